@@ -1,0 +1,105 @@
+//! The one error type of the engine.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What can go wrong, in words a person can act on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused to open or read a file.
+    #[error("{}: {doing}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was being done, with the offset where there is one: "cannot read 4096 bytes at offset 17".
+        doing: String,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// A file is not what its format demands: damaged, truncated or hostile.
+    #[error("{}: {message}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        message: String,
+    },
+    /// The file is sound, and holds something that is not supported. The message names it.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The memory there is cannot hold what is needed.
+    #[error("needs {} of memory ({what}), but {} is available; {remedy}", Bytes(*need), Bytes(*have))]
+    Budget {
+        /// Bytes needed.
+        need: u64,
+        /// Bytes there are.
+        have: u64,
+        /// What the need is made of.
+        what: String,
+        /// What to change.
+        remedy: String,
+    },
+    /// More tokens than the context holds.
+    #[error("{tokens} tokens do not fit the context of {limit}; shorten the prompt or raise the context")]
+    Context {
+        /// Tokens asked for.
+        tokens: usize,
+        /// Tokens that fit.
+        limit: usize,
+    },
+    /// The caller asked for something that makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// A compute device failed.
+    #[error("{0}")]
+    Backend(String),
+    /// The caller asked to stop.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// The engine's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An [`Error::Io`] about `path`; `doing` says what was attempted: "cannot open".
+    pub fn io(path: &Path, doing: impl Into<String>, source: io::Error) -> Error {
+        Error::Io { path: path.to_owned(), doing: doing.into(), source }
+    }
+
+    /// An [`Error::Format`] about `path`.
+    pub fn format(path: &Path, message: impl Into<String>) -> Error {
+        Error::Format { path: path.to_owned(), message: message.into() }
+    }
+}
+
+/// Prints a number of bytes for people: `17.3 MB` style with binary units.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes(pub u64);
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let mut value = self.0 as f64;
+        let mut unit = 0;
+        while value >= 1023.95 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", UNITS[unit]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_read_like_a_person_writes_them() {
+        assert_eq!(Bytes(0).to_string(), "0 B");
+        assert_eq!(Bytes(1023).to_string(), "1023 B");
+        assert_eq!(Bytes(17 << 20).to_string(), "17.0 MiB");
+        assert_eq!(Bytes((1 << 30) - 1).to_string(), "1.0 GiB");
+    }
+}
