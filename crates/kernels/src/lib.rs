@@ -1,5 +1,18 @@
 //! CPU arithmetic on slices. This crate knows no model, no file and no thread pool policy.
+//!
+//! [`scalar`] says what every kernel computes, to the bit; the other instruction sets repeat it faster, and
+//! [`Kernels`] is the table of the ones this processor runs. [`quant`] says what the bytes of each type mean.
 
+mod dispatch;
 mod dtype;
+pub mod math;
+mod pool;
+pub mod quant;
+pub mod scalar;
+mod tensor;
 
+pub use dispatch::{Isa, Kernels};
 pub use dtype::DType;
+pub use pool::{Grain, Piece, Pool};
+pub use scalar::{AttentionStep, KEY_BLOCK, KvRef, RopePairs, RunningSoftmax};
+pub use tensor::{MatRef, Q8Panel, Rows, TileMut};

@@ -1,0 +1,95 @@
+//! The table of kernels for the instruction set at hand, chosen once.
+
+use std::sync::OnceLock;
+
+use crate::scalar::{self, AttentionStep, RopePairs, RunningSoftmax};
+use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
+
+/// An instruction set that the kernels are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// Plain Rust, on every processor.
+    Scalar,
+}
+
+impl Isa {
+    /// The name that `FOREBAY_ISA` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+        }
+    }
+
+    /// The instruction sets this processor has, best first.
+    pub fn available() -> Vec<Isa> {
+        vec![Isa::Scalar]
+    }
+
+    /// What `FOREBAY_ISA` asks for, or else the best there is.
+    ///
+    /// # Errors
+    /// A message for people if the variable names something that this processor or this program lacks.
+    pub fn choose() -> Result<Isa, String> {
+        let available = Isa::available();
+        match std::env::var("FOREBAY_ISA") {
+            Err(_) => Ok(available[0]),
+            Ok(name) => available.iter().copied().find(|isa| isa.name() == name).ok_or_else(|| {
+                let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+                format!("FOREBAY_ISA={name}: this machine has {}", names.join(", "))
+            }),
+        }
+    }
+}
+
+/// Every kernel, for one instruction set. What each does is written in [`crate::scalar`].
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Kernels {
+    pub isa: Isa,
+    pub matmul_f32: fn(MatRef<'_>, Rows<'_, f32>, &mut TileMut<'_, f32>),
+    pub matmul_q8: fn(MatRef<'_>, Rows<'_, Q8Panel>, &mut TileMut<'_, f32>),
+    pub quantise: fn(&[f32], usize, &mut [Q8Panel]),
+    pub rms_norm: fn(&mut [f32], &[f32], f32),
+    pub rope: fn(&mut [f32], usize, RopePairs, &[f32], &[f32]),
+    pub softmax: fn(&mut [f32]),
+    pub attend: fn(&AttentionStep<'_>, &mut [RunningSoftmax], &mut [f32]),
+    pub attend_finish: fn(&[RunningSoftmax], &mut [f32]),
+    pub swiglu: fn(&mut [f32], &[f32]),
+    pub add: fn(&mut [f32], &[f32]),
+    pub add_scaled: fn(&mut [f32], f32, &[f32]),
+    pub top_k: fn(&[f32], &mut [u32]),
+}
+
+impl Kernels {
+    /// The kernels of the instruction set that [`Isa::choose`] names.
+    ///
+    /// # Errors
+    /// As [`Isa::choose`].
+    pub fn detect() -> Result<&'static Kernels, String> {
+        static CHOSEN: OnceLock<Result<&'static Kernels, String>> = OnceLock::new();
+        CHOSEN.get_or_init(|| Isa::choose().map(Kernels::for_isa)).clone()
+    }
+
+    /// The kernels of one instruction set, which must be [available](Isa::available).
+    pub fn for_isa(isa: Isa) -> &'static Kernels {
+        match isa {
+            Isa::Scalar => &SCALAR,
+        }
+    }
+}
+
+static SCALAR: Kernels = Kernels {
+    isa: Isa::Scalar,
+    matmul_f32: scalar::matmul_f32,
+    matmul_q8: scalar::matmul_q8,
+    quantise: scalar::quantise,
+    rms_norm: scalar::rms_norm,
+    rope: scalar::rope,
+    softmax: scalar::softmax,
+    attend: scalar::attend,
+    attend_finish: scalar::attend_finish,
+    swiglu: scalar::swiglu,
+    add: scalar::add,
+    add_scaled: scalar::add_scaled,
+    top_k: scalar::top_k,
+};

@@ -1,0 +1,334 @@
+//! A fork-join pool: a few microseconds to start a parallel loop, no allocation, and threads that sleep
+//! when there is nothing to do.
+//!
+//! How work is cut is the caller's business; which thread takes which piece is nobody's, so results must not
+//! depend on it.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::tensor::TileMut;
+
+/// How long a thread without work watches for more before it goes to sleep.
+const WATCH: Duration = Duration::from_micros(50);
+
+/// Threads that run parallel loops together with the caller.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// One loop at a time.
+    turn: Mutex<()>,
+}
+
+/// The size of the pieces a matrix is cut into.
+#[derive(Clone, Copy, Debug)]
+pub struct Grain {
+    /// Rows of a piece.
+    pub rows: usize,
+    /// Columns of a piece.
+    pub cols: usize,
+}
+
+/// Which piece of which matrix a call is about.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// Index into the matrices given.
+    pub matrix: usize,
+    /// Rows of that matrix.
+    pub rows: Range<usize>,
+    /// Columns of that matrix.
+    pub cols: Range<usize>,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's among them.
+    ///
+    /// # Errors
+    /// If the operating system gives no more threads.
+    pub fn new(threads: usize) -> std::io::Result<Pool> {
+        let mut pool = Pool { shared: Arc::new(Shared::new()), workers: Vec::new(), turn: Mutex::new(()) };
+        for i in 1..threads.max(1) {
+            let shared = Arc::clone(&pool.shared);
+            let worker = std::thread::Builder::new().name(format!("forebay-{i}"));
+            pool.workers.push(worker.spawn(move || shared.work())?);
+        }
+        Ok(pool)
+    }
+
+    /// The number of threads, the caller's among them.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task` with every number below `tasks`, each once, on any thread; returns when all are done.
+    ///
+    /// # Panics
+    /// With the panic of a task, after the others have ended.
+    pub fn run(&self, tasks: usize, task: impl Fn(usize) + Sync) {
+        if tasks <= 1 || self.workers.is_empty() {
+            (0..tasks).for_each(task);
+            return;
+        }
+        let turn = lock(&self.turn);
+        let task: &(dyn Fn(usize) + Sync) = &task;
+        // SAFETY: only the lifetime changes. `close` below returns when no worker uses the task any more,
+        // and it runs before this function ends, in a panic too.
+        let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
+        self.shared.open(task, tasks);
+        let mine = catch_unwind(AssertUnwindSafe(|| self.shared.take_tasks(task, tasks)));
+        let theirs = self.shared.close();
+        drop(turn);
+        if let Some(panic) = mine.err().or(theirs) {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Cuts matrices into pieces and calls `body` with each piece once, on any thread.
+    pub fn for_tiles<T: Send>(
+        &self,
+        matrices: &mut [TileMut<'_, T>],
+        grain: Grain,
+        body: impl Fn(Piece, TileMut<'_, T>) + Sync,
+    ) {
+        let matrices = &*matrices;
+        let across = |m: &TileMut<'_, T>| m.cols().div_ceil(grain.cols);
+        let pieces = |m: &TileMut<'_, T>| across(m) * m.rows().div_ceil(grain.rows);
+        self.run(matrices.iter().map(pieces).sum(), |mut task| {
+            let mut matrix = 0;
+            while task >= pieces(&matrices[matrix]) {
+                task -= pieces(&matrices[matrix]);
+                matrix += 1;
+            }
+            let whole = &matrices[matrix];
+            let (row, col) = (task / across(whole) * grain.rows, task % across(whole) * grain.cols);
+            let rows = row..whole.rows().min(row + grain.rows);
+            let cols = col..whole.cols().min(col + grain.cols);
+            // SAFETY: every task is a different cell of the grid, so parts do not overlap, and the
+            // matrices are borrowed exclusively while the loop runs.
+            let tile = unsafe { whole.part(rows.clone(), cols.clone()) };
+            body(Piece { matrix, rows, cols }, tile);
+        });
+    }
+
+    /// Calls `body` with every row of `data` once, on any thread.
+    pub fn for_rows<T: Send>(&self, data: &mut [T], width: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+        let grain = Grain { rows: 1, cols: width };
+        self.for_tiles(&mut [TileMut::new(data, width)], grain, |piece, mut tile| {
+            body(piece.rows.start, tile.row(0));
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        self.shared.wake();
+        for worker in self.workers.drain(..) {
+            // A worker's panic has already been given to the caller of `run`.
+            let _ = worker.join();
+        }
+    }
+}
+
+type Task = &'static (dyn Fn(usize) + Sync);
+
+/// What the caller and the workers share.
+///
+/// A loop is open while `open` is true. A worker first counts itself into `inside` and only then looks
+/// at `open`; the caller first clears `open` and only then waits for `inside` to become zero. So either the
+/// worker sees that the loop is over, or the caller waits for it: a worker that sleeps delays nobody.
+struct Shared {
+    /// Counts loops, so that a worker knows a new one from the one it has finished.
+    loops: AtomicUsize,
+    open: AtomicBool,
+    inside: AtomicUsize,
+    job: UnsafeCell<Option<(Task, usize)>>,
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    stop: AtomicBool,
+    sleepers: AtomicUsize,
+    bed: Mutex<()>,
+    alarm: Condvar,
+}
+
+// SAFETY: `job` is written only while no loop is open and no worker is inside, and read only by workers
+// inside an open loop; the atomics order the two.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new() -> Shared {
+        Shared {
+            loops: AtomicUsize::new(0),
+            open: AtomicBool::new(false),
+            inside: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
+            bed: Mutex::new(()),
+            alarm: Condvar::new(),
+        }
+    }
+
+    /// Publishes a loop. The caller holds the turn.
+    fn open(&self, task: Task, tasks: usize) {
+        // SAFETY: the last `close` saw no worker inside, and none reads the job before `open` is set.
+        unsafe { *self.job.get() = Some((task, tasks)) };
+        self.next.store(0, SeqCst);
+        self.open.store(true, SeqCst);
+        self.loops.fetch_add(1, SeqCst);
+        if self.sleepers.load(SeqCst) > 0 {
+            self.wake();
+        }
+    }
+
+    /// Ends a loop and waits until no worker is inside; gives back a worker's panic.
+    fn close(&self) -> Option<Box<dyn Any + Send>> {
+        self.open.store(false, SeqCst);
+        let mut turns = 0u32;
+        while self.inside.load(SeqCst) > 0 {
+            turns += 1;
+            // A worker that has lost its processor needs ours.
+            if turns > 1000 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        lock(&self.panic).take()
+    }
+
+    fn take_tasks(&self, task: Task, tasks: usize) {
+        loop {
+            let i = self.next.fetch_add(1, SeqCst);
+            if i >= tasks {
+                return;
+            }
+            task(i);
+        }
+    }
+
+    /// The life of a worker.
+    fn work(&self) {
+        let mut seen = 0;
+        while let Some(current) = self.next_loop(seen) {
+            seen = current;
+            self.inside.fetch_add(1, SeqCst);
+            if self.open.load(SeqCst) {
+                // SAFETY: this worker is counted inside and the loop is open, so the job is not written.
+                let job = unsafe { *self.job.get() };
+                let (task, tasks) = job.expect("an open loop has a job");
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_tasks(task, tasks))) {
+                    // No further task starts, and the caller learns why.
+                    self.next.store(tasks, SeqCst);
+                    lock(&self.panic).get_or_insert(panic);
+                }
+            }
+            self.inside.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Waits for a loop after `seen`, awake at first, then asleep; `None` when the pool ends.
+    fn next_loop(&self, seen: usize) -> Option<usize> {
+        let news = || {
+            let current = self.loops.load(SeqCst);
+            (current != seen || self.stop.load(SeqCst)).then_some(current)
+        };
+        let start = Instant::now();
+        let current = loop {
+            if let Some(current) = news() {
+                break current;
+            }
+            if start.elapsed() < WATCH {
+                (0..16).for_each(|_| std::hint::spin_loop());
+                continue;
+            }
+            let mut bed = lock(&self.bed);
+            self.sleepers.fetch_add(1, SeqCst);
+            while news().is_none() {
+                bed = self.alarm.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.sleepers.fetch_sub(1, SeqCst);
+        };
+        (!self.stop.load(SeqCst)).then_some(current)
+    }
+
+    fn wake(&self) {
+        // A worker that is about to sleep holds the lock until it does.
+        let _bed = lock(&self.bed);
+        self.alarm.notify_all();
+    }
+}
+
+/// Locks, also after a panic: the data under these locks is sound at every moment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once() {
+        for threads in 1..5 {
+            let pool = Pool::new(threads).unwrap();
+            for tasks in [0, 1, 2, 7, 100] {
+                let counts: Vec<_> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(tasks, |i| {
+                    counts[i].fetch_add(1, SeqCst);
+                });
+                assert!(counts.iter().all(|c| c.load(SeqCst) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_cover_every_matrix_exactly_once() {
+        let pool = Pool::new(3).unwrap();
+        let mut a = vec![0u32; 5 * 7];
+        let mut b = vec![0u32; 3 * 4];
+        let mut matrices = [TileMut::new(&mut a, 7), TileMut::new(&mut b, 4)];
+        pool.for_tiles(&mut matrices, Grain { rows: 2, cols: 3 }, |piece, mut tile| {
+            for (i, row) in piece.rows.clone().enumerate() {
+                for (j, col) in piece.cols.clone().enumerate() {
+                    tile.row(i)[j] += 1 + (piece.matrix * 1000 + row * 10 + col) as u32;
+                }
+            }
+        });
+        assert!((0..35).all(|i| a[i] as usize == 1 + i / 7 * 10 + i % 7));
+        assert!((0..12).all(|i| b[i] as usize == 1001 + i / 4 * 10 + i % 4));
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::new(3).unwrap();
+        for guilty in 0..8 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(8, |i| assert!(i != guilty, "task {i}"));
+            }));
+            assert!(result.is_err());
+        }
+        let sum = AtomicUsize::new(0);
+        pool.run(10, |i| {
+            sum.fetch_add(i, SeqCst);
+        });
+        assert_eq!(sum.into_inner(), 45);
+    }
+
+    #[test]
+    fn sleeping_workers_wake_up_again() {
+        let pool = Pool::new(2).unwrap();
+        for _ in 0..20 {
+            std::thread::sleep(WATCH * 3);
+            let sum = AtomicUsize::new(0);
+            pool.run(4, |i| {
+                sum.fetch_add(i, SeqCst);
+            });
+            assert_eq!(sum.into_inner(), 6);
+        }
+    }
+}

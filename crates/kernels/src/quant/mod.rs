@@ -1,0 +1,146 @@
+//! The quantised types, one file per family: how a block is laid out and what its numbers are.
+//!
+//! Every type here is the same thing underneath. A block holds small integers ("lanes"), one integer scale
+//! (and perhaps one integer minimum) per sixteen lanes, and one or two floats for the whole block:
+//!
+//! ```text
+//! weight[i] = (d · scale[i / 16]) · lane[i] − dmin · min[i / 16]
+//! ```
+//!
+//! A type says how to unpack its bytes into that form. Dequantisation and the dot products are written once,
+//! over the unpacked form.
+
+mod k;
+mod q8_0;
+
+pub use k::{Q4K, Q5K, Q6K};
+pub use q8_0::Q8_0;
+
+use half::f16;
+
+use crate::DType;
+
+/// Lanes that share one integer scale.
+pub const SUB: usize = 16;
+/// The most lanes a block has.
+pub const MAX_BLOCK: usize = 256;
+
+/// A block in the form all types share.
+#[derive(Clone, Debug)]
+pub struct Unpacked {
+    /// The integers. Only the first [`Quant::BLOCK`] are meaningful.
+    pub lanes: [i8; MAX_BLOCK],
+    /// One scale for every [`SUB`] lanes.
+    pub scales: [i16; MAX_BLOCK / SUB],
+    /// One minimum for every [`SUB`] lanes; untouched where the type has none.
+    pub mins: [i16; MAX_BLOCK / SUB],
+    /// The block's scale.
+    pub d: f32,
+    /// The scale of the minima; untouched where the type has none.
+    pub dmin: f32,
+}
+
+impl Default for Unpacked {
+    fn default() -> Self {
+        Unpacked {
+            lanes: [0; MAX_BLOCK],
+            scales: [0; MAX_BLOCK / SUB],
+            mins: [0; MAX_BLOCK / SUB],
+            d: 0.0,
+            dmin: 0.0,
+        }
+    }
+}
+
+/// A quantised type.
+pub trait Quant {
+    /// The type in a file's directory, which holds the block's geometry too.
+    const DTYPE: DType;
+    /// Lanes in a block: a multiple of [`SUB`] that divides [`MAX_BLOCK`].
+    const BLOCK: usize;
+    /// Whether the type has minima.
+    const HAS_MINS: bool;
+
+    /// Unpacks one block of `DTYPE.block_bytes()` bytes.
+    fn unpack(block: &[u8], out: &mut Unpacked);
+
+    /// The weights of one block. The order of operations is that of the `gguf` package, to the bit.
+    fn dequantise(block: &[u8], unpacked: &mut Unpacked, out: &mut [f32]) {
+        Self::unpack(block, unpacked);
+        for (sub, out) in out[..Self::BLOCK].chunks_exact_mut(SUB).enumerate() {
+            let scale = unpacked.d * f32::from(unpacked.scales[sub]);
+            let min = if Self::HAS_MINS { unpacked.dmin * f32::from(unpacked.mins[sub]) } else { 0.0 };
+            for (out, lane) in out.iter_mut().zip(&unpacked.lanes[sub * SUB..]) {
+                *out = scale * f32::from(*lane) - min;
+            }
+        }
+    }
+}
+
+/// Runs `$body` with `$q` bound to the quantised type that `$dtype` names.
+///
+/// The one place where a new type is entered for all kernels at once.
+macro_rules! with_quant {
+    ($dtype:expr, $q:ident => $body:expr) => {{
+        use $crate::quant;
+        match $dtype {
+            $crate::DType::Q8_0 => {
+                type $q = quant::Q8_0;
+                $body
+            }
+            $crate::DType::Q4_K => {
+                type $q = quant::Q4K;
+                $body
+            }
+            $crate::DType::Q5_K => {
+                type $q = quant::Q5K;
+                $body
+            }
+            $crate::DType::Q6_K => {
+                type $q = quant::Q6K;
+                $body
+            }
+            other => panic!("{other} is not a quantised type that can be computed"),
+        }
+    }};
+}
+pub(crate) use with_quant;
+
+/// Lanes that share one activation scale when multiplied with weights of this quantised type.
+pub fn activation_block(dtype: DType) -> usize {
+    with_quant!(dtype, Q => Q::BLOCK)
+}
+
+/// Dequantises a row of any computable type.
+pub fn dequantise_row(dtype: DType, row: &[u8], out: &mut [f32]) {
+    assert_eq!(dtype.row_bytes(out.len()), Some(row.len()), "{dtype} row of {} weights", out.len());
+    match dtype {
+        DType::F32 => {
+            for (out, b) in out.iter_mut().zip(row.chunks_exact(4)) {
+                *out = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            }
+        }
+        DType::F16 => {
+            for (out, b) in out.iter_mut().zip(row.chunks_exact(2)) {
+                *out = f16_at(b, 0);
+            }
+        }
+        DType::BF16 => {
+            for (out, b) in out.iter_mut().zip(row.chunks_exact(2)) {
+                *out = f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
+            }
+        }
+        _ => with_quant!(dtype, Q => {
+            let mut unpacked = Unpacked::default();
+            let blocks = row.chunks_exact(Q::DTYPE.block_bytes());
+            for (block, out) in blocks.zip(out.chunks_exact_mut(Q::BLOCK)) {
+                Q::dequantise(block, &mut unpacked, out);
+            }
+        }),
+    }
+}
+
+/// The little-endian f16 at byte `at`.
+fn f16_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}

@@ -1,0 +1,341 @@
+//! Every kernel in plain Rust: the specification that the other instruction sets repeat to the bit.
+//!
+//! Three rules make that possible. Integer sums are exact, so their order is free. Float sums over a row use
+//! sixteen accumulators, lane `i % 16` for element `i`, fused multiply-adds, and the tree of [`sum_lanes`].
+//! Everything else is one IEEE operation after another, as written here.
+
+use half::f16;
+
+use crate::math::{exp, silu};
+use crate::quant::{MAX_BLOCK, Quant, SUB, Unpacked, dequantise_row, with_quant};
+use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
+
+/// Accumulators of a float sum.
+pub const LANES: usize = 16;
+
+/// Keys that one step of attention takes together.
+pub const KEY_BLOCK: usize = 64;
+
+/// Tokens that share one unpacked block.
+const TOKEN_TILE: usize = 16;
+
+/// `out[t][r] = Σ w[r][c] · x[t][c]` with dequantised weights and f32 activations, for any type.
+pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
+    check_shapes(w, x.len(), out);
+    assert_eq!(x.width(), w.cols);
+    let mut weights = [0.0; MAX_BLOCK];
+    for r in 0..w.rows {
+        let row = w.row(r);
+        for first in (0..x.len()).step_by(TOKEN_TILE) {
+            let tokens = TOKEN_TILE.min(x.len() - first);
+            let mut acc = [[0.0f32; LANES]; TOKEN_TILE];
+            for col in (0..w.cols).step_by(MAX_BLOCK) {
+                let cols = MAX_BLOCK.min(w.cols - col);
+                let bytes = |n| w.dtype.row_bytes(n).expect("blocks divide 256");
+                dequantise_row(w.dtype, &row[bytes(col)..bytes(col + cols)], &mut weights[..cols]);
+                for (t, acc) in acc[..tokens].iter_mut().enumerate() {
+                    multiply_add_lanes(&weights[..cols], &x.row(first + t)[col..col + cols], acc);
+                }
+            }
+            for (t, acc) in acc[..tokens].iter().enumerate() {
+                out.row(first + t)[r] = sum_lanes(acc);
+            }
+        }
+    }
+}
+
+/// `out[t][r] = Σ w[r][c] · x[t][c]` with quantised weights and activations quantised by [`quantise`].
+///
+/// One fused multiply-add per block of the weights' type, two where the type has minima.
+pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+    check_shapes(w, x.len(), out);
+    assert_eq!(x.width(), Q8Panel::count(w.cols));
+    with_quant!(w.dtype, Q => matmul_blocks::<Q>(w, x, out));
+}
+
+fn matmul_blocks<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+    let mut block = Unpacked::default();
+    for r in 0..w.rows {
+        for first in (0..x.len()).step_by(TOKEN_TILE) {
+            let tokens = TOKEN_TILE.min(x.len() - first);
+            let mut acc = [0.0f32; TOKEN_TILE];
+            for (b, bytes) in w.row(r).chunks_exact(Q::DTYPE.block_bytes()).enumerate() {
+                Q::unpack(bytes, &mut block);
+                let (panel, lane) = (b * Q::BLOCK / Q8Panel::LEN, b * Q::BLOCK % Q8Panel::LEN);
+                for (t, acc) in acc[..tokens].iter_mut().enumerate() {
+                    *acc = dot_block::<Q>(&block, &x.row(first + t)[panel], lane, *acc);
+                }
+            }
+            for (t, acc) in acc[..tokens].iter().enumerate() {
+                out.row(first + t)[r] = *acc;
+            }
+        }
+    }
+}
+
+/// Adds the product of a weight block with the activations at `lane` of a panel to `acc`.
+fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, acc: f32) -> f32 {
+    let (mut products, mut mins) = (0i32, 0i32);
+    for sub in 0..Q::BLOCK / SUB {
+        let activations = &x.lanes[lane + sub * SUB..][..SUB];
+        let weights = &w.lanes[sub * SUB..][..SUB];
+        let dot: i32 = weights.iter().zip(activations).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum();
+        products += i32::from(w.scales[sub]) * dot;
+        if Q::HAS_MINS {
+            mins += i32::from(w.mins[sub]) * i32::from(x.sums[lane / SUB + sub]);
+        }
+    }
+    let scale = x.scales[lane / 32];
+    let acc = (w.d * scale).mul_add(products as f32, acc);
+    if Q::HAS_MINS { (w.dmin * scale).mul_add(-(mins as f32), acc) } else { acc }
+}
+
+/// Quantises a row of activations to bytes, one scale for every `block` of them.
+///
+/// A value that is not finite makes its block's scale so, and therefore every product with it.
+pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
+    assert_eq!(out.len(), Q8Panel::count(x.len()));
+    assert!(block.is_multiple_of(32) && Q8Panel::LEN.is_multiple_of(block));
+    for (x, panel) in x.chunks(Q8Panel::LEN).zip(out) {
+        *panel = Q8Panel::default();
+        for (b, x) in x.chunks(block).enumerate() {
+            // The bits of non-negative floats order like the floats, with NaN above all.
+            let largest = x.iter().map(|v| v.abs().to_bits()).max().map_or(0.0, f32::from_bits);
+            let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
+            panel.scales[b * block / 32..(b + 1) * block / 32].fill(largest / 127.0);
+            for (lane, v) in panel.lanes[b * block..].iter_mut().zip(x) {
+                *lane = (v * inverse).round_ties_even() as i8;
+            }
+        }
+        for (sum, lanes) in panel.sums.iter_mut().zip(panel.lanes.chunks_exact(16)) {
+            *sum = lanes.iter().map(|&l| i16::from(l)).sum();
+        }
+    }
+}
+
+/// Root-mean-square normalisation in place: `x / sqrt(mean(x²) + eps) · w`.
+pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {
+    assert_eq!(x.len(), w.len());
+    let mean = dot(x, x) / x.len() as f32;
+    let scale = 1.0 / (mean + eps).sqrt();
+    for (x, w) in x.iter_mut().zip(w) {
+        *x = *x * scale * w;
+    }
+}
+
+/// Which channels of a head rotate together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairs {
+    /// Channel `i` with channel `i + n/2` of the `n` rotated ones.
+    HalfSplit,
+    /// Channel `2i` with channel `2i + 1`.
+    Interleaved,
+}
+
+/// Rotates the first `2 · cos.len()` channels of every head of a row by the angles of its position.
+pub fn rope(x: &mut [f32], head_dim: usize, pairs: RopePairs, cos: &[f32], sin: &[f32]) {
+    let half = cos.len();
+    assert!(half == sin.len() && 2 * half <= head_dim && x.len().is_multiple_of(head_dim));
+    for head in x.chunks_exact_mut(head_dim) {
+        for i in 0..half {
+            let (a, b) = match pairs {
+                RopePairs::HalfSplit => (i, i + half),
+                RopePairs::Interleaved => (2 * i, 2 * i + 1),
+            };
+            let (x, y) = (head[a], head[b]);
+            head[a] = x * cos[i] - y * sin[i];
+            head[b] = y * cos[i] + x * sin[i];
+        }
+    }
+}
+
+/// Softmax in place.
+pub fn softmax(x: &mut [f32]) {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut acc = [0.0; LANES];
+    for (i, x) in x.iter_mut().enumerate() {
+        *x = exp(*x - max);
+        acc[i % LANES] += *x;
+    }
+    let sum = sum_lanes(&acc);
+    for x in x {
+        *x /= sum;
+    }
+}
+
+/// Keys or values as the cache stores them.
+#[derive(Clone, Copy, Debug)]
+pub enum KvRef<'a> {
+    /// Half precision.
+    F16(&'a [f16]),
+    /// Single precision.
+    F32(&'a [f32]),
+}
+
+/// The softmax of one query head while it passes over the keys.
+#[derive(Clone, Copy, Debug)]
+pub struct RunningSoftmax {
+    /// The largest score so far.
+    pub max: f32,
+    /// The sum of `e^(score − max)` so far.
+    pub sum: f32,
+}
+
+impl RunningSoftmax {
+    /// Before the first key.
+    pub const START: RunningSoftmax = RunningSoftmax { max: f32::NEG_INFINITY, sum: 0.0 };
+}
+
+/// One step of attention: the query heads that share a key head pass over up to [`KEY_BLOCK`] keys.
+pub struct AttentionStep<'a> {
+    /// `[heads, head_dim]`
+    pub queries: &'a [f32],
+    /// `[keys, head_dim]`
+    pub keys: KvRef<'a>,
+    /// `[keys, value_dim]`
+    pub values: KvRef<'a>,
+    /// Channels of a key.
+    pub head_dim: usize,
+    /// Channels of a value.
+    pub value_dim: usize,
+    /// Multiplies every score.
+    pub scale: f32,
+}
+
+/// Takes one [`AttentionStep`]: updates each head's softmax and its unnormalised output `[heads, value_dim]`.
+pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {
+    assert_eq!(step.queries.len(), running.len() * step.head_dim);
+    assert_eq!(out.len(), running.len() * step.value_dim);
+    match (step.keys, step.values) {
+        (KvRef::F16(keys), KvRef::F16(values)) => attend_typed(step, keys, values, running, out),
+        (KvRef::F32(keys), KvRef::F32(values)) => attend_typed(step, keys, values, running, out),
+        _ => panic!("keys and values of different types"),
+    }
+}
+
+fn attend_typed<T: Copy + Into<f32>>(
+    step: &AttentionStep<'_>,
+    keys: &[T],
+    values: &[T],
+    running: &mut [RunningSoftmax],
+    out: &mut [f32],
+) {
+    let count = keys.len() / step.head_dim;
+    assert!(count <= KEY_BLOCK && values.len() == count * step.value_dim);
+    let heads = step.queries.chunks_exact(step.head_dim).zip(running).zip(out.chunks_exact_mut(step.value_dim));
+    for ((query, running), out) in heads {
+        let mut scores = [0.0f32; KEY_BLOCK];
+        let mut max = running.max;
+        for (score, key) in scores.iter_mut().zip(keys.chunks_exact(step.head_dim)) {
+            let mut acc = [0.0; LANES];
+            for (i, (q, k)) in query.iter().zip(key).enumerate() {
+                acc[i % LANES] = q.mul_add((*k).into(), acc[i % LANES]);
+            }
+            *score = sum_lanes(&acc) * step.scale;
+            max = max.max(*score);
+        }
+        let correction = exp(running.max - max);
+        let mut acc = [0.0; LANES];
+        for (i, score) in scores[..count].iter_mut().enumerate() {
+            *score = exp(*score - max);
+            acc[i % LANES] += *score;
+        }
+        *running = RunningSoftmax { max, sum: running.sum.mul_add(correction, sum_lanes(&acc)) };
+        for out in out.iter_mut() {
+            *out *= correction;
+        }
+        for (p, value) in scores.iter().zip(values.chunks_exact(step.value_dim)) {
+            for (out, v) in out.iter_mut().zip(value) {
+                *out = p.mul_add((*v).into(), *out);
+            }
+        }
+    }
+}
+
+/// The last step of attention: divides each head's output `[heads, value_dim]` by its softmax's sum.
+pub fn attend_finish(running: &[RunningSoftmax], out: &mut [f32]) {
+    let value_dim = out.len() / running.len();
+    for (running, out) in running.iter().zip(out.chunks_exact_mut(value_dim)) {
+        for out in out {
+            *out /= running.sum;
+        }
+    }
+}
+
+/// `gate ← SiLU(gate) · up`
+pub fn swiglu(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len());
+    for (g, u) in gate.iter_mut().zip(up) {
+        *g = silu(*g) * u;
+    }
+}
+
+/// `x ← x + y`
+pub fn add(x: &mut [f32], y: &[f32]) {
+    assert_eq!(x.len(), y.len());
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}
+
+/// `out ← out + weight · y`, fused.
+pub fn add_scaled(out: &mut [f32], weight: f32, y: &[f32]) {
+    assert_eq!(out.len(), y.len());
+    for (out, y) in out.iter_mut().zip(y) {
+        *out = weight.mul_add(*y, *out);
+    }
+}
+
+/// The indices of the `out.len()` largest scores, largest first, ties to the lower index. NaN counts as
+/// the smallest.
+pub fn top_k(scores: &[f32], out: &mut [u32]) {
+    assert!(out.len() <= scores.len());
+    let value = |i: u32| {
+        let v = scores[i as usize];
+        if v.is_nan() { f32::NEG_INFINITY } else { v }
+    };
+    let mut found = 0;
+    for i in 0..scores.len() as u32 {
+        // Only a strictly larger score moves ahead of an earlier index.
+        let rank = out[..found].iter().position(|&held| value(i) > value(held)).unwrap_or(found);
+        if rank < out.len() {
+            found = (found + 1).min(out.len());
+            out[rank..found].rotate_right(1);
+            out[rank] = i;
+        }
+    }
+}
+
+/// `Σ a[i] · b[i]` by the rule for float sums.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let mut acc = [0.0; LANES];
+    multiply_add_lanes(a, b, &mut acc);
+    sum_lanes(&acc)
+}
+
+fn multiply_add_lanes(a: &[f32], b: &[f32], acc: &mut [f32; LANES]) {
+    for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
+        for ((acc, a), b) in acc.iter_mut().zip(a).zip(b) {
+            *acc = a.mul_add(*b, *acc);
+        }
+    }
+}
+
+/// The sum of sixteen accumulators: halves are added until one is left.
+#[inline(always)]
+pub fn sum_lanes(acc: &[f32; LANES]) -> f32 {
+    let mut acc = *acc;
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            acc[i] += acc[i + half];
+        }
+        half /= 2;
+    }
+    acc[0]
+}
+
+fn check_shapes(w: MatRef<'_>, tokens: usize, out: &TileMut<'_, f32>) {
+    assert_eq!((out.rows(), out.cols()), (tokens, w.rows), "output of a [{}, {}] matrix", w.rows, w.cols);
+}
