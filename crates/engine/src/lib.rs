@@ -1,14 +1,49 @@
 //! Forebay's engine: runs Mixture-of-Experts language models that are larger than memory.
+//!
+//! An [`Engine`] is a loaded model; a [`Session`] is one conversation with it.
+//!
+//! ```no_run
+//! use forebay_engine::{Engine, Options, Request};
+//!
+//! let engine = Engine::open("model.gguf".as_ref(), &Options::default())?;
+//! let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+//! let mut session = engine.session();
+//! let answer = session.generate(&Request::new(&engine, prompt)?, &mut |text| print!("{text}"))?;
+//! # Ok::<(), forebay_engine::Error>(())
+//! ```
 
+pub mod backend;
+pub mod blocks;
 pub mod chat;
+mod engine;
 mod error;
 pub mod format;
+mod generate;
+pub mod models;
+pub mod plan;
 pub mod sampler;
+mod session;
+mod stop;
+pub mod store;
 pub mod tokenizer;
 
+pub use backend::Precision;
+pub use blocks::Cancel;
+pub use engine::{Engine, Options};
 pub use error::{Bytes, Error, Result};
+pub use generate::{Answer, FinishReason, Request, Stats};
+pub use session::{Batch, Extended, Sequence, Session, State, Watch};
+pub use stop::StopMatcher;
 
 /// A token of a model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct TokenId(pub u32);
+
+/// A layer of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LayerIdx(pub usize);
+
+/// A routed expert of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExpertIdx(pub u32);

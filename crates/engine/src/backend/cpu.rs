@@ -1,0 +1,413 @@
+//! The CPU backend: cuts each operation into pieces for the thread pool and calls the kernels.
+//!
+//! Every output element is computed by one kernel call from the whole of its inputs, so neither the cut nor
+//! the number of threads changes a bit.
+
+use forebay_kernels::quant::{activation_block, dequantise_row};
+use forebay_kernels::{
+    AttentionStep, DType, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, RunningSoftmax, TileMut,
+};
+
+use super::kv::{CpuKv, KvType};
+use super::{
+    Attention, Backend, Buf, BufShape, ExpertBuffers, HostMatrix, Kv, KvShape, Matrix, Rope, Router, Routing,
+    Vector, Weight,
+};
+use crate::TokenId;
+use crate::error::{Error, Result};
+use crate::session::Batch;
+use crate::store::{ExpertPart, Lease};
+
+/// How products with quantised weights are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// Activations are quantised to bytes, a scale per block; keys and values are kept in f16.
+    #[default]
+    Fast,
+    /// Weights are dequantised, everything else is f32.
+    Exact,
+}
+
+/// Computes on the processor's cores.
+pub struct CpuBackend {
+    kernels: &'static Kernels,
+    pool: Pool,
+    precision: Precision,
+    matrices: Vec<HostMatrix>,
+    vectors: Vec<Vec<f32>>,
+    buffers: Vec<Vec<f32>>,
+    panels: Panels,
+    rows: usize,
+}
+
+impl CpuBackend {
+    /// A backend with these buffers, numbered in order.
+    ///
+    /// # Errors
+    /// If threads cannot be started or the instruction set asked for is not there.
+    pub fn new(threads: usize, precision: Precision, buffers: &[BufShape]) -> Result<CpuBackend> {
+        let kernels = Kernels::detect().map_err(Error::Unsupported)?;
+        let pool = Pool::new(threads)
+            .map_err(|e| Error::Backend(format!("cannot start {threads} threads: {e}; use fewer")))?;
+        Ok(CpuBackend {
+            kernels,
+            pool,
+            precision,
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+            buffers: buffers.iter().map(|b| vec![0.0; b.rows * b.width]).collect(),
+            panels: Panels::default(),
+            rows: 0,
+        })
+    }
+
+    fn view(&self, matrix: Matrix) -> MatRef<'_> {
+        view(&self.matrices[matrix.0])
+    }
+
+    /// The live rows of a buffer.
+    fn get(&self, buf: Buf) -> &[f32] {
+        &self.buffers[buf.id][..self.rows * buf.width]
+    }
+
+    /// Takes a buffer out to write to it while others are read; [`put`](Self::put) brings it back.
+    fn take(&mut self, buf: Buf) -> Vec<f32> {
+        std::mem::take(&mut self.buffers[buf.id])
+    }
+
+    fn put(&mut self, buf: Buf, data: Vec<f32>) {
+        self.buffers[buf.id] = data;
+    }
+
+    /// Applies `body` to every row of a buffer, with its number.
+    fn each_row(&mut self, buf: Buf, body: impl Fn(&Self, usize, &mut [f32]) + Sync) {
+        let mut data = self.take(buf);
+        let rows = &mut data[..self.rows * buf.width];
+        self.pool.for_rows(rows, buf.width, |row, values| body(self, row, values));
+        self.put(buf, data);
+    }
+}
+
+impl Backend for CpuBackend {
+    fn load(&mut self, weight: Weight) -> Result<()> {
+        match weight {
+            Weight::Matrix(matrix) => self.matrices.push(matrix),
+            Weight::Vector(vector) => self.vectors.push(vector),
+        }
+        Ok(())
+    }
+
+    fn new_kv(&self, shape: KvShape) -> Box<dyn Kv> {
+        let kind = match self.precision {
+            Precision::Fast => KvType::F16,
+            Precision::Exact => KvType::F32,
+        };
+        Box::new(CpuKv::new(shape, kind))
+    }
+
+    fn begin(&mut self, rows: usize) {
+        self.rows = rows;
+    }
+
+    fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {
+        self.each_row(out, |this, row, values| {
+            let table = this.view(table);
+            dequantise_row(table.dtype, table.row(tokens[row].0 as usize), values);
+        });
+        Ok(())
+    }
+
+    fn rms_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
+        self.each_row(out, |this, row, values| {
+            if x != out {
+                values.copy_from_slice(&this.get(x)[row * x.width..][..x.width]);
+            }
+            let w = &this.vectors[w.0];
+            for part in values.chunks_exact_mut(w.len()) {
+                (this.kernels.rms_norm)(part, w, eps);
+            }
+        });
+        Ok(())
+    }
+
+    fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
+        let mut taken: Vec<Vec<f32>> = products.iter().map(|&(_, out)| self.take(out)).collect();
+        let weights: Vec<MatRef<'_>> = products.iter().map(|&(w, _)| view(&self.matrices[w.0])).collect();
+        let x = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
+        let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
+        compute.quantise(x, weights.iter().map(|w| w.dtype), &mut self.panels);
+        let mut outs: Vec<_> = taken
+            .iter_mut()
+            .zip(products)
+            .map(|(data, (_, out))| TileMut::new(&mut data[..self.rows * out.width], out.width))
+            .collect();
+        let jobs: Vec<_> = weights.iter().map(|&w| Job { w, index: None }).collect();
+        compute.matmul(x, &self.panels, &jobs, &mut outs);
+        for (&(_, out), data) in products.iter().zip(taken) {
+            self.put(out, data);
+        }
+        Ok(())
+    }
+
+    fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()> {
+        self.each_row(out, |_, row, values| {
+            let (cos, sin) = values.split_at_mut(rope.frequencies.len());
+            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&rope.frequencies) {
+                // The product is rounded to f32, as it was when the models were trained.
+                let angle = f64::from(positions[row] as f32 * frequency);
+                *cos = angle.cos() as f32 * rope.scale;
+                *sin = angle.sin() as f32 * rope.scale;
+            }
+        });
+        Ok(())
+    }
+
+    fn rope(&mut self, x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf) -> Result<()> {
+        self.each_row(x, |this, row, values| {
+            let angles = &this.get(angles)[row * angles.width..][..angles.width];
+            let (cos, sin) = angles.split_at(angles.len() / 2);
+            (this.kernels.rope)(values, head_dim, pairs, cos, sin);
+        });
+        Ok(())
+    }
+
+    fn attention(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
+        let mut data = self.take(a.out);
+        let (q, k, v) = (self.get(a.q), self.get(a.k), self.get(a.v));
+        for sequence in batch.sequences.iter_mut() {
+            let start = sequence.state.len();
+            let kv = sequence.state.kv(a.layer).as_any_mut();
+            let kv = kv.downcast_mut::<CpuKv>().expect("the state was made by this backend");
+            let rows = sequence.rows.clone();
+            for row in rows.clone() {
+                kv.push(&k[row * a.k.width..][..a.k.width], &v[row * a.v.width..][..a.v.width]);
+            }
+            let shape = kv.shape();
+            let q_heads = a.q.width / shape.key_dim;
+            let group = q_heads / shape.heads;
+            let outs = &mut data[rows.start * a.out.width..rows.end * a.out.width];
+            let mut outs = [TileMut::new(outs, a.out.width)];
+            let grain = Grain { rows: 1, cols: group * shape.value_dim };
+            let kv = &*kv;
+            self.pool.for_tiles(&mut outs, grain, |piece, mut tile| {
+                let (row, head) = (piece.rows.start, piece.cols.start / grain.cols);
+                let q = &q[(rows.start + row) * a.q.width..][..a.q.width];
+                let q = &q[head * group * shape.key_dim..][..group * shape.key_dim];
+                attend(self.kernels, kv, head, start + row + 1, q, a.scale, tile.row(0));
+            });
+        }
+        self.put(a.out, data);
+        Ok(())
+    }
+
+    fn route(&mut self, logits: Buf, router: &Router, routing: &mut Routing) -> Result<()> {
+        let (experts, weights) = routing.prepare(self.rows, router.top_k);
+        let logits = self.buffers[logits.id][..self.rows * logits.width].chunks_exact_mut(logits.width);
+        let choices = experts.chunks_exact_mut(router.top_k).zip(weights.chunks_exact_mut(router.top_k));
+        for (logits, (experts, weights)) in logits.zip(choices) {
+            router.choose(self.kernels, logits, experts, weights);
+        }
+        routing.sort(router.experts);
+        Ok(())
+    }
+
+    fn experts(&mut self, b: &ExpertBuffers, routing: &Routing, leases: &[Lease]) -> Result<()> {
+        let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
+        let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
+        let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
+        let buckets: Vec<_> = leases.iter().map(|l| routing.bucket(l.expert())).collect();
+        let inner = b.gate.width / routing.top_k();
+
+        let reads_x: Vec<_> = [ExpertPart::Gate, ExpertPart::Up]
+            .iter()
+            .flat_map(|&part| leases.iter().map(move |lease| lease.part(part)))
+            .zip(buckets.iter().cycle())
+            .map(|(w, bucket)| Job { w, index: Some(routing.tokens(bucket.clone())) })
+            .collect();
+        compute.quantise(x, reads_x.iter().map(|job| job.w.dtype), &mut self.panels);
+        let mut outs = bucket_tiles(&mut gate, inner, &buckets);
+        outs.extend(bucket_tiles(&mut up, inner, &buckets));
+        compute.matmul(x, &self.panels, &reads_x, &mut outs);
+
+        let mut gates = bucket_tiles(&mut gate, inner, &buckets);
+        let whole_rows = Grain { rows: 1, cols: inner };
+        self.pool.for_tiles(&mut gates, whole_rows, |piece, mut tile| {
+            let row = buckets[piece.matrix].start + piece.rows.start;
+            (self.kernels.swiglu)(tile.row(0), &up[row * inner..][..inner]);
+        });
+
+        let hidden = b.out.width / routing.top_k();
+        let places: Vec<u32> = (0..(self.rows * routing.top_k()) as u32).collect();
+        let reads_gate: Vec<_> = leases
+            .iter()
+            .zip(&buckets)
+            .map(|(lease, bucket)| {
+                Job { w: lease.part(ExpertPart::Down), index: Some(&places[bucket.clone()]) }
+            })
+            .collect();
+        let activated = Activations { rows: &gate[..places.len() * inner], width: inner };
+        compute.quantise(activated, reads_gate.iter().map(|job| job.w.dtype), &mut self.panels);
+        let mut outs = bucket_tiles(&mut out, hidden, &buckets);
+        compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
+
+        self.put(b.gate, gate);
+        self.put(b.up, up);
+        self.put(b.out, out);
+        Ok(())
+    }
+
+    fn combine(&mut self, routing: &Routing, experts: Buf, out: Buf) -> Result<()> {
+        self.each_row(out, |this, token, values| {
+            values.fill(0.0);
+            let width = values.len();
+            let outputs = this.get(experts);
+            for (place, weight) in routing.ranks(token) {
+                (this.kernels.add_scaled)(values, weight, &outputs[place * width..][..width]);
+            }
+        });
+        Ok(())
+    }
+
+    fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
+        self.each_row(x, |this, row, values| {
+            (this.kernels.add)(values, &this.get(y)[row * y.width..][..y.width]);
+        });
+        Ok(())
+    }
+
+    fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()> {
+        let mut data = self.take(out);
+        for (to, &from) in data.chunks_exact_mut(out.width).zip(rows) {
+            to.copy_from_slice(&self.get(x)[from * x.width..][..x.width]);
+        }
+        self.put(out, data);
+        self.rows = rows.len();
+        Ok(())
+    }
+
+    fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(self.get(x));
+        Ok(())
+    }
+}
+
+fn view(m: &HostMatrix) -> MatRef<'_> {
+    MatRef::new(m.dtype, m.rows, m.cols, &m.bytes)
+}
+
+/// The heads of one group attend to the first `len` positions of their key head.
+fn attend(kernels: &Kernels, kv: &CpuKv, head: usize, len: usize, queries: &[f32], scale: f32, out: &mut [f32]) {
+    let KvShape { key_dim, value_dim, .. } = kv.shape();
+    let mut running = vec![RunningSoftmax::START; queries.len() / key_dim];
+    out.fill(0.0);
+    for (keys, values) in kv.head(head, len) {
+        let step = AttentionStep { queries, keys, values, head_dim: key_dim, value_dim, scale };
+        (kernels.attend)(&step, &mut running, out);
+    }
+    (kernels.attend_finish)(&running, out);
+}
+
+/// The rows of each bucket as a matrix of its own. Buckets are ascending and do not overlap.
+fn bucket_tiles<'a>(
+    mut data: &'a mut [f32],
+    width: usize,
+    buckets: &[std::ops::Range<usize>],
+) -> Vec<TileMut<'a, f32>> {
+    let mut consumed = 0;
+    let mut tiles = Vec::with_capacity(buckets.len());
+    for bucket in buckets {
+        let (_, rest) = data.split_at_mut((bucket.start - consumed) * width);
+        let (rows, rest) = rest.split_at_mut(bucket.len() * width);
+        tiles.push(TileMut::new(rows, width));
+        consumed = bucket.end;
+        data = rest;
+    }
+    tiles
+}
+
+/// Rows of f32 activations.
+#[derive(Clone, Copy)]
+struct Activations<'a> {
+    rows: &'a [f32],
+    width: usize,
+}
+
+/// One product: a matrix and the rows it reads, all if there is no index.
+struct Job<'a> {
+    w: MatRef<'a>,
+    index: Option<&'a [u32]>,
+}
+
+/// Quantised copies of the same activations, one for each block length that some type wants.
+#[derive(Default)]
+struct Panels {
+    by_block: Vec<(usize, Vec<Q8Panel>)>,
+}
+
+impl Panels {
+    fn get(&self, block: usize) -> &[Q8Panel] {
+        &self.by_block.iter().find(|(b, _)| *b == block).expect("it was quantised").1
+    }
+
+    fn get_mut(&mut self, block: usize) -> &mut Vec<Q8Panel> {
+        let at = self.by_block.iter().position(|(b, _)| *b == block).unwrap_or_else(|| {
+            self.by_block.push((block, Vec::new()));
+            self.by_block.len() - 1
+        });
+        &mut self.by_block[at].1
+    }
+}
+
+/// What products need, apart from the buffers.
+struct Compute<'a> {
+    kernels: &'static Kernels,
+    pool: &'a Pool,
+    precision: Precision,
+}
+
+impl Compute<'_> {
+    /// Whether products with this type read quantised activations.
+    fn reads_panels(&self, dtype: DType) -> bool {
+        self.precision == Precision::Fast && !dtype.is_float()
+    }
+
+    /// Quantises activations as products with these types will read them.
+    fn quantise(&self, x: Activations<'_>, dtypes: impl Iterator<Item = DType>, panels: &mut Panels) {
+        let mut blocks: Vec<usize> = dtypes.filter(|&d| self.reads_panels(d)).map(activation_block).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        let width = Q8Panel::count(x.width);
+        for block in blocks {
+            let panels = panels.get_mut(block);
+            panels.resize(x.rows.len() / x.width * width, Q8Panel::default());
+            self.pool.for_rows(panels, width, |row, panels| {
+                (self.kernels.quantise)(&x.rows[row * x.width..][..x.width], block, panels);
+            });
+        }
+    }
+
+    /// All products in one parallel loop; `outs[i]` receives `jobs[i]`.
+    fn matmul(&self, x: Activations<'_>, panels: &Panels, jobs: &[Job<'_>], outs: &mut [TileMut<'_, f32>]) {
+        // Enough pieces for the threads to share evenly, but each worth the trip.
+        let total: usize = jobs.iter().map(|job| job.w.rows).sum();
+        let cols = (total / (self.pool.threads() * 8)).next_multiple_of(16).clamp(16, 256);
+        let rows = outs.iter().map(TileMut::rows).max().unwrap_or(1);
+        self.pool.for_tiles(outs, Grain { rows, cols }, |piece, mut tile| {
+            let job = &jobs[piece.matrix];
+            let w = job.w.rows(piece.cols);
+            if self.reads_panels(w.dtype) {
+                let panels = panels.get(activation_block(w.dtype));
+                (self.kernels.matmul_q8)(w, rows_of(panels, Q8Panel::count(x.width), job.index), &mut tile);
+            } else {
+                (self.kernels.matmul_f32)(w, rows_of(x.rows, x.width, job.index), &mut tile);
+            }
+        });
+    }
+}
+
+fn rows_of<'a, T>(data: &'a [T], width: usize, index: Option<&'a [u32]>) -> Rows<'a, T> {
+    match index {
+        Some(index) => Rows::indexed(data, width, index),
+        None => Rows::new(data, width),
+    }
+}

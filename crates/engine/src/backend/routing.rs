@@ -1,0 +1,155 @@
+//! The router's choice for a batch, and the batch sorted by expert.
+
+use forebay_kernels::Kernels;
+
+use crate::ExpertIdx;
+
+/// How a layer chooses experts from its router's logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Router {
+    /// Experts to choose from.
+    pub experts: usize,
+    /// Experts chosen for each token.
+    pub top_k: usize,
+    /// Whether the weights of the chosen are divided by their sum.
+    pub normalise: bool,
+}
+
+impl Router {
+    /// Chooses for one token: softmax over all experts, the `top_k` largest, ties to the lower index. The
+    /// logits are overwritten.
+    pub fn choose(&self, kernels: &Kernels, logits: &mut [f32], experts: &mut [u32], weights: &mut [f32]) {
+        (kernels.softmax)(logits);
+        (kernels.top_k)(logits, experts);
+        for (weight, expert) in weights.iter_mut().zip(&*experts) {
+            *weight = logits[*expert as usize];
+        }
+        if self.normalise {
+            let sum: f32 = weights.iter().sum();
+            weights.iter_mut().for_each(|w| *w /= sum);
+        }
+    }
+}
+
+/// The experts of every token of a batch.
+///
+/// A *pair* is a token and a rank among its choices, numbered `token · top_k + rank`. Experts work on buckets:
+/// all pairs that chose them. Buckets lie one after another, so that each expert reads and writes
+/// consecutive rows.
+#[derive(Debug, Default)]
+pub struct Routing {
+    top_k: usize,
+    /// `[tokens, top_k]`, the best first.
+    experts: Vec<u32>,
+    /// `[tokens, top_k]`
+    weights: Vec<f32>,
+    /// The distinct experts, ascending.
+    chosen: Vec<ExpertIdx>,
+    /// Where the bucket of each expert starts, and the end of the last.
+    starts: Vec<u32>,
+    /// `[tokens · top_k]` The token of each place, bucket after bucket.
+    tokens: Vec<u32>,
+    /// `[tokens, top_k]` The place of each pair.
+    places: Vec<u32>,
+}
+
+impl Routing {
+    /// Makes room for a batch and returns its choices, to be filled in: experts and weights `[tokens, top_k]`.
+    pub fn prepare(&mut self, tokens: usize, top_k: usize) -> (&mut [u32], &mut [f32]) {
+        self.top_k = top_k;
+        self.experts.resize(tokens * top_k, 0);
+        self.weights.resize(tokens * top_k, 0.0);
+        (&mut self.experts, &mut self.weights)
+    }
+
+    /// Sorts the filled-in choices into buckets, for a layer of `count` experts.
+    pub fn sort(&mut self, count: usize) {
+        self.starts.clear();
+        self.starts.resize(count + 1, 0);
+        for &expert in &self.experts {
+            self.starts[expert as usize + 1] += 1;
+        }
+        self.chosen.clear();
+        for expert in 0..count {
+            if self.starts[expert + 1] > 0 {
+                self.chosen.push(ExpertIdx(expert as u32));
+            }
+            self.starts[expert + 1] += self.starts[expert];
+        }
+        self.tokens.resize(self.experts.len(), 0);
+        self.places.resize(self.experts.len(), 0);
+        // While the buckets fill, a bucket's start counts its pairs; afterwards it is the next one's start.
+        for (pair, &expert) in self.experts.iter().enumerate() {
+            let place = &mut self.starts[expert as usize];
+            self.tokens[*place as usize] = (pair / self.top_k) as u32;
+            self.places[pair] = *place;
+            *place += 1;
+        }
+        self.starts.rotate_right(1);
+        self.starts[0] = 0;
+    }
+
+    /// Experts chosen for each token.
+    pub fn top_k(&self) -> usize {
+        self.top_k
+    }
+
+    /// The distinct experts, ascending.
+    pub fn chosen(&self) -> &[ExpertIdx] {
+        &self.chosen
+    }
+
+    /// The places of an expert's bucket.
+    pub fn bucket(&self, expert: ExpertIdx) -> std::ops::Range<usize> {
+        let expert = expert.0 as usize;
+        self.starts[expert] as usize..self.starts[expert + 1] as usize
+    }
+
+    /// The tokens at these places.
+    pub fn tokens(&self, places: std::ops::Range<usize>) -> &[u32] {
+        &self.tokens[places]
+    }
+
+    /// The choices of one token in rank order: place and weight.
+    pub fn ranks(&self, token: usize) -> impl Iterator<Item = (usize, f32)> {
+        let pairs = token * self.top_k..(token + 1) * self.top_k;
+        self.places[pairs.clone()].iter().map(|&p| p as usize).zip(self.weights[pairs].iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_kernels::Isa;
+
+    #[test]
+    fn buckets_hold_every_pair_once() {
+        let mut routing = Routing::default();
+        let (experts, weights) = routing.prepare(3, 2);
+        experts.copy_from_slice(&[4, 1, 1, 0, 4, 1]);
+        weights.copy_from_slice(&[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]);
+        routing.sort(6);
+        assert_eq!(routing.chosen(), [ExpertIdx(0), ExpertIdx(1), ExpertIdx(4)]);
+        assert_eq!(routing.bucket(ExpertIdx(0)), 0..1);
+        assert_eq!(routing.bucket(ExpertIdx(1)), 1..4);
+        assert_eq!(routing.bucket(ExpertIdx(2)), 4..4);
+        assert_eq!(routing.bucket(ExpertIdx(4)), 4..6);
+        assert_eq!(routing.tokens(0..6), [1, 0, 1, 2, 0, 2]);
+        assert_eq!(routing.ranks(0).collect::<Vec<_>>(), [(4, 0.1), (1, 0.2)]);
+        assert_eq!(routing.ranks(2).collect::<Vec<_>>(), [(5, 0.5), (3, 0.6)]);
+    }
+
+    #[test]
+    fn the_router_normalises_only_when_told() {
+        let kernels = Kernels::for_isa(Isa::Scalar);
+        let mut router = Router { experts: 4, top_k: 2, normalise: false };
+        let logits = [2.0f32.ln(), 0.0, 3.0f32.ln(), 0.0];
+        let (mut experts, mut weights) = ([0; 2], [0.0; 2]);
+        router.choose(kernels, &mut logits.clone(), &mut experts, &mut weights);
+        assert_eq!(experts, [2, 0]);
+        assert!((weights[0] - 3.0 / 7.0).abs() < 1e-6 && (weights[1] - 2.0 / 7.0).abs() < 1e-6);
+        router.normalise = true;
+        router.choose(kernels, &mut logits.clone(), &mut experts, &mut weights);
+        assert!((weights[0] - 0.6).abs() < 1e-6 && (weights[1] - 0.4).abs() < 1e-6);
+    }
+}

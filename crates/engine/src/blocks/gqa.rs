@@ -1,0 +1,82 @@
+//! Grouped-query attention: several query heads share a key and a value head.
+
+use crate::LayerIdx;
+use crate::backend::{Attention, Buf, KvShape, Matrix, Rope, Vector};
+use crate::blocks::Context;
+use crate::error::Result;
+use crate::session::Batch;
+
+/// The sizes and buffers of attention, alike in all layers of a model.
+#[derive(Clone, Debug)]
+pub struct Gqa {
+    /// Keys and values kept per layer.
+    pub kv: KvShape,
+    /// Multiplies every score.
+    pub scale: f32,
+    /// The rotary embedding.
+    pub rope: Rope,
+    /// Of the norms on queries and keys.
+    pub eps: f32,
+    /// `[rows, query heads · key_dim]`
+    pub q: Buf,
+    /// `[rows, key heads · key_dim]`
+    pub k: Buf,
+    /// `[rows, key heads · value_dim]`
+    pub v: Buf,
+    /// `[rows, query heads · value_dim]`
+    pub attended: Buf,
+    /// `[rows, rotated channels]`
+    pub angles: Buf,
+}
+
+/// The weights of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct GqaWeights {
+    /// `[query heads · key_dim, hidden]`
+    pub q: Matrix,
+    /// `[key heads · key_dim, hidden]`
+    pub k: Matrix,
+    /// `[key heads · value_dim, hidden]`
+    pub v: Matrix,
+    /// `[hidden, query heads · value_dim]`
+    pub out: Matrix,
+    /// `[key_dim]`, applied to every query head before the rotation
+    pub q_norm: Vector,
+    /// `[key_dim]`, applied to every key head before the rotation
+    pub k_norm: Vector,
+}
+
+impl Gqa {
+    /// Computes what all layers share: the angles of the batch's positions.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn begin(&self, cx: &mut Context<'_>, batch: &Batch<'_>) -> Result<()> {
+        cx.backend.rope_angles(&self.rope, batch.positions, self.angles)
+    }
+
+    /// `out = W_o · attention(x)`
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn forward(
+        &self,
+        cx: &mut Context<'_>,
+        batch: &mut Batch<'_>,
+        layer: LayerIdx,
+        w: &GqaWeights,
+        x: Buf,
+        out: Buf,
+    ) -> Result<()> {
+        let b = &mut *cx.backend;
+        b.matmul(x, &[(w.q, self.q), (w.k, self.k), (w.v, self.v)])?;
+        for (heads, norm) in [(self.q, w.q_norm), (self.k, w.k_norm)] {
+            b.rms_norm(heads, norm, self.eps, heads)?;
+            b.rope(heads, self.kv.key_dim, self.rope.pairs, self.angles)?;
+        }
+        let attention =
+            Attention { layer, q: self.q, k: self.k, v: self.v, out: self.attended, scale: self.scale };
+        b.attention(&attention, batch)?;
+        b.matmul(self.attended, &[(w.out, out)])
+    }
+}

@@ -1,0 +1,46 @@
+//! From hidden states to logits.
+
+use crate::backend::{Buf, Matrix, Vector};
+use crate::blocks::Context;
+use crate::error::Result;
+
+/// The last norm and the output projection.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    /// `[hidden]`
+    pub norm: Vector,
+    /// Of the norm.
+    pub eps: f32,
+    /// `[vocab, hidden]`
+    pub output: Matrix,
+    /// The hidden states of the batch: `[rows, hidden]`
+    pub x: Buf,
+    /// The rows that logits are wanted for: `[ROWS, hidden]`
+    pub picked: Buf,
+    /// `[ROWS, vocab]`
+    pub logits: Buf,
+}
+
+impl Head {
+    /// The most rows that [`logits`](Self::logits) takes at once. Their number is bounded because a row
+    /// of logits is large.
+    pub const ROWS: usize = 16;
+
+    /// The number of logits.
+    pub fn vocab(&self) -> usize {
+        self.logits.width
+    }
+
+    /// The logits of some rows of the last batch: `[rows, vocab]`.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn logits(&self, cx: &mut Context<'_>, rows: &[usize], out: &mut [f32]) -> Result<()> {
+        assert!(rows.len() <= Head::ROWS);
+        let b = &mut *cx.backend;
+        b.pick(self.x, rows, self.picked)?;
+        b.rms_norm(self.picked, self.norm, self.eps, self.picked)?;
+        b.matmul(self.picked, &[(self.output, self.logits)])?;
+        b.read(self.logits, out)
+    }
+}

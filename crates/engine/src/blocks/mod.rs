@@ -1,0 +1,54 @@
+//! The reusable layers that model files are put together from.
+//!
+//! A block knows its weights, its buffers and its arithmetic. It never asks which architecture it serves.
+
+pub mod gqa;
+pub mod head;
+pub mod moe;
+pub mod rope;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::backend::{Backend, Routing};
+use crate::error::{Error, Result};
+use crate::store::ExpertStore;
+
+/// What a forward pass works with.
+pub struct Context<'a> {
+    /// Who computes.
+    pub backend: &'a mut dyn Backend,
+    /// Where experts come from.
+    pub store: &'a ExpertStore,
+    /// Memory for the router's choices, reused from layer to layer.
+    pub routing: &'a mut Routing,
+    /// Asks the pass to end early.
+    pub cancel: &'a Cancel,
+}
+
+/// A request to stop, made from another thread. Clones ask the same thing.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Asks to stop. A forward pass ends after the layer at hand.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes the request back, before the next piece of work.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether somebody asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// [`Error::Cancelled`] if somebody asked.
+    pub fn check(&self) -> Result<()> {
+        if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+}

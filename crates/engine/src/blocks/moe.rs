@@ -1,0 +1,38 @@
+//! A mixture of experts: the router picks a few experts for each token, their outputs are added up.
+
+use crate::LayerIdx;
+use crate::backend::{Buf, ExpertBuffers, Matrix, Router};
+use crate::blocks::Context;
+use crate::error::Result;
+
+/// The router and the buffers of a mixture, alike in all layers of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Moe {
+    /// How experts are chosen.
+    pub router: Router,
+    /// `[rows, experts]`
+    pub logits: Buf,
+    /// Where the experts work.
+    pub buffers: ExpertBuffers,
+}
+
+impl Moe {
+    /// `out = Σ weight · expert(x)` over the chosen experts, with `x` in the buffers' `x`.
+    ///
+    /// Experts are computed in the order in which the store has them ready. Their outputs are kept apart and
+    /// added in rank order, so that the order of arrival changes no bit.
+    ///
+    /// # Errors
+    /// The backend's, and the store's if an expert cannot be read.
+    pub fn forward(&self, cx: &mut Context<'_>, layer: LayerIdx, gate: Matrix, out: Buf) -> Result<()> {
+        let b = &mut *cx.backend;
+        b.matmul(self.buffers.x, &[(gate, self.logits)])?;
+        b.route(self.logits, &self.router, cx.routing)?;
+        let mut acquisition = cx.store.acquire(layer, cx.routing.chosen());
+        while let Some(mut leases) = acquisition.next_ready()? {
+            leases.sort_unstable_by_key(|lease| lease.expert());
+            b.experts(&self.buffers, cx.routing, &leases)?;
+        }
+        b.combine(cx.routing, self.buffers.out, out)
+    }
+}

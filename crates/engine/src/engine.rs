@@ -1,0 +1,222 @@
+//! A loaded model, ready for conversations.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::backend::{Backend, CpuBackend, Precision, Routing};
+use crate::blocks::head::Head;
+use crate::blocks::{Cancel, Context};
+use crate::chat::ChatTemplate;
+use crate::error::{Error, Result};
+use crate::format::ModelFile;
+use crate::models::{self, Model};
+use crate::plan::{self, Plan};
+use crate::session::{Batch, Session};
+use crate::store::{ExpertStore, FileSource};
+use crate::tokenizer::Tokenizer;
+
+/// The context when the caller does not say: enough for a conversation, whatever the model could do.
+const DEFAULT_CONTEXT: usize = 8192;
+
+/// Tokens computed together when a prompt is read.
+const DEFAULT_CHUNK: usize = 512;
+
+/// How a model is loaded.
+#[derive(Clone)]
+pub struct Options {
+    /// Tokens that a conversation may have; by default 8192, or the model's limit if that is smaller.
+    pub context: Option<usize>,
+    /// Threads that compute; by default one for each processor.
+    pub threads: Option<usize>,
+    /// How products with quantised weights are computed.
+    pub precision: Precision,
+    /// Tokens computed together when a prompt is read.
+    pub chunk: usize,
+    /// Told how many bytes have been loaded, and of how many.
+    pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            context: None,
+            threads: None,
+            precision: Precision::default(),
+            chunk: DEFAULT_CHUNK,
+            progress: None,
+        }
+    }
+}
+
+/// A loaded model. Clones share it.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+struct Inner {
+    file: ModelFile,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    model: Box<dyn Model>,
+    store: ExpertStore,
+    plan: Plan,
+    context: usize,
+    chunk: usize,
+    vocab: usize,
+    /// The backend computes one batch at a time.
+    compute: Mutex<Compute>,
+}
+
+struct Compute {
+    backend: Box<dyn Backend>,
+    routing: Routing,
+}
+
+impl Engine {
+    /// Loads a model from its file, or from any part of a split one.
+    ///
+    /// # Errors
+    /// If the file is damaged or holds something unsupported, if memory does not suffice, if reading fails.
+    /// All but the last are found before any weight is read.
+    pub fn open(path: &Path, options: &Options) -> Result<Engine> {
+        if options.chunk == 0 {
+            return Err(Error::Invalid("a chunk has at least one token".into()));
+        }
+        let file = ModelFile::open(path)?;
+        let blueprint = models::describe(&file, options.chunk)?;
+        let context = context_length(options.context, blueprint.context)?;
+        let plan = Plan::new(&blueprint, context, options.precision);
+        if let Some(available) = plan::available_memory() {
+            plan.check(available)?;
+        }
+        let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
+        let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)?;
+
+        let threads = match options.threads {
+            Some(0) => return Err(Error::Invalid("at least one thread is needed".into())),
+            Some(threads) => threads,
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers)?;
+        let source = FileSource::open(&file)?;
+        let total = plan.dense + plan.experts;
+        let mut done = 0;
+        let mut progress = |bytes| {
+            done += bytes;
+            if let Some(report) = &options.progress {
+                report(done, total);
+            }
+        };
+        blueprint.load_dense(&source, &mut backend, &mut progress)?;
+        let store = ExpertStore::load(&blueprint.experts, &source, &mut progress)?;
+        let compute = Compute { backend: Box::new(backend), routing: Routing::default() };
+        Ok(Engine(Arc::new(Inner {
+            vocab: blueprint.model.head().vocab(),
+            file,
+            tokenizer,
+            template,
+            model: blueprint.model,
+            store,
+            plan,
+            context,
+            chunk: options.chunk,
+            compute: Mutex::new(compute),
+        })))
+    }
+
+    /// A new conversation.
+    pub fn session(&self) -> Session {
+        Session::new(self.clone())
+    }
+
+    /// What the file says about itself.
+    pub fn file(&self) -> &ModelFile {
+        &self.0.file
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.0.tokenizer
+    }
+
+    /// The model's chat template, if its file has one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.0.template.as_ref()
+    }
+
+    /// Tokens that a conversation may have.
+    pub fn context(&self) -> usize {
+        self.0.context
+    }
+
+    /// The number of logits: at least as many as the tokenizer has tokens.
+    pub fn vocab_size(&self) -> usize {
+        self.0.vocab
+    }
+
+    /// What is resident.
+    pub fn plan(&self) -> Plan {
+        self.0.plan
+    }
+
+    pub(crate) fn chunk(&self) -> usize {
+        self.0.chunk
+    }
+
+    pub(crate) fn model(&self) -> &dyn Model {
+        &*self.0.model
+    }
+
+    /// The backend, when it is free.
+    pub(crate) fn compute(&self) -> ComputeGuard<'_> {
+        // Every batch begins by overwriting what it reads, so a panic in the last one left nothing behind.
+        ComputeGuard { inner: &self.0, held: self.0.compute.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+}
+
+/// The backend, held for a batch.
+pub(crate) struct ComputeGuard<'a> {
+    inner: &'a Inner,
+    held: MutexGuard<'a, Compute>,
+}
+
+impl ComputeGuard<'_> {
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.held.backend
+    }
+
+    /// Computes a batch, then the logits of some of its rows, a few at a time.
+    pub fn forward(
+        &mut self,
+        batch: &mut Batch<'_>,
+        wanted: &[usize],
+        cancel: &Cancel,
+        mut logits: impl FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        let Compute { backend, routing } = &mut *self.held;
+        let mut cx = Context { backend: &mut **backend, store: &self.inner.store, routing, cancel };
+        cx.backend.begin(batch.tokens.len());
+        self.inner.model.forward(&mut cx, batch)?;
+        let mut out = Vec::new();
+        for rows in wanted.chunks(Head::ROWS) {
+            cancel.check()?;
+            out.resize(rows.len() * self.inner.vocab, 0.0);
+            cx.backend.begin(batch.tokens.len());
+            self.inner.model.head().logits(&mut cx, rows, &mut out)?;
+            for (row, values) in rows.iter().zip(out.chunks_exact(self.inner.vocab)) {
+                logits(*row, values);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {
+    match asked {
+        None => Ok(limit.min(DEFAULT_CONTEXT)),
+        Some(0) => Err(Error::Invalid("a context holds at least one token".into())),
+        Some(asked) if asked > limit => Err(Error::Invalid(format!(
+            "a context of {asked} tokens was asked for, but the model was made for at most {limit}"
+        ))),
+        Some(asked) => Ok(asked),
+    }
+}

@@ -1,0 +1,235 @@
+//! What a model is made of, before any weight is read.
+//!
+//! A family's `describe` declares matrices, vectors, buffers and experts and gets handles for them. Every
+//! declaration is checked against the file at once, so a file that cannot be run is refused before the first
+//! byte is loaded, and the memory plan is the sum of the declarations.
+
+use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Vector, Weight};
+use crate::error::{Error, Result};
+use crate::format::{ModelFile, TensorInfo};
+use crate::store::{ByteRange, ByteSource, ExpertLayer, PartShape};
+use forebay_kernels::DType;
+use forebay_kernels::quant::dequantise_row;
+
+use super::Model;
+
+/// A described model.
+pub struct Blueprint {
+    /// The arithmetic.
+    pub model: Box<dyn Model>,
+    /// The longest context it was trained for.
+    pub context: usize,
+    /// The experts of each layer that has any.
+    pub experts: Vec<Option<ExpertLayer>>,
+    /// The scratch buffers.
+    pub buffers: Vec<BufShape>,
+    weights: Vec<Declared>,
+}
+
+enum Declared {
+    Matrix(TensorInfo),
+    Vector(TensorInfo),
+}
+
+impl Blueprint {
+    /// Bytes of the dense weights.
+    pub fn dense_bytes(&self) -> u64 {
+        self.weights
+            .iter()
+            .map(|w| match w {
+                Declared::Matrix(t) => t.len,
+                Declared::Vector(t) => t.elements() * 4,
+            })
+            .sum()
+    }
+
+    /// Bytes of all routed experts.
+    pub fn expert_bytes(&self) -> u64 {
+        self.experts.iter().flatten().map(|l| l.expert_bytes() * l.experts.len() as u64).sum()
+    }
+
+    /// Bytes of the scratch buffers.
+    pub fn scratch_bytes(&self) -> u64 {
+        self.buffers.iter().map(|b| b.rows as u64 * b.width as u64 * 4).sum()
+    }
+
+    /// Reads the dense weights and gives them to the backend. `progress` is told of each tensor's bytes.
+    ///
+    /// # Errors
+    /// If reading fails or the backend refuses.
+    pub fn load_dense(
+        &self,
+        source: &dyn ByteSource,
+        backend: &mut dyn Backend,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        for declared in &self.weights {
+            let (Declared::Matrix(tensor) | Declared::Vector(tensor)) = declared;
+            let mut bytes = vec![0; tensor.len as usize];
+            source.read_exact_at(tensor.file, tensor.offset, &mut bytes)?;
+            backend.load(match declared {
+                Declared::Matrix(t) => Weight::Matrix(HostMatrix {
+                    dtype: t.dtype,
+                    rows: t.shape[0],
+                    cols: t.shape[1],
+                    bytes,
+                }),
+                Declared::Vector(t) => {
+                    let mut values = vec![0.0; t.shape[0]];
+                    dequantise_row(t.dtype, &bytes, &mut values);
+                    Weight::Vector(values)
+                }
+            })?;
+            progress(tensor.len);
+        }
+        Ok(())
+    }
+}
+
+/// Takes a family's declarations.
+pub struct Builder<'a> {
+    file: &'a ModelFile,
+    max_rows: usize,
+    weights: Vec<Declared>,
+    matrices: usize,
+    vectors: usize,
+    buffers: Vec<BufShape>,
+    experts: Vec<Option<ExpertLayer>>,
+}
+
+impl<'a> Builder<'a> {
+    /// A builder for a model in `file` that computes at most `max_rows` tokens at once.
+    pub fn new(file: &'a ModelFile, max_rows: usize) -> Builder<'a> {
+        Builder {
+            file,
+            max_rows,
+            weights: Vec::new(),
+            matrices: 0,
+            vectors: 0,
+            buffers: Vec::new(),
+            experts: Vec::new(),
+        }
+    }
+
+    /// Whether the file has a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.file.tensor(name).is_some()
+    }
+
+    /// The first dimension of a matrix, where it is not in the configuration: a vocabulary.
+    ///
+    /// # Errors
+    /// If the tensor is missing or not a matrix.
+    pub fn rows_of(&self, name: &str) -> Result<usize> {
+        match self.tensor(name)?.shape[..] {
+            [rows, _] => Ok(rows),
+            ref shape => Err(self.error(format!("tensor {name} has shape {shape:?}, not that of a matrix"))),
+        }
+    }
+
+    /// A dense weight matrix.
+    ///
+    /// # Errors
+    /// If it is missing, has another shape, or a type that cannot be computed.
+    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        let tensor = self.checked(name, &[rows, cols])?.clone();
+        self.weights.push(Declared::Matrix(tensor));
+        self.matrices += 1;
+        Ok(Matrix(self.matrices - 1))
+    }
+
+    /// A vector of weights, kept in f32.
+    ///
+    /// # Errors
+    /// If it is missing, has another length, or is not of a float type.
+    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vector> {
+        let tensor = self.checked(name, &[len])?.clone();
+        if !tensor.dtype.is_float() {
+            return Err(self.cannot_compute(&tensor, "F32, F16, BF16"));
+        }
+        self.weights.push(Declared::Vector(tensor));
+        self.vectors += 1;
+        Ok(Vector(self.vectors - 1))
+    }
+
+    /// A scratch buffer of `width` floats for each token of a batch.
+    pub fn buffer(&mut self, width: usize) -> Buf {
+        self.buffer_of(BufShape { rows: self.max_rows, width })
+    }
+
+    /// A scratch buffer of a given shape.
+    pub fn buffer_of(&mut self, shape: BufShape) -> Buf {
+        self.buffers.push(shape);
+        Buf { id: self.buffers.len() - 1, width: shape.width }
+    }
+
+    /// The routed experts of the next layer, `count` in each of the three tensors `[count, rows, cols]`:
+    /// gate, up and down.
+    ///
+    /// # Errors
+    /// If a tensor is missing, has another shape, or a type that cannot be computed.
+    pub fn experts(&mut self, count: usize, parts: [(&str, usize, usize); 3]) -> Result<()> {
+        let mut shapes = Vec::new();
+        let mut places: Vec<Vec<ByteRange>> = Vec::new();
+        for (name, rows, cols) in parts {
+            let tensor = self.checked(name, &[count, rows, cols])?;
+            let len = tensor.len / count as u64;
+            shapes.push(PartShape { dtype: tensor.dtype, rows, cols });
+            let range = |i| ByteRange {
+                file: tensor.file,
+                offset: tensor.offset + i as u64 * len,
+                len: len as usize,
+            };
+            places.push((0..count).map(range).collect());
+        }
+        self.experts.push(Some(ExpertLayer {
+            parts: [shapes[0], shapes[1], shapes[2]],
+            experts: (0..count).map(|i| [places[0][i], places[1][i], places[2][i]]).collect(),
+        }));
+        Ok(())
+    }
+
+    /// The finished blueprint.
+    pub fn finish(self, model: Box<dyn Model>, context: usize) -> Blueprint {
+        Blueprint {
+            model,
+            context,
+            experts: self.experts,
+            buffers: self.buffers,
+            weights: self.weights,
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Result<&'a TensorInfo> {
+        self.file.tensor(name).ok_or_else(|| self.error(format!("tensor {name} is missing")))
+    }
+
+    fn checked(&self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
+        let tensor = self.tensor(name)?;
+        if tensor.shape != shape {
+            let message = format!(
+                "tensor {name} has shape {:?}, but the model's configuration says {shape:?}",
+                tensor.shape
+            );
+            return Err(self.error(message));
+        }
+        if !tensor.dtype.is_computable() {
+            let known: Vec<_> = DType::computable().map(DType::name).collect();
+            return Err(self.cannot_compute(tensor, &known.join(", ")));
+        }
+        Ok(tensor)
+    }
+
+    fn cannot_compute(&self, tensor: &TensorInfo, instead: &str) -> Error {
+        Error::Unsupported(format!(
+            "{}: tensor {} has type {}, which cannot be computed; supported here: {instead}",
+            self.file.files[tensor.file.0].path.display(),
+            tensor.name,
+            tensor.dtype
+        ))
+    }
+
+    fn error(&self, message: String) -> Error {
+        Error::format(self.file.path(), message)
+    }
+}

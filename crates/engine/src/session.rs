@@ -1,0 +1,218 @@
+//! One conversation: the tokens it holds and what attention remembers of them.
+
+use std::ops::Range;
+
+use crate::backend::{Backend, Kv};
+use crate::blocks::Cancel;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::models::Model;
+use crate::{LayerIdx, TokenId};
+
+/// What the layers of a model remember of one sequence of tokens.
+pub struct State {
+    layers: Vec<Box<dyn Kv>>,
+    len: usize,
+}
+
+impl State {
+    fn new(model: &dyn Model, backend: &dyn Backend) -> State {
+        State { layers: model.state().iter().map(|&shape| backend.new_kv(shape)).collect(), len: 0 }
+    }
+
+    /// Positions remembered by all layers. While a batch is computed, the layers it has passed hold more.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// One layer's keys and values.
+    pub fn kv(&mut self, layer: LayerIdx) -> &mut dyn Kv {
+        &mut *self.layers[layer.0]
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.layers.iter_mut().for_each(|layer| layer.truncate(len));
+        self.len = len;
+    }
+}
+
+/// A sequence's part in a batch.
+pub struct Sequence<'a> {
+    /// What it remembers; the batch's tokens come after that.
+    pub state: &'a mut State,
+    /// Its rows in the batch.
+    pub rows: Range<usize>,
+}
+
+/// Tokens computed together, of one sequence or of several.
+pub struct Batch<'a> {
+    /// `[rows]`
+    pub tokens: &'a [TokenId],
+    /// `[rows]` Each token's position in its sequence.
+    pub positions: &'a [u32],
+    /// Whose tokens they are.
+    pub sequences: &'a mut [Sequence<'a>],
+}
+
+/// What [`Session::extend`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extended {
+    /// Tokens that the session already held.
+    pub reused: usize,
+    /// Tokens that were computed.
+    pub computed: usize,
+}
+
+/// Watches [`Session::extend_watched`].
+#[derive(Default)]
+pub struct Watch<'a> {
+    /// Told after each chunk how many tokens are done, and of how many.
+    pub progress: Option<&'a mut dyn FnMut(usize, usize)>,
+    /// Given the logits of every computed position. Without it only the last position's are computed.
+    pub logits: Option<&'a mut dyn FnMut(usize, &[f32])>,
+}
+
+/// One conversation with an [`Engine`].
+pub struct Session {
+    engine: Engine,
+    state: State,
+    tokens: Vec<TokenId>,
+    /// After the last token; empty if they are not known.
+    logits: Vec<f32>,
+    cancel: Cancel,
+}
+
+impl Session {
+    pub(crate) fn new(engine: Engine) -> Session {
+        let state = State::new(engine.model(), engine.compute().backend());
+        Session { state, engine, tokens: Vec::new(), logits: Vec::new(), cancel: Cancel::default() }
+    }
+
+    /// The engine it runs on.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The tokens it holds.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// The logits after the last token; empty before the first.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// A handle with which another thread can stop what the session is doing. The session stays usable:
+    /// it holds the tokens whose computation was complete.
+    pub fn cancel(&self) -> &Cancel {
+        &self.cancel
+    }
+
+    /// Makes the session hold exactly these tokens, computing only those after the longest prefix it
+    /// already holds. Afterwards [`logits`](Self::logits) are those after the last token.
+    ///
+    /// # Errors
+    /// If there is no token, more than the context holds, or one that is not in the vocabulary; if the
+    /// computation fails or is cancelled.
+    pub fn extend(&mut self, tokens: &[TokenId]) -> Result<Extended> {
+        self.extend_watched(tokens, Watch::default())
+    }
+
+    /// As [`extend`](Self::extend), watched. If every position's logits are wanted nothing is reused.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend).
+    pub fn extend_watched(&mut self, tokens: &[TokenId], mut watch: Watch<'_>) -> Result<Extended> {
+        self.check(tokens)?;
+        let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let reused = if watch.logits.is_some() {
+            0
+        } else if same == tokens.len() && same == self.tokens.len() && !self.logits.is_empty() {
+            return Ok(Extended { reused: same, computed: 0 });
+        } else {
+            // The last token is computed again for its logits, if nothing else.
+            same.min(tokens.len() - 1)
+        };
+        self.tokens.truncate(reused);
+        self.state.truncate(reused);
+        self.logits.clear();
+        while self.tokens.len() < tokens.len() {
+            let start = self.tokens.len();
+            let end = tokens.len().min(start + self.engine.chunk());
+            self.compute(&tokens[start..end], end == tokens.len(), &mut watch)?;
+            if let Some(progress) = &mut watch.progress {
+                progress(end - reused, tokens.len() - reused);
+            }
+        }
+        Ok(Extended { reused, computed: tokens.len() - reused })
+    }
+
+    /// Adds one token after those it holds.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend).
+    pub fn push(&mut self, token: TokenId) -> Result<()> {
+        if self.tokens.len() == self.engine.context() {
+            return Err(Error::Context { tokens: self.tokens.len() + 1, limit: self.engine.context() });
+        }
+        self.check(&[token])?;
+        self.compute(&[token], true, &mut Watch::default())
+    }
+
+    fn check(&self, tokens: &[TokenId]) -> Result<()> {
+        let (vocab, limit) = (self.engine.vocab_size(), self.engine.context());
+        if tokens.is_empty() {
+            return Err(Error::Invalid("the prompt has no tokens".into()));
+        }
+        if tokens.len() > limit {
+            return Err(Error::Context { tokens: tokens.len(), limit });
+        }
+        match tokens.iter().find(|t| t.0 as usize >= vocab) {
+            Some(TokenId(id)) => {
+                Err(Error::Invalid(format!("token {id} is not in the vocabulary of {vocab} tokens")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Computes one chunk after the tokens held. If it fails, the session is as it was before the chunk.
+    fn compute(&mut self, tokens: &[TokenId], last: bool, watch: &mut Watch<'_>) -> Result<()> {
+        let start = self.tokens.len();
+        let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
+        let every = watch.logits.is_some();
+        let wanted: Vec<usize> = match (every, last) {
+            (true, _) => (0..tokens.len()).collect(),
+            (false, true) => vec![tokens.len() - 1],
+            (false, false) => Vec::new(),
+        };
+        let mut sequences = [Sequence { state: &mut self.state, rows: 0..tokens.len() }];
+        let mut batch = Batch { tokens, positions: &positions, sequences: &mut sequences };
+        let kept = &mut self.logits;
+        let result = self.engine.compute().forward(&mut batch, &wanted, &self.cancel, |row, logits| {
+            if let Some(watch) = &mut watch.logits {
+                watch(start + row, logits);
+            }
+            if last && row + 1 == tokens.len() {
+                kept.clear();
+                kept.extend_from_slice(logits);
+            }
+        });
+        match result {
+            Ok(()) => {
+                self.tokens.extend_from_slice(tokens);
+                self.state.len = self.tokens.len();
+            }
+            Err(_) => {
+                self.state.truncate(start);
+                self.logits.clear();
+            }
+        }
+        result
+    }
+}
