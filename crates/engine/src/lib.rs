@@ -4,6 +4,7 @@ pub mod chat;
 mod error;
 pub mod format;
 pub mod sampler;
+pub mod stop;
 pub mod tokenizer;
 
 pub use error::{Bytes, Error, Result};
