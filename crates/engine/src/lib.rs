@@ -3,12 +3,16 @@
 //! An [`Engine`] is a loaded model; a [`Session`] is one conversation with it.
 //!
 //! ```no_run
-//! use forebay_engine::{Engine, Options, Request};
+//! use forebay_engine::{Engine, Event, Options, Request};
 //!
 //! let engine = Engine::open("model.gguf".as_ref(), &Options::default())?;
 //! let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
 //! let mut session = engine.session();
-//! let answer = session.generate(&Request::new(&engine, prompt)?, &mut |text| print!("{text}"))?;
+//! let answer = session.generate(&Request::new(&engine, prompt)?, &mut |event| {
+//!     if let Event::Text(text) = event {
+//!         print!("{text}");
+//!     }
+//! })?;
 //! # Ok::<(), forebay_engine::Error>(())
 //! ```
 
@@ -23,7 +27,7 @@ pub mod models;
 pub mod plan;
 pub mod sampler;
 mod session;
-mod stop;
+pub mod stop;
 pub mod store;
 pub mod tokenizer;
 
@@ -31,9 +35,8 @@ pub use backend::Precision;
 pub use blocks::Cancel;
 pub use engine::{Engine, Options};
 pub use error::{Bytes, Error, Result};
-pub use generate::{Answer, FinishReason, Request, Stats};
+pub use generate::{Answer, Event, FinishReason, Request, Stats};
 pub use session::{Batch, Extended, Sequence, Session, State, Watch};
-pub use stop::StopMatcher;
 
 /// A token of a model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

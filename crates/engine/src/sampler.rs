@@ -1,1 +1,295 @@
-//! Sampling.
+//! From logits to the next token.
+//!
+//! The steps, in this order:
+//!
+//! 1. logit bias: added to the logits of the listed tokens;
+//! 2. penalties: repetition, then frequency and presence, on tokens that occurred before;
+//! 3. temperature: logits are divided by it. At 0 the token with the highest logit is taken and nothing below applies;
+//! 4. top-k: the `top_k` likeliest tokens stay;
+//! 5. top-p: the likeliest tokens stay, as few as together hold `top_p` of the probability;
+//! 6. min-p: tokens at least `min_p` times as likely as the likeliest one stay;
+//! 7. one draw among those that are left, in proportion to their probability.
+//!
+//! Of two tokens with equal logits the one with the lower number counts as the likelier, everywhere. Sums run in
+//! f64 in an order that the logits determine, and the exponential is our own, so a seed gives the same tokens
+//! for the same logits on every platform.
+
+mod history;
+mod params;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Ordering;
+use std::f64::consts::LOG2_E;
+use std::hash::{BuildHasher, RandomState};
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use crate::TokenId;
+use crate::error::{Error, Result};
+use history::{History, Origin};
+
+pub use params::{SamplingOverrides, SamplingParams};
+
+/// Chooses tokens for one conversation: the parameters, the random numbers and the tokens seen so far.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    params: SamplingParams,
+    seed: u64,
+    rng: ChaCha8Rng,
+    history: History,
+    /// Reused from token to token. Has `vocab_size` elements while logits are adjusted, fewer once filtered.
+    candidates: Vec<Candidate>,
+    vocab_size: usize,
+}
+
+impl Sampler {
+    /// A sampler for logits of `vocab_size` tokens; fails if the parameters are out of range.
+    pub fn new(params: SamplingParams, vocab_size: usize) -> Result<Sampler> {
+        params.validate()?;
+        if vocab_size == 0 || u32::try_from(vocab_size).is_err() {
+            return Err(Error::Invalid(format!(
+                "the vocabulary has {vocab_size} tokens, but must have 1 to {}",
+                u32::MAX
+            )));
+        }
+        if let Some((token, _)) = params.logit_bias.iter().find(|(t, _)| t.0 as usize >= vocab_size) {
+            return Err(Error::Invalid(format!(
+                "logit_bias names token {}, but the vocabulary ends at {}",
+                token.0,
+                vocab_size - 1
+            )));
+        }
+        let seed = params.seed.unwrap_or_else(random_seed);
+        let window = if params.has_penalties() { params.penalty_last_n } else { 0 };
+        Ok(Sampler {
+            seed,
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            history: History::new(window),
+            candidates: Vec::with_capacity(vocab_size),
+            vocab_size,
+            params,
+        })
+    }
+
+    /// The seed in use: the one given, or the one that was made up. Giving it again repeats the run.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The parameters in use.
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// Records tokens of the prompt. They count for the repetition penalty; the presence and frequency penalties
+    /// are about what the model itself wrote.
+    pub fn accept_prompt(&mut self, tokens: &[TokenId]) {
+        for &token in tokens {
+            self.history.push(token, Origin::Prompt);
+        }
+    }
+
+    /// Records a token of the answer: it counts for all penalties. [`sample`](Self::sample) does not do this by
+    /// itself, because the caller may reject the token.
+    pub fn accept(&mut self, token: TokenId) {
+        self.history.push(token, Origin::Answer);
+    }
+
+    /// Chooses the next token from the logits of the whole vocabulary.
+    ///
+    /// A NaN counts as minus infinity; a token whose logit is minus infinity is never chosen. Fails if no other
+    /// is left. Takes exactly one random number per token, or none at temperature 0.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId> {
+        if logits.len() != self.vocab_size {
+            return Err(Error::Invalid(format!(
+                "{} logits for a vocabulary of {} tokens",
+                logits.len(),
+                self.vocab_size
+            )));
+        }
+        self.load(logits);
+        self.apply_bias();
+        self.apply_penalties();
+
+        let best = self.candidates.iter().copied().min_by(Candidate::by_rank).filter(|c| c.is_possible());
+        let Some(best) = best else {
+            return Err(Error::Backend("no token can be chosen: the model produced no finite logits".into()));
+        };
+        if self.params.temperature == 0.0 {
+            return Ok(TokenId(best.token));
+        }
+        // A temperature changes no ranks, so top-k may come first and spare most exponentials.
+        self.keep_top_k();
+        self.apply_temperature(best.logit);
+        self.keep_top_p();
+        self.keep_min_p();
+        Ok(self.draw())
+    }
+
+    fn load(&mut self, logits: &[f32]) {
+        self.candidates.clear();
+        self.candidates.extend((0..).zip(logits).map(|(token, &l)| Candidate::new(token, l)));
+    }
+
+    fn apply_bias(&mut self) {
+        for &(token, bias) in &self.params.logit_bias {
+            let c = &mut self.candidates[token.0 as usize];
+            *c = Candidate::new(c.token, c.logit + bias);
+        }
+    }
+
+    /// The order in which the history lists its tokens does not matter: each changes one logit, its own.
+    fn apply_penalties(&mut self) {
+        let SamplingParams { repeat_penalty, presence_penalty, frequency_penalty, .. } = self.params;
+        for (token, count) in self.history.counts() {
+            let Some(c) = self.candidates.get_mut(token.0 as usize) else { continue };
+            let mut logit = if c.logit > 0.0 { c.logit / repeat_penalty } else { c.logit * repeat_penalty };
+            if count.answer > 0 {
+                logit -= count.answer as f32 * frequency_penalty + presence_penalty;
+            }
+            *c = Candidate::new(c.token, logit);
+        }
+    }
+
+    /// Leaves the candidates in an order that the logits determine: by rank, or by number where all stay.
+    fn keep_top_k(&mut self) {
+        let k = self.params.top_k;
+        if k > 0 && k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(k - 1, Candidate::by_rank);
+            self.candidates.truncate(k);
+            // Selection leaves them in an order that is the library's own business.
+            self.candidates.sort_unstable_by(Candidate::by_rank);
+        }
+    }
+
+    /// Weights are relative to the best candidate's, which is 1.
+    fn apply_temperature(&mut self, best: f32) {
+        let temperature = f64::from(self.params.temperature);
+        for c in &mut self.candidates {
+            c.weight = exp((f64::from(c.logit) - f64::from(best)) / temperature);
+        }
+    }
+
+    fn keep_top_p(&mut self) {
+        let top_p = f64::from(self.params.top_p);
+        if top_p >= 1.0 {
+            return;
+        }
+        let wanted = top_p * self.total();
+        let mut mass = 0.0;
+        // The set is mostly a tiny part of the vocabulary, so only as much as is looked at gets sorted.
+        let mut sorted = 0;
+        for i in 0..self.candidates.len() {
+            if i == sorted {
+                sorted = sort_more(&mut self.candidates, sorted);
+            }
+            mass += self.candidates[i].weight;
+            if mass >= wanted {
+                self.candidates.truncate(i + 1);
+                return;
+            }
+        }
+    }
+
+    fn keep_min_p(&mut self) {
+        let min_p = f64::from(self.params.min_p);
+        self.candidates.retain(|c| c.weight >= min_p);
+    }
+
+    fn draw(&mut self) -> TokenId {
+        // 53 bits: the uniform numbers in [0, 1) that an f64 holds exactly.
+        let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let target = uniform * self.total();
+        let mut mass = 0.0;
+        for c in &self.candidates {
+            mass += c.weight;
+            if target < mass {
+                return TokenId(c.token);
+            }
+        }
+        // The loop adds the same numbers in the same order as the total, which exceeds the target.
+        unreachable!("the weights sum to {mass}, and the target {target} is below their total")
+    }
+
+    /// A fold and not `sum`, which may add in any order it likes.
+    fn total(&self) -> f64 {
+        self.candidates.iter().fold(0.0, |sum, c| sum + c.weight)
+    }
+}
+
+/// A token that may be chosen.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    token: u32,
+    /// Never NaN, never plus infinity, never minus zero.
+    logit: f32,
+    /// The probability up to a common factor, once the temperature is applied.
+    weight: f64,
+}
+
+impl Candidate {
+    fn new(token: u32, logit: f32) -> Candidate {
+        let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
+        // Adding zero turns minus zero into zero, which must tie with it.
+        Candidate { token, logit: logit + 0.0, weight: 0.0 }
+    }
+
+    fn is_possible(&self) -> bool {
+        self.logit > f32::NEG_INFINITY
+    }
+
+    /// The likelier first; of equals, the lower number.
+    fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
+        b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
+    }
+}
+
+/// Extends the sorted beginning of `candidates`, whose length is `sorted`; returns its new length.
+fn sort_more(candidates: &mut [Candidate], sorted: usize) -> usize {
+    let end = (sorted * 4).max(256).min(candidates.len());
+    let rest = &mut candidates[sorted..];
+    let more = end - sorted;
+    if more < rest.len() {
+        rest.select_nth_unstable_by(more, Candidate::by_rank);
+    }
+    rest[..more].sort_unstable_by(Candidate::by_rank);
+    end
+}
+
+/// eˣ for x ≤ 0, within a few units of the last place.
+///
+/// The C library's function rounds differently from platform to platform; this one is made of operations that
+/// IEEE 754 defines to the bit.
+fn exp(x: f64) -> f64 {
+    // 1/n!, for the Taylor series, which converges to the last place within ln(2)/2 of zero.
+    const TERMS: [f64; 14] = {
+        let mut terms = [1.0; 14];
+        let mut n = 1;
+        while n < terms.len() {
+            terms[n] = terms[n - 1] / n as f64;
+            n += 1;
+        }
+        terms
+    };
+    // ln(2) in two parts; the first has so many trailing zeros that its products below are exact.
+    const LN2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
+    const LN2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
+
+    // The result would be subnormal: too small a weight to ever be drawn.
+    if x < -708.0 {
+        return 0.0;
+    }
+    // x = k·ln(2) + r, and the conversion rounds towards zero.
+    let k = (x * LOG2_E - 0.5) as i64;
+    let r = (x - k as f64 * LN2_HIGH) - k as f64 * LN2_LOW;
+    let series = TERMS.iter().rev().fold(0.0, |sum, term| sum * r + term);
+    series * f64::from_bits(((k + 1023) as u64) << 52)
+}
+
+/// A seed from the operating system's randomness, by way of the keys that the standard library hashes with. It
+/// has 32 bits, so that it is quick to type and exact as a number in JSON.
+fn random_seed() -> u64 {
+    RandomState::new().hash_one(()) >> 32
+}
