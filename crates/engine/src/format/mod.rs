@@ -10,7 +10,7 @@ use forebay_kernels::DType;
 
 pub use metadata::{Metadata, NumberArray, NumberKind, StringArray, Value};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Which container a model came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +84,29 @@ impl ModelFile {
     /// Opens a model by the path of its file, or of any part of a split one, and reads its directory.
     pub fn open(path: &Path) -> Result<ModelFile> {
         gguf::open(path)
+    }
+
+    /// Joins what a parser found. Fails if two tensors have the same name.
+    fn new(
+        format: Format,
+        files: Vec<FilePart>,
+        metadata: Metadata,
+        tensors: Vec<TensorInfo>,
+    ) -> Result<ModelFile> {
+        let mut by_name = HashMap::new();
+        for (i, tensor) in tensors.iter().enumerate() {
+            if let Some(first) = by_name.insert(tensor.name.clone(), i) {
+                let name = &tensor.name;
+                let [first, second] = [&tensors[first], tensor].map(|t| files[t.file.0].path.as_path());
+                let message = if first == second {
+                    format!("the tensor name {name:?} appears a second time")
+                } else {
+                    format!("the tensor {name:?} is also in {}", first.display())
+                };
+                return Err(Error::format(second, message));
+            }
+        }
+        Ok(ModelFile { format, files, metadata, tensors, by_name })
     }
 
     /// The tensor of that name.

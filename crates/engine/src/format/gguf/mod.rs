@@ -1,0 +1,120 @@
+//! GGUF files, versions 2 and 3, whole or split into parts.
+//!
+//! Only the header is read: the metadata and the directory of tensors. A header is hostile until checked, so
+//! every length and count is compared with the bytes that are left before anything is allocated for it, and
+//! memory stays proportional to the bytes really read. What is damaged is an [`Error::Format`]; what is sound
+//! but not supported is an [`Error::Unsupported`].
+
+mod foreign;
+mod reader;
+mod split;
+mod tensors;
+mod values;
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use reader::Reader;
+
+use super::{FilePart, Format, ModelFile};
+use crate::error::{Error, Result};
+
+/// The most metadata entries a file may have. Real ones have a few dozen.
+pub const MAX_METADATA_ENTRIES: u64 = 65_536;
+
+/// The most tensors a model may have, over all its parts. Real ones have a few thousand.
+pub const MAX_TENSORS: u64 = 65_536;
+
+/// The most bytes a header may have. Real ones, nearly all vocabulary, stay under 32 MiB; without a limit a
+/// damaged length in a 400 GB file would have its weights read into memory as text.
+pub const MAX_HEADER_BYTES: u64 = 128 << 20;
+
+/// Opens the model at `path`: a GGUF file, or any part of a split one (`NAME-00001-of-00003.gguf`).
+pub fn open(path: &Path) -> Result<ModelFile> {
+    split::complete(load(path)?, load)
+}
+
+/// Parses the header of one file, which `source` yields from its first byte.
+///
+/// `len` is the length of the whole file; the tensors' data counts towards it and is not read from `source`.
+/// A part of a split model gives the tensors of that part alone. `path` only names the file in messages.
+pub fn parse(path: &Path, source: &mut dyn Read, len: u64) -> Result<ModelFile> {
+    let mut reader = Reader::new(path, source, len);
+    let counts = read_preamble(&mut reader)?;
+    let metadata = values::read_metadata(&mut reader, counts.metadata_entries)?;
+    let alignment = tensors::alignment(&reader, &metadata)?;
+    let tensors = tensors::read_directory(&mut reader, counts.tensors, alignment)?;
+    ModelFile::new(Format::Gguf, vec![FilePart { path: path.to_owned(), len }], metadata, tensors)
+}
+
+/// What the fixed start of a file promises.
+struct Counts {
+    tensors: u64,
+    metadata_entries: u64,
+}
+
+/// Reads one file, whether or not it is the whole model.
+fn load(path: &Path) -> Result<ModelFile> {
+    let cannot_open = |e| Error::io(path, "cannot open", e);
+    // Opening a pipe would wait for a writer, so the kind of file is asked first.
+    let kind = fs::metadata(path).map_err(cannot_open)?;
+    if kind.is_dir() {
+        return Err(cannot_open(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory")));
+    }
+    if !kind.is_file() {
+        return Err(cannot_open(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+    }
+    let mut file = File::open(path).map_err(cannot_open)?;
+    let len = file.metadata().map_err(cannot_open)?.len();
+    parse(path, &mut file, len)
+}
+
+fn read_preamble(reader: &mut Reader) -> Result<Counts> {
+    if reader.is_empty_file() {
+        return Err(reader.damaged("the file is empty"));
+    }
+    let magic = reader.array::<4>(format_args!("the magic number"))?;
+    if &magic != b"GGUF" {
+        let mut head = magic.to_vec();
+        head.extend_from_slice(reader.peek()?);
+        return Err(reader.damaged(format!("not a GGUF file: {}", foreign::describe(&head))));
+    }
+
+    let version = reader.u32(format_args!("the version"))?;
+    match version {
+        2 | 3 => {}
+        1 => {
+            return Err(
+                reader.unsupported("GGUF version 1, which versions 2 and 3 replaced; convert it again")
+            );
+        }
+        _ if (1..=0xffff).contains(&version.swap_bytes()) => {
+            return Err(reader.unsupported("a big-endian GGUF file; only little-endian ones are supported"));
+        }
+        _ => {
+            let message = format!("GGUF version {version}; versions 2 and 3 are supported");
+            return Err(reader.unsupported(message));
+        }
+    }
+
+    let tensors = reader.u64(format_args!("the number of tensors"))?;
+    let metadata_entries = reader.u64(format_args!("the number of metadata entries"))?;
+    check_count(reader, "tensors", tensors, MAX_TENSORS, tensors::MIN_ENTRY_BYTES)?;
+    check_count(reader, "metadata entries", metadata_entries, MAX_METADATA_ENTRIES, values::MIN_ENTRY_BYTES)?;
+    Ok(Counts { tensors, metadata_entries })
+}
+
+/// Refuses a count beyond `limit`, or beyond what the rest of the file could hold.
+fn check_count(reader: &Reader, what: &str, count: u64, limit: u64, min_bytes: u64) -> Result<()> {
+    if count > limit {
+        return Err(reader.damaged(format!("it claims {count} {what}, and at most {limit} make sense")));
+    }
+    if count > reader.remaining() / min_bytes {
+        let left = reader.remaining();
+        return Err(
+            reader.damaged(format!("it claims {count} {what}, which its last {left} bytes cannot hold"))
+        );
+    }
+    Ok(())
+}

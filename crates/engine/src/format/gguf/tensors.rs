@@ -1,0 +1,180 @@
+//! The tensor section: the directory of names, types, shapes and places.
+
+use forebay_kernels::DType;
+
+use super::reader::{Quoted, Reader};
+use crate::error::Result;
+use crate::format::{FileIdx, Metadata, TensorInfo};
+
+/// The smallest entry: a name's length and one byte of name, the number of dimensions and one dimension, the
+/// type and the offset.
+pub(super) const MIN_ENTRY_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
+
+const ALIGNMENT_KEY: &str = "general.alignment";
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// Past any page or stripe; larger values only make offsets overflow.
+const MAX_ALIGNMENT: u64 = 16 << 20;
+
+/// The format asks for 64 bytes at most. Some converters write longer names, and nothing here depends on it.
+const MAX_NAME_BYTES: u64 = 255;
+
+const MAX_DIMENSIONS: u32 = 4;
+
+/// The alignment of tensors in the file.
+pub(super) fn alignment(reader: &Reader, metadata: &Metadata) -> Result<u64> {
+    let Some(value) = metadata.get(ALIGNMENT_KEY) else { return Ok(DEFAULT_ALIGNMENT) };
+    match value.as_u64() {
+        Some(alignment) if alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT => Ok(alignment),
+        Some(alignment) => Err(reader.damaged(format!(
+            "{ALIGNMENT_KEY} is {alignment}, not a power of two from 1 to {MAX_ALIGNMENT}"
+        ))),
+        None => Err(reader.damaged(format!("{ALIGNMENT_KEY} is not a whole number"))),
+    }
+}
+
+/// Reads `count` entries. The data begins after them, at the next multiple of `alignment`.
+pub(super) fn read_directory(reader: &mut Reader, count: u64, alignment: u64) -> Result<Vec<TensorInfo>> {
+    let mut tensors = Vec::new();
+    for index in 0..count {
+        tensors.push(read_entry(reader, index, alignment)?);
+    }
+    locate(reader, &mut tensors, alignment)?;
+    check_overlaps(reader, &tensors)?;
+    Ok(tensors)
+}
+
+/// Reads one entry; its offset still counts from the start of the data.
+fn read_entry(reader: &mut Reader, index: u64, alignment: u64) -> Result<TensorInfo> {
+    let start = reader.offset();
+    let name = reader.string(MAX_NAME_BYTES, format_args!("the name of tensor {index}"))?;
+    if name.is_empty() {
+        return Err(reader.damaged(format!("the name of tensor {index} at offset {start} is empty")));
+    }
+    let quoted = Quoted(&name);
+
+    let dimensions = reader.u32(format_args!("the number of dimensions of tensor {quoted}"))?;
+    if !(1..=MAX_DIMENSIONS).contains(&dimensions) {
+        return Err(
+            reader.damaged(format!("tensor {quoted} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}"))
+        );
+    }
+    let mut shape = Vec::with_capacity(MAX_DIMENSIONS as usize);
+    for _ in 0..dimensions {
+        let size = reader.u64(format_args!("the dimensions of tensor {quoted}"))?;
+        if size == 0 {
+            return Err(reader.damaged(format!("tensor {quoted} has a dimension of size 0")));
+        }
+        shape.push(size);
+    }
+
+    let type_id = reader.u32(format_args!("the type of tensor {quoted}"))?;
+    let dtype = match DType::from_ggml(type_id) {
+        Some(dtype) => dtype,
+        None => return Err(reader.unsupported(unknown_type(&quoted, type_id))),
+    };
+    let offset = reader.u64(format_args!("the offset of tensor {quoted}"))?;
+    if !offset.is_multiple_of(alignment) {
+        return Err(reader.damaged(format!(
+            "tensor {quoted} has the offset {offset}, not a multiple of the alignment {alignment}"
+        )));
+    }
+
+    let len = byte_len(dtype, &shape).map_err(|why| reader.damaged(format!("tensor {quoted} {why}")))?;
+    // GGUF has the innermost dimension first. Each fits, as does their product.
+    let shape = shape.iter().rev().map(|&size| size as usize).collect();
+    Ok(TensorInfo { name, dtype, shape, file: FileIdx(0), offset, len })
+}
+
+/// The bytes of a tensor whose dimensions are `shape`, innermost first; or what is wrong with it.
+fn byte_len(dtype: DType, shape: &[u64]) -> Result<u64, String> {
+    let too_many = || format!("has more elements than can be counted: {shape:?}");
+    let mut elements: usize = 1;
+    for &size in shape {
+        let size = usize::try_from(size).map_err(|_| too_many())?;
+        elements = elements.checked_mul(size).ok_or_else(too_many)?;
+    }
+    let row = shape.first().copied().unwrap_or(1) as usize;
+    if !row.is_multiple_of(dtype.block_len()) {
+        return Err(format!(
+            "has rows of {row} elements, not a multiple of the {} in a block of {dtype}",
+            dtype.block_len()
+        ));
+    }
+    let bytes = dtype.row_bytes(row).and_then(|bytes| bytes.checked_mul(elements / row));
+    bytes
+        .map(|bytes| bytes as u64)
+        .ok_or_else(|| format!("has more bytes than can be counted: {shape:?} of {dtype}"))
+}
+
+/// Makes offsets count from the start of the file, and checks that the file has all the data.
+fn locate(reader: &Reader, tensors: &mut [TensorInfo], alignment: u64) -> Result<()> {
+    let data_start = reader.offset().next_multiple_of(alignment);
+    let mut needed = 0;
+    let mut first_missing = None;
+    for tensor in tensors {
+        let place = data_start
+            .checked_add(tensor.offset)
+            .and_then(|start| Some((start, start.checked_add(tensor.len)?)));
+        let Some((start, end)) = place else {
+            return Err(reader.damaged(format!(
+                "tensor {} has the offset {} and {} bytes, past the end of any file",
+                Quoted(&tensor.name),
+                tensor.offset,
+                tensor.len
+            )));
+        };
+        tensor.offset = start;
+        if end > reader.file_len() && first_missing.is_none() {
+            first_missing = Some(&*tensor);
+        }
+        needed = needed.max(end);
+    }
+    match first_missing {
+        None => Ok(()),
+        Some(tensor) => Err(reader.damaged(format!(
+            "the file is incomplete: it has {} bytes and needs {needed} (tensor {} takes {} bytes at offset {}); \
+             perhaps a download was cut short",
+            reader.file_len(),
+            Quoted(&tensor.name),
+            tensor.len,
+            tensor.offset,
+        ))),
+    }
+}
+
+/// Refuses tensors that share bytes. None is empty, so neighbours by offset are all that need comparing.
+fn check_overlaps(reader: &Reader, tensors: &[TensorInfo]) -> Result<()> {
+    let mut by_offset: Vec<&TensorInfo> = tensors.iter().collect();
+    by_offset.sort_unstable_by_key(|tensor| tensor.offset);
+    for (before, after) in by_offset.iter().zip(by_offset.iter().skip(1)) {
+        if after.offset - before.offset < before.len {
+            return Err(reader.damaged(format!(
+                "tensors {} and {} overlap: the first has {} bytes at offset {}, the second starts at {}",
+                Quoted(&before.name),
+                Quoted(&after.name),
+                before.len,
+                before.offset,
+                after.offset
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Describes a type identifier that [`DType`] does not have.
+fn unknown_type(name: &Quoted, id: u32) -> String {
+    let removed = match id {
+        4 => "Q4_2",
+        5 => "Q4_3",
+        31 => "Q4_0_4_4",
+        32 => "Q4_0_4_8",
+        33 => "Q4_0_8_8",
+        36 => "IQ4_NL_4_4",
+        37 => "IQ4_NL_4_8",
+        38 => "IQ4_NL_8_8",
+        _ => return format!("tensor {name} has the type {id}, which is not known"),
+    };
+    format!(
+        "tensor {name} has the type {id} ({removed}), which was removed from the format; quantise it again"
+    )
+}

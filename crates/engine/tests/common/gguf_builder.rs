@@ -1,0 +1,191 @@
+//! Writes small GGUF files, sound ones and wrong ones, for tests.
+
+// Each test binary compiles this file for itself and uses only some of it.
+#![allow(dead_code)]
+
+/// Identifiers of value types.
+pub mod value_type {
+    pub const U8: u32 = 0;
+    pub const U16: u32 = 2;
+    pub const U32: u32 = 4;
+    pub const I32: u32 = 5;
+    pub const F32: u32 = 6;
+    pub const BOOL: u32 = 7;
+    pub const STRING: u32 = 8;
+    pub const ARRAY: u32 = 9;
+    pub const U64: u32 = 10;
+}
+
+/// Identifiers of tensor types.
+pub mod tensor_type {
+    pub const F32: u32 = 0;
+    pub const Q8_0: u32 = 8;
+    pub const Q4_K: u32 = 12;
+    pub const F64: u32 = 28;
+}
+
+/// A file in the making. What is not set takes the value that makes the file sound.
+#[derive(Clone)]
+pub struct GgufBuilder {
+    pub magic: [u8; 4],
+    pub version: u32,
+    /// Written in place of the true numbers.
+    pub tensor_count: Option<u64>,
+    pub entry_count: Option<u64>,
+    alignment: usize,
+    entries: Vec<Vec<u8>>,
+    tensors: Vec<Tensor>,
+}
+
+#[derive(Clone)]
+struct Tensor {
+    /// The entry up to the offset.
+    head: Vec<u8>,
+    /// Written in place of the true offset.
+    offset: Option<u64>,
+    data: Vec<u8>,
+}
+
+impl Default for GgufBuilder {
+    fn default() -> GgufBuilder {
+        GgufBuilder {
+            magic: *b"GGUF",
+            version: 3,
+            tensor_count: None,
+            entry_count: None,
+            alignment: 32,
+            entries: Vec::new(),
+            tensors: Vec::new(),
+        }
+    }
+}
+
+impl GgufBuilder {
+    pub fn new() -> GgufBuilder {
+        GgufBuilder::default()
+    }
+
+    pub fn version(mut self, version: u32) -> Self {
+        self.version = version;
+        self
+    }
+
+    /// Adds an entry whose key and value are these bytes.
+    pub fn raw(mut self, key: impl AsRef<[u8]>, value_type: u32, value: impl AsRef<[u8]>) -> Self {
+        let entry = [&string(key.as_ref())[..], &value_type.to_le_bytes(), value.as_ref()].concat();
+        self.entries.push(entry);
+        self
+    }
+
+    pub fn bool(self, key: &str, value: u8) -> Self {
+        self.raw(key, value_type::BOOL, [value])
+    }
+
+    pub fn u16(self, key: &str, value: u16) -> Self {
+        self.raw(key, value_type::U16, value.to_le_bytes())
+    }
+
+    pub fn u32(self, key: &str, value: u32) -> Self {
+        self.raw(key, value_type::U32, value.to_le_bytes())
+    }
+
+    pub fn i32(self, key: &str, value: i32) -> Self {
+        self.raw(key, value_type::I32, value.to_le_bytes())
+    }
+
+    pub fn f32(self, key: &str, value: f32) -> Self {
+        self.raw(key, value_type::F32, value.to_le_bytes())
+    }
+
+    pub fn str(self, key: &str, value: &str) -> Self {
+        self.raw(key, value_type::STRING, string(value.as_bytes()))
+    }
+
+    /// Adds an array whose elements are these bytes.
+    pub fn array(self, key: &str, element_type: u32, count: u64, elements: impl AsRef<[u8]>) -> Self {
+        let value = [&element_type.to_le_bytes()[..], &count.to_le_bytes(), elements.as_ref()].concat();
+        self.raw(key, value_type::ARRAY, value)
+    }
+
+    pub fn strings(self, key: &str, values: &[&str]) -> Self {
+        let elements: Vec<u8> = values.iter().flat_map(|s| string(s.as_bytes())).collect();
+        self.array(key, value_type::STRING, values.len() as u64, elements)
+    }
+
+    /// Sets `general.alignment` and places the tensors by it.
+    pub fn alignment(mut self, alignment: u32) -> Self {
+        self.alignment = alignment as usize;
+        self.u32("general.alignment", alignment)
+    }
+
+    /// Adds a tensor. `dims` has the innermost dimension first, as the file does.
+    pub fn tensor(mut self, name: impl AsRef<[u8]>, tensor_type: u32, dims: &[u64], bytes: usize) -> Self {
+        let mut head = string(name.as_ref());
+        head.extend((dims.len() as u32).to_le_bytes());
+        dims.iter().for_each(|d| head.extend(d.to_le_bytes()));
+        head.extend(tensor_type.to_le_bytes());
+        let data = (0..bytes).map(|i| i as u8).collect();
+        self.tensors.push(Tensor { head, offset: None, data });
+        self
+    }
+
+    /// Makes the last tensor claim this offset from the start of the data.
+    pub fn at(mut self, offset: u64) -> Self {
+        self.tensors.last_mut().expect("a tensor was added").offset = Some(offset);
+        self
+    }
+
+    /// The file. It ends with the last byte of the last tensor.
+    pub fn build(&self) -> Vec<u8> {
+        let mut file = self.magic.to_vec();
+        file.extend(self.version.to_le_bytes());
+        file.extend(self.tensor_count.unwrap_or(self.tensors.len() as u64).to_le_bytes());
+        file.extend(self.entry_count.unwrap_or(self.entries.len() as u64).to_le_bytes());
+        self.entries.iter().for_each(|entry| file.extend(entry));
+
+        let mut data = Vec::new();
+        for tensor in &self.tensors {
+            pad(&mut data, self.alignment);
+            file.extend(&tensor.head);
+            file.extend(tensor.offset.unwrap_or(data.len() as u64).to_le_bytes());
+            data.extend(&tensor.data);
+        }
+        if !data.is_empty() {
+            pad(&mut file, self.alignment);
+            file.extend(data);
+        }
+        file
+    }
+}
+
+/// A small sound file with every kind of value and three types of tensor.
+pub fn sample() -> GgufBuilder {
+    GgufBuilder::new()
+        .str("general.architecture", "qwen3moe")
+        .u32("qwen3moe.block_count", 2)
+        .i32("qwen3moe.offset", -7)
+        .f32("qwen3moe.rope.freq_base", 10_000.0)
+        .bool("tokenizer.ggml.add_bos_token", 1)
+        .raw("general.size", value_type::U64, (1u64 << 40).to_le_bytes())
+        .strings("tokenizer.ggml.tokens", &["<s>", "", "grüße", "a b"])
+        .array(
+            "tokenizer.ggml.token_type",
+            value_type::I32,
+            4,
+            [1i32, -2, 3, 4].map(i32::to_le_bytes).concat(),
+        )
+        .array("qwen3moe.flags", value_type::BOOL, 3, [1, 0, 1])
+        .strings("tokenizer.ggml.merges", &[])
+        .tensor("token_embd.weight", tensor_type::Q8_0, &[64, 4], 4 * 2 * 34)
+        .tensor("output_norm.weight", tensor_type::F32, &[5], 20)
+        .tensor("blk.0.ffn_up_exps.weight", tensor_type::Q4_K, &[256, 3, 2], 6 * 144)
+}
+
+/// A length and bytes, as the format writes a text.
+pub fn string(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
+}
+
+fn pad(bytes: &mut Vec<u8>, alignment: usize) {
+    bytes.resize(bytes.len().next_multiple_of(alignment), 0);
+}
