@@ -1,0 +1,119 @@
+//! Turns tokens into text as they come.
+
+use super::Tokenizer;
+use crate::TokenId;
+
+/// Decodes token by token and never gives half a character: a token may end inside one, and then its bytes wait
+/// for the next token. All that it gives, joined, equals [`Tokenizer::decode`] of all tokens.
+///
+/// ```
+/// # use forebay_engine::{TokenId, tokenizer::{StreamDecoder, Tokenizer}};
+/// # fn print(tokenizer: &Tokenizer, tokens: &[TokenId]) {
+/// let mut decoder = StreamDecoder::new(false);
+/// for &token in tokens {
+///     print!("{}", decoder.push(tokenizer, token));
+/// }
+/// print!("{}", decoder.finish());
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct StreamDecoder {
+    special: bool,
+    /// The start of a character whose rest has not come yet: at most three bytes between calls.
+    held: Vec<u8>,
+}
+
+impl StreamDecoder {
+    /// A decoder at the start of a text; `special` says whether control tokens are printed.
+    pub fn new(special: bool) -> StreamDecoder {
+        StreamDecoder { special, held: Vec::new() }
+    }
+
+    /// Takes the next token and gives the text that is complete with it.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: TokenId) -> String {
+        if self.special || !tokenizer.is_control(id) {
+            self.held.extend_from_slice(tokenizer.token_bytes(id));
+        }
+        self.take_complete()
+    }
+
+    /// Ends the text and gives what is left: a replacement character where it ends inside a character.
+    pub fn finish(&mut self) -> String {
+        let rest = String::from_utf8_lossy(&self.held).into_owned();
+        self.held.clear();
+        rest
+    }
+
+    /// Cuts the held bytes where an unfinished character starts and decodes what is before it. Whether bytes are
+    /// invalid or unfinished shows in those bytes alone, so decoding in pieces gives what decoding at once would.
+    fn take_complete(&mut self) -> String {
+        let unfinished = match self.held.utf8_chunks().last() {
+            Some(last) if may_continue(last.invalid()) => last.invalid().len(),
+            _ => 0,
+        };
+        let complete = self.held.len() - unfinished;
+        let text = String::from_utf8_lossy(&self.held[..complete]).into_owned();
+        self.held.drain(..complete);
+        text
+    }
+}
+
+/// Whether more bytes can make these, which end a text, one valid character.
+fn may_continue(bytes: &[u8]) -> bool {
+    matches!(std::str::from_utf8(bytes), Err(e) if e.error_len().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Feeds raw bytes in pieces, as tokens would bring them.
+    fn stream(pieces: &[Vec<u8>]) -> String {
+        let mut decoder = StreamDecoder::default();
+        let mut text = String::new();
+        for piece in pieces {
+            decoder.held.extend_from_slice(piece);
+            text += &decoder.take_complete();
+            assert!(decoder.held.len() < 4, "more than one character is held back");
+        }
+        text + &decoder.finish()
+    }
+
+    #[test]
+    fn half_a_character_waits_for_the_rest() {
+        let mut decoder = StreamDecoder::default();
+        decoder.held.extend_from_slice("é".as_bytes().split_last().unwrap().1);
+        assert_eq!(decoder.take_complete(), "");
+        decoder.held.push("é".as_bytes()[1]);
+        assert_eq!(decoder.take_complete(), "é");
+        assert_eq!(decoder.finish(), "");
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_of_any_bytes_gives_the_lossy_text(
+            pieces in prop::collection::vec(prop::collection::vec(byte(), 0..6), 0..12),
+        ) {
+            let whole: Vec<u8> = pieces.concat();
+            prop_assert_eq!(stream(&pieces), String::from_utf8_lossy(&whole));
+        }
+
+        #[test]
+        fn valid_text_cut_anywhere_comes_back(text in any::<String>(), size in 1usize..5) {
+            let pieces: Vec<Vec<u8>> = text.as_bytes().chunks(size).map(<[u8]>::to_vec).collect();
+            prop_assert_eq!(stream(&pieces), text);
+        }
+    }
+
+    /// Bytes that start, continue or break a character more often than chance would.
+    fn byte() -> impl Strategy<Value = u8> {
+        prop_oneof![
+            any::<u8>(),
+            0x80u8..0xc0,
+            prop::sample::select(vec![0xc2, 0xe0, 0xe2, 0xed, 0xef, 0xf0, 0xf4]),
+            0x61u8..0x64
+        ]
+    }
+}

@@ -1,0 +1,253 @@
+//! A tokenizer from any metadata is a working tokenizer or an error that names what is wrong.
+
+use std::path::Path;
+
+use forebay_engine::format::{Metadata, NumberArray, NumberKind, StringArray, Value};
+use forebay_engine::tokenizer::{Bos, EncodeOptions, StreamDecoder, Tokenizer};
+use forebay_engine::{Error, Result, TokenId};
+
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+
+/// A vocabulary to be changed by a test: the bytes of `a`, `b`, `c`, space and `é`, one merge, then the rest.
+#[derive(Clone)]
+struct File {
+    tokens: Vec<(&'static str, i32)>,
+    merges: Vec<&'static str>,
+    others: Vec<(&'static str, Value)>,
+}
+
+impl File {
+    fn new() -> File {
+        let text = |key, value: &str| (key, Value::String(value.to_owned()));
+        File {
+            tokens: ["a", "b", "c", "Ġ", "Ã", "©", "ab"].map(|t| (t, NORMAL)).to_vec(),
+            merges: vec!["a b"],
+            others: vec![text("tokenizer.ggml.model", "gpt2"), text("tokenizer.ggml.pre", "gpt-2")],
+        }
+    }
+
+    fn token(mut self, text: &'static str, kind: i32) -> File {
+        self.tokens.push((text, kind));
+        self
+    }
+
+    fn merge(mut self, merge: &'static str) -> File {
+        self.merges.push(merge);
+        self
+    }
+
+    /// Sets a key, over what the file would hold.
+    fn set(mut self, key: &'static str, value: Value) -> File {
+        self.others.retain(|(k, _)| *k != key);
+        self.others.push((key, value));
+        self
+    }
+
+    fn metadata(&self) -> Metadata {
+        let mut strings = StringArray::default();
+        self.tokens.iter().for_each(|(text, _)| strings.push(text));
+        let mut merges = StringArray::default();
+        self.merges.iter().for_each(|merge| merges.push(merge));
+        let types = self.tokens.iter().flat_map(|(_, kind)| kind.to_le_bytes()).collect();
+
+        let mut metadata = Metadata::default();
+        for (key, value) in &self.others {
+            metadata.insert((*key).to_owned(), value.clone()).unwrap();
+        }
+        // A key that the test has set stays as it is.
+        let _ = metadata.insert("tokenizer.ggml.tokens".to_owned(), Value::Strings(strings));
+        let _ = metadata.insert("tokenizer.ggml.merges".to_owned(), Value::Strings(merges));
+        let types = Value::Numbers(NumberArray::new(NumberKind::I32, types));
+        let _ = metadata.insert("tokenizer.ggml.token_type".to_owned(), types);
+        metadata
+    }
+
+    fn open(&self) -> Result<Tokenizer> {
+        Tokenizer::from_metadata(Path::new("model.gguf"), &self.metadata())
+    }
+
+    /// The message with which the file is refused as damaged.
+    fn refusal(&self) -> String {
+        match self.open() {
+            Err(e @ Error::Format { .. }) => e.to_string(),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn ids(tokenizer: &Tokenizer, text: &str, special: bool) -> Vec<u32> {
+    let options = EncodeOptions { special, bos: Bos::AsFileSays };
+    tokenizer.encode(text, options).unwrap().iter().map(|id| id.0).collect()
+}
+
+#[test]
+fn merges_apply_within_words() {
+    let tokenizer = File::new().open().unwrap();
+    assert_eq!(ids(&tokenizer, "ab a bé", false), [6, 3, 0, 3, 1, 4, 5]);
+}
+
+#[test]
+fn control_tokens_are_text_unless_asked_for() {
+    let tokenizer = File::new()
+        .token("c", CONTROL)
+        .token("<", NORMAL)
+        .token("<a>", CONTROL)
+        .token(">", NORMAL)
+        .token("bb", USER_DEFINED)
+        .token("a<", UNKNOWN)
+        .open()
+        .unwrap();
+    // `c` is an ordinary token and, later, a control token: the ordinary one is what BPE makes.
+    assert_eq!(ids(&tokenizer, "c", false), [2]);
+    assert_eq!(ids(&tokenizer, "<a>bbb", false), [8, 0, 10, 11, 1]);
+    assert_eq!(ids(&tokenizer, "<a>bbb", true), [9, 11, 1]);
+    let tokens = [TokenId(9), TokenId(0), TokenId(11), TokenId(12)];
+    assert_eq!(tokenizer.decode(&tokens, false), "abb");
+    assert_eq!(tokenizer.decode(&tokens, true), "<a>abba<");
+}
+
+#[test]
+fn the_caller_and_the_file_decide_on_bos() {
+    let file = File::new().token("<s>", CONTROL).set("tokenizer.ggml.bos_token_id", Value::Unsigned(7));
+    let with = |file: &File, bos| {
+        let tokens = file.open().unwrap().encode("a", EncodeOptions { special: false, bos });
+        tokens.map(|tokens| tokens.len())
+    };
+    assert_eq!(with(&file, Bos::AsFileSays).unwrap(), 1);
+    assert_eq!(with(&file, Bos::Always).unwrap(), 2);
+    let adds = file.set("tokenizer.ggml.add_bos_token", Value::Bool(true));
+    assert_eq!(with(&adds, Bos::AsFileSays).unwrap(), 2);
+    assert_eq!(with(&adds, Bos::Never).unwrap(), 1);
+    assert!(adds.open().unwrap().adds_bos());
+    assert!(matches!(with(&File::new(), Bos::Always), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn end_tokens_are_what_the_file_declares_once_each() {
+    let tokenizer = File::new()
+        .set("tokenizer.ggml.eos_token_id", Value::Unsigned(3))
+        .set("tokenizer.ggml.eot_token_id", Value::Signed(2))
+        .set("tokenizer.ggml.eom_token_id", Value::Unsigned(3))
+        .open()
+        .unwrap();
+    assert_eq!(tokenizer.end_tokens(), [TokenId(3), TokenId(2)]);
+    assert!(File::new().open().unwrap().end_tokens().is_empty());
+}
+
+#[test]
+fn a_character_cut_by_tokens_is_streamed_whole() {
+    let tokenizer = File::new().open().unwrap();
+    let mut decoder = StreamDecoder::new(false);
+    let pushed: Vec<_> = [0, 4, 5, 4, 4].map(|id| decoder.push(&tokenizer, TokenId(id))).into();
+    assert_eq!(pushed, ["a", "", "é", "", "\u{fffd}"]);
+    assert_eq!(decoder.finish(), "\u{fffd}");
+}
+
+#[test]
+fn of_two_tokens_with_one_text_the_first_is_used() {
+    let tokenizer = File::new().token("ab", NORMAL).open().unwrap();
+    assert_eq!(ids(&tokenizer, "ab", false), [6]);
+    assert_eq!(tokenizer.decode(&[TokenId(7)], false), "ab");
+}
+
+#[test]
+fn a_byte_without_a_token_is_an_error_or_the_unknown_token() {
+    let text = "a!";
+    let error = File::new().open().unwrap().encode(text, EncodeOptions::default()).unwrap_err();
+    assert!(matches!(&error, Error::Invalid(m) if m.contains("0x21")), "{error}");
+    let unknown = File::new().token("<unk>", UNKNOWN).set("tokenizer.ggml.unknown_token_id", Value::Unsigned(7));
+    assert_eq!(ids(&unknown.open().unwrap(), text, false), [0, 7]);
+}
+
+#[test]
+fn token_types_may_be_absent() {
+    let mut metadata = Metadata::default();
+    for (key, value) in File::new().metadata().iter().filter(|(key, _)| !key.ends_with("token_type")) {
+        metadata.insert(key.to_owned(), value.clone()).unwrap();
+    }
+    assert!(Tokenizer::from_metadata(Path::new("model.gguf"), &metadata).is_ok());
+}
+
+#[test]
+fn what_is_not_supported_is_named_with_what_is() {
+    let refused = |key, value: &str| match File::new().set(key, Value::String(value.to_owned())).open() {
+        Err(Error::Unsupported(message)) => message,
+        other => panic!("{other:?}"),
+    };
+    let message = refused("tokenizer.ggml.model", "llama");
+    assert!(message.contains("`llama`") && message.contains("gpt2"), "{message}");
+    let message = refused("tokenizer.ggml.pre", "exaone");
+    assert!(message.contains("`exaone`") && message.contains("qwen2"), "{message}");
+}
+
+#[test]
+fn a_missing_or_mistyped_key_is_named() {
+    for key in ["model", "pre", "tokens", "merges"].map(|key| format!("tokenizer.ggml.{key}")) {
+        let mut without = Metadata::default();
+        let mut mistyped = Metadata::default();
+        for (k, value) in File::new().metadata().iter() {
+            let wrong = if k == key { Value::Float(1.0) } else { value.clone() };
+            mistyped.insert(k.to_owned(), wrong).unwrap();
+            if k != key {
+                without.insert(k.to_owned(), value.clone()).unwrap();
+            }
+        }
+        for metadata in [without, mistyped] {
+            let error = Tokenizer::from_metadata(Path::new("model.gguf"), &metadata).unwrap_err();
+            assert!(matches!(error, Error::Format { .. }) && error.to_string().contains(&key), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_bad_merge_is_named() {
+    // The last would be longer than any token.
+    for merge in ["ab", "a x", " ab", "a ", "", "b a", "a b c", "ab ab"] {
+        let message = File::new().merge(merge).refusal();
+        assert!(message.contains("merge 1,") && message.contains(&format!("`{merge}`")), "{message}");
+    }
+}
+
+#[test]
+fn lists_of_different_lengths_are_refused() {
+    let types = Value::Numbers(NumberArray::new(NumberKind::I32, vec![1, 0, 0, 0]));
+    let message = File::new().set("tokenizer.ggml.token_type", types).refusal();
+    assert!(message.contains("1 entries for 7 tokens"), "{message}");
+}
+
+#[test]
+fn an_unknown_token_type_is_refused() {
+    for kind in [7, -1, i32::MAX] {
+        assert!(File::new().token("d", kind).refusal().contains("token 7"));
+    }
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_refused() {
+    for key in ["bos", "eos", "eot", "eom", "unknown"] {
+        let key: &'static str = format!("tokenizer.ggml.{key}_token_id").leak();
+        for value in [Value::Unsigned(7), Value::Signed(-1), Value::Unsigned(1 << 40), Value::Bool(true)] {
+            assert!(File::new().set(key, value).refusal().contains(key));
+        }
+    }
+}
+
+#[test]
+fn an_empty_vocabulary_spells_nothing() {
+    let mut file = File::new();
+    file.tokens.clear();
+    file.merges.clear();
+    let tokenizer = file.open().unwrap();
+    assert!(ids(&tokenizer, "", true).is_empty());
+    assert!(tokenizer.encode("a", EncodeOptions::default()).is_err());
+    assert_eq!(tokenizer.find(""), None);
+}
+
+#[test]
+fn an_empty_special_token_matches_nothing() {
+    let tokenizer = File::new().token("", CONTROL).token("", USER_DEFINED).open().unwrap();
+    assert_eq!(ids(&tokenizer, "ab", true), [6]);
+}
