@@ -222,7 +222,8 @@ fn attend_typed<T: Copy + Into<f32>>(
 ) {
     let count = keys.len() / step.head_dim;
     assert!(count <= KEY_BLOCK && values.len() == count * step.value_dim);
-    let heads = step.queries.chunks_exact(step.head_dim).zip(running).zip(out.chunks_exact_mut(step.value_dim));
+    let heads =
+        step.queries.chunks_exact(step.head_dim).zip(running).zip(out.chunks_exact_mut(step.value_dim));
     for ((query, running), out) in heads {
         let mut scores = [0.0f32; KEY_BLOCK];
         let mut max = running.max;

@@ -177,10 +177,6 @@ impl Q8Panel {
 
 impl Default for Q8Panel {
     fn default() -> Self {
-        Q8Panel {
-            lanes: [0; Q8Panel::LEN],
-            sums: [0; Q8Panel::LEN / 16],
-            scales: [0.0; Q8Panel::LEN / 32],
-        }
+        Q8Panel { lanes: [0; Q8Panel::LEN], sums: [0; Q8Panel::LEN / 16], scales: [0.0; Q8Panel::LEN / 32] }
     }
 }

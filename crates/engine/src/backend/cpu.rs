@@ -241,8 +241,9 @@ impl Backend for CpuBackend {
         let reads_gate: Vec<_> = leases
             .iter()
             .zip(&buckets)
-            .map(|(lease, bucket)| {
-                Job { w: lease.part(ExpertPart::Down), index: Some(&places[bucket.clone()]) }
+            .map(|(lease, bucket)| Job {
+                w: lease.part(ExpertPart::Down),
+                index: Some(&places[bucket.clone()]),
             })
             .collect();
         let activated = Activations { rows: &gate[..places.len() * inner], width: inner };
@@ -296,7 +297,15 @@ fn view(m: &HostMatrix) -> MatRef<'_> {
 }
 
 /// The heads of one group attend to the first `len` positions of their key head.
-fn attend(kernels: &Kernels, kv: &CpuKv, head: usize, len: usize, queries: &[f32], scale: f32, out: &mut [f32]) {
+fn attend(
+    kernels: &Kernels,
+    kv: &CpuKv,
+    head: usize,
+    len: usize,
+    queries: &[f32],
+    scale: f32,
+    out: &mut [f32],
+) {
     let KvShape { key_dim, value_dim, .. } = kv.shape();
     let mut running = vec![RunningSoftmax::START; queries.len() / key_dim];
     out.fill(0.0);

@@ -48,8 +48,7 @@ impl CpuKv {
             });
         }
         let page = &mut self.pages[page];
-        for (head, (key, value)) in
-            keys.chunks_exact(key_dim).zip(values.chunks_exact(value_dim)).enumerate()
+        for (head, (key, value)) in keys.chunks_exact(key_dim).zip(values.chunks_exact(value_dim)).enumerate()
         {
             page.keys.write((head * KEY_BLOCK + row) * key_dim, key);
             page.values.write((head * KEY_BLOCK + row) * value_dim, value);

@@ -68,12 +68,9 @@ impl Blueprint {
             let mut bytes = vec![0; tensor.len as usize];
             source.read_exact_at(tensor.file, tensor.offset, &mut bytes)?;
             backend.load(match declared {
-                Declared::Matrix(t) => Weight::Matrix(HostMatrix {
-                    dtype: t.dtype,
-                    rows: t.shape[0],
-                    cols: t.shape[1],
-                    bytes,
-                }),
+                Declared::Matrix(t) => {
+                    Weight::Matrix(HostMatrix { dtype: t.dtype, rows: t.shape[0], cols: t.shape[1], bytes })
+                }
                 Declared::Vector(t) => {
                     let mut values = vec![0.0; t.shape[0]];
                     dequantise_row(t.dtype, &bytes, &mut values);
@@ -191,13 +188,7 @@ impl<'a> Builder<'a> {
 
     /// The finished blueprint.
     pub fn finish(self, model: Box<dyn Model>, context: usize) -> Blueprint {
-        Blueprint {
-            model,
-            context,
-            experts: self.experts,
-            buffers: self.buffers,
-            weights: self.weights,
-        }
+        Blueprint { model, context, experts: self.experts, buffers: self.buffers, weights: self.weights }
     }
 
     fn tensor(&self, name: &str) -> Result<&'a TensorInfo> {

@@ -18,7 +18,7 @@ pub trait ByteSource: Send + Sync {
     fn path(&self, file: FileIdx) -> &Path;
 }
 
-impl dyn ByteSource {
+impl dyn ByteSource + '_ {
     /// Fills `buffer` from `offset` on.
     ///
     /// # Errors

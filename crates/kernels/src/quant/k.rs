@@ -86,11 +86,7 @@ fn unpack_scales_and_mins(block: &[u8], out: &mut Unpacked) {
     for i in 0..4 {
         let pairs = [
             (i, packed[i] & 63, packed[i + 4] & 63),
-            (
-                i + 4,
-                packed[i + 8] & 15 | packed[i] >> 6 << 4,
-                packed[i + 8] >> 4 | packed[i + 4] >> 6 << 4,
-            ),
+            (i + 4, packed[i + 8] & 15 | packed[i] >> 6 << 4, packed[i + 8] >> 4 | packed[i + 4] >> 6 << 4),
         ];
         for (part, scale, min) in pairs {
             let subs = part * 32 / SUB..(part + 1) * 32 / SUB;

@@ -1,0 +1,213 @@
+//! An answer to a prompt: the loop of sampling and computing, and when it ends.
+
+use std::time::Instant;
+
+use crate::TokenId;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::sampler::{Sampler, SamplingOverrides, SamplingParams};
+use crate::session::{Session, Watch};
+use crate::stop::StopMatcher;
+use crate::tokenizer::StreamDecoder;
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The whole conversation so far.
+    pub prompt: Vec<TokenId>,
+    /// The most tokens to generate; without it, until the context is full.
+    pub max_tokens: Option<usize>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Texts that end the answer and are not part of it.
+    pub stop: Vec<String>,
+    /// Never choose the model's end tokens.
+    pub ignore_end: bool,
+}
+
+impl Request {
+    /// A request for an answer with the sampling parameters that the model's file recommends.
+    ///
+    /// # Errors
+    /// If the file's recommendations make no sense.
+    pub fn new(engine: &Engine, prompt: Vec<TokenId>) -> Result<Request> {
+        let file = engine.file();
+        let sampling = SamplingOverrides::default().resolve(&file.metadata, file.path())?;
+        Ok(Request { prompt, max_tokens: None, sampling, stop: Vec::new(), ignore_end: false })
+    }
+}
+
+/// What happens while an answer is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// The prompt is being read.
+    Prompt {
+        /// Tokens read.
+        done: usize,
+        /// Tokens to read.
+        total: usize,
+    },
+    /// More text of the answer: whole characters.
+    Text(&'a str),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model chose an end token, or a stop string came up.
+    Stop,
+    /// As many tokens as were asked for, or as fit the context.
+    Length,
+    /// Somebody [cancelled](crate::Cancel) it.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// The name for people and for JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Measured while an answer was made. Times are in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, the ones the session already held.
+    pub reused_tokens: usize,
+    /// Reading the prompt.
+    pub prompt_seconds: f64,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// From the end of the prompt to the end of the answer.
+    pub decode_seconds: f64,
+    /// From the start to the first token.
+    pub ttft_seconds: f64,
+}
+
+/// A finished answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Its tokens, without the end token.
+    pub tokens: Vec<TokenId>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// The seed that repeats it.
+    pub seed: u64,
+    /// What it took.
+    pub stats: Stats,
+}
+
+impl Session {
+    /// Answers a prompt. A cancelled answer is not an error: it ends where it was.
+    ///
+    /// # Errors
+    /// If the request makes no sense, the prompt does not fit the context, or the computation fails.
+    pub fn generate(&mut self, request: &Request, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Answer> {
+        let engine = self.engine().clone();
+        let tokenizer = engine.tokenizer();
+        let mut sampling = request.sampling.clone();
+        if request.ignore_end {
+            sampling.logit_bias.extend(tokenizer.end_tokens().iter().map(|&t| (t, f32::NEG_INFINITY)));
+        }
+        let mut sampler = Sampler::new(sampling, engine.vocab_size())?;
+        sampler.accept_prompt(&request.prompt);
+        let mut text = TextStream {
+            decoder: StreamDecoder::new(false),
+            stops: StopMatcher::new(request.stop.clone())?,
+            text: String::new(),
+        };
+        let mut answer = Answer {
+            text: String::new(),
+            tokens: Vec::new(),
+            finish_reason: FinishReason::Length,
+            seed: sampler.seed(),
+            stats: Stats { prompt_tokens: request.prompt.len(), ..Stats::default() },
+        };
+
+        let start = Instant::now();
+        let mut progress = |done, total| on_event(Event::Prompt { done, total });
+        let watch = Watch { progress: Some(&mut progress), logits: None };
+        match self.extend_watched(&request.prompt, watch) {
+            Ok(extended) => answer.stats.reused_tokens = extended.reused,
+            Err(Error::Cancelled) => answer.finish_reason = FinishReason::Cancelled,
+            Err(error) => return Err(error),
+        }
+        answer.stats.prompt_seconds = start.elapsed().as_secs_f64();
+
+        let room = engine.context() - request.prompt.len();
+        let most = request.max_tokens.map_or(room, |n| n.min(room));
+        while answer.finish_reason != FinishReason::Cancelled && answer.tokens.len() < most {
+            let token = sampler.sample(self.logits())?;
+            if answer.tokens.is_empty() {
+                answer.stats.ttft_seconds = start.elapsed().as_secs_f64();
+            }
+            if tokenizer.end_tokens().contains(&token) {
+                answer.finish_reason = FinishReason::Stop;
+                break;
+            }
+            sampler.accept(token);
+            answer.tokens.push(token);
+            if text.push(tokenizer, token, on_event) {
+                answer.finish_reason = FinishReason::Stop;
+                break;
+            }
+            if answer.tokens.len() < most {
+                match self.push(token) {
+                    Ok(()) => {}
+                    Err(Error::Cancelled) => answer.finish_reason = FinishReason::Cancelled,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        answer.text = text.finish(on_event);
+        answer.stats.generated_tokens = answer.tokens.len();
+        answer.stats.decode_seconds = start.elapsed().as_secs_f64() - answer.stats.prompt_seconds;
+        Ok(answer)
+    }
+}
+
+/// Tokens in, text out: whole characters, up to a stop string.
+struct TextStream {
+    decoder: StreamDecoder,
+    stops: StopMatcher,
+    text: String,
+}
+
+impl TextStream {
+    /// Takes a token; true if a stop string came up.
+    fn push(
+        &mut self,
+        tokenizer: &crate::tokenizer::Tokenizer,
+        token: TokenId,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) -> bool {
+        let outcome = self.stops.push(&self.decoder.push(tokenizer, token));
+        self.emit(&outcome.emit, on_event);
+        outcome.stopped
+    }
+
+    /// Emits what was held back, and gives the whole text.
+    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> String {
+        let tail = self.decoder.finish();
+        let outcome = self.stops.push(&tail);
+        self.emit(&outcome.emit, on_event);
+        let held = self.stops.finish();
+        self.emit(&held, on_event);
+        self.text
+    }
+
+    fn emit(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) {
+        if !text.is_empty() {
+            self.text.push_str(text);
+            on_event(Event::Text(text));
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Models and reference logits that the tests share.
+
+use std::path::{Path, PathBuf};
+
+use forebay_engine::{Engine, Options, Precision, TokenId, Watch};
+use safetensors::SafeTensors;
+
+/// The demo model of the repository.
+pub fn demo_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf")
+}
+
+/// A file of the tests' data.
+pub fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+pub fn options(precision: Precision) -> Options {
+    Options { precision, threads: Some(2), ..Options::default() }
+}
+
+/// Logits that another program computed.
+pub struct Reference {
+    pub tokens: Vec<TokenId>,
+    pub logits: Vec<f32>,
+}
+
+impl Reference {
+    pub fn read(name: &str) -> Reference {
+        let bytes = std::fs::read(data(name)).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let words = |name: &str| -> Vec<[u8; 4]> {
+            file.tensor(name).unwrap().data().chunks_exact(4).map(|b| b.try_into().unwrap()).collect()
+        };
+        Reference {
+            tokens: words("tokens").into_iter().map(|b| TokenId(u32::from_le_bytes(b))).collect(),
+            logits: words("logits").into_iter().map(f32::from_le_bytes).collect(),
+        }
+    }
+}
+
+/// The logits of every position.
+pub fn logits(model: &Path, options: &Options, tokens: &[TokenId]) -> Vec<f32> {
+    let engine = Engine::open(model, options).unwrap();
+    let mut all = Vec::new();
+    let mut collect = |_: usize, logits: &[f32]| all.extend_from_slice(logits);
+    let watch = Watch { logits: Some(&mut collect), ..Watch::default() };
+    engine.session().extend_watched(tokens, watch).unwrap();
+    all
+}
+
+/// ‖a − b‖ / ‖b‖
+pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let square = |v: f64| v * v;
+    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(a - b))).sum();
+    let norm: f64 = b.iter().map(|&b| square(b.into())).sum();
+    (difference / norm).sqrt()
+}

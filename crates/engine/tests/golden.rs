@@ -1,0 +1,31 @@
+//! Logits against code we did not write: Hugging Face transformers in f32, and llama.cpp.
+
+#[path = "common/models.rs"]
+mod common;
+
+use common::{Reference, demo_model, logits, options, relative_error};
+use forebay_engine::Precision;
+
+#[test]
+fn exact_logits_of_the_tiny_model_equal_those_of_transformers() {
+    let reference = Reference::read("golden/qwen3moe.logits.safetensors");
+    let ours = logits(&common::data("golden/qwen3moe.gguf"), &options(Precision::Exact), &reference.tokens);
+    let error = relative_error(&ours, &reference.logits);
+    assert!(error < 1e-3, "relative error {error}");
+}
+
+#[test]
+fn exact_logits_of_the_demo_model_equal_those_of_transformers() {
+    let reference = Reference::read("golden/tales-qwen3moe-Q4_K_M.f32.logits.safetensors");
+    let ours = logits(&demo_model(), &options(Precision::Exact), &reference.tokens);
+    let error = relative_error(&ours, &reference.logits);
+    assert!(error < 1e-3, "relative error {error}");
+}
+
+#[test]
+fn fast_logits_of_the_demo_model_are_close_to_those_of_llama_cpp() {
+    let reference = Reference::read("golden/tales-qwen3moe-Q4_K_M.llamacpp.logits.safetensors");
+    let ours = logits(&demo_model(), &options(Precision::Fast), &reference.tokens);
+    let error = relative_error(&ours, &reference.logits);
+    assert!(error < 3e-2, "relative error {error}");
+}
