@@ -1,0 +1,148 @@
+//! Flags that several commands share.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
+use forebay_engine::{Engine, Options, Precision, TokenId};
+
+use crate::progress;
+
+/// How a model is loaded.
+#[derive(Args)]
+pub struct LoadArgs {
+    /// Tokens a conversation may have [default: 8192, or the model's limit if smaller]
+    #[arg(long, value_name = "N")]
+    ctx: Option<usize>,
+    /// Threads that compute [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Dequantise weights and compute in f32: slower, the reference for `fast`
+    #[arg(long)]
+    exact: bool,
+}
+
+impl LoadArgs {
+    /// Loads the model, with a progress bar if it takes longer than a moment.
+    pub fn load(&self, path: &std::path::Path) -> Result<Engine> {
+        let bar = progress::Loading::new();
+        let options = Options {
+            context: self.ctx,
+            threads: self.threads,
+            precision: if self.exact { Precision::Exact } else { Precision::Fast },
+            progress: Some(bar.callback()),
+            ..Options::default()
+        };
+        let engine = Engine::open(path, &options);
+        bar.finish();
+        Ok(engine?)
+    }
+}
+
+/// How tokens are chosen. What is not given comes from the model's file, if it says.
+#[derive(Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Randomness; 0 always takes the likeliest token [default: 0.8]
+    #[arg(long, value_name = "T")]
+    temp: Option<f32>,
+    /// Choose among the K likeliest tokens; 0 for all [default: 40]
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Choose among the likeliest tokens that together have probability P [default: 0.95]
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Choose among tokens at least P times as likely as the likeliest [default: 0.05]
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
+    /// Divide the logits of tokens that have occurred; 1 is off [default: 1]
+    #[arg(long, value_name = "X")]
+    repeat_penalty: Option<f32>,
+    /// Lower the logits of tokens that the answer holds [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    presence_penalty: Option<f32>,
+    /// Lower the logits of tokens by how often the answer holds them [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    frequency_penalty: Option<f32>,
+    /// How many tokens back the penalties look [default: 64]
+    #[arg(long, value_name = "N")]
+    penalty_last_n: Option<usize>,
+    /// Add to the logit of a token, as ID=BIAS (may be given several times)
+    #[arg(long, value_name = "ID=BIAS", allow_hyphen_values = true)]
+    logit_bias: Vec<LogitBias>,
+    /// Where the random numbers start: the same seed gives the same text
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+impl SamplingArgs {
+    /// The parameters in effect for this model.
+    pub fn resolve(&self, engine: &Engine) -> Result<SamplingParams> {
+        let bias: Vec<_> = self.logit_bias.iter().map(|b| (b.token, b.bias)).collect();
+        let overrides = SamplingOverrides {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_last_n: self.penalty_last_n,
+            logit_bias: (!bias.is_empty()).then_some(bias),
+            seed: self.seed,
+        };
+        let file = engine.file();
+        Ok(overrides.resolve(&file.metadata, file.path())?)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct LogitBias {
+    token: TokenId,
+    bias: f32,
+}
+
+impl FromStr for LogitBias {
+    type Err = anyhow::Error;
+
+    fn from_str(s: &str) -> Result<LogitBias> {
+        let (token, bias) = s.split_once('=').ok_or_else(|| anyhow!("expected ID=BIAS, such as 15=-2.5"))?;
+        Ok(LogitBias {
+            token: TokenId(token.trim().parse().context("the token is not a number")?),
+            bias: bias.trim().parse().context("the bias is not a number")?,
+        })
+    }
+}
+
+/// A text from a flag, a file or standard input.
+#[derive(Args)]
+#[group(multiple = false)]
+pub struct TextArgs {
+    /// The text
+    #[arg(long, value_name = "TEXT")]
+    text: Option<String>,
+    /// A file with the text [default: standard input]
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+impl TextArgs {
+    /// The text, wherever it is.
+    pub fn read(&self) -> Result<String> {
+        match (&self.text, &self.file) {
+            (Some(text), _) => Ok(text.clone()),
+            (None, Some(path)) => {
+                let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+                String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", path.display()))
+            }
+            (None, None) => read_stdin(),
+        }
+    }
+}
+
+/// All of standard input.
+pub fn read_stdin() -> Result<String> {
+    std::io::read_to_string(std::io::stdin()).context("cannot read standard input")
+}

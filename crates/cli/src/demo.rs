@@ -1,0 +1,61 @@
+//! The demo model: the checkout's file, or the copy that every binary carries.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+const NAME: &str = "tales-qwen3moe-Q4_K_M.gguf";
+const BYTES: &[u8] = include_bytes!("../../../models/tales-qwen3moe-Q4_K_M.gguf");
+
+/// The path of the demo model. An installed binary writes its copy to the user's cache, once.
+pub fn path() -> Result<PathBuf> {
+    let checkout = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models")).join(NAME);
+    if checkout.is_file() {
+        return Ok(checkout);
+    }
+    let folder = cache_folder();
+    extract(&folder).with_context(|| format!("cannot write the demo model to {}", folder.display()))
+}
+
+fn cache_folder() -> PathBuf {
+    let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    variable("XDG_CACHE_HOME")
+        .or_else(|| variable("LOCALAPPDATA"))
+        .or_else(|| variable("HOME").map(|home| home.join(".cache")))
+        .unwrap_or_else(std::env::temp_dir)
+        .join("forebay")
+}
+
+/// Writes the copy to a folder unless it is there already, whole or not at all.
+fn extract(folder: &Path) -> std::io::Result<PathBuf> {
+    let path = folder.join(NAME);
+    if fs::read(&path).is_ok_and(|bytes| bytes == BYTES) {
+        return Ok(path);
+    }
+    fs::create_dir_all(folder)?;
+    let partial = folder.join(format!("{NAME}.{}.partial", std::process::id()));
+    let written = fs::File::create(&partial).and_then(|mut file| file.write_all(BYTES));
+    if let Err(error) = written.and_then(|()| fs::rename(&partial, &path)) {
+        let _ = fs::remove_file(&partial);
+        return Err(error);
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_copy_is_written_once_and_repaired() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = extract(folder.path()).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), BYTES);
+        fs::write(&path, "damaged").unwrap();
+        assert_eq!(extract(folder.path()).unwrap(), path);
+        assert_eq!(fs::read(&path).unwrap(), BYTES);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,178 @@
+//! `forebay inspect`: what is in a model file.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use forebay_engine::Bytes;
+use forebay_engine::format::{ModelFile, NumberArray, StringArray, TensorInfo, Value};
+use serde_json::{Map, json};
+
+/// Arrays up to this length are printed whole; a vocabulary is only counted.
+const SHORT_ARRAY: usize = 32;
+
+/// Show what is in a model file, without reading its weights
+///
+/// Works on every GGUF file, also on vocabularies and on models that cannot be run.
+#[derive(Args)]
+pub struct InspectArgs {
+    /// A GGUF file, or any part of a split one
+    model: PathBuf,
+    /// Print one JSON object; arrays of more than 32 elements are given by type and length
+    #[arg(long)]
+    json: bool,
+    /// List every tensor (in JSON as `tensor_list`)
+    #[arg(long)]
+    tensors: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &InspectArgs) -> Result<ExitCode> {
+    let file = ModelFile::open(&args.model)?;
+    let text = if args.json {
+        let mut text = serde_json::to_string_pretty(&as_json(&file, args.tensors))?;
+        text.push('\n');
+        text
+    } else {
+        as_text(&file, args.tensors)
+    };
+    std::io::stdout().lock().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the metadata says about the model's size, where it says.
+struct Summary<'a> {
+    architecture: Option<&'a str>,
+    name: Option<&'a str>,
+    parameters: u64,
+    layers: Option<u64>,
+    experts: Option<u64>,
+    experts_used: Option<u64>,
+    context: Option<u64>,
+}
+
+impl<'a> Summary<'a> {
+    fn new(file: &'a ModelFile) -> Summary<'a> {
+        let architecture = file.metadata.str("general.architecture");
+        let count = |key: &str| file.metadata.get(&format!("{}.{key}", architecture?))?.as_u64();
+        Summary {
+            architecture,
+            name: file.metadata.str("general.name"),
+            parameters: file.tensors.iter().map(TensorInfo::elements).sum(),
+            layers: count("block_count"),
+            experts: count("expert_count"),
+            experts_used: count("expert_used_count"),
+            context: count("context_length"),
+        }
+    }
+}
+
+fn as_json(file: &ModelFile, list_tensors: bool) -> serde_json::Value {
+    let summary = Summary::new(file);
+    let metadata: Map<_, _> = file.metadata.iter().map(|(k, v)| (k.to_owned(), value_json(v))).collect();
+    let mut object = json!({
+        "format": file.format.name(),
+        "architecture": summary.architecture,
+        "name": summary.name,
+        "parameters": summary.parameters,
+        "bytes": file.bytes(),
+        "files": file.files.iter().map(|f| f.path.display().to_string()).collect::<Vec<_>>(),
+        "tensors": file.tensors.len(),
+        "layers": summary.layers,
+        "experts": summary.experts,
+        "experts_used": summary.experts_used,
+        "context": summary.context,
+        "metadata": metadata,
+    });
+    if list_tensors {
+        let tensors = file.tensors.iter().map(|t| {
+            json!({
+                "name": t.name,
+                "type": t.dtype.name(),
+                "shape": t.shape,
+                "file": t.file.0,
+                "offset": t.offset,
+                "bytes": t.len,
+            })
+        });
+        object["tensor_list"] = tensors.collect();
+    }
+    object
+}
+
+fn as_text(file: &ModelFile, list_tensors: bool) -> String {
+    let summary = Summary::new(file);
+    let mut text = String::new();
+    let mut row = |label: &str, value: Option<String>| {
+        if let Some(value) = value {
+            text += &format!("{label:<14}{value}\n");
+        }
+    };
+    let count = |n: Option<u64>| n.map(|n| n.to_string());
+    row("format", Some(file.format.name().to_owned()));
+    row("architecture", summary.architecture.map(str::to_owned));
+    row("name", summary.name.map(str::to_owned));
+    row("parameters", Some(format!("{:.1} M", summary.parameters as f64 / 1e6)));
+    let files = if file.files.len() > 1 { format!(" in {} files", file.files.len()) } else { String::new() };
+    row("size", Some(format!("{}{files}", Bytes(file.bytes()))));
+    row("tensors", Some(file.tensors.len().to_string()));
+    row("layers", count(summary.layers));
+    row("experts", count(summary.experts));
+    row("experts used", count(summary.experts_used));
+    row("context", count(summary.context));
+    text += "\nmetadata\n";
+    for (key, value) in file.metadata.iter() {
+        text += &format!("  {key} = {}\n", value_text(value));
+    }
+    if list_tensors {
+        text += "\ntensors\n";
+        for t in &file.tensors {
+            text += &format!(
+                "  {:<40} {:<8} {:<20} {}\n",
+                t.name,
+                t.dtype.name(),
+                format!("{:?}", t.shape),
+                Bytes(t.len)
+            );
+        }
+    }
+    text
+}
+
+fn value_text(value: &Value) -> String {
+    match value {
+        // A text may have control characters and hundreds of lines.
+        Value::String(s) if s.chars().count() > 100 => {
+            let start: String = s.chars().take(100).collect();
+            format!("{start:?}… ({} characters)", s.chars().count())
+        }
+        Value::String(s) => format!("{s:?}"),
+        Value::Strings(a) if a.len() > SHORT_ARRAY => format!("{} strings", a.len()),
+        Value::Numbers(a) if a.len() > SHORT_ARRAY => format!("{} × {}", a.len(), kind_name(a)),
+        other => value_json(other).to_string(),
+    }
+}
+
+fn value_json(value: &Value) -> serde_json::Value {
+    match value {
+        Value::Unsigned(v) => json!(v),
+        Value::Signed(v) => json!(v),
+        Value::Float(v) => json!(v),
+        Value::Bool(v) => json!(v),
+        Value::String(v) => json!(v),
+        Value::Strings(a) if a.len() > SHORT_ARRAY => long_array("string", a.len()),
+        Value::Strings(a) => StringArray::iter(a).map(|s| json!(s)).collect(),
+        Value::Numbers(a) if a.len() > SHORT_ARRAY => long_array(&kind_name(a), a.len()),
+        Value::Numbers(a) => a.iter().map(|v| value_json(&v)).collect(),
+    }
+}
+
+fn long_array(kind: &str, len: usize) -> serde_json::Value {
+    json!({ "array": kind, "length": len })
+}
+
+fn kind_name(array: &NumberArray) -> String {
+    format!("{:?}", array.kind()).to_lowercase()
+}

@@ -1,0 +1,19 @@
+//! Ctrl-C: the first stops the answer, the second ends the program.
+
+use anyhow::{Context, Result};
+use forebay_engine::Cancel;
+
+/// The exit code of a program that Ctrl-C ended.
+pub const EXIT_CODE: u8 = 130;
+
+/// Lets Ctrl-C cancel. A second one before the cancellation is taken back ends the program at once.
+pub fn install(cancel: &Cancel) -> Result<()> {
+    let cancel = cancel.clone();
+    ctrlc::set_handler(move || {
+        if cancel.is_cancelled() {
+            std::process::exit(EXIT_CODE.into());
+        }
+        cancel.cancel();
+    })
+    .context("cannot listen for Ctrl-C")
+}
