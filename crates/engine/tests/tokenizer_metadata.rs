@@ -158,7 +158,8 @@ fn a_byte_without_a_token_is_an_error_or_the_unknown_token() {
     let text = "a!";
     let error = File::new().open().unwrap().encode(text, EncodeOptions::default()).unwrap_err();
     assert!(matches!(&error, Error::Invalid(m) if m.contains("0x21")), "{error}");
-    let unknown = File::new().token("<unk>", UNKNOWN).set("tokenizer.ggml.unknown_token_id", Value::Unsigned(7));
+    let unknown =
+        File::new().token("<unk>", UNKNOWN).set("tokenizer.ggml.unknown_token_id", Value::Unsigned(7));
     assert_eq!(ids(&unknown.open().unwrap(), text, false), [0, 7]);
 }
 
@@ -180,7 +181,7 @@ fn what_is_not_supported_is_named_with_what_is() {
     let message = refused("tokenizer.ggml.model", "llama");
     assert!(message.contains("`llama`") && message.contains("gpt2"), "{message}");
     let message = refused("tokenizer.ggml.pre", "exaone");
-    assert!(message.contains("`exaone`") && message.contains("qwen2"), "{message}");
+    assert!(message.contains("`exaone`") && message.contains("gpt-2, qwen2, deepseek-llm"), "{message}");
 }
 
 #[test]
