@@ -89,6 +89,12 @@ impl StringArray {
         self.ends.push(self.text.len());
     }
 
+    /// Gives back the memory that growing took ahead of need.
+    pub fn shrink_to_fit(&mut self) {
+        self.text.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+
     /// The number of texts.
     pub fn len(&self) -> usize {
         self.ends.len()

@@ -9,8 +9,8 @@ pub(super) struct ByteAlphabet {
 }
 
 impl ByteAlphabet {
-    /// Bytes that print as a visible Latin-1 character stand for themselves; the others take the characters from
-    /// U+0100 on, in order. So a space is `Ġ` and a newline `Ċ`.
+    /// Bytes that print as a visible Latin-1 character stand for themselves; the others take the characters
+    /// from U+0100 on, in order. So a space is `Ġ` and a newline `Ċ`.
     pub(super) const fn new() -> ByteAlphabet {
         let mut alphabet = ByteAlphabet { chars: ['\0'; 256], bytes: [None; 0x144] };
         let mut next = 0x100;

@@ -61,13 +61,13 @@ pub(super) fn tokenizer(path: &Path, metadata: &Metadata) -> Result<Tokenizer> {
     let file = Keys { path, metadata };
     let model = file.string("tokenizer.ggml.model")?;
     if model != BYTE_LEVEL_BPE {
-        return Err(Error::Unsupported(format!(
-            "{}: the tokenizer `{model}` (tokenizer.ggml.model) is not supported; \
-             supported: {BYTE_LEVEL_BPE} (byte-level BPE)",
-            path.display()
-        )));
+        let what = format!("the tokenizer `{model}` (tokenizer.ggml.model)");
+        return Err(file.unsupported(&what, &format!("{BYTE_LEVEL_BPE}, byte-level BPE")));
     }
-    let pre = Pre::named(file.string("tokenizer.ggml.pre")?)?;
+    let pre = file.string("tokenizer.ggml.pre")?;
+    let pre = Pre::named(pre).ok_or_else(|| {
+        file.unsupported(&format!("the pre-tokeniser `{pre}` (tokenizer.ggml.pre)"), &Pre::names())
+    })?;
     let texts = file.strings("tokenizer.ggml.tokens")?;
     let vocabulary = vocabulary(&file, texts)?;
     let literals = |wanted: fn(Kind) -> bool| {
@@ -172,6 +172,11 @@ struct Keys<'a> {
 impl<'a> Keys<'a> {
     fn wrong(&self, message: String) -> Error {
         Error::format(self.path, message)
+    }
+
+    fn unsupported(&self, what: &str, supported: &str) -> Error {
+        let path = self.path.display();
+        Error::Unsupported(format!("{path}: {what} is not supported; supported: {supported}"))
     }
 
     fn required<T>(&self, key: &str, what: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<T> {

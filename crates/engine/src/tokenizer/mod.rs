@@ -24,8 +24,8 @@ use crate::format::Metadata;
 
 /// A byte-level BPE tokenizer.
 ///
-/// Control and user-defined tokens are found in the text first; the rest is cut into pieces by the pre-tokeniser,
-/// and BPE merges the bytes of each piece.
+/// Control and user-defined tokens are found in the text first; the rest is cut into pieces by the
+/// pre-tokeniser, and BPE merges the bytes of each piece.
 #[derive(Debug)]
 pub struct Tokenizer {
     splitter: Splitter,
@@ -71,7 +71,7 @@ impl Tokenizer {
         load::tokenizer(path, metadata)
     }
 
-    /// The tokens of `text`.
+    /// The tokens of `text`. No end token is added, whatever the file says: the text is there to go on.
     ///
     /// Fails where the vocabulary cannot spell the text, or has no BOS token and one is asked for.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
@@ -87,19 +87,16 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The text of `tokens`. `special` says whether control tokens are printed; bytes that are not UTF-8 become
-    /// U+FFFD, and an id outside the vocabulary is nothing.
+    /// The text of `tokens`. `special` says whether control tokens are printed; bytes that are not UTF-8
+    /// become U+FFFD, and an id outside the vocabulary is nothing.
     pub fn decode(&self, tokens: &[TokenId], special: bool) -> String {
         let shown = tokens.iter().filter(|&&id| special || !self.is_control(id));
         let bytes: Vec<u8> = shown.flat_map(|&id| self.token_bytes(id)).copied().collect();
-        match String::from_utf8_lossy(&bytes) {
-            Cow::Owned(text) => text,
-            Cow::Borrowed(text) => text.to_owned(),
-        }
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes that a token stands for, which may be part of a character. A control token gives its text, an id
-    /// outside the vocabulary nothing.
+    /// The bytes that a token stands for, which may be part of a character. A control token gives its text,
+    /// an id outside the vocabulary nothing.
     pub fn token_bytes(&self, id: TokenId) -> &[u8] {
         self.vocabulary.bytes(id)
     }

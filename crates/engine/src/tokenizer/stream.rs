@@ -3,8 +3,8 @@
 use super::Tokenizer;
 use crate::TokenId;
 
-/// Decodes token by token and never gives half a character: a token may end inside one, and then its bytes wait
-/// for the next token. All that it gives, joined, equals [`Tokenizer::decode`] of all tokens.
+/// Decodes token by token and never gives half a character: a token may end inside one, and then its bytes
+/// wait for the next token. All that it gives, joined, equals [`Tokenizer::decode`] of all tokens.
 ///
 /// ```
 /// # use forebay_engine::{TokenId, tokenizer::{StreamDecoder, Tokenizer}};
@@ -44,8 +44,9 @@ impl StreamDecoder {
         rest
     }
 
-    /// Cuts the held bytes where an unfinished character starts and decodes what is before it. Whether bytes are
-    /// invalid or unfinished shows in those bytes alone, so decoding in pieces gives what decoding at once would.
+    /// Cuts the held bytes where an unfinished character starts and decodes what is before it. Whether bytes
+    /// are invalid or unfinished shows in those bytes alone, so decoding in pieces gives what decoding at
+    /// once would.
     fn take_complete(&mut self) -> String {
         let unfinished = match self.held.utf8_chunks().last() {
             Some(last) if may_continue(last.invalid()) => last.invalid().len(),

@@ -27,11 +27,10 @@ pub mod tensor_type {
 /// A file in the making. What is not set takes the value that makes the file sound.
 #[derive(Clone)]
 pub struct GgufBuilder {
-    pub magic: [u8; 4],
-    pub version: u32,
+    version: u32,
     /// Written in place of the true numbers.
-    pub tensor_count: Option<u64>,
-    pub entry_count: Option<u64>,
+    tensor_count: Option<u64>,
+    entry_count: Option<u64>,
     alignment: usize,
     entries: Vec<Vec<u8>>,
     tensors: Vec<Tensor>,
@@ -49,7 +48,6 @@ struct Tensor {
 impl Default for GgufBuilder {
     fn default() -> GgufBuilder {
         GgufBuilder {
-            magic: *b"GGUF",
             version: 3,
             tensor_count: None,
             entry_count: None,
@@ -67,6 +65,18 @@ impl GgufBuilder {
 
     pub fn version(mut self, version: u32) -> Self {
         self.version = version;
+        self
+    }
+
+    /// Writes this number of tensors in place of the true one.
+    pub fn claim_tensors(mut self, count: u64) -> Self {
+        self.tensor_count = Some(count);
+        self
+    }
+
+    /// Writes this number of metadata entries in place of the true one.
+    pub fn claim_entries(mut self, count: u64) -> Self {
+        self.entry_count = Some(count);
         self
     }
 
@@ -137,7 +147,7 @@ impl GgufBuilder {
 
     /// The file. It ends with the last byte of the last tensor.
     pub fn build(&self) -> Vec<u8> {
-        let mut file = self.magic.to_vec();
+        let mut file = b"GGUF".to_vec();
         file.extend(self.version.to_le_bytes());
         file.extend(self.tensor_count.unwrap_or(self.tensors.len() as u64).to_le_bytes());
         file.extend(self.entry_count.unwrap_or(self.entries.len() as u64).to_le_bytes());

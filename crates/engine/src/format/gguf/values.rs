@@ -117,6 +117,7 @@ fn read_array(reader: &mut Reader, key: &str) -> Result<Value> {
     for index in 0..count {
         strings.push(reader.str_in(&mut buffer, format_args!("element {index} of {}", Quoted(key)))?);
     }
+    strings.shrink_to_fit();
     Ok(Value::Strings(strings))
 }
 

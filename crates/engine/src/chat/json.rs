@@ -1,0 +1,221 @@
+//! The `tojson` filter as chat templates know it: Python's `json.dumps` with `ensure_ascii=False`.
+//!
+//! Models are trained on tools and arguments in exactly this spelling. Jinja's own filter, made for
+//! web pages, escapes `<`, `>`, `&` and `'`.
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+/// The filter: `value | tojson(ensure_ascii, indent, separators, sort_keys)`, all by name.
+pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+    let indent = match kwargs.get::<Option<Value>>("indent")? {
+        None => None,
+        Some(v) if v.is_none() => None,
+        Some(v) => Some(match v.as_str() {
+            Some(unit) => unit.to_owned(),
+            None => " ".repeat(usize::try_from(v)?),
+        }),
+    };
+    let separators = kwargs.get::<Option<Vec<String>>>("separators")?;
+    let mut writer = Writer {
+        out: String::new(),
+        depth: 0,
+        between_items: if indent.is_some() { "," } else { ", " }.to_owned(),
+        after_key: ": ".to_owned(),
+        indent,
+        ensure_ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    if let Some(separators) = separators {
+        let [between_items, after_key] = <[String; 2]>::try_from(separators)
+            .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson takes two separators"))?;
+        writer.between_items = between_items;
+        writer.after_key = after_key;
+    }
+    kwargs.assert_all_used()?;
+    writer.value(value)?;
+    Ok(Value::from(writer.out))
+}
+
+/// How deep values may be nested. A template can nest them without end, the stack cannot.
+const MAX_DEPTH: usize = 200;
+
+struct Writer {
+    out: String,
+    depth: usize,
+    between_items: String,
+    after_key: String,
+    /// One step of indentation; on one line where absent.
+    indent: Option<String>,
+    ensure_ascii: bool,
+    sort_keys: bool,
+}
+
+impl Writer {
+    fn value(&mut self, value: &Value) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::None => self.out.push_str("null"),
+            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number if value.is_integer() => self.out.push_str(&value.to_string()),
+            ValueKind::Number => self.out.push_str(&float(f64::try_from(value.clone())?)),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter()?.collect();
+                self.container('[', &items, ']', Writer::value)?;
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.sort_keys {
+                    keys.sort();
+                }
+                self.container('{', &keys, '}', |writer, key| {
+                    writer.key(key)?;
+                    writer.out.push_str(&writer.after_key.clone());
+                    writer.value(&value.get_item(key)?)
+                })?;
+            }
+            kind => {
+                let message = format!("a value that is {kind} cannot be written as JSON");
+                return Err(Error::new(ErrorKind::BadSerialization, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Python writes keys that are no text as the text of their JSON.
+    fn key(&mut self, key: &Value) -> Result<(), Error> {
+        if key.kind() == ValueKind::String {
+            return self.value(key);
+        }
+        self.out.push('"');
+        self.value(key)?;
+        self.out.push('"');
+        Ok(())
+    }
+
+    fn container(
+        &mut self,
+        open: char,
+        items: &[Value],
+        close: char,
+        write: impl Fn(&mut Writer, &Value) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if self.depth == MAX_DEPTH {
+            return Err(Error::new(ErrorKind::BadSerialization, "a value is nested too deep for JSON"));
+        }
+        self.out.push(open);
+        self.depth += 1;
+        for (i, item) in items.iter().enumerate() {
+            if i > 0 {
+                self.out.push_str(&self.between_items);
+            }
+            self.new_line();
+            write(self, item)?;
+        }
+        self.depth -= 1;
+        if !items.is_empty() {
+            self.new_line();
+        }
+        self.out.push(close);
+        Ok(())
+    }
+
+    fn new_line(&mut self) {
+        if let Some(unit) = &self.indent {
+            self.out.push('\n');
+            self.out.extend(std::iter::repeat_n(unit.as_str(), self.depth));
+        }
+    }
+
+    fn string(&mut self, text: &str) {
+        self.out.push('"');
+        for c in text.chars() {
+            match c {
+                '"' => self.out.push_str("\\\""),
+                '\\' => self.out.push_str("\\\\"),
+                '\n' => self.out.push_str("\\n"),
+                '\r' => self.out.push_str("\\r"),
+                '\t' => self.out.push_str("\\t"),
+                '\u{8}' => self.out.push_str("\\b"),
+                '\u{c}' => self.out.push_str("\\f"),
+                c if c < ' ' || (self.ensure_ascii && !c.is_ascii()) => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        self.out.push_str(&format!("\\u{unit:04x}"));
+                    }
+                }
+                c => self.out.push(c),
+            }
+        }
+        self.out.push('"');
+    }
+}
+
+/// A float as Python writes it: the shortest digits that read back the same, `1e-05` and `1e+16` at the ends.
+fn float(value: f64) -> String {
+    if value.is_nan() {
+        return "NaN".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();
+    }
+    let text = format!("{value:?}");
+    match text.split_once('e') {
+        None => text,
+        Some((digits, exponent)) => {
+            let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |e| ('-', e));
+            format!("{digits}e{sign}{exponent:0>2}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendered(expression: &str) -> String {
+        let mut environment = minijinja::Environment::new();
+        environment.add_filter("tojson", tojson);
+        environment.render_str(expression, ()).unwrap_or_else(|e| format!("error: {e}"))
+    }
+
+    #[test]
+    fn values_are_spelled_as_python_spells_them() {
+        for (template, expected) in [
+            (
+                r#"{{ {"a": [1, 2.0, true, none], "b": {}, "c": []}|tojson }}"#,
+                r#"{"a": [1, 2.0, true, null], "b": {}, "c": []}"#,
+            ),
+            (r#"{{ "<é>&'\n\t\"\\"|tojson }}"#, r#""<é>&'\n\t\"\\""#),
+            (r#"{{ "é🦙"|tojson(ensure_ascii=true) }}"#, r#""\u00e9\ud83e\udd99""#),
+            (r#"{{ [1, [2]]|tojson(indent=2) }}"#, "[\n  1,\n  [\n    2\n  ]\n]"),
+            (r#"{{ {"b": 1, "a": 2}|tojson(sort_keys=true) }}"#, r#"{"a": 2, "b": 1}"#),
+            (r#"{{ {"b": [1, 2]}|tojson(separators=(",", ":")) }}"#, r#"{"b":[1,2]}"#),
+            (r#"{{ {1: 2, false: 3}|tojson }}"#, r#"{"1": 2, "false": 3}"#),
+        ] {
+            assert_eq!(rendered(template), expected, "{template}");
+        }
+    }
+
+    #[test]
+    fn floats_are_spelled_as_python_spells_them() {
+        for (value, expected) in [
+            (0.1, "0.1"),
+            (1e-4, "0.0001"),
+            (1.5e-5, "1.5e-05"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (-1.25e100, "-1.25e+100"),
+            (f64::NEG_INFINITY, "-Infinity"),
+        ] {
+            assert_eq!(float(value), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_not_json_is_an_error() {
+        assert!(rendered("{{ nothing|tojson }}").starts_with("error:"));
+        let deep = "{% set ns = namespace(x=1) %}{% for i in range(300) %}{% set ns.x = [ns.x] %}{% endfor %}\
+                    {{ ns.x|tojson }}";
+        assert!(rendered(deep).contains("too deep"));
+    }
+}

@@ -1,0 +1,142 @@
+//! Chat templates give the text that Hugging Face's code gives.
+
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
+use forebay_engine::format::ModelFile;
+use forebay_engine::tokenizer::Tokenizer;
+use forebay_engine::{Error, Result};
+use serde_json::json;
+
+fn conversation() -> Vec<Message> {
+    vec![
+        Message::new("system", "You tell <short> stories."),
+        Message::new("user", "Tell me about a \"boat\" & 猫."),
+    ]
+}
+
+/// Renders a conversation with a prompt for the answer.
+fn render(source: &str) -> Result<String> {
+    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    ChatTemplate::new(source, Some("<s>"), Some("</s>"))?.render(&conversation(), &options)
+}
+
+fn refusal(source: &str) -> String {
+    match render(source) {
+        Err(Error::Invalid(message)) => message,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_demo_models_template_writes_chatml() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
+    let metadata = ModelFile::open(&path).unwrap().metadata;
+    let tokenizer = Tokenizer::from_metadata(&path, &metadata).unwrap();
+    let template = ChatTemplate::from_metadata(&path, &metadata, &tokenizer).unwrap().unwrap();
+    let turns = "<|im_start|>system\nYou tell <short> stories.<|im_end|>\n\
+                 <|im_start|>user\nTell me about a \"boat\" & 猫.<|im_end|>\n";
+    let mut options = RenderOptions::default();
+    assert_eq!(template.render(&conversation(), &options).unwrap(), turns);
+    options.add_generation_prompt = true;
+    assert_eq!(
+        template.render(&conversation(), &options).unwrap(),
+        format!("{turns}<|im_start|>assistant\n")
+    );
+}
+
+#[test]
+fn every_shared_template_renders() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/templates");
+    let Ok(entries) = std::fs::read_dir(&folder) else {
+        eprintln!("skipped: {} is not there", folder.display());
+        return;
+    };
+    let mut seen = 0;
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.extension().is_some_and(|e| e == "jinja") {
+            let text = render(&std::fs::read_to_string(&path).unwrap());
+            let text = text.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            assert!(text.contains("a \"boat\" & 猫."), "{}: {text}", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 0);
+}
+
+#[test]
+fn blocks_leave_no_lines_behind() {
+    let source = "{% for m in messages %}\n  {% if loop.first %}\n[{{ m.role }}]\n  {% endif %}\n\
+                  {% endfor %}\n-{{ bos_token }}{{ eos_token }}\n";
+    assert_eq!(render(source).unwrap(), "[system]\n-<s></s>");
+}
+
+#[test]
+fn values_look_as_in_python() {
+    assert_eq!(
+        render("{{ true }} {{ none }} {{ tools }} {{ undefined_name }}.").unwrap(),
+        "True None None ."
+    );
+    assert_eq!(
+        render("{{ messages[1]|tojson }}").unwrap(),
+        r#"{"role": "user", "content": "Tell me about a \"boat\" & 猫."}"#
+    );
+    assert_eq!(render("{{ messages[0].content.split(' ')[-1].upper().strip('.') }}").unwrap(), "STORIES");
+    let first =
+        "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ m['role'] }}{% endfor %}";
+    assert_eq!(render(first).unwrap(), "system");
+    let tests = "{{ none is iterable }} {{ 'a' is sequence }} {{ {} is sequence }} {{ 1 is sequence }}";
+    assert_eq!(render(tests).unwrap(), "False True True False");
+}
+
+#[test]
+fn templates_get_all_that_the_caller_gives() {
+    let message: Message =
+        serde_json::from_value(json!({"role": "assistant", "tool_calls": [{"id": 7}], "z": 1, "a": 2}))
+            .unwrap();
+    let options = RenderOptions {
+        tools: vec![json!({"name": "look", "args": {"z": 1, "a": 0.5}})],
+        kwargs: json!({"enable_thinking": false}).as_object().unwrap().clone(),
+        now: Some(UNIX_EPOCH + Duration::from_secs(1_722_000_000)),
+        ..RenderOptions::default()
+    };
+    let source = "{{ messages[0].content is none }} {{ messages[0].tool_calls[0].id }} \
+                  {{ messages[0]|list|join(',') }}\n\
+                  {{ tools[0]|tojson }} {{ enable_thinking is false }} {{ add_generation_prompt }}\n\
+                  {{ bos_token is defined }} {{ strftime_now('%d %b %Y') }}";
+    let text = ChatTemplate::new(source, None, None).unwrap().render(&[message], &options).unwrap();
+    assert_eq!(
+        text,
+        "True 7 role,content,tool_calls,z,a\n\
+         {\"name\": \"look\", \"args\": {\"z\": 1, \"a\": 0.5}} True False\n\
+         False 26 Jul 2024"
+    );
+}
+
+#[test]
+fn a_refusal_is_told_in_the_templates_words() {
+    let message = refusal("{{ raise_exception('Roles must alternate!') }}");
+    assert_eq!(message, "the chat template refuses the conversation: Roles must alternate!");
+    let message =
+        refusal("{% macro m() %}{{ raise_exception('No ' + messages[1].role) }}{% endmacro %}{{ m() }}");
+    assert_eq!(message, "the chat template refuses the conversation: No user");
+}
+
+#[test]
+fn errors_name_the_line() {
+    let message = refusal("a\nb\n{% if %}");
+    assert!(message.contains("does not compile: line 3"), "{message}");
+    let message = refusal("a\n{{ nothing.at.all }}");
+    assert!(message.contains("fails: line 2"), "{message}");
+}
+
+#[test]
+fn endless_templates_are_stopped() {
+    let inner =
+        "{% for b in range(10000) %}{% for c in range(10000) %}{% if c %}{% endif %}{% endfor %}{% endfor %}";
+    let endless = &format!("{{% for a in range(10000) %}}{inner}{{% endfor %}}");
+    assert!(refusal(endless).contains("fuel"), "{}", refusal(endless));
+    let recursive = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
+    assert!(refusal(recursive).contains("recursion"), "{}", refusal(recursive));
+}
