@@ -81,7 +81,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
 
 /// The tokens of a conversation, ready for the model's answer.
 pub fn conversation_tokens(engine: &Engine, messages: &[Message]) -> Result<Vec<TokenId>> {
-    let text = chat_template(engine)?.render(messages, &RenderOptions::default())?;
+    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    let text = chat_template(engine)?.render(messages, &options)?;
     // A template writes the BOS token itself where the model wants one.
     let options = EncodeOptions { special: true, bos: Bos::Never };
     Ok(engine.tokenizer().encode(&text, options)?)
@@ -89,7 +90,7 @@ pub fn conversation_tokens(engine: &Engine, messages: &[Message]) -> Result<Vec<
 
 /// The model's chat template.
 pub fn chat_template(engine: &Engine) -> Result<&ChatTemplate> {
-    engine.template().with_context(|| {
+    engine.template()?.with_context(|| {
         let path = engine.file().path().display();
         format!("{path} has no chat template; use --raw -p TEXT to continue a text as it is")
     })

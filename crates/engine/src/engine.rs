@@ -55,7 +55,8 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     file: ModelFile,
     tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
+    /// A template that does not compile is an error for those who want to chat, not for the others.
+    template: std::result::Result<Option<ChatTemplate>, String>,
     model: Box<dyn Model>,
     store: ExpertStore,
     plan: Plan,
@@ -89,7 +90,8 @@ impl Engine {
             plan.check(available)?;
         }
         let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
-        let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)?;
+        let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)
+            .map_err(|error| error.to_string());
 
         let threads = match options.threads {
             Some(0) => return Err(Error::Invalid("at least one thread is needed".into())),
@@ -139,8 +141,11 @@ impl Engine {
     }
 
     /// The model's chat template, if its file has one.
-    pub fn template(&self) -> Option<&ChatTemplate> {
-        self.0.template.as_ref()
+    ///
+    /// # Errors
+    /// If the file's template is not a valid one.
+    pub fn template(&self) -> Result<Option<&ChatTemplate>> {
+        self.0.template.as_ref().map(Option::as_ref).map_err(|message| Error::Unsupported(message.clone()))
     }
 
     /// Tokens that a conversation may have.

@@ -74,8 +74,11 @@ pub struct Watch<'a> {
     /// Told after each chunk how many tokens are done, and of how many.
     pub progress: Option<&'a mut dyn FnMut(usize, usize)>,
     /// Given the logits of every computed position. Without it only the last position's are computed.
-    pub logits: Option<&'a mut dyn FnMut(usize, &[f32])>,
+    pub logits: Option<&'a mut LogitsWatch<'a>>,
 }
+
+/// Takes a position and its logits.
+pub type LogitsWatch<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
 /// One conversation with an [`Engine`].
 pub struct Session {
