@@ -4,7 +4,7 @@
 //!
 //! 1. logit bias: added to the logits of the listed tokens;
 //! 2. penalties: repetition, then frequency and presence, on tokens that occurred before;
-//! 3. temperature: logits are divided by it. At 0 the token with the highest logit is taken and nothing below applies;
+//! 3. temperature: logits are divided by it; at 0 the highest logit wins, and nothing below applies;
 //! 4. top-k: the `top_k` likeliest tokens stay;
 //! 5. top-p: the likeliest tokens stay, as few as together hold `top_p` of the probability;
 //! 6. min-p: tokens at least `min_p` times as likely as the likeliest one stay;
@@ -39,9 +39,11 @@ pub struct Sampler {
     seed: u64,
     rng: ChaCha8Rng,
     history: History,
-    /// Reused from token to token. Has `vocab_size` elements while logits are adjusted, fewer once filtered.
-    candidates: Vec<Candidate>,
     vocab_size: usize,
+    /// The logits with bias and penalties, `[vocab_size]`, each made [`tame`]. Reused from token to token.
+    logits: Vec<f32>,
+    /// The tokens that have passed the filters so far. Reused from token to token.
+    candidates: Vec<Candidate>,
 }
 
 impl Sampler {
@@ -63,12 +65,15 @@ impl Sampler {
         }
         let seed = params.seed.unwrap_or_else(random_seed);
         let window = if params.has_penalties() { params.penalty_last_n } else { 0 };
+        let most_candidates =
+            if params.top_k == 0 { vocab_size } else { top_k_buffer(params.top_k).min(vocab_size) };
         Ok(Sampler {
             seed,
             rng: ChaCha8Rng::seed_from_u64(seed),
             history: History::new(window),
-            candidates: Vec::with_capacity(vocab_size),
             vocab_size,
+            logits: Vec::with_capacity(vocab_size),
+            candidates: Vec::with_capacity(most_candidates),
             params,
         })
     }
@@ -109,34 +114,31 @@ impl Sampler {
                 self.vocab_size
             )));
         }
-        self.load(logits);
+        self.logits.clear();
+        self.logits.extend(logits.iter().map(|&l| tame(l)));
         self.apply_bias();
         self.apply_penalties();
 
-        let best = self.candidates.iter().copied().min_by(Candidate::by_rank).filter(|c| c.is_possible());
-        let Some(best) = best else {
+        let best = self.logits.iter().fold(f32::NEG_INFINITY, |best, &l| if l > best { l } else { best });
+        if best == f32::NEG_INFINITY {
             return Err(Error::Backend("no token can be chosen: the model produced no finite logits".into()));
-        };
+        }
         if self.params.temperature == 0.0 {
-            return Ok(TokenId(best.token));
+            let first = self.logits.iter().position(|&l| l == best).unwrap_or_default();
+            return Ok(TokenId(first as u32));
         }
         // A temperature changes no ranks, so top-k may come first and spare most exponentials.
         self.keep_top_k();
-        self.apply_temperature(best.logit);
+        self.apply_temperature(best);
         self.keep_top_p();
         self.keep_min_p();
         Ok(self.draw())
     }
 
-    fn load(&mut self, logits: &[f32]) {
-        self.candidates.clear();
-        self.candidates.extend((0..).zip(logits).map(|(token, &l)| Candidate::new(token, l)));
-    }
-
     fn apply_bias(&mut self) {
         for &(token, bias) in &self.params.logit_bias {
-            let c = &mut self.candidates[token.0 as usize];
-            *c = Candidate::new(c.token, c.logit + bias);
+            let logit = &mut self.logits[token.0 as usize];
+            *logit = tame(*logit + bias);
         }
     }
 
@@ -144,24 +146,40 @@ impl Sampler {
     fn apply_penalties(&mut self) {
         let SamplingParams { repeat_penalty, presence_penalty, frequency_penalty, .. } = self.params;
         for (token, count) in self.history.counts() {
-            let Some(c) = self.candidates.get_mut(token.0 as usize) else { continue };
-            let mut logit = if c.logit > 0.0 { c.logit / repeat_penalty } else { c.logit * repeat_penalty };
+            let Some(logit) = self.logits.get_mut(token.0 as usize) else { continue };
+            let mut l = if *logit > 0.0 { *logit / repeat_penalty } else { *logit * repeat_penalty };
             if count.answer > 0 {
-                logit -= count.answer as f32 * frequency_penalty + presence_penalty;
+                l -= count.answer as f32 * frequency_penalty + presence_penalty;
             }
-            *c = Candidate::new(c.token, logit);
+            *logit = tame(l);
         }
     }
 
-    /// Leaves the candidates in an order that the logits determine: by rank, or by number where all stay.
+    /// Makes candidates of the logits, in an order that these determine: by rank, or by number without a top-k.
     fn keep_top_k(&mut self) {
+        let candidates = &mut self.candidates;
+        candidates.clear();
+        let all = (0..).zip(&self.logits).map(|(token, &logit)| Candidate { token, logit, weight: 0.0 });
         let k = self.params.top_k;
-        if k > 0 && k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(k - 1, Candidate::by_rank);
-            self.candidates.truncate(k);
-            // Selection leaves them in an order that is the library's own business.
-            self.candidates.sort_unstable_by(Candidate::by_rank);
+        if k == 0 {
+            candidates.extend(all.filter(|c| c.logit > f32::NEG_INFINITY));
+            return;
         }
+        // Whenever the buffer is full it shrinks to the best k, and the last of these is the mark to beat: a
+        // later token with an equal logit ranks below it. Few logits ever get past the comparison.
+        let mut mark = f32::NEG_INFINITY;
+        for candidate in all {
+            if candidate.logit > mark {
+                candidates.push(candidate);
+                if candidates.len() == top_k_buffer(k) {
+                    candidates.select_nth_unstable_by(k - 1, Candidate::by_rank);
+                    candidates.truncate(k);
+                    mark = candidates[k - 1].logit;
+                }
+            }
+        }
+        candidates.sort_unstable_by(Candidate::by_rank);
+        candidates.truncate(k);
     }
 
     /// Weights are relative to the best candidate's, which is 1.
@@ -223,27 +241,28 @@ impl Sampler {
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     token: u32,
-    /// Never NaN, never plus infinity, never minus zero.
     logit: f32,
     /// The probability up to a common factor, once the temperature is applied.
     weight: f64,
 }
 
 impl Candidate {
-    fn new(token: u32, logit: f32) -> Candidate {
-        let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
-        // Adding zero turns minus zero into zero, which must tie with it.
-        Candidate { token, logit: logit + 0.0, weight: 0.0 }
-    }
-
-    fn is_possible(&self) -> bool {
-        self.logit > f32::NEG_INFINITY
-    }
-
     /// The likelier first; of equals, the lower number.
     fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
         b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
     }
+}
+
+/// A logit that can be compared and reckoned with: not NaN, not plus infinity, not minus zero.
+fn tame(logit: f32) -> f32 {
+    let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
+    // Adding zero turns minus zero into zero, which must tie with it.
+    logit + 0.0
+}
+
+/// How many candidates to gather before picking the best k: enough that picking is rare.
+fn top_k_buffer(k: usize) -> usize {
+    k.saturating_add(k.max(256))
 }
 
 /// Extends the sorted beginning of `candidates`, whose length is `sorted`; returns its new length.
@@ -277,15 +296,18 @@ fn exp(x: f64) -> f64 {
     const LN2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
     const LN2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
 
-    // The result would be subnormal: too small a weight to ever be drawn.
-    if x < -708.0 {
-        return 0.0;
-    }
-    // x = k·ln(2) + r, and the conversion rounds towards zero.
-    let k = (x * LOG2_E - 0.5) as i64;
-    let r = (x - k as f64 * LN2_HIGH) - k as f64 * LN2_LOW;
+    // Adding this to a number below 2⁵¹ rounds it to an integer, which the low bits of the sum then hold.
+    const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
+    // Below this the result is subnormal: too small a weight to ever be drawn.
+    const LOWEST: f64 = -708.0;
+
+    // x = k·ln(2) + r; no branch anywhere, so that neighbouring calls overlap.
+    let sum = x.max(LOWEST) * LOG2_E + ROUND;
+    let k = sum - ROUND;
+    let r = (x.max(LOWEST) - k * LN2_HIGH) - k * LN2_LOW;
     let series = TERMS.iter().rev().fold(0.0, |sum, term| sum * r + term);
-    series * f64::from_bits(((k + 1023) as u64) << 52)
+    let power = f64::from_bits(sum.to_bits().wrapping_add(1023) << 52);
+    if x < LOWEST { 0.0 } else { series * power }
 }
 
 /// A seed from the operating system's randomness, by way of the keys that the standard library hashes with. It

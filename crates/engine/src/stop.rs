@@ -68,16 +68,13 @@ impl StopMatcher {
         self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min()
     }
 
-    /// Where the first stop string begins that the end of the text cuts off; the end if none does.
+    /// Where the end of the text first reads like the beginning of a stop string; the end itself if nowhere.
     fn first_beginning(&self) -> usize {
         // A stop string that begins further back has room to be whole.
         let from = self.held.len().saturating_sub(self.longest.saturating_sub(1));
         (from..self.held.len())
             .filter(|&i| self.held.is_char_boundary(i))
-            .find(|&i| {
-                let tail = &self.held[i..];
-                self.stops.iter().any(|stop| stop.len() > tail.len() && stop.starts_with(tail))
-            })
+            .find(|&i| self.stops.iter().any(|stop| stop.starts_with(&self.held[i..])))
             .unwrap_or(self.held.len())
     }
 }

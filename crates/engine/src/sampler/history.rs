@@ -19,6 +19,9 @@ pub(super) struct Count {
     pub answer: u32,
 }
 
+/// Windows up to this many tokens get their memory at once; longer ones, as the conversation grows.
+const MOST_RESERVED: usize = 4096;
+
 /// The last tokens of a conversation, with a count of each.
 #[derive(Clone, Debug)]
 pub(super) struct History {
@@ -32,7 +35,10 @@ pub(super) struct History {
 impl History {
     /// Remembers the last `window` tokens; with 0, none.
     pub fn new(window: usize) -> History {
-        History { window, tokens: VecDeque::new(), counts: HashMap::new() }
+        let room = window.min(MOST_RESERVED);
+        // Twice the room, because a hash table that is at most half full drops the traces of removed entries in
+        // place, where a fuller one moves to a larger allocation.
+        History { window, tokens: VecDeque::with_capacity(room), counts: HashMap::with_capacity(2 * room) }
     }
 
     pub fn push(&mut self, token: TokenId, origin: Origin) {

@@ -120,7 +120,7 @@ fn presence_counts_once_and_frequency_each_time() {
 #[test]
 fn presence_and_frequency_leave_the_prompt_alone() {
     let params = SamplingParams { presence_penalty: 1.0, frequency_penalty: 1.0, ..plain() };
-    assert_eq!(best(params, &[0, 0, 0], &[1], &[2.0, 2.5]), 0);
+    assert_eq!(best(params, &[0, 0, 0], &[1], &[2.0, 3.75]), 0);
 }
 
 #[test]
@@ -134,8 +134,9 @@ fn penalties_look_at_the_last_n_tokens() {
     assert_eq!(best(repeat(usize::MAX), &[0], &[2; 500], &logits), 1);
 
     // A token that occurs twice loses one occurrence at a time.
-    let frequency = SamplingParams { frequency_penalty: 0.5, penalty_last_n: 2, ..plain() };
-    assert_eq!(best(frequency, &[], &[0, 0, 2], &[2.0, 1.25, 0.0]), 0);
+    let frequency = || SamplingParams { frequency_penalty: 0.5, penalty_last_n: 2, ..plain() };
+    assert_eq!(best(frequency(), &[], &[0, 0, 2], &[2.0, 1.25, 0.0]), 0);
+    assert_eq!(best(frequency(), &[], &[0, 0, 2], &[2.0, 1.75, 0.0]), 1);
 }
 
 #[test]
@@ -149,6 +150,7 @@ fn top_k_keeps_the_k_likeliest_and_of_equals_the_first() {
     let params = |top_k| SamplingParams { top_k, ..plain() };
     let logits = [1.0, 3.0, 2.0, 3.0, 2.0];
     assert_eq!(survivors(params(1), &logits), [1]);
+    assert_eq!(survivors(params(1), &[-0.0, 0.0]), [0]);
     assert_eq!(survivors(params(2), &logits), [1, 3]);
     assert_eq!(survivors(params(3), &logits), [1, 2, 3]);
     assert_eq!(survivors(params(99), &logits), [0, 1, 2, 3, 4]);
@@ -165,6 +167,8 @@ fn top_p_keeps_the_fewest_that_hold_p() {
     assert_eq!(survivors(params(0.8), &logits), [1, 2, 3]);
     assert_eq!(survivors(params(0.95), &logits), [0, 1, 2, 3]);
     assert_eq!(survivors(params(1.0), &logits), [0, 1, 2, 3]);
+    // Holding exactly p is enough.
+    assert_eq!(survivors(params(0.5), &[1.0, 1.0]), [0]);
 }
 
 #[test]
@@ -238,6 +242,8 @@ fn a_seed_gives_the_recorded_tokens() {
         tokens(seeded(SamplingParams::default())),
         [50, 32, 8, 29, 42, 21, 42, 3, 37, 21, 63, 45, 53, 29, 16, 21]
     );
+    let top_k_alone = SamplingParams { top_p: 1.0, min_p: 0.0, ..SamplingParams::default() };
+    assert_eq!(tokens(seeded(top_k_alone)), [16, 61, 8, 50, 42, 21, 42, 58, 3, 21, 63, 32, 61, 29, 37, 21]);
     let penalised = SamplingParams {
         repeat_penalty: 1.3,
         presence_penalty: 0.5,
@@ -272,7 +278,7 @@ fn a_nan_is_never_chosen() {
 fn infinite_logits_and_overflow_do_no_harm() {
     let biased = |bias| SamplingParams { logit_bias: vec![(TokenId(1), bias)], ..plain() };
     assert_eq!(survivors(SamplingParams { min_p: 0.5, ..plain() }, &[0.0, f32::INFINITY]), [1]);
-    assert_eq!(best(biased(f32::MAX), &[], &[], &[0.0, f32::MAX]), 1);
+    assert_eq!(survivors(SamplingParams { min_p: 0.5, ..biased(f32::MAX) }, &[0.0, f32::MAX]), [1]);
     assert_eq!(best(biased(f32::NEG_INFINITY), &[], &[], &[0.0, f32::INFINITY]), 0);
 }
 
@@ -296,19 +302,6 @@ fn logits_of_another_vocabulary_are_an_error() {
 fn parameters_out_of_range_make_no_sampler() {
     let params = SamplingParams { top_p: f32::NAN, ..plain() };
     assert!(Sampler::new(params, 3).unwrap_err().to_string().starts_with("top_p is NaN"));
-}
-
-#[test]
-fn the_buffer_is_reused_from_token_to_token() {
-    let params = SamplingParams { repeat_penalty: 1.1, ..SamplingParams::default() };
-    let mut s = sampler(params, 64);
-    let buffer = |s: &Sampler| (s.candidates.as_ptr(), s.candidates.capacity());
-    let before = buffer(&s);
-    for _ in 0..200 {
-        let token = s.sample(&rugged()).unwrap();
-        s.accept(token);
-    }
-    assert_eq!(buffer(&s), before);
 }
 
 #[test]
