@@ -123,6 +123,8 @@ fn the_caller_and_the_file_decide_on_bos() {
     assert_eq!(with(&adds, Bos::Never).unwrap(), 1);
     assert!(adds.open().unwrap().adds_bos());
     assert!(matches!(with(&File::new(), Bos::Always), Err(Error::Invalid(_))));
+    let nameless = File::new().set("tokenizer.ggml.add_bos_token", Value::Bool(true));
+    assert!(nameless.refusal().contains("bos_token_id is missing"));
 }
 
 #[test]

@@ -85,6 +85,13 @@ pub(super) fn tokenizer(path: &Path, metadata: &Metadata) -> Result<Tokenizer> {
         None => (0..=255).filter(|&b| !matches!(b, 0xc0 | 0xc1 | 0xf5..) && !spells(b)).collect(),
     };
 
+    let bos = file.token("tokenizer.ggml.bos_token_id", texts.len())?;
+    let adds_bos = file.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.adds_bos);
+    if adds_bos && bos.is_none() {
+        return Err(file.wrong(
+            "texts are to start with a BOS token, but tokenizer.ggml.bos_token_id is missing".into(),
+        ));
+    }
     let eos = file.token("tokenizer.ggml.eos_token_id", texts.len())?;
     let mut end_tokens = Vec::from_iter(eos);
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
@@ -98,10 +105,10 @@ pub(super) fn tokenizer(path: &Path, metadata: &Metadata) -> Result<Tokenizer> {
         bpe: bpe(&file, words, unknown.and_then(|id| texts.get(id.0 as usize)))?,
         vocabulary,
         unspellable,
-        bos: file.token("tokenizer.ggml.bos_token_id", texts.len())?,
+        bos,
         eos,
         end_tokens,
-        adds_bos: file.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.adds_bos),
+        adds_bos,
     })
 }
 

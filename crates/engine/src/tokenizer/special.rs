@@ -1,6 +1,6 @@
 //! Finds the tokens that are matched in the text as it stands, before BPE sees the rest.
 
-use aho_corasick::{AhoCorasick, BuildError, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, MatchKind};
 
 use crate::TokenId;
 
@@ -29,7 +29,11 @@ impl Literals {
         if ids.is_empty() {
             return Ok(Literals::default());
         }
-        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts)?;
+        let automaton = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            // A DFA takes up to a kibibyte for each byte of each token, and a hostile token can be long.
+            .kind(Some(AhoCorasickKind::ContiguousNFA))
+            .build(texts)?;
         Ok(Literals { automaton: Some(automaton), ids })
     }
 
