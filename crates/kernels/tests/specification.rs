@@ -1,0 +1,248 @@
+//! The scalar kernels against the plainest possible arithmetic in f64.
+
+mod common;
+
+use common::{Random, relative_error};
+use forebay_kernels::quant::{activation_block, dequantise_row};
+use forebay_kernels::scalar::{self, AttentionStep, KvRef, RopePairs, RunningSoftmax};
+use forebay_kernels::{DType, KEY_BLOCK, MatRef, Q8Panel, Rows, TileMut};
+use half::f16;
+
+fn naive_matmul(w: MatRef<'_>, x: &[f32]) -> Vec<f64> {
+    let mut row = vec![0.0; w.cols];
+    let tokens = x.len() / w.cols;
+    let mut out = vec![0.0; tokens * w.rows];
+    for r in 0..w.rows {
+        dequantise_row(w.dtype, w.row(r), &mut row);
+        for t in 0..tokens {
+            let x = &x[t * w.cols..][..w.cols];
+            out[t * w.rows + r] = row.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
+        }
+    }
+    out
+}
+
+fn shapes(dtype: DType) -> impl Iterator<Item = (usize, usize, usize)> {
+    let block = dtype.block_len();
+    let ragged = if block == 1 { 7 } else { 0 };
+    [(1, block * 3 + ragged, 1), (5, block * 8 + ragged, 3), (3, block, 17), (2, block * 9, 40)].into_iter()
+}
+
+#[test]
+fn matmul_with_f32_activations_is_the_sum_of_products() {
+    let mut random = Random(1);
+    for dtype in DType::computable() {
+        for (rows, cols, tokens) in shapes(dtype) {
+            let bytes = random.weights(dtype, rows, cols);
+            let w = MatRef::new(dtype, rows, cols, &bytes);
+            let x = random.normals(tokens * cols);
+            let mut out = vec![f32::NAN; tokens * rows];
+            scalar::matmul_f32(w, Rows::new(&x, cols), &mut TileMut::new(&mut out, rows));
+            let error = relative_error(&out, &naive_matmul(w, &x));
+            assert!(error < 1e-6, "{dtype} [{rows}, {cols}] × {tokens}: {error}");
+        }
+    }
+}
+
+#[test]
+fn matmul_with_quantised_activations_is_within_a_percent() {
+    let mut random = Random(2);
+    for dtype in DType::computable().filter(|d| !d.is_float()) {
+        let (rows, cols, tokens) = (24, 1024, 19);
+        let bytes = random.weights(dtype, rows, cols);
+        let w = MatRef::new(dtype, rows, cols, &bytes);
+        let x = random.normals(tokens * cols);
+        let width = Q8Panel::count(cols);
+        let mut panels = vec![Q8Panel::default(); tokens * width];
+        for (x, panels) in x.chunks_exact(cols).zip(panels.chunks_exact_mut(width)) {
+            scalar::quantise(x, activation_block(dtype), panels);
+        }
+        let mut out = vec![f32::NAN; tokens * rows];
+        scalar::matmul_q8(w, Rows::new(&panels, width), &mut TileMut::new(&mut out, rows));
+        let error = relative_error(&out, &naive_matmul(w, &x));
+        assert!(error < 1e-2, "{dtype}: {error}");
+        // And far closer to the product with what the activations became.
+        let rounded: Vec<f32> =
+            panels.iter().flat_map(|p| (0..256).map(|i| f32::from(p.lanes[i]) * p.scales[i / 32])).collect();
+        let error = relative_error(&out, &naive_matmul(w, &rounded));
+        assert!(error < 2e-6, "{dtype}: {error} from the same integers");
+    }
+}
+
+#[test]
+fn one_token_has_the_bits_it_has_among_many() {
+    let mut random = Random(3);
+    for dtype in DType::computable() {
+        let (rows, cols, tokens) = (7, 512, 37);
+        let bytes = random.weights(dtype, rows, cols);
+        let w = MatRef::new(dtype, rows, cols, &bytes);
+        let x = random.normals(tokens * cols);
+        let mut many = vec![0.0; tokens * rows];
+        scalar::matmul_f32(w, Rows::new(&x, cols), &mut TileMut::new(&mut many, rows));
+        for t in (0..tokens).rev() {
+            let mut one = vec![0.0; rows];
+            let index = [t as u32];
+            scalar::matmul_f32(w, Rows::indexed(&x, cols, &index), &mut TileMut::new(&mut one, rows));
+            assert_eq!(one, many[t * rows..][..rows], "{dtype}, token {t}");
+        }
+    }
+}
+
+#[test]
+fn quantised_activations_are_within_half_a_step() {
+    let mut random = Random(4);
+    for block in [32, 64, 128, 256] {
+        for len in [32, 256, 352, 1024] {
+            let x: Vec<f32> = random.normals(len).iter().map(|v| v * 10.0).collect();
+            let mut panels = vec![Q8Panel::default(); Q8Panel::count(len)];
+            scalar::quantise(&x, block, &mut panels);
+            for (i, &x) in x.iter().enumerate() {
+                let panel = &panels[i / 256];
+                let (lane, scale) = (panel.lanes[i % 256], panel.scales[i % 256 / 32]);
+                assert!((f32::from(lane) * scale - x).abs() <= scale * 0.5001, "{i}: {x}");
+            }
+            for panel in &panels {
+                for (sum, lanes) in panel.sums.iter().zip(panel.lanes.chunks_exact(16)) {
+                    assert_eq!(i32::from(*sum), lanes.iter().map(|&l| i32::from(l)).sum::<i32>());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_block_of_zeros_is_zero_and_a_nan_is_not_hidden() {
+    let mut panels = vec![Q8Panel::default()];
+    scalar::quantise(&[0.0; 256], 256, &mut panels);
+    assert!(panels[0].lanes.iter().all(|&l| l == 0) && panels[0].scales == [0.0; 8]);
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut x = [1.0; 256];
+        x[100] = bad;
+        scalar::quantise(&x, 32, &mut panels);
+        assert!(!panels[0].scales[3].is_finite() && panels[0].scales[2].is_finite());
+    }
+}
+
+#[test]
+fn rms_norm_divides_by_the_root_of_the_mean_square() {
+    let mut random = Random(5);
+    for len in [1, 16, 31, 256, 1000] {
+        let (x, w) = (random.normals(len), random.normals(len));
+        let mut out = x.clone();
+        scalar::rms_norm(&mut out, &w, 1e-6);
+        let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / len as f64;
+        let expected: Vec<f64> =
+            x.iter().zip(&w).map(|(&x, &w)| f64::from(x) / (mean + 1e-6).sqrt() * f64::from(w)).collect();
+        assert!(relative_error(&out, &expected) < 1e-6);
+    }
+}
+
+#[test]
+fn rope_turns_pairs_and_leaves_the_rest() {
+    let (cos, sin) = ([0.6, 0.0], [0.8, 1.0]);
+    let head = [1.0, 2.0, 3.0, 4.0, 5.0];
+    let mut x = [head, head].concat();
+    scalar::rope(&mut x, 5, RopePairs::HalfSplit, &cos, &sin);
+    let turned = [0.6 - 0.8 * 3.0, -4.0, 0.6 * 3.0 + 0.8, 2.0, 5.0];
+    assert!(x.iter().zip([turned, turned].concat()).all(|(a, b)| (a - b).abs() < 1e-6), "{x:?}");
+
+    let mut x = head;
+    scalar::rope(&mut x, 5, RopePairs::Interleaved, &cos, &sin);
+    let turned = [0.6 - 0.8 * 2.0, 0.6 * 2.0 + 0.8, -4.0, 3.0, 5.0];
+    assert!(x.iter().zip(turned).all(|(a, b)| (a - b).abs() < 1e-6), "{x:?}");
+}
+
+#[test]
+fn softmax_sums_to_one_and_survives_large_numbers() {
+    let mut random = Random(6);
+    for len in [1, 15, 16, 128, 1000] {
+        let x: Vec<f32> = random.normals(len).iter().map(|v| v * 3.0 + 500.0).collect();
+        let mut out = x.clone();
+        scalar::softmax(&mut out);
+        let weights: Vec<f64> = x.iter().map(|&x| (f64::from(x) - 500.0).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let expected: Vec<f64> = weights.iter().map(|w| w / sum).collect();
+        assert!(relative_error(&out, &expected) < 1e-6, "{len}");
+    }
+}
+
+#[test]
+fn attention_in_steps_is_attention_over_all_keys() {
+    let mut random = Random(7);
+    for (count, head_dim, value_dim, heads) in
+        [(1, 32, 32, 1), (64, 128, 128, 2), (150, 64, 32, 3), (333, 24, 40, 8)]
+    {
+        let queries = random.normals(heads * head_dim);
+        let keys = random.normals(count * head_dim);
+        let values = random.normals(count * value_dim);
+        let half = |x: &[f32]| x.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>();
+        let (keys16, values16) = (half(&keys), half(&values));
+        let widen = |x: &[f16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+        for f16_cache in [false, true] {
+            let mut running = vec![RunningSoftmax::START; heads];
+            let mut out = vec![0.0; heads * value_dim];
+            for start in (0..count).step_by(KEY_BLOCK) {
+                let end = count.min(start + KEY_BLOCK);
+                let (k, v) = (start * head_dim..end * head_dim, start * value_dim..end * value_dim);
+                let (keys, values) = if f16_cache {
+                    (KvRef::F16(&keys16[k]), KvRef::F16(&values16[v]))
+                } else {
+                    (KvRef::F32(&keys[k]), KvRef::F32(&values[v]))
+                };
+                let step = AttentionStep { queries: &queries, keys, values, head_dim, value_dim, scale: 0.3 };
+                scalar::attend(&step, &mut running, &mut out);
+            }
+            scalar::attend_finish(&running, &mut out);
+            let (keys, values) =
+                if f16_cache { (widen(&keys16), widen(&values16)) } else { (keys.clone(), values.clone()) };
+            let mut expected = Vec::new();
+            for q in queries.chunks_exact(head_dim) {
+                let score = |k: &[f32]| q.iter().zip(k).map(|(&q, &k)| f64::from(q * k)).sum::<f64>() * 0.3;
+                let weights: Vec<f64> = keys.chunks_exact(head_dim).map(|k| score(k).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                for c in 0..value_dim {
+                    let column = values.chunks_exact(value_dim).map(|v| f64::from(v[c]));
+                    expected.push(weights.iter().zip(column).map(|(w, v)| w * v).sum::<f64>() / sum);
+                }
+            }
+            let error = relative_error(&out, &expected);
+            assert!(error < 1e-5, "{count} keys, f16 {f16_cache}: {error}");
+        }
+    }
+}
+
+#[test]
+fn swiglu_add_and_add_scaled_do_what_they_say() {
+    let mut random = Random(8);
+    let (gate, up) = (random.normals(100), random.normals(100));
+    let mut out = gate.clone();
+    scalar::swiglu(&mut out, &up);
+    let silu = |g: f64| g / (1.0 + (-g).exp());
+    let expected: Vec<f64> = gate.iter().zip(&up).map(|(&g, &u)| silu(g.into()) * f64::from(u)).collect();
+    assert!(relative_error(&out, &expected) < 1e-6);
+
+    let mut out = gate.clone();
+    scalar::add(&mut out, &up);
+    scalar::add_scaled(&mut out, 0.5, &up);
+    let expected: Vec<f64> = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) + 1.5 * f64::from(u)).collect();
+    assert!(relative_error(&out, &expected) < 1e-6);
+}
+
+#[test]
+fn top_k_is_sorted_and_ties_go_to_the_lower_index() {
+    let mut out = [9; 4];
+    scalar::top_k(&[1.0, 3.0, f32::NAN, 3.0, 2.0, 3.0], &mut out);
+    assert_eq!(out, [1, 3, 5, 4]);
+    let mut out = [9; 3];
+    scalar::top_k(&[f32::NAN, f32::NEG_INFINITY, f32::NAN], &mut out);
+    assert_eq!(out, [0, 1, 2]);
+    let mut random = Random(9);
+    for _ in 0..100 {
+        let scores: Vec<f32> = (0..50).map(|_| (random.unit() * 8.0).round()).collect();
+        let mut expected: Vec<u32> = (0..50).collect();
+        expected.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize]));
+        let mut out = [0; 12];
+        scalar::top_k(&scores, &mut out);
+        assert_eq!(out, expected[..12]);
+    }
+}
