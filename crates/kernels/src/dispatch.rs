@@ -2,12 +2,16 @@
 
 use std::sync::OnceLock;
 
+#[cfg(target_arch = "x86_64")]
+use crate::avx512;
 use crate::scalar::{self, AttentionStep, RopePairs, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
 /// An instruction set that the kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// x86-64 with AVX-512 F, BW, VL and VNNI.
+    Avx512,
     /// Plain Rust, on every processor.
     Scalar,
 }
@@ -16,13 +20,19 @@ impl Isa {
     /// The name that `FOREBAY_ISA` takes.
     pub fn name(self) -> &'static str {
         match self {
+            Isa::Avx512 => "avx512",
             Isa::Scalar => "scalar",
         }
     }
 
     /// The instruction sets this processor has, best first.
     pub fn available() -> Vec<Isa> {
-        vec![Isa::Scalar]
+        #[cfg(target_arch = "x86_64")]
+        let native = [(Isa::Avx512, avx512::available())];
+        #[cfg(not(target_arch = "x86_64"))]
+        let native = [];
+        let native = native.into_iter().filter_map(|(isa, available)| available.then_some(isa));
+        native.chain([Isa::Scalar]).collect()
     }
 
     /// What `FOREBAY_ISA` asks for, or else the best there is.
@@ -70,13 +80,54 @@ impl Kernels {
         CHOSEN.get_or_init(|| Isa::choose().map(Kernels::for_isa)).clone()
     }
 
-    /// The kernels of one instruction set, which must be [available](Isa::available).
+    /// The kernels of one instruction set.
+    ///
+    /// # Panics
+    /// If it is not [available](Isa::available).
     pub fn for_isa(isa: Isa) -> &'static Kernels {
+        assert!(Isa::available().contains(&isa), "this processor lacks {}", isa.name());
         match isa {
             Isa::Scalar => &SCALAR,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &AVX512,
+            #[cfg(not(target_arch = "x86_64"))]
+            other => panic!("{} is not for this processor", other.name()),
         }
     }
 }
+
+/// The table of a module whose functions need instructions that not every processor has.
+#[cfg(target_arch = "x86_64")]
+macro_rules! table {
+    ($isa:expr, $module:ident) => {
+        Kernels {
+            isa: $isa,
+            matmul_f32: entry!($module::matmul_f32, w, x, out),
+            matmul_q8: entry!($module::matmul_q8, w, x, out),
+            quantise: entry!($module::quantise, x, block, out),
+            rms_norm: entry!($module::rms_norm, x, w, eps),
+            rope: entry!($module::rope, x, head_dim, pairs, cos, sin),
+            softmax: entry!($module::softmax, x),
+            attend: entry!($module::attend, step, running, out),
+            attend_finish: entry!($module::attend_finish, running, out),
+            swiglu: entry!($module::swiglu, gate, up),
+            add: entry!($module::add, x, y),
+            add_scaled: entry!($module::add_scaled, out, weight, y),
+            top_k: scalar::top_k,
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! entry {
+    ($module:ident::$name:ident, $($arg:ident),*) => {
+        // SAFETY: `for_isa` hands out a table only where its instructions are available.
+        |$($arg),*| unsafe { $module::$name($($arg),*) }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+static AVX512: Kernels = table!(Isa::Avx512, avx512);
 
 static SCALAR: Kernels = Kernels {
     isa: Isa::Scalar,

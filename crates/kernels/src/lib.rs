@@ -3,6 +3,8 @@
 //! [`scalar`] says what every kernel computes, to the bit; the other instruction sets repeat it faster, and
 //! [`Kernels`] is the table of the ones this processor runs. [`quant`] says what the bytes of each type mean.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod dispatch;
 mod dtype;
 pub mod math;

@@ -3,6 +3,8 @@
 //! Three rules make that possible. Integer sums are exact, so their order is free. Float sums over a row use
 //! sixteen accumulators, lane `i % 16` for element `i`, fused multiply-adds, and the tree of [`sum_lanes`].
 //! Everything else is one IEEE operation after another, as written here.
+//!
+//! Kernels are inlined always, so that an instruction set's own module can compile them with its instructions.
 
 use half::f16;
 
@@ -20,6 +22,7 @@ pub const KEY_BLOCK: usize = 64;
 const TOKEN_TILE: usize = 16;
 
 /// `out[t][r] = Σ w[r][c] · x[t][c]` with dequantised weights and f32 activations, for any type.
+#[inline(always)]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     check_shapes(w, x.len(), out);
     assert_eq!(x.width(), w.cols);
@@ -93,6 +96,7 @@ fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, acc: f32) -> f32 
 /// Quantises a row of activations to bytes, one scale for every `block` of them.
 ///
 /// A value that is not finite makes its block's scale so, and therefore every product with it.
+#[inline(always)]
 pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
     assert_eq!(out.len(), Q8Panel::count(x.len()));
     assert!(block.is_multiple_of(32) && Q8Panel::LEN.is_multiple_of(block));
@@ -114,6 +118,7 @@ pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
 }
 
 /// Root-mean-square normalisation in place: `x / sqrt(mean(x²) + eps) · w`.
+#[inline(always)]
 pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {
     assert_eq!(x.len(), w.len());
     let mean = dot(x, x) / x.len() as f32;
@@ -133,6 +138,7 @@ pub enum RopePairs {
 }
 
 /// Rotates the first `2 · cos.len()` channels of every head of a row by the angles of its position.
+#[inline(always)]
 pub fn rope(x: &mut [f32], head_dim: usize, pairs: RopePairs, cos: &[f32], sin: &[f32]) {
     let half = cos.len();
     assert!(half == sin.len() && 2 * half <= head_dim && x.len().is_multiple_of(head_dim));
@@ -150,6 +156,7 @@ pub fn rope(x: &mut [f32], head_dim: usize, pairs: RopePairs, cos: &[f32], sin: 
 }
 
 /// Softmax in place.
+#[inline(always)]
 pub fn softmax(x: &mut [f32]) {
     let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut acc = [0.0; LANES];
@@ -203,6 +210,7 @@ pub struct AttentionStep<'a> {
 }
 
 /// Takes one [`AttentionStep`]: updates each head's softmax and its unnormalised output `[heads, value_dim]`.
+#[inline(always)]
 pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {
     assert_eq!(step.queries.len(), running.len() * step.head_dim);
     assert_eq!(out.len(), running.len() * step.value_dim);
@@ -213,6 +221,7 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     }
 }
 
+#[inline(always)]
 fn attend_typed<T: Copy + Into<f32>>(
     step: &AttentionStep<'_>,
     keys: &[T],
@@ -254,6 +263,7 @@ fn attend_typed<T: Copy + Into<f32>>(
 }
 
 /// The last step of attention: divides each head's output `[heads, value_dim]` by its softmax's sum.
+#[inline(always)]
 pub fn attend_finish(running: &[RunningSoftmax], out: &mut [f32]) {
     let value_dim = out.len() / running.len();
     for (running, out) in running.iter().zip(out.chunks_exact_mut(value_dim)) {
@@ -264,6 +274,7 @@ pub fn attend_finish(running: &[RunningSoftmax], out: &mut [f32]) {
 }
 
 /// `gate ← SiLU(gate) · up`
+#[inline(always)]
 pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len());
     for (g, u) in gate.iter_mut().zip(up) {
@@ -272,6 +283,7 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
 }
 
 /// `x ← x + y`
+#[inline(always)]
 pub fn add(x: &mut [f32], y: &[f32]) {
     assert_eq!(x.len(), y.len());
     for (x, y) in x.iter_mut().zip(y) {
@@ -280,6 +292,7 @@ pub fn add(x: &mut [f32], y: &[f32]) {
 }
 
 /// `out ← out + weight · y`, fused.
+#[inline(always)]
 pub fn add_scaled(out: &mut [f32], weight: f32, y: &[f32]) {
     assert_eq!(out.len(), y.len());
     for (out, y) in out.iter_mut().zip(y) {
@@ -308,6 +321,7 @@ pub fn top_k(scores: &[f32], out: &mut [u32]) {
 }
 
 /// `Σ a[i] · b[i]` by the rule for float sums.
+#[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let mut acc = [0.0; LANES];
@@ -315,6 +329,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     sum_lanes(&acc)
 }
 
+#[inline(always)]
 fn multiply_add_lanes(a: &[f32], b: &[f32], acc: &mut [f32; LANES]) {
     for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
         for ((acc, a), b) in acc.iter_mut().zip(a).zip(b) {

@@ -42,12 +42,21 @@ impl<'a> MatRef<'a> {
 }
 
 /// Rows of activations, perhaps picked by index from a larger set: the tokens that one expert serves.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Rows<'a, T> {
     data: &'a [T],
     width: usize,
     index: Option<&'a [u32]>,
 }
+
+// Derived, these would ask for elements that can be copied.
+impl<T> Clone for Rows<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Rows<'_, T> {}
 
 impl<'a, T> Rows<'a, T> {
     /// All rows of `data`, which holds `width` values for each.

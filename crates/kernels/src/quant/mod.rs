@@ -65,6 +65,7 @@ pub trait Quant {
     fn unpack(block: &[u8], out: &mut Unpacked);
 
     /// The weights of one block. The order of operations is that of the `gguf` package, to the bit.
+    #[inline(always)]
     fn dequantise(block: &[u8], unpacked: &mut Unpacked, out: &mut [f32]) {
         Self::unpack(block, unpacked);
         for (sub, out) in out[..Self::BLOCK].chunks_exact_mut(SUB).enumerate() {
@@ -112,6 +113,7 @@ pub fn activation_block(dtype: DType) -> usize {
 }
 
 /// Dequantises a row of any computable type.
+#[inline(always)]
 pub fn dequantise_row(dtype: DType, row: &[u8], out: &mut [f32]) {
     assert_eq!(dtype.row_bytes(out.len()), Some(row.len()), "{dtype} row of {} weights", out.len());
     match dtype {

@@ -45,14 +45,19 @@ impl Random {
             _ => {
                 let mut bytes: Vec<u8> =
                     (0..dtype.row_bytes(cols).unwrap() * rows).map(|_| self.bits() as u8).collect();
-                for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-                    for &(at, size) in scale_fields(dtype) {
-                        let scale = f16::from_f32(size * (1.5 + self.unit()));
-                        block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-                    }
-                }
+                set_scales(dtype, &mut bytes, self);
                 bytes
             }
+        }
+    }
+}
+
+/// Gives every block scales that keep its weights near one.
+pub fn set_scales(dtype: DType, bytes: &mut [u8], random: &mut Random) {
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        for &(at, size) in scale_fields(dtype) {
+            let scale = f16::from_f32(size * (1.5 + random.unit()));
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
         }
     }
 }

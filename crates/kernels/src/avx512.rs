@@ -1,0 +1,806 @@
+//! The kernels for processors with AVX-512 and its integer dot products (VNNI).
+//!
+//! The products are written by hand in two arrangements. One token: lanes along the row, sixteen rows at a
+//! time, reduced across rows by a transpose. Several tokens: sixteen rows are unpacked so that lanes are rows
+//! ([`Panel`]) and multiplied with the tokens a few at a time. Within a block everything is integer and exact, and
+//! both then do the same float operations in block order, so both give the bits of [`scalar`].
+//!
+//! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions: its operations
+//! and their order are fixed, so the compiler can only make it faster.
+
+use std::arch::x86_64::*;
+
+use crate::DType;
+use crate::quant::{Q4K, Q5K, Q6K, Quant};
+use crate::scalar::{self, AttentionStep, RopePairs, RunningSoftmax};
+use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
+
+/// Rows that are computed together: as many as a register has 32-bit lanes.
+const ROWS: usize = 16;
+
+/// Tokens whose activations stay in the second-level cache while the rows of a matrix pass by.
+const TOKEN_CHUNK: usize = 128;
+
+/// Whether this processor has all that the functions here are compiled for.
+pub fn available() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+/// As [`scalar::matmul_f32`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
+    scalar::matmul_f32(w, x, out);
+}
+
+/// As [`scalar::matmul_q8`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+    assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
+    assert_eq!(x.width(), Q8Panel::count(w.cols));
+    match (w.dtype, x.len()) {
+        (DType::Q8_0, 1) => one_token_q8_0(w, x.row(0), out.row(0)),
+        (DType::Q8_0, _) => many_tokens_q8_0(w, x, out),
+        (DType::Q4_K, 1) => one_token::<Q4K>(w, x.row(0), out.row(0)),
+        (DType::Q4_K, _) => many_tokens::<Q4K>(w, x, out),
+        (DType::Q5_K, 1) => one_token::<Q5K>(w, x.row(0), out.row(0)),
+        (DType::Q5_K, _) => many_tokens::<Q5K>(w, x, out),
+        (DType::Q6_K, 1) => one_token::<Q6K>(w, x.row(0), out.row(0)),
+        (DType::Q6_K, _) => many_tokens::<Q6K>(w, x, out),
+        _ => scalar::matmul_q8(w, x, out),
+    }
+}
+
+/// As [`scalar::quantise`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
+    scalar::quantise(x, block, out);
+}
+
+/// As [`scalar::rms_norm`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {
+    scalar::rms_norm(x, w, eps);
+}
+
+/// As [`scalar::rope`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn rope(x: &mut [f32], head_dim: usize, pairs: RopePairs, cos: &[f32], sin: &[f32]) {
+    scalar::rope(x, head_dim, pairs, cos, sin);
+}
+
+/// As [`scalar::softmax`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn softmax(x: &mut [f32]) {
+    scalar::softmax(x);
+}
+
+/// As [`scalar::attend`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {
+    scalar::attend(step, running, out);
+}
+
+/// As [`scalar::attend_finish`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn attend_finish(running: &[RunningSoftmax], out: &mut [f32]) {
+    scalar::attend_finish(running, out);
+}
+
+/// As [`scalar::swiglu`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn swiglu(gate: &mut [f32], up: &[f32]) {
+    scalar::swiglu(gate, up);
+}
+
+/// As [`scalar::add`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn add(x: &mut [f32], y: &[f32]) {
+    scalar::add(x, y);
+}
+
+/// As [`scalar::add_scaled`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub fn add_scaled(out: &mut [f32], weight: f32, y: &[f32]) {
+    scalar::add_scaled(out, weight, y);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Sixteen rows of a matrix
+
+/// Sixteen rows of a matrix at one block. Where the matrix has fewer rows left, the last stands in for the
+/// missing ones, whose results are dropped.
+#[derive(Clone, Copy)]
+struct Rows16 {
+    first: *const u8,
+    stride: usize,
+    last: usize,
+}
+
+impl Rows16 {
+    fn new(w: MatRef<'_>, first: usize) -> Rows16 {
+        let stride = w.row(0).len();
+        Rows16 { first: w.row(first).as_ptr(), stride, last: (w.rows - first).min(ROWS) - 1 }
+    }
+
+    /// The rows that exist, as a mask.
+    fn mask(&self) -> __mmask16 {
+        (u32::MAX >> (31 - self.last)) as __mmask16
+    }
+
+    /// The same rows, `bytes` further on.
+    ///
+    /// # Safety
+    /// The rows must be longer than that.
+    unsafe fn skip(self, bytes: usize) -> Rows16 {
+        // SAFETY: the caller's promise.
+        Rows16 { first: unsafe { self.first.add(bytes) }, ..self }
+    }
+
+    /// Row `row` at the current block.
+    #[inline(always)]
+    fn row(&self, row: usize) -> *const u8 {
+        // The offset stays inside the matrix, because the row exists.
+        self.first.wrapping_add(row.min(self.last) * self.stride)
+    }
+
+    /// Asks for the block sixteen rows on, which is needed next.
+    #[inline(always)]
+    fn prefetch_next(&self, row: usize, bytes: usize) {
+        let next = self.first.wrapping_add((row + ROWS) * self.stride);
+        for line in (0..bytes).step_by(64) {
+            // SAFETY: a prefetch of any address is harmless.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast()) };
+        }
+    }
+}
+
+/// Four consecutive dwords of sixteen rows: vector `i` holds dword `i` of every row.
+///
+/// # Safety
+/// Every row must have 16 bytes at `offset`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn four_dwords(rows: Rows16, offset: usize) -> [__m512i; 4] {
+    // SAFETY: the caller's promise.
+    let load = |row: usize| unsafe { _mm_loadu_si128(rows.row(row).add(offset).cast()) };
+    // Vector i holds rows i, i + 4, i + 8, i + 12 in its four quarters.
+    let quarter = |i: usize| {
+        let v = _mm512_castsi128_si512(load(i));
+        let v = _mm512_inserti32x4::<1>(v, load(i + 4));
+        let v = _mm512_inserti32x4::<2>(v, load(i + 8));
+        _mm512_inserti32x4::<3>(v, load(i + 12))
+    };
+    let (r0, r1, r2, r3) = (quarter(0), quarter(1), quarter(2), quarter(3));
+    let (a, b) = (_mm512_unpacklo_epi32(r0, r1), _mm512_unpacklo_epi32(r2, r3));
+    let (c, d) = (_mm512_unpackhi_epi32(r0, r1), _mm512_unpackhi_epi32(r2, r3));
+    [
+        _mm512_unpacklo_epi64(a, b),
+        _mm512_unpackhi_epi64(a, b),
+        _mm512_unpacklo_epi64(c, d),
+        _mm512_unpackhi_epi64(c, d),
+    ]
+}
+
+/// The sums of sixteen vectors, each in the lane of its number. Lanes are added in the order of
+/// [`scalar::sum_lanes`].
+macro_rules! sum_across {
+    ($name:ident, $lane:ty, $add:ident, $to:ident, $from:ident) => {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+        fn $name(v: &[$lane; 16]) -> $lane {
+            let eight = |a: usize, b: usize| {
+                let (a, b) = ($to(v[a]), $to(v[b]));
+                let low = _mm512_shuffle_i32x4::<0b01_00_01_00>(a, b);
+                $add($from(low), $from(_mm512_shuffle_i32x4::<0b11_10_11_10>(a, b)))
+            };
+            let four = |a: $lane, b: $lane| {
+                let (a, b) = ($to(a), $to(b));
+                let low = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+                $add($from(low), $from(_mm512_shuffle_i32x4::<0b11_01_11_01>(a, b)))
+            };
+            let two = |a: $lane, b: $lane| {
+                let (a, b) = ($to(a), $to(b));
+                $add($from(_mm512_unpacklo_epi64(a, b)), $from(_mm512_unpackhi_epi64(a, b)))
+            };
+            let one = |a: $lane, b: $lane| {
+                let (a, b) = (_mm512_castsi512_ps($to(a)), _mm512_castsi512_ps($to(b)));
+                let even = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(a, b));
+                let odd = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(a, b));
+                $add($from(even), $from(odd))
+            };
+            // The order of the inputs makes that of the outputs.
+            let half = |i: usize| {
+                two(
+                    four(eight(i, i + 4), eight(i + 8, i + 12)),
+                    four(eight(i + 1, i + 5), eight(i + 9, i + 13)),
+                )
+            };
+            one(half(0), half(2))
+        }
+    };
+}
+
+#[inline(always)]
+fn same(v: __m512i) -> __m512i {
+    v
+}
+
+sum_across!(sum_across_i32, __m512i, _mm512_add_epi32, same, same);
+
+// ---------------------------------------------------------------------------------------------------
+// One token, K types
+
+/// What the scales of sixteen rows at one block are, row by lane.
+struct Heads {
+    d: __m512,
+    dmin: __m512,
+    /// Sub-scales 0–3 and 4–7 of each row, a byte each. Only Q4_K and Q5_K.
+    scales: [__m512i; 2],
+    /// Minima 0–3 and 4–7 of each row, a byte each. Only Q4_K and Q5_K.
+    mins: [__m512i; 2],
+}
+
+/// # Safety
+/// The rows must hold a block of `Q`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn heads<Q: Quant>(rows: Rows16) -> Heads {
+    let zero = _mm512_setzero_si512();
+    if Q::DTYPE == DType::Q6_K {
+        // The last two of 210 bytes are the scale.
+        // SAFETY: the caller's promise.
+        let tail = unsafe { four_dwords(rows, 194) }[3];
+        let d = half_to_float(_mm512_srli_epi32::<16>(tail));
+        return Heads { d, dmin: _mm512_setzero_ps(), scales: [zero; 2], mins: [zero; 2] };
+    }
+    // SAFETY: the caller's promise.
+    let [floats, low_scales, low_mins, high] = unsafe { four_dwords(rows, 0) };
+    let (six, four, two) = (_mm512_set1_epi8(0x3f), _mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
+    let join = |nibble, bits| {
+        // The upper two bits of a byte, moved down to bits 4 and 5.
+        let top = _mm512_and_si512(_mm512_srli_epi16::<2>(bits), two);
+        _mm512_or_si512(_mm512_and_si512(nibble, four), top)
+    };
+    Heads {
+        d: half_to_float(floats),
+        dmin: half_to_float(_mm512_srli_epi32::<16>(floats)),
+        scales: [_mm512_and_si512(low_scales, six), join(high, low_scales)],
+        mins: [_mm512_and_si512(low_mins, six), join(_mm512_srli_epi16::<4>(high), low_mins)],
+    }
+}
+
+/// The f16 in the low half of every dword.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn half_to_float(v: __m512i) -> __m512 {
+    _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v))
+}
+
+/// The 256 lanes of one row's block as unsigned bytes, in the type's own order: that of [`arrange`].
+///
+/// # Safety
+/// `block` must point to a block of `Q`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn lanes<Q: Quant>(block: *const u8) -> [__m512i; 4] {
+    // SAFETY: the offsets stay inside a block, by the caller's promise.
+    let load = |at: usize| unsafe { _mm512_loadu_si512(block.add(at).cast()) };
+    // SAFETY: as above.
+    let twice = |at: usize| unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(block.add(at).cast())) };
+    let nibble = _mm512_set1_epi8(0x0f);
+    let low = |v| _mm512_and_si512(v, nibble);
+    let high = |v| _mm512_and_si512(_mm512_srli_epi16::<4>(v), nibble);
+    // `bits` of `from` under `mask`, added to a nibble.
+    let add = |nibble, from, mask| _mm512_ternarylogic_epi32::<0xf8>(nibble, from, mask);
+    match Q::DTYPE {
+        DType::Q4_K => {
+            let (a, b) = (load(16), load(80));
+            [low(a), high(a), low(b), high(b)]
+        }
+        DType::Q5_K => {
+            let (a, b, fifth) = (load(48), load(112), twice(16));
+            let bit = _mm512_set1_epi8(0x10);
+            [
+                add(low(a), _mm512_sllv_epi16(fifth, halves(4, 2)), bit),
+                add(high(a), _mm512_sllv_epi16(fifth, halves(3, 1)), bit),
+                add(low(b), _mm512_srlv_epi16(fifth, halves(0, 2)), bit),
+                add(high(b), _mm512_srlv_epi16(fifth, halves(1, 3)), bit),
+            ]
+        }
+        _ => {
+            let pair = _mm512_set1_epi8(0x30);
+            let (a, b, top_a, top_b) = (load(0), load(64), twice(128), twice(160));
+            [
+                add(low(a), _mm512_sllv_epi16(top_a, halves(4, 2)), pair),
+                add(high(a), _mm512_srlv_epi16(top_a, halves(0, 2)), pair),
+                add(low(b), _mm512_sllv_epi16(top_b, halves(4, 2)), pair),
+                add(high(b), _mm512_srlv_epi16(top_b, halves(0, 2)), pair),
+            ]
+        }
+    }
+}
+
+/// Sixteen-bit lanes: `low` in the lower half of the register, `high` in the upper.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn halves(low: i16, high: i16) -> __m512i {
+    _mm512_inserti64x4::<1>(_mm512_set1_epi16(low), _mm256_set1_epi16(high))
+}
+
+/// A panel's activations in the order of [`lanes`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn arrange<Q: Quant>(x: &Q8Panel) -> [__m512i; 4] {
+    // SAFETY: a panel has 256 lanes.
+    let load = |at: usize| unsafe { _mm256_loadu_si256(x.lanes.as_ptr().add(at).cast()) };
+    let join = |a, b| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(load(a)), load(b));
+    if Q::DTYPE == DType::Q6_K {
+        [join(0, 32), join(64, 96), join(128, 160), join(192, 224)]
+    } else {
+        [join(0, 64), join(32, 96), join(128, 192), join(160, 224)]
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn one_token<Q: Quant>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
+    let bytes = Q::DTYPE.block_bytes();
+    for first in (0..w.rows).step_by(ROWS) {
+        let rows = Rows16::new(w, first);
+        let mut acc = _mm512_setzero_ps();
+        for (b, panel) in x.iter().enumerate() {
+            // SAFETY: a row has as many blocks as the activations have panels.
+            let (rows, heads) = unsafe {
+                let rows = rows.skip(b * bytes);
+                (rows, heads::<Q>(rows))
+            };
+            // SAFETY: as above.
+            let products = unsafe { products::<Q>(rows, &heads, panel) };
+            let scale = _mm512_set1_ps(panel.scales[0]);
+            acc = _mm512_fmadd_ps(_mm512_mul_ps(heads.d, scale), _mm512_cvtepi32_ps(products), acc);
+            if Q::HAS_MINS {
+                let mins = _mm512_cvtepi32_ps(minima(&heads, panel));
+                acc = _mm512_fnmadd_ps(_mm512_mul_ps(heads.dmin, scale), mins, acc);
+            }
+        }
+        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
+        unsafe { _mm512_mask_storeu_ps(out[first..].as_mut_ptr(), rows.mask(), acc) };
+    }
+}
+
+/// `Σ scale · lane · activation` of one block, row by lane.
+///
+/// # Safety
+/// The rows must hold a block of `Q`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn products<Q: Quant>(rows: Rows16, heads: &Heads, panel: &Q8Panel) -> __m512i {
+    let x = arrange::<Q>(panel);
+    let mut sums = [_mm512_setzero_si512(); ROWS];
+    if Q::DTYPE == DType::Q6_K {
+        // Lanes are stored 32 too high. That takes Σ 32 · scale · sum(activations) back, in two factors
+        // that fit sixteen bits.
+        // SAFETY: a panel has 16 sums.
+        let x_sums = unsafe { _mm256_loadu_si256(panel.sums.as_ptr().cast()) };
+        let less = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<4>(x_sums));
+        let less = _mm512_zextsi256_si512(less);
+        // Each quarter of a register holds the sixteen lanes of one sub-scale.
+        let quarters = |first: i64| {
+            let word = |i: i64| (first + i) * 0x0001_0001_0001_0001;
+            _mm512_set_epi64(word(3), word(3), word(2), word(2), word(1), word(1), word(0), word(0))
+        };
+        let index = [quarters(0), quarters(4), quarters(8), quarters(12)];
+        for (row, sum) in sums.iter_mut().enumerate() {
+            let block = rows.row(row);
+            rows.prefetch_next(row, 210);
+            // SAFETY: the caller's promise.
+            let (lanes, scales) = unsafe { (lanes::<Q>(block), _mm_loadu_si128(block.add(192).cast())) };
+            let scales = _mm512_zextsi256_si512(_mm256_cvtepi8_epi16(scales));
+            let mut acc = _mm512_dpwssd_epi32(_mm512_setzero_si512(), _mm512_slli_epi16::<1>(scales), less);
+            for i in 0..4 {
+                let dot = _mm512_maddubs_epi16(lanes[i], x[i]);
+                acc = _mm512_dpwssd_epi32(acc, dot, _mm512_permutexvar_epi16(index[i], scales));
+            }
+            *sum = acc;
+        }
+    } else {
+        // Each half of a register holds the 32 lanes of one sub-scale.
+        // A byte number with its top bit set gives zero: the upper half of each scale.
+        let pick = |low: i16, high: i16| halves(i16::MIN | low, i16::MIN | high);
+        let even = pick(0, 2);
+        let odd = pick(1, 3);
+        let mut words = [[0u32; ROWS]; 2];
+        // SAFETY: each array is one register long.
+        unsafe {
+            _mm512_storeu_si512(words[0].as_mut_ptr().cast(), heads.scales[0]);
+            _mm512_storeu_si512(words[1].as_mut_ptr().cast(), heads.scales[1]);
+        }
+        for (row, sum) in sums.iter_mut().enumerate() {
+            rows.prefetch_next(row, Q::DTYPE.block_bytes());
+            // SAFETY: the caller's promise.
+            let lanes = unsafe { lanes::<Q>(rows.row(row)) };
+            let mut acc = _mm512_setzero_si512();
+            for part in 0..2 {
+                let scales = _mm512_set1_epi32(words[part][row] as i32);
+                let dot = _mm512_maddubs_epi16(lanes[2 * part], x[2 * part]);
+                acc = _mm512_dpwssd_epi32(acc, dot, _mm512_shuffle_epi8(scales, even));
+                let dot = _mm512_maddubs_epi16(lanes[2 * part + 1], x[2 * part + 1]);
+                acc = _mm512_dpwssd_epi32(acc, dot, _mm512_shuffle_epi8(scales, odd));
+            }
+            *sum = acc;
+        }
+    }
+    sum_across_i32(&sums)
+}
+
+/// `Σ minimum · sum(activations)` of one block, row by lane.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn minima(heads: &Heads, panel: &Q8Panel) -> __m512i {
+    // The sum of 32 lanes fits sixteen bits.
+    let sum = |part: usize| i32::from(panel.sums[2 * part] + panel.sums[2 * part + 1]);
+    let pair = |a: usize, b: usize| _mm512_set1_epi32(sum(a) & 0xffff | sum(b) << 16);
+    let byte = _mm512_set1_epi16(0xff);
+    let mut acc = _mm512_setzero_si512();
+    for (half, &mins) in heads.mins.iter().enumerate() {
+        let first = 4 * half;
+        let even = _mm512_and_si512(mins, byte);
+        acc = _mm512_dpwssd_epi32(acc, even, pair(first, first + 2));
+        acc = _mm512_dpwssd_epi32(acc, _mm512_srli_epi16::<8>(mins), pair(first + 1, first + 3));
+    }
+    acc
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Several tokens, K types
+
+/// Sixteen rows of one block, unpacked so that lanes are rows.
+#[repr(C, align(64))]
+struct Panel {
+    /// Four consecutive weights of every row, as unsigned bytes.
+    lanes: [[u8; 64]; 64],
+    /// The sub-scales of every row: one vector for 32 weights, or for 16 where the type has so many.
+    scales: [[i32; ROWS]; 16],
+    /// The factors of the sums of activations: for each two sums of 16, a pair for every row.
+    mins: [[i16; 2 * ROWS]; 8],
+}
+
+impl Panel {
+    fn new() -> Panel {
+        Panel { lanes: [[0; 64]; 64], scales: [[0; ROWS]; 16], mins: [[0; 2 * ROWS]; 8] }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn many_tokens<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+    let bytes = Q::DTYPE.block_bytes();
+    let mut panel = Panel::new();
+    for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
+        let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
+        for first in (0..w.rows).step_by(ROWS) {
+            let rows = Rows16::new(w, first);
+            for b in 0..x.width() {
+                // SAFETY: a row has as many blocks as the activations have panels.
+                let floats = unsafe { unpack::<Q>(rows.skip(b * bytes), &mut panel) };
+                let mut t = tokens.start;
+                while t < tokens.end {
+                    let at = At { rows, first, block: b, token: t };
+                    match tokens.end - t {
+                        8.. => t += multiply::<Q, 8>(&panel, floats, x, out, at),
+                        4.. => t += multiply::<Q, 4>(&panel, floats, x, out, at),
+                        2.. => t += multiply::<Q, 2>(&panel, floats, x, out, at),
+                        _ => t += multiply::<Q, 1>(&panel, floats, x, out, at),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Which part of the product is at hand.
+#[derive(Clone, Copy)]
+struct At {
+    rows: Rows16,
+    first: usize,
+    block: usize,
+    token: usize,
+}
+
+/// Adds one block's products with `T` tokens to the output; returns `T`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn multiply<Q: Quant, const T: usize>(
+    panel: &Panel,
+    (d, dmin): (__m512, __m512),
+    x: Rows<'_, Q8Panel>,
+    out: &mut TileMut<'_, f32>,
+    at: At,
+) -> usize {
+    // Groups of four weights that share a sub-scale.
+    let groups = if Q::DTYPE == DType::Q6_K { 4 } else { 8 };
+    let x: [&Q8Panel; T] = std::array::from_fn(|t| &x.row(at.token + t)[at.block]);
+    let zero = _mm512_setzero_si512();
+    let mut products = [zero; T];
+    for sub in 0..64 / groups {
+        let mut dots = [zero; T];
+        for group in sub * groups..(sub + 1) * groups {
+            // SAFETY: it is one register long.
+            let weights = unsafe { _mm512_load_si512(panel.lanes[group].as_ptr().cast()) };
+            for t in 0..T {
+                // SAFETY: a panel of activations has 64 groups of four.
+                let four = unsafe { x[t].lanes.as_ptr().add(4 * group).cast::<i32>().read() };
+                dots[t] = _mm512_dpbusd_epi32(dots[t], weights, _mm512_set1_epi32(four));
+            }
+        }
+        // SAFETY: it is one register long.
+        let scales = unsafe { _mm512_load_si512(panel.scales[sub].as_ptr().cast()) };
+        for t in 0..T {
+            products[t] = _mm512_add_epi32(products[t], _mm512_mullo_epi32(dots[t], scales));
+        }
+    }
+    let mut mins = [zero; T];
+    for (pair, factors) in panel.mins.iter().enumerate() {
+        // SAFETY: it is one register long.
+        let factors = unsafe { _mm512_load_si512(factors.as_ptr().cast()) };
+        for t in 0..T {
+            // SAFETY: a panel of activations has eight pairs of sums, aligned to four bytes.
+            let sums = unsafe { x[t].sums.as_ptr().add(2 * pair).cast::<i32>().read() };
+            mins[t] = _mm512_dpwssd_epi32(mins[t], factors, _mm512_set1_epi32(sums));
+        }
+    }
+    for t in 0..T {
+        let out = out.row(at.token + t)[at.first..].as_mut_ptr();
+        let mask = at.rows.mask();
+        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
+        let before = unsafe { _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out) };
+        let scale = _mm512_set1_ps(x[t].scales[0]);
+        let d = _mm512_mul_ps(d, scale);
+        let after = if Q::HAS_MINS {
+            let acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(products[t]), before);
+            _mm512_fnmadd_ps(_mm512_mul_ps(dmin, scale), _mm512_cvtepi32_ps(mins[t]), acc)
+        } else {
+            // The factors are those of the offset at which lanes are stored.
+            _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(products[t], mins[t])), before)
+        };
+        // SAFETY: as above.
+        unsafe { _mm512_mask_storeu_ps(out, mask, after) };
+    }
+    T
+}
+
+/// Unpacks sixteen rows of one block; returns their scales and the scales of their minima.
+///
+/// # Safety
+/// The rows must hold a block of `Q`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) -> (__m512, __m512) {
+    for row in 0..ROWS {
+        rows.prefetch_next(row, Q::DTYPE.block_bytes());
+    }
+    // SAFETY: the offsets stay inside a block, and the stores inside the panel.
+    unsafe {
+        let heads = heads::<Q>(rows);
+        let nibble = _mm512_set1_epi8(0x0f);
+        let low = |v| _mm512_and_si512(v, nibble);
+        let high = |v| _mm512_and_si512(_mm512_srli_epi16::<4>(v), nibble);
+        let mut store = |group: usize, v| _mm512_store_si512(panel.lanes[group].as_mut_ptr().cast(), v);
+        match Q::DTYPE {
+            DType::Q6_K => {
+                let pair = _mm512_set1_epi8(0x30);
+                let add = |nibble, from| _mm512_ternarylogic_epi32::<0xf8>(nibble, from, pair);
+                for half in 0..2 {
+                    for quad in 0..2 {
+                        let top = four_dwords(rows, 128 + half * 32 + quad * 16);
+                        let first = four_dwords(rows, half * 64 + quad * 16);
+                        let second = four_dwords(rows, half * 64 + 32 + quad * 16);
+                        for i in 0..4 {
+                            let group = half * 32 + quad * 4 + i;
+                            store(group, add(low(first[i]), _mm512_slli_epi16::<4>(top[i])));
+                            store(group + 8, add(low(second[i]), _mm512_slli_epi16::<2>(top[i])));
+                            store(group + 16, add(high(first[i]), top[i]));
+                            store(group + 24, add(high(second[i]), _mm512_srli_epi16::<2>(top[i])));
+                        }
+                    }
+                }
+                for (four, scales) in four_dwords(rows, 192).into_iter().enumerate() {
+                    let byte = |shift| {
+                        _mm512_srai_epi32::<24>(_mm512_sllv_epi32(scales, _mm512_set1_epi32(24 - shift)))
+                    };
+                    let bytes = [byte(0), byte(8), byte(16), byte(24)];
+                    for (i, &scale) in bytes.iter().enumerate() {
+                        _mm512_store_si512(panel.scales[four * 4 + i].as_mut_ptr().cast(), scale);
+                    }
+                    for i in 0..2 {
+                        // Lanes are stored 32 too high.
+                        let even = _mm512_and_si512(bytes[2 * i], _mm512_set1_epi32(0xffff));
+                        let both = _mm512_or_si512(even, _mm512_slli_epi32::<16>(bytes[2 * i + 1]));
+                        let pair = _mm512_slli_epi16::<5>(both);
+                        _mm512_store_si512(panel.mins[four * 2 + i].as_mut_ptr().cast(), pair);
+                    }
+                }
+            }
+            _ => {
+                let (nibbles, five) = if Q::DTYPE == DType::Q5_K { (48, true) } else { (16, false) };
+                let bit = _mm512_set1_epi8(0x10);
+                for quad in 0..2 {
+                    // The fifth bits of all eight parts of the block.
+                    let fifth = if five { four_dwords(rows, 16 + quad * 16) } else { [bit; 4] };
+                    for part in 0..4 {
+                        let dwords = four_dwords(rows, nibbles + part * 32 + quad * 16);
+                        for i in 0..4 {
+                            let group = part * 16 + quad * 4 + i;
+                            let (mut a, mut b) = (low(dwords[i]), high(dwords[i]));
+                            if five {
+                                let place = |bit_number: i32| {
+                                    let left = _mm512_set1_epi16((4 - bit_number).max(0) as i16);
+                                    let right = _mm512_set1_epi16((bit_number - 4).max(0) as i16);
+                                    _mm512_srlv_epi16(_mm512_sllv_epi16(fifth[i], left), right)
+                                };
+                                let number = 2 * part as i32;
+                                a = _mm512_ternarylogic_epi32::<0xf8>(a, place(number), bit);
+                                b = _mm512_ternarylogic_epi32::<0xf8>(b, place(number + 1), bit);
+                            }
+                            store(group, a);
+                            store(group + 8, b);
+                        }
+                    }
+                }
+                let byte = _mm512_set1_epi32(0xff);
+                for half in 0..2 {
+                    let (mut scales, mut mins) = (heads.scales[half], heads.mins[half]);
+                    for i in 0..4 {
+                        let at = panel.scales[half * 4 + i].as_mut_ptr().cast();
+                        _mm512_store_si512(at, _mm512_and_si512(scales, byte));
+                        let min = _mm512_and_si512(mins, byte);
+                        let pair = _mm512_or_si512(min, _mm512_slli_epi32::<16>(min));
+                        _mm512_store_si512(panel.mins[half * 4 + i].as_mut_ptr().cast(), pair);
+                        scales = _mm512_srli_epi32::<8>(scales);
+                        mins = _mm512_srli_epi32::<8>(mins);
+                    }
+                }
+            }
+        }
+        (heads.d, heads.dmin)
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Q8_0
+
+/// The scales of sixteen rows at one block of Q8_0.
+///
+/// # Safety
+/// The rows must hold such a block.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn q8_0_scales(rows: Rows16) -> __m512 {
+    // SAFETY: a block starts with its scale.
+    let scale = |row: usize| unsafe { rows.row(row).cast::<i16>().read_unaligned() };
+    let half = |first: usize| {
+        _mm_setr_epi16(
+            scale(first),
+            scale(first + 1),
+            scale(first + 2),
+            scale(first + 3),
+            scale(first + 4),
+            scale(first + 5),
+            scale(first + 6),
+            scale(first + 7),
+        )
+    };
+    _mm512_cvtph_ps(_mm256_set_m128i(half(8), half(0)))
+}
+
+/// `128 · sum(activations)` of one part of 32: what lanes stored 128 too high bring in.
+#[inline(always)]
+fn q8_0_excess(x: &Q8Panel, part: usize) -> i32 {
+    128 * (i32::from(x.sums[2 * part]) + i32::from(x.sums[2 * part + 1]))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn one_token_q8_0(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
+    let sign = _mm512_set1_epi8(-128);
+    for first in (0..w.rows).step_by(ROWS) {
+        let all = Rows16::new(w, first);
+        let mut acc = _mm512_setzero_ps();
+        for block in 0..w.cols / 32 {
+            let (panel, part) = (&x[block / 8], block % 8);
+            // SAFETY: a row has a block for every 32 columns, and a panel 32 lanes for each of its parts.
+            let (rows, d, lanes) = unsafe {
+                let rows = all.skip(block * 34);
+                let lanes = _mm256_loadu_si256(panel.lanes.as_ptr().add(part * 32).cast());
+                (rows, q8_0_scales(rows), _mm512_broadcast_i64x4(lanes))
+            };
+            let two_rows = |a: usize, b: usize| {
+                rows.prefetch_next(a, 34);
+                rows.prefetch_next(b, 34);
+                // SAFETY: 32 lanes follow the scale.
+                let load = |row| unsafe { _mm256_loadu_si256(rows.row(row).add(2).cast()) };
+                let weights = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(load(a)), load(b));
+                _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_xor_si512(weights, sign), lanes)
+            };
+            // The steps of `sum_across_i32` after its first, which the two halves spare.
+            let four = |a, b| {
+                let low = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+                _mm512_add_epi32(low, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
+            };
+            let two = |a, b| _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+            let half = |i: usize| {
+                two(
+                    four(two_rows(i, i + 4), two_rows(i + 8, i + 12)),
+                    four(two_rows(i + 1, i + 5), two_rows(i + 9, i + 13)),
+                )
+            };
+            let (a, b) = (_mm512_castsi512_ps(half(0)), _mm512_castsi512_ps(half(2)));
+            let dots = _mm512_add_epi32(
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(a, b)),
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(a, b)),
+            );
+            let products = _mm512_sub_epi32(dots, _mm512_set1_epi32(q8_0_excess(panel, part)));
+            let scale = _mm512_mul_ps(d, _mm512_set1_ps(panel.scales[part]));
+            acc = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products), acc);
+        }
+        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
+        unsafe { _mm512_mask_storeu_ps(out[first..].as_mut_ptr(), all.mask(), acc) };
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+    let sign = _mm512_set1_epi8(-128);
+    for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
+        let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
+        for first in (0..w.rows).step_by(ROWS) {
+            let all = Rows16::new(w, first);
+            for block in 0..w.cols / 32 {
+                for row in 0..ROWS {
+                    all.prefetch_next(row, 34);
+                }
+                // SAFETY: a row has a block for every 32 columns.
+                let (d, low, high) = unsafe {
+                    let rows = all.skip(block * 34);
+                    (q8_0_scales(rows), four_dwords(rows, 2), four_dwords(rows, 18))
+                };
+                let weights: [__m512i; 8] =
+                    std::array::from_fn(|i| _mm512_xor_si512(if i < 4 { low[i] } else { high[i - 4] }, sign));
+                let mut t = tokens.start;
+                while t < tokens.end {
+                    let at = At { rows: all, first, block, token: t };
+                    match tokens.end - t {
+                        8.. => t += multiply_q8_0::<8>(&weights, d, x, out, at),
+                        4.. => t += multiply_q8_0::<4>(&weights, d, x, out, at),
+                        _ => t += multiply_q8_0::<1>(&weights, d, x, out, at),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds one block's products with `T` tokens to the output; returns `T`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn multiply_q8_0<const T: usize>(
+    weights: &[__m512i; 8],
+    d: __m512,
+    x: Rows<'_, Q8Panel>,
+    out: &mut TileMut<'_, f32>,
+    at: At,
+) -> usize {
+    let (panel, part) = (at.block / 8, at.block % 8);
+    let x: [&Q8Panel; T] = std::array::from_fn(|t| &x.row(at.token + t)[panel]);
+    let mut dots = [_mm512_setzero_si512(); T];
+    for (group, &weights) in weights.iter().enumerate() {
+        for t in 0..T {
+            // SAFETY: a panel of activations has eight groups of four in each of its parts.
+            let four = unsafe { x[t].lanes.as_ptr().add(part * 32 + 4 * group).cast::<i32>().read() };
+            dots[t] = _mm512_dpbusd_epi32(dots[t], weights, _mm512_set1_epi32(four));
+        }
+    }
+    for t in 0..T {
+        let out = out.row(at.token + t)[at.first..].as_mut_ptr();
+        let mask = at.rows.mask();
+        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
+        let before = unsafe { _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out) };
+        let products = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(q8_0_excess(x[t], part)));
+        let scale = _mm512_mul_ps(d, _mm512_set1_ps(x[t].scales[part]));
+        let after = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products), before);
+        // SAFETY: as above.
+        unsafe { _mm512_mask_storeu_ps(out, mask, after) };
+    }
+    T
+}

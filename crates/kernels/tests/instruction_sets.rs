@@ -1,0 +1,219 @@
+//! One runner over all kernels, types, ragged shapes and instruction sets: each must give the scalar kernel's
+//! bits.
+
+mod common;
+
+use common::Random;
+use forebay_kernels::quant::activation_block;
+use forebay_kernels::scalar::{AttentionStep, KvRef, RopePairs, RunningSoftmax};
+use forebay_kernels::{DType, Isa, KEY_BLOCK, Kernels, MatRef, Q8Panel, Rows, TileMut};
+use half::f16;
+
+/// Calls `check` with every instruction set this processor has, apart from the scalar one.
+fn each_isa(check: impl Fn(&'static Kernels, &'static Kernels)) {
+    for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::Scalar) {
+        eprintln!("{}", isa.name());
+        check(Kernels::for_isa(isa), Kernels::for_isa(Isa::Scalar));
+    }
+}
+
+fn assert_same_bits(ours: &[f32], scalar: &[f32], what: &str) {
+    for (i, (a, b)) in ours.iter().zip(scalar).enumerate() {
+        assert!(a.to_bits() == b.to_bits(), "{what}, element {i}: {a} instead of {b}");
+    }
+}
+
+/// Rows, blocks of columns, tokens.
+const SHAPES: &[(usize, usize, usize)] = &[
+    (1, 1, 1),
+    (16, 1, 1),
+    (17, 3, 1),
+    (48, 8, 1),
+    (5, 2, 2),
+    (16, 1, 3),
+    (33, 2, 7),
+    (20, 3, 8),
+    (16, 9, 13),
+    (31, 2, 40),
+    (16, 1, 150),
+];
+
+#[test]
+fn products_with_quantised_activations_have_the_scalar_bits() {
+    each_isa(|ours, scalar| {
+        let mut random = Random(1);
+        for dtype in DType::computable().filter(|d| !d.is_float()) {
+            for &(rows, blocks, tokens) in SHAPES {
+                let cols = blocks * dtype.block_len();
+                let bytes = random.weights(dtype, rows, cols);
+                let w = MatRef::new(dtype, rows, cols, &bytes);
+                let width = Q8Panel::count(cols);
+                let mut panels = vec![Q8Panel::default(); (tokens + 1) * width];
+                for panels in panels.chunks_exact_mut(width) {
+                    // Now and then the extremes of what integers must hold.
+                    let extreme = random.bits().is_multiple_of(3);
+                    let x: Vec<f32> = (0..cols)
+                        .map(|_| if extreme { random.unit().signum() } else { random.normal() })
+                        .collect();
+                    (scalar.quantise)(&x, activation_block(dtype), panels);
+                }
+                let index: Vec<u32> = (0..tokens as u32).rev().map(|t| t + 1).collect();
+                let x = Rows::indexed(&panels, width, &index);
+                let run = |kernels: &Kernels| {
+                    let mut out = vec![f32::NAN; tokens * rows];
+                    (kernels.matmul_q8)(w, x, &mut TileMut::new(&mut out, rows));
+                    out
+                };
+                let what = format!("{dtype} [{rows}, {cols}] × {tokens}");
+                assert_same_bits(&run(ours), &run(scalar), &what);
+            }
+        }
+    });
+}
+
+#[test]
+fn products_with_extreme_weights_have_the_scalar_bits() {
+    each_isa(|ours, scalar| {
+        for dtype in DType::computable().filter(|d| !d.is_float()) {
+            for byte in [0x00, 0x7f, 0x80, 0xff] {
+                let (rows, cols) = (18, 512);
+                let mut bytes = vec![byte; rows * dtype.row_bytes(cols).unwrap()];
+                common::set_scales(dtype, &mut bytes, &mut Random(2));
+                let w = MatRef::new(dtype, rows, cols, &bytes);
+                for sign in [1.0, -1.0] {
+                    let mut panels = vec![Q8Panel::default(); 3 * 2];
+                    for panels in panels.chunks_exact_mut(2) {
+                        (scalar.quantise)(&vec![sign; cols], activation_block(dtype), panels);
+                    }
+                    for tokens in [1, 3] {
+                        let run = |kernels: &Kernels| {
+                            let mut out = vec![f32::NAN; tokens * rows];
+                            let x = Rows::new(&panels[..2 * tokens], 2);
+                            (kernels.matmul_q8)(w, x, &mut TileMut::new(&mut out, rows));
+                            out
+                        };
+                        let what = format!("{dtype}, bytes {byte:#x}, {tokens} tokens");
+                        assert_same_bits(&run(ours), &run(scalar), &what);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn products_with_f32_activations_have_the_scalar_bits() {
+    each_isa(|ours, scalar| {
+        let mut random = Random(3);
+        for dtype in DType::computable() {
+            for &(rows, blocks, tokens) in SHAPES {
+                let ragged = if dtype.is_float() { 16 * blocks * 7 + blocks } else { blocks };
+                let cols = ragged * dtype.block_len();
+                let bytes = random.weights(dtype, rows, cols);
+                let w = MatRef::new(dtype, rows, cols, &bytes);
+                let x = random.normals(tokens * cols);
+                let run = |kernels: &Kernels| {
+                    let mut out = vec![f32::NAN; tokens * rows];
+                    (kernels.matmul_f32)(w, Rows::new(&x, cols), &mut TileMut::new(&mut out, rows));
+                    out
+                };
+                let what = format!("{dtype} [{rows}, {cols}] × {tokens}");
+                assert_same_bits(&run(ours), &run(scalar), &what);
+            }
+        }
+    });
+}
+
+#[test]
+fn quantised_activations_are_the_scalar_ones() {
+    each_isa(|ours, scalar| {
+        let mut random = Random(4);
+        for block in [32, 64, 128, 256] {
+            for len in [32, 256, 288, 1024, 2048] {
+                for kind in 0..4 {
+                    let mut x = random.normals(len);
+                    match kind {
+                        0 => {}
+                        1 => x.iter_mut().for_each(|x| *x = (*x * 4.0).round() / 2.0),
+                        2 => x.iter_mut().for_each(|x| *x = 0.0),
+                        _ => x[len / 2] = f32::NAN,
+                    }
+                    let run = |kernels: &Kernels| {
+                        let mut panels = vec![Q8Panel::default(); Q8Panel::count(len)];
+                        (kernels.quantise)(&x, block, &mut panels);
+                        panels
+                    };
+                    for (a, b) in run(ours).iter().zip(&run(scalar)) {
+                        assert!(a.lanes == b.lanes && a.sums == b.sums, "block {block}, length {len}");
+                        assert_same_bits(&a.scales, &b.scales, "scales");
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn attention_has_the_scalar_bits() {
+    each_isa(|ours, scalar| {
+        let mut random = Random(5);
+        let shapes = [(1, 32, 32), (2, 128, 128), (3, 64, 48), (8, 128, 128), (5, 24, 40), (7, 576, 512)];
+        for (heads, head_dim, value_dim) in shapes {
+            for count in [1, 2, 15, 16, 17, 63, KEY_BLOCK] {
+                let queries = random.normals(heads * head_dim);
+                let keys = random.normals(count * head_dim);
+                let values = random.normals(count * value_dim);
+                let half = |x: &[f32]| x.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>();
+                let (keys16, values16) = (half(&keys), half(&values));
+                for f16_cache in [false, true] {
+                    let (keys, values) = if f16_cache {
+                        (KvRef::F16(&keys16), KvRef::F16(&values16))
+                    } else {
+                        (KvRef::F32(&keys), KvRef::F32(&values))
+                    };
+                    let step =
+                        AttentionStep { queries: &queries, keys, values, head_dim, value_dim, scale: 0.1 };
+                    let run = |kernels: &Kernels| {
+                        let mut running = vec![RunningSoftmax::START; heads];
+                        let mut out = vec![0.0; heads * value_dim];
+                        (kernels.attend)(&step, &mut running, &mut out);
+                        // A second step, with another maximum, corrects what the first has summed up.
+                        let again = AttentionStep { scale: 0.3, ..step };
+                        (kernels.attend)(&again, &mut running, &mut out);
+                        (kernels.attend_finish)(&running, &mut out);
+                        out
+                    };
+                    let what = format!("{heads} heads of {head_dim}, {count} keys, f16 {f16_cache}");
+                    assert_same_bits(&run(ours), &run(scalar), &what);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn everything_element_by_element_has_the_scalar_bits() {
+    each_isa(|ours, scalar| {
+        let mut random = Random(6);
+        for len in [1, 15, 16, 17, 64, 100, 768, 2048] {
+            let (x, y) = (random.normals(len), random.normals(len));
+            let check = |what: &str, run: &dyn Fn(&Kernels, &mut [f32])| {
+                let (mut a, mut b) = (x.clone(), x.clone());
+                run(ours, &mut a);
+                run(scalar, &mut b);
+                assert_same_bits(&a, &b, &format!("{what}, length {len}"));
+            };
+            check("rms_norm", &|k, v| (k.rms_norm)(v, &y, 1e-6));
+            check("softmax", &|k, v| (k.softmax)(v));
+            check("swiglu", &|k, v| (k.swiglu)(v, &y));
+            check("add", &|k, v| (k.add)(v, &y));
+            check("add_scaled", &|k, v| (k.add_scaled)(v, 0.37, &y));
+            for pairs in [RopePairs::HalfSplit, RopePairs::Interleaved] {
+                for rotated in [len / 2 * 2, len / 4 * 2] {
+                    let (cos, sin) = (&y[..rotated / 2], &x[..rotated / 2]);
+                    check("rope", &|k, v| (k.rope)(v, len, pairs, cos, sin));
+                }
+            }
+        }
+    });
+}
