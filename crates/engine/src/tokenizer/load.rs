@@ -147,18 +147,27 @@ fn words(texts: &StringArray) -> Vocab {
 fn bpe(file: &Keys, words: Vocab, unknown: Option<&str>) -> Result<BPE> {
     let mut merges = Merges::new();
     let mut merged = String::new();
-    for (rank, merge) in file.strings("tokenizer.ggml.merges")?.iter().enumerate() {
-        let bad = |why: &str| file.wrong(format!("tokenizer.ggml.merges: merge {rank}, `{merge}`, {why}"));
-        let (left, right) = merge.split_once(' ').ok_or_else(|| bad("is not two tokens"))?;
+    let all = file.strings("tokenizer.ggml.merges")?;
+    for (rank, merge) in all.iter().enumerate() {
+        let bad = || file.wrong(format!("tokenizer.ggml.merges: merge {rank}, `{merge}`, is not two tokens"));
+        let (left, right) = merge.split_once(' ').ok_or_else(bad)?;
+        if left.is_empty() || right.is_empty() {
+            return Err(bad());
+        }
         merged.clear();
         merged.extend([left, right]);
-        for token in [left, right, &merged] {
-            // BPE's constructor counts on all three.
-            if token.is_empty() || !words.contains_key(token) {
-                return Err(bad(&format!("needs the token `{token}`, which the vocabulary does not have")));
-            }
+        // Vocabularies that were cut down keep merges of tokens they no longer have. Such a merge never
+        // applies, and BPE's constructor must not see it.
+        if [left, right, &merged].iter().all(|token| words.contains_key(*token)) {
+            merges.push((left.to_owned(), right.to_owned()));
         }
-        merges.push((left.to_owned(), right.to_owned()));
+    }
+    if merges.len() < all.len() {
+        tracing::info!(
+            "{} of {} merges are of tokens outside the vocabulary",
+            all.len() - merges.len(),
+            all.len()
+        );
     }
     let mut builder = BPE::builder()
         .vocab_and_merges(words, merges)
