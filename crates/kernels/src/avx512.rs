@@ -11,8 +11,9 @@
 use std::arch::x86_64::*;
 
 use crate::DType;
+use crate::math;
 use crate::quant::{Q4K, Q5K, Q6K, Quant};
-use crate::scalar::{self, AttentionStep, RopePairs, RunningSoftmax};
+use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, RopePairs, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
 /// Rows that are computed together: as many as a register has 32-bit lanes.
@@ -28,6 +29,12 @@ pub fn available() -> bool {
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512vnni")
 }
+
+/// Query heads that pass over the keys together.
+const HEAD_TILE: usize = 8;
+
+/// The longest keys for which there is room to widen sixteen of them.
+const MAX_HEAD_DIM: usize = 1024;
 
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -80,7 +87,55 @@ pub fn softmax(x: &mut [f32]) {
 /// As [`scalar::attend`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {
-    scalar::attend(step, running, out);
+    if step.head_dim > MAX_HEAD_DIM {
+        return scalar::attend(step, running, out);
+    }
+    assert_eq!(step.queries.len(), running.len() * step.head_dim);
+    assert_eq!(out.len(), running.len() * step.value_dim);
+    let check = |keys: usize, values: usize| {
+        let count = keys / step.head_dim;
+        assert!(count <= KEY_BLOCK && keys == count * step.head_dim && values == count * step.value_dim);
+        count
+    };
+    let heads = step
+        .queries
+        .chunks(HEAD_TILE * step.head_dim)
+        .zip(running.chunks_mut(HEAD_TILE))
+        .zip(out.chunks_mut(HEAD_TILE * step.value_dim));
+    for ((queries, running), out) in heads {
+        let step = AttentionStep { queries, ..*step };
+        match (step.keys, step.values) {
+            (KvRef::F16(keys), KvRef::F16(values)) => {
+                let count = check(keys.len(), values.len());
+                // SAFETY: keys and values are `count` long, as the check says.
+                unsafe {
+                    attend_heads::<true>(
+                        &step,
+                        keys.as_ptr().cast(),
+                        values.as_ptr().cast(),
+                        count,
+                        running,
+                        out,
+                    )
+                }
+            }
+            (KvRef::F32(keys), KvRef::F32(values)) => {
+                let count = check(keys.len(), values.len());
+                // SAFETY: as above.
+                unsafe {
+                    attend_heads::<false>(
+                        &step,
+                        keys.as_ptr().cast(),
+                        values.as_ptr().cast(),
+                        count,
+                        running,
+                        out,
+                    )
+                }
+            }
+            _ => panic!("keys and values of different types"),
+        }
+    }
 }
 
 /// As [`scalar::attend_finish`].
@@ -227,6 +282,7 @@ fn same(v: __m512i) -> __m512i {
 }
 
 sum_across!(sum_across_i32, __m512i, _mm512_add_epi32, same, same);
+sum_across!(sum_across_f32, __m512, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps);
 
 // ---------------------------------------------------------------------------------------------------
 // One token, K types
@@ -803,4 +859,206 @@ fn multiply_q8_0<const T: usize>(
         unsafe { _mm512_mask_storeu_ps(out, mask, after) };
     }
     T
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Attention
+
+/// Up to [`HEAD_TILE`] heads attend to `count` keys.
+///
+/// # Safety
+/// There must be `count` keys and values of the type that `F16` says, and at least one.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn attend_heads<const F16: bool>(
+    step: &AttentionStep<'_>,
+    keys: *const u8,
+    values: *const u8,
+    count: usize,
+    running: &mut [RunningSoftmax],
+    out: &mut [f32],
+) {
+    let mut scores = [[0.0f32; KEY_BLOCK]; HEAD_TILE];
+    for first in (0..count).step_by(16) {
+        // SAFETY: the caller's promise.
+        unsafe { score_keys::<F16>(step, keys, first..count.min(first + 16), &mut scores) };
+    }
+    for ((running, scores), out) in
+        running.iter_mut().zip(&mut scores).zip(out.chunks_exact_mut(step.value_dim))
+    {
+        let correction = soften(running, &mut scores[..count]);
+        out.iter_mut().for_each(|out| *out *= correction);
+    }
+    let mut head = 0;
+    while head < running.len() {
+        let (scores, out) = (&scores[head..], &mut out[head * step.value_dim..]);
+        // SAFETY: the caller's promise; as many heads as asked for are left.
+        unsafe {
+            head += match running.len() - head {
+                8.. => add_values::<F16, 8, 1>(step.value_dim, values, count, scores, out),
+                4.. => add_values::<F16, 4, 2>(step.value_dim, values, count, scores, out),
+                2.. => add_values::<F16, 2, 4>(step.value_dim, values, count, scores, out),
+                _ => add_values::<F16, 1, 4>(step.value_dim, values, count, scores, out),
+            }
+        }
+    }
+}
+
+/// The scores of up to sixteen keys for all heads.
+///
+/// # Safety
+/// The keys must exist.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn score_keys<const F16: bool>(
+    step: &AttentionStep<'_>,
+    keys: *const u8,
+    range: std::ops::Range<usize>,
+    scores: &mut [[f32; KEY_BLOCK]; HEAD_TILE],
+) {
+    let dim = step.head_dim;
+    let chunks = dim.div_ceil(16);
+    // All heads read the keys, so they are widened once: `[chunks][16 keys][16 channels]`.
+    let mut wide = std::mem::MaybeUninit::<[__m512; MAX_HEAD_DIM]>::uninit();
+    let wide = wide.as_mut_ptr().cast::<__m512>();
+    for chunk in 0..chunks {
+        let mask = tail_mask(dim - chunk * 16);
+        for i in 0..16 {
+            // Where there are fewer keys, the last stands in and its score is dropped.
+            let key = (range.start + i).min(range.end - 1);
+            // SAFETY: the key exists and the mask ends with it; there are 16 registers for each chunk.
+            unsafe { wide.add(chunk * 16 + i).write(cells::<F16>(keys, key * dim + chunk * 16, mask)) };
+        }
+    }
+    let scale = _mm512_set1_ps(step.scale);
+    for (query, scores) in step.queries.chunks_exact(dim).zip(scores) {
+        let mut acc = [_mm512_setzero_ps(); 16];
+        for chunk in 0..chunks {
+            let mask = tail_mask(dim - chunk * 16);
+            // SAFETY: the mask ends with the query.
+            let q = unsafe { _mm512_maskz_loadu_ps(mask, query.as_ptr().add(chunk * 16)) };
+            for (i, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: it was written above.
+                let k = unsafe { wide.add(chunk * 16 + i).read() };
+                *acc = _mm512_mask3_fmadd_ps(q, k, *acc, mask);
+            }
+        }
+        let sums = _mm512_mul_ps(sum_across_f32(&acc), scale);
+        // SAFETY: the block of scores has room for all keys.
+        unsafe { _mm512_mask_storeu_ps(scores.as_mut_ptr().add(range.start), tail_mask(range.len()), sums) };
+    }
+}
+
+/// Turns a head's scores into weights; returns the factor that corrects what was summed up before.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn soften(running: &mut RunningSoftmax, scores: &mut [f32]) -> f32 {
+    let max = scores.iter().fold(running.max, |max, &score| max.max(score));
+    let mut acc = _mm512_setzero_ps();
+    for scores in scores.chunks_mut(16) {
+        let mask = tail_mask(scores.len());
+        // SAFETY: the mask covers the chunk.
+        let weights = unsafe {
+            let scores = _mm512_maskz_loadu_ps(mask, scores.as_ptr());
+            exp(_mm512_sub_ps(scores, _mm512_set1_ps(max)))
+        };
+        // SAFETY: as above.
+        unsafe { _mm512_mask_storeu_ps(scores.as_mut_ptr(), mask, weights) };
+        acc = _mm512_mask_add_ps(acc, mask, acc, weights);
+    }
+    let mut lanes = [0.0; 16];
+    // SAFETY: it is one register long.
+    unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), acc) };
+    let correction = math::exp(running.max - max);
+    *running = RunningSoftmax { max, sum: running.sum.mul_add(correction, scalar::sum_lanes(&lanes)) };
+    correction
+}
+
+/// Adds the weighted values to the outputs of `H` heads, `C` chunks of sixteen channels at a time; returns `H`.
+///
+/// # Safety
+/// There must be `count` values, and scores and outputs for `H` heads.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
+    dim: usize,
+    values: *const u8,
+    count: usize,
+    scores: &[[f32; KEY_BLOCK]],
+    out: &mut [f32],
+) -> usize {
+    for first in (0..dim).step_by(16 * C) {
+        let masks: [__mmask16; C] = std::array::from_fn(|c| tail_mask(dim.saturating_sub(first + c * 16)));
+        let at = |h: usize, c: usize| h * dim + first + c * 16;
+        // SAFETY (this and the blocks below): masks end with the channels.
+        let mut acc: [[__m512; C]; H] = std::array::from_fn(|h| {
+            // SAFETY: as above.
+            std::array::from_fn(|c| unsafe {
+                _mm512_maskz_loadu_ps(masks[c], out.as_ptr().wrapping_add(at(h, c)))
+            })
+        });
+        for key in 0..count {
+            // SAFETY: the value exists.
+            let v: [__m512; C] = std::array::from_fn(|c| unsafe {
+                cells::<F16>(values, key * dim + first + c * 16, masks[c])
+            });
+            for (acc, scores) in acc.iter_mut().zip(scores) {
+                let weight = _mm512_set1_ps(scores[key]);
+                for c in 0..C {
+                    acc[c] = _mm512_fmadd_ps(weight, v[c], acc[c]);
+                }
+            }
+        }
+        for (h, acc) in acc.iter().enumerate() {
+            for c in 0..C {
+                // SAFETY: as above.
+                unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr().wrapping_add(at(h, c)), masks[c], acc[c]) };
+            }
+        }
+    }
+    H
+}
+
+/// A mask of the first `len` of sixteen lanes.
+#[inline(always)]
+fn tail_mask(len: usize) -> __mmask16 {
+    if len >= 16 { 0xffff } else { (1 << len) - 1 }
+}
+
+/// Sixteen keys' or values' channels from element `index` on, widened; those outside the mask are zero.
+///
+/// # Safety
+/// The elements under the mask must exist.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn cells<const F16: bool>(first: *const u8, index: usize, mask: __mmask16) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if F16 {
+            _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, first.cast::<i16>().wrapping_add(index)))
+        } else {
+            _mm512_maskz_loadu_ps(mask, first.cast::<f32>().wrapping_add(index))
+        }
+    }
+}
+
+/// As [`math::exp`], sixteen at a time.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn exp(x: __m512) -> __m512 {
+    let constant = |c: f32| _mm512_set1_ps(c);
+    let n = _mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(_mm512_mul_ps(
+        x,
+        constant(std::f32::consts::LOG2_E),
+    ));
+    let r = _mm512_fmadd_ps(n, constant(-math::LN2_HIGH), x);
+    let r = _mm512_fmadd_ps(n, constant(-math::LN2_LOW), r);
+    let mut p = constant(math::EXP_POLYNOMIAL[0]);
+    for c in &math::EXP_POLYNOMIAL[1..] {
+        p = _mm512_fmadd_ps(p, r, constant(*c));
+    }
+    let n = _mm512_cvtps_epi32(n);
+    let half = _mm512_srai_epi32::<1>(n);
+    let power = |n| _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127))));
+    let y = _mm512_mul_ps(_mm512_mul_ps(p, power(half)), power(_mm512_sub_epi32(n, half)));
+    let low = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, constant(math::EXP_LOWEST));
+    let high = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, constant(math::EXP_HIGHEST));
+    let y = _mm512_mask_mov_ps(y, low, _mm512_setzero_ps());
+    _mm512_mask_mov_ps(y, high, constant(f32::INFINITY))
 }
