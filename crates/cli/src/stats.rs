@@ -1,10 +1,18 @@
 //! What a run took: a line for people, an object for machines.
 
+use std::io::IsTerminal;
+
 use forebay_engine::{Answer, Stats};
 use serde_json::{Value, json};
 
-/// The closing line of an answer.
-pub fn line(stats: &Stats) -> String {
+/// Closes an answer with a line on stderr, where that is a terminal.
+pub fn close(stats: &Stats) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("\n{}", line(stats));
+    }
+}
+
+fn line(stats: &Stats) -> String {
     let mut parts = Vec::new();
     if stats.generated_tokens > 0 {
         parts.push(format!("{:.1} tok/s", rate(stats.generated_tokens, stats.decode_seconds)));
