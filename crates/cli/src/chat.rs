@@ -17,33 +17,33 @@ use crate::{interrupt, stats};
 pub fn run(session: &mut Session, request: &Request) -> Result<ExitCode> {
     chat_template(session.engine())?;
     let name = session.engine().file().metadata.str("general.name").unwrap_or("the model").to_owned();
-    eprintln!("Chat with {name}. Ctrl-C stops an answer, /clear forgets the conversation, Ctrl-D leaves.\n");
+    eprintln!("Chat with {name}.");
+    eprintln!("Ctrl-C stops an answer, /clear starts a new conversation, Ctrl-D leaves.\n");
     let mut editor = DefaultEditor::new()?;
     let mut messages: Vec<Message> = Vec::new();
     loop {
-        // While a message is typed there is no answer to stop, so a signal ends the program.
-        session.cancel().cancel();
         let line = match editor.readline("> ") {
             Ok(line) => line,
             Err(ReadlineError::Eof) => return Ok(ExitCode::SUCCESS),
             Err(ReadlineError::Interrupted) => return Ok(ExitCode::from(interrupt::EXIT_CODE)),
             Err(error) => return Err(error.into()),
         };
-        if line.trim().is_empty() {
+        let line = line.trim();
+        if line.is_empty() {
             continue;
         }
-        editor.add_history_entry(&line)?;
-        if line.trim() == "/clear" {
+        editor.add_history_entry(line)?;
+        if line == "/clear" {
             messages.clear();
             continue;
         }
-        messages.push(Message::new("user", &line));
+        messages.push(Message::new("user", line));
         session.cancel().reset();
         match answer(session, request, &messages) {
             Ok(Some(answer)) => messages.push(Message::new("assistant", &answer)),
             Ok(None) => drop(messages.pop()),
             Err(error) if error.is::<TooLong>() => {
-                eprintln!("error: {error}, or /clear\n");
+                eprintln!("error: {error}; /clear starts a new conversation\n");
                 messages.pop();
             }
             Err(error) => return Err(error),
@@ -58,10 +58,10 @@ fn answer(session: &mut Session, request: &Request, messages: &[Message]) -> Res
     let answer = stream(session, &Request { prompt, ..request.clone() })?;
     print(match answer.finish_reason {
         FinishReason::Cancelled => " [stopped]\n",
-        FinishReason::Length if full => " [the context is full: /clear, or start with a larger --ctx]\n",
+        FinishReason::Length if full => " [the context is full]\n",
         FinishReason::Length | FinishReason::Stop => "\n",
     })?;
-    stats::close(&answer.stats);
+    stats::close(&answer);
     eprintln!();
     let begun = answer.finish_reason != FinishReason::Cancelled || !answer.text.is_empty();
     Ok(begun.then_some(answer.text))

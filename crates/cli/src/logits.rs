@@ -21,7 +21,8 @@ use crate::{errors, interrupt};
 #[command(after_help = "\
 Examples:
   forebay logits model.gguf --tokens 1,2,3 --out logits.safetensors
-  forebay logits model.gguf --tokens \"$(forebay tokenize model.gguf --text Hi --ids)\" --out hi.safetensors")]
+  ids=$(forebay tokenize model.gguf --text Hi --ids)
+  forebay logits model.gguf --tokens \"$ids\" --out hi.safetensors")]
 pub struct LogitsArgs {
     /// A GGUF file, or any part of a split one
     model: PathBuf,

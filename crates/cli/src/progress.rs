@@ -29,7 +29,7 @@ impl Progress {
 
     /// A prompt is being read.
     pub fn reading(tokens: usize) -> Progress {
-        Progress::new(Some(tokens as u64), "reading {bar:30} {pos} of {len} tokens · {per_sec} · {eta}")
+        Progress::new(Some(tokens as u64), "reading {bar:30} {pos} of {len} tokens · {elapsed}")
     }
 
     /// An answer is being written to where nobody sees it.

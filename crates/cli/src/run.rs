@@ -172,7 +172,7 @@ fn answer(args: &RunArgs, session: &mut Session, prompt: &str, mut request: Requ
     } else {
         let answer = stream(session, &request)?;
         print("\n")?;
-        stats::close(&answer.stats);
+        stats::close(&answer);
         answer
     };
     Ok(match answer.finish_reason {
