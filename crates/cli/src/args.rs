@@ -1,33 +1,36 @@
 //! Flags that several commands share.
 
-use std::path::PathBuf;
+use std::io::{IsTerminal, read_to_string, stdin};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
+use forebay_engine::format::Metadata;
 use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
 use forebay_engine::{Engine, Options, Precision, TokenId};
 
-use crate::progress;
+use crate::errors;
+use crate::progress::Progress;
 
 /// How a model is loaded.
 #[derive(Args)]
 pub struct LoadArgs {
     /// Tokens a conversation may have [default: 8192, or the model's limit if smaller]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     ctx: Option<usize>,
     /// Threads that compute [default: one for each processor]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
-    /// Dequantise weights and compute in f32: slower, the reference for `fast`
+    /// Compute with dequantised weights, in f32: slower, for comparison
     #[arg(long)]
     exact: bool,
 }
 
 impl LoadArgs {
     /// Loads the model, with a progress bar if it takes longer than a moment.
-    pub fn load(&self, path: &std::path::Path) -> Result<Engine> {
-        let bar = progress::Loading::new();
+    pub fn load(&self, path: &Path) -> Result<Engine> {
+        let bar = Progress::loading();
         let options = Options {
             context: self.ctx,
             threads: self.threads,
@@ -35,30 +38,28 @@ impl LoadArgs {
             progress: Some(bar.callback()),
             ..Options::default()
         };
-        let engine = Engine::open(path, &options);
-        bar.finish();
-        Ok(engine?)
+        Ok(Engine::open(path, &options)?)
     }
 }
 
 /// How tokens are chosen. What is not given comes from the model's file, if it says.
 #[derive(Args)]
-#[command(next_help_heading = "Sampling")]
+#[command(next_help_heading = "Sampling (the defaults are for files that recommend nothing)")]
 pub struct SamplingArgs {
     /// Randomness; 0 always takes the likeliest token [default: 0.8]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temp: Option<f32>,
     /// Choose among the K likeliest tokens; 0 for all [default: 40]
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
     /// Choose among the likeliest tokens that together have probability P [default: 0.95]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Choose among tokens at least P times as likely as the likeliest [default: 0.05]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Divide the logits of tokens that have occurred; 1 is off [default: 1]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
     /// Lower the logits of tokens that the answer holds [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -78,10 +79,23 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
+    /// Finds values that no model takes, before a model is loaded.
+    pub fn check(&self) -> Result<()> {
+        match self.overrides().resolve(&Metadata::default(), Path::new("")) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(errors::usage(error)),
+        }
+    }
+
     /// The parameters in effect for this model.
     pub fn resolve(&self, engine: &Engine) -> Result<SamplingParams> {
+        let file = engine.file();
+        Ok(self.overrides().resolve(&file.metadata, file.path())?)
+    }
+
+    fn overrides(&self) -> SamplingOverrides {
         let bias: Vec<_> = self.logit_bias.iter().map(|b| (b.token, b.bias)).collect();
-        let overrides = SamplingOverrides {
+        SamplingOverrides {
             temperature: self.temp,
             top_k: self.top_k,
             top_p: self.top_p,
@@ -92,9 +106,7 @@ impl SamplingArgs {
             penalty_last_n: self.penalty_last_n,
             logit_bias: (!bias.is_empty()).then_some(bias),
             seed: self.seed,
-        };
-        let file = engine.file();
-        Ok(overrides.resolve(&file.metadata, file.path())?)
+        }
     }
 }
 
@@ -121,7 +133,7 @@ impl FromStr for LogitBias {
 #[group(multiple = false)]
 pub struct TextArgs {
     /// The text
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     text: Option<String>,
     /// A file with the text [default: standard input]
     #[arg(long, value_name = "FILE")]
@@ -144,5 +156,16 @@ impl TextArgs {
 
 /// All of standard input.
 pub fn read_stdin() -> Result<String> {
-    std::io::read_to_string(std::io::stdin()).context("cannot read standard input")
+    if stdin().is_terminal() {
+        eprintln!("Type the text, then Ctrl-D on a line of its own.");
+    }
+    read_to_string(stdin()).context("cannot read standard input")
+}
+
+fn at_least_one(s: &str) -> Result<usize> {
+    match s.parse() {
+        Ok(0) => Err(anyhow!("at least 1 is needed")),
+        Ok(n) => Ok(n),
+        Err(_) => Err(anyhow!("not a whole number")),
+    }
 }

@@ -1,5 +1,6 @@
 //! The demo model: the checkout's file, or the copy that every binary carries.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,12 +16,12 @@ pub fn path() -> Result<PathBuf> {
     if checkout.is_file() {
         return Ok(checkout);
     }
-    let folder = cache_folder();
+    let folder = cache_folder(|name| std::env::var_os(name));
     extract(&folder).with_context(|| format!("cannot write the demo model to {}", folder.display()))
 }
 
-fn cache_folder() -> PathBuf {
-    let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+fn cache_folder(environment: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let variable = |name| environment(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     variable("XDG_CACHE_HOME")
         .or_else(|| variable("LOCALAPPDATA"))
         .or_else(|| variable("HOME").map(|home| home.join(".cache")))
@@ -57,5 +58,21 @@ mod tests {
         assert_eq!(extract(folder.path()).unwrap(), path);
         assert_eq!(fs::read(&path).unwrap(), BYTES);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+    #[test]
+    fn a_folder_that_cannot_be_made_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(extract(&file.path().join("forebay")).is_err());
+    }
+
+    #[test]
+    fn the_cache_is_where_the_user_keeps_caches() {
+        let folder = |set: &[(&str, &str)]| {
+            cache_folder(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
+        };
+        let home = ("HOME", "/home/me");
+        assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "/caches")]), Path::new("/caches/forebay"));
+        assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "")]), Path::new("/home/me/.cache/forebay"));
+        assert_eq!(folder(&[]), std::env::temp_dir().join("forebay"));
     }
 }

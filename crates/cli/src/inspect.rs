@@ -1,6 +1,5 @@
 //! `forebay inspect`: what is in a model file.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +9,8 @@ use forebay_engine::Bytes;
 use forebay_engine::format::{ModelFile, NumberArray, StringArray, TensorInfo, Value};
 use serde_json::{Map, json};
 
+use crate::output::print;
+
 /// Arrays up to this length are printed whole; a vocabulary is only counted.
 const SHORT_ARRAY: usize = 32;
 
@@ -17,6 +18,11 @@ const SHORT_ARRAY: usize = 32;
 ///
 /// Works on every GGUF file, also on vocabularies and on models that cannot be run.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  forebay inspect model.gguf
+  forebay inspect model.gguf --tensors | grep exps
+  forebay inspect model.gguf --json | jq .metadata")]
 pub struct InspectArgs {
     /// A GGUF file, or any part of a split one
     model: PathBuf,
@@ -38,23 +44,24 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode> {
     } else {
         as_text(&file, args.tensors)
     };
-    std::io::stdout().lock().write_all(text.as_bytes())?;
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// What the metadata says about the model's size, where it says.
-struct Summary<'a> {
+pub struct Summary<'a> {
     architecture: Option<&'a str>,
     name: Option<&'a str>,
     parameters: u64,
     layers: Option<u64>,
     experts: Option<u64>,
     experts_used: Option<u64>,
-    context: Option<u64>,
+    /// The most tokens that the model was made for.
+    pub context: Option<u64>,
 }
 
 impl<'a> Summary<'a> {
-    fn new(file: &'a ModelFile) -> Summary<'a> {
+    pub fn new(file: &'a ModelFile) -> Summary<'a> {
         let architecture = file.metadata.str("general.architecture");
         let count = |key: &str| file.metadata.get(&format!("{}.{key}", architecture?))?.as_u64();
         Summary {
@@ -114,7 +121,7 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     row("format", Some(file.format.name().to_owned()));
     row("architecture", summary.architecture.map(str::to_owned));
     row("name", summary.name.map(str::to_owned));
-    row("parameters", Some(format!("{:.1} M", summary.parameters as f64 / 1e6)));
+    row("parameters", Some(parameters_text(summary.parameters)));
     let files = if file.files.len() > 1 { format!(" in {} files", file.files.len()) } else { String::new() };
     row("size", Some(format!("{}{files}", Bytes(file.bytes()))));
     row("tensors", Some(file.tensors.len().to_string()));
@@ -141,6 +148,16 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     text
 }
 
+/// A number of parameters as model names have it: `27.8 M`, `30.5 B`.
+fn parameters_text(count: u64) -> String {
+    match count {
+        0..1_000 => count.to_string(),
+        1_000..1_000_000 => format!("{:.1} K", count as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} M", count as f64 / 1e6),
+        _ => format!("{:.1} B", count as f64 / 1e9),
+    }
+}
+
 fn value_text(value: &Value) -> String {
     match value {
         // A text may have control characters and hundreds of lines.
@@ -149,6 +166,8 @@ fn value_text(value: &Value) -> String {
             format!("{start:?}… ({} characters)", s.chars().count())
         }
         Value::String(s) => format!("{s:?}"),
+        // Most numbers in a file are f32, and 1e-6 as an f32 has many digits as an f64.
+        Value::Float(v) if f64::from(*v as f32) == *v => format!("{:?}", *v as f32),
         Value::Strings(a) if a.len() > SHORT_ARRAY => format!("{} strings", a.len()),
         Value::Numbers(a) if a.len() > SHORT_ARRAY => format!("{} × {}", a.len(), kind_name(a)),
         other => value_json(other).to_string(),
@@ -175,4 +194,25 @@ fn long_array(kind: &str, len: usize) -> serde_json::Value {
 
 fn kind_name(array: &NumberArray) -> String {
     format!("{:?}", array.kind()).to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_counted_as_model_names_count_them() {
+        assert_eq!(parameters_text(0), "0");
+        assert_eq!(parameters_text(999), "999");
+        assert_eq!(parameters_text(296_100), "296.1 K");
+        assert_eq!(parameters_text(27_824_896), "27.8 M");
+        assert_eq!(parameters_text(30_532_122_624), "30.5 B");
+    }
+
+    #[test]
+    fn numbers_are_printed_as_they_were_written() {
+        assert_eq!(value_text(&Value::Float(f64::from(1e-6_f32))), "1e-6");
+        assert_eq!(value_text(&Value::Float(f64::from(10000.0_f32))), "10000.0");
+        assert_eq!(value_text(&Value::Float(0.1)), "0.1");
+    }
 }

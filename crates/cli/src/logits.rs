@@ -1,7 +1,6 @@
 //! `forebay logits`: what a model thinks at every position, for comparison with other programs.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -11,12 +10,19 @@ use forebay_engine::{TokenId, Watch};
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::args::LoadArgs;
-use crate::progress;
+use crate::output::Output;
+use crate::progress::Progress;
+use crate::{errors, interrupt};
 
 /// Write the logits of every position of a token sequence to a safetensors file
 ///
 /// The file holds `tokens` (i32 [n]) and `logits` (f32 [n, vocabulary]).
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  forebay logits model.gguf --tokens 1,2,3 --out logits.safetensors
+  ids=$(forebay tokenize model.gguf --text Hi --ids)
+  forebay logits model.gguf --tokens \"$ids\" --out hi.safetensors")]
 pub struct LogitsArgs {
     /// A GGUF file, or any part of a split one
     model: PathBuf,
@@ -33,36 +39,30 @@ pub struct LogitsArgs {
 /// Runs the command.
 pub fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let tokens = &args.tokens.0;
+    // A file that cannot be written is found before the work and not after it.
+    Output::check(&args.out)?;
     let engine = args.load.load(&args.model)?;
+    let mut session = engine.session();
+    interrupt::install(session.cancel())?;
+    let out = Output::create(&args.out)?;
+
     let mut logits = Vec::new();
     let mut collect = |_: usize, values: &[f32]| {
         logits.extend(values.iter().flat_map(|v| v.to_le_bytes()));
     };
-    let bar = progress::Reading::new();
-    let mut progress = |done, total| bar.set(done, total);
+    let bar = Progress::reading(tokens.len());
+    let mut progress = |done, total| bar.set(done as u64, total as u64);
     let watch = Watch { progress: Some(&mut progress), logits: Some(&mut collect) };
-    engine.session().extend_watched(tokens, watch)?;
+    session.extend_watched(tokens, watch).map_err(|error| errors::explain(&engine, error))?;
+    drop(bar);
+
     let ids: Vec<u8> = tokens.iter().flat_map(|t| t.0.to_le_bytes()).collect();
     let tensors = [
         ("tokens", TensorView::new(Dtype::I32, vec![tokens.len()], &ids)?),
         ("logits", TensorView::new(Dtype::F32, vec![tokens.len(), engine.vocab_size()], &logits)?),
     ];
-    write(&args.out, tensors).with_context(|| format!("cannot write {}", args.out.display()))?;
+    out.finish(&safetensors::serialize(tensors, None)?)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Writes the file whole or not at all.
-fn write(path: &Path, tensors: [(&str, TensorView<'_>); 2]) -> Result<()> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    let written = safetensors::serialize_to_file(tensors, None::<HashMap<String, String>>, &partial)
-        .map_err(anyhow::Error::from)
-        .and_then(|()| Ok(std::fs::rename(&partial, path)?));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&partial);
-    }
-    written
 }
 
 #[derive(Clone)]
@@ -73,7 +73,8 @@ impl FromStr for TokenList {
 
     /// `1,2,3`, also in the brackets in which `tokenize --ids` prints it.
     fn from_str(s: &str) -> Result<TokenList> {
-        let s = s.trim().trim_start_matches('[').trim_end_matches(']');
+        let s = s.trim();
+        let s = s.strip_prefix('[').and_then(|s| s.strip_suffix(']')).unwrap_or(s);
         let ids = s.split(',').map(|id| {
             let id = id.trim();
             Ok(TokenId(id.parse().with_context(|| format!("{id:?} is not a token's number"))?))

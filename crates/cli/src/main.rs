@@ -3,9 +3,11 @@
 mod args;
 mod chat;
 mod demo;
+mod errors;
 mod inspect;
 mod interrupt;
 mod logits;
+mod output;
 mod progress;
 mod run;
 mod stats;
@@ -22,7 +24,7 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
     /// Say more on stderr about what happens; twice for every detail
-    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    #[arg(short, long, action = clap::ArgAction::Count, global = true, display_order = 1000)]
     verbose: u8,
 }
 
@@ -36,10 +38,12 @@ enum Command {
 
 const EXAMPLES: &str = "\
 Examples:
-  forebay run                                   chat with the demo model
-  forebay run model.gguf -p 'Why is the sky blue?'
-  cat question.txt | forebay run model.gguf > answer.txt
-  forebay inspect model.gguf                    what is in a file";
+  forebay run                    Chat with the demo model, which tells stories
+  forebay run model.gguf         Chat with a model of yours
+  forebay inspect model.gguf     See what is in a file
+
+`forebay help COMMAND` says more about a command. Exit codes: 0 done, 1 failed,
+2 called wrongly, 130 stopped by Ctrl-C.";
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -54,17 +58,5 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
     };
-    match result {
-        Ok(code) => code,
-        // Whoever read our output has had enough: that is no failure.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    result.unwrap_or_else(|error| errors::report(&error))
 }

@@ -1,72 +1,86 @@
-//! Progress bars on a terminal, for what takes longer than a moment.
+//! Progress on a terminal, for what takes longer than a moment.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// How long something takes before a bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A bar on stderr that appears late and leaves no trace. Where stderr is no terminal it never appears.
-#[derive(Clone)]
-struct LateBar {
+/// How often a bar is drawn while nothing new is known, so that one sees that the program lives.
+const TICK: Duration = Duration::from_millis(200);
+
+/// A line on stderr that appears late and is gone when this is dropped. Where stderr is no terminal it never
+/// appears.
+pub struct Progress {
     bar: ProgressBar,
-    start: Instant,
+    /// Shows the bar when patience is at its end, unless the sender is dropped before.
+    timer: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-impl LateBar {
-    fn new(template: &str) -> LateBar {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+impl Progress {
+    /// A model is being loaded.
+    pub fn loading() -> Progress {
+        Progress::new(None, "loading {bar:30} {bytes} of {total_bytes} · {bytes_per_sec} · {eta}")
+    }
+
+    /// A prompt is being read.
+    pub fn reading(tokens: usize) -> Progress {
+        Progress::new(Some(tokens as u64), "reading {bar:30} {pos} of {len} tokens · {elapsed}")
+    }
+
+    /// An answer is being written to where nobody sees it.
+    pub fn writing() -> Progress {
+        Progress::new(None, "writing {pos} bytes · {elapsed}")
+    }
+
+    fn new(total: Option<u64>, template: &str) -> Progress {
+        let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
         let style = ProgressStyle::with_template(template).expect("the template is well-formed");
         bar.set_style(style.progress_chars("━╸ "));
-        LateBar { bar, start: Instant::now() }
+        let (sender, receiver) = mpsc::channel();
+        let shown = bar.clone();
+        let thread = thread::spawn(move || {
+            if receiver.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                shown.set_draw_target(ProgressDrawTarget::stderr());
+                shown.enable_steady_tick(TICK);
+            }
+        });
+        Progress { bar, timer: Some((sender, thread)) }
     }
 
-    fn set(&self, done: u64, total: u64) {
-        if self.bar.is_hidden() && self.start.elapsed() > PATIENCE {
-            self.bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        self.bar.set_length(total);
-        self.bar.set_position(done);
-    }
-}
-
-/// The bar of a model that is being loaded.
-pub struct Loading(LateBar);
-
-impl Loading {
-    pub fn new() -> Loading {
-        Loading(LateBar::new("loading {bar:30} {bytes} of {total_bytes} · {bytes_per_sec} · {eta}"))
+    /// How much is done, and of how much.
+    pub fn set(&self, done: u64, total: u64) {
+        set(&self.bar, done, total);
     }
 
-    /// Told how many bytes are loaded, and of how many.
+    /// [`set`](Self::set), to be called from elsewhere.
     pub fn callback(&self) -> Arc<dyn Fn(u64, u64) + Send + Sync> {
-        let bar = self.0.clone();
-        Arc::new(move |done, total| bar.set(done, total))
+        let bar = self.bar.clone();
+        Arc::new(move |done, total| set(&bar, done, total))
     }
 
-    pub fn finish(&self) {
-        self.0.bar.finish_and_clear();
+    /// More is done, and nobody knows of how much.
+    pub fn add(&self, done: u64) {
+        self.bar.inc(done);
     }
 }
 
-/// The bar of a prompt that is being read.
-pub struct Reading(LateBar);
+fn set(bar: &ProgressBar, done: u64, total: u64) {
+    bar.set_length(total);
+    bar.set_position(done);
+}
 
-impl Reading {
-    pub fn new() -> Reading {
-        Reading(LateBar::new("reading {bar:30} {pos} of {len} tokens · {per_sec} · {eta}"))
-    }
-
-    pub fn set(&self, done: usize, total: usize) {
-        self.0.set(done as u64, total as u64);
-        if done == total {
-            self.finish();
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some((sender, thread)) = self.timer.take() {
+            drop(sender);
+            // After this the bar cannot appear any more.
+            let _ = thread.join();
         }
-    }
-
-    pub fn finish(&self) {
-        self.0.bar.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }

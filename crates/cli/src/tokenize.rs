@@ -1,6 +1,5 @@
 //! `forebay tokenize`: a text as a model sees it.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,12 +9,18 @@ use forebay_engine::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
 
 use crate::args::TextArgs;
+use crate::output::print;
 
 /// Show the tokens of a text
 ///
 /// Works on every GGUF file with a vocabulary. One token a line, its number and its text; or only the
 /// numbers, with --ids.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  forebay tokenize model.gguf --text 'Hello there'
+  forebay tokenize model.gguf --file story.txt --ids
+  cat story.txt | forebay tokenize model.gguf | wc -l")]
 pub struct TokenizeArgs {
     /// A GGUF file, or any part of a split one
     model: PathBuf,
@@ -47,6 +52,6 @@ pub fn run(args: &TokenizeArgs) -> Result<ExitCode> {
             text += &format!("{:>7}  {:?}\n", token.0, tokenizer.token_text(token));
         }
     }
-    std::io::stdout().lock().write_all(text.as_bytes())?;
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,100 @@
+//! What goes wrong, told to a person: one line that says what, where and what to do; and the exit code.
+
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+use forebay_engine::{Engine, Error};
+
+use crate::inspect::Summary;
+use crate::interrupt;
+
+/// An error in how the program was called.
+pub fn usage(message: impl std::fmt::Display) -> anyhow::Error {
+    clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{message}\n")).into()
+}
+
+/// More tokens than the context holds.
+#[derive(Debug)]
+pub struct TooLong {
+    tokens: usize,
+    context: usize,
+    /// The largest context of the model.
+    most: u64,
+}
+
+impl std::error::Error for TooLong {}
+
+impl std::fmt::Display for TooLong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let TooLong { tokens, context, most } = self;
+        write!(f, "{tokens} tokens do not fit the context of {context}; ")?;
+        if *most > *context as u64 {
+            write!(f, "use a larger --ctx (up to {most} with this model), or a shorter text")
+        } else {
+            write!(f, "this model cannot have a larger one: use a shorter text")
+        }
+    }
+}
+
+/// An error of the engine, in terms of our flags.
+pub fn explain(engine: &Engine, error: Error) -> anyhow::Error {
+    match error {
+        Error::Context { tokens, limit } => {
+            let most = Summary::new(engine.file()).context.unwrap_or(0);
+            TooLong { tokens, context: limit, most }.into()
+        }
+        error => error.into(),
+    }
+}
+
+/// Reports an error on stderr.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    if let Some(usage) = error.downcast_ref::<clap::Error>() {
+        usage.exit();
+    }
+    if matches!(error.downcast_ref(), Some(Error::Cancelled)) {
+        return ExitCode::from(interrupt::EXIT_CODE);
+    }
+    // Whoever read our output has had enough: that is no failure.
+    if error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("error: {}", message(error));
+    ExitCode::FAILURE
+}
+
+/// The error and its causes, less those that it quotes already.
+fn message(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
+        if text.is_empty() {
+            cause
+        } else if text.contains(&cause) {
+            text
+        } else {
+            format!("{text}: {cause}")
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_is_quoted_already_is_not_repeated() {
+        let cause = || std::io::Error::other("the disk is gone");
+        let quoting = Error::io("model.gguf".as_ref(), "cannot open", cause());
+        assert_eq!(message(&quoting.into()), "model.gguf: cannot open: the disk is gone");
+        let silent = anyhow::Error::from(cause()).context("cannot write out");
+        assert_eq!(message(&silent), "cannot write out: the disk is gone");
+    }
+
+    #[test]
+    fn a_larger_context_is_advised_only_where_the_model_can_have_one() {
+        let message = |most| TooLong { tokens: 12, context: 10, most }.to_string();
+        assert!(
+            message(1024).ends_with("use a larger --ctx (up to 1024 with this model), or a shorter text")
+        );
+        assert!(!message(10).contains("--ctx"));
+    }
+}

@@ -1,0 +1,139 @@
+//! Where results go: standard output, and files that are written whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// Writes a command's result to standard output.
+pub fn print(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context(STDOUT_FAILED)
+}
+
+/// What was attempted when standard output takes no more.
+pub const STDOUT_FAILED: &str = "cannot write to standard output";
+
+/// A file to be written. It takes its name when it is complete; until then it is a file beside it.
+pub struct Output {
+    file: File,
+    path: PathBuf,
+    /// None where the name stands for something else than a file, such as a device, a pipe or a link. That
+    /// is written to and never replaced: a rename would turn `/dev/null` into a file.
+    partial: Option<PathBuf>,
+}
+
+impl Output {
+    /// Finds out whether a file can be written, and leaves nothing behind.
+    pub fn check(path: &Path) -> Result<()> {
+        // A pipe is not opened for a trial: its reader would take that for the end.
+        if !is_in_place(path) {
+            Output::create(path)?;
+        }
+        Ok(())
+    }
+
+    /// Opens what will be written.
+    pub fn create(path: &Path) -> Result<Output> {
+        let partial = (!is_in_place(path)).then(|| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!(".{}.partial", std::process::id()));
+            PathBuf::from(name)
+        });
+        let opened = match &partial {
+            Some(partial) => File::create(partial),
+            // What is in place is not emptied before there is something to put there.
+            None => File::options().write(true).open(path),
+        };
+        let file = opened.with_context(|| cannot_write(path))?;
+        Ok(Output { file, path: path.to_owned(), partial })
+    }
+
+    /// Writes the file.
+    pub fn finish(mut self, bytes: &[u8]) -> Result<()> {
+        self.write(bytes).with_context(|| cannot_write(&self.path))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.partial.is_none() && self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+        }
+        self.file.write_all(bytes)?;
+        if let Some(partial) = &self.partial {
+            fs::rename(partial, &self.path)?;
+            self.partial = None;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Some(partial) = &self.partial {
+            let _ = fs::remove_file(partial);
+        }
+    }
+}
+
+fn is_in_place(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|m| !m.is_file())
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_file_appears_when_it_is_complete_and_leaves_nothing_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        fs::write(&path, "before").unwrap();
+        Output::check(&path).unwrap();
+        drop(Output::create(&path).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"before");
+        assert_eq!(names(folder.path()), ["out"]);
+        Output::create(&path).unwrap().finish(b"after").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"after");
+        assert_eq!(names(folder.path()), ["out"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_a_link_leads_to_is_written_and_the_link_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        fs::write(&target, "something longer").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        Output::create(&link).unwrap().finish(b"short").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&target).unwrap(), b"short");
+    }
+
+    /// A pipe stands for devices here: a test must not be able to damage a real one.
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_written_to_and_not_replaced() {
+        use std::os::unix::fs::FileTypeExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let reader = std::thread::spawn({
+            let path = path.clone();
+            move || fs::read(path).unwrap()
+        });
+        Output::check(&path).unwrap();
+        Output::create(&path).unwrap().finish(b"bytes").unwrap();
+        assert_eq!(reader.join().unwrap(), b"bytes");
+        assert!(fs::symlink_metadata(&path).unwrap().file_type().is_fifo());
+    }
+}

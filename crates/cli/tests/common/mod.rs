@@ -1,0 +1,91 @@
+//! The program under test, and the files it is tested with.
+
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A call of the program, with nothing on standard input.
+pub fn forebay<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// What a call gave.
+#[derive(Debug)]
+pub struct Outcome {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Outcome {
+    fn from(output: Output) -> Outcome {
+        Outcome {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+impl Outcome {
+    /// The output of a call that succeeds and says nothing on stderr.
+    #[track_caller]
+    pub fn success(self) -> String {
+        assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{}", self.stdout);
+        self.stdout
+    }
+
+    /// The one line on stderr of a call that fails and gives no output.
+    #[track_caller]
+    pub fn failure(self, code: i32) -> String {
+        assert_eq!((self.code, self.stdout.as_str()), (Some(code), ""), "{}", self.stderr);
+        assert_eq!(self.stderr.lines().count(), 1, "{}", self.stderr);
+        self.stderr.strip_prefix("error: ").expect("an error says so").trim_end().to_owned()
+    }
+}
+
+/// Runs a call to its end.
+pub fn call(args: &[&str]) -> Outcome {
+    forebay(args).output().unwrap().into()
+}
+
+/// Runs a call with a text on standard input.
+pub fn call_with_input(args: &[&str], input: &[u8]) -> Outcome {
+    let mut child = forebay(args).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap().into()
+}
+
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+pub fn demo_model() -> String {
+    text(&repository("models/tales-qwen3moe-Q4_K_M.gguf"))
+}
+
+pub fn golden(name: &str) -> String {
+    text(&repository("crates/engine/tests/data/golden").join(name))
+}
+
+pub fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+/// The GGUF files of a folder of test data that lies beside some checkouts; empty, with a message, elsewhere.
+pub fn shared_models(folder: &str) -> Vec<PathBuf> {
+    let folder = repository("../shared").join(folder);
+    let Ok(entries) = std::fs::read_dir(&folder) else {
+        eprintln!("skipped: there is no {}", folder.display());
+        return Vec::new();
+    };
+    let paths = entries.map(|e| e.unwrap().path()).filter(|p| p.extension().is_some_and(|e| e == "gguf"));
+    let paths: Vec<_> = paths.collect();
+    assert!(!paths.is_empty(), "{} holds no model", folder.display());
+    paths
+}

@@ -1,0 +1,134 @@
+//! Ctrl-C, and readers that go away.
+
+#![cfg(unix)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use common::{Outcome, demo_model, forebay, text};
+
+/// An answer that takes several times as long as [`LIMIT`].
+const LONG: [&str; 10] = [
+    "run",
+    "-p",
+    "Tell me a story.",
+    "--exact",
+    "--threads",
+    "1",
+    "--ignore-eos",
+    "-n",
+    "100000",
+    "--temp=0",
+];
+
+/// How long a program may take to end when it is asked to.
+const LIMIT: Duration = Duration::from_secs(3);
+
+fn interrupt(child: &Child) {
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+}
+
+/// Waits until the program has taken Ctrl-C over.
+fn wait_for_handler(child: &Child) {
+    let status = format!("/proc/{}/status", child.id());
+    if !cfg!(target_os = "linux") {
+        std::thread::sleep(Duration::from_secs(2));
+        return;
+    }
+    let start = Instant::now();
+    loop {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap();
+        // SIGINT is signal 2, and bit 1 of the mask.
+        if u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0 {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "Ctrl-C is not handled");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What is left to read of a program that ends soon.
+#[track_caller]
+fn end_of(mut child: Child) -> Outcome {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > LIMIT {
+            child.kill().unwrap();
+            panic!("still running after {LIMIT:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap().into()
+}
+
+fn read_some(child: &mut Child) {
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 40]).unwrap();
+}
+
+#[test]
+fn an_interrupt_ends_an_answer_with_the_text_so_far() {
+    let mut child = forebay(LONG).spawn().unwrap();
+    read_some(&mut child);
+    interrupt(&child);
+    let end = end_of(child);
+    assert_eq!((end.code, end.stderr.as_str()), (Some(130), ""));
+    assert!(end.stdout.ends_with('\n'), "{:?}", end.stdout);
+}
+
+#[test]
+fn an_interrupted_answer_in_json_is_an_answer() {
+    let child = forebay(LONG).arg("--json").spawn().unwrap();
+    wait_for_handler(&child);
+    std::thread::sleep(Duration::from_millis(300));
+    interrupt(&child);
+    let end = end_of(child);
+    assert_eq!((end.code, end.stderr.as_str()), (Some(130), ""));
+    let answer: serde_json::Value = serde_json::from_str(&end.stdout).unwrap();
+    assert_eq!(answer["finish_reason"], "cancelled");
+    assert_eq!(answer["stats"]["generated_tokens"], answer["tokens"].as_array().unwrap().len());
+}
+
+#[test]
+fn a_second_interrupt_ends_the_program_at_once() {
+    // The pipe is full and nobody reads it, so the program cannot end by itself after the first interrupt.
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut filler = writer.try_clone().unwrap();
+    std::thread::spawn(move || while filler.write_all(&[b'.'; 4096]).is_ok() {});
+    let mut child = forebay(LONG).stdout(writer).spawn().unwrap();
+    wait_for_handler(&child);
+    interrupt(&child);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none(), "the pipe is not full");
+    interrupt(&child);
+    let end = end_of(child);
+    assert_eq!((end.code, end.stderr.as_str()), (Some(130), ""));
+    drop(reader);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_program_quietly() {
+    let mut child = forebay(LONG).spawn().unwrap();
+    read_some(&mut child);
+    drop(child.stdout.take());
+    let end = end_of(child);
+    assert_eq!((end.code, end.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn interrupted_logits_leave_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = vec!["1"; 1024].join(",");
+    let out = text(&folder.path().join("out"));
+    let args = ["logits", &demo_model(), "--exact", "--threads", "1", "--tokens", &tokens, "--out", &out];
+    let child = forebay(args).spawn().unwrap();
+    wait_for_handler(&child);
+    interrupt(&child);
+    let end = end_of(child);
+    assert_eq!((end.code, end.stdout.as_str(), end.stderr.as_str()), (Some(130), "", ""));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
