@@ -35,6 +35,8 @@ pub struct CpuBackend {
     precision: Precision,
     matrices: Vec<HostMatrix>,
     vectors: Vec<Vec<f32>>,
+    shapes: Vec<BufShape>,
+    /// By shape.
     buffers: Vec<Vec<f32>>,
     panels: Panels,
     rows: usize,
@@ -55,6 +57,7 @@ impl CpuBackend {
             precision,
             matrices: Vec::new(),
             vectors: Vec::new(),
+            shapes: buffers.to_vec(),
             buffers: buffers.iter().map(|b| vec![0.0; b.rows * b.width]).collect(),
             panels: Panels::default(),
             rows: 0,
@@ -107,6 +110,10 @@ impl Backend for CpuBackend {
 
     fn begin(&mut self, rows: usize) {
         self.rows = rows;
+        // Where an operation panicked, the buffers that it had taken out are gone.
+        for (buffer, shape) in self.buffers.iter_mut().zip(&self.shapes) {
+            buffer.resize(shape.rows * shape.width, 0.0);
+        }
     }
 
     fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {

@@ -51,8 +51,19 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let eps = config.float("attention.layer_norm_rms_epsilon")?;
     let rope_base = config.optional_float("rope.freq_base")?.unwrap_or(10_000.0);
     match config.optional_text("rope.scaling.type")? {
-        None | Some("none") => {}
+        Some("none") => {}
         Some(other) => return Err(config.unsupported("rope.scaling.type", other)),
+        // A factor without a type means linear scaling; older files have it under another name.
+        None => {
+            for key in ["rope.scaling.factor", "rope.scale_linear"] {
+                if let Some(factor) = config.optional_float(key)?.filter(|&f| f != 1.0) {
+                    return Err(config.unsupported(key, &factor.to_string()));
+                }
+            }
+        }
+    }
+    if let Some(channels) = config.optional_count("rope.dimension_count")?.filter(|&n| n != key_dim) {
+        return Err(config.unsupported("rope.dimension_count", &channels.to_string()));
     }
     let experts = config.count("expert_count")?;
     let top_k = config.count("expert_used_count")?;
