@@ -144,7 +144,6 @@ impl Session {
             same.min(tokens.len() - 1)
         };
         self.tokens.truncate(reused);
-        self.state.truncate(reused);
         self.logits.clear();
         while self.tokens.len() < tokens.len() {
             let start = self.tokens.len();
@@ -188,7 +187,7 @@ impl Session {
     /// Computes one chunk after the tokens held. If it fails, the session is as it was before the chunk.
     fn compute(&mut self, tokens: &[TokenId], last: bool, watch: &mut Watch<'_>) -> Result<()> {
         let start = self.tokens.len();
-        // Some layers may hold more: those that a chunk had passed when it failed, or when a watcher panicked.
+        // The layers may hold more: of tokens that were let go, of a chunk that failed or whose watcher panicked.
         self.state.truncate(start);
         let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
         let every = watch.logits.is_some();

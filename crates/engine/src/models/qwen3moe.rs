@@ -73,33 +73,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let inner = config.count("expert_feed_forward_length")?;
     let vocab = b.rows_of("token_embd.weight")?;
 
-    let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
-    let attention = Gqa {
-        kv: KvShape { heads: kv_heads, key_dim, value_dim },
-        scale: 1.0 / (key_dim as f32).sqrt(),
-        rope: Rope {
-            frequencies: plain_frequencies(rope_base, key_dim),
-            scale: 1.0,
-            pairs: RopePairs::HalfSplit,
-        },
-        eps,
-        q: b.buffer(heads * key_dim),
-        k: b.buffer(kv_heads * key_dim),
-        v: b.buffer(kv_heads * value_dim),
-        attended: b.buffer(heads * value_dim),
-        angles: b.buffer(key_dim),
-    };
-    let moe = Moe {
-        router: Router { experts, top_k, normalise: true },
-        logits: b.buffer(experts),
-        buffers: ExpertBuffers {
-            x: normed,
-            gate: b.buffer(top_k * inner),
-            up: b.buffer(top_k * inner),
-            out: b.buffer(top_k * hidden),
-        },
-    };
-
+    // The tensors come first: their shapes confirm the sizes that everything else is made by.
     let embed = b.matrix("token_embd.weight", vocab, hidden)?;
     let layers = (0..layers)
         .map(|l| {
@@ -131,6 +105,33 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     // Without an output matrix of its own, a model uses the embedding for both.
     let tied = !b.has("output.weight");
     let output = if tied { embed } else { b.matrix("output.weight", vocab, hidden)? };
+
+    let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
+    let attention = Gqa {
+        kv: KvShape { heads: kv_heads, key_dim, value_dim },
+        scale: 1.0 / (key_dim as f32).sqrt(),
+        rope: Rope {
+            frequencies: plain_frequencies(rope_base, key_dim),
+            scale: 1.0,
+            pairs: RopePairs::HalfSplit,
+        },
+        eps,
+        q: b.buffer(heads * key_dim),
+        k: b.buffer(kv_heads * key_dim),
+        v: b.buffer(kv_heads * value_dim),
+        attended: b.buffer(heads * value_dim),
+        angles: b.buffer(key_dim),
+    };
+    let moe = Moe {
+        router: Router { experts, top_k, normalise: true },
+        logits: b.buffer(experts),
+        buffers: ExpertBuffers {
+            x: normed,
+            gate: b.buffer(top_k * inner),
+            up: b.buffer(top_k * inner),
+            out: b.buffer(top_k * hidden),
+        },
+    };
     let head = Head {
         norm,
         eps,
