@@ -174,6 +174,7 @@ fn counts_that_make_no_sense_are_named() {
         assert_says(&damaged(&tiny_model(HIDDEN).without(&key)), &[&key, "missing"]);
         assert_says(&damaged(&tiny_model(HIDDEN).without(&key).str(&key, "8")), &[&key, "is not"]);
     }
+    assert_says(&damaged(&with_count("expert_count", 65_537)), &["65537 experts"]);
     for value in [0.0, -1e-6, f32::NAN, f32::INFINITY] {
         let key = "qwen3moe.attention.layer_norm_rms_epsilon";
         assert_says(&damaged(&tiny_model(HIDDEN).without(key).f32(key, value)), &[key, "positive number"]);

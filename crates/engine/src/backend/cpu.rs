@@ -427,3 +427,27 @@ fn rows_of<'a, T>(data: &'a [T], width: usize, index: Option<&'a [u32]>) -> Rows
         None => Rows::new(data, width),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_batch_after_a_panic_finds_its_buffers() {
+        let shape = BufShape { rows: 2, width: 1 };
+        let mut backend = CpuBackend::new(2, Precision::Fast, &[shape]).unwrap();
+        let bytes = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
+        backend.load(Weight::Matrix(HostMatrix { dtype: DType::F32, rows: 2, cols: 1, bytes })).unwrap();
+        let (table, out) = (Matrix(0), Buf { id: 0, width: 1 });
+        let mut embed = |tokens: [TokenId; 2]| {
+            backend.begin(2);
+            backend.embed(table, &tokens, out).unwrap();
+            backend.get(out).to_vec()
+        };
+        let outside = [TokenId(0), TokenId(2)];
+        assert!(catch_unwind(AssertUnwindSafe(|| embed(outside))).is_err());
+        assert_eq!(embed([TokenId(1), TokenId(0)]), [2.0, 1.0]);
+    }
+}
