@@ -21,6 +21,9 @@ const DEFAULT_CONTEXT: usize = 8192;
 /// Tokens computed together when a prompt is read.
 const DEFAULT_CHUNK: usize = 512;
 
+/// Far more than what makes a chunk faster; the limit keeps the sizes of buffers in range.
+const MAX_CHUNK: usize = 1 << 16;
+
 /// How a model is loaded.
 #[derive(Clone)]
 pub struct Options {
@@ -79,8 +82,11 @@ impl Engine {
     /// If the file is damaged or holds something unsupported, if memory does not suffice, if reading fails.
     /// All but the last are found before any weight is read.
     pub fn open(path: &Path, options: &Options) -> Result<Engine> {
-        if options.chunk == 0 {
-            return Err(Error::Invalid("a chunk has at least one token".into()));
+        if !(1..=MAX_CHUNK).contains(&options.chunk) {
+            return Err(Error::Invalid(format!(
+                "a chunk of {} tokens was asked for; it has 1 to {MAX_CHUNK}",
+                options.chunk
+            )));
         }
         let file = ModelFile::open(path)?;
         let blueprint = models::describe(&file, options.chunk)?;
@@ -90,6 +96,12 @@ impl Engine {
             plan.check(available)?;
         }
         let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
+        let vocab = blueprint.model.head().vocab();
+        if tokenizer.vocab_size() > vocab {
+            let tokens = tokenizer.vocab_size();
+            let message = format!("the tokenizer has {tokens} tokens, but the model has only {vocab}");
+            return Err(Error::format(file.path(), message));
+        }
         let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)
             .map_err(|error| error.to_string());
 
@@ -112,7 +124,7 @@ impl Engine {
         let store = ExpertStore::load(&blueprint.experts, &source, &mut progress)?;
         let compute = Compute { backend: Box::new(backend), routing: Routing::default() };
         Ok(Engine(Arc::new(Inner {
-            vocab: blueprint.model.head().vocab(),
+            vocab,
             file,
             tokenizer,
             template,
@@ -173,7 +185,8 @@ impl Engine {
 
     /// The backend, when it is free.
     pub(crate) fn compute(&self) -> ComputeGuard<'_> {
-        // Every batch begins by overwriting what it reads, so a panic in the last one left nothing behind.
+        // Every batch begins with whole buffers and writes what it reads, so a panic in the last one leaves
+        // nothing behind.
         ComputeGuard { inner: &self.0, held: self.0.compute.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::sampler::{Sampler, SamplingOverrides, SamplingParams};
 use crate::session::{Session, Watch};
 use crate::stop::StopMatcher;
-use crate::tokenizer::StreamDecoder;
+use crate::tokenizer::{StreamDecoder, Tokenizer};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -167,7 +167,11 @@ impl Session {
                 }
             }
         }
-        answer.text = text.finish(on_event);
+        let stopped;
+        (answer.text, stopped) = text.finish(on_event);
+        if stopped {
+            answer.finish_reason = FinishReason::Stop;
+        }
         answer.stats.generated_tokens = answer.tokens.len();
         answer.stats.decode_seconds = start.elapsed().as_secs_f64() - answer.stats.prompt_seconds;
         Ok(answer)
@@ -183,25 +187,20 @@ struct TextStream {
 
 impl TextStream {
     /// Takes a token; true if a stop string came up.
-    fn push(
-        &mut self,
-        tokenizer: &crate::tokenizer::Tokenizer,
-        token: TokenId,
-        on_event: &mut dyn FnMut(Event<'_>),
-    ) -> bool {
+    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, on_event: &mut dyn FnMut(Event<'_>)) -> bool {
         let outcome = self.stops.push(&self.decoder.push(tokenizer, token));
         self.emit(&outcome.emit, on_event);
         outcome.stopped
     }
 
-    /// Emits what was held back, and gives the whole text.
-    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> String {
+    /// Emits what was held back; gives the whole text, and whether it ends before a stop string.
+    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, bool) {
         let tail = self.decoder.finish();
         let outcome = self.stops.push(&tail);
         self.emit(&outcome.emit, on_event);
         let held = self.stops.finish();
         self.emit(&held, on_event);
-        self.text
+        (self.text, self.stops.stopped())
     }
 
     fn emit(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) {

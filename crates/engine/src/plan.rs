@@ -28,19 +28,19 @@ impl Plan {
             .model
             .state()
             .iter()
-            .map(|kv| kv.heads as u64 * (kv.key_dim + kv.value_dim) as u64 * context as u64)
-            .sum();
+            .map(|kv| (kv.heads as u64 * (kv.key_dim + kv.value_dim) as u64).saturating_mul(context as u64))
+            .fold(0, u64::saturating_add);
         Plan {
             dense: blueprint.dense_bytes(),
             experts: blueprint.expert_bytes(),
-            kv: cells * cell,
+            kv: cells.saturating_mul(cell),
             scratch: blueprint.scratch_bytes(),
         }
     }
 
-    /// All of it.
+    /// All of it. A sum beyond any memory stays at the largest number.
     pub fn total(&self) -> u64 {
-        self.dense + self.experts + self.kv + self.scratch
+        [self.experts, self.kv, self.scratch].into_iter().fold(self.dense, u64::saturating_add)
     }
 
     /// Refuses a plan that the memory at hand cannot hold.

@@ -112,7 +112,8 @@ impl Session {
     }
 
     /// A handle with which another thread can stop what the session is doing. The session stays usable:
-    /// it holds the tokens whose computation was complete.
+    /// it holds the tokens whose computation was complete. It computes no more until the request is
+    /// [taken back](Cancel::reset), so a request that comes between two chunks is not lost.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
     }
@@ -143,7 +144,6 @@ impl Session {
             same.min(tokens.len() - 1)
         };
         self.tokens.truncate(reused);
-        self.state.truncate(reused);
         self.logits.clear();
         while self.tokens.len() < tokens.len() {
             let start = self.tokens.len();
@@ -187,6 +187,8 @@ impl Session {
     /// Computes one chunk after the tokens held. If it fails, the session is as it was before the chunk.
     fn compute(&mut self, tokens: &[TokenId], last: bool, watch: &mut Watch<'_>) -> Result<()> {
         let start = self.tokens.len();
+        // The layers may hold more: of tokens that were let go, of a chunk that failed or whose watcher panicked.
+        self.state.truncate(start);
         let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
         let every = watch.logits.is_some();
         let wanted: Vec<usize> = match (every, last) {
@@ -206,16 +208,57 @@ impl Session {
                 kept.extend_from_slice(logits);
             }
         });
-        match result {
-            Ok(()) => {
-                self.tokens.extend_from_slice(tokens);
-                self.state.len = self.tokens.len();
+        result?;
+        self.tokens.extend_from_slice(tokens);
+        self.state.len = self.tokens.len();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, Precision};
+
+    /// Three sequences of different lengths, the second of which is in the middle of its conversation.
+    #[test]
+    fn a_sequence_gives_the_same_bits_alone_and_beside_others() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/qwen3moe.gguf");
+        for precision in [Precision::Fast, Precision::Exact] {
+            let options = Options { precision, threads: Some(2), ..Options::default() };
+            let engine = Engine::open(path.as_ref(), &options).unwrap();
+            let tokens: Vec<TokenId> = (0..90).map(|i| TokenId(i * 7 % 160)).collect();
+            let parts = [(0, 0..20), (70, 70..75), (0, 40..41)];
+
+            let mut sessions: Vec<Session> = parts.iter().map(|_| engine.session()).collect();
+            sessions[1].extend(&tokens[..70]).unwrap();
+            let mut batch_tokens = Vec::new();
+            let mut positions = Vec::new();
+            let mut sequences = Vec::new();
+            for (session, (start, range)) in sessions.iter_mut().zip(&parts) {
+                let first = batch_tokens.len();
+                batch_tokens.extend_from_slice(&tokens[range.clone()]);
+                positions.extend((0..range.len()).map(|i| (start + i) as u32));
+                sequences.push(Sequence { state: &mut session.state, rows: first..batch_tokens.len() });
             }
-            Err(_) => {
-                self.state.truncate(start);
-                self.logits.clear();
+            let mut batch = Batch { tokens: &batch_tokens, positions: &positions, sequences: &mut sequences };
+            let wanted: Vec<usize> = (0..batch_tokens.len()).collect();
+            let mut together: Vec<Vec<u32>> = Vec::new();
+            let keep = |_, logits: &[f32]| together.push(logits.iter().map(|l| l.to_bits()).collect());
+            engine.compute().forward(&mut batch, &wanted, &Cancel::default(), keep).unwrap();
+
+            let mut together = together.into_iter();
+            for (start, range) in parts {
+                let mut alone = engine.session();
+                if start > 0 {
+                    alone.extend(&tokens[..start]).unwrap();
+                }
+                for position in range {
+                    alone.push(tokens[position]).unwrap();
+                    let bits: Vec<u32> = alone.logits().iter().map(|l| l.to_bits()).collect();
+                    assert_eq!(together.next(), Some(bits), "{precision:?}, token {position}");
+                }
             }
         }
-        result
     }
 }

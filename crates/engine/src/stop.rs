@@ -63,6 +63,11 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
+    /// Whether a stop string was met.
+    pub fn stopped(&self) -> bool {
+        self.stopped
+    }
+
     /// Where the first whole stop string begins.
     fn first_occurrence(&self) -> Option<usize> {
         self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min()

@@ -1,15 +1,19 @@
 //! Damaged headers never panic the parser, and never make it allocate much more than they have bytes.
 
 mod common;
+#[path = "common/memory.rs"]
+mod memory;
+#[path = "common/mutate.rs"]
+mod mutate;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use common::gguf_builder::{GgufBuilder, sample, string, tensor_type, value_type};
 use forebay_engine::format::{ModelFile, gguf};
+use memory::measure;
+use mutate::mutate;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
@@ -126,105 +130,5 @@ fn assert_sound(model: &ModelFile, len: u64) {
         assert!(tensor.offset.checked_add(tensor.len).unwrap() <= len);
         assert!(tensor.elements() > 0 && (1..=4).contains(&tensor.shape.len()));
         assert_eq!(model.tensor(&tensor.name), Some(tensor));
-    }
-}
-
-fn mutate(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
-    if bytes.len() < 16 {
-        return;
-    }
-    let at = position(bytes.len(), rng);
-    match rng.next_u32() % 7 {
-        0 => bytes[at] ^= 1 << (rng.next_u32() % 8),
-        1 => bytes[at] = 0,
-        2 => bytes[at] = 0xff,
-        3 => overwrite(bytes, at, &(extreme(rng) as u32).to_le_bytes()),
-        4 => overwrite(bytes, at, &extreme(rng).to_le_bytes()),
-        5 => bytes.truncate(at),
-        _ => {
-            let end = (at + 1 + below(64, rng)).min(bytes.len());
-            let range = bytes[at..end].to_vec();
-            let to = position(bytes.len(), rng);
-            bytes.splice(to..to, range);
-        }
-    }
-}
-
-/// A place to damage. Most of a real header is vocabulary, so its two ends, with the counts and settings and
-/// with the tensors, are hit as often as all the rest.
-fn position(len: usize, rng: &mut ChaCha8Rng) -> usize {
-    let end = len.min(4096);
-    match rng.next_u32() % 3 {
-        0 => below(end, rng),
-        1 => len - 1 - below(end, rng),
-        _ => below(len, rng),
-    }
-}
-
-/// An integer at or beside a boundary that a careless parser forgets.
-fn extreme(rng: &mut ChaCha8Rng) -> u64 {
-    const BOUNDARIES: [u64; 10] =
-        [0, 0xff, 0xffff, 65_536, 1 << 24, 0x7fff_ffff, 0xffff_ffff, 1 << 40, i64::MAX as u64, u64::MAX];
-    BOUNDARIES[below(BOUNDARIES.len(), rng)].wrapping_add(rng.next_u64() % 3).wrapping_sub(1)
-}
-
-fn overwrite(bytes: &mut [u8], at: usize, with: &[u8]) {
-    for (to, from) in bytes[at..].iter_mut().zip(with) {
-        *to = *from;
-    }
-}
-
-fn below(limit: usize, rng: &mut ChaCha8Rng) -> usize {
-    (rng.next_u64() % limit as u64) as usize
-}
-
-/// The memory that some work on this thread took, in bytes.
-#[derive(Clone, Copy, Debug)]
-struct MemoryUse {
-    /// The most that was live at one time.
-    peak: usize,
-    /// What the result still holds.
-    kept: usize,
-    /// The largest single allocation.
-    largest: usize,
-}
-
-fn measure<T>(work: impl FnOnce() -> T) -> (T, MemoryUse) {
-    let before = LIVE.get();
-    PEAK.set(before);
-    LARGEST.set(0);
-    let result = work();
-    let since = |bytes: isize| usize::try_from(bytes - before).unwrap_or(0);
-    (result, MemoryUse { peak: since(PEAK.get()), kept: since(LIVE.get()), largest: LARGEST.get() })
-}
-
-// Each test measures its own thread, on which the parser does all its work.
-thread_local! {
-    static LIVE: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-    static LARGEST: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The system's allocator, counting what the current thread has live. A reallocation is the default one: a new
-/// allocation while the old one is still live, which is the worst case.
-struct CountingAllocator;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
-
-// SAFETY: every call goes to the system's allocator unchanged; the counters neither allocate nor unwind.
-unsafe impl GlobalAlloc for CountingAllocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.set(LIVE.get() + layout.size() as isize);
-        PEAK.set(PEAK.get().max(LIVE.get()));
-        LARGEST.set(LARGEST.get().max(layout.size()));
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.set(LIVE.get() - layout.size() as isize);
-        // SAFETY: the caller keeps the contract of `dealloc`, and the pointer came from `System.alloc`.
-        unsafe { System.dealloc(pointer, layout) }
     }
 }

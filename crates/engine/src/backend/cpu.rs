@@ -35,6 +35,8 @@ pub struct CpuBackend {
     precision: Precision,
     matrices: Vec<HostMatrix>,
     vectors: Vec<Vec<f32>>,
+    shapes: Vec<BufShape>,
+    /// By shape.
     buffers: Vec<Vec<f32>>,
     panels: Panels,
     rows: usize,
@@ -55,6 +57,7 @@ impl CpuBackend {
             precision,
             matrices: Vec::new(),
             vectors: Vec::new(),
+            shapes: buffers.to_vec(),
             buffers: buffers.iter().map(|b| vec![0.0; b.rows * b.width]).collect(),
             panels: Panels::default(),
             rows: 0,
@@ -107,6 +110,10 @@ impl Backend for CpuBackend {
 
     fn begin(&mut self, rows: usize) {
         self.rows = rows;
+        // Where an operation panicked, the buffers that it had taken out are gone.
+        for (buffer, shape) in self.buffers.iter_mut().zip(&self.shapes) {
+            buffer.resize(shape.rows * shape.width, 0.0);
+        }
     }
 
     fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {
@@ -418,5 +425,29 @@ fn rows_of<'a, T>(data: &'a [T], width: usize, index: Option<&'a [u32]>) -> Rows
     match index {
         Some(index) => Rows::indexed(data, width, index),
         None => Rows::new(data, width),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_batch_after_a_panic_finds_its_buffers() {
+        let shape = BufShape { rows: 2, width: 1 };
+        let mut backend = CpuBackend::new(2, Precision::Fast, &[shape]).unwrap();
+        let bytes = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
+        backend.load(Weight::Matrix(HostMatrix { dtype: DType::F32, rows: 2, cols: 1, bytes })).unwrap();
+        let (table, out) = (Matrix(0), Buf { id: 0, width: 1 });
+        let mut embed = |tokens: [TokenId; 2]| {
+            backend.begin(2);
+            backend.embed(table, &tokens, out).unwrap();
+            backend.get(out).to_vec()
+        };
+        let outside = [TokenId(0), TokenId(2)];
+        assert!(catch_unwind(AssertUnwindSafe(|| embed(outside))).is_err());
+        assert_eq!(embed([TokenId(1), TokenId(0)]), [2.0, 1.0]);
     }
 }

@@ -123,7 +123,7 @@ pub struct ExpertBuffers {
     /// `[rows, top_k · inner]`
     pub up: Buf,
     /// What each expert of each token gives: `[rows, top_k · hidden]`, in the order of
-    /// [`Routing::place`].
+    /// [`Routing`]'s places.
     pub out: Buf,
 }
 

@@ -4,6 +4,8 @@
 //! declaration is checked against the file at once, so a file that cannot be run is refused before the first
 //! byte is loaded, and the memory plan is the sum of the declarations.
 
+use std::collections::HashSet;
+
 use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Vector, Weight};
 use crate::error::{Error, Result};
 use crate::format::{ModelFile, TensorInfo};
@@ -12,6 +14,10 @@ use forebay_kernels::DType;
 use forebay_kernels::quant::dequantise_row;
 
 use super::Model;
+use super::config::quoted;
+
+/// No real model has more experts in a layer. The limit keeps the lists of them far smaller than the model.
+const MAX_EXPERTS: usize = 1 << 16;
 
 /// A described model.
 pub struct Blueprint {
@@ -50,7 +56,8 @@ impl Blueprint {
 
     /// Bytes of the scratch buffers.
     pub fn scratch_bytes(&self) -> u64 {
-        self.buffers.iter().map(|b| b.rows as u64 * b.width as u64 * 4).sum()
+        let bytes = |b: &BufShape| (b.rows as u64).saturating_mul(b.width as u64).saturating_mul(4);
+        self.buffers.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
     /// Reads the dense weights and gives them to the backend. `progress` is told of each tensor's bytes.
@@ -92,6 +99,8 @@ pub struct Builder<'a> {
     vectors: usize,
     buffers: Vec<BufShape>,
     experts: Vec<Option<ExpertLayer>>,
+    /// The names of all tensors asked for.
+    declared: HashSet<&'a str>,
 }
 
 impl<'a> Builder<'a> {
@@ -105,6 +114,7 @@ impl<'a> Builder<'a> {
             vectors: 0,
             buffers: Vec::new(),
             experts: Vec::new(),
+            declared: HashSet::new(),
         }
     }
 
@@ -166,6 +176,9 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If a tensor is missing, has another shape, or a type that cannot be computed.
     pub fn experts(&mut self, count: usize, parts: [(&str, usize, usize); 3]) -> Result<()> {
+        if count > MAX_EXPERTS {
+            return Err(self.error(format!("{count} experts in a layer are more than {MAX_EXPERTS}")));
+        }
         let mut shapes = Vec::new();
         let mut places: Vec<Vec<ByteRange>> = Vec::new();
         for (name, rows, cols) in parts {
@@ -187,16 +200,28 @@ impl<'a> Builder<'a> {
     }
 
     /// The finished blueprint.
-    pub fn finish(self, model: Box<dyn Model>, context: usize) -> Blueprint {
-        Blueprint { model, context, experts: self.experts, buffers: self.buffers, weights: self.weights }
+    ///
+    /// # Errors
+    /// If the file has a tensor that nobody asked for: a model computed without it would be another model.
+    pub fn finish(self, model: Box<dyn Model>, context: usize) -> Result<Blueprint> {
+        if let Some(unknown) = self.file.tensors.iter().find(|t| !self.declared.contains(t.name.as_str())) {
+            return Err(Error::Unsupported(format!(
+                "{}: tensor {} is not known for this architecture, and the model would be wrong without it",
+                self.file.files[unknown.file.0].path.display(),
+                quoted(&unknown.name)
+            )));
+        }
+        let Builder { experts, buffers, weights, .. } = self;
+        Ok(Blueprint { model, context, experts, buffers, weights })
     }
 
     fn tensor(&self, name: &str) -> Result<&'a TensorInfo> {
         self.file.tensor(name).ok_or_else(|| self.error(format!("tensor {name} is missing")))
     }
 
-    fn checked(&self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
+    fn checked(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
         let tensor = self.tensor(name)?;
+        self.declared.insert(&tensor.name);
         if tensor.shape != shape {
             let message = format!(
                 "tensor {name} has shape {:?}, but the model's configuration says {shape:?}",

@@ -53,8 +53,8 @@ impl<'a> Config<'a> {
     /// If it is there and not a positive finite number.
     pub fn optional_float(&self, key: &str) -> Result<Option<f32>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_f64() {
-            Some(v) if v > 0.0 && (v as f32).is_finite() => Ok(Some(v as f32)),
+        match value.as_f64().map(|v| v as f32) {
+            Some(v) if v > 0.0 && v.is_finite() => Ok(Some(v)),
             _ => Err(self.error(key, "is not a positive number")),
         }
     }
@@ -76,10 +76,19 @@ impl<'a> Config<'a> {
     /// Something that the file asks for and we do not have.
     pub fn unsupported(&self, key: &str, value: &str) -> Error {
         let path = self.file.path().display();
-        Error::Unsupported(format!("{path}: {}.{key} = {value} is not supported", self.arch))
+        Error::Unsupported(format!("{path}: {}.{key} = {} is not supported", self.arch, quoted(value)))
     }
 
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.file.metadata.get(&format!("{}.{key}", self.arch))
+    }
+}
+
+/// A text from a file as it can stand in a message: printable and not long.
+pub(super) fn quoted(text: &str) -> String {
+    const LONGEST: usize = 64;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
     }
 }

@@ -7,6 +7,7 @@ mod qwen3moe;
 
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
+use config::quoted;
 
 use crate::backend::KvShape;
 use crate::blocks::Context;
@@ -54,8 +55,9 @@ pub fn describe(file: &ModelFile, max_rows: usize) -> Result<Blueprint> {
     let arch = ARCHS.iter().find(|arch| arch.gguf == name).ok_or_else(|| {
         let known: Vec<_> = ARCHS.iter().map(|arch| arch.gguf).collect();
         Error::Unsupported(format!(
-            "{}: architecture {name} is not supported; supported: {}",
+            "{}: architecture {} is not supported; supported: {}",
             file.path().display(),
+            quoted(name),
             known.join(", ")
         ))
     })?;
@@ -63,5 +65,5 @@ pub fn describe(file: &ModelFile, max_rows: usize) -> Result<Blueprint> {
     let mut builder = Builder::new(file, max_rows);
     let model = (arch.describe)(&config, &mut builder)?;
     let context = config.count("context_length")?;
-    Ok(builder.finish(model, context))
+    builder.finish(model, context)
 }

@@ -51,8 +51,19 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let eps = config.float("attention.layer_norm_rms_epsilon")?;
     let rope_base = config.optional_float("rope.freq_base")?.unwrap_or(10_000.0);
     match config.optional_text("rope.scaling.type")? {
-        None | Some("none") => {}
+        Some("none") => {}
         Some(other) => return Err(config.unsupported("rope.scaling.type", other)),
+        // A factor without a type means linear scaling; older files have it under another name.
+        None => {
+            for key in ["rope.scaling.factor", "rope.scale_linear"] {
+                if let Some(factor) = config.optional_float(key)?.filter(|&f| f != 1.0) {
+                    return Err(config.unsupported(key, &factor.to_string()));
+                }
+            }
+        }
+    }
+    if let Some(channels) = config.optional_count("rope.dimension_count")?.filter(|&n| n != key_dim) {
+        return Err(config.unsupported("rope.dimension_count", &channels.to_string()));
     }
     let experts = config.count("expert_count")?;
     let top_k = config.count("expert_used_count")?;
@@ -62,33 +73,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let inner = config.count("expert_feed_forward_length")?;
     let vocab = b.rows_of("token_embd.weight")?;
 
-    let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
-    let attention = Gqa {
-        kv: KvShape { heads: kv_heads, key_dim, value_dim },
-        scale: 1.0 / (key_dim as f32).sqrt(),
-        rope: Rope {
-            frequencies: plain_frequencies(rope_base, key_dim),
-            scale: 1.0,
-            pairs: RopePairs::HalfSplit,
-        },
-        eps,
-        q: b.buffer(heads * key_dim),
-        k: b.buffer(kv_heads * key_dim),
-        v: b.buffer(kv_heads * value_dim),
-        attended: b.buffer(heads * value_dim),
-        angles: b.buffer(key_dim),
-    };
-    let moe = Moe {
-        router: Router { experts, top_k, normalise: true },
-        logits: b.buffer(experts),
-        buffers: ExpertBuffers {
-            x: normed,
-            gate: b.buffer(top_k * inner),
-            up: b.buffer(top_k * inner),
-            out: b.buffer(top_k * hidden),
-        },
-    };
-
+    // The tensors come first: their shapes confirm the sizes that everything else is made by.
     let embed = b.matrix("token_embd.weight", vocab, hidden)?;
     let layers = (0..layers)
         .map(|l| {
@@ -120,6 +105,33 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     // Without an output matrix of its own, a model uses the embedding for both.
     let tied = !b.has("output.weight");
     let output = if tied { embed } else { b.matrix("output.weight", vocab, hidden)? };
+
+    let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
+    let attention = Gqa {
+        kv: KvShape { heads: kv_heads, key_dim, value_dim },
+        scale: 1.0 / (key_dim as f32).sqrt(),
+        rope: Rope {
+            frequencies: plain_frequencies(rope_base, key_dim),
+            scale: 1.0,
+            pairs: RopePairs::HalfSplit,
+        },
+        eps,
+        q: b.buffer(heads * key_dim),
+        k: b.buffer(kv_heads * key_dim),
+        v: b.buffer(kv_heads * value_dim),
+        attended: b.buffer(heads * value_dim),
+        angles: b.buffer(key_dim),
+    };
+    let moe = Moe {
+        router: Router { experts, top_k, normalise: true },
+        logits: b.buffer(experts),
+        buffers: ExpertBuffers {
+            x: normed,
+            gate: b.buffer(top_k * inner),
+            up: b.buffer(top_k * inner),
+            out: b.buffer(top_k * hidden),
+        },
+    };
     let head = Head {
         norm,
         eps,

@@ -84,11 +84,12 @@ impl ExpertStore {
         let mut loaded = Vec::with_capacity(layers.len());
         for layer in layers {
             let mut slots = Vec::new();
-            for ranges in layer.iter().flat_map(|l| &l.experts) {
-                let parts = layer.as_ref().map(|l| l.parts).expect("it has experts");
-                let slot = Slot::read(parts, ranges, source)?;
-                progress(slot.bytes.len() as u64);
-                slots.push(Arc::new(slot));
+            if let Some(layer) = layer {
+                for ranges in &layer.experts {
+                    let slot = Slot::read(layer.parts, ranges, source)?;
+                    progress(slot.bytes.len() as u64);
+                    slots.push(Arc::new(slot));
+                }
             }
             loaded.push(slots);
         }

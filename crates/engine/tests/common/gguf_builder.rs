@@ -21,6 +21,7 @@ pub mod tensor_type {
     pub const F32: u32 = 0;
     pub const Q8_0: u32 = 8;
     pub const Q4_K: u32 = 12;
+    pub const IQ2_XXS: u32 = 16;
     pub const F64: u32 = 28;
 }
 
@@ -128,13 +129,39 @@ impl GgufBuilder {
         self.u32("general.alignment", alignment)
     }
 
-    /// Adds a tensor. `dims` has the innermost dimension first, as the file does.
-    pub fn tensor(mut self, name: impl AsRef<[u8]>, tensor_type: u32, dims: &[u64], bytes: usize) -> Self {
+    /// Takes an entry out again.
+    pub fn without(mut self, key: &str) -> Self {
+        let before = self.entries.len();
+        self.entries.retain(|entry| !entry.starts_with(&string(key.as_bytes())));
+        assert!(self.entries.len() < before, "there is no {key}");
+        self
+    }
+
+    /// Takes a tensor out again.
+    pub fn without_tensor(mut self, name: &str) -> Self {
+        let before = self.tensors.len();
+        self.tensors.retain(|tensor| !tensor.head.starts_with(&string(name.as_bytes())));
+        assert!(self.tensors.len() < before, "there is no {name}");
+        self
+    }
+
+    /// Adds a tensor with any bytes. `dims` has the innermost dimension first, as the file does.
+    pub fn tensor(self, name: impl AsRef<[u8]>, tensor_type: u32, dims: &[u64], bytes: usize) -> Self {
+        self.tensor_of(name, tensor_type, dims, (0..bytes).map(|i| i as u8).collect())
+    }
+
+    /// Adds a tensor with these bytes.
+    pub fn tensor_of(
+        mut self,
+        name: impl AsRef<[u8]>,
+        tensor_type: u32,
+        dims: &[u64],
+        data: Vec<u8>,
+    ) -> Self {
         let mut head = string(name.as_ref());
         head.extend((dims.len() as u32).to_le_bytes());
         dims.iter().for_each(|d| head.extend(d.to_le_bytes()));
         head.extend(tensor_type.to_le_bytes());
-        let data = (0..bytes).map(|i| i as u8).collect();
         self.tensors.push(Tensor { head, offset: None, data });
         self
     }

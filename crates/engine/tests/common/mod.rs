@@ -1,3 +1,4 @@
 //! What several integration tests share.
 
 pub mod gguf_builder;
+pub mod tiny_model;

@@ -1,8 +1,13 @@
 //! Models and reference logits that the tests share.
 
+// Each test binary compiles this file for itself and uses only some of it.
+#![allow(dead_code)]
+
 use std::path::{Path, PathBuf};
 
 use forebay_engine::{Engine, Options, Precision, TokenId, Watch};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
 use safetensors::SafeTensors;
 
 /// The demo model of the repository.
@@ -56,4 +61,19 @@ pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     let difference: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(a - b))).sum();
     let norm: f64 = b.iter().map(|&b| square(b.into())).sum();
     (difference / norm).sqrt()
+}
+
+/// Any tokens below `vocab`, the same for the same seed.
+pub fn random_tokens(count: usize, vocab: u32, seed: u64) -> Vec<TokenId> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..count).map(|_| TokenId(rng.next_u32() % vocab)).collect()
+}
+
+/// Equality of every bit, so that zeros have signs and a NaN equals itself.
+pub fn assert_same_bits(a: &[f32], b: &[f32], what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    assert!(!a.is_empty(), "{what}: there is nothing to compare");
+    if let Some(i) = a.iter().zip(b).position(|(a, b)| a.to_bits() != b.to_bits()) {
+        panic!("{what}: element {i} is {:e} instead of {:e}", a[i], b[i]);
+    }
 }

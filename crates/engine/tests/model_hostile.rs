@@ -1,0 +1,148 @@
+//! Damaged models never panic the engine, and never make it allocate much more than the file has bytes.
+
+mod common;
+#[path = "common/memory.rs"]
+mod memory;
+#[path = "common/mutate.rs"]
+mod mutate;
+
+use std::path::Path;
+
+use common::gguf_builder::GgufBuilder;
+use common::tiny_model::tiny_model;
+use forebay_engine::format::ModelFile;
+use forebay_engine::{Engine, Options, Precision, Result, TokenId};
+use memory::measure;
+use mutate::mutate;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+/// What a tiny model may take: its buffers are as many rows as a chunk has.
+const MOST: usize = 64 << 20;
+
+/// All work is on the thread that measures it.
+fn options(precision: Precision) -> Options {
+    Options { threads: Some(1), precision, ..Options::default() }
+}
+
+/// Opens a model and, where that succeeds, computes a few tokens.
+fn run(path: &Path, precision: Precision) -> Result<()> {
+    let engine = Engine::open(path, &options(precision))?;
+    let _ = engine.template();
+    let last = TokenId(engine.vocab_size() as u32 - 1);
+    let prompt = [TokenId(0), last, TokenId(0)];
+    let mut session = engine.session();
+    session.extend(&prompt[..prompt.len().min(engine.context())])?;
+    assert_eq!(session.logits().len(), engine.vocab_size());
+    Ok(())
+}
+
+#[test]
+fn damaged_headers_are_refused_or_run() {
+    const MUTATIONS: usize = 3000;
+    let sound = tiny_model(32).build();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hostile.gguf");
+    std::fs::write(&path, &sound).unwrap();
+    run(&path, Precision::Fast).unwrap();
+    let model = ModelFile::open(&path).unwrap();
+    let data_start = model.tensors.iter().map(|t| t.offset).min().unwrap() as usize;
+
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let (mut refused, mut ran) = (0, 0);
+    for round in 0..MUTATIONS {
+        let mut file = sound[..data_start].to_vec();
+        for _ in 0..1 + rng.next_u32() % 2 {
+            mutate(&mut file, &mut rng);
+        }
+        file.extend_from_slice(&sound[data_start..]);
+        std::fs::write(&path, &file).unwrap();
+        let precision = if round % 2 == 0 { Precision::Fast } else { Precision::Exact };
+        let (result, memory) = measure(|| run(&path, precision));
+        assert!(memory.peak <= MOST, "round {round}: {memory:?} for a file of {}", file.len());
+        match result {
+            Ok(()) => ran += 1,
+            Err(error) => {
+                refused += 1;
+                let message = error.to_string();
+                assert!(message.len() < 1000, "round {round}: {message}");
+            }
+        }
+    }
+    assert!(refused > MUTATIONS / 4 && ran > MUTATIONS / 20, "{refused} refused, {ran} ran");
+}
+
+/// Numbers that the format allows and no model has. Random damage seldom gets past the format's own checks.
+#[test]
+fn extreme_settings_are_refused_or_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hostile.gguf");
+    let try_file = |file: &GgufBuilder, what: &str| {
+        let file = file.build();
+        std::fs::write(&path, &file).unwrap();
+        let (result, memory) = measure(|| run(&path, Precision::Fast));
+        assert!(memory.peak <= MOST, "{what}: {memory:?} for a file of {}", file.len());
+        result
+    };
+    let mut refused = 0;
+    for key in [
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+    ] {
+        let key = format!("qwen3moe.{key}");
+        let without = tiny_model(32).without(&key);
+        for value in [1, 2, 3, 6, 1 << 15, (1 << 16) + 1, 1 << 30, (1 << 30) + 1, 1 << 31, u32::MAX] {
+            let result = try_file(&without.clone().u32(&key, value), &format!("{key} = {value}"));
+            refused += usize::from(result.is_err());
+        }
+        for value in [1 << 30, 1 << 32, 1 << 62, u64::MAX] {
+            let file =
+                without.clone().raw(&key, common::gguf_builder::value_type::U64, u64::to_le_bytes(value));
+            refused += usize::from(try_file(&file, &format!("{key} = {value}")).is_err());
+        }
+    }
+    assert!(refused > 70, "only {refused} were refused");
+    for key in ["attention.layer_norm_rms_epsilon", "rope.freq_base"] {
+        let key = format!("qwen3moe.{key}");
+        let without = tiny_model(32).without(&key);
+        for value in [f32::MIN_POSITIVE, 1e-45, f32::MAX, f32::INFINITY, f32::NAN, -1.0, 0.0, -0.0] {
+            let sound = value.is_finite() && value > 0.0;
+            let result = try_file(&without.clone().f32(&key, value), &format!("{key} = {value}"));
+            assert_eq!(result.is_ok(), sound, "{key} = {value}");
+        }
+    }
+}
+
+/// Weights that are not numbers make logits that are not numbers, and nothing worse.
+#[test]
+fn weights_of_any_bits_are_computed() {
+    let sound = tiny_model(32).build();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hostile.gguf");
+    std::fs::write(&path, &sound).unwrap();
+    let model = ModelFile::open(&path).unwrap();
+    let data_start = model.tensors.iter().map(|t| t.offset).min().unwrap() as usize;
+    let mut rng = ChaCha8Rng::seed_from_u64(4);
+    for (what, word) in [("NaN", f32::NAN), ("infinity", f32::INFINITY), ("the largest", f32::MAX)] {
+        for precision in [Precision::Fast, Precision::Exact] {
+            for share in [1, 50] {
+                let mut file = sound.clone();
+                for weight in file[data_start..].chunks_exact_mut(4) {
+                    if rng.next_u32().is_multiple_of(share) {
+                        weight.copy_from_slice(&word.to_le_bytes());
+                    }
+                }
+                std::fs::write(&path, &file).unwrap();
+                run(&path, precision).unwrap_or_else(|error| panic!("{what}, one in {share}: {error}"));
+            }
+        }
+    }
+}

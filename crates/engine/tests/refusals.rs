@@ -1,0 +1,350 @@
+//! What cannot be run is refused before it is loaded, in words that name the file, the key or the tensor.
+
+mod common;
+
+use std::io;
+use std::path::Path;
+
+use common::gguf_builder::{GgufBuilder, tensor_type};
+use common::tiny_model::{CONTEXT, EXPERTS, HEAD_DIM, HEADS, INNER, TOKENS, VOCAB, tiny_model};
+use forebay_engine::format::{FileIdx, ModelFile};
+use forebay_engine::plan::available_memory;
+use forebay_engine::store::ExpertPart::{Down, Gate, Up};
+use forebay_engine::store::{ByteRange, ByteSource, ExpertLayer, ExpertStore, FileSource, PartShape};
+use forebay_engine::{Engine, Error, ExpertIdx, LayerIdx, Options, Request, Result, TokenId, models};
+use forebay_kernels::DType;
+
+const HIDDEN: u64 = 32;
+
+fn options() -> Options {
+    Options { threads: Some(1), ..Options::default() }
+}
+
+fn open_with(file: &[u8], options: &Options) -> Result<Engine> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    std::fs::write(&path, file).unwrap();
+    Engine::open(&path, options)
+}
+
+/// The refusal of a file that is not what it should be.
+fn damaged(file: &GgufBuilder) -> String {
+    match open_with(&file.build(), &options()) {
+        Err(error @ Error::Format { .. }) => with_path(&error),
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("the file was opened"),
+    }
+}
+
+/// The refusal of a sound file that holds something unsupported.
+fn unsupported(file: &GgufBuilder) -> String {
+    match open_with(&file.build(), &options()) {
+        Err(error @ Error::Unsupported(_)) => with_path(&error),
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("the file was opened"),
+    }
+}
+
+fn with_path(error: &Error) -> String {
+    let message = error.to_string();
+    assert!(message.contains("tiny.gguf"), "{message}");
+    message
+}
+
+fn assert_says(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "no {part:?} in: {message}");
+    }
+}
+
+/// The model with a key set to another number.
+fn with_count(key: &str, value: u32) -> GgufBuilder {
+    let key = format!("qwen3moe.{key}");
+    tiny_model(HIDDEN).without(&key).u32(&key, value)
+}
+
+#[test]
+fn a_sound_model_runs() {
+    let engine = open_with(&tiny_model(HIDDEN).build(), &options()).unwrap();
+    assert_eq!(engine.vocab_size(), VOCAB as usize);
+    assert_eq!(engine.context(), CONTEXT as usize);
+    assert!(engine.template().unwrap().is_some());
+    let prompt = engine.tokenizer().encode("abc a ab.", Default::default()).unwrap();
+    let mut session = engine.session();
+    let answer = session.generate(&Request::new(&engine, prompt).unwrap(), &mut |_| {}).unwrap();
+    assert!(session.logits().iter().all(|l| l.is_finite()));
+    assert!(session.logits().iter().any(|&l| l != session.logits()[0]), "all logits are equal");
+    assert!(answer.stats.prompt_tokens > 0);
+}
+
+#[test]
+fn without_an_output_matrix_the_embedding_serves_as_one() {
+    let tied = open_with(&tiny_model(HIDDEN).without_tensor("output.weight").build(), &options()).unwrap();
+    let untied = open_with(&tiny_model(HIDDEN).build(), &options()).unwrap();
+    let [tied, untied] = [tied, untied].map(|engine| {
+        let mut session = engine.session();
+        session.extend(&[TokenId(1), TokenId(2)]).unwrap();
+        session.logits().to_vec()
+    });
+    assert_ne!(tied, untied);
+}
+
+#[test]
+fn a_type_that_cannot_be_computed_is_named_with_its_tensor() {
+    let name = "blk.1.ffn_gate_inp.weight";
+    let bytes = (HIDDEN * EXPERTS * 8) as usize;
+    let file = tiny_model(HIDDEN).without_tensor(name);
+    let message = unsupported(&file.tensor(name, tensor_type::F64, &[HIDDEN, EXPERTS], bytes));
+    assert_says(&message, &[name, "F64", "Q4_K"]);
+
+    let name = "blk.0.ffn_up_exps.weight";
+    let dims = [256, INNER, EXPERTS];
+    let bytes = (INNER * EXPERTS * 66) as usize;
+    let file = tiny_model(256).without_tensor(name);
+    let message = unsupported(&file.tensor(name, tensor_type::IQ2_XXS, &dims, bytes));
+    assert_says(&message, &[name, "IQ2_XXS", "Q4_K"]);
+
+    let name = "output_norm.weight";
+    let file = tiny_model(HIDDEN).without_tensor(name);
+    let message = unsupported(&file.tensor(name, tensor_type::Q8_0, &[HIDDEN], 34));
+    assert_says(&message, &[name, "Q8_0", "F32, F16, BF16"]);
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    for name in ["token_embd.weight", "blk.1.attn_k_norm.weight", "blk.0.ffn_down_exps.weight"] {
+        assert_says(&damaged(&tiny_model(HIDDEN).without_tensor(name)), &[name, "missing"]);
+    }
+}
+
+#[test]
+fn a_wrong_shape_is_shown_beside_the_right_one() {
+    let name = "blk.0.attn_output.weight";
+    let file = tiny_model(HIDDEN).without_tensor(name);
+    let message = damaged(&file.tensor(name, tensor_type::F32, &[8, HIDDEN], 8 * 4 * HIDDEN as usize));
+    assert_says(&message, &[name, "[32, 8]", &format!("[{HIDDEN}, {}]", HEADS * HEAD_DIM)]);
+
+    let name = "token_embd.weight";
+    let file = tiny_model(HIDDEN).without_tensor(name);
+    let message = damaged(&file.tensor(name, tensor_type::F32, &[HIDDEN], 4 * HIDDEN as usize));
+    assert_says(&message, &[name, "[32]", "matrix"]);
+}
+
+#[test]
+fn a_tensor_that_the_family_does_not_know_is_refused() {
+    let name = "blk.0.attn_q.bias";
+    let dims = [HEADS * HEAD_DIM];
+    let message =
+        unsupported(&tiny_model(HIDDEN).tensor(name, tensor_type::F32, &dims, 4 * dims[0] as usize));
+    assert_says(&message, &[name]);
+}
+
+#[test]
+fn an_unknown_architecture_is_named_beside_the_known_ones() {
+    let key = "general.architecture";
+    let message = unsupported(&tiny_model(HIDDEN).without(key).str(key, "mamba7"));
+    assert_says(&message, &["mamba7", "qwen3moe"]);
+    assert_says(&damaged(&tiny_model(HIDDEN).without(key)), &[key, "missing"]);
+
+    let hostile = "\u{1b}[2J".repeat(10_000);
+    let message = unsupported(&tiny_model(HIDDEN).without(key).str(key, &hostile));
+    assert!(message.len() < 1000 && !message.contains('\u{1b}'), "{message:?}");
+}
+
+#[test]
+fn counts_that_make_no_sense_are_named() {
+    for (key, value, expected) in [
+        ("attention.head_count", 0, "is 0"),
+        ("attention.head_count_kv", 3, "does not divide"),
+        ("attention.head_count_kv", 0, "is 0"),
+        ("attention.key_length", 7, "even"),
+        ("attention.value_length", 0, "is 0"),
+        ("embedding_length", 0, "is 0"),
+        ("expert_count", 0, "is 0"),
+        ("expert_used_count", 5, "larger than the number of experts"),
+        ("expert_used_count", 0, "is 0"),
+        ("expert_feed_forward_length", u32::MAX, "is 4294967295"),
+        ("context_length", 0, "is 0"),
+    ] {
+        let message = damaged(&with_count(key, value));
+        assert_says(&message, &[&format!("qwen3moe.{key} "), expected]);
+    }
+    for key in ["block_count", "attention.head_count", "attention.layer_norm_rms_epsilon", "context_length"] {
+        let key = format!("qwen3moe.{key}");
+        assert_says(&damaged(&tiny_model(HIDDEN).without(&key)), &[&key, "missing"]);
+        assert_says(&damaged(&tiny_model(HIDDEN).without(&key).str(&key, "8")), &[&key, "is not"]);
+    }
+    assert_says(&damaged(&with_count("expert_count", 65_537)), &["65537 experts"]);
+    for value in [0.0, -1e-6, f32::NAN, f32::INFINITY] {
+        let key = "qwen3moe.attention.layer_norm_rms_epsilon";
+        assert_says(&damaged(&tiny_model(HIDDEN).without(key).f32(key, value)), &[key, "positive number"]);
+    }
+}
+
+#[test]
+fn an_absurd_number_of_layers_ends_at_the_first_missing_one() {
+    let key = "qwen3moe.block_count";
+    let absurd = tiny_model(HIDDEN).without(key);
+    let message = damaged(&absurd.clone().raw(key, 10, (1u64 << 40).to_le_bytes()));
+    assert_says(&message, &[key, "1099511627776"]);
+    assert_says(&damaged(&absurd.u32(key, 1 << 30)), &["blk.2.", "missing"]);
+}
+
+#[test]
+fn rotary_scaling_is_refused_by_name() {
+    let scaled = tiny_model(HIDDEN).f32("qwen3moe.rope.scaling.factor", 4.0);
+    assert_says(&unsupported(&scaled), &["qwen3moe.rope.scaling.factor", "4"]);
+    let message = unsupported(&scaled.clone().str("qwen3moe.rope.scaling.type", "yarn"));
+    assert_says(&message, &["qwen3moe.rope.scaling.type", "yarn"]);
+    assert!(open_with(&scaled.str("qwen3moe.rope.scaling.type", "none").build(), &options()).is_ok());
+
+    let rotated = |channels| tiny_model(HIDDEN).u32("qwen3moe.rope.dimension_count", channels);
+    assert_says(&unsupported(&rotated(4)), &["qwen3moe.rope.dimension_count", "4"]);
+    assert!(open_with(&rotated(HEAD_DIM as u32).build(), &options()).is_ok());
+}
+
+#[test]
+fn a_tokenizer_is_needed_and_must_fit_the_model() {
+    let key = "tokenizer.ggml.model";
+    assert_says(&damaged(&tiny_model(HIDDEN).without(key)), &[key, "missing"]);
+
+    let mut tokens = TOKENS.to_vec();
+    let more: Vec<String> = (TOKENS.len()..=VOCAB as usize).map(|i| format!("<{i}>")).collect();
+    tokens.extend(more.iter().map(String::as_str));
+    let key = "tokenizer.ggml.tokens";
+    let file = tiny_model(HIDDEN).without("tokenizer.ggml.token_type").without(key).strings(key, &tokens);
+    assert_says(&damaged(&file), &["17 tokens", "only 16"]);
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let file = tiny_model(HIDDEN).build();
+    let refusal = |options: &Options| match open_with(&file, options) {
+        Err(Error::Invalid(message)) => message,
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("the options were accepted"),
+    };
+    let message = refusal(&Options { context: Some(97), ..options() });
+    assert_says(&message, &["97", &CONTEXT.to_string()]);
+    assert_says(&refusal(&Options { context: Some(0), ..options() }), &["at least one token"]);
+    assert_says(&refusal(&Options { threads: Some(0), ..options() }), &["at least one thread"]);
+    assert_says(&refusal(&Options { chunk: 0, ..options() }), &["chunk of 0"]);
+    assert_says(&refusal(&Options { chunk: usize::MAX, ..options() }), &["chunk of 18446744073709551615"]);
+}
+
+#[test]
+fn a_context_that_memory_cannot_hold_is_refused_with_both_numbers() {
+    let file = with_count("context_length", 1 << 30);
+    let engine = open_with(&file.build(), &options()).expect("the default context is small");
+    assert_eq!(engine.context(), 8192);
+    // Two layers, two heads, eight channels each for keys and values, two bytes.
+    let kv = (2 * 2 * 16 * 2) << 30;
+    match open_with(&file.build(), &Options { context: Some(1 << 30), ..options() }) {
+        Err(error @ Error::Budget { need, have, .. }) => {
+            assert!(need > have && need > kv);
+            assert_says(&error.to_string(), &["context 128.0 GiB", "shorter context"]);
+        }
+        Err(other) => panic!("{other:?}"),
+        // A machine may well have that much, or not tell.
+        Ok(engine) => {
+            assert_eq!(engine.plan().kv, kv);
+            assert!(available_memory().is_none_or(|bytes| bytes > kv));
+        }
+    }
+}
+
+#[test]
+fn a_file_that_ends_too_early_is_refused_at_once() {
+    let file = tiny_model(HIDDEN).build();
+    match open_with(&file[..file.len() - 1], &options()) {
+        Err(error @ Error::Format { .. }) => assert_says(&with_path(&error), &["output.weight"]),
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("the file was opened"),
+    }
+}
+
+/// A drive that fails from some offset on.
+struct FailingDrive {
+    inner: FileSource,
+    fails_from: u64,
+}
+
+impl ByteSource for FailingDrive {
+    fn read_at(&self, file: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.fails_from.saturating_sub(offset).min(buffer.len() as u64) as usize;
+        if left == 0 {
+            return Err(io::Error::other("medium error"));
+        }
+        self.inner.read_at(file, offset, &mut buffer[..left])
+    }
+
+    fn path(&self, file: FileIdx) -> &Path {
+        self.inner.path(file)
+    }
+}
+
+#[test]
+fn a_read_that_fails_names_file_and_offset() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    std::fs::write(&path, tiny_model(HIDDEN).build()).unwrap();
+    let model = ModelFile::open(&path).unwrap();
+    let blueprint = models::describe(&model, 8).unwrap();
+    let last = model.tensor("blk.1.ffn_down_exps.weight").unwrap();
+    let load = |fails_from| {
+        let drive = FailingDrive { inner: FileSource::open(&model).unwrap(), fails_from };
+        let mut bytes = 0;
+        let loaded = ExpertStore::load(&blueprint.experts, &drive, &mut |n| bytes += n);
+        (loaded.map(drop), bytes)
+    };
+    // The failure comes in the middle of a part of the last expert.
+    let fails_from = last.offset + last.len - 100;
+    let (result, bytes) = load(fails_from);
+    match result {
+        Err(error @ Error::Io { .. }) => {
+            let expected = format!("cannot read 100 bytes at offset {fails_from}: medium error");
+            assert_says(&with_path(&error), &[&expected]);
+        }
+        other => panic!("{other:?}"),
+    }
+    let all = blueprint.expert_bytes();
+    assert_eq!(bytes, all - all / (2 * EXPERTS), "all experts but the last were reported");
+    let (result, bytes) = load(u64::MAX);
+    assert!(result.is_ok());
+    assert_eq!(bytes, all);
+}
+
+/// The place of an expert's bytes is taken from the layer's description, whatever file it is in.
+#[test]
+fn a_store_reads_every_part_from_its_own_place() {
+    struct Counter;
+    impl ByteSource for Counter {
+        fn read_at(&self, file: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+            // One byte at a time, and each tells where it is from.
+            buffer[0] = 100 * file.0 as u8 + offset as u8;
+            Ok(1)
+        }
+
+        fn path(&self, _: FileIdx) -> &Path {
+            Path::new("counter")
+        }
+    }
+    let part = |rows| PartShape { dtype: DType::F32, rows, cols: 1 };
+    let range = |file, offset, len| ByteRange { file: FileIdx(file), offset, len };
+    let layer = ExpertLayer {
+        parts: [part(1), part(2), part(1)],
+        experts: vec![
+            [range(0, 4, 4), range(1, 0, 8), range(0, 30, 4)],
+            [range(0, 8, 4), range(1, 8, 8), range(0, 34, 4)],
+        ],
+    };
+    let store = ExpertStore::load(&[None, Some(layer)], &Counter, &mut |_| {}).unwrap();
+    let mut acquisition = store.acquire(LayerIdx(1), &[ExpertIdx(1)]);
+    let leases = acquisition.next_ready().unwrap().unwrap();
+    assert!(acquisition.next_ready().unwrap().is_none());
+    let [lease] = &leases[..] else { panic!("one expert was asked for") };
+    assert_eq!(lease.expert(), ExpertIdx(1));
+    assert_eq!(lease.part(Gate).row(0), [8, 9, 10, 11]);
+    assert_eq!(lease.part(Up).row(1), [112, 113, 114, 115]);
+    assert_eq!(lease.part(Down).row(0), [34, 35, 36, 37]);
+}

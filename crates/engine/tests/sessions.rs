@@ -1,0 +1,242 @@
+//! A conversation keeps what it has computed, gives the bits of a fresh one whatever happened before, and
+//! survives every error.
+
+#[path = "common/models.rs"]
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use common::{assert_same_bits, data, demo_model, random_tokens};
+use forebay_engine::{Engine, Error, Extended, Options, Session, TokenId, Watch};
+
+fn open(options: Options) -> Engine {
+    Engine::open(&data("golden/qwen3moe.gguf"), &Options { threads: Some(2), ..options }).unwrap()
+}
+
+fn tokens(count: usize) -> Vec<TokenId> {
+    random_tokens(count, 160, 11)
+}
+
+/// Another token. The same one would hide that its predecessor was not forgotten.
+fn other_than(token: TokenId) -> TokenId {
+    TokenId((token.0 + 1) % 160)
+}
+
+/// The session's logits are those of a session that never saw anything else.
+fn assert_as_fresh(session: &Session, what: &str) {
+    let mut fresh = session.engine().session();
+    fresh.extend(session.tokens()).unwrap();
+    assert_same_bits(session.logits(), fresh.logits(), what);
+}
+
+#[test]
+fn only_what_follows_the_longest_common_prefix_is_computed() {
+    let engine = open(Options { chunk: 16, ..Options::default() });
+    let story = tokens(100);
+    let other = random_tokens(30, 160, 12);
+    assert_ne!(story[70], other[0]);
+    let mut session = engine.session();
+    assert!(session.tokens().is_empty() && session.logits().is_empty());
+
+    let branch = [&story[..70], &other].concat();
+    for (what, tokens, reused, computed) in [
+        ("the first prompt", &story[..80], 0, 80),
+        ("the same again", &story[..80], 80, 0),
+        ("a longer one", &story[..100], 80, 20),
+        ("another end", &branch, 70, 30),
+        // The last token is computed again, because only the logits after the very last one are kept.
+        ("back to a prefix", &story[..65], 64, 1),
+        ("forward again", &branch, 65, 35),
+        ("back to the first token", &story[..1], 0, 1),
+        ("another first token", &other, 0, 30),
+    ] {
+        let extended = session.extend(tokens).unwrap();
+        assert_eq!(extended, Extended { reused, computed }, "{what}");
+        assert_eq!(session.tokens(), tokens, "{what}");
+        assert_as_fresh(&session, what);
+    }
+    session.push(story[5]).unwrap();
+    assert_eq!(session.tokens().len(), 31);
+    assert_as_fresh(&session, "a token more");
+}
+
+#[test]
+fn progress_counts_what_is_computed() {
+    let engine = open(Options { chunk: 16, ..Options::default() });
+    let story = tokens(60);
+    let mut session = engine.session();
+    session.extend(&story[..20]).unwrap();
+    let mut seen = Vec::new();
+    let mut progress = |done, total| seen.push((done, total));
+    session.extend_watched(&story, Watch { progress: Some(&mut progress), logits: None }).unwrap();
+    assert_eq!(seen, [(16, 40), (32, 40), (40, 40)]);
+}
+
+#[test]
+fn every_position_is_watched_once_and_in_order() {
+    let engine = open(Options { chunk: 16, ..Options::default() });
+    let story = tokens(40);
+    let mut session = engine.session();
+    session.extend(&story[..20]).unwrap();
+    let mut seen = Vec::new();
+    let mut watch = |position: usize, logits: &[f32]| seen.push((position, logits.to_vec()));
+    let watch = Watch { logits: Some(&mut watch), ..Watch::default() };
+    let extended = session.extend_watched(&story, watch).unwrap();
+    assert_eq!(extended, Extended { reused: 0, computed: 40 });
+    assert!(seen.iter().map(|(position, _)| *position).eq(0..40));
+    assert_same_bits(session.logits(), &seen[39].1, "the last position's");
+}
+
+#[test]
+fn more_tokens_than_the_context_are_refused_with_both_numbers() {
+    let engine = open(Options { context: Some(16), ..Options::default() });
+    assert_eq!(engine.context(), 16);
+    let story = tokens(17);
+    let mut session = engine.session();
+    let assert_refused = |result: Result<(), Error>| match result {
+        Err(error @ Error::Context { tokens: 17, limit: 16 }) => {
+            let message = error.to_string();
+            assert!(message.contains("17") && message.contains("16"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_refused(session.extend(&story).map(drop));
+    session.extend(&story[..16]).unwrap();
+    assert_as_fresh(&session, "after too long a prompt");
+    assert_refused(session.push(story[16]));
+    assert_refused(session.extend(&story).map(drop));
+    assert_eq!(session.tokens(), &story[..16]);
+    assert_as_fresh(&session, "after a token too many");
+    session.extend(&story[1..]).unwrap();
+    assert_as_fresh(&session, "after making room");
+}
+
+#[test]
+fn a_refused_prompt_leaves_the_session_as_it_was() {
+    let engine = open(Options::default());
+    let story = tokens(20);
+    let vocab = engine.vocab_size();
+    let outside = TokenId(vocab as u32);
+    let mut session = engine.session();
+    session.extend(&story).unwrap();
+
+    let refusals = [
+        (session.extend(&[]).map(drop), "no tokens".to_owned()),
+        (session.extend(&[story[0], outside, story[1]]).map(drop), format!("token {vocab} ")),
+        (session.push(outside), format!("vocabulary of {vocab} ")),
+        (session.push(TokenId(u32::MAX)), "token 4294967295 ".to_owned()),
+    ];
+    for (result, expected) in refusals {
+        match result {
+            Err(Error::Invalid(message)) => assert!(message.contains(&expected), "{message}"),
+            other => panic!("{other:?} instead of {expected:?}"),
+        }
+    }
+    assert_eq!(session.tokens(), story);
+    assert_as_fresh(&session, "after refusals");
+    session.push(TokenId(vocab as u32 - 1)).unwrap();
+    assert_as_fresh(&session, "after the last token of the vocabulary");
+}
+
+#[test]
+fn another_thread_can_stop_a_long_prompt() {
+    let options = Options { threads: Some(2), chunk: 32, ..Options::default() };
+    let engine = Engine::open(&demo_model(), &options).unwrap();
+    let story = random_tokens(engine.context().min(4000), 4096, 13);
+    let mut session = engine.session();
+    let cancel = session.cancel().clone();
+    let (begun, has_begun) = mpsc::channel();
+    let stopper = std::thread::spawn(move || {
+        has_begun.recv().unwrap();
+        // Long enough for the next chunk to be under way.
+        std::thread::sleep(Duration::from_millis(2));
+        cancel.cancel();
+        Instant::now()
+    });
+    let mut progress = |_, _| begun.send(()).unwrap_or(());
+    let result = session.extend_watched(&story, Watch { progress: Some(&mut progress), logits: None });
+    let ended = Instant::now();
+    assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+    let delay = ended.saturating_duration_since(stopper.join().unwrap());
+    assert!(delay < Duration::from_secs(1), "it took {delay:?} to stop");
+
+    // Whole chunks are kept, and nothing of the one that was interrupted.
+    let held = session.tokens().len();
+    assert!(held >= 32 && held.is_multiple_of(32) && held < story.len(), "{held} tokens are held");
+    assert!(matches!(session.push(story[0]), Err(Error::Cancelled)), "the request to stop holds");
+    session.cancel().reset();
+    let extended = session.extend(&story[..held + 9]).unwrap();
+    assert_eq!(extended, Extended { reused: held, computed: 9 });
+    assert_as_fresh(&session, "after a cancelled prompt");
+}
+
+#[test]
+fn a_cancelled_token_changes_nothing() {
+    let engine = open(Options::default());
+    let story = tokens(20);
+    let mut session = engine.session();
+    session.extend(&story).unwrap();
+    session.cancel().cancel();
+    assert!(matches!(session.push(story[0]), Err(Error::Cancelled)));
+    assert_eq!(session.tokens(), story);
+    assert_as_fresh(&session, "after a cancelled token");
+    session.cancel().reset();
+    session.push(story[1]).unwrap();
+    assert_as_fresh(&session, "after another token");
+}
+
+/// The logits of a chunk are computed when all its layers have remembered it already.
+#[test]
+fn a_chunk_that_is_cancelled_at_its_end_is_forgotten() {
+    let engine = open(Options { chunk: 32, ..Options::default() });
+    let story = tokens(64);
+    let mut session = engine.session();
+    let cancel = session.cancel().clone();
+    let mut watch = |position, _: &[f32]| {
+        if position == 40 {
+            cancel.cancel();
+        }
+    };
+    let result = session.extend_watched(&story, Watch { logits: Some(&mut watch), ..Watch::default() });
+    assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+    assert_eq!(session.tokens(), &story[..32]);
+    assert!(session.logits().is_empty());
+    session.cancel().reset();
+    session.push(other_than(story[32])).unwrap();
+    assert_as_fresh(&session, "after a cancelled chunk");
+}
+
+#[test]
+fn a_chunk_whose_watcher_panics_is_forgotten() {
+    let engine = open(Options { chunk: 32, ..Options::default() });
+    let story = tokens(64);
+    let mut session = engine.session();
+    let mut watch = |position, _: &[f32]| assert_ne!(position, 40, "this panic is part of the test");
+    let watch = Watch { logits: Some(&mut watch), ..Watch::default() };
+    assert!(catch_unwind(AssertUnwindSafe(|| session.extend_watched(&story, watch))).is_err());
+    assert_eq!(session.tokens(), &story[..32]);
+    session.push(other_than(story[32])).unwrap();
+    assert_as_fresh(&session, "after a panic");
+}
+
+#[test]
+fn sessions_in_two_threads_do_not_disturb_each_other() {
+    let engine = open(Options { chunk: 8, ..Options::default() });
+    let prompts = [tokens(90), random_tokens(70, 160, 14)];
+    let answers = prompts.each_ref().map(|prompt| {
+        let mut session = engine.session();
+        std::thread::spawn({
+            let prompt = prompt.clone();
+            move || {
+                session.extend(&prompt[..50]).unwrap();
+                prompt[50..].iter().for_each(|&token| session.push(token).unwrap());
+                session
+            }
+        })
+    });
+    for answer in answers {
+        assert_as_fresh(&answer.join().unwrap(), "beside another session");
+    }
+}
