@@ -7,6 +7,9 @@
 //!
 //! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions: its operations
 //! and their order are fixed, so the compiler can only make it faster.
+//!
+//! Closures that use instructions of this set are called from here only: inside a library function such as
+//! `array::from_fn`, which is compiled without them, they would not be inlined.
 
 use std::arch::x86_64::*;
 
@@ -557,6 +560,12 @@ struct At {
     token: usize,
 }
 
+/// Panel `panel` of `T` tokens from `first` on.
+#[inline(always)]
+fn pick<const T: usize>(x: Rows<'_, Q8Panel>, first: usize, panel: usize) -> [&Q8Panel; T] {
+    std::array::from_fn(|t| &x.row(first + t)[panel])
+}
+
 /// Adds one block's products with `T` tokens to the output; returns `T`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -569,7 +578,7 @@ fn multiply<Q: Quant, const T: usize>(
 ) -> usize {
     // Groups of four weights that share a sub-scale.
     let groups = if Q::DTYPE == DType::Q6_K { 4 } else { 8 };
-    let x: [&Q8Panel; T] = std::array::from_fn(|t| &x.row(at.token + t)[at.block]);
+    let x: [&Q8Panel; T] = pick(x, at.token, at.block);
     let zero = _mm512_setzero_si512();
     let mut products = [zero; T];
     for sub in 0..64 / groups {
@@ -838,7 +847,7 @@ fn multiply_q8_0<const T: usize>(
     at: At,
 ) -> usize {
     let (panel, part) = (at.block / 8, at.block % 8);
-    let x: [&Q8Panel; T] = std::array::from_fn(|t| &x.row(at.token + t)[panel]);
+    let x: [&Q8Panel; T] = pick(x, at.token, panel);
     let mut dots = [_mm512_setzero_si512(); T];
     for (group, &weights) in weights.iter().enumerate() {
         for t in 0..T {
@@ -985,20 +994,21 @@ unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
     out: &mut [f32],
 ) -> usize {
     for first in (0..dim).step_by(16 * C) {
-        let masks: [__mmask16; C] = std::array::from_fn(|c| tail_mask(dim.saturating_sub(first + c * 16)));
         let at = |h: usize, c: usize| h * dim + first + c * 16;
-        // SAFETY (this and the blocks below): masks end with the channels.
-        let mut acc: [[__m512; C]; H] = std::array::from_fn(|h| {
-            // SAFETY: as above.
-            std::array::from_fn(|c| unsafe {
-                _mm512_maskz_loadu_ps(masks[c], out.as_ptr().wrapping_add(at(h, c)))
-            })
-        });
+        let mask = |c: usize| tail_mask(dim.saturating_sub(first + c * 16));
+        let mut acc = [[_mm512_setzero_ps(); C]; H];
+        for (h, acc) in acc.iter_mut().enumerate() {
+            for (c, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: the mask ends with the channels.
+                *acc = unsafe { _mm512_maskz_loadu_ps(mask(c), out.as_ptr().wrapping_add(at(h, c))) };
+            }
+        }
         for key in 0..count {
-            // SAFETY: the value exists.
-            let v: [__m512; C] = std::array::from_fn(|c| unsafe {
-                cells::<F16>(values, key * dim + first + c * 16, masks[c])
-            });
+            let mut v = [_mm512_setzero_ps(); C];
+            for (c, v) in v.iter_mut().enumerate() {
+                // SAFETY: the value exists, and the mask ends with its channels.
+                *v = unsafe { cells::<F16>(values, key * dim + first + c * 16, mask(c)) };
+            }
             for (acc, scores) in acc.iter_mut().zip(scores) {
                 let weight = _mm512_set1_ps(scores[key]);
                 for c in 0..C {
@@ -1007,9 +1017,9 @@ unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
             }
         }
         for (h, acc) in acc.iter().enumerate() {
-            for c in 0..C {
+            for (c, acc) in acc.iter().enumerate() {
                 // SAFETY: as above.
-                unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr().wrapping_add(at(h, c)), masks[c], acc[c]) };
+                unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr().wrapping_add(at(h, c)), mask(c), *acc) };
             }
         }
     }
