@@ -1,7 +1,7 @@
 //! The kernels for processors with AVX-512 and its integer dot products (VNNI).
 //!
-//! The products are written by hand in two arrangements. One token: lanes along the row, sixteen rows at a
-//! time, reduced across rows by a transpose. Several tokens: sixteen rows are unpacked so that lanes are rows
+//! The products are written by hand in two arrangements. One token: lanes along the row, four blocks of four
+//! rows at a time (few streams, which memory likes), reduced across blocks by a transpose. Several tokens: sixteen rows are unpacked so that lanes are rows
 //! ([`Panel`]) and multiplied with the tokens a few at a time. Within a block everything is integer and exact, and
 //! both then do the same float operations in block order, so both give the bits of [`scalar`].
 //!
@@ -10,6 +10,9 @@
 //!
 //! Closures that use instructions of this set are called from here only: inside a library function such as
 //! `array::from_fn`, which is compiled without them, they would not be inlined.
+
+// Loops over registers go by index, so that they are unrolled.
+#![allow(clippy::needless_range_loop)]
 
 use std::arch::x86_64::*;
 
@@ -166,7 +169,67 @@ pub fn add_scaled(out: &mut [f32], weight: f32, y: &[f32]) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Sixteen rows of a matrix
+// Sixteen blocks of a matrix
+
+/// Sixteen blocks whose scales and sums go to the sixteen lanes of a register.
+trait Sixteen: Copy {
+    /// The block of a lane. Where the matrix has fewer, another stands in, and its result is dropped.
+    fn at(&self, lane: usize) -> *const u8;
+}
+
+/// Four consecutive blocks of four rows: lane `4 · block + row`.
+#[derive(Clone, Copy)]
+struct Blocks4x4 {
+    first: *const u8,
+    stride: usize,
+    bytes: usize,
+    last_row: usize,
+    last_block: usize,
+    /// As many bytes into the matrix as blocks have been taken from it.
+    linear: *const u8,
+}
+
+impl Blocks4x4 {
+    fn new(w: MatRef<'_>, row: usize, block: usize) -> Blocks4x4 {
+        let bytes = w.dtype.block_bytes();
+        let blocks = w.cols / w.dtype.block_len();
+        Blocks4x4 {
+            first: w.row(row)[block * bytes..].as_ptr(),
+            stride: w.row(0).len(),
+            bytes,
+            last_row: (w.rows - row).min(4) - 1,
+            last_block: (blocks - block).min(4) - 1,
+            linear: w.row(row).as_ptr().wrapping_add(4 * block * bytes),
+        }
+    }
+
+    /// Asks for as many bytes as a block has, further on. Called once for each lane, it keeps up with the
+    /// computation, and from end to end as memory likes it.
+    #[inline(always)]
+    fn prefetch(&self, lane: usize) {
+        if lane / 4 > self.last_block {
+            return;
+        }
+        let ahead = self.linear.wrapping_add(AHEAD + lane * self.bytes);
+        // The lines that start in this block's share: each line is asked for once.
+        let to_next_line = ahead.addr().wrapping_neg() % 64;
+        for line in (to_next_line..self.bytes).step_by(64) {
+            // SAFETY: a prefetch of any address is harmless.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast()) };
+        }
+    }
+}
+
+impl Sixteen for Blocks4x4 {
+    #[inline(always)]
+    fn at(&self, lane: usize) -> *const u8 {
+        let (row, block) = ((lane % 4).min(self.last_row), (lane / 4).min(self.last_block));
+        self.first.wrapping_add(row * self.stride + block * self.bytes)
+    }
+}
+
+/// How far ahead of the computation memory is asked for.
+const AHEAD: usize = 4096;
 
 /// Sixteen rows of a matrix at one block. Where the matrix has fewer rows left, the last stands in for the
 /// missing ones, whose results are dropped.
@@ -175,12 +238,16 @@ struct Rows16 {
     first: *const u8,
     stride: usize,
     last: usize,
+    /// Where the bytes for the next sixteen rows are asked for, from end to end as memory likes it.
+    ahead: *const u8,
 }
 
 impl Rows16 {
     fn new(w: MatRef<'_>, first: usize) -> Rows16 {
         let stride = w.row(0).len();
-        Rows16 { first: w.row(first).as_ptr(), stride, last: (w.rows - first).min(ROWS) - 1 }
+        let row = w.row(first).as_ptr();
+        let ahead = row.wrapping_add(ROWS * stride);
+        Rows16 { first: row, stride, last: (w.rows - first).min(ROWS) - 1, ahead }
     }
 
     /// The rows that exist, as a mask.
@@ -194,20 +261,14 @@ impl Rows16 {
     /// The rows must be longer than that.
     unsafe fn skip(self, bytes: usize) -> Rows16 {
         // SAFETY: the caller's promise.
-        Rows16 { first: unsafe { self.first.add(bytes) }, ..self }
+        let first = unsafe { self.first.add(bytes) };
+        Rows16 { first, ahead: self.ahead.wrapping_add(ROWS * bytes), ..self }
     }
 
-    /// Row `row` at the current block.
-    #[inline(always)]
-    fn row(&self, row: usize) -> *const u8 {
-        // The offset stays inside the matrix, because the row exists.
-        self.first.wrapping_add(row.min(self.last) * self.stride)
-    }
-
-    /// Asks for the block sixteen rows on, which is needed next.
+    /// Asks for as many bytes of the next sixteen rows as a block of these has.
     #[inline(always)]
     fn prefetch_next(&self, row: usize, bytes: usize) {
-        let next = self.first.wrapping_add((row + ROWS) * self.stride);
+        let next = self.ahead.wrapping_add(row * bytes);
         for line in (0..bytes).step_by(64) {
             // SAFETY: a prefetch of any address is harmless.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast()) };
@@ -215,15 +276,22 @@ impl Rows16 {
     }
 }
 
-/// Four consecutive dwords of sixteen rows: vector `i` holds dword `i` of every row.
+impl Sixteen for Rows16 {
+    #[inline(always)]
+    fn at(&self, lane: usize) -> *const u8 {
+        self.first.wrapping_add(lane.min(self.last) * self.stride)
+    }
+}
+
+/// Four consecutive dwords of sixteen blocks: vector `i` holds dword `i` of every block.
 ///
 /// # Safety
-/// Every row must have 16 bytes at `offset`.
+/// Every block must have 16 bytes at `offset`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn four_dwords(rows: Rows16, offset: usize) -> [__m512i; 4] {
+unsafe fn four_dwords(blocks: impl Sixteen, offset: usize) -> [__m512i; 4] {
     // SAFETY: the caller's promise.
-    let load = |row: usize| unsafe { _mm_loadu_si128(rows.row(row).add(offset).cast()) };
-    // Vector i holds rows i, i + 4, i + 8, i + 12 in its four quarters.
+    let load = |lane: usize| unsafe { _mm_loadu_si128(blocks.at(lane).add(offset).cast()) };
+    // Vector i holds blocks i, i + 4, i + 8, i + 12 in its four quarters.
     let quarter = |i: usize| {
         let v = _mm512_castsi128_si512(load(i));
         let v = _mm512_inserti32x4::<1>(v, load(i + 4));
@@ -290,30 +358,30 @@ sum_across!(sum_across_f32, __m512, _mm512_add_ps, _mm512_castps_si512, _mm512_c
 // ---------------------------------------------------------------------------------------------------
 // One token, K types
 
-/// What the scales of sixteen rows at one block are, row by lane.
+/// The scales of sixteen blocks, lane by lane.
 struct Heads {
     d: __m512,
     dmin: __m512,
-    /// Sub-scales 0–3 and 4–7 of each row, a byte each. Only Q4_K and Q5_K.
+    /// Sub-scales 0–3 and 4–7 of each block, a byte each. Only Q4_K and Q5_K.
     scales: [__m512i; 2],
-    /// Minima 0–3 and 4–7 of each row, a byte each. Only Q4_K and Q5_K.
+    /// Minima 0–3 and 4–7 of each block, a byte each. Only Q4_K and Q5_K.
     mins: [__m512i; 2],
 }
 
 /// # Safety
-/// The rows must hold a block of `Q`.
+/// The blocks must be of `Q`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn heads<Q: Quant>(rows: Rows16) -> Heads {
+unsafe fn heads<Q: Quant>(blocks: impl Sixteen) -> Heads {
     let zero = _mm512_setzero_si512();
     if Q::DTYPE == DType::Q6_K {
         // The last two of 210 bytes are the scale.
         // SAFETY: the caller's promise.
-        let tail = unsafe { four_dwords(rows, 194) }[3];
+        let tail = unsafe { four_dwords(blocks, 194) }[3];
         let d = half_to_float(_mm512_srli_epi32::<16>(tail));
         return Heads { d, dmin: _mm512_setzero_ps(), scales: [zero; 2], mins: [zero; 2] };
     }
     // SAFETY: the caller's promise.
-    let [floats, low_scales, low_mins, high] = unsafe { four_dwords(rows, 0) };
+    let [floats, low_scales, low_mins, high] = unsafe { four_dwords(blocks, 0) };
     let (six, four, two) = (_mm512_set1_epi8(0x3f), _mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
     let join = |nibble, bits| {
         // The upper two bits of a byte, moved down to bits 4 and 5.
@@ -399,110 +467,153 @@ fn arrange<Q: Quant>(x: &Q8Panel) -> [__m512i; 4] {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn one_token<Q: Quant>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
-    let bytes = Q::DTYPE.block_bytes();
-    for first in (0..w.rows).step_by(ROWS) {
-        let rows = Rows16::new(w, first);
-        let mut acc = _mm512_setzero_ps();
-        for (b, panel) in x.iter().enumerate() {
-            // SAFETY: a row has as many blocks as the activations have panels.
-            let (rows, heads) = unsafe {
-                let rows = rows.skip(b * bytes);
-                (rows, heads::<Q>(rows))
+    for first in (0..w.rows).step_by(4) {
+        let mut acc = _mm_setzero_ps();
+        for (i, panels) in x.chunks(4).enumerate() {
+            let blocks = Blocks4x4::new(w, first, 4 * i);
+            let x: [&Q8Panel; 4] = [0, 1, 2, 3].map(|b| &panels[b.min(panels.len() - 1)]);
+            // SAFETY: the matrix has these blocks, and `at` gives no others.
+            let (heads, products) = unsafe {
+                let heads = heads::<Q>(blocks);
+                let products = products::<Q>(blocks, &heads, x);
+                (heads, products)
             };
-            // SAFETY: as above.
-            let products = unsafe { products::<Q>(rows, &heads, panel) };
-            let scale = _mm512_set1_ps(panel.scales[0]);
-            acc = _mm512_fmadd_ps(_mm512_mul_ps(heads.d, scale), _mm512_cvtepi32_ps(products), acc);
+            let scales = by_block(x.map(|x| x.scales[0]));
+            let (d, products) = (_mm512_mul_ps(heads.d, scales), _mm512_cvtepi32_ps(products));
             if Q::HAS_MINS {
-                let mins = _mm512_cvtepi32_ps(minima(&heads, panel));
-                acc = _mm512_fnmadd_ps(_mm512_mul_ps(heads.dmin, scale), mins, acc);
+                let dmin = _mm512_mul_ps(heads.dmin, scales);
+                let mins = _mm512_cvtepi32_ps(minima(&heads, x));
+                for b in 0..panels.len() {
+                    acc = _mm_fmadd_ps(quarter(d, b), quarter(products, b), acc);
+                    acc = _mm_fnmadd_ps(quarter(dmin, b), quarter(mins, b), acc);
+                }
+            } else {
+                for b in 0..panels.len() {
+                    acc = _mm_fmadd_ps(quarter(d, b), quarter(products, b), acc);
+                }
             }
         }
-        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
-        unsafe { _mm512_mask_storeu_ps(out[first..].as_mut_ptr(), rows.mask(), acc) };
+        store_four(acc, &mut out[first..]);
     }
 }
 
-/// `Σ scale · lane · activation` of one block, row by lane.
-///
-/// # Safety
-/// The rows must hold a block of `Q`.
+/// Four floats, each in the lanes of one block.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn by_block(values: [f32; 4]) -> __m512 {
+    let index = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    // SAFETY: it is one register long.
+    let values = unsafe { _mm_loadu_ps(values.as_ptr()) };
+    _mm512_permutexvar_ps(index, _mm512_castps128_ps512(values))
+}
+
+/// The lanes of one block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn products<Q: Quant>(rows: Rows16, heads: &Heads, panel: &Q8Panel) -> __m512i {
-    let x = arrange::<Q>(panel);
-    let mut sums = [_mm512_setzero_si512(); ROWS];
+fn quarter(v: __m512, block: usize) -> __m128 {
+    match block {
+        0 => _mm512_castps512_ps128(v),
+        1 => _mm512_extractf32x4_ps::<1>(v),
+        2 => _mm512_extractf32x4_ps::<2>(v),
+        _ => _mm512_extractf32x4_ps::<3>(v),
+    }
+}
+
+/// Stores the results of up to four rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn store_four(acc: __m128, out: &mut [f32]) {
+    // SAFETY: the mask covers what `out` has.
+    unsafe { _mm_mask_storeu_ps(out.as_mut_ptr(), tail_mask(out.len().min(4)) as __mmask8, acc) };
+}
+
+/// `Σ scale · lane · activation` of sixteen blocks.
+///
+/// # Safety
+/// The blocks must be of `Q`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn products<Q: Quant>(blocks: Blocks4x4, heads: &Heads, panels: [&Q8Panel; 4]) -> __m512i {
+    let mut sums = [_mm512_setzero_si512(); 16];
     if Q::DTYPE == DType::Q6_K {
-        // Lanes are stored 32 too high. That takes Σ 32 · scale · sum(activations) back, in two factors
-        // that fit sixteen bits.
-        // SAFETY: a panel has 16 sums.
-        let x_sums = unsafe { _mm256_loadu_si256(panel.sums.as_ptr().cast()) };
-        let less = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<4>(x_sums));
-        let less = _mm512_zextsi256_si512(less);
         // Each quarter of a register holds the sixteen lanes of one sub-scale.
         let quarters = |first: i64| {
             let word = |i: i64| (first + i) * 0x0001_0001_0001_0001;
             _mm512_set_epi64(word(3), word(3), word(2), word(2), word(1), word(1), word(0), word(0))
         };
         let index = [quarters(0), quarters(4), quarters(8), quarters(12)];
-        for (row, sum) in sums.iter_mut().enumerate() {
-            let block = rows.row(row);
-            rows.prefetch_next(row, 210);
-            // SAFETY: the caller's promise.
-            let (lanes, scales) = unsafe { (lanes::<Q>(block), _mm_loadu_si128(block.add(192).cast())) };
-            let scales = _mm512_zextsi256_si512(_mm256_cvtepi8_epi16(scales));
-            let mut acc = _mm512_dpwssd_epi32(_mm512_setzero_si512(), _mm512_slli_epi16::<1>(scales), less);
-            for i in 0..4 {
-                let dot = _mm512_maddubs_epi16(lanes[i], x[i]);
-                acc = _mm512_dpwssd_epi32(acc, dot, _mm512_permutexvar_epi16(index[i], scales));
+        for (b, panel) in panels.into_iter().enumerate() {
+            let x = arrange::<Q>(panel);
+            // Lanes are stored 32 too high. That takes Σ 32 · scale · sum(activations) back, in two factors
+            // that fit sixteen bits.
+            // SAFETY: a panel has 16 sums.
+            let x_sums = unsafe { _mm256_loadu_si256(panel.sums.as_ptr().cast()) };
+            let less = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<4>(x_sums));
+            let less = _mm512_zextsi256_si512(less);
+            for (lane, sum) in sums.iter_mut().enumerate().skip(4 * b).take(4) {
+                let block = blocks.at(lane);
+                blocks.prefetch(lane);
+                // SAFETY: the caller's promise.
+                let (lanes, scales) = unsafe { (lanes::<Q>(block), _mm_loadu_si128(block.add(192).cast())) };
+                let scales = _mm512_zextsi256_si512(_mm256_cvtepi8_epi16(scales));
+                let mut acc =
+                    _mm512_dpwssd_epi32(_mm512_setzero_si512(), _mm512_slli_epi16::<1>(scales), less);
+                for i in 0..4 {
+                    let dot = _mm512_maddubs_epi16(lanes[i], x[i]);
+                    acc = _mm512_dpwssd_epi32(acc, dot, _mm512_permutexvar_epi16(index[i], scales));
+                }
+                *sum = acc;
             }
-            *sum = acc;
         }
     } else {
-        // Each half of a register holds the 32 lanes of one sub-scale.
-        // A byte number with its top bit set gives zero: the upper half of each scale.
+        // Each half of a register holds the 32 lanes of one sub-scale. A byte number with its top bit set gives
+        // zero: the upper half of each scale.
         let pick = |low: i16, high: i16| halves(i16::MIN | low, i16::MIN | high);
-        let even = pick(0, 2);
-        let odd = pick(1, 3);
-        let mut words = [[0u32; ROWS]; 2];
+        let (even, odd) = (pick(0, 2), pick(1, 3));
+        let mut words = [[0u32; 16]; 2];
         // SAFETY: each array is one register long.
         unsafe {
             _mm512_storeu_si512(words[0].as_mut_ptr().cast(), heads.scales[0]);
             _mm512_storeu_si512(words[1].as_mut_ptr().cast(), heads.scales[1]);
         }
-        for (row, sum) in sums.iter_mut().enumerate() {
-            rows.prefetch_next(row, Q::DTYPE.block_bytes());
-            // SAFETY: the caller's promise.
-            let lanes = unsafe { lanes::<Q>(rows.row(row)) };
-            let mut acc = _mm512_setzero_si512();
-            for part in 0..2 {
-                let scales = _mm512_set1_epi32(words[part][row] as i32);
-                let dot = _mm512_maddubs_epi16(lanes[2 * part], x[2 * part]);
-                acc = _mm512_dpwssd_epi32(acc, dot, _mm512_shuffle_epi8(scales, even));
-                let dot = _mm512_maddubs_epi16(lanes[2 * part + 1], x[2 * part + 1]);
-                acc = _mm512_dpwssd_epi32(acc, dot, _mm512_shuffle_epi8(scales, odd));
+        for (b, panel) in panels.into_iter().enumerate() {
+            let x = arrange::<Q>(panel);
+            for (lane, sum) in sums.iter_mut().enumerate().skip(4 * b).take(4) {
+                blocks.prefetch(lane);
+                // SAFETY: the caller's promise.
+                let lanes = unsafe { lanes::<Q>(blocks.at(lane)) };
+                let mut acc = _mm512_setzero_si512();
+                for part in 0..2 {
+                    let scales = _mm512_set1_epi32(words[part][lane] as i32);
+                    let dot = _mm512_maddubs_epi16(lanes[2 * part], x[2 * part]);
+                    acc = _mm512_dpwssd_epi32(acc, dot, _mm512_shuffle_epi8(scales, even));
+                    let dot = _mm512_maddubs_epi16(lanes[2 * part + 1], x[2 * part + 1]);
+                    acc = _mm512_dpwssd_epi32(acc, dot, _mm512_shuffle_epi8(scales, odd));
+                }
+                *sum = acc;
             }
-            *sum = acc;
         }
     }
     sum_across_i32(&sums)
 }
 
-/// `Σ minimum · sum(activations)` of one block, row by lane.
+/// `Σ minimum · sum(activations)` of sixteen blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn minima(heads: &Heads, panel: &Q8Panel) -> __m512i {
-    // The sum of 32 lanes fits sixteen bits.
-    let sum = |part: usize| i32::from(panel.sums[2 * part] + panel.sums[2 * part + 1]);
-    let pair = |a: usize, b: usize| _mm512_set1_epi32(sum(a) & 0xffff | sum(b) << 16);
-    let byte = _mm512_set1_epi16(0xff);
-    let mut acc = _mm512_setzero_si512();
-    for (half, &mins) in heads.mins.iter().enumerate() {
-        let first = 4 * half;
-        let even = _mm512_and_si512(mins, byte);
-        acc = _mm512_dpwssd_epi32(acc, even, pair(first, first + 2));
-        acc = _mm512_dpwssd_epi32(acc, _mm512_srli_epi16::<8>(mins), pair(first + 1, first + 3));
+fn minima(heads: &Heads, panels: [&Q8Panel; 4]) -> __m512i {
+    let mut sums = [[0i16; 8]; 4];
+    for (sums, panel) in sums.iter_mut().zip(panels) {
+        // The sum of 32 lanes fits sixteen bits. The order is that in which the minima below pair up.
+        for (sum, part) in sums.iter_mut().zip([0, 2, 1, 3, 4, 6, 5, 7]) {
+            *sum = panel.sums[2 * part] + panel.sums[2 * part + 1];
+        }
     }
-    acc
+    // SAFETY: it is one register long.
+    let sums = unsafe { _mm512_loadu_si512(sums.as_ptr().cast()) };
+    let byte = _mm512_set1_epi16(0xff);
+    let [a, b] = heads.mins;
+    let acc = _mm512_setzero_si512();
+    let acc = _mm512_dpwssd_epi32(acc, _mm512_and_si512(a, byte), _mm512_shuffle_epi32::<0x00>(sums));
+    let acc = _mm512_dpwssd_epi32(acc, _mm512_srli_epi16::<8>(a), _mm512_shuffle_epi32::<0x55>(sums));
+    let acc = _mm512_dpwssd_epi32(acc, _mm512_and_si512(b, byte), _mm512_shuffle_epi32::<0xaa>(sums));
+    _mm512_dpwssd_epi32(acc, _mm512_srli_epi16::<8>(b), _mm512_shuffle_epi32::<0xff>(sums))
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -727,14 +838,14 @@ unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) -> (__m512, __m512) 
 // ---------------------------------------------------------------------------------------------------
 // Q8_0
 
-/// The scales of sixteen rows at one block of Q8_0.
+/// The scales of sixteen blocks of Q8_0.
 ///
 /// # Safety
-/// The rows must hold such a block.
+/// The blocks must be such.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn q8_0_scales(rows: Rows16) -> __m512 {
+unsafe fn q8_0_scales(blocks: impl Sixteen) -> __m512 {
     // SAFETY: a block starts with its scale.
-    let scale = |row: usize| unsafe { rows.row(row).cast::<i16>().read_unaligned() };
+    let scale = |lane: usize| unsafe { blocks.at(lane).cast::<i16>().read_unaligned() };
     let half = |first: usize| {
         _mm_setr_epi16(
             scale(first),
@@ -759,48 +870,51 @@ fn q8_0_excess(x: &Q8Panel, part: usize) -> i32 {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn one_token_q8_0(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
     let sign = _mm512_set1_epi8(-128);
-    for first in (0..w.rows).step_by(ROWS) {
-        let all = Rows16::new(w, first);
-        let mut acc = _mm512_setzero_ps();
-        for block in 0..w.cols / 32 {
+    let count = w.cols / 32;
+    for first in (0..w.rows).step_by(4) {
+        let mut acc = _mm_setzero_ps();
+        for block in (0..count).step_by(4) {
+            let blocks = Blocks4x4::new(w, first, block);
+            (0..16).for_each(|lane| blocks.prefetch(lane));
+            // Four consecutive blocks are half a panel, so those missing at the end of a row are zeros.
             let (panel, part) = (&x[block / 8], block % 8);
-            // SAFETY: a row has a block for every 32 columns, and a panel 32 lanes for each of its parts.
-            let (rows, d, lanes) = unsafe {
-                let rows = all.skip(block * 34);
-                let lanes = _mm256_loadu_si256(panel.lanes.as_ptr().add(part * 32).cast());
-                (rows, q8_0_scales(rows), _mm512_broadcast_i64x4(lanes))
+            // SAFETY: a panel has 32 lanes for each of its parts, and the matrix these blocks.
+            let (low, high, d) = unsafe {
+                let lanes = panel.lanes.as_ptr().add(part * 32);
+                let low = _mm512_loadu_si512(lanes.cast());
+                (low, _mm512_loadu_si512(lanes.add(64).cast()), q8_0_scales(blocks))
             };
-            let two_rows = |a: usize, b: usize| {
-                rows.prefetch_next(a, 34);
-                rows.prefetch_next(b, 34);
+            let two_blocks = |lane: usize, x: __m512i| {
                 // SAFETY: 32 lanes follow the scale.
-                let load = |row| unsafe { _mm256_loadu_si256(rows.row(row).add(2).cast()) };
-                let weights = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(load(a)), load(b));
-                _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_xor_si512(weights, sign), lanes)
+                let load = |lane| unsafe { _mm256_loadu_si256(blocks.at(lane).add(2).cast()) };
+                let weights = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(load(lane)), load(lane + 4));
+                _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_xor_si512(weights, sign), x)
             };
             // The steps of `sum_across_i32` after its first, which the two halves spare.
-            let four = |a, b| {
-                let low = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
-                _mm512_add_epi32(low, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
+            let four = |lane: usize| {
+                let (a, b) = (two_blocks(lane, low), two_blocks(lane + 8, high));
+                let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+                _mm512_add_epi32(even, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
             };
-            let two = |a, b| _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-            let half = |i: usize| {
-                two(
-                    four(two_rows(i, i + 4), two_rows(i + 8, i + 12)),
-                    four(two_rows(i + 1, i + 5), two_rows(i + 9, i + 13)),
-                )
+            let half = |lane: usize| {
+                let (a, b) = (four(lane), four(lane + 1));
+                let sums = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+                _mm512_castsi512_ps(sums)
             };
-            let (a, b) = (_mm512_castsi512_ps(half(0)), _mm512_castsi512_ps(half(2)));
+            let (a, b) = (half(0), half(2));
             let dots = _mm512_add_epi32(
                 _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(a, b)),
                 _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(a, b)),
             );
-            let products = _mm512_sub_epi32(dots, _mm512_set1_epi32(q8_0_excess(panel, part)));
-            let scale = _mm512_mul_ps(d, _mm512_set1_ps(panel.scales[part]));
-            acc = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products), acc);
+            let parts = [part, part + 1, part + 2, part + 3];
+            let excess = _mm512_cvtps_epi32(by_block(parts.map(|part| q8_0_excess(panel, part) as f32)));
+            let products = _mm512_cvtepi32_ps(_mm512_sub_epi32(dots, excess));
+            let d = _mm512_mul_ps(d, by_block(parts.map(|part| panel.scales[part])));
+            for b in 0..4.min(count - block) {
+                acc = _mm_fmadd_ps(quarter(d, b), quarter(products, b), acc);
+            }
         }
-        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
-        unsafe { _mm512_mask_storeu_ps(out[first..].as_mut_ptr(), all.mask(), acc) };
+        store_four(acc, &mut out[first..]);
     }
 }
 
@@ -993,6 +1107,7 @@ unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
     scores: &[[f32; KEY_BLOCK]],
     out: &mut [f32],
 ) -> usize {
+    let scores = scores.first_chunk::<H>().expect("scores for all heads");
     for first in (0..dim).step_by(16 * C) {
         let at = |h: usize, c: usize| h * dim + first + c * 16;
         let mask = |c: usize| tail_mask(dim.saturating_sub(first + c * 16));
@@ -1009,10 +1124,10 @@ unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
                 // SAFETY: the value exists, and the mask ends with its channels.
                 *v = unsafe { cells::<F16>(values, key * dim + first + c * 16, mask(c)) };
             }
-            for (acc, scores) in acc.iter_mut().zip(scores) {
-                let weight = _mm512_set1_ps(scores[key]);
+            for h in 0..H {
+                let weight = _mm512_set1_ps(scores[h][key]);
                 for c in 0..C {
-                    acc[c] = _mm512_fmadd_ps(weight, v[c], acc[c]);
+                    acc[h][c] = _mm512_fmadd_ps(weight, v[c], acc[h][c]);
                 }
             }
         }

@@ -438,7 +438,7 @@ mod tests {
     fn a_batch_after_a_panic_finds_its_buffers() {
         let shape = BufShape { rows: 2, width: 1 };
         let mut backend = CpuBackend::new(2, Precision::Fast, &[shape]).unwrap();
-        let bytes = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
+        let bytes = [1.0f32, 2.0].map(f32::to_le_bytes).concat().as_slice().into();
         backend.load(Weight::Matrix(HostMatrix { dtype: DType::F32, rows: 2, cols: 1, bytes })).unwrap();
         let (table, out) = (Matrix(0), Buf { id: 0, width: 1 });
         let mut embed = |tokens: [TokenId; 2]| {

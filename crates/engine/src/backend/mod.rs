@@ -17,6 +17,7 @@ pub use routing::{Router, Routing};
 
 use crate::TokenId;
 use crate::error::Result;
+use crate::memory::SharedBytes;
 use crate::session::Batch;
 use crate::store::Lease;
 
@@ -54,7 +55,7 @@ pub struct HostMatrix {
     /// Input features.
     pub cols: usize,
     /// The rows as the file has them.
-    pub bytes: Vec<u8>,
+    pub bytes: SharedBytes,
 }
 
 /// What one layer of one sequence keeps of attention.

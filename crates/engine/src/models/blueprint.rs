@@ -6,9 +6,12 @@
 
 use std::collections::HashSet;
 
+use std::sync::Arc;
+
 use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Vector, Weight};
 use crate::error::{Error, Result};
 use crate::format::{ModelFile, TensorInfo};
+use crate::memory::{ALIGNMENT, Region};
 use crate::store::{ByteRange, ByteSource, ExpertLayer, PartShape};
 use forebay_kernels::DType;
 use forebay_kernels::quant::dequantise_row;
@@ -35,6 +38,14 @@ pub struct Blueprint {
 enum Declared {
     Matrix(TensorInfo),
     Vector(TensorInfo),
+}
+
+impl Declared {
+    fn tensor(&self) -> &TensorInfo {
+        match self {
+            Declared::Matrix(tensor) | Declared::Vector(tensor) => tensor,
+        }
+    }
 }
 
 impl Blueprint {
@@ -70,21 +81,35 @@ impl Blueprint {
         backend: &mut dyn Backend,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        for declared in &self.weights {
-            let (Declared::Matrix(tensor) | Declared::Vector(tensor)) = declared;
-            let mut bytes = vec![0; tensor.len as usize];
-            source.read_exact_at(tensor.file, tensor.offset, &mut bytes)?;
+        // Everything lies in one region, so that huge pages are shared by small tensors.
+        let mut end = 0;
+        let mut place = |tensor: &TensorInfo| {
+            let start = end;
+            end = (start + tensor.len as usize).next_multiple_of(ALIGNMENT);
+            start..start + tensor.len as usize
+        };
+        let places: Vec<_> = self.weights.iter().map(|declared| place(declared.tensor())).collect();
+        let mut region = Region::new(end)?;
+        for (declared, place) in self.weights.iter().zip(&places) {
+            let tensor = declared.tensor();
+            source.read_exact_at(tensor.file, tensor.offset, &mut region[place.clone()])?;
+            progress(tensor.len);
+        }
+        let region = Arc::new(region);
+        for (declared, place) in self.weights.iter().zip(places) {
             backend.load(match declared {
-                Declared::Matrix(t) => {
-                    Weight::Matrix(HostMatrix { dtype: t.dtype, rows: t.shape[0], cols: t.shape[1], bytes })
-                }
+                Declared::Matrix(t) => Weight::Matrix(HostMatrix {
+                    dtype: t.dtype,
+                    rows: t.shape[0],
+                    cols: t.shape[1],
+                    bytes: region.share(place),
+                }),
                 Declared::Vector(t) => {
                     let mut values = vec![0.0; t.shape[0]];
-                    dequantise_row(t.dtype, &bytes, &mut values);
+                    dequantise_row(t.dtype, &region[place], &mut values);
                     Weight::Vector(values)
                 }
             })?;
-            progress(tensor.len);
         }
         Ok(())
     }

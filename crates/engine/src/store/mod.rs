@@ -14,6 +14,7 @@ pub use io::{ByteSource, FileSource};
 
 use crate::error::Result;
 use crate::format::FileIdx;
+use crate::memory::{ALIGNMENT, Region, SharedBytes};
 use crate::{ExpertIdx, LayerIdx};
 
 /// One stored matrix of an expert: what it is.
@@ -65,6 +66,29 @@ impl ExpertLayer {
     }
 }
 
+impl ExpertLayer {
+    /// Reads all experts into one region.
+    fn load(&self, source: &dyn ByteSource, progress: &mut dyn FnMut(u64)) -> Result<Vec<Arc<Slot>>> {
+        let stride = (self.expert_bytes() as usize).next_multiple_of(ALIGNMENT);
+        let mut region = Region::new(stride * self.experts.len())?;
+        let mut places = Vec::new();
+        for (i, ranges) in self.experts.iter().enumerate() {
+            let mut starts = [i * stride; 4];
+            for (part, range) in ranges.iter().enumerate() {
+                starts[part + 1] = starts[part] + range.len;
+                let to = &mut region[starts[part]..starts[part + 1]];
+                source.read_exact_at(range.file, range.offset, to)?;
+            }
+            progress(self.expert_bytes());
+            places.push(starts);
+        }
+        let region = Arc::new(region);
+        let part = |starts: &[usize; 4], part: usize| region.share(starts[part]..starts[part + 1]);
+        let slot = |s: &[usize; 4]| Slot { parts: self.parts, bytes: [part(s, 0), part(s, 1), part(s, 2)] };
+        Ok(places.iter().map(slot).map(Arc::new).collect())
+    }
+}
+
 /// Holds experts and hands them out.
 pub struct ExpertStore {
     /// By layer; a layer without routed experts has none.
@@ -81,19 +105,11 @@ impl ExpertStore {
         source: &dyn ByteSource,
         progress: &mut dyn FnMut(u64),
     ) -> Result<ExpertStore> {
-        let mut loaded = Vec::with_capacity(layers.len());
-        for layer in layers {
-            let mut slots = Vec::new();
-            if let Some(layer) = layer {
-                for ranges in &layer.experts {
-                    let slot = Slot::read(layer.parts, ranges, source)?;
-                    progress(slot.bytes.len() as u64);
-                    slots.push(Arc::new(slot));
-                }
-            }
-            loaded.push(slots);
-        }
-        Ok(ExpertStore { layers: loaded })
+        let load = |layer: &Option<ExpertLayer>| match layer {
+            Some(layer) => layer.load(source, progress),
+            None => Ok(Vec::new()),
+        };
+        Ok(ExpertStore { layers: layers.iter().map(load).collect::<Result<_>>()? })
     }
 
     /// Asks for experts of a layer. Reading what is missing starts at once.
@@ -139,29 +155,12 @@ impl Lease {
     pub fn part(&self, part: ExpertPart) -> MatRef<'_> {
         let part = part as usize;
         let PartShape { dtype, rows, cols } = self.slot.parts[part];
-        let bytes = &self.slot.bytes[self.slot.starts[part]..self.slot.starts[part + 1]];
-        MatRef::new(dtype, rows, cols, bytes)
+        MatRef::new(dtype, rows, cols, &self.slot.bytes[part])
     }
 }
 
 /// The memory of one expert.
 struct Slot {
     parts: [PartShape; 3],
-    /// Where each part starts in `bytes`, and where the last one ends.
-    starts: [usize; 4],
-    bytes: Box<[u8]>,
-}
-
-impl Slot {
-    fn read(parts: [PartShape; 3], ranges: &[ByteRange; 3], source: &dyn ByteSource) -> Result<Slot> {
-        let mut starts = [0; 4];
-        for (i, range) in ranges.iter().enumerate() {
-            starts[i + 1] = starts[i] + range.len;
-        }
-        let mut bytes = vec![0; starts[3]].into_boxed_slice();
-        for (i, range) in ranges.iter().enumerate() {
-            source.read_exact_at(range.file, range.offset, &mut bytes[starts[i]..starts[i + 1]])?;
-        }
-        Ok(Slot { parts, starts, bytes })
-    }
+    bytes: [SharedBytes; 3],
 }

@@ -1,0 +1,189 @@
+//! Large regions of memory for weights.
+//!
+//! Weights are read from end to end for every token, so the pages they lie on matter: with 4 KiB pages a
+//! processor spends up to half its read bandwidth on address translation. On Linux a region asks for huge pages
+//! (`madvise`, never `MAP_HUGETLB`, which escapes the usual meters) and falls back to what the system gives.
+
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+
+use crate::error::{Bytes, Error, Result};
+
+/// Where weights start in a region: at a cache line.
+pub const ALIGNMENT: usize = 64;
+
+/// Owned bytes, zero at first.
+pub struct Region(platform::Pages);
+
+impl Region {
+    /// A region of `len` bytes. Pages are taken from the system as they are written.
+    ///
+    /// # Errors
+    /// If the system has no address space left.
+    pub fn new(len: usize) -> Result<Region> {
+        let refused = |e| Error::Backend(format!("cannot reserve {} of memory: {e}", Bytes(len as u64)));
+        platform::Pages::new(len).map(Region).map_err(refused)
+    }
+
+    /// A part of the region, kept alive with it.
+    pub fn share(self: &Arc<Self>, range: Range<usize>) -> SharedBytes {
+        assert!(range.start <= range.end && range.end <= self.len());
+        SharedBytes { region: Arc::clone(self), range }
+    }
+}
+
+impl Deref for Region {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl DerefMut for Region {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+}
+
+/// A part of a [`Region`].
+#[derive(Clone)]
+pub struct SharedBytes {
+    region: Arc<Region>,
+    range: Range<usize>,
+}
+
+impl Deref for SharedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.region[self.range.clone()]
+    }
+}
+
+impl From<&[u8]> for SharedBytes {
+    fn from(bytes: &[u8]) -> SharedBytes {
+        let mut region = Region::new(bytes.len()).expect("a copy of what there is");
+        region.copy_from_slice(bytes);
+        Arc::new(region).share(0..bytes.len())
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod platform {
+    use std::ffi::c_void;
+    use std::io;
+    use std::ptr::NonNull;
+
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+    /// The size and alignment of a huge page.
+    const HUGE: usize = 2 << 20;
+
+    /// A private anonymous mapping, aligned to huge pages.
+    pub struct Pages {
+        mapping: NonNull<c_void>,
+        mapped: usize,
+        /// Where the aligned part starts in the mapping.
+        start: usize,
+        len: usize,
+    }
+
+    // SAFETY: the mapping is owned, like a boxed slice.
+    unsafe impl Send for Pages {}
+    // SAFETY: as above.
+    unsafe impl Sync for Pages {}
+
+    impl Pages {
+        pub fn new(len: usize) -> io::Result<Pages> {
+            let mapped = len
+                .checked_next_multiple_of(HUGE)
+                .and_then(|len| len.checked_add(HUGE))
+                .ok_or(io::ErrorKind::OutOfMemory)?;
+            // SAFETY: a new mapping at an address of the system's choice touches no other memory.
+            let mapping = unsafe {
+                mmap_anonymous(
+                    std::ptr::null_mut(),
+                    mapped,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::PRIVATE,
+                )?
+            };
+            let start = mapping.addr().next_multiple_of(HUGE) - mapping.addr();
+            let mapping = NonNull::new(mapping).ok_or(io::ErrorKind::OutOfMemory)?;
+            let pages = Pages { mapping, mapped, start, len };
+            // SAFETY: the advice is about the mapping just made, and changes no contents. It may be refused:
+            // then pages are small.
+            let _ = unsafe { madvise(pages.first().cast(), mapped - HUGE, Advice::LinuxHugepage) };
+            Ok(pages)
+        }
+
+        pub fn bytes(&self) -> &[u8] {
+            // SAFETY: the mapping is readable, initialised by the system, and lives as long as `self`.
+            unsafe { std::slice::from_raw_parts(self.first(), self.len) }
+        }
+
+        pub fn bytes_mut(&mut self) -> &mut [u8] {
+            // SAFETY: as above, and borrowed exclusively.
+            unsafe { std::slice::from_raw_parts_mut(self.first(), self.len) }
+        }
+
+        fn first(&self) -> *mut u8 {
+            // The aligned part lies inside the mapping.
+            self.mapping.as_ptr().cast::<u8>().wrapping_add(self.start)
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is owned, and nothing borrows from it any more.
+            let unmapped = unsafe { munmap(self.mapping.as_ptr(), self.mapped) };
+            debug_assert!(unmapped.is_ok());
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod platform {
+    /// Memory of the global allocator.
+    pub struct Pages(Box<[u8]>);
+
+    impl Pages {
+        pub fn new(len: usize) -> std::io::Result<Pages> {
+            Ok(Pages(vec![0; len].into()))
+        }
+
+        pub fn bytes(&self) -> &[u8] {
+            &self.0
+        }
+
+        pub fn bytes_mut(&mut self) -> &mut [u8] {
+            &mut self.0
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_holds_what_is_written() {
+        for len in [0, 1, 4096, (2 << 20) + 1] {
+            let mut region = Region::new(len).unwrap();
+            assert_eq!(region.len(), len);
+            assert!(region.iter().all(|&b| b == 0));
+            region.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
+            let region = Arc::new(region);
+            let part = region.share(len / 2..len);
+            drop(region);
+            assert!(part.iter().enumerate().all(|(i, &b)| b == (len / 2 + i) as u8));
+        }
+    }
+
+    #[test]
+    fn more_than_there_is_address_space_is_an_error() {
+        assert!(Region::new(usize::MAX).is_err());
+        assert!(Region::new(1 << 60).is_err());
+    }
+}
