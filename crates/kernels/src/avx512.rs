@@ -18,8 +18,8 @@ use std::arch::x86_64::*;
 
 use crate::DType;
 use crate::math;
-use crate::quant::{Q4K, Q5K, Q6K, Quant};
-use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, RopePairs, RunningSoftmax};
+use crate::quant::{MAX_BLOCK, Q4K, Q5K, Q6K, Quant, dequantise_row};
+use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, LANES, RopePairs, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
 /// Rows that are computed together: as many as a register has 32-bit lanes.
@@ -36,6 +36,9 @@ pub fn available() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
+/// Tokens that share four widened rows; a multiple of four.
+const FLOAT_TOKENS: usize = 32;
+
 /// Query heads that pass over the keys together.
 const HEAD_TILE: usize = 8;
 
@@ -45,7 +48,48 @@ const MAX_HEAD_DIM: usize = 1024;
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    scalar::matmul_f32(w, x, out);
+    assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
+    assert_eq!(x.width(), w.cols);
+    // Four rows, widened piece by piece.
+    let mut weights = [[0.0f32; MAX_BLOCK]; 4];
+    for chunk in (0..x.len()).step_by(FLOAT_TOKENS) {
+        let tokens = FLOAT_TOKENS.min(x.len() - chunk);
+        for first in (0..w.rows).step_by(4) {
+            let mut acc = [[_mm512_setzero_ps(); 4]; FLOAT_TOKENS];
+            for col in (0..w.cols).step_by(MAX_BLOCK) {
+                let cols = MAX_BLOCK.min(w.cols - col);
+                for (row, weights) in weights.iter_mut().enumerate() {
+                    let row = w.row((first + row).min(w.rows - 1));
+                    let bytes = |n| w.dtype.row_bytes(n).expect("blocks divide 256");
+                    widen(w.dtype, &row[bytes(col)..bytes(col + cols)], &mut weights[..cols]);
+                }
+                let mut t = 0;
+                while t < tokens {
+                    let piece = |t: usize| &x.row(chunk + t)[col..col + cols];
+                    if tokens - t >= 4 {
+                        let x = [piece(t), piece(t + 1), piece(t + 2), piece(t + 3)];
+                        multiply_floats(&weights, x, acc[t..].first_chunk_mut().expect("four tokens"));
+                        t += 4;
+                    } else {
+                        multiply_floats(&weights, [piece(t)], acc[t..].first_chunk_mut().expect("a token"));
+                        t += 1;
+                    }
+                }
+            }
+            for t in (0..tokens).step_by(4) {
+                let mut sums = [_mm512_setzero_ps(); 16];
+                for i in 0..4 {
+                    for row in 0..4 {
+                        sums[4 * i + row] = acc[t + i][row];
+                    }
+                }
+                let sums = sum_across_f32(&sums);
+                for i in 0..4.min(tokens - t) {
+                    store_four(quarter(sums, i), &mut out.row(chunk + t + i)[first..]);
+                }
+            }
+        }
+    }
 }
 
 /// As [`scalar::matmul_q8`].
@@ -354,6 +398,62 @@ fn same(v: __m512i) -> __m512i {
 
 sum_across!(sum_across_i32, __m512i, _mm512_add_epi32, same, same);
 sum_across!(sum_across_f32, __m512, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps);
+
+// ---------------------------------------------------------------------------------------------------
+// Products with f32 activations
+
+/// A piece of a row as floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F16 | DType::BF16 => {
+            for (bytes, out) in bytes.chunks(32).zip(out.chunks_mut(16)) {
+                let mask = tail_mask(out.len());
+                // SAFETY: the mask covers what both have.
+                unsafe {
+                    let halves = _mm256_maskz_loadu_epi16(mask, bytes.as_ptr().cast());
+                    let floats = if dtype == DType::F16 {
+                        _mm512_cvtph_ps(halves)
+                    } else {
+                        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+                    };
+                    _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, floats);
+                }
+            }
+        }
+        _ => dequantise_row(dtype, bytes, out),
+    }
+}
+
+/// Adds the products of four rows' pieces with those of `T` tokens, lane by lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn multiply_floats<const T: usize>(
+    weights: &[[f32; MAX_BLOCK]; 4],
+    x: [&[f32]; T],
+    acc: &mut [[__m512; 4]; T],
+) {
+    let cols = x[0].len();
+    assert!(cols <= MAX_BLOCK && x.iter().all(|x| x.len() == cols));
+    let mut sums = *acc;
+    for col in (0..cols).step_by(LANES) {
+        let mask = tail_mask(cols - col);
+        let mut rows = [_mm512_setzero_ps(); 4];
+        for row in 0..4 {
+            // SAFETY: the mask ends with the columns.
+            rows[row] = unsafe { _mm512_maskz_loadu_ps(mask, weights[row].as_ptr().add(col)) };
+        }
+        for t in 0..T {
+            // SAFETY: as above.
+            let x = unsafe { _mm512_maskz_loadu_ps(mask, x[t].as_ptr().add(col)) };
+            for row in 0..4 {
+                sums[t][row] = _mm512_mask3_fmadd_ps(rows[row], x, sums[t][row], mask);
+            }
+        }
+    }
+    *acc = sums;
+}
 
 // ---------------------------------------------------------------------------------------------------
 // One token, K types
