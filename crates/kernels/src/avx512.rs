@@ -294,11 +294,6 @@ impl Rows16 {
         Rows16 { first: row, stride, last: (w.rows - first).min(ROWS) - 1, ahead }
     }
 
-    /// The rows that exist, as a mask.
-    fn mask(&self) -> __mmask16 {
-        (u32::MAX >> (31 - self.last)) as __mmask16
-    }
-
     /// The same rows, `bytes` further on.
     ///
     /// # Safety
@@ -728,44 +723,75 @@ struct Panel {
     scales: [[i32; ROWS]; 16],
     /// The factors of the sums of activations: for each two sums of 16, a pair for every row.
     mins: [[i16; 2 * ROWS]; 8],
+    /// The scale of every row.
+    d: [f32; ROWS],
+    /// The scale of every row's minima.
+    dmin: [f32; ROWS],
 }
 
 impl Panel {
     fn new() -> Panel {
-        Panel { lanes: [[0; 64]; 64], scales: [[0; ROWS]; 16], mins: [[0; 2 * ROWS]; 8] }
+        Panel {
+            lanes: [[0; 64]; 64],
+            scales: [[0; ROWS]; 16],
+            mins: [[0; 2 * ROWS]; 8],
+            d: [0.0; ROWS],
+            dmin: [0.0; ROWS],
+        }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn many_tokens<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
-    let bytes = Q::DTYPE.block_bytes();
-    let mut panel = Panel::new();
+    let mut panels = [Panel::new(), Panel::new()];
     for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
         let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
-        for first in (0..w.rows).step_by(ROWS) {
-            let rows = Rows16::new(w, first);
-            for b in 0..x.width() {
-                // SAFETY: a row has as many blocks as the activations have panels.
-                let floats = unsafe { unpack::<Q>(rows.skip(b * bytes), &mut panel) };
-                let mut t = tokens.start;
-                while t < tokens.end {
-                    let at = At { rows, first, block: b, token: t };
-                    match tokens.end - t {
-                        8.. => t += multiply::<Q, 8>(&panel, floats, x, out, at),
-                        4.. => t += multiply::<Q, 4>(&panel, floats, x, out, at),
-                        2.. => t += multiply::<Q, 2>(&panel, floats, x, out, at),
-                        _ => t += multiply::<Q, 1>(&panel, floats, x, out, at),
-                    }
-                }
-            }
+        let mut first = 0;
+        while first < w.rows {
+            // Two panels share the broadcast activations, which are most of what is loaded.
+            first += if w.rows - first > ROWS {
+                many_tokens_of_rows::<Q, 2>(w, first, x, tokens.clone(), out, &mut panels)
+            } else {
+                let [panel, _] = &mut panels;
+                many_tokens_of_rows::<Q, 1>(w, first, x, tokens.clone(), out, std::array::from_mut(panel))
+            };
         }
     }
+}
+
+/// The products of `R` times sixteen rows from `first` on with some tokens; returns the number of rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn many_tokens_of_rows<Q: Quant, const R: usize>(
+    w: MatRef<'_>,
+    first: usize,
+    x: Rows<'_, Q8Panel>,
+    tokens: std::ops::Range<usize>,
+    out: &mut TileMut<'_, f32>,
+    panels: &mut [Panel; R],
+) -> usize {
+    let bytes = Q::DTYPE.block_bytes();
+    for block in 0..x.width() {
+        for (r, panel) in panels.iter_mut().enumerate() {
+            // SAFETY: a row has as many blocks as the activations have panels.
+            unsafe { unpack::<Q>(Rows16::new(w, first + r * ROWS).skip(block * bytes), panel) };
+        }
+        let mut token = tokens.start;
+        while token < tokens.end {
+            let at = At { first, block, token };
+            token += match tokens.end - token {
+                8.. if R == 1 => multiply::<Q, R, 8>(panels, x, out, at),
+                4.. => multiply::<Q, R, 4>(panels, x, out, at),
+                2.. => multiply::<Q, R, 2>(panels, x, out, at),
+                _ => multiply::<Q, R, 1>(panels, x, out, at),
+            };
+        }
+    }
+    R * ROWS
 }
 
 /// Which part of the product is at hand.
 #[derive(Clone, Copy)]
 struct At {
-    rows: Rows16,
     first: usize,
     block: usize,
     token: usize,
@@ -780,9 +806,8 @@ fn pick<const T: usize>(x: Rows<'_, Q8Panel>, first: usize, panel: usize) -> [&Q
 /// Adds one block's products with `T` tokens to the output; returns `T`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn multiply<Q: Quant, const T: usize>(
-    panel: &Panel,
-    (d, dmin): (__m512, __m512),
+fn multiply<Q: Quant, const R: usize, const T: usize>(
+    panels: &[Panel; R],
     x: Rows<'_, Q8Panel>,
     out: &mut TileMut<'_, f32>,
     at: At,
@@ -791,60 +816,76 @@ fn multiply<Q: Quant, const T: usize>(
     let groups = if Q::DTYPE == DType::Q6_K { 4 } else { 8 };
     let x: [&Q8Panel; T] = pick(x, at.token, at.block);
     let zero = _mm512_setzero_si512();
-    let mut products = [zero; T];
+    let mut products = [[zero; T]; R];
     for sub in 0..64 / groups {
-        let mut dots = [zero; T];
+        let mut dots = [[zero; T]; R];
         for group in sub * groups..(sub + 1) * groups {
-            // SAFETY: it is one register long.
-            let weights = unsafe { _mm512_load_si512(panel.lanes[group].as_ptr().cast()) };
+            let mut weights = [zero; R];
+            for r in 0..R {
+                // SAFETY: it is one register long.
+                weights[r] = unsafe { _mm512_load_si512(panels[r].lanes[group].as_ptr().cast()) };
+            }
             for t in 0..T {
                 // SAFETY: a panel of activations has 64 groups of four.
                 let four = unsafe { x[t].lanes.as_ptr().add(4 * group).cast::<i32>().read() };
-                dots[t] = _mm512_dpbusd_epi32(dots[t], weights, _mm512_set1_epi32(four));
+                let four = _mm512_set1_epi32(four);
+                for r in 0..R {
+                    dots[r][t] = _mm512_dpbusd_epi32(dots[r][t], weights[r], four);
+                }
             }
         }
-        // SAFETY: it is one register long.
-        let scales = unsafe { _mm512_load_si512(panel.scales[sub].as_ptr().cast()) };
-        for t in 0..T {
-            products[t] = _mm512_add_epi32(products[t], _mm512_mullo_epi32(dots[t], scales));
+        for r in 0..R {
+            // SAFETY: it is one register long.
+            let scales = unsafe { _mm512_load_si512(panels[r].scales[sub].as_ptr().cast()) };
+            for t in 0..T {
+                products[r][t] = _mm512_add_epi32(products[r][t], _mm512_mullo_epi32(dots[r][t], scales));
+            }
         }
     }
-    let mut mins = [zero; T];
-    for (pair, factors) in panel.mins.iter().enumerate() {
-        // SAFETY: it is one register long.
-        let factors = unsafe { _mm512_load_si512(factors.as_ptr().cast()) };
+    let mut mins = [[zero; T]; R];
+    for pair in 0..8 {
         for t in 0..T {
             // SAFETY: a panel of activations has eight pairs of sums, aligned to four bytes.
             let sums = unsafe { x[t].sums.as_ptr().add(2 * pair).cast::<i32>().read() };
-            mins[t] = _mm512_dpwssd_epi32(mins[t], factors, _mm512_set1_epi32(sums));
+            let sums = _mm512_set1_epi32(sums);
+            for r in 0..R {
+                // SAFETY: it is one register long.
+                let factors = unsafe { _mm512_load_si512(panels[r].mins[pair].as_ptr().cast()) };
+                mins[r][t] = _mm512_dpwssd_epi32(mins[r][t], factors, sums);
+            }
         }
     }
     for t in 0..T {
-        let out = out.row(at.token + t)[at.first..].as_mut_ptr();
-        let mask = at.rows.mask();
-        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
-        let before = unsafe { _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out) };
         let scale = _mm512_set1_ps(x[t].scales[0]);
-        let d = _mm512_mul_ps(d, scale);
-        let after = if Q::HAS_MINS {
-            let acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(products[t]), before);
-            _mm512_fnmadd_ps(_mm512_mul_ps(dmin, scale), _mm512_cvtepi32_ps(mins[t]), acc)
-        } else {
-            // The factors are those of the offset at which lanes are stored.
-            _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(products[t], mins[t])), before)
-        };
-        // SAFETY: as above.
-        unsafe { _mm512_mask_storeu_ps(out, mask, after) };
+        for r in 0..R {
+            let out = &mut out.row(at.token + t)[at.first + r * ROWS..];
+            // SAFETY: the mask covers what `out` has.
+            unsafe {
+                let mask = tail_mask(out.len());
+                let before = _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out.as_ptr());
+                let d = _mm512_mul_ps(_mm512_load_ps(panels[r].d.as_ptr()), scale);
+                let after = if Q::HAS_MINS {
+                    let acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(products[r][t]), before);
+                    let dmin = _mm512_mul_ps(_mm512_load_ps(panels[r].dmin.as_ptr()), scale);
+                    _mm512_fnmadd_ps(dmin, _mm512_cvtepi32_ps(mins[r][t]), acc)
+                } else {
+                    // The factors are those of the offset at which lanes are stored.
+                    let products = _mm512_sub_epi32(products[r][t], mins[r][t]);
+                    _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(products), before)
+                };
+                _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, after);
+            }
+        }
     }
     T
 }
 
-/// Unpacks sixteen rows of one block; returns their scales and the scales of their minima.
+/// Unpacks sixteen rows of one block.
 ///
 /// # Safety
 /// The rows must hold a block of `Q`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) -> (__m512, __m512) {
+unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
     for row in 0..ROWS {
         rows.prefetch_next(row, Q::DTYPE.block_bytes());
     }
@@ -931,7 +972,8 @@ unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) -> (__m512, __m512) 
                 }
             }
         }
-        (heads.d, heads.dmin)
+        _mm512_store_ps(panel.d.as_mut_ptr(), heads.d);
+        _mm512_store_ps(panel.dmin.as_mut_ptr(), heads.dmin);
     }
 }
 
@@ -1038,7 +1080,7 @@ fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f
                     std::array::from_fn(|i| _mm512_xor_si512(if i < 4 { low[i] } else { high[i - 4] }, sign));
                 let mut t = tokens.start;
                 while t < tokens.end {
-                    let at = At { rows: all, first, block, token: t };
+                    let at = At { first, block, token: t };
                     match tokens.end - t {
                         8.. => t += multiply_q8_0::<8>(&weights, d, x, out, at),
                         4.. => t += multiply_q8_0::<4>(&weights, d, x, out, at),
@@ -1071,15 +1113,16 @@ fn multiply_q8_0<const T: usize>(
         }
     }
     for t in 0..T {
-        let out = out.row(at.token + t)[at.first..].as_mut_ptr();
-        let mask = at.rows.mask();
-        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
-        let before = unsafe { _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out) };
+        let out = &mut out.row(at.token + t)[at.first..];
         let products = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(q8_0_excess(x[t], part)));
         let scale = _mm512_mul_ps(d, _mm512_set1_ps(x[t].scales[part]));
-        let after = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products), before);
-        // SAFETY: as above.
-        unsafe { _mm512_mask_storeu_ps(out, mask, after) };
+        // SAFETY: the mask covers what `out` has.
+        unsafe {
+            let mask = tail_mask(out.len());
+            let before = _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out.as_ptr());
+            let after = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products), before);
+            _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, after);
+        }
     }
     T
 }
