@@ -39,8 +39,8 @@ pub fn available() -> bool {
 /// Tokens that share four widened rows; a multiple of four.
 const FLOAT_TOKENS: usize = 32;
 
-/// Query heads that pass over the keys together.
-const HEAD_TILE: usize = 8;
+/// The most query heads that pass over the keys together.
+const HEAD_TILE: usize = 64;
 
 /// The longest keys for which there is room to widen sixteen of them.
 const MAX_HEAD_DIM: usize = 1024;
@@ -147,6 +147,15 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
         assert!(count <= KEY_BLOCK && keys == count * step.head_dim && values == count * step.value_dim);
         count
     };
+    let (keys, values, count) = match (step.keys, step.values) {
+        (KvRef::F16(keys), KvRef::F16(values)) => {
+            (keys.as_ptr().cast(), values.as_ptr().cast(), check(keys.len(), values.len()))
+        }
+        (KvRef::F32(keys), KvRef::F32(values)) => {
+            (keys.as_ptr().cast(), values.as_ptr().cast(), check(keys.len(), values.len()))
+        }
+        _ => panic!("keys and values of different types"),
+    };
     let heads = step
         .queries
         .chunks(HEAD_TILE * step.head_dim)
@@ -154,36 +163,15 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
         .zip(out.chunks_mut(HEAD_TILE * step.value_dim));
     for ((queries, running), out) in heads {
         let step = AttentionStep { queries, ..*step };
-        match (step.keys, step.values) {
-            (KvRef::F16(keys), KvRef::F16(values)) => {
-                let count = check(keys.len(), values.len());
-                // SAFETY: keys and values are `count` long, as the check says.
-                unsafe {
-                    attend_heads::<true>(
-                        &step,
-                        keys.as_ptr().cast(),
-                        values.as_ptr().cast(),
-                        count,
-                        running,
-                        out,
-                    )
-                }
+        let f16 = matches!(step.keys, KvRef::F16(_));
+        // SAFETY: keys and values are of that type and `count` long, as the check says.
+        unsafe {
+            match (f16, running.len() <= 8) {
+                (true, true) => attend_heads::<true, 8>(&step, keys, values, count, running, out),
+                (true, false) => attend_heads::<true, HEAD_TILE>(&step, keys, values, count, running, out),
+                (false, true) => attend_heads::<false, 8>(&step, keys, values, count, running, out),
+                (false, false) => attend_heads::<false, HEAD_TILE>(&step, keys, values, count, running, out),
             }
-            (KvRef::F32(keys), KvRef::F32(values)) => {
-                let count = check(keys.len(), values.len());
-                // SAFETY: as above.
-                unsafe {
-                    attend_heads::<false>(
-                        &step,
-                        keys.as_ptr().cast(),
-                        values.as_ptr().cast(),
-                        count,
-                        running,
-                        out,
-                    )
-                }
-            }
-            _ => panic!("keys and values of different types"),
         }
     }
 }
@@ -1130,12 +1118,12 @@ fn multiply_q8_0<const T: usize>(
 // ---------------------------------------------------------------------------------------------------
 // Attention
 
-/// Up to [`HEAD_TILE`] heads attend to `count` keys.
+/// Up to `H` heads attend to `count` keys.
 ///
 /// # Safety
 /// There must be `count` keys and values of the type that `F16` says, and at least one.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn attend_heads<const F16: bool>(
+unsafe fn attend_heads<const F16: bool, const H: usize>(
     step: &AttentionStep<'_>,
     keys: *const u8,
     values: *const u8,
@@ -1143,7 +1131,7 @@ unsafe fn attend_heads<const F16: bool>(
     running: &mut [RunningSoftmax],
     out: &mut [f32],
 ) {
-    let mut scores = [[0.0f32; KEY_BLOCK]; HEAD_TILE];
+    let mut scores = [[0.0f32; KEY_BLOCK]; H];
     for first in (0..count).step_by(16) {
         // SAFETY: the caller's promise.
         unsafe { score_keys::<F16>(step, keys, first..count.min(first + 16), &mut scores) };
@@ -1178,7 +1166,7 @@ unsafe fn score_keys<const F16: bool>(
     step: &AttentionStep<'_>,
     keys: *const u8,
     range: std::ops::Range<usize>,
-    scores: &mut [[f32; KEY_BLOCK]; HEAD_TILE],
+    scores: &mut [[f32; KEY_BLOCK]],
 ) {
     let dim = step.head_dim;
     let chunks = dim.div_ceil(16);
