@@ -179,16 +179,16 @@ fn eight_rows(w: MatRef<'_>, first: usize) -> Eight {
     [0, 1, 2, 3, 4, 5, 6, 7].map(|row| w.row((first + row).min(w.rows - 1)).as_ptr())
 }
 
-/// Asks for memory as far ahead of the computation as it was told, each cache line once, from end to end as
-/// memory likes it.
+/// Asks for memory ahead of the computation, each cache line once, from end to end as memory likes it.
 struct Ahead {
     next: *const u8,
     end: *const u8,
 }
 
 impl Ahead {
-    fn new(w: MatRef<'_>, distance: usize) -> Ahead {
-        let start = w.row(0).as_ptr().wrapping_add(distance);
+    /// For a computation that takes `rows` rows together: the next ones are asked for.
+    fn new(w: MatRef<'_>, rows: usize) -> Ahead {
+        let start = w.row(0).as_ptr().wrapping_add(rows * w.row(0).len());
         Ahead { next: start, end: start }
     }
 
@@ -203,9 +203,6 @@ impl Ahead {
         }
     }
 }
-
-/// How far ahead of the computation memory is asked for.
-const AHEAD: usize = 4096;
 
 /// Four consecutive dwords of eight blocks: vector `i` holds dword `i` of every block.
 ///
@@ -381,7 +378,7 @@ fn words(v: __m256i, a: usize, b: usize) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn one_token<Q: Quant>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
     let bytes = Q::DTYPE.block_bytes();
-    let mut ahead = Ahead::new(w, AHEAD);
+    let mut ahead = Ahead::new(w, 4);
     for first in (0..w.rows).step_by(4) {
         let rows = four_rows(w, first);
         let mut acc = _mm_setzero_ps();
@@ -545,18 +542,17 @@ fn many_tokens<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<
     let mut panel = Panel::new();
     for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
         let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
-        let mut ahead = Ahead::new(w, ROWS * w.row(0).len());
+        let mut ahead = Ahead::new(w, ROWS);
         for first in (0..w.rows).step_by(ROWS) {
             let rows = eight_rows(w, first);
-            let mask = tail_mask(w.rows - first);
-            for block in 0..x.width() {
+            for b in 0..x.width() {
                 ahead.advance(ROWS * bytes);
-                let blocks = rows.map(|row| row.wrapping_add(block * bytes));
+                let blocks = rows.map(|row| row.wrapping_add(b * bytes));
                 // SAFETY: a row has as many blocks as the activations have panels.
                 let floats = unsafe { unpack::<Q>(&blocks, &mut panel) };
                 let mut t = tokens.start;
                 while t < tokens.end {
-                    let at = At { mask, first, block, token: t };
+                    let at = At { first, panel: b, token: t };
                     match tokens.end - t {
                         4.. => t += multiply::<Q, 4>(&panel, floats, x, out, at),
                         2.. => t += multiply::<Q, 2>(&panel, floats, x, out, at),
@@ -571,10 +567,8 @@ fn many_tokens<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<
 /// Which part of the product is at hand.
 #[derive(Clone, Copy)]
 struct At {
-    /// The rows that exist.
-    mask: __m256i,
     first: usize,
-    block: usize,
+    panel: usize,
     token: usize,
 }
 
@@ -583,19 +577,30 @@ impl At {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn load(&self, out: &mut TileMut<'_, f32>, t: usize) -> __m256 {
-        if self.block == 0 {
-            return _mm256_setzero_ps();
+        let out = &out.row(self.token + t)[self.first..];
+        let mut eight = [0.0; ROWS];
+        if self.panel > 0 {
+            match out.first_chunk() {
+                Some(out) => eight = *out,
+                None => eight[..out.len()].copy_from_slice(out),
+            }
         }
-        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
-        unsafe { _mm256_maskload_ps(out.row(self.token + t)[self.first..].as_ptr(), self.mask) }
+        // SAFETY: it is one register long.
+        unsafe { _mm256_loadu_ps(eight.as_ptr()) }
     }
 
-    /// Stores the sums of token `t`.
+    /// Stores the sums of token `t` for the rows that exist.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn store(&self, out: &mut TileMut<'_, f32>, t: usize, sums: __m256) {
-        // SAFETY: as above.
-        unsafe { _mm256_maskstore_ps(out.row(self.token + t)[self.first..].as_mut_ptr(), self.mask, sums) }
+        let out = &mut out.row(self.token + t)[self.first..];
+        let mut eight = [0.0; ROWS];
+        // SAFETY: it is one register long.
+        unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), sums) };
+        match out.first_chunk_mut() {
+            Some(out) => *out = eight,
+            None => out.copy_from_slice(&eight[..out.len()]),
+        }
     }
 }
 
@@ -622,7 +627,7 @@ fn multiply<Q: Quant, const T: usize>(
         DType::Q5_K => (8, 4),
         _ => (4, 2),
     };
-    let x: [&Q8Panel; T] = pick(x, at.token, at.block);
+    let x: [&Q8Panel; T] = pick(x, at.token, at.panel);
     let zero = _mm256_setzero_si256();
     let mut products = [zero; T];
     for first in (0..64).step_by(run) {
@@ -734,7 +739,7 @@ fn dot_signed(weights: __m256i, x: __m256i) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn one_token_q8_0(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
     let count = w.cols / 32;
-    let mut ahead = Ahead::new(w, AHEAD);
+    let mut ahead = Ahead::new(w, 4);
     for first in (0..w.rows).step_by(4) {
         let rows = four_rows(w, first);
         let mut acc = _mm_setzero_ps();
@@ -767,26 +772,35 @@ fn one_token_q8_0(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+    // The blocks that share a panel of activations, unpacked so that lanes are rows: four weights of every row in
+    // a register, and the scales.
+    let mut weights = [[_mm256_setzero_si256(); 4]; 16];
+    let mut d = [_mm256_setzero_ps(); 8];
     for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
         let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
-        let mut ahead = Ahead::new(w, ROWS * w.row(0).len());
+        let mut ahead = Ahead::new(w, ROWS);
         for first in (0..w.rows).step_by(ROWS) {
             let rows = eight_rows(w, first);
-            let mask = tail_mask(w.rows - first);
-            for block in 0..w.cols / 32 {
-                ahead.advance(ROWS * 34);
-                let blocks = rows.map(|row| row.wrapping_add(block * 34));
-                // SAFETY: a row has a block for every 32 columns.
-                let (d, low, high) =
-                    unsafe { (halves_at(&blocks, 0), four_dwords(&blocks, 2), four_dwords(&blocks, 18)) };
-                let weights = [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]];
+            for panel in 0..x.width() {
+                let count = 8.min(w.cols / 32 - 8 * panel);
+                for b in 0..count {
+                    ahead.advance(ROWS * 34);
+                    let blocks = rows.map(|row| row.wrapping_add((8 * panel + b) * 34));
+                    // SAFETY: a row has a block for every 32 columns.
+                    unsafe {
+                        d[b] = halves_at(&blocks, 0);
+                        weights[2 * b] = four_dwords(&blocks, 2);
+                        weights[2 * b + 1] = four_dwords(&blocks, 18);
+                    }
+                }
+                let (weights, d) = (&weights[..2 * count], &d[..count]);
                 let mut t = tokens.start;
                 while t < tokens.end {
-                    let at = At { mask, first, block, token: t };
+                    let at = At { first, panel, token: t };
                     match tokens.end - t {
-                        4.. => t += multiply_q8_0::<4>(&weights, d, x, out, at),
-                        2.. => t += multiply_q8_0::<2>(&weights, d, x, out, at),
-                        _ => t += multiply_q8_0::<1>(&weights, d, x, out, at),
+                        4.. => t += multiply_q8_0::<4>(weights, d, x, out, at),
+                        2.. => t += multiply_q8_0::<2>(weights, d, x, out, at),
+                        _ => t += multiply_q8_0::<1>(weights, d, x, out, at),
                     }
                 }
             }
@@ -794,30 +808,38 @@ fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f
     }
 }
 
-/// Adds one block's products with `T` tokens to the output; returns `T`.
+/// Adds one panel's products with `T` tokens to the output; returns `T`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn multiply_q8_0<const T: usize>(
-    weights: &[__m256i; 8],
-    d: __m256,
+    weights: &[[__m256i; 4]],
+    d: &[__m256],
     x: Rows<'_, Q8Panel>,
     out: &mut TileMut<'_, f32>,
     at: At,
 ) -> usize {
-    let (panel, part) = (at.block / 8, at.block % 8);
-    let x: [&Q8Panel; T] = pick(x, at.token, panel);
-    let mut dots = [_mm256_setzero_si256(); T];
-    for group in 0..8 {
+    let x: [&Q8Panel; T] = pick(x, at.token, at.panel);
+    let mut acc = [_mm256_setzero_ps(); T];
+    for t in 0..T {
+        acc[t] = at.load(out, t);
+    }
+    for (part, (&d, weights)) in d.iter().zip(weights.as_chunks::<2>().0).enumerate() {
+        let mut dots = [_mm256_setzero_si256(); T];
+        for group in 0..8 {
+            for t in 0..T {
+                // SAFETY: a panel of activations has eight groups of four in each of its parts.
+                let four = unsafe { x[t].lanes.as_ptr().add(part * 32 + 4 * group).cast::<i32>().read() };
+                let dot = dot_signed(weights[group / 4][group % 4], _mm256_set1_epi32(four));
+                dots[t] = _mm256_add_epi32(dots[t], dot);
+            }
+        }
         for t in 0..T {
-            // SAFETY: a panel of activations has eight groups of four in each of its parts.
-            let four = unsafe { x[t].lanes.as_ptr().add(part * 32 + 4 * group).cast::<i32>().read() };
-            dots[t] = _mm256_add_epi32(dots[t], dot_signed(weights[group], _mm256_set1_epi32(four)));
+            let scale = _mm256_mul_ps(d, _mm256_set1_ps(x[t].scales[part]));
+            acc[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dots[t]), acc[t]);
         }
     }
     for t in 0..T {
-        let scale = _mm256_mul_ps(d, _mm256_set1_ps(x[t].scales[part]));
-        let after = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dots[t]), at.load(out, t));
-        at.store(out, t, after);
+        at.store(out, t, acc[t]);
     }
     T
 }
