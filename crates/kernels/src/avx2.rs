@@ -18,9 +18,11 @@
 
 use std::arch::x86_64::*;
 
+use half::{bf16, f16};
+
 use crate::DType;
 use crate::math;
-use crate::quant::{Q4K, Q5K, Q6K, Quant};
+use crate::quant::{Q4K, Q5K, Q6K, Quant, dequantise_row};
 use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, RopePairs, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
@@ -44,7 +46,12 @@ const MAX_HEAD_DIM: usize = 1024;
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    scalar::matmul_f32(w, x, out);
+    match w.dtype {
+        DType::F32 => matmul_floats::<f32>(w, x, out),
+        DType::F16 => matmul_floats::<f16>(w, x, out),
+        DType::BF16 => matmul_floats::<bf16>(w, x, out),
+        _ => scalar::matmul_f32(w, x, out),
+    }
 }
 
 /// As [`scalar::matmul_q8`].
@@ -116,13 +123,13 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
                 let count = check(keys.len(), values.len());
                 let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
                 // SAFETY: keys and values are `count` long, as the check says.
-                unsafe { attend_heads::<true>(&step, keys, values, count, running, out) }
+                unsafe { attend_heads::<f16>(&step, keys, values, count, running, out) }
             }
             (KvRef::F32(keys), KvRef::F32(values)) => {
                 let count = check(keys.len(), values.len());
                 let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
                 // SAFETY: as above.
-                unsafe { attend_heads::<false>(&step, keys, values, count, running, out) }
+                unsafe { attend_heads::<f32>(&step, keys, values, count, running, out) }
             }
             _ => panic!("keys and values of different types"),
         }
@@ -388,7 +395,7 @@ fn one_token<Q: Quant>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
             // SAFETY: the matrix has a block for every panel.
             let (heads, products) = unsafe {
                 let heads = heads::<Q>(&blocks);
-                let products = products::<Q>(&blocks, &heads, x, &mut ahead);
+                let products = products::<Q>(&blocks, &heads, panels, &mut ahead);
                 (heads, products)
             };
             let scales = _mm256_set_m128(_mm_set1_ps(x[1].scales[0]), _mm_set1_ps(x[0].scales[0]));
@@ -428,7 +435,7 @@ fn store_four(acc: __m128, out: &mut [f32]) {
     out[..rows].copy_from_slice(&four[..rows]);
 }
 
-/// `Σ scale · lane · activation` of eight blocks.
+/// `Σ scale · lane · activation` of four or eight blocks: one or two panels.
 ///
 /// # Safety
 /// The blocks must be of `Q`.
@@ -437,7 +444,7 @@ fn store_four(acc: __m128, out: &mut [f32]) {
 unsafe fn products<Q: Quant>(
     blocks: &Eight,
     heads: &Heads,
-    panels: [&Q8Panel; 2],
+    panels: &[Q8Panel],
     ahead: &mut Ahead,
 ) -> __m256i {
     // Every sub-scale as a pair of words, so that a load alone brings it to all lanes of a register.
@@ -450,8 +457,8 @@ unsafe fn products<Q: Quant>(
         }
     }
     let mut sums = [_mm256_setzero_si256(); 8];
-    for lane in 0..8 {
-        let (block, x) = (blocks[lane], panels[lane / 4]);
+    for lane in 0..4 * panels.len() {
+        let (block, x) = (blocks[lane], &panels[lane / 4]);
         ahead.advance(Q::DTYPE.block_bytes());
         // SAFETY: the offsets stay inside a block, by the caller's promise.
         let load = |at: usize| unsafe { _mm256_loadu_si256(block.add(at).cast()) };
@@ -483,7 +490,7 @@ unsafe fn products<Q: Quant>(
                 let dot = _mm256_maddubs_epi16(lanes[i], activations(place));
                 let scale = if Q::DTYPE == DType::Q6_K {
                     // Each half of the register holds the sixteen lanes of one sub-scale.
-                    let word = |i: usize| _mm_set1_epi16((2 * i | (2 * i + 1) << 8) as i16);
+                    let word = |i: usize| _mm_set1_epi16(((2 * i) | ((2 * i + 1) << 8)) as i16);
                     let index = _mm256_set_m128i(word(place % 4 * 2 + 1), word(place % 4 * 2));
                     _mm256_shuffle_epi8(scales[place / 4], index)
                 } else {
@@ -845,14 +852,129 @@ fn multiply_q8_0<const T: usize>(
 }
 
 // ---------------------------------------------------------------------------------------------------
+// Floats
+
+/// A float as it is stored.
+trait Cell {
+    /// Eight of them from element `index` on, widened.
+    ///
+    /// # Safety
+    /// The elements must exist, and the processor must have the instructions of this module.
+    unsafe fn eight(first: *const u8, index: usize) -> __m256;
+}
+
+impl Cell for f32 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn eight(first: *const u8, index: usize) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_loadu_ps(first.add(4 * index).cast()) }
+    }
+}
+
+impl Cell for f16 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn eight(first: *const u8, index: usize) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(first.add(2 * index).cast())) }
+    }
+}
+
+impl Cell for bf16 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn eight(first: *const u8, index: usize) -> __m256 {
+        // SAFETY: the caller's promise.
+        let words = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(first.add(2 * index).cast())) };
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn matmul_floats<C: Cell>(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
+    assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
+    assert_eq!(x.width(), w.cols);
+    for row in (0..w.rows).step_by(2) {
+        for token in (0..x.len()).step_by(2) {
+            match (w.rows - row, x.len() - token) {
+                (1, 1) => dot_tile::<C, 1, 1>(w, x, out, row, token),
+                (1, _) => dot_tile::<C, 1, 2>(w, x, out, row, token),
+                (_, 1) => dot_tile::<C, 2, 1>(w, x, out, row, token),
+                _ => dot_tile::<C, 2, 2>(w, x, out, row, token),
+            }
+        }
+    }
+}
+
+/// The products of `R` rows with `T` tokens, each with the sixteen accumulators of [`scalar::dot`] in two
+/// registers.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_tile<C: Cell, const R: usize, const T: usize>(
+    w: MatRef<'_>,
+    x: Rows<'_, f32>,
+    out: &mut TileMut<'_, f32>,
+    row: usize,
+    token: usize,
+) {
+    let rows: [&[u8]; R] = std::array::from_fn(|r| w.row(row + r));
+    let x: [&[f32]; T] = std::array::from_fn(|t| x.row(token + t));
+    let mut acc = [[[_mm256_setzero_ps(); 2]; T]; R];
+    let whole = w.cols / 16 * 16;
+    for col in (0..whole).step_by(16) {
+        for half in 0..2 {
+            let at = col + 8 * half;
+            let mut weights = [_mm256_setzero_ps(); R];
+            for r in 0..R {
+                // SAFETY: a row has as many elements as the matrix has columns.
+                weights[r] = unsafe { C::eight(rows[r].as_ptr(), at) };
+            }
+            for t in 0..T {
+                // SAFETY: and so has a row of activations.
+                let x = unsafe { _mm256_loadu_ps(x[t].as_ptr().add(at)) };
+                for r in 0..R {
+                    acc[r][t][half] = _mm256_fmadd_ps(weights[r], x, acc[r][t][half]);
+                }
+            }
+        }
+    }
+    let (mut tail, bytes) = ([0.0; 16], whole * w.dtype.block_bytes());
+    let tail = &mut tail[..w.cols - whole];
+    for r in 0..R {
+        dequantise_row(w.dtype, &rows[r][bytes..], tail);
+        for t in 0..T {
+            let mut lanes = to_lanes(acc[r][t]);
+            for ((lane, w), x) in lanes.iter_mut().zip(&*tail).zip(&x[t][whole..]) {
+                *lane = w.mul_add(*x, *lane);
+            }
+            out.row(token + t)[row + r] = scalar::sum_lanes(&lanes);
+        }
+    }
+}
+
+/// Sixteen accumulators, for [`scalar::sum_lanes`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn to_lanes(acc: [__m256; 2]) -> [f32; 16] {
+    let mut lanes = [0.0; 16];
+    // SAFETY: it is two registers long.
+    unsafe {
+        _mm256_storeu_ps(lanes.as_mut_ptr(), acc[0]);
+        _mm256_storeu_ps(lanes.as_mut_ptr().add(8), acc[1]);
+    }
+    lanes
+}
+
+// ---------------------------------------------------------------------------------------------------
 // Attention
 
 /// Up to [`HEAD_TILE`] heads attend to `count` keys.
 ///
 /// # Safety
-/// There must be `count` keys and values of the type that `F16` says, and at least one.
+/// There must be `count` keys and values of type `C`, and at least one.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn attend_heads<const F16: bool>(
+unsafe fn attend_heads<C: Cell>(
     step: &AttentionStep<'_>,
     keys: *const u8,
     values: *const u8,
@@ -863,7 +985,7 @@ unsafe fn attend_heads<const F16: bool>(
     let mut scores = [[0.0f32; KEY_BLOCK]; HEAD_TILE];
     for first in (0..count).step_by(8) {
         // SAFETY: the caller's promise.
-        unsafe { score_keys::<F16>(step, keys, first..count.min(first + 8), &mut scores) };
+        unsafe { score_keys::<C>(step, keys, first..count.min(first + 8), &mut scores) };
     }
     for ((running, scores), out) in
         running.iter_mut().zip(&mut scores).zip(out.chunks_exact_mut(step.value_dim))
@@ -877,10 +999,10 @@ unsafe fn attend_heads<const F16: bool>(
         // SAFETY: the caller's promise; as many heads as asked for are left.
         unsafe {
             head += match running.len() - head {
-                8.. => add_values::<F16, 8, 1>(step.value_dim, values, count, scores, out),
-                4.. => add_values::<F16, 4, 2>(step.value_dim, values, count, scores, out),
-                2.. => add_values::<F16, 2, 4>(step.value_dim, values, count, scores, out),
-                _ => add_values::<F16, 1, 8>(step.value_dim, values, count, scores, out),
+                8.. => add_values::<C, 8, 1>(step.value_dim, values, count, scores, out),
+                4.. => add_values::<C, 4, 2>(step.value_dim, values, count, scores, out),
+                2.. => add_values::<C, 2, 4>(step.value_dim, values, count, scores, out),
+                _ => add_values::<C, 1, 8>(step.value_dim, values, count, scores, out),
             }
         }
     }
@@ -891,7 +1013,7 @@ unsafe fn attend_heads<const F16: bool>(
 /// # Safety
 /// The keys must exist.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn score_keys<const F16: bool>(
+unsafe fn score_keys<C: Cell>(
     step: &AttentionStep<'_>,
     keys: *const u8,
     range: std::ops::Range<usize>,
@@ -906,7 +1028,7 @@ unsafe fn score_keys<const F16: bool>(
             // Where there are fewer keys, the last stands in and its score is dropped.
             let key = (range.start + i).min(range.end - 1);
             // SAFETY: the key exists; there are 8 registers for each chunk.
-            unsafe { wide.add(chunk * 8 + i).write(cells::<F16>(keys, key * dim + chunk * 8)) };
+            unsafe { wide.add(chunk * 8 + i).write(C::eight(keys, key * dim + chunk * 8)) };
         }
     }
     for (query, scores) in step.queries.chunks_exact(dim).zip(scores) {
@@ -954,24 +1076,19 @@ fn soften(running: &mut RunningSoftmax, scores: &mut [f32; KEY_BLOCK], count: us
         unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), weights) };
         acc[i % 2] = _mm256_add_ps(acc[i % 2], weights);
     }
-    let mut lanes = [0.0; 16];
-    // SAFETY: it is two registers long.
-    unsafe {
-        _mm256_storeu_ps(lanes.as_mut_ptr(), acc[0]);
-        _mm256_storeu_ps(lanes.as_mut_ptr().add(8), acc[1]);
-    }
     let correction = math::exp(running.max - max);
-    *running = RunningSoftmax { max, sum: running.sum.mul_add(correction, scalar::sum_lanes(&lanes)) };
+    *running =
+        RunningSoftmax { max, sum: running.sum.mul_add(correction, scalar::sum_lanes(&to_lanes(acc))) };
     correction
 }
 
-/// Adds the weighted values to the outputs of `H` heads, `C` chunks of eight channels at a time; returns `H`.
+/// Adds the weighted values to the outputs of `H` heads, `N` chunks of eight channels at a time; returns `H`.
 ///
 /// # Safety
 /// There must be `count` values of `dim` channels, a multiple of eight, and scores and outputs for `H` heads.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
+unsafe fn add_values<C: Cell, const H: usize, const N: usize>(
     dim: usize,
     values: *const u8,
     count: usize,
@@ -981,14 +1098,14 @@ unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
     let scores = scores.first_chunk::<H>().expect("scores for all heads");
     let out = out[..H * dim].as_mut_ptr();
     let mut first = 0;
-    while first + 8 * C <= dim {
+    while first + 8 * N <= dim {
         // SAFETY: that many channels are left, by the condition above.
-        unsafe { add_channels::<F16, H, C>(dim, first, values, count, scores, out) };
-        first += 8 * C;
+        unsafe { add_channels::<C, H, N>(dim, first, values, count, scores, out) };
+        first += 8 * N;
     }
     while first < dim {
         // SAFETY: the channels are a multiple of eight.
-        unsafe { add_channels::<F16, H, 1>(dim, first, values, count, scores, out) };
+        unsafe { add_channels::<C, H, 1>(dim, first, values, count, scores, out) };
         first += 8;
     }
     H
@@ -997,10 +1114,10 @@ unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
 /// [`add_values`] for the channels from `first` on.
 ///
 /// # Safety
-/// As there, and `8 · C` channels must be left.
+/// As there, and `8 · N` channels must be left.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_channels<const F16: bool, const H: usize, const C: usize>(
+unsafe fn add_channels<C: Cell, const H: usize, const N: usize>(
     dim: usize,
     first: usize,
     values: *const u8,
@@ -1008,9 +1125,9 @@ unsafe fn add_channels<const F16: bool, const H: usize, const C: usize>(
     scores: &[[f32; KEY_BLOCK]; H],
     out: *mut f32,
 ) {
-    let mut acc = [[_mm256_setzero_ps(); C]; H];
+    let mut acc = [[_mm256_setzero_ps(); N]; H];
     for h in 0..H {
-        for c in 0..C {
+        for c in 0..N {
             // SAFETY: the caller's promise.
             acc[h][c] = unsafe { _mm256_loadu_ps(out.add(h * dim + first + c * 8)) };
         }
@@ -1020,16 +1137,16 @@ unsafe fn add_channels<const F16: bool, const H: usize, const C: usize>(
         for h in 0..H {
             weights[h] = _mm256_set1_ps(scores[h][key]);
         }
-        for c in 0..C {
+        for c in 0..N {
             // SAFETY: the caller's promise.
-            let v = unsafe { cells::<F16>(values, key * dim + first + c * 8) };
+            let v = unsafe { C::eight(values, key * dim + first + c * 8) };
             for h in 0..H {
                 acc[h][c] = _mm256_fmadd_ps(weights[h], v, acc[h][c]);
             }
         }
     }
     for h in 0..H {
-        for c in 0..C {
+        for c in 0..N {
             // SAFETY: the caller's promise.
             unsafe { _mm256_storeu_ps(out.add(h * dim + first + c * 8), acc[h][c]) };
         }
@@ -1042,23 +1159,6 @@ unsafe fn add_channels<const F16: bool, const H: usize, const C: usize>(
 fn tail_mask(len: usize) -> __m256i {
     let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     _mm256_cmpgt_epi32(_mm256_set1_epi32(len.min(8) as i32), lanes)
-}
-
-/// Eight keys' or values' channels from element `index` on, widened.
-///
-/// # Safety
-/// The elements must exist.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn cells<const F16: bool>(first: *const u8, index: usize) -> __m256 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if F16 {
-            _mm256_cvtph_ps(_mm_loadu_si128(first.cast::<u16>().add(index).cast()))
-        } else {
-            _mm256_loadu_ps(first.cast::<f32>().add(index))
-        }
-    }
 }
 
 /// As [`math::exp`], eight at a time.
