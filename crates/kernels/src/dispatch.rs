@@ -2,16 +2,18 @@
 
 use std::sync::OnceLock;
 
-#[cfg(target_arch = "x86_64")]
-use crate::avx512;
 use crate::scalar::{self, AttentionStep, RopePairs, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
+#[cfg(target_arch = "x86_64")]
+use crate::{avx2, avx512};
 
 /// An instruction set that the kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
     /// x86-64 with AVX-512 F, BW, VL and VNNI.
     Avx512,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
     /// Plain Rust, on every processor.
     Scalar,
 }
@@ -21,6 +23,7 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
             Isa::Scalar => "scalar",
         }
     }
@@ -28,7 +31,7 @@ impl Isa {
     /// The instruction sets this processor has, best first.
     pub fn available() -> Vec<Isa> {
         #[cfg(target_arch = "x86_64")]
-        let native = [(Isa::Avx512, avx512::available())];
+        let native = [(Isa::Avx512, avx512::available()), (Isa::Avx2, avx2::available())];
         #[cfg(not(target_arch = "x86_64"))]
         let native = [];
         let native = native.into_iter().filter_map(|(isa, available)| available.then_some(isa));
@@ -90,6 +93,8 @@ impl Kernels {
             Isa::Scalar => &SCALAR,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &AVX2,
             #[cfg(not(target_arch = "x86_64"))]
             other => panic!("{} is not for this processor", other.name()),
         }
@@ -128,6 +133,9 @@ macro_rules! entry {
 
 #[cfg(target_arch = "x86_64")]
 static AVX512: Kernels = table!(Isa::Avx512, avx512);
+
+#[cfg(target_arch = "x86_64")]
+static AVX2: Kernels = table!(Isa::Avx2, avx2);
 
 static SCALAR: Kernels = Kernels {
     isa: Isa::Scalar,

@@ -4,6 +4,8 @@
 //! [`Kernels`] is the table of the ones this processor runs. [`quant`] says what the bytes of each type mean.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dispatch;
 mod dtype;
