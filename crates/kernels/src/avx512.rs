@@ -18,8 +18,8 @@ use std::arch::x86_64::*;
 
 use crate::DType;
 use crate::math;
-use crate::quant::{Q4K, Q5K, Q6K, Quant};
-use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, RopePairs, RunningSoftmax};
+use crate::quant::{MAX_BLOCK, Q4K, Q5K, Q6K, Quant, dequantise_row};
+use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, LANES, RopePairs, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
 /// Rows that are computed together: as many as a register has 32-bit lanes.
@@ -36,8 +36,11 @@ pub fn available() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
-/// Query heads that pass over the keys together.
-const HEAD_TILE: usize = 8;
+/// Tokens that share four widened rows; a multiple of four.
+const FLOAT_TOKENS: usize = 32;
+
+/// The most query heads that pass over the keys together.
+const HEAD_TILE: usize = 64;
 
 /// The longest keys for which there is room to widen sixteen of them.
 const MAX_HEAD_DIM: usize = 1024;
@@ -45,7 +48,48 @@ const MAX_HEAD_DIM: usize = 1024;
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    scalar::matmul_f32(w, x, out);
+    assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
+    assert_eq!(x.width(), w.cols);
+    // Four rows, widened piece by piece.
+    let mut weights = [[0.0f32; MAX_BLOCK]; 4];
+    for chunk in (0..x.len()).step_by(FLOAT_TOKENS) {
+        let tokens = FLOAT_TOKENS.min(x.len() - chunk);
+        for first in (0..w.rows).step_by(4) {
+            let mut acc = [[_mm512_setzero_ps(); 4]; FLOAT_TOKENS];
+            for col in (0..w.cols).step_by(MAX_BLOCK) {
+                let cols = MAX_BLOCK.min(w.cols - col);
+                for (row, weights) in weights.iter_mut().enumerate() {
+                    let row = w.row((first + row).min(w.rows - 1));
+                    let bytes = |n| w.dtype.row_bytes(n).expect("blocks divide 256");
+                    widen(w.dtype, &row[bytes(col)..bytes(col + cols)], &mut weights[..cols]);
+                }
+                let mut t = 0;
+                while t < tokens {
+                    let piece = |t: usize| &x.row(chunk + t)[col..col + cols];
+                    if tokens - t >= 4 {
+                        let x = [piece(t), piece(t + 1), piece(t + 2), piece(t + 3)];
+                        multiply_floats(&weights, x, acc[t..].first_chunk_mut().expect("four tokens"));
+                        t += 4;
+                    } else {
+                        multiply_floats(&weights, [piece(t)], acc[t..].first_chunk_mut().expect("a token"));
+                        t += 1;
+                    }
+                }
+            }
+            for t in (0..tokens).step_by(4) {
+                let mut sums = [_mm512_setzero_ps(); 16];
+                for i in 0..4 {
+                    for row in 0..4 {
+                        sums[4 * i + row] = acc[t + i][row];
+                    }
+                }
+                let sums = sum_across_f32(&sums);
+                for i in 0..4.min(tokens - t) {
+                    store_four(quarter(sums, i), &mut out.row(chunk + t + i)[first..]);
+                }
+            }
+        }
+    }
 }
 
 /// As [`scalar::matmul_q8`].
@@ -103,6 +147,15 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
         assert!(count <= KEY_BLOCK && keys == count * step.head_dim && values == count * step.value_dim);
         count
     };
+    let (keys, values, count) = match (step.keys, step.values) {
+        (KvRef::F16(keys), KvRef::F16(values)) => {
+            (keys.as_ptr().cast(), values.as_ptr().cast(), check(keys.len(), values.len()))
+        }
+        (KvRef::F32(keys), KvRef::F32(values)) => {
+            (keys.as_ptr().cast(), values.as_ptr().cast(), check(keys.len(), values.len()))
+        }
+        _ => panic!("keys and values of different types"),
+    };
     let heads = step
         .queries
         .chunks(HEAD_TILE * step.head_dim)
@@ -110,36 +163,15 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
         .zip(out.chunks_mut(HEAD_TILE * step.value_dim));
     for ((queries, running), out) in heads {
         let step = AttentionStep { queries, ..*step };
-        match (step.keys, step.values) {
-            (KvRef::F16(keys), KvRef::F16(values)) => {
-                let count = check(keys.len(), values.len());
-                // SAFETY: keys and values are `count` long, as the check says.
-                unsafe {
-                    attend_heads::<true>(
-                        &step,
-                        keys.as_ptr().cast(),
-                        values.as_ptr().cast(),
-                        count,
-                        running,
-                        out,
-                    )
-                }
+        let f16 = matches!(step.keys, KvRef::F16(_));
+        // SAFETY: keys and values are of that type and `count` long, as the check says.
+        unsafe {
+            match (f16, running.len() <= 8) {
+                (true, true) => attend_heads::<true, 8>(&step, keys, values, count, running, out),
+                (true, false) => attend_heads::<true, HEAD_TILE>(&step, keys, values, count, running, out),
+                (false, true) => attend_heads::<false, 8>(&step, keys, values, count, running, out),
+                (false, false) => attend_heads::<false, HEAD_TILE>(&step, keys, values, count, running, out),
             }
-            (KvRef::F32(keys), KvRef::F32(values)) => {
-                let count = check(keys.len(), values.len());
-                // SAFETY: as above.
-                unsafe {
-                    attend_heads::<false>(
-                        &step,
-                        keys.as_ptr().cast(),
-                        values.as_ptr().cast(),
-                        count,
-                        running,
-                        out,
-                    )
-                }
-            }
-            _ => panic!("keys and values of different types"),
         }
     }
 }
@@ -250,11 +282,6 @@ impl Rows16 {
         Rows16 { first: row, stride, last: (w.rows - first).min(ROWS) - 1, ahead }
     }
 
-    /// The rows that exist, as a mask.
-    fn mask(&self) -> __mmask16 {
-        (u32::MAX >> (31 - self.last)) as __mmask16
-    }
-
     /// The same rows, `bytes` further on.
     ///
     /// # Safety
@@ -354,6 +381,62 @@ fn same(v: __m512i) -> __m512i {
 
 sum_across!(sum_across_i32, __m512i, _mm512_add_epi32, same, same);
 sum_across!(sum_across_f32, __m512, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps);
+
+// ---------------------------------------------------------------------------------------------------
+// Products with f32 activations
+
+/// A piece of a row as floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F16 | DType::BF16 => {
+            for (bytes, out) in bytes.chunks(32).zip(out.chunks_mut(16)) {
+                let mask = tail_mask(out.len());
+                // SAFETY: the mask covers what both have.
+                unsafe {
+                    let halves = _mm256_maskz_loadu_epi16(mask, bytes.as_ptr().cast());
+                    let floats = if dtype == DType::F16 {
+                        _mm512_cvtph_ps(halves)
+                    } else {
+                        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+                    };
+                    _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, floats);
+                }
+            }
+        }
+        _ => dequantise_row(dtype, bytes, out),
+    }
+}
+
+/// Adds the products of four rows' pieces with those of `T` tokens, lane by lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn multiply_floats<const T: usize>(
+    weights: &[[f32; MAX_BLOCK]; 4],
+    x: [&[f32]; T],
+    acc: &mut [[__m512; 4]; T],
+) {
+    let cols = x[0].len();
+    assert!(cols <= MAX_BLOCK && x.iter().all(|x| x.len() == cols));
+    let mut sums = *acc;
+    for col in (0..cols).step_by(LANES) {
+        let mask = tail_mask(cols - col);
+        let mut rows = [_mm512_setzero_ps(); 4];
+        for row in 0..4 {
+            // SAFETY: the mask ends with the columns.
+            rows[row] = unsafe { _mm512_maskz_loadu_ps(mask, weights[row].as_ptr().add(col)) };
+        }
+        for t in 0..T {
+            // SAFETY: as above.
+            let x = unsafe { _mm512_maskz_loadu_ps(mask, x[t].as_ptr().add(col)) };
+            for row in 0..4 {
+                sums[t][row] = _mm512_mask3_fmadd_ps(rows[row], x, sums[t][row], mask);
+            }
+        }
+    }
+    *acc = sums;
+}
 
 // ---------------------------------------------------------------------------------------------------
 // One token, K types
@@ -628,44 +711,75 @@ struct Panel {
     scales: [[i32; ROWS]; 16],
     /// The factors of the sums of activations: for each two sums of 16, a pair for every row.
     mins: [[i16; 2 * ROWS]; 8],
+    /// The scale of every row.
+    d: [f32; ROWS],
+    /// The scale of every row's minima.
+    dmin: [f32; ROWS],
 }
 
 impl Panel {
     fn new() -> Panel {
-        Panel { lanes: [[0; 64]; 64], scales: [[0; ROWS]; 16], mins: [[0; 2 * ROWS]; 8] }
+        Panel {
+            lanes: [[0; 64]; 64],
+            scales: [[0; ROWS]; 16],
+            mins: [[0; 2 * ROWS]; 8],
+            d: [0.0; ROWS],
+            dmin: [0.0; ROWS],
+        }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn many_tokens<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
-    let bytes = Q::DTYPE.block_bytes();
-    let mut panel = Panel::new();
+    let mut panels = [Panel::new(), Panel::new()];
     for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
         let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
-        for first in (0..w.rows).step_by(ROWS) {
-            let rows = Rows16::new(w, first);
-            for b in 0..x.width() {
-                // SAFETY: a row has as many blocks as the activations have panels.
-                let floats = unsafe { unpack::<Q>(rows.skip(b * bytes), &mut panel) };
-                let mut t = tokens.start;
-                while t < tokens.end {
-                    let at = At { rows, first, block: b, token: t };
-                    match tokens.end - t {
-                        8.. => t += multiply::<Q, 8>(&panel, floats, x, out, at),
-                        4.. => t += multiply::<Q, 4>(&panel, floats, x, out, at),
-                        2.. => t += multiply::<Q, 2>(&panel, floats, x, out, at),
-                        _ => t += multiply::<Q, 1>(&panel, floats, x, out, at),
-                    }
-                }
-            }
+        let mut first = 0;
+        while first < w.rows {
+            // Two panels share the broadcast activations, which are most of what is loaded.
+            first += if w.rows - first > ROWS {
+                many_tokens_of_rows::<Q, 2>(w, first, x, tokens.clone(), out, &mut panels)
+            } else {
+                let [panel, _] = &mut panels;
+                many_tokens_of_rows::<Q, 1>(w, first, x, tokens.clone(), out, std::array::from_mut(panel))
+            };
         }
     }
+}
+
+/// The products of `R` times sixteen rows from `first` on with some tokens; returns the number of rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn many_tokens_of_rows<Q: Quant, const R: usize>(
+    w: MatRef<'_>,
+    first: usize,
+    x: Rows<'_, Q8Panel>,
+    tokens: std::ops::Range<usize>,
+    out: &mut TileMut<'_, f32>,
+    panels: &mut [Panel; R],
+) -> usize {
+    let bytes = Q::DTYPE.block_bytes();
+    for block in 0..x.width() {
+        for (r, panel) in panels.iter_mut().enumerate() {
+            // SAFETY: a row has as many blocks as the activations have panels.
+            unsafe { unpack::<Q>(Rows16::new(w, first + r * ROWS).skip(block * bytes), panel) };
+        }
+        let mut token = tokens.start;
+        while token < tokens.end {
+            let at = At { first, block, token };
+            token += match tokens.end - token {
+                8.. if R == 1 => multiply::<Q, R, 8>(panels, x, out, at),
+                4.. => multiply::<Q, R, 4>(panels, x, out, at),
+                2.. => multiply::<Q, R, 2>(panels, x, out, at),
+                _ => multiply::<Q, R, 1>(panels, x, out, at),
+            };
+        }
+    }
+    R * ROWS
 }
 
 /// Which part of the product is at hand.
 #[derive(Clone, Copy)]
 struct At {
-    rows: Rows16,
     first: usize,
     block: usize,
     token: usize,
@@ -680,9 +794,8 @@ fn pick<const T: usize>(x: Rows<'_, Q8Panel>, first: usize, panel: usize) -> [&Q
 /// Adds one block's products with `T` tokens to the output; returns `T`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn multiply<Q: Quant, const T: usize>(
-    panel: &Panel,
-    (d, dmin): (__m512, __m512),
+fn multiply<Q: Quant, const R: usize, const T: usize>(
+    panels: &[Panel; R],
     x: Rows<'_, Q8Panel>,
     out: &mut TileMut<'_, f32>,
     at: At,
@@ -691,60 +804,76 @@ fn multiply<Q: Quant, const T: usize>(
     let groups = if Q::DTYPE == DType::Q6_K { 4 } else { 8 };
     let x: [&Q8Panel; T] = pick(x, at.token, at.block);
     let zero = _mm512_setzero_si512();
-    let mut products = [zero; T];
+    let mut products = [[zero; T]; R];
     for sub in 0..64 / groups {
-        let mut dots = [zero; T];
+        let mut dots = [[zero; T]; R];
         for group in sub * groups..(sub + 1) * groups {
-            // SAFETY: it is one register long.
-            let weights = unsafe { _mm512_load_si512(panel.lanes[group].as_ptr().cast()) };
+            let mut weights = [zero; R];
+            for r in 0..R {
+                // SAFETY: it is one register long.
+                weights[r] = unsafe { _mm512_load_si512(panels[r].lanes[group].as_ptr().cast()) };
+            }
             for t in 0..T {
                 // SAFETY: a panel of activations has 64 groups of four.
                 let four = unsafe { x[t].lanes.as_ptr().add(4 * group).cast::<i32>().read() };
-                dots[t] = _mm512_dpbusd_epi32(dots[t], weights, _mm512_set1_epi32(four));
+                let four = _mm512_set1_epi32(four);
+                for r in 0..R {
+                    dots[r][t] = _mm512_dpbusd_epi32(dots[r][t], weights[r], four);
+                }
             }
         }
-        // SAFETY: it is one register long.
-        let scales = unsafe { _mm512_load_si512(panel.scales[sub].as_ptr().cast()) };
-        for t in 0..T {
-            products[t] = _mm512_add_epi32(products[t], _mm512_mullo_epi32(dots[t], scales));
+        for r in 0..R {
+            // SAFETY: it is one register long.
+            let scales = unsafe { _mm512_load_si512(panels[r].scales[sub].as_ptr().cast()) };
+            for t in 0..T {
+                products[r][t] = _mm512_add_epi32(products[r][t], _mm512_mullo_epi32(dots[r][t], scales));
+            }
         }
     }
-    let mut mins = [zero; T];
-    for (pair, factors) in panel.mins.iter().enumerate() {
-        // SAFETY: it is one register long.
-        let factors = unsafe { _mm512_load_si512(factors.as_ptr().cast()) };
+    let mut mins = [[zero; T]; R];
+    for pair in 0..8 {
         for t in 0..T {
             // SAFETY: a panel of activations has eight pairs of sums, aligned to four bytes.
             let sums = unsafe { x[t].sums.as_ptr().add(2 * pair).cast::<i32>().read() };
-            mins[t] = _mm512_dpwssd_epi32(mins[t], factors, _mm512_set1_epi32(sums));
+            let sums = _mm512_set1_epi32(sums);
+            for r in 0..R {
+                // SAFETY: it is one register long.
+                let factors = unsafe { _mm512_load_si512(panels[r].mins[pair].as_ptr().cast()) };
+                mins[r][t] = _mm512_dpwssd_epi32(mins[r][t], factors, sums);
+            }
         }
     }
     for t in 0..T {
-        let out = out.row(at.token + t)[at.first..].as_mut_ptr();
-        let mask = at.rows.mask();
-        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
-        let before = unsafe { _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out) };
         let scale = _mm512_set1_ps(x[t].scales[0]);
-        let d = _mm512_mul_ps(d, scale);
-        let after = if Q::HAS_MINS {
-            let acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(products[t]), before);
-            _mm512_fnmadd_ps(_mm512_mul_ps(dmin, scale), _mm512_cvtepi32_ps(mins[t]), acc)
-        } else {
-            // The factors are those of the offset at which lanes are stored.
-            _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(products[t], mins[t])), before)
-        };
-        // SAFETY: as above.
-        unsafe { _mm512_mask_storeu_ps(out, mask, after) };
+        for r in 0..R {
+            let out = &mut out.row(at.token + t)[at.first + r * ROWS..];
+            // SAFETY: the mask covers what `out` has.
+            unsafe {
+                let mask = tail_mask(out.len());
+                let before = _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out.as_ptr());
+                let d = _mm512_mul_ps(_mm512_load_ps(panels[r].d.as_ptr()), scale);
+                let after = if Q::HAS_MINS {
+                    let acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(products[r][t]), before);
+                    let dmin = _mm512_mul_ps(_mm512_load_ps(panels[r].dmin.as_ptr()), scale);
+                    _mm512_fnmadd_ps(dmin, _mm512_cvtepi32_ps(mins[r][t]), acc)
+                } else {
+                    // The factors are those of the offset at which lanes are stored.
+                    let products = _mm512_sub_epi32(products[r][t], mins[r][t]);
+                    _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(products), before)
+                };
+                _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, after);
+            }
+        }
     }
     T
 }
 
-/// Unpacks sixteen rows of one block; returns their scales and the scales of their minima.
+/// Unpacks sixteen rows of one block.
 ///
 /// # Safety
 /// The rows must hold a block of `Q`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) -> (__m512, __m512) {
+unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
     for row in 0..ROWS {
         rows.prefetch_next(row, Q::DTYPE.block_bytes());
     }
@@ -831,7 +960,8 @@ unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) -> (__m512, __m512) 
                 }
             }
         }
-        (heads.d, heads.dmin)
+        _mm512_store_ps(panel.d.as_mut_ptr(), heads.d);
+        _mm512_store_ps(panel.dmin.as_mut_ptr(), heads.dmin);
     }
 }
 
@@ -938,7 +1068,7 @@ fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f
                     std::array::from_fn(|i| _mm512_xor_si512(if i < 4 { low[i] } else { high[i - 4] }, sign));
                 let mut t = tokens.start;
                 while t < tokens.end {
-                    let at = At { rows: all, first, block, token: t };
+                    let at = At { first, block, token: t };
                     match tokens.end - t {
                         8.. => t += multiply_q8_0::<8>(&weights, d, x, out, at),
                         4.. => t += multiply_q8_0::<4>(&weights, d, x, out, at),
@@ -971,15 +1101,16 @@ fn multiply_q8_0<const T: usize>(
         }
     }
     for t in 0..T {
-        let out = out.row(at.token + t)[at.first..].as_mut_ptr();
-        let mask = at.rows.mask();
-        // SAFETY: the mask covers the rows that exist, and `out` has one element for each.
-        let before = unsafe { _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out) };
+        let out = &mut out.row(at.token + t)[at.first..];
         let products = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(q8_0_excess(x[t], part)));
         let scale = _mm512_mul_ps(d, _mm512_set1_ps(x[t].scales[part]));
-        let after = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products), before);
-        // SAFETY: as above.
-        unsafe { _mm512_mask_storeu_ps(out, mask, after) };
+        // SAFETY: the mask covers what `out` has.
+        unsafe {
+            let mask = tail_mask(out.len());
+            let before = _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out.as_ptr());
+            let after = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products), before);
+            _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, after);
+        }
     }
     T
 }
@@ -987,12 +1118,12 @@ fn multiply_q8_0<const T: usize>(
 // ---------------------------------------------------------------------------------------------------
 // Attention
 
-/// Up to [`HEAD_TILE`] heads attend to `count` keys.
+/// Up to `H` heads attend to `count` keys.
 ///
 /// # Safety
 /// There must be `count` keys and values of the type that `F16` says, and at least one.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn attend_heads<const F16: bool>(
+unsafe fn attend_heads<const F16: bool, const H: usize>(
     step: &AttentionStep<'_>,
     keys: *const u8,
     values: *const u8,
@@ -1000,7 +1131,7 @@ unsafe fn attend_heads<const F16: bool>(
     running: &mut [RunningSoftmax],
     out: &mut [f32],
 ) {
-    let mut scores = [[0.0f32; KEY_BLOCK]; HEAD_TILE];
+    let mut scores = [[0.0f32; KEY_BLOCK]; H];
     for first in (0..count).step_by(16) {
         // SAFETY: the caller's promise.
         unsafe { score_keys::<F16>(step, keys, first..count.min(first + 16), &mut scores) };
@@ -1035,7 +1166,7 @@ unsafe fn score_keys<const F16: bool>(
     step: &AttentionStep<'_>,
     keys: *const u8,
     range: std::ops::Range<usize>,
-    scores: &mut [[f32; KEY_BLOCK]; HEAD_TILE],
+    scores: &mut [[f32; KEY_BLOCK]],
 ) {
     let dim = step.head_dim;
     let chunks = dim.div_ceil(16);

@@ -104,7 +104,11 @@ pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
         *panel = Q8Panel::default();
         for (b, x) in x.chunks(block).enumerate() {
             // The bits of non-negative floats order like the floats, with NaN above all.
-            let largest = x.iter().map(|v| v.abs().to_bits()).max().map_or(0.0, f32::from_bits);
+            let mut largest = 0;
+            for v in x {
+                largest = v.abs().to_bits().max(largest);
+            }
+            let largest = f32::from_bits(largest);
             let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
             panel.scales[b * block / 32..(b + 1) * block / 32].fill(largest / 127.0);
             for (lane, v) in panel.lanes[b * block..].iter_mut().zip(x) {
@@ -112,7 +116,10 @@ pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
             }
         }
         for (sum, lanes) in panel.sums.iter_mut().zip(panel.lanes.chunks_exact(16)) {
-            *sum = lanes.iter().map(|&l| i16::from(l)).sum();
+            *sum = 0;
+            for lane in lanes {
+                *sum += i16::from(*lane);
+            }
         }
     }
 }

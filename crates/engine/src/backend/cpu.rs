@@ -4,10 +4,9 @@
 //! the number of threads changes a bit.
 
 use forebay_kernels::quant::{activation_block, dequantise_row};
-use forebay_kernels::{
-    AttentionStep, DType, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, RunningSoftmax, TileMut,
-};
+use forebay_kernels::{DType, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, TileMut};
 
+use super::attend::{GroupedHeads, QUERY_TILE};
 use super::kv::{CpuKv, KvType};
 use super::{
     Attention, Backend, Buf, BufShape, ExpertBuffers, HostMatrix, Kv, KvShape, Matrix, Rope, Router, Routing,
@@ -198,13 +197,13 @@ impl Backend for CpuBackend {
             let group = q_heads / shape.heads;
             let outs = &mut data[rows.start * a.out.width..rows.end * a.out.width];
             let mut outs = [TileMut::new(outs, a.out.width)];
-            let grain = Grain { rows: 1, cols: group * shape.value_dim };
+            let grain = Grain { rows: QUERY_TILE, cols: group * shape.value_dim };
+            let queries = Rows::new(&q[rows.start * a.q.width..rows.end * a.q.width], a.q.width);
             let kv = &*kv;
             self.pool.for_tiles(&mut outs, grain, |piece, mut tile| {
-                let (row, head) = (piece.rows.start, piece.cols.start / grain.cols);
-                let q = &q[(rows.start + row) * a.q.width..][..a.q.width];
-                let q = &q[head * group * shape.key_dim..][..group * shape.key_dim];
-                attend(self.kernels, kv, head, start + row + 1, q, a.scale, tile.row(0));
+                let head = piece.cols.start / grain.cols;
+                let heads = GroupedHeads { kernels: self.kernels, kv, head, group, scale: a.scale };
+                heads.attend(queries, piece.rows, start, &mut tile);
             });
         }
         self.put(a.out, data);
@@ -305,26 +304,6 @@ impl Backend for CpuBackend {
 
 fn view(m: &HostMatrix) -> MatRef<'_> {
     MatRef::new(m.dtype, m.rows, m.cols, &m.bytes)
-}
-
-/// The heads of one group attend to the first `len` positions of their key head.
-fn attend(
-    kernels: &Kernels,
-    kv: &CpuKv,
-    head: usize,
-    len: usize,
-    queries: &[f32],
-    scale: f32,
-    out: &mut [f32],
-) {
-    let KvShape { key_dim, value_dim, .. } = kv.shape();
-    let mut running = vec![RunningSoftmax::START; queries.len() / key_dim];
-    out.fill(0.0);
-    for (keys, values) in kv.head(head, len) {
-        let step = AttentionStep { queries, keys, values, head_dim: key_dim, value_dim, scale };
-        (kernels.attend)(&step, &mut running, out);
-    }
-    (kernels.attend_finish)(&running, out);
 }
 
 /// The rows of each bucket as a matrix of its own. Buckets are ascending and do not overlap.

@@ -56,14 +56,13 @@ impl CpuKv {
         self.len += 1;
     }
 
-    /// One head's keys and values of the first `len` positions, page by page.
-    pub fn head(&self, head: usize, len: usize) -> impl Iterator<Item = (KvRef<'_>, KvRef<'_>)> {
+    /// One head's keys and values on one page, as far as the first `len` positions reach.
+    pub fn page(&self, head: usize, page: usize, len: usize) -> (KvRef<'_>, KvRef<'_>) {
         let KvShape { key_dim, value_dim, .. } = self.shape;
-        self.pages.iter().take(len.div_ceil(KEY_BLOCK)).enumerate().map(move |(i, page)| {
-            let rows = KEY_BLOCK.min(len - i * KEY_BLOCK);
-            let keys = page.keys.read(head * KEY_BLOCK * key_dim, rows * key_dim);
-            (keys, page.values.read(head * KEY_BLOCK * value_dim, rows * value_dim))
-        })
+        let rows = KEY_BLOCK.min(len - page * KEY_BLOCK);
+        let page = &self.pages[page];
+        let keys = page.keys.read(head * KEY_BLOCK * key_dim, rows * key_dim);
+        (keys, page.values.read(head * KEY_BLOCK * value_dim, rows * value_dim))
     }
 }
 
@@ -132,8 +131,8 @@ mod tests {
             kv.truncate(80);
             assert_eq!(kv.len(), 80);
             let mut seen = Vec::new();
-            for (_, values) in kv.head(1, 70) {
-                match values {
+            for page in 0..2 {
+                match kv.page(1, page, 70).1 {
                     KvRef::F16(v) => seen.extend(v.iter().map(|v| v.to_f32())),
                     KvRef::F32(v) => seen.extend(v),
                 }

@@ -4,6 +4,7 @@
 //! are handles, because only the backend knows where they live; what crosses to the host is the router's
 //! choice, which the expert store needs, and the logits.
 
+mod attend;
 mod cpu;
 mod kv;
 mod routing;
