@@ -33,9 +33,9 @@ use crate::{demo, errors};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  forebay bench model.gguf                              prompts of 512 tokens, answers of 128
-  forebay bench model.gguf -p 0 -n 64 -d 0,4096         writing only, early and late in a conversation
-  forebay bench model.gguf -p 64,512 -n 0 --threads 4   reading only
+  forebay bench model.gguf                              the usual two tests
+  forebay bench model.gguf -p 0 -n 64 -d 0,4096         writing, early and late
+  forebay bench model.gguf -p 64,512 -n 0 --threads 4   reading
   forebay bench model.gguf -o jsonl >> results.jsonl")]
 pub struct BenchArgs {
     /// A GGUF file, or any part of a split one [default: the demo model]
@@ -70,7 +70,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     };
     let engine = args.compute.load(&demo::or_demo(args.model.as_deref())?, Some(context))?;
     let tokens = match &args.tokens {
-        Some(path) => tokens::from_file(path, context)?,
+        Some(path) => tokens::from_file(path, engine.vocab_size(), context)?,
         None => tokens::random(engine.vocab_size(), context),
     };
     let bar = Progress::measuring();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use forebay_engine::TokenId;
 
 use crate::args::read_text;
@@ -23,10 +23,13 @@ pub fn random(vocab: usize, count: usize) -> Vec<TokenId> {
 }
 
 /// The tokens of a file, which begin again at its end.
-pub fn from_file(path: &Path, count: usize) -> Result<Vec<TokenId>> {
+pub fn from_file(path: &Path, vocab: usize, count: usize) -> Result<Vec<TokenId>> {
     let tokens = parse(&read_text(path)?).with_context(|| path.display().to_string())?;
     if tokens.is_empty() {
         return Err(errors::usage(format!("{} holds no token", path.display())));
+    }
+    if let Some(TokenId(id)) = tokens.iter().find(|t| t.0 as usize >= vocab) {
+        bail!("{}: token {id} is not in the vocabulary of {vocab} tokens", path.display());
     }
     Ok(tokens.into_iter().cycle().take(count).collect())
 }
