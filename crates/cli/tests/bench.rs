@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 fn bench(more: &[&str]) -> String {
     let model = golden("qwen3moe.gguf");
-    call(&[&["bench", &model, "-p", "8", "-n", "4", "-r", "1", "--threads", "2"], more].concat()).success()
+    call(&[&["bench", &model, "-n", "4", "--threads", "2"], more].concat()).success()
 }
 
 const FIELDS: [&str; 20] = [
@@ -35,7 +35,7 @@ const FIELDS: [&str; 20] = [
 
 #[test]
 fn a_table_has_a_row_for_each_test() {
-    let table = bench(&["-d", "0,16"]);
+    let table = bench(&["-p", "8", "-r", "1", "-d", "0,16"]);
     let (table, note) = table.split_once("\n\n").unwrap();
     assert!(note.starts_with("read bandwidth of the memory: ") && note.ends_with(" GB/s with 2 threads\n"));
     let lines: Vec<_> = table.lines().collect();
@@ -60,7 +60,7 @@ fn a_table_has_a_row_for_each_test() {
 
 #[test]
 fn csv_has_a_header_and_a_line_for_each_test() {
-    let text = bench(&["-o", "csv"]);
+    let text = bench(&["-p", "8", "-r", "1", "-o", "csv"]);
     let lines: Vec<Vec<_>> = text.lines().map(|line| line.split(',').collect()).collect();
     assert_eq!(lines.len(), 3, "{text}");
     assert_eq!(lines[0], FIELDS);
@@ -70,7 +70,8 @@ fn csv_has_a_header_and_a_line_for_each_test() {
 
 #[test]
 fn json_has_every_number() {
-    let rows: Vec<Value> = serde_json::from_str(&bench(&["-o", "json", "-r", "3", "-d", "16"])).unwrap();
+    let rows: Vec<Value> =
+        serde_json::from_str(&bench(&["-p", "8", "-r", "3", "-o", "json", "-d", "16"])).unwrap();
     let names: Vec<_> = rows[0].as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, [&FIELDS[..], &["samples"]].concat());
     let [prompt, answer] = &rows[..] else { panic!("{rows:?}") };
@@ -94,7 +95,7 @@ fn json_has_every_number() {
 
     // Keys and values of one position take twice the bytes in f32, and two positions more than one.
     let written = |more: &[&str]| {
-        let text = bench(&[&["-o", "jsonl", "-p", "0"], more].concat());
+        let text = bench(&[&["-p", "0", "-r", "1", "-o", "jsonl"], more].concat());
         let row: Value = serde_json::from_str(&text).unwrap();
         row["bytes_per_token"].as_u64().unwrap()
     };
@@ -108,7 +109,7 @@ fn tokens_can_come_from_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = text(&folder.path().join("tokens"));
     std::fs::write(&file, "[1, 2]\n3 4\n").unwrap();
-    let lines = bench(&["-o", "jsonl", "--tokens", &file]);
+    let lines = bench(&["-p", "8", "-r", "1", "-o", "jsonl", "--tokens", &file]);
     assert_eq!(lines.lines().count(), 2);
     assert!(lines.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
 
