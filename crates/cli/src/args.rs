@@ -19,6 +19,20 @@ pub struct LoadArgs {
     /// Tokens a conversation may have [default: 8192, or the model's limit if smaller]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     ctx: Option<usize>,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+impl LoadArgs {
+    /// Loads the model, with a progress bar if it takes longer than a moment.
+    pub fn load(&self, path: &Path) -> Result<Engine> {
+        self.compute.load(path, self.ctx)
+    }
+}
+
+/// How a model computes.
+#[derive(Args)]
+pub struct ComputeArgs {
     /// Threads that compute [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
@@ -27,18 +41,23 @@ pub struct LoadArgs {
     exact: bool,
 }
 
-impl LoadArgs {
-    /// Loads the model, with a progress bar if it takes longer than a moment.
-    pub fn load(&self, path: &Path) -> Result<Engine> {
+impl ComputeArgs {
+    /// Loads the model for conversations of `context` tokens, with a progress bar if it takes longer than a moment.
+    pub fn load(&self, path: &Path, context: Option<usize>) -> Result<Engine> {
         let bar = Progress::loading();
         let options = Options {
-            context: self.ctx,
+            context,
             threads: self.threads,
-            precision: if self.exact { Precision::Exact } else { Precision::Fast },
+            precision: self.precision(),
             progress: Some(bar.callback()),
             ..Options::default()
         };
         Ok(Engine::open(path, &options)?)
+    }
+
+    /// How products with quantised weights are computed.
+    pub fn precision(&self) -> Precision {
+        if self.exact { Precision::Exact } else { Precision::Fast }
     }
 }
 
@@ -145,13 +164,16 @@ impl TextArgs {
     pub fn read(&self) -> Result<String> {
         match (&self.text, &self.file) {
             (Some(text), _) => Ok(text.clone()),
-            (None, Some(path)) => {
-                let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-                String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", path.display()))
-            }
+            (None, Some(path)) => read_text(path),
             (None, None) => read_stdin(),
         }
     }
+}
+
+/// A file of text.
+pub fn read_text(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", path.display()))
 }
 
 /// All of standard input.
@@ -162,7 +184,8 @@ pub fn read_stdin() -> Result<String> {
     read_to_string(stdin()).context("cannot read standard input")
 }
 
-fn at_least_one(s: &str) -> Result<usize> {
+/// Reads a number for clap.
+pub fn at_least_one(s: &str) -> Result<usize> {
     match s.parse() {
         Ok(0) => Err(anyhow!("at least 1 is needed")),
         Ok(n) => Ok(n),

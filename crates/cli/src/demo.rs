@@ -10,8 +10,13 @@ use anyhow::{Context, Result};
 const NAME: &str = "tales-qwen3moe-Q4_K_M.gguf";
 const BYTES: &[u8] = include_bytes!("../../../models/tales-qwen3moe-Q4_K_M.gguf");
 
+/// The model that was named, or the demo model.
+pub fn or_demo(model: Option<&Path>) -> Result<PathBuf> {
+    model.map_or_else(path, |model| Ok(model.to_owned()))
+}
+
 /// The path of the demo model. An installed binary writes its copy to the user's cache, once.
-pub fn path() -> Result<PathBuf> {
+fn path() -> Result<PathBuf> {
     let checkout = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models")).join(NAME);
     if checkout.is_file() {
         return Ok(checkout);

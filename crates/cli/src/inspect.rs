@@ -50,9 +50,12 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode> {
 
 /// What the metadata says about the model's size, where it says.
 pub struct Summary<'a> {
-    architecture: Option<&'a str>,
-    name: Option<&'a str>,
-    parameters: u64,
+    /// The family.
+    pub architecture: Option<&'a str>,
+    /// The model's own name.
+    pub name: Option<&'a str>,
+    /// The number of weights.
+    pub parameters: u64,
     layers: Option<u64>,
     experts: Option<u64>,
     experts_used: Option<u64>,
@@ -149,7 +152,7 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
 }
 
 /// A number of parameters as model names have it: `27.8 M`, `30.5 B`.
-fn parameters_text(count: u64) -> String {
+pub fn parameters_text(count: u64) -> String {
     match count {
         0..1_000 => count.to_string(),
         1_000..1_000_000 => format!("{:.1} K", count as f64 / 1e3),

@@ -1,6 +1,7 @@
 //! The `forebay` program.
 
 mod args;
+mod bench;
 mod chat;
 mod demo;
 mod errors;
@@ -8,6 +9,7 @@ mod inspect;
 mod interrupt;
 mod logits;
 mod output;
+mod perplexity;
 mod progress;
 mod run;
 mod stats;
@@ -34,6 +36,8 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
+    Perplexity(perplexity::PerplexityArgs),
+    Bench(bench::BenchArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -41,6 +45,7 @@ Examples:
   forebay run                    Chat with the demo model, which tells stories
   forebay run model.gguf         Chat with a model of yours
   forebay inspect model.gguf     See what is in a file
+  forebay bench model.gguf       Measure how fast it runs here
 
 `forebay help COMMAND` says more about a command. Exit codes: 0 done, 1 failed,
 2 called wrongly, 130 stopped by Ctrl-C.";
@@ -57,6 +62,8 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
+        Command::Perplexity(args) => perplexity::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     result.unwrap_or_else(|error| errors::report(&error))
 }

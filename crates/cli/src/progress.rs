@@ -37,6 +37,16 @@ impl Progress {
         Progress::new(None, "writing {pos} bytes · {elapsed}")
     }
 
+    /// A text is being scored; the estimate so far is told by [`say`](Self::say).
+    pub fn scoring(tokens: usize) -> Progress {
+        Progress::new(Some(tokens as u64), "scoring {bar:30} {pos} of {len} tokens · {elapsed} · {msg}")
+    }
+
+    /// Something is being measured: what, is told by [`say`](Self::say).
+    pub fn measuring() -> Progress {
+        Progress::new(None, "measuring {msg} · {elapsed}")
+    }
+
     fn new(total: Option<u64>, template: &str) -> Progress {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
         let style = ProgressStyle::with_template(template).expect("the template is well-formed");
@@ -55,6 +65,11 @@ impl Progress {
     /// How much is done, and of how much.
     pub fn set(&self, done: u64, total: u64) {
         set(&self.bar, done, total);
+    }
+
+    /// What there is to say beside the numbers.
+    pub fn say(&self, message: String) {
+        self.bar.set_message(message);
     }
 
     /// [`set`](Self::set), to be called from elsewhere.

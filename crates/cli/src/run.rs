@@ -68,11 +68,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if prompt.as_ref().is_some_and(String::is_empty) {
         return Err(errors::usage("the prompt is empty: give one with -p, or on standard input"));
     }
-    let path = match &args.model {
-        Some(path) => path.clone(),
-        None => demo::path()?,
-    };
-    let engine = args.load.load(&path)?;
+    let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
     let mut session = engine.session();
     interrupt::install(session.cancel())?;
     let template = Request {

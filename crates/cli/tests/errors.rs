@@ -4,14 +4,18 @@ mod common;
 
 use common::{call, demo_model, forebay, golden, text};
 
+const COMMANDS: [&str; 6] = ["run", "inspect", "tokenize", "logits", "perplexity", "bench"];
+
 /// Every command that takes a model, with the arguments it needs.
-fn on_model(model: &str) -> [Vec<String>; 4] {
+fn on_model(model: &str) -> [Vec<String>; 6] {
     let folder = std::env::temp_dir().join("forebay-never-written.safetensors");
     [
         vec!["run", model, "-p", "Hi"],
         vec!["inspect", model],
         vec!["tokenize", model, "--text", "Hi"],
         vec!["logits", model, "--tokens", "1,2", "--out", folder.to_str().unwrap()],
+        vec!["perplexity", model, "-f", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")],
+        vec!["bench", model, "-p", "1", "-n", "1", "-r", "1"],
     ]
     .map(|args| args.into_iter().map(str::to_owned).collect())
 }
@@ -63,7 +67,7 @@ fn a_truncated_model_is_named() {
 #[test]
 fn calls_that_make_no_sense_exit_with_2_and_name_the_flag() {
     let model = demo_model();
-    let calls: [(&[&str], &str); 16] = [
+    let calls: [(&[&str], &str); 20] = [
         (&[], "Usage: forebay"),
         (&["fly"], "'fly'"),
         (&["run", "--fly"], "'--fly'"),
@@ -80,6 +84,10 @@ fn calls_that_make_no_sense_exit_with_2_and_name_the_flag() {
         (&["logits", &model, "--tokens", "1,2"], "--out"),
         (&["logits", &model, "--tokens", "1,cat", "--out", "x"], "\"cat\" is not a token's number"),
         (&["logits", &model, "--tokens", "", "--out", "x"], "--tokens"),
+        (&["perplexity", &model], "--file"),
+        (&["bench", &model, "-p", "8,many"], "--prompt"),
+        (&["bench", &model, "-r", "0"], "--repetitions"),
+        (&["bench", &model, "-o", "xml"], "--output"),
     ];
     for (args, mention) in calls {
         let outcome = call(args);
@@ -96,7 +104,7 @@ fn a_wrong_flag_is_found_before_the_model_is_opened() {
 
 #[test]
 fn help_is_there_for_every_command_and_fits_80_columns() {
-    for command in ["run", "inspect", "tokenize", "logits"] {
+    for command in COMMANDS {
         let args = [command, "--help"];
         let help = common::Outcome::from(forebay(args).env("COLUMNS", "80").output().unwrap()).success();
         assert!(help.contains(&format!("Usage: forebay {command}")) && help.contains("Examples:"), "{help}");
@@ -104,6 +112,6 @@ fn help_is_there_for_every_command_and_fits_80_columns() {
         assert_eq!(wide, None, "{command}");
     }
     let help = call(&["--help"]).success();
-    assert!(["run", "inspect", "tokenize", "logits"].iter().all(|c| help.contains(&format!("  {c} "))));
+    assert!(COMMANDS.iter().all(|c| help.contains(&format!("  {c} "))));
     assert!(call(&["--version"]).success().starts_with("forebay "));
 }

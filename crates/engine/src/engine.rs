@@ -10,7 +10,7 @@ use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::format::ModelFile;
 use crate::models::{self, Model};
-use crate::plan::{self, Plan};
+use crate::plan::{self, Plan, Traffic};
 use crate::session::{Batch, Session};
 use crate::store::{ExpertStore, FileSource};
 use crate::tokenizer::Tokenizer;
@@ -63,6 +63,8 @@ struct Inner {
     model: Box<dyn Model>,
     store: ExpertStore,
     plan: Plan,
+    traffic: Traffic,
+    threads: usize,
     context: usize,
     chunk: usize,
     vocab: usize,
@@ -92,6 +94,7 @@ impl Engine {
         let blueprint = models::describe(&file, options.chunk)?;
         let context = context_length(options.context, blueprint.context)?;
         let plan = Plan::new(&blueprint, context, options.precision);
+        let traffic = Traffic::new(&blueprint, options.precision);
         if let Some(available) = plan::available_memory() {
             plan.check(available)?;
         }
@@ -131,6 +134,8 @@ impl Engine {
             model: blueprint.model,
             store,
             plan,
+            traffic,
+            threads,
             context,
             chunk: options.chunk,
             compute: Mutex::new(compute),
@@ -173,6 +178,21 @@ impl Engine {
     /// What is resident.
     pub fn plan(&self) -> Plan {
         self.0.plan
+    }
+
+    /// What one token reads when it is computed alone.
+    pub fn traffic(&self) -> Traffic {
+        self.0.traffic
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.0.threads
+    }
+
+    /// What computes, for people: the device and its instruction set.
+    pub fn backend_name(&self) -> String {
+        self.compute().backend().name()
     }
 
     pub(crate) fn chunk(&self) -> usize {

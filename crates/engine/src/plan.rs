@@ -1,6 +1,6 @@
 //! The memory plan: what will be resident and what it costs, known before anything is loaded.
 
-use crate::backend::Precision;
+use crate::backend::{KvShape, Precision};
 use crate::error::{Bytes, Error, Result};
 use crate::models::Blueprint;
 
@@ -20,20 +20,10 @@ pub struct Plan {
 impl Plan {
     /// The plan for a model with one conversation of `context` tokens.
     pub fn new(blueprint: &Blueprint, context: usize, precision: Precision) -> Plan {
-        let cell = match precision {
-            Precision::Fast => 2,
-            Precision::Exact => 4,
-        };
-        let cells: u64 = blueprint
-            .model
-            .state()
-            .iter()
-            .map(|kv| (kv.heads as u64 * (kv.key_dim + kv.value_dim) as u64).saturating_mul(context as u64))
-            .fold(0, u64::saturating_add);
         Plan {
             dense: blueprint.dense_bytes(),
             experts: blueprint.expert_bytes(),
-            kv: cells.saturating_mul(cell),
+            kv: position_bytes(blueprint, precision).saturating_mul(context as u64),
             scratch: blueprint.scratch_bytes(),
         }
     }
@@ -65,6 +55,46 @@ impl Plan {
         };
         Err(Error::Budget { need: self.total(), have: available, what, remedy })
     }
+}
+
+/// What one token reads when it is computed alone, as in decoding: a bound on its speed is the memory's bandwidth
+/// divided by this. Activations are not counted, for they stay in the processor's caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// Dense weights: all but the rows of the embedding table that are other tokens'. The output matrix is
+    /// read once, also where it is the embedding table.
+    pub dense: u64,
+    /// The experts that the router chooses, in all layers.
+    pub experts: u64,
+    /// Keys and values of one position, in their stored type.
+    pub position: u64,
+}
+
+impl Traffic {
+    /// The traffic of a model.
+    pub fn new(blueprint: &Blueprint, precision: Precision) -> Traffic {
+        Traffic {
+            dense: blueprint.dense_bytes_per_token(),
+            experts: blueprint.expert_bytes_per_token(),
+            position: position_bytes(blueprint, precision),
+        }
+    }
+
+    /// Bytes that a token reads when it attends to `positions` positions, its own among them.
+    pub fn bytes(&self, positions: u64) -> u64 {
+        self.dense + self.experts + self.position * positions
+    }
+}
+
+/// Bytes of the keys and values of one position in all layers.
+fn position_bytes(blueprint: &Blueprint, precision: Precision) -> u64 {
+    let cell = match precision {
+        Precision::Fast => 2,
+        Precision::Exact => 4,
+    };
+    let cells = |kv: &KvShape| kv.heads as u64 * (kv.key_dim + kv.value_dim) as u64;
+    let state = blueprint.model.state();
+    state.iter().map(|kv| cells(kv).saturating_mul(cell)).fold(0, u64::saturating_add)
 }
 
 /// Memory that can be had without swapping, where the operating system tells.

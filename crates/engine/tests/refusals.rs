@@ -337,6 +337,7 @@ fn a_store_reads_every_part_from_its_own_place() {
             [range(0, 4, 4), range(1, 0, 8), range(0, 30, 4)],
             [range(0, 8, 4), range(1, 8, 8), range(0, 34, 4)],
         ],
+        used: 1,
     };
     let store = ExpertStore::load(&[None, Some(layer)], &Counter, &mut |_| {}).unwrap();
     let mut acquisition = store.acquire(LayerIdx(1), &[ExpertIdx(1)]);

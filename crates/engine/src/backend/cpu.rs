@@ -91,6 +91,10 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
+    fn name(&self) -> String {
+        format!("CPU {}", self.kernels.isa.name())
+    }
+
     fn load(&mut self, weight: Weight) -> Result<()> {
         match weight {
             Weight::Matrix(matrix) => self.matrices.push(matrix),

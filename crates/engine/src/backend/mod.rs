@@ -135,6 +135,9 @@ pub struct ExpertBuffers {
 /// the caller and panics; an error is the device's.
 #[allow(clippy::missing_errors_doc)]
 pub trait Backend: Send {
+    /// The device and its instruction set, for people.
+    fn name(&self) -> String;
+
     /// Takes the weights, in the order of their handles.
     fn load(&mut self, weight: Weight) -> Result<()>;
 

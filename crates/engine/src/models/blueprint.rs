@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use std::sync::Arc;
 
-use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Vector, Weight};
+use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Router, Vector, Weight};
 use crate::error::{Error, Result};
 use crate::format::{ModelFile, TensorInfo};
 use crate::memory::{ALIGNMENT, Region};
@@ -37,13 +37,15 @@ pub struct Blueprint {
 
 enum Declared {
     Matrix(TensorInfo),
+    /// A matrix of which a token reads one row.
+    Table(TensorInfo),
     Vector(TensorInfo),
 }
 
 impl Declared {
     fn tensor(&self) -> &TensorInfo {
         match self {
-            Declared::Matrix(tensor) | Declared::Vector(tensor) => tensor,
+            Declared::Matrix(tensor) | Declared::Table(tensor) | Declared::Vector(tensor) => tensor,
         }
     }
 }
@@ -54,10 +56,34 @@ impl Blueprint {
         self.weights
             .iter()
             .map(|w| match w {
-                Declared::Matrix(t) => t.len,
+                Declared::Matrix(t) | Declared::Table(t) => t.len,
                 Declared::Vector(t) => t.elements() * 4,
             })
             .sum()
+    }
+
+    /// Bytes of dense weights that one token reads: every matrix whole, of the embedding table one row. A table
+    /// that is also the output matrix is read whole for that, besides its row.
+    pub fn dense_bytes_per_token(&self) -> u64 {
+        let output = self.model.head().output;
+        let matrices = self.weights.iter().filter(|w| !matches!(w, Declared::Vector(_)));
+        let read = matrices.enumerate().map(|(i, w)| match w {
+            Declared::Table(t) => {
+                let row = t.len / t.shape[0] as u64;
+                if Matrix(i) == output { t.len + row } else { row }
+            }
+            other => other.tensor().len,
+        });
+        let vectors = self.weights.iter().map(|w| match w {
+            Declared::Vector(t) => t.elements() * 4,
+            Declared::Matrix(_) | Declared::Table(_) => 0,
+        });
+        read.chain(vectors).sum()
+    }
+
+    /// Bytes of routed experts that one token reads.
+    pub fn expert_bytes_per_token(&self) -> u64 {
+        self.experts.iter().flatten().map(|l| l.expert_bytes() * l.used as u64).sum()
     }
 
     /// Bytes of all routed experts.
@@ -98,7 +124,7 @@ impl Blueprint {
         let region = Arc::new(region);
         for (declared, place) in self.weights.iter().zip(places) {
             backend.load(match declared {
-                Declared::Matrix(t) => Weight::Matrix(HostMatrix {
+                Declared::Matrix(t) | Declared::Table(t) => Weight::Matrix(HostMatrix {
                     dtype: t.dtype,
                     rows: t.shape[0],
                     cols: t.shape[1],
@@ -165,9 +191,16 @@ impl<'a> Builder<'a> {
     /// If it is missing, has another shape, or a type that cannot be computed.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         let tensor = self.checked(name, &[rows, cols])?.clone();
-        self.weights.push(Declared::Matrix(tensor));
-        self.matrices += 1;
-        Ok(Matrix(self.matrices - 1))
+        Ok(self.push_matrix(Declared::Matrix(tensor)))
+    }
+
+    /// A matrix of which a token reads one row: the embeddings. It may be the output matrix, too.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn table(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        let tensor = self.checked(name, &[rows, cols])?.clone();
+        Ok(self.push_matrix(Declared::Table(tensor)))
     }
 
     /// A vector of weights, kept in f32.
@@ -195,12 +228,13 @@ impl<'a> Builder<'a> {
         Buf { id: self.buffers.len() - 1, width: shape.width }
     }
 
-    /// The routed experts of the next layer, `count` in each of the three tensors `[count, rows, cols]`:
-    /// gate, up and down.
+    /// The routed experts of the next layer, as many as `router` has in each of the three tensors
+    /// `[experts, rows, cols]`: gate, up and down.
     ///
     /// # Errors
     /// If a tensor is missing, has another shape, or a type that cannot be computed.
-    pub fn experts(&mut self, count: usize, parts: [(&str, usize, usize); 3]) -> Result<()> {
+    pub fn experts(&mut self, router: &Router, parts: [(&str, usize, usize); 3]) -> Result<()> {
+        let count = router.experts;
         if count > MAX_EXPERTS {
             return Err(self.error(format!("{count} experts in a layer are more than {MAX_EXPERTS}")));
         }
@@ -220,6 +254,7 @@ impl<'a> Builder<'a> {
         self.experts.push(Some(ExpertLayer {
             parts: [shapes[0], shapes[1], shapes[2]],
             experts: (0..count).map(|i| [places[0][i], places[1][i], places[2][i]]).collect(),
+            used: router.top_k,
         }));
         Ok(())
     }
@@ -238,6 +273,12 @@ impl<'a> Builder<'a> {
         }
         let Builder { experts, buffers, weights, .. } = self;
         Ok(Blueprint { model, context, experts, buffers, weights })
+    }
+
+    fn push_matrix(&mut self, declared: Declared) -> Matrix {
+        self.weights.push(declared);
+        self.matrices += 1;
+        Matrix(self.matrices - 1)
     }
 
     fn tensor(&self, name: &str) -> Result<&'a TensorInfo> {

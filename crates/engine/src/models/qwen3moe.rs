@@ -70,16 +70,17 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     if top_k > experts {
         return Err(config.error("expert_used_count", "is larger than the number of experts"));
     }
+    let router = Router { experts, top_k, normalise: true };
     let inner = config.count("expert_feed_forward_length")?;
     let vocab = b.rows_of("token_embd.weight")?;
 
     // The tensors come first: their shapes confirm the sizes that everything else is made by.
-    let embed = b.matrix("token_embd.weight", vocab, hidden)?;
+    let embed = b.table("token_embd.weight", vocab, hidden)?;
     let layers = (0..layers)
         .map(|l| {
             let name = |part: &str| format!("blk.{l}.{part}.weight");
             b.experts(
-                experts,
+                &router,
                 [
                     (&name("ffn_gate_exps"), inner, hidden),
                     (&name("ffn_up_exps"), inner, hidden),
@@ -123,7 +124,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         angles: b.buffer(key_dim),
     };
     let moe = Moe {
-        router: Router { experts, top_k, normalise: true },
+        router,
         logits: b.buffer(experts),
         buffers: ExpertBuffers {
             x: normed,

@@ -57,6 +57,8 @@ pub struct ExpertLayer {
     pub parts: [PartShape; 3],
     /// For each expert the place of each part.
     pub experts: Vec<[ByteRange; 3]>,
+    /// How many of them a token uses.
+    pub used: usize,
 }
 
 impl ExpertLayer {

@@ -1,0 +1,189 @@
+//! `forebay bench`: how fast a model runs on this machine, and how near that is to what its memory allows.
+
+mod bandwidth;
+mod report;
+mod tokens;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Args;
+use forebay_engine::{Engine, Session, TokenId};
+
+use self::report::{Format, Row, Setting};
+use crate::args::{ComputeArgs, at_least_one};
+use crate::output::print;
+use crate::progress::Progress;
+use crate::{demo, errors};
+
+/// Measure how fast a model runs here
+///
+/// Two kinds of tests: `pp512` reads a prompt of 512 tokens at once, `tg128` computes 128 tokens one after the
+/// other, as an answer is written. With a depth the session holds that many tokens already, which are not timed:
+/// `tg128 @ d4096`. Every test runs once untimed, then -r times; the table gives tokens per second as mean ±
+/// standard deviation, csv and json also the median, which a busy machine disturbs less.
+///
+/// Writing is bound by memory, so it is also given in bytes: those that a token reads (all dense weights but one row
+/// of the embedding table, the chosen experts, keys and values at that depth), times the speed, beside the memory's
+/// read bandwidth as measured at the start of this run. A prompt shares its reads between tokens, so there is no such
+/// figure for it. What a model writes does not matter: tokens are pseudo-random over its vocabulary (SplitMix64 from
+/// the state 0), the same in every run.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  forebay bench model.gguf                              the usual two tests
+  forebay bench model.gguf -p 0 -n 64 -d 0,4096         writing, early and late
+  forebay bench model.gguf -p 64,512 -n 0 --threads 4   reading
+  forebay bench model.gguf -o jsonl >> results.jsonl")]
+pub struct BenchArgs {
+    /// A GGUF file, or any part of a split one [default: the demo model]
+    model: Option<PathBuf>,
+    /// Lengths of prompts to read; 0 for none
+    #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
+    prompt: Vec<usize>,
+    /// Numbers of tokens to write; 0 for none
+    #[arg(short = 'n', long, value_name = "N,…", value_delimiter = ',', default_value = "128")]
+    generate: Vec<usize>,
+    /// Tokens that the session holds before each test
+    #[arg(short, long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    depth: Vec<usize>,
+    /// Timed runs of each test
+    #[arg(short, long, value_name = "N", value_parser = at_least_one, default_value = "5")]
+    repetitions: usize,
+    /// Take the tokens from a file: numbers between spaces or commas, from the start again at its end
+    #[arg(long, value_name = "FILE")]
+    tokens: Option<PathBuf>,
+    /// How the results are written
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value = "md")]
+    output: Format,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let tests = args.tests();
+    let Some(context) = tests.iter().map(|t| t.depth.saturating_add(t.tokens)).max() else {
+        return Err(errors::usage("there is nothing to measure: give a number above 0 with -p or -n"));
+    };
+    let engine = args.compute.load(&demo::or_demo(args.model.as_deref())?, Some(context))?;
+    let tokens = match &args.tokens {
+        Some(path) => tokens::from_file(path, engine.vocab_size(), context)?,
+        None => tokens::random(engine.vocab_size(), context),
+    };
+    let bar = Progress::measuring();
+    bar.say("the memory's bandwidth".into());
+    let bandwidth = bandwidth::read_bandwidth(engine.threads())?;
+    drop(bar);
+
+    let setting = Setting::new(&engine, args.compute.precision(), bandwidth);
+    print(&args.output.begin(&setting))?;
+    let mut rows = Vec::new();
+    for test in tests {
+        let row = Row {
+            test,
+            samples: test.measure(&engine, &tokens, args.repetitions)?,
+            bytes_per_token: test.bytes_per_token(&engine),
+        };
+        print(&args.output.row(&setting, &row))?;
+        rows.push(row);
+    }
+    print(&args.output.end(&setting, &rows))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl BenchArgs {
+    fn tests(&self) -> Vec<Test> {
+        let kinds = [(Kind::Prompt, &self.prompt), (Kind::Generation, &self.generate)];
+        let tests = self.depth.iter().flat_map(|&depth| {
+            kinds.into_iter().flat_map(move |(kind, lengths)| {
+                lengths.iter().map(move |&tokens| Test { kind, tokens, depth })
+            })
+        });
+        tests.filter(|test| test.tokens > 0).collect()
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Tokens read together.
+    Prompt,
+    /// Tokens computed one after the other.
+    Generation,
+}
+
+/// One thing to measure.
+#[derive(Clone, Copy)]
+struct Test {
+    kind: Kind,
+    /// Tokens that are timed.
+    tokens: usize,
+    /// Tokens that the session holds before.
+    depth: usize,
+}
+
+impl Test {
+    fn name(&self) -> String {
+        let kind = match self.kind {
+            Kind::Prompt => "pp",
+            Kind::Generation => "tg",
+        };
+        match self.depth {
+            0 => format!("{kind}{}", self.tokens),
+            depth => format!("{kind}{} @ d{depth}", self.tokens),
+        }
+    }
+
+    /// Tokens a second of each of `runs`.
+    fn measure(&self, engine: &Engine, tokens: &[TokenId], runs: usize) -> Result<Vec<f64>> {
+        let bar = Progress::measuring();
+        let mut session = engine.session();
+        let mut samples = Vec::new();
+        // The first run is not timed: it brings weights and code into reach, and the clock up.
+        for run in 0..=runs {
+            bar.say(match run {
+                0 => format!("{}, warm-up", self.name()),
+                _ => format!("{}, run {run} of {runs}", self.name()),
+            });
+            if self.depth == 0 {
+                session = engine.session();
+            } else {
+                session.extend(&tokens[..self.depth])?;
+            }
+            let seconds = self.time(&mut session, &tokens[..self.depth + self.tokens])?;
+            if run > 0 {
+                samples.push(self.tokens as f64 / seconds);
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Seconds for the tokens after those that the session holds.
+    fn time(&self, session: &mut Session, tokens: &[TokenId]) -> Result<f64> {
+        let start = Instant::now();
+        match self.kind {
+            Kind::Prompt => {
+                session.extend(tokens)?;
+            }
+            Kind::Generation => {
+                for &token in &tokens[self.depth..] {
+                    session.push(token)?;
+                }
+            }
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Bytes that the middle one of the test's tokens reads, where each is computed alone.
+    fn bytes_per_token(&self, engine: &Engine) -> Option<u64> {
+        let (depth, tokens) = (self.depth as u64, self.tokens as u64);
+        match self.kind {
+            Kind::Prompt => None,
+            // A token attends to itself, too.
+            Kind::Generation => Some(engine.traffic().bytes(depth + tokens.div_ceil(2))),
+        }
+    }
+}

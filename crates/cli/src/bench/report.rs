@@ -1,0 +1,333 @@
+//! What was measured, in the formats that people, spreadsheets and programs read.
+
+use clap::ValueEnum;
+use forebay_engine::{Bytes, Engine, Precision};
+use serde_json::{Map, Value, json};
+
+use super::Test;
+use crate::inspect::{Summary, parameters_text};
+
+/// How the results are written.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A Markdown table
+    Md,
+    /// Comma-separated values, with a header
+    Csv,
+    /// One array of objects
+    Json,
+    /// One object a line
+    Jsonl,
+}
+
+/// What is the same for all tests of a run.
+pub struct Setting {
+    pub model: String,
+    pub architecture: String,
+    /// Bytes of all weights.
+    pub size: u64,
+    pub parameters: u64,
+    pub backend: String,
+    pub precision: Precision,
+    pub threads: usize,
+    /// Bytes a second.
+    pub read_bandwidth: f64,
+}
+
+impl Setting {
+    pub fn new(engine: &Engine, precision: Precision, read_bandwidth: f64) -> Setting {
+        let file = engine.file();
+        let summary = Summary::new(file);
+        let architecture = summary.architecture.unwrap_or_default().to_owned();
+        let named = || file.path().file_stem().map(|name| name.to_string_lossy().into_owned());
+        Setting {
+            model: summary.name.map(str::to_owned).or_else(named).unwrap_or_default(),
+            architecture,
+            size: file.tensors.iter().map(|t| t.len).sum(),
+            parameters: summary.parameters,
+            backend: engine.backend_name(),
+            precision,
+            threads: engine.threads(),
+            read_bandwidth,
+        }
+    }
+}
+
+/// The result of one test.
+pub struct Row {
+    pub test: Test,
+    /// Tokens a second of each run.
+    pub samples: Vec<f64>,
+    /// Bytes that a token reads, where each token is computed alone.
+    pub bytes_per_token: Option<u64>,
+}
+
+impl Row {
+    fn mean(&self) -> f64 {
+        self.samples.iter().sum::<f64>() / self.samples.len() as f64
+    }
+
+    /// Of the population that the runs are a sample of; 0 for one run.
+    fn deviation(&self) -> f64 {
+        let (n, mean) = (self.samples.len(), self.mean());
+        let squares: f64 = self.samples.iter().map(|s| (s - mean).powi(2)).sum();
+        if n > 1 { (squares / (n - 1) as f64).sqrt() } else { 0.0 }
+    }
+
+    fn median(&self) -> f64 {
+        let mut sorted = self.samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        if sorted.len().is_multiple_of(2) {
+            (sorted[middle - 1] + sorted[middle]) / 2.0
+        } else {
+            sorted[middle]
+        }
+    }
+
+    /// Bytes a second that the mean speed amounts to.
+    fn traffic(&self) -> Option<f64> {
+        self.bytes_per_token.map(|bytes| bytes as f64 * self.mean())
+    }
+}
+
+/// Nothing streams at present, so every weight is in memory when a test begins.
+const CACHE: &str = "warm";
+
+impl Format {
+    /// What comes before the first row.
+    pub fn begin(self, setting: &Setting) -> String {
+        match self {
+            Format::Md => {
+                let titles: Vec<_> =
+                    COLUMNS.iter().map(|c| pad(c.title, c.width(setting), c.right)).collect();
+                let rules: Vec<_> = COLUMNS
+                    .iter()
+                    .map(|c| {
+                        let dashes = "-".repeat(c.width(setting) - 1);
+                        if c.right { format!("{dashes}:") } else { format!("{dashes}-") }
+                    })
+                    .collect();
+                format!("| {} |\n| {} |\n", titles.join(" | "), rules.join(" | "))
+            }
+            Format::Csv => {
+                let names: Vec<_> =
+                    fields(setting, &Row::example()).into_iter().map(|(name, _)| name).collect();
+                format!("{}\n", names.join(","))
+            }
+            Format::Json | Format::Jsonl => String::new(),
+        }
+    }
+
+    /// One row, when it has been measured; a JSON array comes whole at the [end](Self::end).
+    pub fn row(self, setting: &Setting, row: &Row) -> String {
+        match self {
+            Format::Md => {
+                let cells: Vec<_> =
+                    COLUMNS.iter().map(|c| pad(&(c.cell)(setting, row), c.width(setting), c.right)).collect();
+                format!("| {} |\n", cells.join(" | "))
+            }
+            Format::Csv => {
+                let values: Vec<_> =
+                    fields(setting, row).into_iter().map(|(_, value)| csv_field(&value)).collect();
+                format!("{}\n", values.join(","))
+            }
+            Format::Json => String::new(),
+            Format::Jsonl => format!("{}\n", object(setting, row)),
+        }
+    }
+
+    /// What comes after the last row.
+    pub fn end(self, setting: &Setting, rows: &[Row]) -> String {
+        match self {
+            Format::Md => {
+                let plural = if setting.threads == 1 { "" } else { "s" };
+                let (bandwidth, threads) = (giga(setting.read_bandwidth), setting.threads);
+                format!("\nread bandwidth of the memory: {bandwidth:.1} GB/s with {threads} thread{plural}\n")
+            }
+            Format::Json => {
+                let rows = rows.iter().map(|row| object(setting, row)).collect();
+                format!("{:#}\n", Value::Array(rows))
+            }
+            Format::Csv | Format::Jsonl => String::new(),
+        }
+    }
+}
+
+/// A column of the table for people.
+struct Column {
+    title: &'static str,
+    least: usize,
+    right: bool,
+    cell: fn(&Setting, &Row) -> String,
+}
+
+impl Column {
+    /// Rows are written as they are measured, so the width is known from the start.
+    fn width(&self, setting: &Setting) -> usize {
+        let constant = (self.cell)(setting, &Row::example()).chars().count();
+        self.least.max(self.title.chars().count()).max(constant)
+    }
+}
+
+const fn column(
+    title: &'static str,
+    least: usize,
+    right: bool,
+    cell: fn(&Setting, &Row) -> String,
+) -> Column {
+    Column { title, least, right, cell }
+}
+
+const COLUMNS: &[Column] = &[
+    column("model", 0, false, |s, _| format!("{} ({})", s.model, s.architecture).replace('|', "/")),
+    column("size", 0, true, |s, _| Bytes(s.size).to_string()),
+    column("params", 0, true, |s, _| parameters_text(s.parameters)),
+    column("backend", 0, false, |s, _| match s.precision {
+        Precision::Fast => s.backend.clone(),
+        Precision::Exact => format!("{} exact", s.backend),
+    }),
+    column("threads", 0, true, |s, _| s.threads.to_string()),
+    column("test", 14, true, |_, r| r.test.name()),
+    column("t/s", 18, true, |_, r| format!("{:.2} ± {:.2}", r.mean(), r.deviation())),
+    column("bytes/token", 0, true, |_, r| r.bytes_per_token.map_or(String::new(), |b| Bytes(b).to_string())),
+    column("GB/s", 6, true, |_, r| r.traffic().map_or(String::new(), |t| format!("{:.1}", giga(t)))),
+    column("of memory", 0, true, |s, r| {
+        r.traffic().map_or(String::new(), |t| format!("{:.0} %", 100.0 * t / s.read_bandwidth))
+    }),
+    column("cache", 0, false, |_, _| CACHE.into()),
+];
+
+impl Row {
+    /// A row of ordinary width.
+    fn example() -> Row {
+        Row {
+            test: Test { kind: super::Kind::Prompt, tokens: 1, depth: 0 },
+            samples: vec![0.0],
+            bytes_per_token: None,
+        }
+    }
+}
+
+/// Everything about a row, by name and in order.
+fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
+    let Test { kind, tokens, depth } = row.test;
+    let traffic = row.traffic();
+    vec![
+        ("model", json!(setting.model)),
+        ("architecture", json!(setting.architecture)),
+        ("size", json!(setting.size)),
+        ("params", json!(setting.parameters)),
+        ("backend", json!(setting.backend)),
+        (
+            "precision",
+            json!(match setting.precision {
+                Precision::Fast => "fast",
+                Precision::Exact => "exact",
+            }),
+        ),
+        ("threads", json!(setting.threads)),
+        ("test", json!(row.test.name())),
+        ("n_prompt", json!(if kind == super::Kind::Prompt { tokens } else { 0 })),
+        ("n_gen", json!(if kind == super::Kind::Generation { tokens } else { 0 })),
+        ("depth", json!(depth)),
+        ("repetitions", json!(row.samples.len())),
+        ("avg", json!(row.mean())),
+        ("stddev", json!(row.deviation())),
+        ("median", json!(row.median())),
+        ("bytes_per_token", json!(row.bytes_per_token)),
+        ("gb_per_s", json!(traffic.map(giga))),
+        ("read_gb_per_s", json!(giga(setting.read_bandwidth))),
+        ("bandwidth_share", json!(traffic.map(|t| t / setting.read_bandwidth))),
+        ("cache", json!(CACHE)),
+    ]
+}
+
+/// A row as an object: the fields, and the runs one by one.
+fn object(setting: &Setting, row: &Row) -> Value {
+    let fields = fields(setting, row).into_iter().map(|(name, value)| (name.to_owned(), value));
+    let samples = [("samples".to_owned(), json!(row.samples))];
+    Value::Object(fields.chain(samples).collect::<Map<_, _>>())
+}
+
+/// Quoted where it holds what separates fields; what is not known is empty.
+fn csv_field(value: &Value) -> String {
+    let text = match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}
+
+fn pad(text: &str, width: usize, right: bool) -> String {
+    if right { format!("{text:>width$}") } else { format!("{text:<width$}") }
+}
+
+fn giga(bytes: f64) -> f64 {
+    bytes / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Kind;
+
+    fn row(samples: &[f64]) -> Row {
+        let test = Test { kind: Kind::Generation, tokens: 16, depth: 512 };
+        Row { test, samples: samples.to_vec(), bytes_per_token: Some(2_000_000) }
+    }
+
+    fn setting() -> Setting {
+        Setting {
+            model: "A \"small\", quick one".into(),
+            architecture: "qwen3moe".into(),
+            size: 3 << 20,
+            parameters: 5_000_000,
+            backend: "CPU scalar".into(),
+            precision: Precision::Fast,
+            threads: 2,
+            read_bandwidth: 4e9,
+        }
+    }
+
+    #[test]
+    fn mean_deviation_and_median_are_those_of_the_runs() {
+        let odd = row(&[4.0, 1.0, 1.0]);
+        assert_eq!((odd.mean(), odd.median()), (2.0, 1.0));
+        assert!((odd.deviation() - 3f64.sqrt()).abs() < 1e-12);
+        let even = row(&[1.0, 8.0, 2.0, 4.0]);
+        assert_eq!(even.median(), 3.0);
+        assert_eq!((row(&[7.0]).mean(), row(&[7.0]).deviation(), row(&[7.0]).median()), (7.0, 0.0, 7.0));
+    }
+
+    #[test]
+    fn a_share_of_the_bandwidth_is_bytes_times_tokens() {
+        let object = object(&setting(), &row(&[400.0, 600.0]));
+        assert_eq!((&object["gb_per_s"], &object["bandwidth_share"]), (&json!(1.0), &json!(0.25)));
+        assert_eq!(
+            (&object["n_prompt"], &object["n_gen"], &object["depth"]),
+            (&json!(0), &json!(16), &json!(512))
+        );
+        let line = Format::Md.row(&setting(), &row(&[400.0, 600.0]));
+        assert!(line.contains("tg16 @ d512") && line.contains("500.00 ± 141.42"), "{line}");
+        assert!(line.contains("| 1.9 MiB |") || line.contains(" 1.9 MiB |"), "{line}");
+        assert!(line.contains("   1.0 |      25 % |"), "{line}");
+    }
+
+    #[test]
+    fn commas_and_quotes_do_not_break_a_line_of_csv() {
+        let line = Format::Csv.row(&setting(), &row(&[1.0]));
+        assert!(line.starts_with(
+            "\"A \"\"small\"\", quick one\",qwen3moe,3145728,5000000,CPU scalar,fast,2,tg16 @ d512,"
+        ));
+    }
+
+    #[test]
+    fn the_rows_of_a_table_are_as_wide_as_its_header() {
+        let header = Format::Md.begin(&setting());
+        let line = Format::Md.row(&setting(), &row(&[12345.67, 12345.67]));
+        let widths: Vec<_> = header.lines().chain(line.lines()).map(|l| l.chars().count()).collect();
+        assert!(widths.iter().all(|w| w == &widths[0]), "{header}{line}");
+    }
+}

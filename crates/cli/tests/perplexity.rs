@@ -1,0 +1,132 @@
+//! `perplexity`: one number for how well a model predicts a text.
+
+mod common;
+
+use std::path::Path;
+
+use common::{call, demo_model, golden, text};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+/// A beginning of the kind the demo model was trained on.
+const STORY: &str = "Once upon a time there was a small cat who lived by the sea. Every morning the cat went down to \
+    the harbour and looked at the boats.";
+
+fn perplexity(file: &Path, more: &[&str]) -> Value {
+    let (model, file) = (demo_model(), text(file));
+    let args = [&["perplexity", &model, "-f", &file, "--json"], more].concat();
+    serde_json::from_str(&call(&args).success()).unwrap()
+}
+
+fn number(object: &Value, key: &str) -> f64 {
+    object[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {object}"))
+}
+
+/// The tokens of a text, and the surprise at each after the first, from what `tokenize` and `logits` give.
+fn surprises(words: &str, folder: &Path) -> Vec<f64> {
+    let model = demo_model();
+    let ids = call(&["tokenize", &model, "--ids", "--no-special", "--text", words]).success();
+    let out = folder.join("logits.safetensors");
+    call(&["logits", &model, "--tokens", ids.trim(), "--out", &text(&out)]).success();
+    let bytes = std::fs::read(out).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let data = file.tensor("logits").unwrap().data().to_vec();
+    let logits: Vec<f64> =
+        data.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect();
+    let ids: Vec<usize> = serde_json::from_str(&ids).unwrap();
+    let rows = logits.chunks_exact(logits.len() / ids.len());
+    let surprise =
+        |(row, &next): (&[f64], &usize)| -> f64 { row.iter().map(|l| l.exp()).sum::<f64>().ln() - row[next] };
+    rows.zip(&ids[1..]).map(surprise).collect()
+}
+
+#[test]
+fn perplexity_is_the_exponential_of_the_mean_surprise() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text");
+    std::fs::write(&file, STORY).unwrap();
+    let surprises = surprises(STORY, folder.path());
+    let n = surprises.len() as f64;
+    let mean = surprises.iter().sum::<f64>() / n;
+    let variance = surprises.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / (n - 1.0);
+    let object = perplexity(&file, &[]);
+    assert!((number(&object, "perplexity").ln() - mean).abs() < 1e-6, "{object} {mean}");
+    let error = (variance / n).sqrt() * mean.exp();
+    assert!((number(&object, "error") / error - 1.0).abs() < 1e-6, "{object} {error}");
+    assert_eq!((&object["tokens"], &object["windows"]), (&surprises.len().into(), &1.into()));
+    assert_eq!(object["ctx"], 512);
+    assert!(number(&object, "seconds") > 0.0);
+
+    // For people the same figures, rounded.
+    let line = call(&["perplexity", &demo_model(), "-f", &text(&file)]).success();
+    let (value, error) = (number(&object, "perplexity"), number(&object, "error"));
+    let expected = format!("perplexity {value:.4} ± {error:.4} · {n} tokens in 1 window of 512\n");
+    assert_eq!(line, expected);
+}
+
+#[test]
+fn windows_are_predicted_each_for_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text");
+    // Each of these words is one token, and so is each window's text alone.
+    let ids = |words: &str| -> Vec<u32> {
+        serde_json::from_str(&call(&["tokenize", &demo_model(), "--ids", "--text", words]).success()).unwrap()
+    };
+    let (first, second, last) = ("Once upon a time", " there was a little", " girl who");
+    let all = [first, second, last].concat();
+    assert_eq!([ids(first), ids(second), ids(last)].concat(), ids(&all));
+    assert_eq!((ids(first).len(), ids(second).len(), ids(last).len()), (4, 4, 2));
+    let parts = [first, second, last].map(|words| surprises(words, folder.path()));
+    let surprises = parts.concat();
+    std::fs::write(&file, &all).unwrap();
+    let object = perplexity(&file, &["--ctx", "4"]);
+    assert_eq!((&object["tokens"], &object["windows"]), (&7.into(), &3.into()));
+    let mean = surprises.iter().sum::<f64>() / 7.0;
+    assert!((number(&object, "perplexity").ln() - mean).abs() < 1e-6, "{object} {mean}");
+
+    // A single token that is left over predicts nothing.
+    std::fs::write(&file, [first, second, " girl"].concat()).unwrap();
+    let object = perplexity(&file, &["--ctx", "4"]);
+    assert_eq!((&object["tokens"], &object["windows"]), (&6.into(), &2.into()));
+}
+
+/// The model's own stories are texts that it predicts well, so a wrong position or token shows.
+#[test]
+fn the_precision_hardly_changes_it_and_the_threads_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("stories");
+    let mut stories = String::new();
+    for seed in ["1", "2"] {
+        let args = ["run", &demo_model(), "--raw", "-p", STORY, "-n", "900", "--ignore-eos", "--seed", seed];
+        stories += &common::Outcome::from(common::forebay(args).output().unwrap()).success();
+    }
+    std::fs::write(&file, stories).unwrap();
+    let fast = perplexity(&file, &["--threads", "1"]);
+    assert!(number(&fast, "tokens") > 1500.0 && number(&fast, "windows") >= 4.0, "{fast}");
+    assert!((1.5..30.0).contains(&number(&fast, "perplexity")), "{fast}");
+    assert_eq!(perplexity(&file, &["--threads", "3"])["perplexity"], fast["perplexity"]);
+    let exact = perplexity(&file, &["--exact"]);
+    let ratio = number(&exact, "perplexity") / number(&fast, "perplexity");
+    assert!((ratio - 1.0).abs() < 0.005 && ratio != 1.0, "{exact} {fast}");
+}
+
+#[test]
+fn what_cannot_be_predicted_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = text(&folder.path().join("text"));
+    std::fs::write(&file, "").unwrap();
+    let refused = |more: &[&str], code| {
+        call(&[&["perplexity", &golden("qwen3moe.gguf"), "-f", &file], more].concat()).failure(code)
+    };
+    assert_eq!(
+        refused(&[], 1),
+        format!("{file} is too short: it has 0 of the 2 tokens that a prediction needs")
+    );
+    std::fs::write(&file, b"\xff").unwrap();
+    assert!(refused(&[], 1).starts_with(&format!("{file} is not UTF-8 text")));
+    std::fs::write(&file, "Some words").unwrap();
+    assert!(refused(&["--ctx", "9999999"], 1).contains("a context of 9999999 tokens was asked for"));
+    assert!(refused(&["--ctx", "1"], 2).contains("--ctx needs at least 2"));
+    let missing = call(&["perplexity", &demo_model(), "-f", "no/such/text"]).failure(1);
+    assert!(missing.starts_with("cannot read no/such/text"), "{missing}");
+}

@@ -1,0 +1,135 @@
+//! The speed of the kernels on one thread: `cargo bench -p forebay-kernels -- q4_k`.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::hint::black_box;
+
+use common::Random;
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use forebay_kernels::quant::activation_block;
+use forebay_kernels::{
+    AttentionStep, DType, KEY_BLOCK, Kernels, KvRef, MatRef, Q8Panel, Rows, RunningSoftmax, TileMut,
+};
+use half::f16;
+
+/// An expert's matrix of a model of 30 B parameters: it stays in the second-level cache, so this is the speed of
+/// the arithmetic and not of the memory.
+const ROWS: usize = 768;
+const COLS: usize = 2048;
+
+fn kernels() -> &'static Kernels {
+    Kernels::detect().expect("FOREBAY_ISA names an instruction set of this machine")
+}
+
+/// `tokens` activations in the form that a type is multiplied with, and the product.
+fn product(dtype: DType, tokens: usize) -> impl FnMut() {
+    let mut random = Random(1);
+    let weights = random.weights(dtype, ROWS, COLS);
+    let x = random.normals(tokens * COLS);
+    let mut panels = vec![Q8Panel::default(); tokens * Q8Panel::count(COLS)];
+    if !dtype.is_float() {
+        for (x, panels) in x.chunks(COLS).zip(panels.chunks_mut(Q8Panel::count(COLS))) {
+            (kernels().quantise)(x, activation_block(dtype), panels);
+        }
+    }
+    let mut out = vec![0.0; tokens * ROWS];
+    move || {
+        let w = MatRef::new(dtype, ROWS, COLS, black_box(&weights));
+        let mut tile = TileMut::new(&mut out, ROWS);
+        if dtype.is_float() {
+            (kernels().matmul_f32)(w, Rows::new(&x, COLS), &mut tile);
+        } else {
+            (kernels().matmul_q8)(w, Rows::new(&panels, Q8Panel::count(COLS)), &mut tile);
+        }
+        black_box(&mut out);
+    }
+}
+
+/// Bytes of weights a second.
+fn one_token(c: &mut Criterion) {
+    let mut group = c.benchmark_group("one token");
+    for dtype in DType::computable() {
+        let bytes = dtype.row_bytes(COLS).expect("whole blocks") * ROWS;
+        group.throughput(Throughput::Bytes(bytes as u64));
+        let mut product = product(dtype, 1);
+        group.bench_function(BenchmarkId::from_parameter(dtype), |b| b.iter(&mut product));
+    }
+}
+
+/// Multiply-adds a second.
+fn many_tokens(c: &mut Criterion) {
+    const TOKENS: usize = 32;
+    let mut group = c.benchmark_group("32 tokens");
+    group.throughput(Throughput::Elements((TOKENS * ROWS * COLS) as u64));
+    for dtype in DType::computable().filter(|t| !t.is_float()) {
+        let mut product = product(dtype, TOKENS);
+        group.bench_function(BenchmarkId::from_parameter(dtype), |b| b.iter(&mut product));
+    }
+}
+
+/// A block of keys and values, once for the query heads that share them.
+fn attention(c: &mut Criterion) {
+    const HEADS: usize = 8;
+    const DIM: usize = 128;
+    let mut random = Random(2);
+    let halves = |v: Vec<f32>| -> Vec<f16> { v.into_iter().map(f16::from_f32).collect() };
+    let queries = random.normals(HEADS * DIM);
+    let keys = halves(random.normals(KEY_BLOCK * DIM));
+    let values = halves(random.normals(KEY_BLOCK * DIM));
+    let mut running = [RunningSoftmax::START; HEADS];
+    let mut out = vec![0.0; HEADS * DIM];
+    let mut group = c.benchmark_group("attention");
+    group.throughput(Throughput::Elements(KEY_BLOCK as u64));
+    group.bench_function("64 keys, 8 heads", |b| {
+        b.iter(|| {
+            let step = AttentionStep {
+                queries: black_box(&queries),
+                keys: KvRef::F16(&keys),
+                values: KvRef::F16(&values),
+                head_dim: DIM,
+                value_dim: DIM,
+                scale: 0.1,
+            };
+            (kernels().attend)(&step, &mut running, &mut out);
+            black_box(&mut out);
+        });
+    });
+}
+
+/// What works on one row of activations.
+fn rows(c: &mut Criterion) {
+    let mut random = Random(3);
+    let (x, y) = (random.normals(COLS), random.normals(COLS));
+    let mut panels = vec![Q8Panel::default(); Q8Panel::count(COLS)];
+    let mut group = c.benchmark_group("row");
+    group.throughput(Throughput::Elements(COLS as u64));
+    group.bench_function("quantise", |b| {
+        b.iter(|| (kernels().quantise)(black_box(&x), Q8Panel::LEN, black_box(&mut panels)));
+    });
+    // These work in place, and on their own result values would shrink into the slow range below normal floats.
+    let mut out = x.clone();
+    group.bench_function("rms_norm", |b| {
+        b.iter(|| {
+            out.copy_from_slice(&x);
+            (kernels().rms_norm)(black_box(&mut out), &y, 1e-6);
+        });
+    });
+    group.bench_function("swiglu", |b| {
+        b.iter(|| {
+            out.copy_from_slice(&x);
+            (kernels().swiglu)(black_box(&mut out), &y);
+        });
+    });
+}
+
+criterion_group! {
+    name = benches;
+    // Long enough to tell a few per cent apart, short enough to be run often.
+    config = Criterion::default()
+        .sample_size(30)
+        .warm_up_time(std::time::Duration::from_millis(300))
+        .measurement_time(std::time::Duration::from_secs(1));
+    targets = one_token, many_tokens, attention, rows
+}
+criterion_main!(benches);
