@@ -483,7 +483,7 @@ unsafe fn products<Q: Quant>(
         }
         for part in 0..4 {
             let at = quarter::<Q>(part);
-            let top = if Q::DTYPE == DType::Q4_K { acc } else { load(at.top) };
+            let top = if Q::DTYPE == DType::Q4_K { _mm256_setzero_si256() } else { load(at.top) };
             let lanes = join::<Q>(load(at.nibbles), top, part);
             for i in 0..2 {
                 let place = at.places[i];
