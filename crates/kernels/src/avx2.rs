@@ -1,17 +1,17 @@
 //! The kernels for processors with AVX2, fused multiply-adds and half floats (FMA, F16C).
 //!
-//! The arrangements are those of the AVX-512 kernels with eight lanes for sixteen. One token: lanes along the
-//! row, two blocks of four rows at a time, reduced across blocks by a transpose. Several tokens: eight rows are
-//! unpacked so that lanes are rows ([`Panel`]). Within a block everything is integer and exact, and both then do
-//! the same float operations in block order, so both give the bits of [`scalar`].
+//! The arrangements are those of the AVX-512 kernels with eight lanes for sixteen. One token: lanes along
+//! the row, two blocks of four rows at a time, reduced across blocks by a transpose. Several tokens: eight
+//! rows are unpacked so that lanes are rows ([`Panel`]). Within a block everything is integer and exact, and
+//! both then do the same float operations in block order, so both give the bits of [`scalar`].
 //!
-//! Without VNNI a dot product is `maddubs`: unsigned weights times signed activations, added in pairs to sixteen
-//! bits, where it saturates. Lanes are therefore kept as small as their type stores them, and offsets are taken
-//! back from the sums.
+//! Without VNNI a dot product is `maddubs`: unsigned weights times signed activations, added in pairs to
+//! sixteen bits, where it saturates. Lanes are therefore kept as small as their type stores them, and
+//! offsets are taken back from the sums.
 //!
-//! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions. Closures that
-//! use these instructions are called from here only: a library function such as `array::from_fn` is compiled
-//! without them and would not inline them.
+//! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions. Closures
+//! that use these instructions are called from here only: a library function such as `array::from_fn` is
+//! compiled without them and would not inline them.
 
 // Loops over registers go by index, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
@@ -483,7 +483,7 @@ unsafe fn products<Q: Quant>(
         }
         for part in 0..4 {
             let at = quarter::<Q>(part);
-            let top = if Q::DTYPE == DType::Q4_K { acc } else { load(at.top) };
+            let top = if Q::DTYPE == DType::Q4_K { _mm256_setzero_si256() } else { load(at.top) };
             let lanes = join::<Q>(load(at.nibbles), top, part);
             for i in 0..2 {
                 let place = at.places[i];
@@ -530,8 +530,8 @@ fn minima(heads: &Heads, panels: [&Q8Panel; 2]) -> __m256i {
 struct Panel {
     /// Four consecutive weights of every row, as unsigned bytes.
     lanes: [[u8; 32]; 64],
-    /// The sub-scales of every row, each as a pair of words: one vector for 32 weights, or for 16 where the type
-    /// has so many.
+    /// The sub-scales of every row, each as a pair of words: one vector for 32 weights, or for 16 where the
+    /// type has so many.
     scales: [[i16; 2 * ROWS]; 16],
     /// The factors of the sums of activations: for each two sums of 16, a pair for every row.
     mins: [[i16; 2 * ROWS]; 8],
@@ -779,8 +779,8 @@ fn one_token_q8_0(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
-    // The blocks that share a panel of activations, unpacked so that lanes are rows: four weights of every row in
-    // a register, and the scales.
+    // The blocks that share a panel of activations, unpacked so that lanes are rows: four weights of every
+    // row in a register, and the scales.
     let mut weights = [[_mm256_setzero_si256(); 4]; 16];
     let mut d = [_mm256_setzero_ps(); 8];
     for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
@@ -895,13 +895,14 @@ impl Cell for bf16 {
 fn matmul_floats<C: Cell>(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
     assert_eq!(x.width(), w.cols);
+    let mut ahead = Ahead::new(w, 2);
     for row in (0..w.rows).step_by(2) {
         for token in (0..x.len()).step_by(2) {
             match (w.rows - row, x.len() - token) {
-                (1, 1) => dot_tile::<C, 1, 1>(w, x, out, row, token),
-                (1, _) => dot_tile::<C, 1, 2>(w, x, out, row, token),
-                (_, 1) => dot_tile::<C, 2, 1>(w, x, out, row, token),
-                _ => dot_tile::<C, 2, 2>(w, x, out, row, token),
+                (1, 1) => dot_tile::<C, 1, 1>(w, x, out, row, token, &mut ahead),
+                (1, _) => dot_tile::<C, 1, 2>(w, x, out, row, token, &mut ahead),
+                (_, 1) => dot_tile::<C, 2, 1>(w, x, out, row, token, &mut ahead),
+                _ => dot_tile::<C, 2, 2>(w, x, out, row, token, &mut ahead),
             }
         }
     }
@@ -917,12 +918,16 @@ fn dot_tile<C: Cell, const R: usize, const T: usize>(
     out: &mut TileMut<'_, f32>,
     row: usize,
     token: usize,
+    ahead: &mut Ahead,
 ) {
     let rows: [&[u8]; R] = std::array::from_fn(|r| w.row(row + r));
     let x: [&[f32]; T] = std::array::from_fn(|t| x.row(token + t));
     let mut acc = [[[_mm256_setzero_ps(); 2]; T]; R];
     let whole = w.cols / 16 * 16;
+    // Only the first tokens' pass finds the rows in memory.
+    let fresh = if token == 0 { R * 16 * w.dtype.block_bytes() } else { 0 };
     for col in (0..whole).step_by(16) {
+        ahead.advance(fresh);
         for half in 0..2 {
             let at = col + 8 * half;
             let mut weights = [_mm256_setzero_ps(); R];

@@ -181,6 +181,7 @@ fn attention_has_the_scalar_bits() {
                         let again = AttentionStep { scale: 0.3, ..step };
                         (kernels.attend)(&again, &mut running, &mut out);
                         (kernels.attend_finish)(&running, &mut out);
+                        out.extend(running.iter().flat_map(|running| [running.max, running.sum]));
                         out
                     };
                     let what = format!("{heads} heads of {head_dim}, {count} keys, f16 {f16_cache}");
