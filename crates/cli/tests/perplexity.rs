@@ -116,12 +116,12 @@ fn the_precision_hardly_changes_it_and_the_threads_do_not() {
     let file = folder.path().join("stories");
     let mut stories = String::new();
     for seed in ["1", "2"] {
-        let args = ["run", &demo_model(), "--raw", "-p", STORY, "-n", "900", "--ignore-eos", "--seed", seed];
+        let args = ["run", &demo_model(), "--raw", "-p", STORY, "-n", "600", "--ignore-eos", "--seed", seed];
         stories += &common::Outcome::from(common::forebay(args).output().unwrap()).success();
     }
     std::fs::write(&file, stories).unwrap();
     let fast = perplexity(&file, &["--threads", "1"]);
-    assert!(number(&fast, "tokens") > 1500.0 && number(&fast, "windows") >= 4.0, "{fast}");
+    assert!(number(&fast, "tokens") > 1000.0 && number(&fast, "windows") >= 3.0, "{fast}");
     assert!((1.5..30.0).contains(&number(&fast, "perplexity")), "{fast}");
     assert_eq!(perplexity(&file, &["--threads", "3"])["perplexity"], fast["perplexity"]);
     let exact = perplexity(&file, &["--exact"]);
