@@ -78,7 +78,7 @@ def compare(args: argparse.Namespace) -> None:
                 for test, speed in results.items():
                     speeds[side, test].append(speed)
 
-    print(f"{args.model.name}, {args.threads} threads, median tokens per second of {args.rounds} rounds\n")
+    print(f"{args.model.name}, {args.threads} threads, tokens per second, median of {args.rounds}\n")
     print("| test | forebay | llama.cpp | llama.cpp repack | to llama.cpp | to repack |")
     print("|---|---:|---:|---:|---:|---:|")
     for test in map(str, args.parsed):

@@ -25,8 +25,8 @@ use crate::{demo, errors};
 /// `tg128 @ d4096`. Every test runs once untimed, then -r times; the table gives tokens per second as mean ±
 /// standard deviation, csv and json also the median, which a busy machine disturbs less.
 ///
-/// Writing is bound by memory, so it is also given in bytes: those that a token reads (all dense weights but one row
-/// of the embedding table, the chosen experts, keys and values at that depth), times the speed, beside the memory's
+/// Writing is bound by memory, so it is also given in bytes: those that a token reads (the dense weights, of the
+/// embedding table only one row, the chosen experts, keys and values at that depth), times the speed, beside the memory's
 /// read bandwidth as measured at the start of this run. A prompt shares its reads between tokens, so there is no such
 /// figure for it. What a model writes does not matter: tokens are pseudo-random over its vocabulary (SplitMix64 from
 /// the state 0), the same in every run.

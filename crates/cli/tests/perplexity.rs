@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{call, demo_model, golden, text};
+use common::{call, demo_model, golden, text, with_bos};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -22,18 +22,20 @@ fn number(object: &Value, key: &str) -> f64 {
     object[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {object}"))
 }
 
-/// The tokens of a text, and the surprise at each after the first, from what `tokenize` and `logits` give.
-fn surprises(words: &str, folder: &Path) -> Vec<f64> {
-    let model = demo_model();
-    let ids = call(&["tokenize", &model, "--ids", "--no-special", "--text", words]).success();
+fn tokenize(model: &str, words: &str) -> Vec<usize> {
+    let ids = call(&["tokenize", model, "--ids", "--no-special", "--text", words]).success();
+    serde_json::from_str(&ids).unwrap()
+}
+
+/// The surprise at each token after the first, from what `logits` gives.
+fn surprises(model: &str, ids: &[usize], folder: &Path) -> Vec<f64> {
     let out = folder.join("logits.safetensors");
-    call(&["logits", &model, "--tokens", ids.trim(), "--out", &text(&out)]).success();
+    call(&["logits", model, "--tokens", &format!("{ids:?}"), "--out", &text(&out)]).success();
     let bytes = std::fs::read(out).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let data = file.tensor("logits").unwrap().data().to_vec();
     let logits: Vec<f64> =
         data.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect();
-    let ids: Vec<usize> = serde_json::from_str(&ids).unwrap();
     let rows = logits.chunks_exact(logits.len() / ids.len());
     let surprise =
         |(row, &next): (&[f64], &usize)| -> f64 { row.iter().map(|l| l.exp()).sum::<f64>().ln() - row[next] };
@@ -45,7 +47,7 @@ fn perplexity_is_the_exponential_of_the_mean_surprise() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("text");
     std::fs::write(&file, STORY).unwrap();
-    let surprises = surprises(STORY, folder.path());
+    let surprises = surprises(&demo_model(), &tokenize(&demo_model(), STORY), folder.path());
     let n = surprises.len() as f64;
     let mean = surprises.iter().sum::<f64>() / n;
     let variance = surprises.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / (n - 1.0);
@@ -69,14 +71,12 @@ fn windows_are_predicted_each_for_itself() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("text");
     // Each of these words is one token, and so is each window's text alone.
-    let ids = |words: &str| -> Vec<u32> {
-        serde_json::from_str(&call(&["tokenize", &demo_model(), "--ids", "--text", words]).success()).unwrap()
-    };
+    let ids = |words: &str| tokenize(&demo_model(), words);
     let (first, second, last) = ("Once upon a time", " there was a little", " girl who");
     let all = [first, second, last].concat();
     assert_eq!([ids(first), ids(second), ids(last)].concat(), ids(&all));
     assert_eq!((ids(first).len(), ids(second).len(), ids(last).len()), (4, 4, 2));
-    let parts = [first, second, last].map(|words| surprises(words, folder.path()));
+    let parts = [first, second, last].map(|words| surprises(&demo_model(), &ids(words), folder.path()));
     let surprises = parts.concat();
     std::fs::write(&file, &all).unwrap();
     let object = perplexity(&file, &["--ctx", "4"]);
@@ -90,6 +90,25 @@ fn windows_are_predicted_each_for_itself() {
     assert_eq!((&object["tokens"], &object["windows"]), (&6.into(), &2.into()));
 }
 
+#[test]
+fn bos_takes_the_place_of_the_first_token_of_each_window() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, file) = (text(&folder.path().join("bos.gguf")), text(&folder.path().join("text")));
+    std::fs::write(&model, with_bos(&std::fs::read(golden("qwen3moe.gguf")).unwrap())).unwrap();
+    std::fs::write(&file, STORY).unwrap();
+    let ids = tokenize(&model, STORY);
+    let surprises: Vec<f64> = ids
+        .chunks(16)
+        .filter(|window| window.len() > 1)
+        .flat_map(|window| surprises(&model, &[&ids[..1], &window[1..]].concat(), folder.path()))
+        .collect();
+    let mean = surprises.iter().sum::<f64>() / surprises.len() as f64;
+    let object = call(&["perplexity", &model, "-f", &file, "--ctx", "16", "--json"]).success();
+    let object: Value = serde_json::from_str(&object).unwrap();
+    assert!(ids[0] == 509 && ids.len() > 32 && object["tokens"] == surprises.len());
+    assert!((number(&object, "perplexity").ln() - mean).abs() < 1e-6, "{object} {mean}");
+}
+
 /// The model's own stories are texts that it predicts well, so a wrong position or token shows.
 #[test]
 fn the_precision_hardly_changes_it_and_the_threads_do_not() {
@@ -97,12 +116,12 @@ fn the_precision_hardly_changes_it_and_the_threads_do_not() {
     let file = folder.path().join("stories");
     let mut stories = String::new();
     for seed in ["1", "2"] {
-        let args = ["run", &demo_model(), "--raw", "-p", STORY, "-n", "900", "--ignore-eos", "--seed", seed];
+        let args = ["run", &demo_model(), "--raw", "-p", STORY, "-n", "600", "--ignore-eos", "--seed", seed];
         stories += &common::Outcome::from(common::forebay(args).output().unwrap()).success();
     }
     std::fs::write(&file, stories).unwrap();
     let fast = perplexity(&file, &["--threads", "1"]);
-    assert!(number(&fast, "tokens") > 1500.0 && number(&fast, "windows") >= 4.0, "{fast}");
+    assert!(number(&fast, "tokens") > 1000.0 && number(&fast, "windows") >= 3.0, "{fast}");
     assert!((1.5..30.0).contains(&number(&fast, "perplexity")), "{fast}");
     assert_eq!(perplexity(&file, &["--threads", "3"])["perplexity"], fast["perplexity"]);
     let exact = perplexity(&file, &["--exact"]);

@@ -13,8 +13,8 @@ use forebay_kernels::{
 };
 use half::f16;
 
-/// An expert's matrix of a model of 30 B parameters: it stays in the second-level cache, so this is the speed of
-/// the arithmetic and not of the memory.
+/// An expert's matrix of a model of 30 B parameters. It stays in a cache, so this is the speed of the arithmetic
+/// and not of the memory.
 const ROWS: usize = 768;
 const COLS: usize = 2048;
 

@@ -89,3 +89,23 @@ pub fn shared_models(folder: &str) -> Vec<PathBuf> {
     assert!(!paths.is_empty(), "{} holds no model", folder.display());
     paths
 }
+
+/// The bytes of a GGUF file that asks for a BOS token, made of one that does not. The entry takes the place of
+/// the end of the chat template, so that everything else stays where it is.
+pub fn with_bos(model: &[u8]) -> Vec<u8> {
+    let mut bytes = model.to_vec();
+    let key = b"tokenizer.ggml.add_bos_token";
+    // The key's length, the key, the type (bool is 7), the value.
+    let entry = [&(key.len() as u64).to_le_bytes(), &key[..], &7_u32.to_le_bytes(), &[1]].concat();
+    let name = b"tokenizer.chat_template";
+    let length = bytes.windows(name.len()).position(|w| w == name).unwrap() + name.len() + 4;
+    let number = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let template = number(&bytes, length);
+    let end = length + 8 + template as usize;
+    bytes[end - entry.len()..end].copy_from_slice(&entry);
+    bytes[length..length + 8].copy_from_slice(&(template - entry.len() as u64).to_le_bytes());
+    // The number of entries is at offset 16.
+    let entries = number(&bytes, 16) + 1;
+    bytes[16..24].copy_from_slice(&entries.to_le_bytes());
+    bytes
+}
