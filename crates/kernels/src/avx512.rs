@@ -1,9 +1,9 @@
 //! The kernels for processors with AVX-512 and its integer dot products (VNNI).
 //!
-//! The products are written by hand in two arrangements. One token: lanes along the row, four blocks of four
-//! rows at a time (few streams, which memory likes), reduced across blocks by a transpose. Several tokens: sixteen rows are unpacked so that lanes are rows
-//! ([`Panel`]) and multiplied with the tokens a few at a time. Within a block everything is integer and exact, and
-//! both then do the same float operations in block order, so both give the bits of [`scalar`].
+//! Products with several tokens unpack sixteen rows so that lanes are rows ([`Panel`]) and multiply them with a
+//! few tokens at a time. Within a block everything is integer and exact, and the float operations come in block
+//! order, so the bits are those of [`scalar`]. Products with one token are bound by memory, which the
+//! [`avx2`] kernels already keep busy: wider registers only add work between the loads.
 //!
 //! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions: its operations
 //! and their order are fixed, so the compiler can only make it faster.
@@ -17,6 +17,7 @@
 use std::arch::x86_64::*;
 
 use crate::DType;
+use crate::avx2;
 use crate::math;
 use crate::quant::{MAX_BLOCK, Q4K, Q5K, Q6K, Quant, dequantise_row};
 use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, LANES, RopePairs, RunningSoftmax};
@@ -50,6 +51,9 @@ const MAX_HEAD_DIM: usize = 1024;
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
     assert_eq!(x.width(), w.cols);
+    if x.len() == 1 && w.dtype.is_float() {
+        return avx2::matmul_f32(w, x, out);
+    }
     // Four rows, widened piece by piece.
     let mut weights = [[0.0f32; MAX_BLOCK]; 4];
     for chunk in (0..x.len()).step_by(FLOAT_TOKENS) {
@@ -83,7 +87,7 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
                         sums[4 * i + row] = acc[t + i][row];
                     }
                 }
-                let sums = sum_across_f32(&sums);
+                let sums = sum_across(&sums);
                 for i in 0..4.min(tokens - t) {
                     store_four(quarter(sums, i), &mut out.row(chunk + t + i)[first..]);
                 }
@@ -98,13 +102,10 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
     assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
     assert_eq!(x.width(), Q8Panel::count(w.cols));
     match (w.dtype, x.len()) {
-        (DType::Q8_0, 1) => one_token_q8_0(w, x.row(0), out.row(0)),
+        (_, 1) => avx2::matmul_q8(w, x, out),
         (DType::Q8_0, _) => many_tokens_q8_0(w, x, out),
-        (DType::Q4_K, 1) => one_token::<Q4K>(w, x.row(0), out.row(0)),
         (DType::Q4_K, _) => many_tokens::<Q4K>(w, x, out),
-        (DType::Q5_K, 1) => one_token::<Q5K>(w, x.row(0), out.row(0)),
         (DType::Q5_K, _) => many_tokens::<Q5K>(w, x, out),
-        (DType::Q6_K, 1) => one_token::<Q6K>(w, x.row(0), out.row(0)),
         (DType::Q6_K, _) => many_tokens::<Q6K>(w, x, out),
         _ => scalar::matmul_q8(w, x, out),
     }
@@ -201,67 +202,7 @@ pub fn add_scaled(out: &mut [f32], weight: f32, y: &[f32]) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Sixteen blocks of a matrix
-
-/// Sixteen blocks whose scales and sums go to the sixteen lanes of a register.
-trait Sixteen: Copy {
-    /// The block of a lane. Where the matrix has fewer, another stands in, and its result is dropped.
-    fn at(&self, lane: usize) -> *const u8;
-}
-
-/// Four consecutive blocks of four rows: lane `4 · block + row`.
-#[derive(Clone, Copy)]
-struct Blocks4x4 {
-    first: *const u8,
-    stride: usize,
-    bytes: usize,
-    last_row: usize,
-    last_block: usize,
-    /// As many bytes into the matrix as blocks have been taken from it.
-    linear: *const u8,
-}
-
-impl Blocks4x4 {
-    fn new(w: MatRef<'_>, row: usize, block: usize) -> Blocks4x4 {
-        let bytes = w.dtype.block_bytes();
-        let blocks = w.cols / w.dtype.block_len();
-        Blocks4x4 {
-            first: w.row(row)[block * bytes..].as_ptr(),
-            stride: w.row(0).len(),
-            bytes,
-            last_row: (w.rows - row).min(4) - 1,
-            last_block: (blocks - block).min(4) - 1,
-            linear: w.row(row).as_ptr().wrapping_add(4 * block * bytes),
-        }
-    }
-
-    /// Asks for as many bytes as a block has, further on. Called once for each lane, it keeps up with the
-    /// computation, and from end to end as memory likes it.
-    #[inline(always)]
-    fn prefetch(&self, lane: usize) {
-        if lane / 4 > self.last_block {
-            return;
-        }
-        let ahead = self.linear.wrapping_add(AHEAD + lane * self.bytes);
-        // The lines that start in this block's share: each line is asked for once.
-        let to_next_line = ahead.addr().wrapping_neg() % 64;
-        for line in (to_next_line..self.bytes).step_by(64) {
-            // SAFETY: a prefetch of any address is harmless.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast()) };
-        }
-    }
-}
-
-impl Sixteen for Blocks4x4 {
-    #[inline(always)]
-    fn at(&self, lane: usize) -> *const u8 {
-        let (row, block) = ((lane % 4).min(self.last_row), (lane / 4).min(self.last_block));
-        self.first.wrapping_add(row * self.stride + block * self.bytes)
-    }
-}
-
-/// How far ahead of the computation memory is asked for.
-const AHEAD: usize = 4096;
+// Sixteen rows of a matrix
 
 /// Sixteen rows of a matrix at one block. Where the matrix has fewer rows left, the last stands in for the
 /// missing ones, whose results are dropped.
@@ -292,6 +233,12 @@ impl Rows16 {
         Rows16 { first, ahead: self.ahead.wrapping_add(ROWS * bytes), ..self }
     }
 
+    /// The block of one row.
+    #[inline(always)]
+    fn at(&self, row: usize) -> *const u8 {
+        self.first.wrapping_add(row.min(self.last) * self.stride)
+    }
+
     /// Asks for as many bytes of the next sixteen rows as a block of these has.
     #[inline(always)]
     fn prefetch_next(&self, row: usize, bytes: usize) {
@@ -303,22 +250,15 @@ impl Rows16 {
     }
 }
 
-impl Sixteen for Rows16 {
-    #[inline(always)]
-    fn at(&self, lane: usize) -> *const u8 {
-        self.first.wrapping_add(lane.min(self.last) * self.stride)
-    }
-}
-
-/// Four consecutive dwords of sixteen blocks: vector `i` holds dword `i` of every block.
+/// Four consecutive dwords of sixteen rows: vector `i` holds dword `i` of every row.
 ///
 /// # Safety
-/// Every block must have 16 bytes at `offset`.
+/// Every row must have 16 bytes at `offset`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn four_dwords(blocks: impl Sixteen, offset: usize) -> [__m512i; 4] {
+unsafe fn four_dwords(rows: Rows16, offset: usize) -> [__m512i; 4] {
     // SAFETY: the caller's promise.
-    let load = |lane: usize| unsafe { _mm_loadu_si128(blocks.at(lane).add(offset).cast()) };
-    // Vector i holds blocks i, i + 4, i + 8, i + 12 in its four quarters.
+    let load = |row: usize| unsafe { _mm_loadu_si128(rows.at(row).add(offset).cast()) };
+    // Vector i holds rows i, i + 4, i + 8, i + 12 in its four quarters.
     let quarter = |i: usize| {
         let v = _mm512_castsi128_si512(load(i));
         let v = _mm512_inserti32x4::<1>(v, load(i + 4));
@@ -338,49 +278,32 @@ unsafe fn four_dwords(blocks: impl Sixteen, offset: usize) -> [__m512i; 4] {
 
 /// The sums of sixteen vectors, each in the lane of its number. Lanes are added in the order of
 /// [`scalar::sum_lanes`].
-macro_rules! sum_across {
-    ($name:ident, $lane:ty, $add:ident, $to:ident, $from:ident) => {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-        fn $name(v: &[$lane; 16]) -> $lane {
-            let eight = |a: usize, b: usize| {
-                let (a, b) = ($to(v[a]), $to(v[b]));
-                let low = _mm512_shuffle_i32x4::<0b01_00_01_00>(a, b);
-                $add($from(low), $from(_mm512_shuffle_i32x4::<0b11_10_11_10>(a, b)))
-            };
-            let four = |a: $lane, b: $lane| {
-                let (a, b) = ($to(a), $to(b));
-                let low = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
-                $add($from(low), $from(_mm512_shuffle_i32x4::<0b11_01_11_01>(a, b)))
-            };
-            let two = |a: $lane, b: $lane| {
-                let (a, b) = ($to(a), $to(b));
-                $add($from(_mm512_unpacklo_epi64(a, b)), $from(_mm512_unpackhi_epi64(a, b)))
-            };
-            let one = |a: $lane, b: $lane| {
-                let (a, b) = (_mm512_castsi512_ps($to(a)), _mm512_castsi512_ps($to(b)));
-                let even = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(a, b));
-                let odd = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(a, b));
-                $add($from(even), $from(odd))
-            };
-            // The order of the inputs makes that of the outputs.
-            let half = |i: usize| {
-                two(
-                    four(eight(i, i + 4), eight(i + 8, i + 12)),
-                    four(eight(i + 1, i + 5), eight(i + 9, i + 13)),
-                )
-            };
-            one(half(0), half(2))
-        }
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn sum_across(v: &[__m512; 16]) -> __m512 {
+    let eight = |a: usize, b: usize| {
+        let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(v[a], v[b]);
+        _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(v[a], v[b]))
     };
+    let four = |a, b| {
+        let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+        _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
+    };
+    let two = |a, b| {
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+        _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+    };
+    let one = |a, b| {
+        let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
+        _mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(a, b))
+    };
+    // The order of the inputs makes that of the outputs.
+    let half = |i: usize| {
+        let low = four(eight(i, i + 4), eight(i + 8, i + 12));
+        two(low, four(eight(i + 1, i + 5), eight(i + 9, i + 13)))
+    };
+    one(half(0), half(2))
 }
-
-#[inline(always)]
-fn same(v: __m512i) -> __m512i {
-    v
-}
-
-sum_across!(sum_across_i32, __m512i, _mm512_add_epi32, same, same);
-sum_across!(sum_across_f32, __m512, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps);
 
 // ---------------------------------------------------------------------------------------------------
 // Products with f32 activations
@@ -438,33 +361,52 @@ fn multiply_floats<const T: usize>(
     *acc = sums;
 }
 
-// ---------------------------------------------------------------------------------------------------
-// One token, K types
+/// Four of sixteen lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn quarter(v: __m512, part: usize) -> __m128 {
+    match part {
+        0 => _mm512_castps512_ps128(v),
+        1 => _mm512_extractf32x4_ps::<1>(v),
+        2 => _mm512_extractf32x4_ps::<2>(v),
+        _ => _mm512_extractf32x4_ps::<3>(v),
+    }
+}
 
-/// The scales of sixteen blocks, lane by lane.
+/// Stores the results of up to four rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn store_four(acc: __m128, out: &mut [f32]) {
+    // SAFETY: the mask covers what `out` has.
+    unsafe { _mm_mask_storeu_ps(out.as_mut_ptr(), tail_mask(out.len().min(4)) as __mmask8, acc) };
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Several tokens, K types
+
+/// The scales of sixteen rows' blocks, row by lane.
 struct Heads {
     d: __m512,
     dmin: __m512,
-    /// Sub-scales 0–3 and 4–7 of each block, a byte each. Only Q4_K and Q5_K.
+    /// Sub-scales 0–3 and 4–7 of each row, a byte each. Only Q4_K and Q5_K.
     scales: [__m512i; 2],
-    /// Minima 0–3 and 4–7 of each block, a byte each. Only Q4_K and Q5_K.
+    /// Minima 0–3 and 4–7 of each row, a byte each. Only Q4_K and Q5_K.
     mins: [__m512i; 2],
 }
 
 /// # Safety
-/// The blocks must be of `Q`.
+/// The rows must hold a block of `Q`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn heads<Q: Quant>(blocks: impl Sixteen) -> Heads {
+unsafe fn heads<Q: Quant>(rows: Rows16) -> Heads {
     let zero = _mm512_setzero_si512();
     if Q::DTYPE == DType::Q6_K {
         // The last two of 210 bytes are the scale.
         // SAFETY: the caller's promise.
-        let tail = unsafe { four_dwords(blocks, 194) }[3];
+        let tail = unsafe { four_dwords(rows, 194) }[3];
         let d = half_to_float(_mm512_srli_epi32::<16>(tail));
         return Heads { d, dmin: _mm512_setzero_ps(), scales: [zero; 2], mins: [zero; 2] };
     }
     // SAFETY: the caller's promise.
-    let [floats, low_scales, low_mins, high] = unsafe { four_dwords(blocks, 0) };
+    let [floats, low_scales, low_mins, high] = unsafe { four_dwords(rows, 0) };
     let (six, four, two) = (_mm512_set1_epi8(0x3f), _mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
     let join = |nibble, bits| {
         // The upper two bits of a byte, moved down to bits 4 and 5.
@@ -484,223 +426,6 @@ unsafe fn heads<Q: Quant>(blocks: impl Sixteen) -> Heads {
 fn half_to_float(v: __m512i) -> __m512 {
     _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v))
 }
-
-/// The 256 lanes of one row's block as unsigned bytes, in the type's own order: that of [`arrange`].
-///
-/// # Safety
-/// `block` must point to a block of `Q`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn lanes<Q: Quant>(block: *const u8) -> [__m512i; 4] {
-    // SAFETY: the offsets stay inside a block, by the caller's promise.
-    let load = |at: usize| unsafe { _mm512_loadu_si512(block.add(at).cast()) };
-    // SAFETY: as above.
-    let twice = |at: usize| unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(block.add(at).cast())) };
-    let nibble = _mm512_set1_epi8(0x0f);
-    let low = |v| _mm512_and_si512(v, nibble);
-    let high = |v| _mm512_and_si512(_mm512_srli_epi16::<4>(v), nibble);
-    // `bits` of `from` under `mask`, added to a nibble.
-    let add = |nibble, from, mask| _mm512_ternarylogic_epi32::<0xf8>(nibble, from, mask);
-    match Q::DTYPE {
-        DType::Q4_K => {
-            let (a, b) = (load(16), load(80));
-            [low(a), high(a), low(b), high(b)]
-        }
-        DType::Q5_K => {
-            let (a, b, fifth) = (load(48), load(112), twice(16));
-            let bit = _mm512_set1_epi8(0x10);
-            [
-                add(low(a), _mm512_sllv_epi16(fifth, halves(4, 2)), bit),
-                add(high(a), _mm512_sllv_epi16(fifth, halves(3, 1)), bit),
-                add(low(b), _mm512_srlv_epi16(fifth, halves(0, 2)), bit),
-                add(high(b), _mm512_srlv_epi16(fifth, halves(1, 3)), bit),
-            ]
-        }
-        _ => {
-            let pair = _mm512_set1_epi8(0x30);
-            let (a, b, top_a, top_b) = (load(0), load(64), twice(128), twice(160));
-            [
-                add(low(a), _mm512_sllv_epi16(top_a, halves(4, 2)), pair),
-                add(high(a), _mm512_srlv_epi16(top_a, halves(0, 2)), pair),
-                add(low(b), _mm512_sllv_epi16(top_b, halves(4, 2)), pair),
-                add(high(b), _mm512_srlv_epi16(top_b, halves(0, 2)), pair),
-            ]
-        }
-    }
-}
-
-/// Sixteen-bit lanes: `low` in the lower half of the register, `high` in the upper.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn halves(low: i16, high: i16) -> __m512i {
-    _mm512_inserti64x4::<1>(_mm512_set1_epi16(low), _mm256_set1_epi16(high))
-}
-
-/// A panel's activations in the order of [`lanes`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn arrange<Q: Quant>(x: &Q8Panel) -> [__m512i; 4] {
-    // SAFETY: a panel has 256 lanes.
-    let load = |at: usize| unsafe { _mm256_loadu_si256(x.lanes.as_ptr().add(at).cast()) };
-    let join = |a, b| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(load(a)), load(b));
-    if Q::DTYPE == DType::Q6_K {
-        [join(0, 32), join(64, 96), join(128, 160), join(192, 224)]
-    } else {
-        [join(0, 64), join(32, 96), join(128, 192), join(160, 224)]
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn one_token<Q: Quant>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
-    for first in (0..w.rows).step_by(4) {
-        let mut acc = _mm_setzero_ps();
-        for (i, panels) in x.chunks(4).enumerate() {
-            let blocks = Blocks4x4::new(w, first, 4 * i);
-            let x: [&Q8Panel; 4] = [0, 1, 2, 3].map(|b| &panels[b.min(panels.len() - 1)]);
-            // SAFETY: the matrix has these blocks, and `at` gives no others.
-            let (heads, products) = unsafe {
-                let heads = heads::<Q>(blocks);
-                let products = products::<Q>(blocks, &heads, x);
-                (heads, products)
-            };
-            let scales = by_block(x.map(|x| x.scales[0]));
-            let (d, products) = (_mm512_mul_ps(heads.d, scales), _mm512_cvtepi32_ps(products));
-            if Q::HAS_MINS {
-                let dmin = _mm512_mul_ps(heads.dmin, scales);
-                let mins = _mm512_cvtepi32_ps(minima(&heads, x));
-                for b in 0..panels.len() {
-                    acc = _mm_fmadd_ps(quarter(d, b), quarter(products, b), acc);
-                    acc = _mm_fnmadd_ps(quarter(dmin, b), quarter(mins, b), acc);
-                }
-            } else {
-                for b in 0..panels.len() {
-                    acc = _mm_fmadd_ps(quarter(d, b), quarter(products, b), acc);
-                }
-            }
-        }
-        store_four(acc, &mut out[first..]);
-    }
-}
-
-/// Four floats, each in the lanes of one block.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn by_block(values: [f32; 4]) -> __m512 {
-    let index = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-    // SAFETY: it is one register long.
-    let values = unsafe { _mm_loadu_ps(values.as_ptr()) };
-    _mm512_permutexvar_ps(index, _mm512_castps128_ps512(values))
-}
-
-/// The lanes of one block.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn quarter(v: __m512, block: usize) -> __m128 {
-    match block {
-        0 => _mm512_castps512_ps128(v),
-        1 => _mm512_extractf32x4_ps::<1>(v),
-        2 => _mm512_extractf32x4_ps::<2>(v),
-        _ => _mm512_extractf32x4_ps::<3>(v),
-    }
-}
-
-/// Stores the results of up to four rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn store_four(acc: __m128, out: &mut [f32]) {
-    // SAFETY: the mask covers what `out` has.
-    unsafe { _mm_mask_storeu_ps(out.as_mut_ptr(), tail_mask(out.len().min(4)) as __mmask8, acc) };
-}
-
-/// `Σ scale · lane · activation` of sixteen blocks.
-///
-/// # Safety
-/// The blocks must be of `Q`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn products<Q: Quant>(blocks: Blocks4x4, heads: &Heads, panels: [&Q8Panel; 4]) -> __m512i {
-    let mut sums = [_mm512_setzero_si512(); 16];
-    if Q::DTYPE == DType::Q6_K {
-        // Each quarter of a register holds the sixteen lanes of one sub-scale.
-        let quarters = |first: i64| {
-            let word = |i: i64| (first + i) * 0x0001_0001_0001_0001;
-            _mm512_set_epi64(word(3), word(3), word(2), word(2), word(1), word(1), word(0), word(0))
-        };
-        let index = [quarters(0), quarters(4), quarters(8), quarters(12)];
-        for (b, panel) in panels.into_iter().enumerate() {
-            let x = arrange::<Q>(panel);
-            // Lanes are stored 32 too high. That takes Σ 32 · scale · sum(activations) back, in two factors
-            // that fit sixteen bits.
-            // SAFETY: a panel has 16 sums.
-            let x_sums = unsafe { _mm256_loadu_si256(panel.sums.as_ptr().cast()) };
-            let less = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<4>(x_sums));
-            let less = _mm512_zextsi256_si512(less);
-            for (lane, sum) in sums.iter_mut().enumerate().skip(4 * b).take(4) {
-                let block = blocks.at(lane);
-                blocks.prefetch(lane);
-                // SAFETY: the caller's promise.
-                let (lanes, scales) = unsafe { (lanes::<Q>(block), _mm_loadu_si128(block.add(192).cast())) };
-                let scales = _mm512_zextsi256_si512(_mm256_cvtepi8_epi16(scales));
-                let mut acc =
-                    _mm512_dpwssd_epi32(_mm512_setzero_si512(), _mm512_slli_epi16::<1>(scales), less);
-                for i in 0..4 {
-                    let dot = _mm512_maddubs_epi16(lanes[i], x[i]);
-                    acc = _mm512_dpwssd_epi32(acc, dot, _mm512_permutexvar_epi16(index[i], scales));
-                }
-                *sum = acc;
-            }
-        }
-    } else {
-        // Each half of a register holds the 32 lanes of one sub-scale. A byte number with its top bit set gives
-        // zero: the upper half of each scale.
-        let pick = |low: i16, high: i16| halves(i16::MIN | low, i16::MIN | high);
-        let (even, odd) = (pick(0, 2), pick(1, 3));
-        let mut words = [[0u32; 16]; 2];
-        // SAFETY: each array is one register long.
-        unsafe {
-            _mm512_storeu_si512(words[0].as_mut_ptr().cast(), heads.scales[0]);
-            _mm512_storeu_si512(words[1].as_mut_ptr().cast(), heads.scales[1]);
-        }
-        for (b, panel) in panels.into_iter().enumerate() {
-            let x = arrange::<Q>(panel);
-            for (lane, sum) in sums.iter_mut().enumerate().skip(4 * b).take(4) {
-                blocks.prefetch(lane);
-                // SAFETY: the caller's promise.
-                let lanes = unsafe { lanes::<Q>(blocks.at(lane)) };
-                let mut acc = _mm512_setzero_si512();
-                for part in 0..2 {
-                    let scales = _mm512_set1_epi32(words[part][lane] as i32);
-                    let dot = _mm512_maddubs_epi16(lanes[2 * part], x[2 * part]);
-                    acc = _mm512_dpwssd_epi32(acc, dot, _mm512_shuffle_epi8(scales, even));
-                    let dot = _mm512_maddubs_epi16(lanes[2 * part + 1], x[2 * part + 1]);
-                    acc = _mm512_dpwssd_epi32(acc, dot, _mm512_shuffle_epi8(scales, odd));
-                }
-                *sum = acc;
-            }
-        }
-    }
-    sum_across_i32(&sums)
-}
-
-/// `Σ minimum · sum(activations)` of sixteen blocks.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn minima(heads: &Heads, panels: [&Q8Panel; 4]) -> __m512i {
-    let mut sums = [[0i16; 8]; 4];
-    for (sums, panel) in sums.iter_mut().zip(panels) {
-        // The sum of 32 lanes fits sixteen bits. The order is that in which the minima below pair up.
-        for (sum, part) in sums.iter_mut().zip([0, 2, 1, 3, 4, 6, 5, 7]) {
-            *sum = panel.sums[2 * part] + panel.sums[2 * part + 1];
-        }
-    }
-    // SAFETY: it is one register long.
-    let sums = unsafe { _mm512_loadu_si512(sums.as_ptr().cast()) };
-    let byte = _mm512_set1_epi16(0xff);
-    let [a, b] = heads.mins;
-    let acc = _mm512_setzero_si512();
-    let acc = _mm512_dpwssd_epi32(acc, _mm512_and_si512(a, byte), _mm512_shuffle_epi32::<0x00>(sums));
-    let acc = _mm512_dpwssd_epi32(acc, _mm512_srli_epi16::<8>(a), _mm512_shuffle_epi32::<0x55>(sums));
-    let acc = _mm512_dpwssd_epi32(acc, _mm512_and_si512(b, byte), _mm512_shuffle_epi32::<0xaa>(sums));
-    _mm512_dpwssd_epi32(acc, _mm512_srli_epi16::<8>(b), _mm512_shuffle_epi32::<0xff>(sums))
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Several tokens, K types
 
 /// Sixteen rows of one block, unpacked so that lanes are rows.
 #[repr(C, align(64))]
@@ -968,14 +693,14 @@ unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
 // ---------------------------------------------------------------------------------------------------
 // Q8_0
 
-/// The scales of sixteen blocks of Q8_0.
+/// The scales of sixteen rows at one block of Q8_0.
 ///
 /// # Safety
-/// The blocks must be such.
+/// The rows must hold such a block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn q8_0_scales(blocks: impl Sixteen) -> __m512 {
+unsafe fn q8_0_scales(rows: Rows16) -> __m512 {
     // SAFETY: a block starts with its scale.
-    let scale = |lane: usize| unsafe { blocks.at(lane).cast::<i16>().read_unaligned() };
+    let scale = |row: usize| unsafe { rows.at(row).cast::<i16>().read_unaligned() };
     let half = |first: usize| {
         _mm_setr_epi16(
             scale(first),
@@ -995,57 +720,6 @@ unsafe fn q8_0_scales(blocks: impl Sixteen) -> __m512 {
 #[inline(always)]
 fn q8_0_excess(x: &Q8Panel, part: usize) -> i32 {
     128 * (i32::from(x.sums[2 * part]) + i32::from(x.sums[2 * part + 1]))
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn one_token_q8_0(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
-    let sign = _mm512_set1_epi8(-128);
-    let count = w.cols / 32;
-    for first in (0..w.rows).step_by(4) {
-        let mut acc = _mm_setzero_ps();
-        for block in (0..count).step_by(4) {
-            let blocks = Blocks4x4::new(w, first, block);
-            (0..16).for_each(|lane| blocks.prefetch(lane));
-            // Four consecutive blocks are half a panel, so those missing at the end of a row are zeros.
-            let (panel, part) = (&x[block / 8], block % 8);
-            // SAFETY: a panel has 32 lanes for each of its parts, and the matrix these blocks.
-            let (low, high, d) = unsafe {
-                let lanes = panel.lanes.as_ptr().add(part * 32);
-                let low = _mm512_loadu_si512(lanes.cast());
-                (low, _mm512_loadu_si512(lanes.add(64).cast()), q8_0_scales(blocks))
-            };
-            let two_blocks = |lane: usize, x: __m512i| {
-                // SAFETY: 32 lanes follow the scale.
-                let load = |lane| unsafe { _mm256_loadu_si256(blocks.at(lane).add(2).cast()) };
-                let weights = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(load(lane)), load(lane + 4));
-                _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_xor_si512(weights, sign), x)
-            };
-            // The steps of `sum_across_i32` after its first, which the two halves spare.
-            let four = |lane: usize| {
-                let (a, b) = (two_blocks(lane, low), two_blocks(lane + 8, high));
-                let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
-                _mm512_add_epi32(even, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
-            };
-            let half = |lane: usize| {
-                let (a, b) = (four(lane), four(lane + 1));
-                let sums = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-                _mm512_castsi512_ps(sums)
-            };
-            let (a, b) = (half(0), half(2));
-            let dots = _mm512_add_epi32(
-                _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(a, b)),
-                _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(a, b)),
-            );
-            let parts = [part, part + 1, part + 2, part + 3];
-            let excess = _mm512_cvtps_epi32(by_block(parts.map(|part| q8_0_excess(panel, part) as f32)));
-            let products = _mm512_cvtepi32_ps(_mm512_sub_epi32(dots, excess));
-            let d = _mm512_mul_ps(d, by_block(parts.map(|part| panel.scales[part])));
-            for b in 0..4.min(count - block) {
-                acc = _mm_fmadd_ps(quarter(d, b), quarter(products, b), acc);
-            }
-        }
-        store_four(acc, &mut out[first..]);
-    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -1195,7 +869,7 @@ unsafe fn score_keys<const F16: bool>(
                 *acc = _mm512_mask3_fmadd_ps(q, k, *acc, mask);
             }
         }
-        let sums = _mm512_mul_ps(sum_across_f32(&acc), scale);
+        let sums = _mm512_mul_ps(sum_across(&acc), scale);
         // SAFETY: the block of scores has room for all keys.
         unsafe { _mm512_mask_storeu_ps(scores.as_mut_ptr().add(range.start), tail_mask(range.len()), sums) };
     }
