@@ -211,16 +211,12 @@ struct Rows16 {
     first: *const u8,
     stride: usize,
     last: usize,
-    /// Where the bytes for the next sixteen rows are asked for, from end to end as memory likes it.
-    ahead: *const u8,
 }
 
 impl Rows16 {
     fn new(w: MatRef<'_>, first: usize) -> Rows16 {
         let stride = w.row(0).len();
-        let row = w.row(first).as_ptr();
-        let ahead = row.wrapping_add(ROWS * stride);
-        Rows16 { first: row, stride, last: (w.rows - first).min(ROWS) - 1, ahead }
+        Rows16 { first: w.row(first).as_ptr(), stride, last: (w.rows - first).min(ROWS) - 1 }
     }
 
     /// The same rows, `bytes` further on.
@@ -229,8 +225,7 @@ impl Rows16 {
     /// The rows must be longer than that.
     unsafe fn skip(self, bytes: usize) -> Rows16 {
         // SAFETY: the caller's promise.
-        let first = unsafe { self.first.add(bytes) };
-        Rows16 { first, ahead: self.ahead.wrapping_add(ROWS * bytes), ..self }
+        Rows16 { first: unsafe { self.first.add(bytes) }, ..self }
     }
 
     /// The block of one row.
@@ -238,15 +233,34 @@ impl Rows16 {
     fn at(&self, row: usize) -> *const u8 {
         self.first.wrapping_add(row.min(self.last) * self.stride)
     }
+}
 
-    /// Asks for as many bytes of the next sixteen rows as a block of these has.
+/// The bytes that are needed next, asked for a few at a time from end to end: memory likes neither bursts nor
+/// strides.
+struct Ahead {
+    next: *const u8,
+    lines: usize,
+    /// Lines for each of the steps among which the request is spread.
+    share: usize,
+}
+
+impl Ahead {
+    /// A request for `bytes` bytes from `first` on, spread over `steps` steps.
+    fn new(first: *const u8, bytes: usize, steps: usize) -> Ahead {
+        let lines = bytes.div_ceil(64);
+        Ahead { next: first, lines, share: lines.div_ceil(steps) }
+    }
+
+    /// Asks for one share.
     #[inline(always)]
-    fn prefetch_next(&self, row: usize, bytes: usize) {
-        let next = self.ahead.wrapping_add(row * bytes);
-        for line in (0..bytes).step_by(64) {
+    fn step(&mut self) {
+        let share = self.share.min(self.lines);
+        for _ in 0..share {
             // SAFETY: a prefetch of any address is harmless.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.cast()) };
+            self.next = self.next.wrapping_add(64);
         }
+        self.lines -= share;
     }
 }
 
@@ -483,13 +497,18 @@ fn many_tokens_of_rows<Q: Quant, const R: usize>(
     panels: &mut [Panel; R],
 ) -> usize {
     let bytes = Q::DTYPE.block_bytes();
+    let next_rows = w.row(first).as_ptr().wrapping_add(R * ROWS * w.row(0).len());
     for block in 0..x.width() {
+        let share = R * ROWS * bytes;
+        let steps = tokens.len().div_ceil(4);
+        let mut ahead = Ahead::new(next_rows.wrapping_add(block * share), share, steps);
         for (r, panel) in panels.iter_mut().enumerate() {
             // SAFETY: a row has as many blocks as the activations have panels.
             unsafe { unpack::<Q>(Rows16::new(w, first + r * ROWS).skip(block * bytes), panel) };
         }
         let mut token = tokens.start;
         while token < tokens.end {
+            ahead.step();
             let at = At { first, block, token };
             token += match tokens.end - token {
                 8.. if R == 1 => multiply::<Q, R, 8>(panels, x, out, at),
@@ -513,7 +532,11 @@ struct At {
 /// Panel `panel` of `T` tokens from `first` on.
 #[inline(always)]
 fn pick<const T: usize>(x: Rows<'_, Q8Panel>, first: usize, panel: usize) -> [&Q8Panel; T] {
-    std::array::from_fn(|t| &x.row(first + t)[panel])
+    let mut picked = [&x.row(first)[panel]; T];
+    for t in 1..T {
+        picked[t] = &x.row(first + t)[panel];
+    }
+    picked
 }
 
 /// Adds one block's products with `T` tokens to the output; returns `T`.
@@ -599,9 +622,6 @@ fn multiply<Q: Quant, const R: usize, const T: usize>(
 /// The rows must hold a block of `Q`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
-    for row in 0..ROWS {
-        rows.prefetch_next(row, Q::DTYPE.block_bytes());
-    }
     // SAFETY: the offsets stay inside a block, and the stores inside the panel.
     unsafe {
         let heads = heads::<Q>(rows);
@@ -730,9 +750,8 @@ fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f
         for first in (0..w.rows).step_by(ROWS) {
             let all = Rows16::new(w, first);
             for block in 0..w.cols / 32 {
-                for row in 0..ROWS {
-                    all.prefetch_next(row, 34);
-                }
+                let next_rows = all.first.wrapping_add(ROWS * all.stride + block * ROWS * 34);
+                let mut ahead = Ahead::new(next_rows, ROWS * 34, tokens.len().div_ceil(8));
                 // SAFETY: a row has a block for every 32 columns.
                 let (d, low, high) = unsafe {
                     let rows = all.skip(block * 34);
@@ -742,6 +761,7 @@ fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f
                     std::array::from_fn(|i| _mm512_xor_si512(if i < 4 { low[i] } else { high[i - 4] }, sign));
                 let mut t = tokens.start;
                 while t < tokens.end {
+                    ahead.step();
                     let at = At { first, block, token: t };
                     match tokens.end - t {
                         8.. => t += multiply_q8_0::<8>(&weights, d, x, out, at),
