@@ -16,7 +16,7 @@ use crate::{errors, interrupt};
 
 /// Write the logits of every position of a token sequence to a safetensors file
 ///
-/// The file holds `tokens` (i32 [n]) and `logits` (f32 [n, vocabulary]).
+/// The file holds `tokens`, i32 `[n]`, and `logits`, f32 `[n, vocabulary]`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
