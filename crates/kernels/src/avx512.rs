@@ -204,34 +204,17 @@ pub fn add_scaled(out: &mut [f32], weight: f32, y: &[f32]) {
 // ---------------------------------------------------------------------------------------------------
 // Sixteen rows of a matrix
 
-/// Sixteen rows of a matrix at one block. Where the matrix has fewer rows left, the last stands in for the
-/// missing ones, whose results are dropped.
-#[derive(Clone, Copy)]
-struct Rows16 {
-    first: *const u8,
-    stride: usize,
-    last: usize,
-}
+/// Where sixteen rows of a matrix start. Where it has fewer left, the last stands in for the missing ones, whose
+/// results are dropped.
+struct Rows16([*const u8; ROWS]);
 
 impl Rows16 {
     fn new(w: MatRef<'_>, first: usize) -> Rows16 {
-        let stride = w.row(0).len();
-        Rows16 { first: w.row(first).as_ptr(), stride, last: (w.rows - first).min(ROWS) - 1 }
-    }
-
-    /// The same rows, `bytes` further on.
-    ///
-    /// # Safety
-    /// The rows must be longer than that.
-    unsafe fn skip(self, bytes: usize) -> Rows16 {
-        // SAFETY: the caller's promise.
-        Rows16 { first: unsafe { self.first.add(bytes) }, ..self }
-    }
-
-    /// The block of one row.
-    #[inline(always)]
-    fn at(&self, row: usize) -> *const u8 {
-        self.first.wrapping_add(row.min(self.last) * self.stride)
+        let mut rows = [w.row(first).as_ptr(); ROWS];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = w.row((first + i).min(w.rows - 1)).as_ptr();
+        }
+        Rows16(rows)
     }
 }
 
@@ -269,9 +252,9 @@ impl Ahead {
 /// # Safety
 /// Every row must have 16 bytes at `offset`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn four_dwords(rows: Rows16, offset: usize) -> [__m512i; 4] {
+unsafe fn four_dwords(rows: &Rows16, offset: usize) -> [__m512i; 4] {
     // SAFETY: the caller's promise.
-    let load = |row: usize| unsafe { _mm_loadu_si128(rows.at(row).add(offset).cast()) };
+    let load = |row: usize| unsafe { _mm_loadu_si128(rows.0[row].add(offset).cast()) };
     // Vector i holds rows i, i + 4, i + 8, i + 12 in its four quarters.
     let quarter = |i: usize| {
         let v = _mm512_castsi128_si512(load(i));
@@ -408,19 +391,19 @@ struct Heads {
 }
 
 /// # Safety
-/// The rows must hold a block of `Q`.
+/// The rows must hold a block of `Q` at byte `at`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn heads<Q: Quant>(rows: Rows16) -> Heads {
+unsafe fn heads<Q: Quant>(rows: &Rows16, at: usize) -> Heads {
     let zero = _mm512_setzero_si512();
     if Q::DTYPE == DType::Q6_K {
         // The last two of 210 bytes are the scale.
         // SAFETY: the caller's promise.
-        let tail = unsafe { four_dwords(rows, 194) }[3];
+        let tail = unsafe { four_dwords(rows, at + 194) }[3];
         let d = half_to_float(_mm512_srli_epi32::<16>(tail));
         return Heads { d, dmin: _mm512_setzero_ps(), scales: [zero; 2], mins: [zero; 2] };
     }
     // SAFETY: the caller's promise.
-    let [floats, low_scales, low_mins, high] = unsafe { four_dwords(rows, 0) };
+    let [floats, low_scales, low_mins, high] = unsafe { four_dwords(rows, at) };
     let (six, four, two) = (_mm512_set1_epi8(0x3f), _mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
     let join = |nibble, bits| {
         // The upper two bits of a byte, moved down to bits 4 and 5.
@@ -498,13 +481,14 @@ fn many_tokens_of_rows<Q: Quant, const R: usize>(
 ) -> usize {
     let bytes = Q::DTYPE.block_bytes();
     let next_rows = w.row(first).as_ptr().wrapping_add(R * ROWS * w.row(0).len());
+    let rows: [Rows16; R] = std::array::from_fn(|r| Rows16::new(w, first + r * ROWS));
     for block in 0..x.width() {
         let share = R * ROWS * bytes;
         let steps = tokens.len().div_ceil(4);
         let mut ahead = Ahead::new(next_rows.wrapping_add(block * share), share, steps);
         for (r, panel) in panels.iter_mut().enumerate() {
             // SAFETY: a row has as many blocks as the activations have panels.
-            unsafe { unpack::<Q>(Rows16::new(w, first + r * ROWS).skip(block * bytes), panel) };
+            unsafe { unpack::<Q>(&rows[r], block * bytes, panel) };
         }
         let mut token = tokens.start;
         while token < tokens.end {
@@ -616,15 +600,15 @@ fn multiply<Q: Quant, const R: usize, const T: usize>(
     T
 }
 
-/// Unpacks sixteen rows of one block.
+/// Unpacks sixteen rows of the block at byte `at`.
 ///
 /// # Safety
-/// The rows must hold a block of `Q`.
+/// The rows must hold a block of `Q` there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
+unsafe fn unpack<Q: Quant>(rows: &Rows16, at: usize, panel: &mut Panel) {
     // SAFETY: the offsets stay inside a block, and the stores inside the panel.
     unsafe {
-        let heads = heads::<Q>(rows);
+        let heads = heads::<Q>(rows, at);
         let nibble = _mm512_set1_epi8(0x0f);
         let low = |v| _mm512_and_si512(v, nibble);
         let high = |v| _mm512_and_si512(_mm512_srli_epi16::<4>(v), nibble);
@@ -635,9 +619,9 @@ unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
                 let add = |nibble, from| _mm512_ternarylogic_epi32::<0xf8>(nibble, from, pair);
                 for half in 0..2 {
                     for quad in 0..2 {
-                        let top = four_dwords(rows, 128 + half * 32 + quad * 16);
-                        let first = four_dwords(rows, half * 64 + quad * 16);
-                        let second = four_dwords(rows, half * 64 + 32 + quad * 16);
+                        let top = four_dwords(rows, at + 128 + half * 32 + quad * 16);
+                        let first = four_dwords(rows, at + half * 64 + quad * 16);
+                        let second = four_dwords(rows, at + half * 64 + 32 + quad * 16);
                         for i in 0..4 {
                             let group = half * 32 + quad * 4 + i;
                             store(group, add(low(first[i]), _mm512_slli_epi16::<4>(top[i])));
@@ -647,7 +631,7 @@ unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
                         }
                     }
                 }
-                for (four, scales) in four_dwords(rows, 192).into_iter().enumerate() {
+                for (four, scales) in four_dwords(rows, at + 192).into_iter().enumerate() {
                     let byte = |shift| {
                         _mm512_srai_epi32::<24>(_mm512_sllv_epi32(scales, _mm512_set1_epi32(24 - shift)))
                     };
@@ -669,9 +653,9 @@ unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
                 let bit = _mm512_set1_epi8(0x10);
                 for quad in 0..2 {
                     // The fifth bits of all eight parts of the block.
-                    let fifth = if five { four_dwords(rows, 16 + quad * 16) } else { [bit; 4] };
+                    let fifth = if five { four_dwords(rows, at + 16 + quad * 16) } else { [bit; 4] };
                     for part in 0..4 {
-                        let dwords = four_dwords(rows, nibbles + part * 32 + quad * 16);
+                        let dwords = four_dwords(rows, at + nibbles + part * 32 + quad * 16);
                         for i in 0..4 {
                             let group = part * 16 + quad * 4 + i;
                             let (mut a, mut b) = (low(dwords[i]), high(dwords[i]));
@@ -694,8 +678,8 @@ unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
                 for half in 0..2 {
                     let (mut scales, mut mins) = (heads.scales[half], heads.mins[half]);
                     for i in 0..4 {
-                        let at = panel.scales[half * 4 + i].as_mut_ptr().cast();
-                        _mm512_store_si512(at, _mm512_and_si512(scales, byte));
+                        let place = panel.scales[half * 4 + i].as_mut_ptr().cast();
+                        _mm512_store_si512(place, _mm512_and_si512(scales, byte));
                         let min = _mm512_and_si512(mins, byte);
                         let pair = _mm512_or_si512(min, _mm512_slli_epi32::<16>(min));
                         _mm512_store_si512(panel.mins[half * 4 + i].as_mut_ptr().cast(), pair);
@@ -713,14 +697,14 @@ unsafe fn unpack<Q: Quant>(rows: Rows16, panel: &mut Panel) {
 // ---------------------------------------------------------------------------------------------------
 // Q8_0
 
-/// The scales of sixteen rows at one block of Q8_0.
+/// The scales of sixteen rows at the block of Q8_0 at byte `at`.
 ///
 /// # Safety
-/// The rows must hold such a block.
+/// The rows must hold such a block there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn q8_0_scales(rows: Rows16) -> __m512 {
+unsafe fn q8_0_scales(rows: &Rows16, at: usize) -> __m512 {
     // SAFETY: a block starts with its scale.
-    let scale = |row: usize| unsafe { rows.at(row).cast::<i16>().read_unaligned() };
+    let scale = |row: usize| unsafe { rows.0[row].add(at).cast::<i16>().read_unaligned() };
     let half = |first: usize| {
         _mm_setr_epi16(
             scale(first),
@@ -748,14 +732,16 @@ fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f
     for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
         let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
         for first in (0..w.rows).step_by(ROWS) {
-            let all = Rows16::new(w, first);
+            let rows = Rows16::new(w, first);
+            let next_rows = w.row(first).as_ptr().wrapping_add(ROWS * w.row(0).len());
             for block in 0..w.cols / 32 {
-                let next_rows = all.first.wrapping_add(ROWS * all.stride + block * ROWS * 34);
-                let mut ahead = Ahead::new(next_rows, ROWS * 34, tokens.len().div_ceil(8));
+                let share = ROWS * 34;
+                let steps = tokens.len().div_ceil(8);
+                let mut ahead = Ahead::new(next_rows.wrapping_add(block * share), share, steps);
                 // SAFETY: a row has a block for every 32 columns.
                 let (d, low, high) = unsafe {
-                    let rows = all.skip(block * 34);
-                    (q8_0_scales(rows), four_dwords(rows, 2), four_dwords(rows, 18))
+                    let at = block * 34;
+                    (q8_0_scales(&rows, at), four_dwords(&rows, at + 2), four_dwords(&rows, at + 18))
                 };
                 let weights: [__m512i; 8] =
                     std::array::from_fn(|i| _mm512_xor_si512(if i < 4 { low[i] } else { high[i - 4] }, sign));
