@@ -21,9 +21,10 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use crate::DType;
+use crate::compiled::compiled_scalar_kernels;
 use crate::math;
 use crate::quant::{Q4K, Q5K, Q6K, Quant, dequantise_row};
-use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, RopePairs, RunningSoftmax};
+use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
 /// Rows that are computed together for several tokens: as many as a register has 32-bit lanes.
@@ -72,30 +73,6 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
     }
 }
 
-/// As [`scalar::quantise`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
-    scalar::quantise(x, block, out);
-}
-
-/// As [`scalar::rms_norm`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {
-    scalar::rms_norm(x, w, eps);
-}
-
-/// As [`scalar::rope`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn rope(x: &mut [f32], head_dim: usize, pairs: RopePairs, cos: &[f32], sin: &[f32]) {
-    scalar::rope(x, head_dim, pairs, cos, sin);
-}
-
-/// As [`scalar::softmax`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn softmax(x: &mut [f32]) {
-    scalar::softmax(x);
-}
-
 /// As [`scalar::attend`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {
@@ -136,29 +113,7 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     }
 }
 
-/// As [`scalar::attend_finish`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn attend_finish(running: &[RunningSoftmax], out: &mut [f32]) {
-    scalar::attend_finish(running, out);
-}
-
-/// As [`scalar::swiglu`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn swiglu(gate: &mut [f32], up: &[f32]) {
-    scalar::swiglu(gate, up);
-}
-
-/// As [`scalar::add`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn add(x: &mut [f32], y: &[f32]) {
-    scalar::add(x, y);
-}
-
-/// As [`scalar::add_scaled`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn add_scaled(out: &mut [f32], weight: f32, y: &[f32]) {
-    scalar::add_scaled(out, weight, y);
-}
+compiled_scalar_kernels!("avx2,fma,f16c");
 
 // ---------------------------------------------------------------------------------------------------
 // Eight blocks of a matrix

@@ -1,0 +1,58 @@
+//! Scalar kernels compiled for an instruction set.
+//!
+//! Their operations and their order are fixed, so the compiler can only make them faster: what is not worth
+//! writing by hand is made by this macro in the module of each instruction set.
+
+/// Defines the kernels that are nothing but the scalar ones, compiled with these target features.
+macro_rules! compiled_scalar_kernels {
+    ($features:literal) => {
+        /// As [`scalar::quantise`](crate::scalar::quantise).
+        #[target_feature(enable = $features)]
+        pub fn quantise(x: &[f32], block: usize, out: &mut [$crate::Q8Panel]) {
+            $crate::scalar::quantise(x, block, out);
+        }
+
+        /// As [`scalar::rms_norm`](crate::scalar::rms_norm).
+        #[target_feature(enable = $features)]
+        pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {
+            $crate::scalar::rms_norm(x, w, eps);
+        }
+
+        /// As [`scalar::rope`](crate::scalar::rope).
+        #[target_feature(enable = $features)]
+        pub fn rope(x: &mut [f32], head_dim: usize, pairs: $crate::RopePairs, cos: &[f32], sin: &[f32]) {
+            $crate::scalar::rope(x, head_dim, pairs, cos, sin);
+        }
+
+        /// As [`scalar::softmax`](crate::scalar::softmax).
+        #[target_feature(enable = $features)]
+        pub fn softmax(x: &mut [f32]) {
+            $crate::scalar::softmax(x);
+        }
+
+        /// As [`scalar::attend_finish`](crate::scalar::attend_finish).
+        #[target_feature(enable = $features)]
+        pub fn attend_finish(running: &[$crate::RunningSoftmax], out: &mut [f32]) {
+            $crate::scalar::attend_finish(running, out);
+        }
+
+        /// As [`scalar::swiglu`](crate::scalar::swiglu).
+        #[target_feature(enable = $features)]
+        pub fn swiglu(gate: &mut [f32], up: &[f32]) {
+            $crate::scalar::swiglu(gate, up);
+        }
+
+        /// As [`scalar::add`](crate::scalar::add).
+        #[target_feature(enable = $features)]
+        pub fn add(x: &mut [f32], y: &[f32]) {
+            $crate::scalar::add(x, y);
+        }
+
+        /// As [`scalar::add_scaled`](crate::scalar::add_scaled).
+        #[target_feature(enable = $features)]
+        pub fn add_scaled(out: &mut [f32], weight: f32, y: &[f32]) {
+            $crate::scalar::add_scaled(out, weight, y);
+        }
+    };
+}
+pub(crate) use compiled_scalar_kernels;
