@@ -1,9 +1,9 @@
 //! The kernels for processors with AVX2, fused multiply-adds and half floats (FMA, F16C).
 //!
-//! The arrangements are those of the AVX-512 kernels with eight lanes for sixteen. One token: lanes along
-//! the row, two blocks of four rows at a time, reduced across blocks by a transpose. Several tokens: eight
-//! rows are unpacked so that lanes are rows ([`Panel`]). Within a block everything is integer and exact, and
-//! both then do the same float operations in block order, so both give the bits of [`scalar`].
+//! Products have two arrangements. One token: lanes along the row, two blocks of four rows at a time (few
+//! streams, which memory likes), reduced across blocks by a transpose; the AVX-512 kernels use these too. Several
+//! tokens: eight rows are unpacked so that lanes are rows ([`Panel`]). Within a block everything is integer and
+//! exact, and both then do the same float operations in block order, so both give the bits of [`scalar`].
 //!
 //! Without VNNI a dot product is `maddubs`: unsigned weights times signed activations, added in pairs to
 //! sixteen bits, where it saturates. Lanes are therefore kept as small as their type stores them, and
