@@ -52,11 +52,13 @@ impl Pool {
     /// # Errors
     /// If the operating system gives no more threads.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
-        let mut pool = Pool { shared: Arc::new(Shared::new()), workers: Vec::new(), turn: Mutex::new(()) };
-        for i in 1..threads.max(1) {
+        let threads = threads.max(1);
+        let shared = Arc::new(Shared::new(threads));
+        let mut pool = Pool { shared, workers: Vec::new(), turn: Mutex::new(()) };
+        for i in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let worker = std::thread::Builder::new().name(format!("forebay-{i}"));
-            pool.workers.push(worker.spawn(move || shared.work())?);
+            pool.workers.push(worker.spawn(move || shared.work(i))?);
         }
         Ok(pool)
     }
@@ -81,7 +83,7 @@ impl Pool {
         // and it runs before this function ends, in a panic too.
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
         self.shared.open(task, tasks);
-        let mine = catch_unwind(AssertUnwindSafe(|| self.shared.take_tasks(task, tasks)));
+        let mine = catch_unwind(AssertUnwindSafe(|| self.shared.take_tasks(0, task, tasks)));
         let theirs = self.shared.close();
         drop(turn);
         if let Some(panic) = mine.err().or(theirs) {
@@ -149,7 +151,8 @@ struct Shared {
     open: AtomicBool,
     inside: AtomicUsize,
     job: UnsafeCell<Option<(Task, usize)>>,
-    next: AtomicUsize,
+    /// By thread: the next task of its share.
+    next: Box<[Cursor]>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
     sleepers: AtomicUsize,
@@ -157,18 +160,23 @@ struct Shared {
     alarm: Condvar,
 }
 
+/// On a cache line of its own (two, since processors fetch pairs), because only one thread writes to it until the
+/// others have nothing left.
+#[repr(align(128))]
+struct Cursor(AtomicUsize);
+
 // SAFETY: `job` is written only while no loop is open and no worker is inside, and read only by workers
 // inside an open loop; the atomics order the two.
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    fn new() -> Shared {
+    fn new(threads: usize) -> Shared {
         Shared {
             loops: AtomicUsize::new(0),
             open: AtomicBool::new(false),
             inside: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
-            next: AtomicUsize::new(0),
+            next: (0..threads).map(|_| Cursor(AtomicUsize::new(0))).collect(),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
@@ -181,7 +189,9 @@ impl Shared {
     fn open(&self, task: Task, tasks: usize) {
         // SAFETY: the last `close` saw no worker inside, and none reads the job before `open` is set.
         unsafe { *self.job.get() = Some((task, tasks)) };
-        self.next.store(0, SeqCst);
+        for (thread, next) in self.next.iter().enumerate() {
+            next.0.store(self.share(thread, tasks).start, SeqCst);
+        }
         self.open.store(true, SeqCst);
         self.loops.fetch_add(1, SeqCst);
         if self.sleepers.load(SeqCst) > 0 {
@@ -201,18 +211,30 @@ impl Shared {
         lock(&self.panic).take()
     }
 
-    fn take_tasks(&self, task: Task, tasks: usize) {
-        loop {
-            let i = self.next.fetch_add(1, SeqCst);
-            if i >= tasks {
-                return;
+    /// A thread's part of the tasks.
+    fn share(&self, thread: usize, tasks: usize) -> Range<usize> {
+        let threads = self.next.len();
+        thread * tasks / threads..(thread + 1) * tasks / threads
+    }
+
+    /// First a thread's own share from end to end, because neighbouring tasks are neighbours in memory; then
+    /// what the others have left.
+    fn take_tasks(&self, thread: usize, task: Task, tasks: usize) {
+        let threads = self.next.len();
+        for whose in (thread..threads).chain(0..thread) {
+            let end = self.share(whose, tasks).end;
+            loop {
+                let i = self.next[whose].0.fetch_add(1, SeqCst);
+                if i >= end {
+                    break;
+                }
+                task(i);
             }
-            task(i);
         }
     }
 
     /// The life of a worker.
-    fn work(&self) {
+    fn work(&self, thread: usize) {
         let mut seen = 0;
         while let Some(current) = self.next_loop(seen) {
             seen = current;
@@ -221,9 +243,9 @@ impl Shared {
                 // SAFETY: this worker is counted inside and the loop is open, so the job is not written.
                 let job = unsafe { *self.job.get() };
                 let (task, tasks) = job.expect("an open loop has a job");
-                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_tasks(task, tasks))) {
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_tasks(thread, task, tasks))) {
                     // No further task starts, and the caller learns why.
-                    self.next.store(tasks, SeqCst);
+                    self.next.iter().for_each(|next| next.0.store(tasks, SeqCst));
                     lock(&self.panic).get_or_insert(panic);
                 }
             }
