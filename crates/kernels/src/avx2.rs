@@ -11,7 +11,8 @@
 //!
 //! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions. Closures
 //! that use these instructions are called from here only: a library function such as `array::from_fn` is
-//! compiled without them and would not inline them.
+//! compiled without them and would not inline them. Nor is `array::map` inlined in functions of this size, so
+//! arrays in loops are written out.
 
 // Loops over registers go by index, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
@@ -125,20 +126,30 @@ type Eight = [*const u8; 8];
 /// Four rows from `first` on.
 #[inline(always)]
 fn four_rows(w: MatRef<'_>, first: usize) -> [*const u8; 4] {
-    [0, 1, 2, 3].map(|row| w.row((first + row).min(w.rows - 1)).as_ptr())
+    let row = |i: usize| w.row((first + i).min(w.rows - 1)).as_ptr();
+    [row(0), row(1), row(2), row(3)]
 }
 
 /// `count` blocks, one or two, of four rows: lane `4 · block + row`.
 #[inline(always)]
 fn two_blocks(rows: [*const u8; 4], block: usize, count: usize, bytes: usize) -> Eight {
-    let [first, second] = [block, block + count - 1].map(|b| rows.map(|row| row.wrapping_add(b * bytes)));
-    [first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]]
+    let first = |row: usize| rows[row].wrapping_add(block * bytes);
+    let second = |row: usize| rows[row].wrapping_add((block + count - 1) * bytes);
+    [first(0), first(1), first(2), first(3), second(0), second(1), second(2), second(3)]
 }
 
 /// Eight rows from `first` on.
 #[inline(always)]
 fn eight_rows(w: MatRef<'_>, first: usize) -> Eight {
-    [0, 1, 2, 3, 4, 5, 6, 7].map(|row| w.row((first + row).min(w.rows - 1)).as_ptr())
+    let row = |i: usize| w.row((first + i).min(w.rows - 1)).as_ptr();
+    [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)]
+}
+
+/// The blocks at byte `at` of eight rows.
+#[inline(always)]
+fn eight_blocks(rows: &Eight, at: usize) -> Eight {
+    let block = |row: usize| rows[row].wrapping_add(at);
+    [block(0), block(1), block(2), block(3), block(4), block(5), block(6), block(7)]
 }
 
 /// Asks for memory ahead of the computation, each cache line once, from end to end as memory likes it.
@@ -509,7 +520,7 @@ fn many_tokens<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<
             let rows = eight_rows(w, first);
             for b in 0..x.width() {
                 ahead.advance(ROWS * bytes);
-                let blocks = rows.map(|row| row.wrapping_add(b * bytes));
+                let blocks = eight_blocks(&rows, b * bytes);
                 // SAFETY: a row has as many blocks as the activations have panels.
                 let floats = unsafe { unpack::<Q>(&blocks, &mut panel) };
                 let mut t = tokens.start;
@@ -747,7 +758,7 @@ fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f
                 let count = 8.min(w.cols / 32 - 8 * panel);
                 for b in 0..count {
                     ahead.advance(ROWS * 34);
-                    let blocks = rows.map(|row| row.wrapping_add((8 * panel + b) * 34));
+                    let blocks = eight_blocks(&rows, (8 * panel + b) * 34);
                     // SAFETY: a row has a block for every 32 columns.
                     unsafe {
                         d[b] = halves_at(&blocks, 0);
