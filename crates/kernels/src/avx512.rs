@@ -386,8 +386,8 @@ struct Panel {
     lanes: [[u8; 64]; 64],
     /// The sub-scales of every row: one vector for 32 weights, or for 16 where the type has so many.
     scales: [[i32; ROWS]; 16],
-    /// The factors of the sums of activations: for each two sums of 16, a pair for every row.
-    mins: [[i16; 2 * ROWS]; 8],
+    /// The minima of every row, where the type has any: a pair for each two sums of 32 activations.
+    mins: [[i16; 2 * ROWS]; 4],
     /// The scale of every row.
     d: [f32; ROWS],
     /// The scale of every row's minima.
@@ -399,7 +399,7 @@ impl Panel {
         Panel {
             lanes: [[0; 64]; 64],
             scales: [[0; ROWS]; 16],
-            mins: [[0; 2 * ROWS]; 8],
+            mins: [[0; 2 * ROWS]; 4],
             d: [0.0; ROWS],
             dmin: [0.0; ROWS],
         }
@@ -478,6 +478,38 @@ fn pick<const T: usize>(x: Rows<'_, Q8Panel>, first: usize, panel: usize) -> [&Q
     picked
 }
 
+/// What the sums of a token's activations bring to its products with a block.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+struct Sums {
+    /// Of types with minima: the sums of 32 activations as words, two in each of the first four. Of Q6_K, whose
+    /// lanes are stored 32 too high: what takes that back from the products with 16 activations.
+    offsets: [i32; 16],
+}
+
+impl Sums {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    fn new<Q: Quant>(x: &Q8Panel) -> Sums {
+        let mut sums = Sums::default();
+        // SAFETY: a panel has 16 sums, and the registers are as long as what is stored to.
+        unsafe {
+            let each = _mm256_load_si256(x.sums.as_ptr().cast());
+            if Q::HAS_MINS {
+                // The sum of 32 lanes fits sixteen bits.
+                let pairs = _mm256_hadd_epi16(each, each);
+                let pairs = _mm256_permute4x64_epi64::<0b10_00>(pairs);
+                _mm_store_si128(sums.offsets.as_mut_ptr().cast(), _mm256_castsi256_si128(pairs));
+            } else {
+                let offsets = _mm512_slli_epi32::<5>(_mm512_cvtepi16_epi32(each));
+                let offsets = _mm512_sub_epi32(_mm512_setzero_si512(), offsets);
+                _mm512_store_si512(sums.offsets.as_mut_ptr().cast(), offsets);
+            }
+        }
+        sums
+    }
+}
+
 /// Adds one block's products with `T` tokens to the output; returns `T`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -490,10 +522,19 @@ fn multiply<Q: Quant, const R: usize, const T: usize>(
     // Groups of four weights that share a sub-scale.
     let groups = if Q::DTYPE == DType::Q6_K { 4 } else { 8 };
     let x: [&Q8Panel; T] = pick(x, at.token, at.block);
+    let mut sums = [Sums::default(); T];
+    for t in 0..T {
+        sums[t] = Sums::new::<Q>(x[t]);
+    }
     let zero = _mm512_setzero_si512();
     let mut products = [[zero; T]; R];
     for sub in 0..64 / groups {
         let mut dots = [[zero; T]; R];
+        if !Q::HAS_MINS {
+            for t in 0..T {
+                dots.iter_mut().for_each(|dots| dots[t] = _mm512_set1_epi32(sums[t].offsets[sub]));
+            }
+        }
         for group in sub * groups..(sub + 1) * groups {
             let mut weights = [zero; R];
             for r in 0..R {
@@ -518,15 +559,15 @@ fn multiply<Q: Quant, const R: usize, const T: usize>(
         }
     }
     let mut mins = [[zero; T]; R];
-    for pair in 0..8 {
-        for t in 0..T {
-            // SAFETY: a panel of activations has eight pairs of sums, aligned to four bytes.
-            let sums = unsafe { x[t].sums.as_ptr().add(2 * pair).cast::<i32>().read() };
-            let sums = _mm512_set1_epi32(sums);
-            for r in 0..R {
-                // SAFETY: it is one register long.
-                let factors = unsafe { _mm512_load_si512(panels[r].mins[pair].as_ptr().cast()) };
-                mins[r][t] = _mm512_dpwssd_epi32(mins[r][t], factors, sums);
+    if Q::HAS_MINS {
+        for pair in 0..4 {
+            for t in 0..T {
+                let sums = _mm512_set1_epi32(sums[t].offsets[pair]);
+                for r in 0..R {
+                    // SAFETY: it is one register long.
+                    let factors = unsafe { _mm512_load_si512(panels[r].mins[pair].as_ptr().cast()) };
+                    mins[r][t] = _mm512_dpwssd_epi32(mins[r][t], factors, sums);
+                }
             }
         }
     }
@@ -544,9 +585,7 @@ fn multiply<Q: Quant, const R: usize, const T: usize>(
                     let dmin = _mm512_mul_ps(_mm512_load_ps(panels[r].dmin.as_ptr()), scale);
                     _mm512_fnmadd_ps(dmin, _mm512_cvtepi32_ps(mins[r][t]), acc)
                 } else {
-                    // The factors are those of the offset at which lanes are stored.
-                    let products = _mm512_sub_epi32(products[r][t], mins[r][t]);
-                    _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(products), before)
+                    _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(products[r][t]), before)
                 };
                 _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, after);
             }
@@ -594,13 +633,6 @@ unsafe fn unpack<Q: Quant>(rows: &Rows16, at: usize, panel: &mut Panel) {
                     for (i, &scale) in bytes.iter().enumerate() {
                         _mm512_store_si512(panel.scales[four * 4 + i].as_mut_ptr().cast(), scale);
                     }
-                    for i in 0..2 {
-                        // Lanes are stored 32 too high.
-                        let even = _mm512_and_si512(bytes[2 * i], _mm512_set1_epi32(0xffff));
-                        let both = _mm512_or_si512(even, _mm512_slli_epi32::<16>(bytes[2 * i + 1]));
-                        let pair = _mm512_slli_epi16::<5>(both);
-                        _mm512_store_si512(panel.mins[four * 2 + i].as_mut_ptr().cast(), pair);
-                    }
                 }
             }
             _ => {
@@ -635,11 +667,14 @@ unsafe fn unpack<Q: Quant>(rows: &Rows16, at: usize, panel: &mut Panel) {
                     for i in 0..4 {
                         let place = panel.scales[half * 4 + i].as_mut_ptr().cast();
                         _mm512_store_si512(place, _mm512_and_si512(scales, byte));
-                        let min = _mm512_and_si512(mins, byte);
-                        let pair = _mm512_or_si512(min, _mm512_slli_epi32::<16>(min));
-                        _mm512_store_si512(panel.mins[half * 4 + i].as_mut_ptr().cast(), pair);
                         scales = _mm512_srli_epi32::<8>(scales);
-                        mins = _mm512_srli_epi32::<8>(mins);
+                    }
+                    for i in 0..2 {
+                        // The lowest two bytes as words.
+                        let second = _mm512_slli_epi32::<8>(_mm512_and_si512(mins, _mm512_set1_epi32(0xff00)));
+                        let pair = _mm512_or_si512(_mm512_and_si512(mins, byte), second);
+                        _mm512_store_si512(panel.mins[half * 2 + i].as_mut_ptr().cast(), pair);
+                        mins = _mm512_srli_epi32::<16>(mins);
                     }
                 }
             }
