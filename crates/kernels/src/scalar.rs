@@ -93,9 +93,15 @@ fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, acc: f32) -> f32 
     if Q::HAS_MINS { (w.dmin * scale).mul_add(-(mins as f32), acc) } else { acc }
 }
 
+/// A float whose last bit is worth one: a small number added to it is rounded, ties to even, and its lowest byte is
+/// the result. Unlike a conversion, which has to consider values that do not fit, that is one instruction for many
+/// lanes.
+const ROUNDING: f32 = 12_582_912.0;
+
 /// Quantises a row of activations to bytes, one scale for every `block` of them.
 ///
-/// A value that is not finite makes its block's scale so, and therefore every product with it.
+/// A value that is not finite makes its block's scale so, and therefore every product with it. A block so close to
+/// zero that its scale has no inverse is zero.
 #[inline(always)]
 pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
     assert_eq!(out.len(), Q8Panel::count(x.len()));
@@ -109,17 +115,16 @@ pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
                 largest = v.abs().to_bits().max(largest);
             }
             let largest = f32::from_bits(largest);
-            let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
+            let inverse = 127.0 / largest;
             panel.scales[b * block / 32..(b + 1) * block / 32].fill(largest / 127.0);
-            for (lane, v) in panel.lanes[b * block..].iter_mut().zip(x) {
-                *lane = (v * inverse).round_ties_even() as i8;
+            if largest.is_finite() && inverse.is_finite() {
+                for (lane, v) in panel.lanes[b * block..].iter_mut().zip(x) {
+                    *lane = (v * inverse + ROUNDING).to_bits() as i8;
+                }
             }
         }
-        for (sum, lanes) in panel.sums.iter_mut().zip(panel.lanes.chunks_exact(16)) {
-            *sum = 0;
-            for lane in lanes {
-                *sum += i16::from(*lane);
-            }
+        for (sum, lanes) in panel.sums.iter_mut().zip(panel.lanes.as_chunks::<16>().0) {
+            *sum = lanes.iter().map(|&lane| i16::from(lane)).sum();
         }
     }
 }
