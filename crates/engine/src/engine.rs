@@ -75,6 +75,8 @@ struct Inner {
 struct Compute {
     backend: Box<dyn Backend>,
     routing: Routing,
+    /// `[Head::ROWS, vocab]`
+    logits: Vec<f32>,
 }
 
 impl Engine {
@@ -125,7 +127,7 @@ impl Engine {
         };
         blueprint.load_dense(&source, &mut backend, &mut progress)?;
         let store = ExpertStore::load(&blueprint.experts, &source, &mut progress)?;
-        let compute = Compute { backend: Box::new(backend), routing: Routing::default() };
+        let compute = Compute { backend: Box::new(backend), routing: Routing::default(), logits: Vec::new() };
         Ok(Engine(Arc::new(Inner {
             vocab,
             file,
@@ -230,16 +232,15 @@ impl ComputeGuard<'_> {
         cancel: &Cancel,
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
-        let Compute { backend, routing } = &mut *self.held;
+        let Compute { backend, routing, logits: out } = &mut *self.held;
         let mut cx = Context { backend: &mut **backend, store: &self.inner.store, routing, cancel };
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
-        let mut out = Vec::new();
         for rows in wanted.chunks(Head::ROWS) {
             cancel.check()?;
             out.resize(rows.len() * self.inner.vocab, 0.0);
             cx.backend.begin(batch.tokens.len());
-            self.inner.model.head().logits(&mut cx, rows, &mut out)?;
+            self.inner.model.head().logits(&mut cx, rows, out)?;
             for (row, values) in rows.iter().zip(out.chunks_exact(self.inner.vocab)) {
                 logits(*row, values);
             }

@@ -88,12 +88,24 @@ pub struct Session {
     /// After the last token; empty if they are not known.
     logits: Vec<f32>,
     cancel: Cancel,
+    /// Of the chunk at hand; kept for the next.
+    positions: Vec<u32>,
+    /// Rows of the chunk at hand whose logits are wanted; kept for the next.
+    wanted: Vec<usize>,
 }
 
 impl Session {
     pub(crate) fn new(engine: Engine) -> Session {
         let state = State::new(engine.model(), engine.compute().backend());
-        Session { state, engine, tokens: Vec::new(), logits: Vec::new(), cancel: Cancel::default() }
+        Session {
+            state,
+            tokens: Vec::with_capacity(engine.context()),
+            engine,
+            logits: Vec::new(),
+            cancel: Cancel::default(),
+            positions: Vec::new(),
+            wanted: Vec::new(),
+        }
     }
 
     /// The engine it runs on.
@@ -189,17 +201,18 @@ impl Session {
         let start = self.tokens.len();
         // The layers may hold more: of tokens that were let go, of a chunk that failed or whose watcher panicked.
         self.state.truncate(start);
-        let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
-        let every = watch.logits.is_some();
-        let wanted: Vec<usize> = match (every, last) {
-            (true, _) => (0..tokens.len()).collect(),
-            (false, true) => vec![tokens.len() - 1],
-            (false, false) => Vec::new(),
-        };
+        self.positions.clear();
+        self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
+        self.wanted.clear();
+        self.wanted.extend(match (watch.logits.is_some(), last) {
+            (true, _) => 0..tokens.len(),
+            (false, true) => tokens.len() - 1..tokens.len(),
+            (false, false) => 0..0,
+        });
         let mut sequences = [Sequence { state: &mut self.state, rows: 0..tokens.len() }];
-        let mut batch = Batch { tokens, positions: &positions, sequences: &mut sequences };
+        let mut batch = Batch { tokens, positions: &self.positions, sequences: &mut sequences };
         let kept = &mut self.logits;
-        let result = self.engine.compute().forward(&mut batch, &wanted, &self.cancel, |row, logits| {
+        let result = self.engine.compute().forward(&mut batch, &self.wanted, &self.cancel, |row, logits| {
             if let Some(watch) = &mut watch.logits {
                 watch(start + row, logits);
             }

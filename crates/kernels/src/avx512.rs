@@ -671,7 +671,8 @@ unsafe fn unpack<Q: Quant>(rows: &Rows16, at: usize, panel: &mut Panel) {
                     }
                     for i in 0..2 {
                         // The lowest two bytes as words.
-                        let second = _mm512_slli_epi32::<8>(_mm512_and_si512(mins, _mm512_set1_epi32(0xff00)));
+                        let second =
+                            _mm512_slli_epi32::<8>(_mm512_and_si512(mins, _mm512_set1_epi32(0xff00)));
                         let pair = _mm512_or_si512(_mm512_and_si512(mins, byte), second);
                         _mm512_store_si512(panel.mins[half * 2 + i].as_mut_ptr().cast(), pair);
                         mins = _mm512_srli_epi32::<16>(mins);

@@ -3,8 +3,12 @@
 //! Every output element is computed by one kernel call from the whole of its inputs, so neither the cut nor
 //! the number of threads changes a bit.
 
+use std::ops::Range;
+
 use forebay_kernels::quant::{activation_block, dequantise_row};
 use forebay_kernels::{DType, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, TileMut};
+
+use smallvec::SmallVec;
 
 use super::attend::{GroupedHeads, QUERY_TILE};
 use super::kv::{CpuKv, KvType};
@@ -141,18 +145,21 @@ impl Backend for CpuBackend {
     }
 
     fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
-        let mut taken: Vec<Vec<f32>> = products.iter().map(|&(_, out)| self.take(out)).collect();
-        let weights: Vec<MatRef<'_>> = products.iter().map(|&(w, _)| view(&self.matrices[w.0])).collect();
+        let mut taken: Few<Vec<f32>> = products.iter().map(|&(_, out)| self.take(out)).collect();
         let x = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
-        compute.quantise(x, weights.iter().map(|w| w.dtype), &mut self.panels);
-        let mut outs: Vec<_> = taken
+        let jobs: Few<Job<'_>> = products
+            .iter()
+            .map(|&(w, _)| Job { w: view(&self.matrices[w.0]), reads: Reads::Rows(0..self.rows) })
+            .collect();
+        compute.quantise(x, jobs.iter().map(|job| job.w.dtype), &mut self.panels);
+        let mut outs: Few<TileMut<'_, f32>> = taken
             .iter_mut()
             .zip(products)
             .map(|(data, (_, out))| TileMut::new(&mut data[..self.rows * out.width], out.width))
             .collect();
-        let jobs: Vec<_> = weights.iter().map(|&w| Job { w, index: None }).collect();
         compute.matmul(x, &self.panels, &jobs, &mut outs);
+        drop((jobs, outs));
         for (&(_, out), data) in products.iter().zip(taken) {
             self.put(out, data);
         }
@@ -225,19 +232,20 @@ impl Backend for CpuBackend {
         let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
         let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
-        let buckets: Vec<_> = leases.iter().map(|l| routing.bucket(l.expert())).collect();
+        let buckets: Few<Range<usize>> = leases.iter().map(|l| routing.bucket(l.expert())).collect();
         let inner = b.gate.width / routing.top_k();
 
-        let reads_x: Vec<_> = [ExpertPart::Gate, ExpertPart::Up]
+        let reads_x: Few<Job<'_>> = [ExpertPart::Gate, ExpertPart::Up]
             .iter()
             .flat_map(|&part| leases.iter().map(move |lease| lease.part(part)))
             .zip(buckets.iter().cycle())
-            .map(|(w, bucket)| Job { w, index: Some(routing.tokens(bucket.clone())) })
+            .map(|(w, bucket)| Job { w, reads: Reads::Indexed(routing.tokens(bucket.clone())) })
             .collect();
         compute.quantise(x, reads_x.iter().map(|job| job.w.dtype), &mut self.panels);
         let mut outs = bucket_tiles(&mut gate, inner, &buckets);
         outs.extend(bucket_tiles(&mut up, inner, &buckets));
         compute.matmul(x, &self.panels, &reads_x, &mut outs);
+        drop(outs);
 
         let mut gates = bucket_tiles(&mut gate, inner, &buckets);
         let whole_rows = Grain { rows: 1, cols: inner };
@@ -245,21 +253,23 @@ impl Backend for CpuBackend {
             let row = buckets[piece.matrix].start + piece.rows.start;
             (self.kernels.swiglu)(tile.row(0), &up[row * inner..][..inner]);
         });
+        drop(gates);
 
         let hidden = b.out.width / routing.top_k();
-        let places: Vec<u32> = (0..(self.rows * routing.top_k()) as u32).collect();
-        let reads_gate: Vec<_> = leases
+        let reads_gate: Few<Job<'_>> = leases
             .iter()
             .zip(&buckets)
             .map(|(lease, bucket)| Job {
                 w: lease.part(ExpertPart::Down),
-                index: Some(&places[bucket.clone()]),
+                reads: Reads::Rows(bucket.clone()),
             })
             .collect();
-        let activated = Activations { rows: &gate[..places.len() * inner], width: inner };
+        let places = self.rows * routing.top_k();
+        let activated = Activations { rows: &gate[..places * inner], width: inner };
         compute.quantise(activated, reads_gate.iter().map(|job| job.w.dtype), &mut self.panels);
         let mut outs = bucket_tiles(&mut out, hidden, &buckets);
         compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
+        drop(outs);
 
         self.put(b.gate, gate);
         self.put(b.up, up);
@@ -310,10 +320,10 @@ fn view(m: &HostMatrix) -> MatRef<'_> {
 fn bucket_tiles<'a>(
     mut data: &'a mut [f32],
     width: usize,
-    buckets: &[std::ops::Range<usize>],
-) -> Vec<TileMut<'a, f32>> {
+    buckets: &[Range<usize>],
+) -> Few<TileMut<'a, f32>> {
     let mut consumed = 0;
-    let mut tiles = Vec::with_capacity(buckets.len());
+    let mut tiles = Few::new();
     for bucket in buckets {
         let (_, rest) = data.split_at_mut((bucket.start - consumed) * width);
         let (rows, rest) = rest.split_at_mut(bucket.len() * width);
@@ -331,11 +341,29 @@ struct Activations<'a> {
     width: usize,
 }
 
-/// One product: a matrix and the rows it reads, all if there is no index.
+/// One product: a matrix and the rows it reads.
 struct Job<'a> {
     w: MatRef<'a>,
-    index: Option<&'a [u32]>,
+    reads: Reads<'a>,
 }
+
+/// Rows of activations.
+enum Reads<'a> {
+    Rows(Range<usize>),
+    Indexed(&'a [u32]),
+}
+
+impl Reads<'_> {
+    fn of<'a, T>(&'a self, data: &'a [T], width: usize) -> Rows<'a, T> {
+        match self {
+            Reads::Rows(rows) => Rows::new(&data[rows.start * width..rows.end * width], width),
+            Reads::Indexed(index) => Rows::indexed(data, width, index),
+        }
+    }
+}
+
+/// A list that does not allocate while one token is computed: a batch of many, which works for longer, may.
+type Few<T> = SmallVec<[T; 16]>;
 
 /// Quantised copies of the same activations, one for each block length that some type wants.
 #[derive(Default)]
@@ -372,13 +400,15 @@ impl Compute<'_> {
 
     /// Quantises activations as products with these types will read them.
     fn quantise(&self, x: Activations<'_>, dtypes: impl Iterator<Item = DType>, panels: &mut Panels) {
-        let mut blocks: Vec<usize> = dtypes.filter(|&d| self.reads_panels(d)).map(activation_block).collect();
+        let mut blocks: Few<usize> = dtypes.filter(|&d| self.reads_panels(d)).map(activation_block).collect();
         blocks.sort_unstable();
         blocks.dedup();
         let width = Q8Panel::count(x.width);
         for block in blocks {
             let panels = panels.get_mut(block);
-            panels.resize(x.rows.len() / x.width * width, Q8Panel::default());
+            let needed = x.rows.len() / x.width * width;
+            panels.resize(needed.max(panels.len()), Q8Panel::default());
+            let panels = &mut panels[..needed];
             self.pool.for_rows(panels, width, |row, panels| {
                 (self.kernels.quantise)(&x.rows[row * x.width..][..x.width], block, panels);
             });
@@ -389,25 +419,18 @@ impl Compute<'_> {
     fn matmul(&self, x: Activations<'_>, panels: &Panels, jobs: &[Job<'_>], outs: &mut [TileMut<'_, f32>]) {
         // Enough pieces for the threads to share evenly, but each worth the trip.
         let total: usize = jobs.iter().map(|job| job.w.rows).sum();
-        let cols = (total / (self.pool.threads() * 8)).next_multiple_of(16).clamp(16, 256);
+        let cols = (total / (self.pool.threads() * 8)).next_multiple_of(16).clamp(16, 768);
         let rows = outs.iter().map(TileMut::rows).max().unwrap_or(1);
         self.pool.for_tiles(outs, Grain { rows, cols }, |piece, mut tile| {
             let job = &jobs[piece.matrix];
             let w = job.w.rows(piece.cols);
             if self.reads_panels(w.dtype) {
                 let panels = panels.get(activation_block(w.dtype));
-                (self.kernels.matmul_q8)(w, rows_of(panels, Q8Panel::count(x.width), job.index), &mut tile);
+                (self.kernels.matmul_q8)(w, job.reads.of(panels, Q8Panel::count(x.width)), &mut tile);
             } else {
-                (self.kernels.matmul_f32)(w, rows_of(x.rows, x.width, job.index), &mut tile);
+                (self.kernels.matmul_f32)(w, job.reads.of(x.rows, x.width), &mut tile);
             }
         });
-    }
-}
-
-fn rows_of<'a, T>(data: &'a [T], width: usize, index: Option<&'a [u32]>) -> Rows<'a, T> {
-    match index {
-        Some(index) => Rows::indexed(data, width, index),
-        None => Rows::new(data, width),
     }
 }
 

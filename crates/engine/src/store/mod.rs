@@ -9,6 +9,7 @@ mod io;
 use std::sync::Arc;
 
 use forebay_kernels::{DType, MatRef};
+use smallvec::SmallVec;
 
 pub use io::{ByteSource, FileSource};
 
@@ -122,9 +123,12 @@ impl ExpertStore {
     }
 }
 
+/// Some leases. One token's fit without an allocation.
+pub type Leases = SmallVec<[Lease; 16]>;
+
 /// Experts that were asked for and not yet taken.
 pub struct Acquisition {
-    ready: Vec<Lease>,
+    ready: Leases,
 }
 
 impl Acquisition {
@@ -135,7 +139,7 @@ impl Acquisition {
     ///
     /// # Errors
     /// If reading one of them failed.
-    pub fn next_ready(&mut self) -> Result<Option<Vec<Lease>>> {
+    pub fn next_ready(&mut self) -> Result<Option<Leases>> {
         let ready = std::mem::take(&mut self.ready);
         Ok((!ready.is_empty()).then_some(ready))
     }

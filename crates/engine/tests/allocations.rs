@@ -1,10 +1,11 @@
-//! Choosing a token allocates nothing once the buffers have grown. A test program of its own, because it puts
-//! an allocator that counts in the place of the usual one.
+//! Computing and choosing a token allocate nothing once the buffers have grown. A test program of its own, because
+//! it puts an allocator that counts in the place of the usual one.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use forebay_engine::sampler::{Sampler, SamplingParams};
+use forebay_engine::{Engine, Options, TokenId};
 
 thread_local! {
     /// By thread, so that the test runner's own allocations do not count.
@@ -31,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn a_token_allocates_nothing_after_the_first_ones() {
+fn choosing_a_token_allocates_nothing_after_the_first_ones() {
     const VOCAB: usize = 5000;
     let params = SamplingParams {
         temperature: 3.0,
@@ -53,4 +54,22 @@ fn a_token_allocates_nothing_after_the_first_ones() {
     };
     generate(1);
     assert_eq!(generate(2000), 0);
+}
+
+/// Other threads run the loops that the caller starts, so what they would allocate the caller would too.
+#[test]
+fn computing_a_token_allocates_nothing_but_a_page_of_context_now_and_then() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/qwen3moe.gguf");
+    let engine = Engine::open(path.as_ref(), &Options { threads: Some(2), ..Options::default() }).unwrap();
+    let mut session = engine.session();
+    session.extend(&[TokenId(1), TokenId(2), TokenId(3)]).unwrap();
+    // Whichever thread has not attended yet has no scratch memory yet.
+    for token in 0..8 {
+        session.push(TokenId(token)).unwrap();
+    }
+    let before = ALLOCATIONS.get();
+    for token in 0..40 {
+        session.push(TokenId(token)).unwrap();
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
 }
