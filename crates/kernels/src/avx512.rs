@@ -711,39 +711,37 @@ unsafe fn q8_0_scales(rows: &Rows16, at: usize) -> __m512 {
     _mm512_cvtph_ps(_mm256_set_m128i(half(8), half(0)))
 }
 
-/// `128 · sum(activations)` of one part of 32: what lanes stored 128 too high bring in.
-#[inline(always)]
-fn q8_0_excess(x: &Q8Panel, part: usize) -> i32 {
-    128 * (i32::from(x.sums[2 * part]) + i32::from(x.sums[2 * part + 1]))
+/// Sixteen rows of up to eight blocks of Q8_0, unpacked so that lanes are rows.
+#[repr(C, align(64))]
+struct Q8_0Panel {
+    /// Four consecutive weights of every row, as unsigned bytes: 128 too high.
+    lanes: [[u8; 64]; 64],
+    /// The scale of every row in each block.
+    d: [[f32; ROWS]; 8],
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
-    let sign = _mm512_set1_epi8(-128);
-    for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
-        let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
-        for first in (0..w.rows).step_by(ROWS) {
-            let rows = Rows16::new(w, first);
-            let next_rows = w.row(first).as_ptr().wrapping_add(ROWS * w.row(0).len());
-            for block in 0..w.cols / 32 {
-                let share = ROWS * 34;
-                let steps = tokens.len().div_ceil(8);
-                let mut ahead = Ahead::new(next_rows.wrapping_add(block * share), share, steps);
-                // SAFETY: a row has a block for every 32 columns.
-                let (d, low, high) = unsafe {
-                    let at = block * 34;
-                    (q8_0_scales(&rows, at), four_dwords(&rows, at + 2), four_dwords(&rows, at + 18))
-                };
-                let weights: [__m512i; 8] =
-                    std::array::from_fn(|i| _mm512_xor_si512(if i < 4 { low[i] } else { high[i - 4] }, sign));
-                let mut t = tokens.start;
-                while t < tokens.end {
-                    ahead.step();
-                    let at = At { first, block, token: t };
-                    match tokens.end - t {
-                        8.. => t += multiply_q8_0::<8>(&weights, d, x, out, at),
-                        4.. => t += multiply_q8_0::<4>(&weights, d, x, out, at),
-                        _ => t += multiply_q8_0::<1>(&weights, d, x, out, at),
+impl Q8_0Panel {
+    fn new() -> Q8_0Panel {
+        Q8_0Panel { lanes: [[0; 64]; 64], d: [[0.0; ROWS]; 8] }
+    }
+
+    /// Unpacks `count` blocks from byte `at` on.
+    ///
+    /// # Safety
+    /// The rows must hold as many blocks of Q8_0 there.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&mut self, rows: &Rows16, at: usize, count: usize) {
+        let sign = _mm512_set1_epi8(-128);
+        for block in 0..count {
+            let at = at + block * 34;
+            // SAFETY: the caller's promise; the stores stay inside the panel.
+            unsafe {
+                _mm512_store_ps(self.d[block].as_mut_ptr(), q8_0_scales(rows, at));
+                for quad in 0..2 {
+                    let dwords = four_dwords(rows, at + 2 + quad * 16);
+                    for i in 0..4 {
+                        let place = self.lanes[block * 8 + quad * 4 + i].as_mut_ptr();
+                        _mm512_store_si512(place.cast(), _mm512_xor_si512(dwords[i], sign));
                     }
                 }
             }
@@ -751,37 +749,82 @@ fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f
     }
 }
 
-/// Adds one block's products with `T` tokens to the output; returns `T`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+    let mut panel = Q8_0Panel::new();
+    for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
+        let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
+        for first in (0..w.rows).step_by(ROWS) {
+            let rows = Rows16::new(w, first);
+            let next_rows = w.row(first).as_ptr().wrapping_add(ROWS * w.row(0).len());
+            for block in 0..x.width() {
+                let count = 8.min(w.cols / 32 - 8 * block);
+                let share = ROWS * 8 * 34;
+                let steps = tokens.len().div_ceil(8);
+                let mut ahead = Ahead::new(next_rows.wrapping_add(block * share), share, steps);
+                // SAFETY: a row has a block for every 32 columns.
+                unsafe { panel.unpack(&rows, block * 8 * 34, count) };
+                let mut token = tokens.start;
+                while token < tokens.end {
+                    ahead.step();
+                    let at = At { first, block, token };
+                    token += match tokens.end - token {
+                        8.. => multiply_q8_0::<8>(&panel, count, x, out, at),
+                        4.. => multiply_q8_0::<4>(&panel, count, x, out, at),
+                        2.. => multiply_q8_0::<2>(&panel, count, x, out, at),
+                        _ => multiply_q8_0::<1>(&panel, count, x, out, at),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of `count` blocks with `T` tokens to the output; returns `T`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn multiply_q8_0<const T: usize>(
-    weights: &[__m512i; 8],
-    d: __m512,
+    panel: &Q8_0Panel,
+    count: usize,
     x: Rows<'_, Q8Panel>,
     out: &mut TileMut<'_, f32>,
     at: At,
 ) -> usize {
-    let (panel, part) = (at.block / 8, at.block % 8);
-    let x: [&Q8Panel; T] = pick(x, at.token, panel);
-    let mut dots = [_mm512_setzero_si512(); T];
-    for (group, &weights) in weights.iter().enumerate() {
+    let x: [&Q8Panel; T] = pick(x, at.token, at.block);
+    let mask = tail_mask(out.cols() - at.first);
+    let mut acc = [_mm512_setzero_ps(); T];
+    if at.block > 0 {
         for t in 0..T {
-            // SAFETY: a panel of activations has eight groups of four in each of its parts.
-            let four = unsafe { x[t].lanes.as_ptr().add(part * 32 + 4 * group).cast::<i32>().read() };
-            dots[t] = _mm512_dpbusd_epi32(dots[t], weights, _mm512_set1_epi32(four));
+            // SAFETY: the mask covers what the row has.
+            acc[t] = unsafe { _mm512_maskz_loadu_ps(mask, out.row(at.token + t)[at.first..].as_ptr()) };
+        }
+    }
+    for part in 0..count {
+        let mut dots = [_mm512_setzero_si512(); T];
+        for t in 0..T {
+            // What lanes stored 128 too high bring in.
+            let excess = 128 * (i32::from(x[t].sums[2 * part]) + i32::from(x[t].sums[2 * part + 1]));
+            dots[t] = _mm512_set1_epi32(-excess);
+        }
+        for group in part * 8..part * 8 + 8 {
+            // SAFETY: it is one register long.
+            let weights = unsafe { _mm512_load_si512(panel.lanes[group].as_ptr().cast()) };
+            for t in 0..T {
+                // SAFETY: a panel of activations has 64 groups of four.
+                let four = unsafe { x[t].lanes.as_ptr().add(4 * group).cast::<i32>().read() };
+                dots[t] = _mm512_dpbusd_epi32(dots[t], weights, _mm512_set1_epi32(four));
+            }
+        }
+        // SAFETY: it is one register long.
+        let d = unsafe { _mm512_load_ps(panel.d[part].as_ptr()) };
+        for t in 0..T {
+            let scale = _mm512_mul_ps(d, _mm512_set1_ps(x[t].scales[part]));
+            acc[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[t]), acc[t]);
         }
     }
     for t in 0..T {
-        let out = &mut out.row(at.token + t)[at.first..];
-        let products = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(q8_0_excess(x[t], part)));
-        let scale = _mm512_mul_ps(d, _mm512_set1_ps(x[t].scales[part]));
-        // SAFETY: the mask covers what `out` has.
-        unsafe {
-            let mask = tail_mask(out.len());
-            let before = _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out.as_ptr());
-            let after = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products), before);
-            _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, after);
-        }
+        // SAFETY: the mask covers what the row has.
+        unsafe { _mm512_mask_storeu_ps(out.row(at.token + t)[at.first..].as_mut_ptr(), mask, acc[t]) };
     }
     T
 }
