@@ -163,12 +163,12 @@ fn answer(args: &RunArgs, session: &mut Session, prompt: &str, mut request: Requ
     };
     let answer = if args.json {
         let answer = generate(session, &request, WritingBar::Yes, |_| Ok(()))?;
-        print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(&answer))?))?;
+        print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(session.engine(), &answer))?))?;
         answer
     } else {
         let answer = stream(session, &request)?;
         print("\n")?;
-        stats::close(&answer);
+        stats::close(session.engine(), &answer);
         answer
     };
     Ok(match answer.finish_reason {

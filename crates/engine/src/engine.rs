@@ -1,6 +1,6 @@
 //! A loaded model, ready for conversations.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::{Backend, CpuBackend, Precision, Routing};
@@ -10,22 +10,21 @@ use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::format::ModelFile;
 use crate::models::{self, Model};
-use crate::plan::{self, Plan, Traffic};
+use crate::heat::{Heat, hottest_first};
+use crate::plan::{ExpertMemory, Machine, Plan, Traffic, Wishes};
 use crate::session::{Batch, Session};
-use crate::store::{ExpertStore, FileSource};
+use crate::store::policy::PolicyKind;
+use crate::store::{ExpertStore, FileSource, IoMethod, Meters, SlotClasses, StoreOptions};
 use crate::tokenizer::Tokenizer;
 
 /// The context when the caller does not say: enough for a conversation, whatever the model could do.
 const DEFAULT_CONTEXT: usize = 8192;
 
-/// Tokens computed together when a prompt is read.
-const DEFAULT_CHUNK: usize = 512;
-
 /// Far more than what makes a chunk faster; the limit keeps the sizes of buffers in range.
 const MAX_CHUNK: usize = 1 << 16;
 
 /// How a model is loaded.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Options {
     /// Tokens that a conversation may have; by default 8192, or the model's limit if that is smaller.
     pub context: Option<usize>,
@@ -33,21 +32,36 @@ pub struct Options {
     pub threads: Option<usize>,
     /// How products with quantised weights are computed.
     pub precision: Precision,
-    /// Tokens computed together when a prompt is read.
-    pub chunk: usize,
+    /// Tokens computed together when a prompt is read; by default as many as is good and memory allows.
+    pub chunk: Option<usize>,
+    /// What the process may use; by default what is available less a margin.
+    pub memory: Option<u64>,
+    /// What expert slots may use of it; by default all that is left.
+    pub expert_memory: Option<ExpertMemory>,
+    /// How experts are read.
+    pub io: IoMethod,
+    /// Who leaves when an expert needs room.
+    pub policy: PolicyKind,
+    /// A folder where it is remembered how hot the experts of each model were, for the next start.
+    pub heat: Option<PathBuf>,
     /// Told how many bytes have been loaded, and of how many.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            context: None,
-            threads: None,
-            precision: Precision::default(),
-            chunk: DEFAULT_CHUNK,
-            progress: None,
+impl Options {
+    fn wishes(&self, limit: usize) -> Result<Wishes> {
+        if let Some(chunk) = self.chunk.filter(|chunk| !(1..=MAX_CHUNK).contains(chunk)) {
+            return Err(Error::Invalid(format!(
+                "a chunk of {chunk} tokens was asked for; it has 1 to {MAX_CHUNK}"
+            )));
         }
+        Ok(Wishes {
+            context: context_length(self.context, limit)?,
+            precision: self.precision,
+            chunk: self.chunk,
+            memory: self.memory,
+            expert_memory: self.expert_memory,
+        })
     }
 }
 
@@ -65,8 +79,7 @@ struct Inner {
     plan: Plan,
     traffic: Traffic,
     threads: usize,
-    context: usize,
-    chunk: usize,
+    heat: Option<Heat>,
     vocab: usize,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
@@ -86,20 +99,9 @@ impl Engine {
     /// If the file is damaged or holds something unsupported, if memory does not suffice, if reading fails.
     /// All but the last are found before any weight is read.
     pub fn open(path: &Path, options: &Options) -> Result<Engine> {
-        if !(1..=MAX_CHUNK).contains(&options.chunk) {
-            return Err(Error::Invalid(format!(
-                "a chunk of {} tokens was asked for; it has 1 to {MAX_CHUNK}",
-                options.chunk
-            )));
-        }
         let file = ModelFile::open(path)?;
-        let blueprint = models::describe(&file, options.chunk)?;
-        let context = context_length(options.context, blueprint.context)?;
-        let plan = Plan::new(&blueprint, context, options.precision);
+        let blueprint = models::describe(&file)?;
         let traffic = Traffic::new(&blueprint, options.precision);
-        if let Some(available) = plan::available_memory() {
-            plan.check(available)?;
-        }
         let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
         let vocab = blueprint.model.head().vocab();
         if tokenizer.vocab_size() > vocab {
@@ -110,14 +112,18 @@ impl Engine {
         let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)
             .map_err(|error| error.to_string());
 
+        let classes = SlotClasses::new(&blueprint.experts);
+        let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &Machine::now())?;
         let threads = match options.threads {
             Some(0) => return Err(Error::Invalid("at least one thread is needed".into())),
             Some(threads) => threads,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers)?;
+        let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers(plan.chunk))?;
         let source = FileSource::open(&file)?;
-        let total = plan.dense + plan.experts;
+        let heat = options.heat.as_ref().map(|folder| Heat::of(folder, &file, traffic.experts));
+        let remembered = heat.as_ref().and_then(Heat::read);
+        let total = plan.dense + plan.slot_bytes.min(blueprint.expert_bytes());
         let mut done = 0;
         let mut progress = |bytes| {
             done += bytes;
@@ -126,7 +132,19 @@ impl Engine {
             }
         };
         blueprint.load_dense(&source, &mut backend, &mut progress)?;
-        let store = ExpertStore::load(&blueprint.experts, &source, &mut progress)?;
+        let store_options = StoreOptions {
+            slots: plan.slots.clone(),
+            io: options.io,
+            policy: options.policy,
+            patience: StoreOptions::PATIENCE,
+        };
+        let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
+        if plan.holds_all_experts() {
+            store.preload(0..store.experts(), &mut progress)?;
+        } else if let Some(heat) = remembered.filter(|heat| heat.len() == store.experts()) {
+            store.warm(&heat);
+            store.preload(hottest_first(&heat).into_iter(), &mut progress)?;
+        }
         let compute = Compute { backend: Box::new(backend), routing: Routing::default(), logits: Vec::new() };
         Ok(Engine(Arc::new(Inner {
             vocab,
@@ -138,8 +156,7 @@ impl Engine {
             plan,
             traffic,
             threads,
-            context,
-            chunk: options.chunk,
+            heat,
             compute: Mutex::new(compute),
         })))
     }
@@ -169,7 +186,7 @@ impl Engine {
 
     /// Tokens that a conversation may have.
     pub fn context(&self) -> usize {
-        self.0.context
+        self.0.plan.context
     }
 
     /// The number of logits: at least as many as the tokenizer has tokens.
@@ -178,13 +195,23 @@ impl Engine {
     }
 
     /// What is resident.
-    pub fn plan(&self) -> Plan {
-        self.0.plan
+    pub fn plan(&self) -> &Plan {
+        &self.0.plan
     }
 
     /// What one token reads when it is computed alone.
     pub fn traffic(&self) -> Traffic {
         self.0.traffic
+    }
+
+    /// What the expert store has counted since the model was loaded.
+    pub fn meters(&self) -> Meters {
+        self.0.store.meters()
+    }
+
+    /// How experts are read, for people.
+    pub fn io_description(&self) -> String {
+        self.0.store.io_description()
     }
 
     /// Threads that compute.
@@ -198,7 +225,7 @@ impl Engine {
     }
 
     pub(crate) fn chunk(&self) -> usize {
-        self.0.chunk
+        self.0.plan.chunk
     }
 
     pub(crate) fn model(&self) -> &dyn Model {
@@ -234,6 +261,7 @@ impl ComputeGuard<'_> {
     ) -> Result<()> {
         let Compute { backend, routing, logits: out } = &mut *self.held;
         let mut cx = Context { backend: &mut **backend, store: &self.inner.store, routing, cancel };
+        cx.store.tick();
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
         for rows in wanted.chunks(Head::ROWS) {
@@ -246,6 +274,14 @@ impl ComputeGuard<'_> {
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(heat) = &self.heat {
+            heat.write(&self.store.heat());
+        }
     }
 }
 

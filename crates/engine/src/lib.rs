@@ -23,6 +23,7 @@ mod engine;
 mod error;
 pub mod format;
 mod generate;
+mod heat;
 pub mod memory;
 pub mod models;
 pub mod plan;
