@@ -4,7 +4,7 @@
 //! chose and computes with each batch of leases as it becomes ready; a lease keeps its expert in place until
 //! it is dropped. All experts are resident at present, so the first batch holds everything.
 
-mod io;
+pub mod io;
 
 use std::sync::Arc;
 
