@@ -172,7 +172,8 @@ fn all_methods_read_the_same_bytes() {
             let most = (bytes.len() - offset).min(3 << 20);
             (offset, 1 + rng.next_u32() as usize % most)
         });
-        let ends = [(last, bytes.len() - last), (last, 1), (last - BLOCK, bytes.len() - last + BLOCK), (0, 0)];
+        let ends =
+            [(last, bytes.len() - last), (last, 1), (last - BLOCK, bytes.len() - last + BLOCK), (0, 0)];
         for (offset, needed) in random.chain(ends) {
             let got = fixture.fetch(offset, needed).unwrap();
             assert!(got == bytes[offset..offset + needed], "{}: {needed} bytes at {offset}", fixture.name);
@@ -362,7 +363,8 @@ fn short_and_interrupted_reads_are_continued() {
 fn a_failing_drive_fails_one_read_and_no_other() {
     let drive = Drive { fails_at: Some(3 * BLOCK as u64), ..Drive::default() };
     let fixture = Fixture::over(drive, 4, 8 * BLOCK);
-    let reads: Vec<_> = (0..8).map(|id| fixture.read(id, id as usize * BLOCK, id as usize * BLOCK, BLOCK)).collect();
+    let reads: Vec<_> =
+        (0..8).map(|id| fixture.read(id, id as usize * BLOCK, id as usize * BLOCK, BLOCK)).collect();
     fixture.submit(&reads, Demand);
     for _ in 0..8 {
         let (id, result) = fixture.report();
@@ -370,7 +372,10 @@ fn a_failing_drive_fails_one_read_and_no_other() {
             Ok(()) => assert_ne!(id, 3),
             Err(e) => {
                 let message = e.to_string();
-                assert!(message.starts_with("drive.gguf: cannot read 4096 bytes at offset 12288: "), "{message}");
+                assert!(
+                    message.starts_with("drive.gguf: cannot read 4096 bytes at offset 12288: "),
+                    "{message}"
+                );
                 assert_eq!(id, 3);
             }
         }
