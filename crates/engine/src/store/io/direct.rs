@@ -48,6 +48,7 @@ impl DirectSource {
     }
 
     /// The files, in the model's order.
+    #[cfg(target_os = "linux")]
     pub fn files(&self) -> &[DirectFile] {
         &self.files
     }

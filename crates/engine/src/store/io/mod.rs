@@ -1,6 +1,6 @@
 //! Reads weight bytes: at once through a [`ByteSource`], or in the background through a [`Reader`].
 //!
-//! A reader is a [queue](queue) and the threads that work it off: one that drives an io_uring, or a pool of threads
+//! A reader is a queue and the threads that work it off: one that drives an io_uring, or a pool of threads
 //! that block in `pread`. The queue decides what is read next, so priorities are the same everywhere. How bytes are
 //! read changes time, never bits.
 

@@ -155,6 +155,7 @@ impl Queue {
     }
 
     /// The next piece if there is one and the queue was not stopped.
+    #[cfg(any(test, target_os = "linux"))]
     pub fn try_take(&self) -> Option<Piece> {
         let mut state = self.lock();
         if state.stopped { None } else { state.next() }
@@ -174,6 +175,7 @@ impl Queue {
     }
 
     /// Whether the queue was stopped.
+    #[cfg(target_os = "linux")]
     pub fn is_stopped(&self) -> bool {
         self.lock().stopped
     }

@@ -114,18 +114,16 @@ impl Fixture {
     }
 }
 
-/// All ways to read files; says so if there is no io_uring.
+/// All ways to read files; says so if the system refuses one.
 fn all_readers(path: &Path, len: usize) -> Vec<Fixture> {
     let paths = [path.to_owned()];
     let open = |method, buffers: &[_], on_done| open_paths(&paths, method, buffers, on_done);
     let buffered = || Arc::new(DirectSource::buffered(&paths).unwrap());
-    let mut fixtures = vec![
-        Fixture::new("pool", len, |b, done| open(IoMethod::Pool, b, done)).unwrap(),
-        Fixture::new("mmap", len, |b, done| open(IoMethod::Mmap, b, done)).unwrap(),
-        Fixture::new("auto", len, |b, done| open(IoMethod::Auto, b, done)).unwrap(),
-        Fixture::over(DirectSource::buffered(&paths).unwrap(), 3, len),
-    ];
-    let uring = [
+    let fixtures = [
+        Fixture::new("auto", len, |b, done| open(IoMethod::Auto, b, done)),
+        Fixture::new("pool", len, |b, done| open(IoMethod::Pool, b, done)),
+        Fixture::new("pool, buffered", len, |_, done| pool(buffered(), 3, done)),
+        Fixture::new("mmap", len, |b, done| open(IoMethod::Mmap, b, done)),
         Fixture::new("uring", len, |b, done| open(IoMethod::Uring, b, done)),
         Fixture::new("uring, plain buffers", len, |_, done| open(IoMethod::Uring, &[], done)),
         Fixture::new("uring, buffered", len, |b, done| match start_uring(&buffered(), b, &done) {
@@ -133,14 +131,15 @@ fn all_readers(path: &Path, len: usize) -> Vec<Fixture> {
             Err(e) => Err(Error::Unsupported(e.to_string())),
         }),
     ];
-    for fixture in uring {
-        match fixture {
-            Ok(fixture) => fixtures.push(fixture),
-            Err(Error::Unsupported(why)) => eprintln!("skipped: {why}"),
-            Err(e) => panic!("{e}"),
+    let had = |fixture| match fixture {
+        Ok(fixture) => Some(fixture),
+        Err(Error::Unsupported(why)) => {
+            eprintln!("skipped: {why}");
+            None
         }
-    }
-    fixtures
+        Err(e) => panic!("{e}"),
+    };
+    fixtures.into_iter().filter_map(had).collect()
 }
 
 /// Those of [`all_readers`] that survive a file that shrinks.
@@ -244,10 +243,10 @@ fn a_thousand_reads_from_several_threads_all_arrive() {
 
 #[test]
 fn dropping_cancels_what_waits_and_waits_for_what_is_under_way() {
-    let bytes = noise(8 << 20);
-    let path = file_of(&bytes);
-    for fixture in all_readers(&path, 64 << 20) {
-        let reads: Vec<_> = (0..64).map(|id| fixture.read(id, 0, (id as usize) << 20, 1 << 20)).collect();
+    const LEN: usize = 256 << 10;
+    let path = file_of(&noise(LEN));
+    for fixture in all_readers(&path, 64 * LEN) {
+        let reads: Vec<_> = (0..64).map(|id| fixture.read(id, 0, id as usize * LEN, LEN)).collect();
         fixture.submit(&reads, Demand);
         let Fixture { name, reader, memory, reports } = fixture;
         drop(reader);
@@ -265,9 +264,9 @@ fn a_model_in_several_files_is_read_from_the_right_one() {
     let paths = [files[0].to_path_buf(), files[1].to_path_buf()];
     for method in IoMethod::ALL {
         let open = |buffers: &[_], on_done| open_paths(&paths, method, buffers, on_done);
-        let Ok(fixture) = Fixture::new(method.name(), 32 * BLOCK, open) else {
-            assert_eq!(method, IoMethod::Uring, "only io_uring may be refused");
-            continue;
+        let fixture = match Fixture::new(method.name(), 32 * BLOCK, open) {
+            Err(Error::Unsupported(_)) => continue,
+            opened => opened.unwrap_or_else(|e| panic!("{e}")),
         };
         for (i, bytes) in contents.iter().enumerate() {
             let read = Read { file: FileIdx(i), ..fixture.read(1, BLOCK, 0, 45_000) };
@@ -289,10 +288,34 @@ fn methods_have_names() {
 
 #[test]
 fn a_missing_file_is_named() {
-    for method in IoMethod::ALL {
+    for method in [IoMethod::Auto, IoMethod::Uring, IoMethod::Pool] {
         let opened = open_paths(&["absent.gguf".into()], method, &[], Arc::new(|_, _| {}));
-        assert!(opened.err().unwrap().to_string().starts_with("absent.gguf: cannot"));
+        assert!(opened.err().unwrap().to_string().starts_with("absent.gguf: cannot open: "));
     }
+}
+
+#[test]
+fn readers_say_what_is_in_effect_and_why() {
+    let file = file_of(&noise(BLOCK));
+    let paths = [file.to_path_buf()];
+    let open =
+        |method| Fixture::new("", BLOCK, |buffers, on_done| open_paths(&paths, method, buffers, on_done));
+    let auto = open(IoMethod::Auto).unwrap().reader.describe();
+    let pool = open(IoMethod::Pool).unwrap().reader.describe();
+    assert!(pool.starts_with("8 threads, "), "{pool}");
+    match open(IoMethod::Uring) {
+        Ok(uring) => {
+            let uring = uring.reader.describe();
+            assert!(uring.starts_with("io_uring, ") && uring == auto, "{uring}; {auto}");
+        }
+        Err(refused) => {
+            let refused = refused.to_string();
+            assert!(refused.starts_with("io_uring is refused here: "), "{refused}");
+            assert!(refused.ends_with("run with --io pool"), "{refused}");
+            assert!(auto.starts_with(&format!("{pool} (io_uring is refused: ")), "{auto}");
+        }
+    }
+    eprintln!("{auto}");
 }
 
 /// A drive of ones that gives a few bytes at a time, is interrupted, fails in one block, and can be held up.
