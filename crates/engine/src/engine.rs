@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::{Backend, CpuBackend, Precision, Routing};
 use crate::blocks::head::Head;
-use crate::blocks::{Cancel, Context};
+use crate::blocks::{Cancel, Context, RoutingObserver};
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::format::ModelFile;
 use crate::models::{self, Model};
 use crate::plan::{self, Plan, Traffic};
 use crate::session::{Batch, Session};
+use crate::store::trace::RoutedLayer;
 use crate::store::{ExpertStore, FileSource};
 use crate::tokenizer::Tokenizer;
 
@@ -64,6 +65,7 @@ struct Inner {
     store: ExpertStore,
     plan: Plan,
     traffic: Traffic,
+    routed: Vec<RoutedLayer>,
     threads: usize,
     context: usize,
     chunk: usize,
@@ -137,6 +139,7 @@ impl Engine {
             store,
             plan,
             traffic,
+            routed: blueprint.experts.iter().map(RoutedLayer::of).collect(),
             threads,
             context,
             chunk: options.chunk,
@@ -187,6 +190,11 @@ impl Engine {
         self.0.traffic
     }
 
+    /// The routed experts of each layer, in numbers.
+    pub fn routed_layers(&self) -> &[RoutedLayer] {
+        &self.0.routed
+    }
+
     /// Threads that compute.
     pub fn threads(&self) -> usize {
         self.0.threads
@@ -213,6 +221,16 @@ impl Engine {
     }
 }
 
+/// What is asked of a batch besides computing it.
+pub(crate) struct Pass<'a> {
+    /// Rows whose logits are computed.
+    pub wanted: &'a [usize],
+    /// Asks the pass to end early.
+    pub cancel: &'a Cancel,
+    /// Told of each layer's choices.
+    pub observer: &'a mut RoutingObserver<'a>,
+}
+
 /// The backend, held for a batch.
 pub(crate) struct ComputeGuard<'a> {
     inner: &'a Inner,
@@ -224,16 +242,16 @@ impl ComputeGuard<'_> {
         &*self.held.backend
     }
 
-    /// Computes a batch, then the logits of some of its rows, a few at a time.
+    /// Computes a batch, then the logits of the rows that want them, a few at a time.
     pub fn forward(
         &mut self,
         batch: &mut Batch<'_>,
-        wanted: &[usize],
-        cancel: &Cancel,
+        pass: Pass<'_>,
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
+        let Pass { wanted, cancel, observer } = pass;
         let Compute { backend, routing, logits: out } = &mut *self.held;
-        let mut cx = Context { backend: &mut **backend, store: &self.inner.store, routing, cancel };
+        let mut cx = Context { backend: &mut **backend, store: &self.inner.store, routing, cancel, observer };
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
         for rows in wanted.chunks(Head::ROWS) {

@@ -5,6 +5,9 @@
 //! it is dropped. All experts are resident at present, so the first batch holds everything.
 
 mod io;
+pub mod policy;
+pub mod simulate;
+pub mod trace;
 
 use std::sync::Arc;
 
