@@ -12,8 +12,10 @@ mod output;
 mod perplexity;
 mod progress;
 mod run;
+mod simulate;
 mod stats;
 mod tokenize;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -38,6 +40,8 @@ enum Command {
     Logits(logits::LogitsArgs),
     Perplexity(perplexity::PerplexityArgs),
     Bench(bench::BenchArgs),
+    Trace(trace::TraceArgs),
+    Simulate(simulate::SimulateArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -64,6 +68,8 @@ fn main() -> ExitCode {
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
     };
     result.unwrap_or_else(|error| errors::report(&error))
 }

@@ -97,7 +97,13 @@ mod tests {
             generated_tokens: 50,
             decode_seconds: 4.0,
             ttft_seconds: 0.5,
-            experts: Meters { hits: 3, misses: 1, bytes_read: 100 << 20, wait_seconds: 2.0, ..Meters::default() },
+            experts: Meters {
+                hits: 3,
+                misses: 1,
+                bytes_read: 100 << 20,
+                wait_seconds: 2.0,
+                ..Meters::default()
+            },
             ..Stats::default()
         };
         assert_eq!(line(&stats, false), "12.5 tok/s · first token 0.5 s · prompt 20 tok at 40 tok/s");

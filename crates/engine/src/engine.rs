@@ -5,15 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::{Backend, CpuBackend, Precision, Routing};
 use crate::blocks::head::Head;
-use crate::blocks::{Cancel, Context};
+use crate::blocks::{Cancel, Context, RoutingObserver};
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::format::ModelFile;
-use crate::models::{self, Model};
 use crate::heat::{Heat, hottest_first};
+use crate::models::{self, Model};
 use crate::plan::{ExpertMemory, Machine, Plan, Traffic, Wishes};
 use crate::session::{Batch, Session};
 use crate::store::policy::PolicyKind;
+use crate::store::trace::RoutedLayer;
 use crate::store::{ExpertStore, FileSource, IoMethod, Meters, SlotClasses, StoreOptions};
 use crate::tokenizer::Tokenizer;
 
@@ -78,6 +79,7 @@ struct Inner {
     store: ExpertStore,
     plan: Plan,
     traffic: Traffic,
+    routed: Vec<RoutedLayer>,
     threads: usize,
     heat: Option<Heat>,
     vocab: usize,
@@ -138,6 +140,7 @@ impl Engine {
             policy: options.policy,
             patience: StoreOptions::PATIENCE,
         };
+        let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
         let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
         if plan.holds_all_experts() {
             store.preload(0..store.experts(), &mut progress)?;
@@ -155,6 +158,7 @@ impl Engine {
             store,
             plan,
             traffic,
+            routed,
             threads,
             heat,
             compute: Mutex::new(compute),
@@ -214,6 +218,11 @@ impl Engine {
         self.0.store.io_description()
     }
 
+    /// The routed experts of each layer, in numbers.
+    pub fn routed_layers(&self) -> &[RoutedLayer] {
+        &self.0.routed
+    }
+
     /// Threads that compute.
     pub fn threads(&self) -> usize {
         self.0.threads
@@ -240,6 +249,16 @@ impl Engine {
     }
 }
 
+/// What is asked of a batch besides computing it.
+pub(crate) struct Pass<'a> {
+    /// Rows whose logits are computed.
+    pub wanted: &'a [usize],
+    /// Asks the pass to end early.
+    pub cancel: &'a Cancel,
+    /// Told of each layer's choices.
+    pub observer: &'a mut RoutingObserver<'a>,
+}
+
 /// The backend, held for a batch.
 pub(crate) struct ComputeGuard<'a> {
     inner: &'a Inner,
@@ -251,16 +270,16 @@ impl ComputeGuard<'_> {
         &*self.held.backend
     }
 
-    /// Computes a batch, then the logits of some of its rows, a few at a time.
+    /// Computes a batch, then the logits of the rows that want them, a few at a time.
     pub fn forward(
         &mut self,
         batch: &mut Batch<'_>,
-        wanted: &[usize],
-        cancel: &Cancel,
+        pass: Pass<'_>,
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
+        let Pass { wanted, cancel, observer } = pass;
         let Compute { backend, routing, logits: out } = &mut *self.held;
-        let mut cx = Context { backend: &mut **backend, store: &self.inner.store, routing, cancel };
+        let mut cx = Context { backend: &mut **backend, store: &self.inner.store, routing, cancel, observer };
         cx.store.tick();
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;

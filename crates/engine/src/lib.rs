@@ -38,7 +38,7 @@ pub use blocks::Cancel;
 pub use engine::{Engine, Options};
 pub use error::{Bytes, Error, Result};
 pub use generate::{Answer, Event, FinishReason, Request, Stats};
-pub use session::{Batch, Extended, LogitsWatch, Sequence, Session, State, Watch};
+pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Watch};
 
 /// A token of a model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

@@ -229,7 +229,10 @@ fn options_that_make_no_sense_are_refused() {
     assert_says(&refusal(&Options { context: Some(0), ..options() }), &["at least one token"]);
     assert_says(&refusal(&Options { threads: Some(0), ..options() }), &["at least one thread"]);
     assert_says(&refusal(&Options { chunk: Some(0), ..options() }), &["chunk of 0"]);
-    assert_says(&refusal(&Options { chunk: Some(usize::MAX), ..options() }), &["chunk of 18446744073709551615"]);
+    assert_says(
+        &refusal(&Options { chunk: Some(usize::MAX), ..options() }),
+        &["chunk of 18446744073709551615"],
+    );
 }
 
 #[test]

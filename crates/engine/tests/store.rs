@@ -114,7 +114,8 @@ fn check(store: &ExpertStore, layer: usize, experts: &[u32]) -> Result<(), Error
         for lease in &leases {
             seen.push(lease.expert().0);
             for part in [Gate, Up, Down] {
-                let range = layers()[layer].as_ref().unwrap().experts[lease.expert().0 as usize][part as usize];
+                let range =
+                    layers()[layer].as_ref().unwrap().experts[lease.expert().0 as usize][part as usize];
                 let matrix = lease.part(part);
                 let bytes = (0..matrix.rows).flat_map(|row| matrix.row(row));
                 let expected = (range.offset..range.offset + range.len as u64).map(byte_at);

@@ -10,6 +10,7 @@ pub mod rope;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::LayerIdx;
 use crate::backend::{Backend, Routing};
 use crate::error::{Error, Result};
 use crate::store::ExpertStore;
@@ -24,7 +25,12 @@ pub struct Context<'a> {
     pub routing: &'a mut Routing,
     /// Asks the pass to end early.
     pub cancel: &'a Cancel,
+    /// Told of each layer's choices.
+    pub observer: &'a mut RoutingObserver<'a>,
 }
+
+/// Takes a layer and what its router chose.
+pub type RoutingObserver<'a> = dyn FnMut(LayerIdx, &Routing) + 'a;
 
 /// A request to stop, made from another thread. Clones ask the same thing.
 #[derive(Clone, Debug, Default)]

@@ -28,6 +28,7 @@ impl Moe {
         let b = &mut *cx.backend;
         b.matmul(self.buffers.x, &[(gate, self.logits)])?;
         b.route(self.logits, &self.router, cx.routing)?;
+        (cx.observer)(layer, cx.routing);
         let mut acquisition = cx.store.acquire(layer, cx.routing.chosen());
         while let Some(mut leases) = acquisition.next_ready()? {
             leases.sort_unstable_by_key(|lease| lease.expert());

@@ -252,7 +252,10 @@ mod tests {
     fn a_refusal_says_what_to_change() {
         let message = plan().refusal(1 << 30, u64::MAX).to_string();
         assert!(message.starts_with("needs 7.0 GiB of memory (dense weights 4.0 GiB, context"), "{message}");
-        assert!(message.contains("but 6.0 GiB is available; ask for a shorter context with --ctx"), "{message}");
+        assert!(
+            message.contains("but 6.0 GiB is available; ask for a shorter context with --ctx"),
+            "{message}"
+        );
         let message = Plan { budget: 4 << 30, ..plan() }.refusal(1 << 30, u64::MAX).to_string();
         assert!(message.ends_with("with --memory, or use a smaller model"), "{message}");
         let message = Plan { kv: 0, ..plan() }.refusal(1 << 30, 5).to_string();

@@ -9,7 +9,9 @@
 pub mod io;
 mod meters;
 pub mod policy;
+pub mod simulate;
 mod slots;
+pub mod trace;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -164,8 +166,13 @@ impl State {
 enum Residence {
     Drive,
     /// On its way to a slot; `left` of its parts have not arrived.
-    Reading { slot: usize, left: usize },
-    Memory { slot: usize },
+    Reading {
+        slot: usize,
+        left: usize,
+    },
+    Memory {
+        slot: usize,
+    },
 }
 
 /// What a slot holds.
