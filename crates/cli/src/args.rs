@@ -31,6 +31,11 @@ impl LoadArgs {
     pub fn load(&self, path: &Path) -> Result<Engine> {
         self.compute.load(path, self.ctx)
     }
+
+    /// How the model is to be loaded.
+    pub fn options(&self) -> Options {
+        self.compute.options(self.ctx)
+    }
 }
 
 /// How a model computes, and with how much memory.
@@ -64,7 +69,13 @@ impl ComputeArgs {
     /// Loads the model for conversations of `context` tokens, with a progress bar if it takes longer than a moment.
     pub fn load(&self, path: &Path, context: Option<usize>) -> Result<Engine> {
         let bar = Progress::loading();
-        let options = Options {
+        let options = Options { progress: Some(bar.callback()), ..self.options(context) };
+        Ok(Engine::open(path, &options)?)
+    }
+
+    /// How the model is to be loaded for conversations of `context` tokens.
+    pub fn options(&self, context: Option<usize>) -> Options {
+        Options {
             context,
             threads: self.threads,
             precision: self.precision(),
@@ -73,10 +84,13 @@ impl ComputeArgs {
             io: self.io,
             policy: self.policy,
             heat: if self.heat { heat_folder() } else { None },
-            progress: Some(bar.callback()),
             ..Options::default()
-        };
-        Ok(Engine::open(path, &options)?)
+        }
+    }
+
+    /// How experts are read.
+    pub fn io(&self) -> IoMethod {
+        self.io
     }
 
     /// How products with quantised weights are computed.

@@ -10,10 +10,11 @@ use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::format::ModelFile;
 use crate::heat::{Heat, hottest_first};
-use crate::models::{self, Model};
+use crate::models::{self, Blueprint, Model};
 use crate::plan::{ExpertMemory, Machine, Plan, Traffic, Wishes};
 use crate::session::{Batch, Session};
 use crate::store::policy::PolicyKind;
+use crate::store::probe;
 use crate::store::trace::RoutedLayer;
 use crate::store::{ExpertStore, FileSource, IoMethod, Meters, SlotClasses, StoreOptions};
 use crate::tokenizer::Tokenizer;
@@ -101,68 +102,7 @@ impl Engine {
     /// If the file is damaged or holds something unsupported, if memory does not suffice, if reading fails.
     /// All but the last are found before any weight is read.
     pub fn open(path: &Path, options: &Options) -> Result<Engine> {
-        let file = ModelFile::open(path)?;
-        let blueprint = models::describe(&file)?;
-        let traffic = Traffic::new(&blueprint, options.precision);
-        let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
-        let vocab = blueprint.model.head().vocab();
-        if tokenizer.vocab_size() > vocab {
-            let tokens = tokenizer.vocab_size();
-            let message = format!("the tokenizer has {tokens} tokens, but the model has only {vocab}");
-            return Err(Error::format(file.path(), message));
-        }
-        let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)
-            .map_err(|error| error.to_string());
-
-        let classes = SlotClasses::new(&blueprint.experts);
-        let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &Machine::now())?;
-        let threads = match options.threads {
-            Some(0) => return Err(Error::Invalid("at least one thread is needed".into())),
-            Some(threads) => threads,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers(plan.chunk))?;
-        let source = FileSource::open(&file)?;
-        let heat = options.heat.as_ref().map(|folder| Heat::of(folder, &file, traffic.experts));
-        let remembered = heat.as_ref().and_then(Heat::read);
-        let total = plan.dense + plan.slot_bytes.min(blueprint.expert_bytes());
-        let mut done = 0;
-        let mut progress = |bytes| {
-            done += bytes;
-            if let Some(report) = &options.progress {
-                report(done, total);
-            }
-        };
-        blueprint.load_dense(&source, &mut backend, &mut progress)?;
-        let store_options = StoreOptions {
-            slots: plan.slots.clone(),
-            io: options.io,
-            policy: options.policy,
-            patience: StoreOptions::PATIENCE,
-        };
-        let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
-        let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
-        if plan.holds_all_experts() {
-            store.preload(0..store.experts(), &mut progress)?;
-        } else if let Some(heat) = remembered.filter(|heat| heat.len() == store.experts()) {
-            store.warm(&heat);
-            store.preload(hottest_first(&heat).into_iter(), &mut progress)?;
-        }
-        let compute = Compute { backend: Box::new(backend), routing: Routing::default(), logits: Vec::new() };
-        Ok(Engine(Arc::new(Inner {
-            vocab,
-            file,
-            tokenizer,
-            template,
-            model: blueprint.model,
-            store,
-            plan,
-            traffic,
-            routed,
-            threads,
-            heat,
-            compute: Mutex::new(compute),
-        })))
+        Prospect::new(path, options)?.load(options)
     }
 
     /// A new conversation.
@@ -211,6 +151,14 @@ impl Engine {
     /// What the expert store has counted since the model was loaded.
     pub fn meters(&self) -> Meters {
         self.0.store.meters()
+    }
+
+    /// Bytes a second at which the drive delivers the model's experts, measured for a moment; `None` if it has none.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn drive_speed(&self, io: IoMethod) -> Result<Option<f64>> {
+        probe::drive_speed(&self.0.file, self.0.store.layers(), io)
     }
 
     /// How experts are read, for people.
@@ -293,6 +241,122 @@ impl ComputeGuard<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// A model that could be loaded: described and planned, but none of its weights read.
+pub struct Prospect {
+    file: ModelFile,
+    blueprint: Blueprint,
+    classes: SlotClasses,
+    tokenizer: Tokenizer,
+    template: std::result::Result<Option<ChatTemplate>, String>,
+    plan: Plan,
+    traffic: Traffic,
+}
+
+impl Prospect {
+    /// Describes and plans a model.
+    ///
+    /// # Errors
+    /// As [`Engine::open`], but for reading.
+    pub fn new(path: &Path, options: &Options) -> Result<Prospect> {
+        let file = ModelFile::open(path)?;
+        let blueprint = models::describe(&file)?;
+        let traffic = Traffic::new(&blueprint, options.precision);
+        let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
+        let vocab = blueprint.model.head().vocab();
+        if tokenizer.vocab_size() > vocab {
+            let tokens = tokenizer.vocab_size();
+            let message = format!("the tokenizer has {tokens} tokens, but the model has only {vocab}");
+            return Err(Error::format(file.path(), message));
+        }
+        let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)
+            .map_err(|error| error.to_string());
+        let classes = SlotClasses::new(&blueprint.experts);
+        // What is resident now is what the process needs besides the model.
+        let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &Machine::now())?;
+        Ok(Prospect { file, blueprint, classes, tokenizer, template, plan, traffic })
+    }
+
+    /// The model's file.
+    pub fn file(&self) -> &ModelFile {
+        &self.file
+    }
+
+    /// Where memory would go.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What one token would read.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Bytes a second at which the drive delivers the model's experts, measured for a moment; `None` if it has none.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn drive_speed(&self, io: IoMethod) -> Result<Option<f64>> {
+        probe::drive_speed(&self.file, &self.blueprint.experts, io)
+    }
+
+    /// Loads the model.
+    ///
+    /// # Errors
+    /// If memory cannot be had or reading fails.
+    pub fn load(self, options: &Options) -> Result<Engine> {
+        let Prospect { file, blueprint, classes, tokenizer, template, plan, traffic } = self;
+        let threads = match options.threads {
+            Some(0) => return Err(Error::Invalid("at least one thread is needed".into())),
+            Some(threads) => threads,
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers(plan.chunk))?;
+        let heat = options.heat.as_ref().map(|folder| Heat::of(folder, &file, traffic.experts));
+        let remembered = heat.as_ref().and_then(Heat::read);
+        let total = plan.dense + plan.slot_bytes.min(blueprint.expert_bytes());
+        let mut done = 0;
+        let mut progress = |bytes| {
+            done += bytes;
+            if let Some(report) = &options.progress {
+                report(done, total);
+            }
+        };
+        let source = FileSource::open(&file)?;
+        blueprint.load_dense(&source, &mut backend, &mut progress)?;
+        source.forget();
+        let store_options = StoreOptions {
+            slots: plan.slots.clone(),
+            io: options.io,
+            policy: options.policy,
+            patience: StoreOptions::PATIENCE,
+        };
+        let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
+        let vocab = blueprint.model.head().vocab();
+        let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
+        if plan.holds_all_experts() {
+            store.preload(0..store.experts(), &mut progress)?;
+        } else if let Some(heat) = remembered.filter(|heat| heat.len() == store.experts()) {
+            store.warm(&heat);
+            store.preload(hottest_first(&heat).into_iter(), &mut progress)?;
+        }
+        let compute = Compute { backend: Box::new(backend), routing: Routing::default(), logits: Vec::new() };
+        Ok(Engine(Arc::new(Inner {
+            vocab,
+            file,
+            tokenizer,
+            template,
+            model: blueprint.model,
+            store,
+            plan,
+            traffic,
+            routed,
+            threads,
+            heat,
+            compute: Mutex::new(compute),
+        })))
     }
 }
 

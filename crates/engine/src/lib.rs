@@ -35,7 +35,7 @@ pub mod tokenizer;
 
 pub use backend::Precision;
 pub use blocks::Cancel;
-pub use engine::{Engine, Options};
+pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
 pub use generate::{Answer, Event, FinishReason, Request, Stats};
 pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Watch};

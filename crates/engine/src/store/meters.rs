@@ -13,6 +13,8 @@ pub struct Meters {
     pub bytes_used: u64,
     /// Bytes of experts that were read.
     pub bytes_read: u64,
+    /// Time from asking for experts to the end of computing with them.
+    pub expert_seconds: f64,
     /// Time in which the drive was reading.
     pub read_seconds: f64,
     /// Time in which nothing could be computed because no expert was there.
@@ -46,6 +48,7 @@ impl Sub for Meters {
             misses: self.misses - before.misses,
             bytes_used: self.bytes_used - before.bytes_used,
             bytes_read: self.bytes_read - before.bytes_read,
+            expert_seconds: self.expert_seconds - before.expert_seconds,
             read_seconds: self.read_seconds - before.read_seconds,
             wait_seconds: self.wait_seconds - before.wait_seconds,
         }

@@ -9,6 +9,7 @@
 pub mod io;
 mod meters;
 pub mod policy;
+pub(crate) mod probe;
 pub mod simulate;
 mod slots;
 pub mod trace;
@@ -292,6 +293,11 @@ impl ExpertStore {
         Ok(())
     }
 
+    /// What the experts are, and where.
+    pub(crate) fn layers(&self) -> &[Option<ExpertLayer>] {
+        &self.shared.layers
+    }
+
     /// The number of all experts, which [`preload`](Self::preload) and the heat are about.
     pub fn experts(&self) -> usize {
         self.shared.numbering.count()
@@ -334,7 +340,7 @@ impl ExpertStore {
             ready: Leases::new(),
             reading: SmallVec::new(),
             waiting: SmallVec::new(),
-            waited: Duration::ZERO,
+            start: Instant::now(),
         };
         {
             let mut state = self.shared.lock();
@@ -475,7 +481,7 @@ pub struct Acquisition<'a> {
     reading: SmallVec<[usize; 16]>,
     /// Without a slot yet, the next one last.
     waiting: SmallVec<[usize; 16]>,
-    waited: Duration,
+    start: Instant,
 }
 
 impl Acquisition<'_> {
@@ -520,7 +526,6 @@ impl Acquisition<'_> {
             (state, _) = shared.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner);
         };
         let waited = start.elapsed();
-        self.waited += waited;
         state.meters.wait_seconds += waited.as_secs_f64();
         drop(state);
         Ok(Some(ready))
@@ -593,12 +598,11 @@ impl Acquisition<'_> {
 
 impl Drop for Acquisition<'_> {
     fn drop(&mut self) {
-        if !self.reading.is_empty() {
-            let shared = &self.store.shared;
-            let mut state = shared.lock();
-            for &expert in &self.reading {
-                shared.unpin(&mut state, expert);
-            }
+        let shared = &self.store.shared;
+        let mut state = shared.lock();
+        state.meters.expert_seconds += self.start.elapsed().as_secs_f64();
+        for &expert in &self.reading {
+            shared.unpin(&mut state, expert);
         }
     }
 }

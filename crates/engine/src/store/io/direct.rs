@@ -101,6 +101,11 @@ impl DirectFile {
     }
 }
 
+/// Takes all of a file out of the page cache.
+pub(super) fn forget(file: &File, len: u64) {
+    platform::forget(file, 0, len as usize);
+}
+
 /// Whether a direct read may have this place, memory and length.
 pub(super) fn is_aligned(offset: u64, to: *const u8, len: usize) -> bool {
     offset.is_multiple_of(BLOCK as u64) && to.addr().is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK)

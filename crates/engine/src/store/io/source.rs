@@ -75,6 +75,15 @@ impl FileSource {
         });
         Ok(FileSource { files: files.collect::<Result<_>>()? })
     }
+
+    /// Takes what was read out of the page cache, where the system allows it: weights are kept in memory of our own.
+    pub fn forget(&self) {
+        for (_, file) in &self.files {
+            if let Ok(metadata) = file.metadata() {
+                super::direct::forget(file, metadata.len());
+            }
+        }
+    }
 }
 
 impl ByteSource for FileSource {
