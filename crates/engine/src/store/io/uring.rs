@@ -17,8 +17,7 @@ use super::queue::{Piece, Queue};
 use super::source::{cannot_read, ends_early};
 use super::{Background, OnDone, Threads};
 
-/// Pieces under way at a time on each drive: with reads of about a megabyte, bandwidth grows little beyond eight and
-/// nothing is lost with more.
+/// Pieces under way at a time on each drive. One that is busy with fewer loses nothing; fast drives want many.
 pub(super) const DEPTH_PER_DRIVE: usize = 32;
 
 /// The kernel registers no longer buffers.
