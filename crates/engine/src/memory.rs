@@ -30,6 +30,13 @@ impl Region {
         self.0.first()
     }
 
+    /// Takes the pages of a part from the system now, without changing what they hold. Taking them one by one
+    /// as a drive writes to them is far slower. Where that cannot be done, nothing happens.
+    pub fn populate(&self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len());
+        self.0.populate(range);
+    }
+
     /// A part of the region, kept alive with it.
     pub fn share(self: &Arc<Self>, range: Range<usize>) -> SharedBytes {
         assert!(range.start <= range.end && range.end <= self.len());
@@ -82,6 +89,9 @@ mod platform {
 
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+    /// What addresses of advice are multiples of; the largest page that is not huge.
+    const PAGE: usize = 64 << 10;
+
     /// The size and alignment of a huge page.
     const HUGE: usize = 2 << 20;
 
@@ -133,6 +143,16 @@ mod platform {
             unsafe { std::slice::from_raw_parts_mut(self.first(), self.len) }
         }
 
+        pub fn populate(&self, range: std::ops::Range<usize>) {
+            let start = range.start / PAGE * PAGE;
+            let len = range.end.next_multiple_of(PAGE).min(self.mapped - self.start) - start;
+            // SAFETY: the range lies in the mapping, and populating changes no contents. It may be refused by an
+            // older kernel or for want of memory: then pages are taken as they are written.
+            let _ = unsafe {
+                madvise(self.first().wrapping_add(start).cast(), len, Advice::LinuxPopulateWrite)
+            };
+        }
+
         pub fn first(&self) -> *mut u8 {
             // The aligned part lies inside the mapping.
             self.mapping.as_ptr().cast::<u8>().wrapping_add(self.start)
@@ -176,6 +196,8 @@ mod platform {
             let first = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
             Ok(Pages { first, layout, len })
         }
+
+        pub fn populate(&self, _: std::ops::Range<usize>) {}
 
         pub fn first(&self) -> *mut u8 {
             self.first.as_ptr()

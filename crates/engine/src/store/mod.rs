@@ -9,6 +9,7 @@
 pub mod io;
 mod meters;
 pub mod policy;
+mod populate;
 pub(crate) mod probe;
 pub mod simulate;
 mod slots;
@@ -30,6 +31,7 @@ use crate::format::{FileIdx, ModelFile};
 use crate::{ExpertIdx, LayerIdx};
 use io::{OnDone, Priority, Read, ReadId, Reader};
 use policy::{Policy, PolicyKind};
+use populate::Populating;
 use slots::{Arena, Numbering, Placement};
 
 /// One stored matrix of an expert: what it is.
@@ -105,6 +107,7 @@ impl StoreOptions {
 pub struct ExpertStore {
     shared: Arc<Shared>,
     reader: Box<dyn Reader>,
+    _populating: Populating,
 }
 
 /// What leases, acquisitions and the reader's threads share.
@@ -252,6 +255,7 @@ impl ExpertStore {
         });
         // A reader that is left behind with a drive that does not answer keeps the memory it writes to.
         let weak = Arc::downgrade(&shared);
+        let populating = Populating::start(shared.arenas.iter().map(|arena| Arc::clone(arena.region())));
         let memory: Vec<_> = shared.arenas.iter().map(|arena| Arc::clone(arena.region())).collect();
         let reader = open(Arc::new(move |id, result| {
             let _ = &memory;
@@ -259,7 +263,7 @@ impl ExpertStore {
                 shared.arrived(id, result);
             }
         }))?;
-        Ok(ExpertStore { shared, reader })
+        Ok(ExpertStore { shared, reader, _populating: populating })
     }
 
     /// Reads experts into free slots, in the order given, as long as there is room. `progress` is told of the bytes
