@@ -54,6 +54,9 @@ pub struct ComputeArgs {
     /// Which experts leave when room is needed
     #[arg(long, value_name = "NAME", default_value = PolicyKind::default().name(), value_parser = policy)]
     policy: PolicyKind,
+    /// Read experts that the next layer will probably ask for while the drive is idle
+    #[arg(long, value_name = "on|off", default_value = "off", value_parser = on_off, action = clap::ArgAction::Set)]
+    prefetch: bool,
     /// Remember from run to run which experts are used most, and start with them
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_off, action = clap::ArgAction::Set)]
     heat: bool,
@@ -83,6 +86,7 @@ impl ComputeArgs {
             expert_memory: self.expert_memory,
             io: self.io,
             policy: self.policy,
+            prefetch: self.prefetch,
             heat: if self.heat { heat_folder() } else { None },
             ..Options::default()
         }

@@ -67,6 +67,8 @@ fn experts(meters: &Meters, tokens: usize) -> Value {
         "hit_rate": meters.hit_rate(),
         "bytes_read": meters.bytes_read,
         "bytes_per_token": (tokens > 0).then(|| meters.bytes_read as f64 / tokens as f64),
+        "prefetches": meters.prefetches,
+        "prefetches_used": meters.prefetch_used,
         "read_seconds": meters.read_seconds,
         "wait_seconds": meters.wait_seconds,
     })

@@ -44,6 +44,8 @@ pub struct Options {
     pub io: IoMethod,
     /// Who leaves when an expert needs room.
     pub policy: PolicyKind,
+    /// Whether experts that the next layer will probably ask for are read while the drive is idle.
+    pub prefetch: bool,
     /// A folder where it is remembered how hot the experts of each model were, for the next start.
     pub heat: Option<PathBuf>,
     /// Told how many bytes have been loaded, and of how many.
@@ -83,6 +85,7 @@ struct Inner {
     routed: Vec<RoutedLayer>,
     threads: usize,
     heat: Option<Heat>,
+    prefetch: bool,
     vocab: usize,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
@@ -91,6 +94,8 @@ struct Inner {
 struct Compute {
     backend: Box<dyn Backend>,
     routing: Routing,
+    /// What the next layer will probably choose.
+    expected: Routing,
     /// `[Head::ROWS, vocab]`
     logits: Vec<f32>,
 }
@@ -226,8 +231,18 @@ impl ComputeGuard<'_> {
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
         let Pass { wanted, cancel, observer } = pass;
-        let Compute { backend, routing, logits: out } = &mut *self.held;
-        let mut cx = Context { backend: &mut **backend, store: &self.inner.store, routing, cancel, observer };
+        let Compute { backend, routing, expected, logits: out } = &mut *self.held;
+        // A prompt needs nearly all experts, which the store reads far ahead as it is.
+        let foresee = self.inner.prefetch && batch.tokens.len() == batch.sequences.len();
+        let expected = foresee.then_some(expected);
+        let mut cx = Context {
+            backend: &mut **backend,
+            store: &self.inner.store,
+            routing,
+            expected,
+            cancel,
+            observer,
+        };
         cx.store.tick();
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
@@ -342,7 +357,12 @@ impl Prospect {
             store.warm(&heat);
             store.preload(hottest_first(&heat).into_iter(), &mut progress)?;
         }
-        let compute = Compute { backend: Box::new(backend), routing: Routing::default(), logits: Vec::new() };
+        let compute = Compute {
+            backend: Box::new(backend),
+            routing: Routing::default(),
+            expected: Routing::default(),
+            logits: Vec::new(),
+        };
         Ok(Engine(Arc::new(Inner {
             vocab,
             file,
@@ -350,6 +370,7 @@ impl Prospect {
             template,
             model: blueprint.model,
             store,
+            prefetch: options.prefetch && !plan.holds_all_experts(),
             plan,
             traffic,
             routed,

@@ -148,9 +148,8 @@ mod platform {
             let len = range.end.next_multiple_of(PAGE).min(self.mapped - self.start) - start;
             // SAFETY: the range lies in the mapping, and populating changes no contents. It may be refused by an
             // older kernel or for want of memory: then pages are taken as they are written.
-            let _ = unsafe {
-                madvise(self.first().wrapping_add(start).cast(), len, Advice::LinuxPopulateWrite)
-            };
+            let _ =
+                unsafe { madvise(self.first().wrapping_add(start).cast(), len, Advice::LinuxPopulateWrite) };
         }
 
         pub fn first(&self) -> *mut u8 {

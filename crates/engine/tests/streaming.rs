@@ -46,6 +46,7 @@ fn compare(model: &Path, tokens: &[TokenId], methods: &[IoMethod]) {
                     expert_memory: Some(budget),
                     io,
                     threads: Some(1 + i % 2),
+                    prefetch: (i + usize::from(io == IoMethod::Pool)) % 2 == 0,
                     policy: PolicyKind::ALL[i % PolicyKind::ALL.len()],
                     ..resident.clone()
                 };

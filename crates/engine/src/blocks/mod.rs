@@ -23,6 +23,8 @@ pub struct Context<'a> {
     pub store: &'a ExpertStore,
     /// Memory for the router's choices, reused from layer to layer.
     pub routing: &'a mut Routing,
+    /// Where the next layer's experts are foreseen, if they are to be prefetched.
+    pub expected: Option<&'a mut Routing>,
     /// Asks the pass to end early.
     pub cancel: &'a Cancel,
     /// Told of each layer's choices.

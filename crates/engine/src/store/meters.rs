@@ -13,6 +13,10 @@ pub struct Meters {
     pub bytes_used: u64,
     /// Bytes of experts that were read.
     pub bytes_read: u64,
+    /// Experts that were read because a layer was expected to ask for them.
+    pub prefetches: u64,
+    /// Of those, the ones it did ask for while they were there or on their way.
+    pub prefetch_used: u64,
     /// Time from asking for experts to the end of computing with them.
     pub expert_seconds: f64,
     /// Time in which the drive was reading.
@@ -48,6 +52,8 @@ impl Sub for Meters {
             misses: self.misses - before.misses,
             bytes_used: self.bytes_used - before.bytes_used,
             bytes_read: self.bytes_read - before.bytes_read,
+            prefetches: self.prefetches - before.prefetches,
+            prefetch_used: self.prefetch_used - before.prefetch_used,
             expert_seconds: self.expert_seconds - before.expert_seconds,
             read_seconds: self.read_seconds - before.read_seconds,
             wait_seconds: self.wait_seconds - before.wait_seconds,

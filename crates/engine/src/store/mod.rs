@@ -131,6 +131,8 @@ struct State {
     experts: Vec<Residence>,
     /// By class and slot.
     slots: Vec<Vec<Slot>>,
+    /// By number: whether it was prefetched and not asked for since.
+    foreseen: Vec<bool>,
     /// Slots without an expert, by class.
     free: Vec<Vec<usize>>,
     policy: Box<dyn Policy>,
@@ -234,6 +236,7 @@ impl ExpertStore {
         let numbering = Numbering::new(&layers);
         let state = State {
             experts: vec![Residence::Drive; numbering.count()],
+            foreseen: vec![false; numbering.count()],
             slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
             free: options.slots.iter().map(|&n| (0..n).rev().collect()).collect(),
             policy: policy::make(options.policy, numbering.count()),
@@ -318,6 +321,28 @@ impl ExpertStore {
         self.acquire_numbered(experts.iter().map(|e| first + e.0 as usize), Count::Yes)
     }
 
+    /// Reads experts that a layer will probably ask for, while the drive has nothing else to do.
+    pub fn prefetch(&self, layer: LayerIdx, experts: &[ExpertIdx]) {
+        let first = self.shared.numbering.layer(layer.0).start;
+        let mut reads: SmallVec<[Read; 24]> = SmallVec::new();
+        let mut state = self.shared.lock();
+        for expert in experts.iter().map(|e| first + e.0 as usize) {
+            if state.experts[expert] == Residence::Drive {
+                let Some(slot) = self.shared.take_slot(&mut state, expert) else { break };
+                // Nobody waits for it, but a slot that is written to is no candidate to leave.
+                self.shared.unpin(&mut state, expert);
+                state.foreseen[expert] = true;
+                state.meters.prefetches += 1;
+                reads.extend(self.reads(expert, slot));
+            }
+        }
+        drop(state);
+        if !reads.is_empty() {
+            // SAFETY: a slot stays its expert's until the reads have ended, and the arenas outlive the reader.
+            unsafe { self.reader.submit(&reads, Priority::Prefetch) };
+        }
+    }
+
     /// What has been counted so far.
     pub fn meters(&self) -> Meters {
         self.shared.lock().meters
@@ -346,6 +371,8 @@ impl ExpertStore {
             waiting: SmallVec::new(),
             start: Instant::now(),
         };
+        // What was only expected is now waited for.
+        let mut promoted: SmallVec<[ReadId; 24]> = SmallVec::new();
         {
             let mut state = self.shared.lock();
             for expert in experts {
@@ -363,12 +390,19 @@ impl ExpertStore {
                     Residence::Reading { slot, .. } => {
                         state.slots[self.shared.class(expert)][slot].pins += 1;
                         acquisition.reading.push(expert);
+                        promoted.extend((0..3).map(|part| ReadId((expert * 3 + part) as u64)));
                     }
                     Residence::Drive => acquisition.waiting.push(expert),
+                }
+                if std::mem::take(&mut state.foreseen[expert]) && state.experts[expert] != Residence::Drive {
+                    state.meters.prefetch_used += 1;
                 }
             }
             // The first that is taken is the last of the list.
             acquisition.waiting.reverse();
+        }
+        if !promoted.is_empty() {
+            self.reader.promote(&promoted);
         }
         acquisition.start_reads();
         acquisition
@@ -501,15 +535,16 @@ impl Acquisition<'_> {
         if !self.ready.is_empty() {
             return Ok(Some(std::mem::take(&mut self.ready)));
         }
-        // The last batch has given its slots back.
-        self.start_reads();
-        if self.reading.is_empty() && self.waiting.is_empty() {
-            return Ok(None);
-        }
         let shared = &self.store.shared;
         let start = Instant::now();
-        let mut state = shared.lock();
+        let mut state;
         let ready = loop {
+            // The last batch has given its slots back, and reads that have ended may leave some, too.
+            self.start_reads();
+            if self.reading.is_empty() && self.waiting.is_empty() {
+                return Ok(None);
+            }
+            state = shared.lock();
             if let Some(error) = self.failure(&mut state) {
                 return Err(error);
             }
@@ -517,7 +552,7 @@ impl Acquisition<'_> {
             if !ready.is_empty() {
                 break ready;
             }
-            if self.reading.is_empty() {
+            if state.in_flight == 0 {
                 return Err(Error::Backend(
                     "no slot is left for an expert: all are leased, which is a defect of the caller".into(),
                 ));
@@ -527,7 +562,7 @@ impl Acquisition<'_> {
                 return Err(self.stalled(silent));
             }
             let limit = shared.patience - silent + Duration::from_millis(1);
-            (state, _) = shared.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner);
+            drop(shared.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner));
         };
         let waited = start.elapsed();
         state.meters.wait_seconds += waited.as_secs_f64();
@@ -588,7 +623,8 @@ impl Acquisition<'_> {
 
     fn stalled(&self, silent: Duration) -> Error {
         let shared = &self.store.shared;
-        let range = shared.ranges(self.reading[0])[0];
+        let expert = self.reading.first().or(self.waiting.last()).expect("somebody is waited for");
+        let range = shared.ranges(*expert)[0];
         Error::io(
             &shared.paths[range.file.0],
             format!("cannot read {} bytes at offset {}", range.len, range.offset),
