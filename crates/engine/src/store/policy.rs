@@ -134,8 +134,8 @@ struct Forecast {
     round: u32,
 }
 
-/// Half-lives of the two memories, in tokens, and the share of the recent one. The best values are a plateau: half or
-/// twice of each changes the hits of recorded traces by less than a hundredth.
+/// Half-lives of the two memories, in tokens, and the share of the recent one. They lie on a plateau: half or twice of
+/// each changes the hit rates of recorded traces by little more than a hundredth (docs/streaming.md).
 const RECENT: f64 = 3.0;
 const LASTING: f64 = 128.0;
 const RECENT_SHARE: f64 = 0.3;
