@@ -42,8 +42,9 @@ fn a_recorded_conversation_is_simulated() {
         }
         assert!(rate(budget, "forecast") > rate(budget, "lru"), "{budget}");
     }
-    // A token uses 32 experts: with fewer slots, the least recently used one is always the next one needed.
-    assert_eq!((rate(&budgets[0], "lru"), rate(&budgets[1], "lru")), (0.0, 0.0));
+    // A token uses 32 experts: with fewer slots, the least recently used one is the next one needed, always. Only the
+    // first token finds something, which the prompt left.
+    assert!(budgets[..2].iter().all(|b| rate(b, "lru") < 0.02), "{object}");
     let share = |budget: &Value| budget["slots"].as_f64().unwrap() / 128.0;
     assert!(budgets[..2].iter().all(|b| rate(b, "forecast") >= 0.8 * share(b)), "{object}");
     assert_eq!(rate(&budgets[3], "fixed"), 1.0);
