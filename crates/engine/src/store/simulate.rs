@@ -87,7 +87,7 @@ impl Workload {
 
     /// The least slots with which tokens can be written: those that one layer needs together.
     pub fn least_slots(&self) -> usize {
-        self.answers().map(|(_, experts)| experts.len()).max().unwrap_or(1)
+        self.answers().map(<[usize]>::len).max().unwrap_or(1)
     }
 
     /// What a policy hits with so many slots; at least [`least_slots`](Self::least_slots) are used.
@@ -118,7 +118,7 @@ impl Workload {
     /// resident from the start, with no slot lost to experts on their way through.
     pub fn best_fixed_set(&self, slots: usize) -> Hits {
         let mut uses = vec![0; self.experts];
-        self.answers().flat_map(|(_, experts)| experts).for_each(|&expert| uses[expert] += 1);
+        self.answers().flatten().for_each(|&expert| uses[expert] += 1);
         uses.sort_unstable_by(|a, b| b.cmp(a));
         Hits { hits: uses.iter().take(slots).sum(), asked: uses.iter().sum() }
     }
@@ -179,9 +179,10 @@ impl Workload {
         next
     }
 
-    fn answers(&self) -> impl Iterator<Item = (&Request, &[usize])> {
+    /// The experts of each request that counts.
+    fn answers(&self) -> impl Iterator<Item = &[usize]> {
         let answers = self.requests.iter().filter(|r| r.phase == Phase::Answer);
-        answers.map(|request| (request, &self.asked[request.start..request.end]))
+        answers.map(|request| &self.asked[request.start..request.end])
     }
 }
 
@@ -216,5 +217,87 @@ impl Cache {
             self.resident[place] = expert;
             self.place[expert] = Some(place);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::policy::{self, PolicyKind};
+    use super::*;
+    use rand_chacha::ChaCha8Rng;
+    use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+    const EXPERTS: usize = 6;
+
+    /// Requests for one to three of six experts; the first is a prompt.
+    fn random(seed: u64) -> Workload {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut workload = Workload::new(EXPERTS);
+        for i in 0..8 {
+            let phase = if i == 0 { Phase::Prompt } else { Phase::Answer };
+            let experts: Vec<_> = (0..1 + i % 3).map(|_| rng.next_u32() as usize % EXPERTS).collect();
+            workload.push(phase, i % 4 == 0, experts.into_iter());
+        }
+        workload
+    }
+
+    /// The most hits from a request on, with these residents (a bit each), of all ways to evict.
+    fn most_hits(workload: &Workload, request: usize, resident: u32, slots: u32) -> usize {
+        let Some(&Request { phase, start, end, .. }) = workload.requests.get(request) else { return 0 };
+        let asked = &workload.asked[start..end];
+        if phase == Phase::Prompt {
+            let fill = |r: u32, &e: &usize| if r.count_ones() < slots { r | 1 << e } else { r };
+            return most_hits(workload, request + 1, asked.iter().fold(resident, fill), slots);
+        }
+        let needed: u32 = asked.iter().map(|e| 1 << e).sum();
+        let best = (0..1_u32 << EXPERTS)
+            .filter(|kept| {
+                kept & !(resident & !needed) == 0
+                    && (kept | needed).count_ones() == slots.min((resident | needed).count_ones())
+            })
+            .map(|kept| most_hits(workload, request + 1, kept | needed, slots))
+            .max();
+        (resident & needed).count_ones() as usize + best.unwrap_or(0)
+    }
+
+    #[test]
+    fn beladys_rule_is_the_optimum() {
+        for seed in 0..30 {
+            let workload = random(seed);
+            for slots in workload.least_slots()..EXPERTS {
+                let hits = workload.belady(slots).hits;
+                assert_eq!(hits, most_hits(&workload, 0, 0, slots as u32), "seed {seed}, {slots} slots");
+                for kind in PolicyKind::ALL {
+                    assert!(workload.play(slots, &mut *policy::make(kind, EXPERTS)).hits <= hits);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn prompts_fill_free_slots_and_do_not_count() {
+        let mut workload = Workload::new(4);
+        workload.push(Phase::Prompt, true, [0, 1, 2].into_iter());
+        for expert in [1, 3, 1, 2] {
+            workload.push(Phase::Answer, true, [expert].into_iter());
+        }
+        // The prompt leaves 0 and 1; 0 makes room for 3, and that, least recently used, for 2.
+        let mut lru = policy::make(PolicyKind::Lru, 4);
+        assert_eq!(workload.play(2, &mut *lru), Hits { hits: 2, asked: 4 });
+        assert_eq!(workload.belady(2), Hits { hits: 2, asked: 4 });
+        assert_eq!(workload.best_fixed_set(2), Hits { hits: 3, asked: 4 });
+        assert_eq!(workload.best_fixed_set(4).rate(), 1.0);
+        assert_eq!(Hits::default().rate(), 0.0);
+    }
+
+    #[test]
+    fn a_cache_has_room_for_what_one_layer_needs() {
+        let mut workload = Workload::new(4);
+        workload.push(Phase::Answer, true, [0, 1, 0, 3].into_iter());
+        workload.push(Phase::Answer, true, [0, 1, 3].into_iter());
+        assert_eq!(workload.least_slots(), 3);
+        let mut lru = policy::make(PolicyKind::Lru, 4);
+        assert_eq!(workload.play(1, &mut *lru), Hits { hits: 3, asked: 6 });
+        assert_eq!(workload.belady(1), Hits { hits: 3, asked: 6 });
     }
 }
