@@ -26,7 +26,8 @@ use crate::{demo, errors};
 /// `tg128 @ d4096`. Every test runs once untimed, then -r times; the table gives tokens per second as mean ±
 /// standard deviation, csv and json also the median, which a busy machine disturbs less. Where experts are streamed
 /// the first run is a row of its own (cold), and the rows say how many experts were found in memory, what was read
-/// from the drive, and the bound 1 / (time of all but experts + bytes read / the drive's measured speed).
+/// from the drive, and the bound: 1 / (time of all but experts + the larger of bytes read / the drive's measured speed
+/// and bytes of experts / the memory's).
 ///
 /// Writing is bound by memory, so it is also given in bytes: those that a token reads (the dense weights, of the
 /// embedding table only one row, the chosen experts, keys and values at that depth), times the speed, beside the memory's
@@ -77,6 +78,8 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         None => tokens::random(engine.vocab_size(), context),
     };
     let bar = Progress::measuring();
+    bar.say("nothing yet: memory is being taken".into());
+    engine.settle();
     bar.say("the memory's bandwidth".into());
     let bandwidth = read_bandwidth(engine.threads())?;
     let drive = if engine.plan().holds_all_experts() {

@@ -16,7 +16,7 @@ use crate::session::{Batch, Session};
 use crate::store::policy::PolicyKind;
 use crate::store::probe;
 use crate::store::trace::RoutedLayer;
-use crate::store::{ExpertStore, FileSource, IoMethod, Meters, SlotClasses, StoreOptions};
+use crate::store::{ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions};
 use crate::tokenizer::Tokenizer;
 
 /// The context when the caller does not say: enough for a conversation, whatever the model could do.
@@ -158,6 +158,12 @@ impl Engine {
         self.0.store.meters()
     }
 
+    /// Waits until all memory that was set aside has been taken from the system, which goes on in the background
+    /// after loading, so that measurements are not disturbed.
+    pub fn settle(&self) {
+        self.0.store.settle();
+    }
+
     /// Bytes a second at which the drive delivers the model's experts, measured for a moment; `None` if it has none.
     ///
     /// # Errors
@@ -232,18 +238,22 @@ impl ComputeGuard<'_> {
     ) -> Result<()> {
         let Pass { wanted, cancel, observer } = pass;
         let Compute { backend, routing, expected, logits: out } = &mut *self.held;
+        let one_each = batch.tokens.len() == batch.sequences.len();
+        let purpose = if one_each { Purpose::Token } else { Purpose::Prompt };
         // A prompt needs nearly all experts, which the store reads far ahead as it is.
-        let foresee = self.inner.prefetch && batch.tokens.len() == batch.sequences.len();
-        let expected = foresee.then_some(expected);
+        let expected = (self.inner.prefetch && one_each).then_some(expected);
         let mut cx = Context {
             backend: &mut **backend,
             store: &self.inner.store,
             routing,
+            purpose,
             expected,
             cancel,
             observer,
         };
-        cx.store.tick();
+        if one_each {
+            cx.store.tick();
+        }
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
         for rows in wanted.chunks(Head::ROWS) {

@@ -10,7 +10,7 @@ use forebay_engine::format::FileIdx;
 use forebay_engine::store::ExpertPart::{self, Down, Gate, Up};
 use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::store::{
-    ByteRange, ByteSource, ExpertLayer, ExpertStore, IoMethod, PartShape, SlotClasses, StoreOptions,
+    ByteRange, ByteSource, ExpertLayer, ExpertStore, IoMethod, PartShape, Purpose, SlotClasses, StoreOptions,
 };
 use forebay_engine::{Error, ExpertIdx, LayerIdx};
 use forebay_kernels::DType;
@@ -108,7 +108,7 @@ fn open(drive: &Arc<Drive>, slots: usize) -> ExpertStore {
 /// Acquires experts and checks every byte of them.
 fn check(store: &ExpertStore, layer: usize, experts: &[u32]) -> Result<(), Error> {
     let wanted: Vec<_> = experts.iter().map(|&e| ExpertIdx(e)).collect();
-    let mut acquisition = store.acquire(LayerIdx(layer), &wanted);
+    let mut acquisition = store.acquire(LayerIdx(layer), &wanted, Purpose::Token);
     let mut seen = Vec::new();
     while let Some(leases) = acquisition.next_ready()? {
         for lease in &leases {
@@ -232,7 +232,7 @@ fn a_silent_drive_is_an_error_after_a_while_and_may_come_back() {
 fn an_acquisition_that_is_given_up_leaves_nothing_pinned() {
     let store = open(&Arc::new(Drive::default()), 2);
     for expert in 0..EXPERTS as u32 {
-        let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)]);
+        let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Purpose::Prompt);
         if expert % 2 == 0 {
             drop(acquisition.next_ready().unwrap());
         }

@@ -67,6 +67,8 @@ impl Setting {
 pub struct Streaming {
     /// The share of experts that were found in memory.
     pub hit_rate: f64,
+    /// Bytes of the experts that were used.
+    pub bytes_used: f64,
     /// Bytes that were read from the drive.
     pub bytes_read: f64,
     /// Seconds of all but experts.
@@ -80,6 +82,7 @@ impl Streaming {
         let tokens = tokens as f64;
         Streaming {
             hit_rate: experts.hit_rate().unwrap_or(1.0),
+            bytes_used: experts.bytes_used as f64 / tokens,
             bytes_read: experts.bytes_read as f64 / tokens,
             dense_seconds: (seconds - experts.expert_seconds) / tokens,
             wait_seconds: experts.wait_seconds / tokens,
@@ -90,6 +93,7 @@ impl Streaming {
         let mean = |of: fn(&Streaming) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
         Streaming {
             hit_rate: mean(|s| s.hit_rate),
+            bytes_used: mean(|s| s.bytes_used),
             bytes_read: mean(|s| s.bytes_read),
             dense_seconds: mean(|s| s.dense_seconds),
             wait_seconds: mean(|s| s.wait_seconds),
@@ -144,11 +148,14 @@ impl Row {
         cold.into_iter().chain([row(Cache::Warm, rest)]).collect()
     }
 
-    /// Tokens a second that the drive would allow if experts took no other time.
-    fn bound(&self, setting: &Setting) -> Option<f64> {
+    /// What bounds the speed of experts, and the tokens a second that it allows: they cannot be read faster than the
+    /// drive reads, nor computed faster than memory is read.
+    fn bound(&self, setting: &Setting) -> Option<(&'static str, f64)> {
         let (streaming, drive) = (self.streaming?, setting.drive_speed?);
+        let (read, compute) = (streaming.bytes_read / drive, streaming.bytes_used / setting.read_bandwidth);
+        let name = if read > compute { "drive" } else { "memory" };
         (self.test.kind == super::Kind::Generation)
-            .then(|| 1.0 / (streaming.dense_seconds + streaming.bytes_read / drive))
+            .then(|| (name, 1.0 / (streaming.dense_seconds + read.max(compute))))
     }
 
     fn mean(&self) -> f64 {
@@ -292,8 +299,8 @@ const COLUMNS: &[Column] = &[
     column("drive/token", 0, true, |_, r| {
         r.streaming.map_or(String::new(), |s| Bytes(s.bytes_read as u64).to_string())
     }),
-    column("of bound", 0, true, |s, r| {
-        r.bound(s).map_or(String::new(), |bound| format!("{:.0} %", 100.0 * r.mean() / bound))
+    column("of bound", 12, true, |s, r| {
+        r.bound(s).map_or(String::new(), |(name, bound)| format!("{name} {:.0} %", 100.0 * r.mean() / bound))
     }),
 ];
 
@@ -346,8 +353,9 @@ fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
         ("dense_seconds", json!(row.streaming.map(|s| s.dense_seconds))),
         ("wait_seconds", json!(row.streaming.map(|s| s.wait_seconds))),
         ("drive_gb_per_s", json!(setting.drive_speed.map(giga))),
-        ("bound", json!(row.bound(setting))),
-        ("bound_share", json!(row.bound(setting).map(|bound| row.mean() / bound))),
+        ("bound_by", json!(row.bound(setting).map(|(name, _)| name))),
+        ("bound", json!(row.bound(setting).map(|(_, bound)| bound))),
+        ("bound_share", json!(row.bound(setting).map(|(_, bound)| row.mean() / bound))),
     ]
 }
 

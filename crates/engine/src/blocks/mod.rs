@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::LayerIdx;
 use crate::backend::{Backend, Routing};
 use crate::error::{Error, Result};
-use crate::store::ExpertStore;
+use crate::store::{ExpertStore, Purpose};
 
 /// What a forward pass works with.
 pub struct Context<'a> {
@@ -23,6 +23,8 @@ pub struct Context<'a> {
     pub store: &'a ExpertStore,
     /// Memory for the router's choices, reused from layer to layer.
     pub routing: &'a mut Routing,
+    /// What the batch is.
+    pub purpose: Purpose,
     /// Where the next layer's experts are foreseen, if they are to be prefetched.
     pub expected: Option<&'a mut Routing>,
     /// Asks the pass to end early.

@@ -39,7 +39,7 @@ impl Moe {
         b.matmul(self.buffers.x, &[(gates.here, self.logits)])?;
         b.route(self.logits, &self.router, cx.routing)?;
         (cx.observer)(layer, cx.routing);
-        let mut acquisition = cx.store.acquire(layer, cx.routing.chosen());
+        let mut acquisition = cx.store.acquire(layer, cx.routing.chosen(), cx.purpose);
         if let (Some(expected), Some(next)) = (&mut cx.expected, gates.next) {
             b.matmul(self.buffers.x, &[(next, self.logits)])?;
             b.route(self.logits, &self.router, expected)?;

@@ -107,7 +107,7 @@ impl StoreOptions {
 pub struct ExpertStore {
     shared: Arc<Shared>,
     reader: Box<dyn Reader>,
-    _populating: Populating,
+    populating: Populating,
 }
 
 /// What leases, acquisitions and the reader's threads share.
@@ -266,7 +266,7 @@ impl ExpertStore {
                 shared.arrived(id, result);
             }
         }))?;
-        Ok(ExpertStore { shared, reader, _populating: populating })
+        Ok(ExpertStore { shared, reader, populating })
     }
 
     /// Reads experts into free slots, in the order given, as long as there is room. `progress` is told of the bytes
@@ -290,7 +290,7 @@ impl ExpertStore {
             }
         });
         for some in wanted.chunks(AHEAD) {
-            let mut acquisition = self.acquire_numbered(some.iter().copied(), Count::No);
+            let mut acquisition = self.acquire_numbered(some.iter().copied(), Purpose::Preload);
             while let Some(leases) = acquisition.next_ready()? {
                 for lease in leases {
                     progress(self.shared.expert_bytes(lease.number));
@@ -310,15 +310,20 @@ impl ExpertStore {
         self.shared.numbering.count()
     }
 
-    /// A new token, or a chunk of a prompt, begins.
+    /// Waits until the pages of all slots are there, so that what is measured afterwards is not disturbed.
+    pub fn settle(&self) {
+        self.populating.wait();
+    }
+
+    /// A new token begins.
     pub fn tick(&self) {
         self.shared.lock().policy.tick();
     }
 
     /// Asks for experts of a layer. Reading what is missing starts at once.
-    pub fn acquire(&self, layer: LayerIdx, experts: &[ExpertIdx]) -> Acquisition<'_> {
+    pub fn acquire(&self, layer: LayerIdx, experts: &[ExpertIdx], purpose: Purpose) -> Acquisition<'_> {
         let first = self.shared.numbering.layer(layer.0).start;
-        self.acquire_numbered(experts.iter().map(|e| first + e.0 as usize), Count::Yes)
+        self.acquire_numbered(experts.iter().map(|e| first + e.0 as usize), purpose)
     }
 
     /// Reads experts that a layer will probably ask for, while the drive has nothing else to do.
@@ -363,7 +368,7 @@ impl ExpertStore {
         self.reader.describe()
     }
 
-    fn acquire_numbered(&self, experts: impl Iterator<Item = usize>, count: Count) -> Acquisition<'_> {
+    fn acquire_numbered(&self, experts: impl Iterator<Item = usize>, purpose: Purpose) -> Acquisition<'_> {
         let mut acquisition = Acquisition {
             store: self,
             ready: Leases::new(),
@@ -377,10 +382,11 @@ impl ExpertStore {
             let mut state = self.shared.lock();
             for expert in experts {
                 let hit = matches!(state.experts[expert], Residence::Memory { .. });
-                if count == Count::Yes {
+                if purpose == Purpose::Token {
                     state.policy.used(expert);
-                    let bytes = self.shared.expert_bytes(expert);
-                    state.meters.count(hit, bytes);
+                }
+                if purpose != Purpose::Preload {
+                    state.meters.count(hit, self.shared.expert_bytes(expert));
                 }
                 match state.experts[expert] {
                     Residence::Memory { slot } => {
@@ -409,11 +415,15 @@ impl ExpertStore {
     }
 }
 
-/// Whether experts that are asked for count as used.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Count {
-    Yes,
-    No,
+/// What experts are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A token, or one each of several conversations: what they use is worth keeping.
+    Token,
+    /// A chunk of a prompt, which needs nearly all experts once: it passes through without changing what is kept.
+    Prompt,
+    /// To have them there.
+    Preload,
 }
 
 impl Shared {

@@ -3,8 +3,8 @@
 //! A page that is touched for the first time has to be found and cleared. If the drive's writes are the first, that
 //! happens page by page on the thread that reads, and costs more than the reading.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::memory::Region;
@@ -15,7 +15,7 @@ const STEP: usize = 16 << 20;
 /// A thread that ends when all pages are there, or when this is dropped.
 pub struct Populating {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Populating {
@@ -35,16 +35,22 @@ impl Populating {
         };
         // Without the thread, pages come as they are written.
         let thread = std::thread::Builder::new().name("forebay-pages".into()).spawn(body).ok();
-        Populating { stop, thread }
+        Populating { stop, thread: Mutex::new(thread) }
+    }
+
+    /// Waits until all pages are there.
+    pub fn wait(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // It has nothing to say.
+            let _ = thread.join();
+        }
     }
 }
 
 impl Drop for Populating {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // It has nothing to say.
-            let _ = thread.join();
-        }
+        self.wait();
     }
 }
