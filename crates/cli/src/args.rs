@@ -7,7 +7,10 @@ use std::str::FromStr;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use forebay_engine::format::Metadata;
+use forebay_engine::plan::ExpertMemory;
 use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
+use forebay_engine::store::IoMethod;
+use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::{Engine, Options, Precision, TokenId};
 
 use crate::errors;
@@ -28,11 +31,35 @@ impl LoadArgs {
     pub fn load(&self, path: &Path) -> Result<Engine> {
         self.compute.load(path, self.ctx)
     }
+
+    /// How the model is to be loaded.
+    pub fn options(&self) -> Options {
+        self.compute.options(self.ctx)
+    }
 }
 
-/// How a model computes.
+/// How a model computes, and with how much memory.
 #[derive(Args)]
 pub struct ComputeArgs {
+    /// What the process may use, such as 8G: experts that do not fit are streamed [default: what is free, less a
+    /// margin]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    /// What experts may use of it, such as 4G or 30% of them [default: all that is left]
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = expert_memory)]
+    expert_memory: Option<ExpertMemory>,
+    /// How experts are read: auto, uring, pool, or mmap for comparison
+    #[arg(long, value_name = "METHOD", default_value_t, value_parser = IoMethod::from_str)]
+    io: IoMethod,
+    /// Which experts leave when room is needed
+    #[arg(long, value_name = "NAME", default_value = PolicyKind::default().name(), value_parser = policy)]
+    policy: PolicyKind,
+    /// Read experts that the next layer will probably ask for while the drive is idle
+    #[arg(long, value_name = "on|off", default_value = "off", value_parser = on_off, action = clap::ArgAction::Set)]
+    prefetch: bool,
+    /// Remember from run to run which experts are used most, and start with them
+    #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_off, action = clap::ArgAction::Set)]
+    heat: bool,
     /// Threads that compute [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
@@ -45,14 +72,29 @@ impl ComputeArgs {
     /// Loads the model for conversations of `context` tokens, with a progress bar if it takes longer than a moment.
     pub fn load(&self, path: &Path, context: Option<usize>) -> Result<Engine> {
         let bar = Progress::loading();
-        let options = Options {
+        let options = Options { progress: Some(bar.callback()), ..self.options(context) };
+        Ok(Engine::open(path, &options)?)
+    }
+
+    /// How the model is to be loaded for conversations of `context` tokens.
+    pub fn options(&self, context: Option<usize>) -> Options {
+        Options {
             context,
             threads: self.threads,
             precision: self.precision(),
-            progress: Some(bar.callback()),
+            memory: self.memory,
+            expert_memory: self.expert_memory,
+            io: self.io,
+            policy: self.policy,
+            prefetch: self.prefetch,
+            heat: if self.heat { heat_folder() } else { None },
             ..Options::default()
-        };
-        Ok(Engine::open(path, &options)?)
+        }
+    }
+
+    /// How experts are read.
+    pub fn io(&self) -> IoMethod {
+        self.io
     }
 
     /// How products with quantised weights are computed.
@@ -184,11 +226,74 @@ pub fn read_stdin() -> Result<String> {
     read_to_string(stdin()).context("cannot read standard input")
 }
 
+/// Where it is remembered which experts are used most; nowhere, if there is no home.
+fn heat_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+    Some(cache.or_else(|| set("LOCALAPPDATA"))?.join("forebay").join("heat"))
+}
+
+/// Reads a number of bytes for clap: `8G`, `1.5GiB`, `512M`, `4096`.
+pub fn size(s: &str) -> Result<u64> {
+    let text = s.trim().to_ascii_uppercase();
+    let text = text.strip_suffix("IB").or_else(|| text.strip_suffix('B')).unwrap_or(&text);
+    let units = [('K', 1u64 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];
+    let (number, unit) = units
+        .into_iter()
+        .find_map(|(letter, unit)| Some((text.strip_suffix(letter)?, unit)))
+        .unwrap_or((text, 1));
+    match number.trim().parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok((number * unit as f64) as u64),
+        _ => Err(anyhow!("expected a size, such as 8G or 512M")),
+    }
+}
+
+/// Reads a limit for experts for clap: a size or a percentage.
+fn expert_memory(s: &str) -> Result<ExpertMemory> {
+    let Some(number) = s.trim().strip_suffix('%') else { return size(s).map(ExpertMemory::Bytes) };
+    match number.trim().parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(ExpertMemory::Percent(percent)),
+        _ => Err(anyhow!("expected a percentage above 0 and up to 100")),
+    }
+}
+
+fn policy(s: &str) -> Result<PolicyKind> {
+    let known = || PolicyKind::ALL.map(PolicyKind::name).join(", ");
+    PolicyKind::parse(s).ok_or_else(|| anyhow!("there is {}", known()))
+}
+
+fn on_off(s: &str) -> Result<bool> {
+    match s {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(anyhow!("on or off")),
+    }
+}
+
 /// Reads a number for clap.
 pub fn at_least_one(s: &str) -> Result<usize> {
     match s.parse() {
         Ok(0) => Err(anyhow!("at least 1 is needed")),
         Ok(n) => Ok(n),
         Err(_) => Err(anyhow!("not a whole number")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        assert_eq!(size("4096").unwrap(), 4096);
+        assert_eq!(size("8G").unwrap(), 8 << 30);
+        assert_eq!(size("1.5gib").unwrap(), 3 << 29);
+        assert_eq!(size("512 MB").unwrap(), 512 << 20);
+        for wrong in ["", "G", "-1G", "8X", "nan", "inf"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(expert_memory("30%").unwrap(), ExpertMemory::Percent(30.0));
+        assert_eq!(expert_memory("4M").unwrap(), ExpertMemory::Bytes(4 << 20));
+        assert!(expert_memory("101%").is_err());
     }
 }

@@ -12,7 +12,8 @@ use anyhow::Result;
 use clap::Args;
 use forebay_engine::{Engine, Session, TokenId};
 
-use self::report::{Format, Row, Setting};
+pub use self::bandwidth::read_bandwidth;
+use self::report::{Format, Row, Setting, Streaming};
 use crate::args::{ComputeArgs, at_least_one};
 use crate::output::print;
 use crate::progress::Progress;
@@ -23,7 +24,10 @@ use crate::{demo, errors};
 /// Two kinds of tests: `pp512` reads a prompt of 512 tokens at once, `tg128` computes 128 tokens one after the
 /// other, as an answer is written. With a depth the session holds that many tokens already, which are not timed:
 /// `tg128 @ d4096`. Every test runs once untimed, then -r times; the table gives tokens per second as mean ±
-/// standard deviation, csv and json also the median, which a busy machine disturbs less.
+/// standard deviation, csv and json also the median, which a busy machine disturbs less. Where experts are streamed
+/// the first run is a row of its own (cold), and the rows say how many experts were found in memory, what was read
+/// from the drive, and the bound: 1 / (time of all but experts + the larger of bytes read / the drive's measured speed
+/// and bytes of experts / the memory's).
 ///
 /// Writing is bound by memory, so it is also given in bytes: those that a token reads (the dense weights, of the
 /// embedding table only one row, the chosen experts, keys and values at that depth), times the speed, beside the memory's
@@ -74,21 +78,27 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         None => tokens::random(engine.vocab_size(), context),
     };
     let bar = Progress::measuring();
+    bar.say("nothing yet: memory is being taken".into());
+    engine.settle();
     bar.say("the memory's bandwidth".into());
-    let bandwidth = bandwidth::read_bandwidth(engine.threads())?;
+    let bandwidth = read_bandwidth(engine.threads())?;
+    let drive = if engine.plan().holds_all_experts() {
+        None
+    } else {
+        bar.say("the drive's speed".into());
+        engine.drive_speed(args.compute.io())?
+    };
     drop(bar);
 
-    let setting = Setting::new(&engine, args.compute.precision(), bandwidth);
+    let setting = Setting::new(&engine, args.compute.precision(), bandwidth, drive);
     print(&args.output.begin(&setting))?;
     let mut rows = Vec::new();
     for test in tests {
-        let row = Row {
-            test,
-            samples: test.measure(&engine, &tokens, args.repetitions)?,
-            bytes_per_token: test.bytes_per_token(&engine),
-        };
-        print(&args.output.row(&setting, &row))?;
-        rows.push(row);
+        let measured = test.measure(&engine, &tokens, args.repetitions)?;
+        for row in Row::of(&engine, test, measured) {
+            print(&args.output.row(&setting, &row))?;
+            rows.push(row);
+        }
     }
     print(&args.output.end(&setting, &rows))?;
     Ok(ExitCode::SUCCESS)
@@ -115,6 +125,12 @@ enum Kind {
     Generation,
 }
 
+/// What one run gave.
+struct Sample {
+    tokens_per_second: f64,
+    streaming: Streaming,
+}
+
 /// One thing to measure.
 #[derive(Clone, Copy)]
 struct Test {
@@ -137,15 +153,15 @@ impl Test {
         }
     }
 
-    /// Tokens a second of each of `runs`.
-    fn measure(&self, engine: &Engine, tokens: &[TokenId], runs: usize) -> Result<Vec<f64>> {
+    /// One run that finds things as they are, and `runs` after it.
+    fn measure(&self, engine: &Engine, tokens: &[TokenId], runs: usize) -> Result<Vec<Sample>> {
         let bar = Progress::measuring();
         let mut session = engine.session();
         let mut samples = Vec::new();
-        // The first run is not timed: it brings weights and code into reach, and the clock up.
+        // The first run counts only where experts are streamed: it brings weights and code into reach.
         for run in 0..=runs {
             bar.say(match run {
-                0 => format!("{}, warm-up", self.name()),
+                0 => format!("{}, first run", self.name()),
                 _ => format!("{}, run {run} of {runs}", self.name()),
             });
             if self.depth == 0 {
@@ -153,10 +169,13 @@ impl Test {
             } else {
                 session.extend(&tokens[..self.depth])?;
             }
+            let before = engine.meters();
             let seconds = self.time(&mut session, &tokens[..self.depth + self.tokens])?;
-            if run > 0 {
-                samples.push(self.tokens as f64 / seconds);
-            }
+            let experts = engine.meters() - before;
+            samples.push(Sample {
+                tokens_per_second: self.tokens as f64 / seconds,
+                streaming: Streaming::new(self.tokens, seconds, &experts),
+            });
         }
         Ok(samples)
     }

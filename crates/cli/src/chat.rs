@@ -61,7 +61,7 @@ fn answer(session: &mut Session, request: &Request, messages: &[Message]) -> Res
         FinishReason::Length if full => " [the context is full]\n",
         FinishReason::Length | FinishReason::Stop => "\n",
     })?;
-    stats::close(&answer);
+    stats::close(session.engine(), &answer);
     eprintln!();
     let begun = answer.finish_reason != FinishReason::Cancelled || !answer.text.is_empty();
     Ok(begun.then_some(answer.text))

@@ -10,10 +10,13 @@ mod interrupt;
 mod logits;
 mod output;
 mod perplexity;
+mod plan;
 mod progress;
 mod run;
+mod simulate;
 mod stats;
 mod tokenize;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -38,6 +41,9 @@ enum Command {
     Logits(logits::LogitsArgs),
     Perplexity(perplexity::PerplexityArgs),
     Bench(bench::BenchArgs),
+    Plan(plan::PlanArgs),
+    Trace(trace::TraceArgs),
+    Simulate(simulate::SimulateArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -45,6 +51,7 @@ Examples:
   forebay run                    Chat with the demo model, which tells stories
   forebay run model.gguf         Chat with a model of yours
   forebay inspect model.gguf     See what is in a file
+  forebay plan model.gguf        See where it would be in memory, and how fast it would run
   forebay bench model.gguf       Measure how fast it runs here
 
 `forebay help COMMAND` says more about a command. Exit codes: 0 done, 1 failed,
@@ -64,6 +71,9 @@ fn main() -> ExitCode {
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
     };
     result.unwrap_or_else(|error| errors::report(&error))
 }

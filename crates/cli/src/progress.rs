@@ -47,6 +47,11 @@ impl Progress {
         Progress::new(None, "measuring {msg} · {elapsed}")
     }
 
+    /// Caches are being simulated: which, is told by [`say`](Self::say).
+    pub fn simulating(runs: usize) -> Progress {
+        Progress::new(Some(runs as u64), "simulating {bar:30} {pos} of {len} · {elapsed} · {msg}")
+    }
+
     fn new(total: Option<u64>, template: &str) -> Progress {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
         let style = ProgressStyle::with_template(template).expect("the template is well-formed");

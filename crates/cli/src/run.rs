@@ -108,6 +108,11 @@ pub fn stream(session: &mut Session, request: &Request) -> Result<Answer> {
     generate(session, request, bar, |text| stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
+/// Generates an answer that nobody reads while it is written.
+pub fn generate_unseen(session: &mut Session, request: &Request) -> Result<Answer> {
+    generate(session, request, WritingBar::Yes, |_| Ok(()))
+}
+
 /// Whether the writing of an answer has a progress bar: where it appears on the terminal it is one itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WritingBar {
@@ -162,13 +167,13 @@ fn answer(args: &RunArgs, session: &mut Session, prompt: &str, mut request: Requ
         conversation_tokens(engine, &[Message::new("user", prompt)])?
     };
     let answer = if args.json {
-        let answer = generate(session, &request, WritingBar::Yes, |_| Ok(()))?;
-        print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(&answer))?))?;
+        let answer = generate_unseen(session, &request)?;
+        print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(session.engine(), &answer))?))?;
         answer
     } else {
         let answer = stream(session, &request)?;
         print("\n")?;
-        stats::close(&answer);
+        stats::close(session.engine(), &answer);
         answer
     };
     Ok(match answer.finish_reason {

@@ -2,23 +2,31 @@
 
 use std::io::IsTerminal;
 
-use forebay_engine::{Answer, FinishReason, Stats};
+use forebay_engine::store::Meters;
+use forebay_engine::{Answer, Bytes, Engine, FinishReason, Stats};
 use serde_json::{Value, json};
 
 /// Closes an answer with a line on stderr, where that is a terminal.
-pub fn close(answer: &Answer) {
+pub fn close(engine: &Engine, answer: &Answer) {
     // An answer that was stopped while its prompt was read has nothing to measure.
     let begun = answer.finish_reason != FinishReason::Cancelled || !answer.tokens.is_empty();
     if begun && std::io::stderr().is_terminal() {
-        eprintln!("\n{}", line(&answer.stats));
+        let streams = !engine.plan().holds_all_experts();
+        eprintln!("\n{}", line(&answer.stats, streams));
     }
 }
 
-fn line(stats: &Stats) -> String {
+fn line(stats: &Stats, streams: bool) -> String {
     let mut parts = Vec::new();
     if stats.generated_tokens > 0 {
         parts.push(format!("{:.1} tok/s", rate(stats.generated_tokens, stats.decode_seconds)));
         parts.push(format!("first token {:.1} s", stats.ttft_seconds));
+    }
+    if let Some(hit_rate) = stats.experts.hit_rate().filter(|_| streams) {
+        let per_token = stats.experts.bytes_read as f64 / stats.generated_tokens.max(1) as f64;
+        parts.push(format!("experts {:.0}% hit", hit_rate * 100.0));
+        parts.push(format!("{}/tok from the drive", Bytes(per_token as u64)));
+        parts.push(format!("waited {:.0}%", 100.0 * stats.experts.wait_seconds / stats.decode_seconds));
     }
     let computed = stats.prompt_tokens - stats.reused_tokens;
     parts.push(format!("prompt {computed} tok at {:.0} tok/s", rate(computed, stats.prompt_seconds)));
@@ -26,7 +34,7 @@ fn line(stats: &Stats) -> String {
 }
 
 /// An answer as JSON.
-pub fn answer(answer: &Answer) -> Value {
+pub fn answer(engine: &Engine, answer: &Answer) -> Value {
     let stats = &answer.stats;
     json!({
         "text": answer.text,
@@ -40,8 +48,29 @@ pub fn answer(answer: &Answer) -> Value {
             "generated_tokens": stats.generated_tokens,
             "decode_seconds": stats.decode_seconds,
             "ttft_seconds": stats.ttft_seconds,
-            "memory": { "peak_rss": peak_rss() },
+            "experts": experts(&stats.experts, stats.generated_tokens),
+            "prompt_experts": experts(&stats.prompt_experts, stats.prompt_tokens - stats.reused_tokens),
+            "memory": {
+                "budget": engine.plan().budget,
+                "planned": engine.plan().total(),
+                "peak_rss": peak_rss(),
+            },
         },
+    })
+}
+
+/// What the expert store did for so many tokens.
+fn experts(meters: &Meters, tokens: usize) -> Value {
+    json!({
+        "hits": meters.hits,
+        "misses": meters.misses,
+        "hit_rate": meters.hit_rate(),
+        "bytes_read": meters.bytes_read,
+        "bytes_per_token": (tokens > 0).then(|| meters.bytes_read as f64 / tokens as f64),
+        "prefetches": meters.prefetches,
+        "prefetches_used": meters.prefetch_used,
+        "read_seconds": meters.read_seconds,
+        "wait_seconds": meters.wait_seconds,
     })
 }
 
@@ -70,9 +99,22 @@ mod tests {
             generated_tokens: 50,
             decode_seconds: 4.0,
             ttft_seconds: 0.5,
+            experts: Meters {
+                hits: 3,
+                misses: 1,
+                bytes_read: 100 << 20,
+                wait_seconds: 2.0,
+                ..Meters::default()
+            },
+            ..Stats::default()
         };
-        assert_eq!(line(&stats), "12.5 tok/s · first token 0.5 s · prompt 20 tok at 40 tok/s");
-        let nothing = Stats { generated_tokens: 0, ..stats };
-        assert_eq!(line(&nothing), "prompt 20 tok at 40 tok/s");
+        assert_eq!(line(&stats, false), "12.5 tok/s · first token 0.5 s · prompt 20 tok at 40 tok/s");
+        assert_eq!(
+            line(&stats, true),
+            "12.5 tok/s · first token 0.5 s · experts 75% hit · 2.0 MiB/tok from the drive · waited 50% · prompt \
+             20 tok at 40 tok/s"
+        );
+        let nothing = Stats { generated_tokens: 0, experts: Meters::default(), ..stats };
+        assert_eq!(line(&nothing, true), "prompt 20 tok at 40 tok/s");
     }
 }

@@ -1,31 +1,32 @@
 //! A loaded model, ready for conversations.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::{Backend, CpuBackend, Precision, Routing};
 use crate::blocks::head::Head;
-use crate::blocks::{Cancel, Context};
+use crate::blocks::{Cancel, Context, RoutingObserver};
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::format::ModelFile;
-use crate::models::{self, Model};
-use crate::plan::{self, Plan, Traffic};
+use crate::heat::{Heat, hottest_first};
+use crate::models::{self, Blueprint, Model};
+use crate::plan::{ExpertMemory, Machine, Plan, Traffic, Wishes};
 use crate::session::{Batch, Session};
-use crate::store::{ExpertStore, FileSource};
+use crate::store::policy::PolicyKind;
+use crate::store::probe;
+use crate::store::trace::RoutedLayer;
+use crate::store::{ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions};
 use crate::tokenizer::Tokenizer;
 
 /// The context when the caller does not say: enough for a conversation, whatever the model could do.
 const DEFAULT_CONTEXT: usize = 8192;
 
-/// Tokens computed together when a prompt is read.
-const DEFAULT_CHUNK: usize = 512;
-
 /// Far more than what makes a chunk faster; the limit keeps the sizes of buffers in range.
 const MAX_CHUNK: usize = 1 << 16;
 
 /// How a model is loaded.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Options {
     /// Tokens that a conversation may have; by default 8192, or the model's limit if that is smaller.
     pub context: Option<usize>,
@@ -33,21 +34,38 @@ pub struct Options {
     pub threads: Option<usize>,
     /// How products with quantised weights are computed.
     pub precision: Precision,
-    /// Tokens computed together when a prompt is read.
-    pub chunk: usize,
+    /// Tokens computed together when a prompt is read; by default as many as is good and memory allows.
+    pub chunk: Option<usize>,
+    /// What the process may use; by default what is available less a margin.
+    pub memory: Option<u64>,
+    /// What expert slots may use of it; by default all that is left.
+    pub expert_memory: Option<ExpertMemory>,
+    /// How experts are read.
+    pub io: IoMethod,
+    /// Who leaves when an expert needs room.
+    pub policy: PolicyKind,
+    /// Whether experts that the next layer will probably ask for are read while the drive is idle.
+    pub prefetch: bool,
+    /// A folder where it is remembered how hot the experts of each model were, for the next start.
+    pub heat: Option<PathBuf>,
     /// Told how many bytes have been loaded, and of how many.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            context: None,
-            threads: None,
-            precision: Precision::default(),
-            chunk: DEFAULT_CHUNK,
-            progress: None,
+impl Options {
+    fn wishes(&self, limit: usize) -> Result<Wishes> {
+        if let Some(chunk) = self.chunk.filter(|chunk| !(1..=MAX_CHUNK).contains(chunk)) {
+            return Err(Error::Invalid(format!(
+                "a chunk of {chunk} tokens was asked for; it has 1 to {MAX_CHUNK}"
+            )));
         }
+        Ok(Wishes {
+            context: context_length(self.context, limit)?,
+            precision: self.precision,
+            chunk: self.chunk,
+            memory: self.memory,
+            expert_memory: self.expert_memory,
+        })
     }
 }
 
@@ -64,9 +82,10 @@ struct Inner {
     store: ExpertStore,
     plan: Plan,
     traffic: Traffic,
+    routed: Vec<RoutedLayer>,
     threads: usize,
-    context: usize,
-    chunk: usize,
+    heat: Option<Heat>,
+    prefetch: bool,
     vocab: usize,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
@@ -75,6 +94,8 @@ struct Inner {
 struct Compute {
     backend: Box<dyn Backend>,
     routing: Routing,
+    /// What the next layer will probably choose.
+    expected: Routing,
     /// `[Head::ROWS, vocab]`
     logits: Vec<f32>,
 }
@@ -86,62 +107,7 @@ impl Engine {
     /// If the file is damaged or holds something unsupported, if memory does not suffice, if reading fails.
     /// All but the last are found before any weight is read.
     pub fn open(path: &Path, options: &Options) -> Result<Engine> {
-        if !(1..=MAX_CHUNK).contains(&options.chunk) {
-            return Err(Error::Invalid(format!(
-                "a chunk of {} tokens was asked for; it has 1 to {MAX_CHUNK}",
-                options.chunk
-            )));
-        }
-        let file = ModelFile::open(path)?;
-        let blueprint = models::describe(&file, options.chunk)?;
-        let context = context_length(options.context, blueprint.context)?;
-        let plan = Plan::new(&blueprint, context, options.precision);
-        let traffic = Traffic::new(&blueprint, options.precision);
-        if let Some(available) = plan::available_memory() {
-            plan.check(available)?;
-        }
-        let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
-        let vocab = blueprint.model.head().vocab();
-        if tokenizer.vocab_size() > vocab {
-            let tokens = tokenizer.vocab_size();
-            let message = format!("the tokenizer has {tokens} tokens, but the model has only {vocab}");
-            return Err(Error::format(file.path(), message));
-        }
-        let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)
-            .map_err(|error| error.to_string());
-
-        let threads = match options.threads {
-            Some(0) => return Err(Error::Invalid("at least one thread is needed".into())),
-            Some(threads) => threads,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers)?;
-        let source = FileSource::open(&file)?;
-        let total = plan.dense + plan.experts;
-        let mut done = 0;
-        let mut progress = |bytes| {
-            done += bytes;
-            if let Some(report) = &options.progress {
-                report(done, total);
-            }
-        };
-        blueprint.load_dense(&source, &mut backend, &mut progress)?;
-        let store = ExpertStore::load(&blueprint.experts, &source, &mut progress)?;
-        let compute = Compute { backend: Box::new(backend), routing: Routing::default(), logits: Vec::new() };
-        Ok(Engine(Arc::new(Inner {
-            vocab,
-            file,
-            tokenizer,
-            template,
-            model: blueprint.model,
-            store,
-            plan,
-            traffic,
-            threads,
-            context,
-            chunk: options.chunk,
-            compute: Mutex::new(compute),
-        })))
+        Prospect::new(path, options)?.load(options)
     }
 
     /// A new conversation.
@@ -169,7 +135,7 @@ impl Engine {
 
     /// Tokens that a conversation may have.
     pub fn context(&self) -> usize {
-        self.0.context
+        self.0.plan.context
     }
 
     /// The number of logits: at least as many as the tokenizer has tokens.
@@ -178,13 +144,42 @@ impl Engine {
     }
 
     /// What is resident.
-    pub fn plan(&self) -> Plan {
-        self.0.plan
+    pub fn plan(&self) -> &Plan {
+        &self.0.plan
     }
 
     /// What one token reads when it is computed alone.
     pub fn traffic(&self) -> Traffic {
         self.0.traffic
+    }
+
+    /// What the expert store has counted since the model was loaded.
+    pub fn meters(&self) -> Meters {
+        self.0.store.meters()
+    }
+
+    /// Waits until all memory that was set aside has been taken from the system, which goes on in the background
+    /// after loading, so that measurements are not disturbed.
+    pub fn settle(&self) {
+        self.0.store.settle();
+    }
+
+    /// Bytes a second at which the drive delivers the model's experts, measured for a moment; `None` if it has none.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn drive_speed(&self, io: IoMethod) -> Result<Option<f64>> {
+        probe::drive_speed(&self.0.file, self.0.store.layers(), io)
+    }
+
+    /// How experts are read, for people.
+    pub fn io_description(&self) -> String {
+        self.0.store.io_description()
+    }
+
+    /// The routed experts of each layer, in numbers.
+    pub fn routed_layers(&self) -> &[RoutedLayer] {
+        &self.0.routed
     }
 
     /// Threads that compute.
@@ -198,7 +193,7 @@ impl Engine {
     }
 
     pub(crate) fn chunk(&self) -> usize {
-        self.0.chunk
+        self.0.plan.chunk
     }
 
     pub(crate) fn model(&self) -> &dyn Model {
@@ -213,6 +208,16 @@ impl Engine {
     }
 }
 
+/// What is asked of a batch besides computing it.
+pub(crate) struct Pass<'a> {
+    /// Rows whose logits are computed.
+    pub wanted: &'a [usize],
+    /// Asks the pass to end early.
+    pub cancel: &'a Cancel,
+    /// Told of each layer's choices.
+    pub observer: &'a mut RoutingObserver<'a>,
+}
+
 /// The backend, held for a batch.
 pub(crate) struct ComputeGuard<'a> {
     inner: &'a Inner,
@@ -224,16 +229,31 @@ impl ComputeGuard<'_> {
         &*self.held.backend
     }
 
-    /// Computes a batch, then the logits of some of its rows, a few at a time.
+    /// Computes a batch, then the logits of the rows that want them, a few at a time.
     pub fn forward(
         &mut self,
         batch: &mut Batch<'_>,
-        wanted: &[usize],
-        cancel: &Cancel,
+        pass: Pass<'_>,
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
-        let Compute { backend, routing, logits: out } = &mut *self.held;
-        let mut cx = Context { backend: &mut **backend, store: &self.inner.store, routing, cancel };
+        let Pass { wanted, cancel, observer } = pass;
+        let Compute { backend, routing, expected, logits: out } = &mut *self.held;
+        let one_each = batch.tokens.len() == batch.sequences.len();
+        let purpose = if one_each { Purpose::Token } else { Purpose::Prompt };
+        // A prompt needs nearly all experts, which the store reads far ahead as it is.
+        let expected = (self.inner.prefetch && one_each).then_some(expected);
+        let mut cx = Context {
+            backend: &mut **backend,
+            store: &self.inner.store,
+            routing,
+            purpose,
+            expected,
+            cancel,
+            observer,
+        };
+        if one_each {
+            cx.store.tick();
+        }
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
         for rows in wanted.chunks(Head::ROWS) {
@@ -246,6 +266,136 @@ impl ComputeGuard<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// A model that could be loaded: described and planned, but none of its weights read.
+pub struct Prospect {
+    file: ModelFile,
+    blueprint: Blueprint,
+    classes: SlotClasses,
+    tokenizer: Tokenizer,
+    template: std::result::Result<Option<ChatTemplate>, String>,
+    plan: Plan,
+    traffic: Traffic,
+}
+
+impl Prospect {
+    /// Describes and plans a model.
+    ///
+    /// # Errors
+    /// As [`Engine::open`], but for reading.
+    pub fn new(path: &Path, options: &Options) -> Result<Prospect> {
+        let file = ModelFile::open(path)?;
+        let blueprint = models::describe(&file)?;
+        let traffic = Traffic::new(&blueprint, options.precision);
+        let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
+        let vocab = blueprint.model.head().vocab();
+        if tokenizer.vocab_size() > vocab {
+            let tokens = tokenizer.vocab_size();
+            let message = format!("the tokenizer has {tokens} tokens, but the model has only {vocab}");
+            return Err(Error::format(file.path(), message));
+        }
+        let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)
+            .map_err(|error| error.to_string());
+        let classes = SlotClasses::new(&blueprint.experts);
+        // What is resident now is what the process needs besides the model.
+        let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &Machine::now())?;
+        Ok(Prospect { file, blueprint, classes, tokenizer, template, plan, traffic })
+    }
+
+    /// The model's file.
+    pub fn file(&self) -> &ModelFile {
+        &self.file
+    }
+
+    /// Where memory would go.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What one token would read.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Bytes a second at which the drive delivers the model's experts, measured for a moment; `None` if it has none.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn drive_speed(&self, io: IoMethod) -> Result<Option<f64>> {
+        probe::drive_speed(&self.file, &self.blueprint.experts, io)
+    }
+
+    /// Loads the model.
+    ///
+    /// # Errors
+    /// If memory cannot be had or reading fails.
+    pub fn load(self, options: &Options) -> Result<Engine> {
+        let Prospect { file, blueprint, classes, tokenizer, template, plan, traffic } = self;
+        let threads = match options.threads {
+            Some(0) => return Err(Error::Invalid("at least one thread is needed".into())),
+            Some(threads) => threads,
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers(plan.chunk))?;
+        let heat = options.heat.as_ref().map(|folder| Heat::of(folder, &file, traffic.experts));
+        let remembered = heat.as_ref().and_then(Heat::read);
+        let total = plan.dense + plan.slot_bytes.min(blueprint.expert_bytes());
+        let mut done = 0;
+        let mut progress = |bytes| {
+            done += bytes;
+            if let Some(report) = &options.progress {
+                report(done, total);
+            }
+        };
+        let source = FileSource::open(&file)?;
+        blueprint.load_dense(&source, &mut backend, &mut progress)?;
+        source.forget();
+        let store_options = StoreOptions {
+            slots: plan.slots.clone(),
+            io: options.io,
+            policy: options.policy,
+            patience: StoreOptions::PATIENCE,
+        };
+        let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
+        let vocab = blueprint.model.head().vocab();
+        let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
+        if plan.holds_all_experts() {
+            store.preload(0..store.experts(), &mut progress)?;
+        } else if let Some(heat) = remembered.filter(|heat| heat.len() == store.experts()) {
+            store.warm(&heat);
+            store.preload(hottest_first(&heat).into_iter(), &mut progress)?;
+        }
+        let compute = Compute {
+            backend: Box::new(backend),
+            routing: Routing::default(),
+            expected: Routing::default(),
+            logits: Vec::new(),
+        };
+        Ok(Engine(Arc::new(Inner {
+            vocab,
+            file,
+            tokenizer,
+            template,
+            model: blueprint.model,
+            store,
+            prefetch: options.prefetch && !plan.holds_all_experts(),
+            plan,
+            traffic,
+            routed,
+            threads,
+            heat,
+            compute: Mutex::new(compute),
+        })))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(heat) = &self.heat {
+            heat.write(&self.store.heat());
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::sampler::{Sampler, SamplingOverrides, SamplingParams};
 use crate::session::{Session, Watch};
 use crate::stop::StopMatcher;
+use crate::store::Meters;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 
 /// What to generate.
@@ -88,6 +89,10 @@ pub struct Stats {
     pub decode_seconds: f64,
     /// From the start to the first token.
     pub ttft_seconds: f64,
+    /// What the expert store did while the prompt was read.
+    pub prompt_experts: Meters,
+    /// What it did while the answer was written.
+    pub experts: Meters,
 }
 
 /// A finished answer.
@@ -133,6 +138,7 @@ impl Session {
         };
 
         let start = Instant::now();
+        let before = engine.meters();
         let mut progress = |done, total| on_event(Event::Prompt { done, total });
         let watch = Watch { progress: Some(&mut progress), logits: None };
         match self.extend_watched(&request.prompt, watch) {
@@ -141,6 +147,8 @@ impl Session {
             Err(error) => return Err(error),
         }
         answer.stats.prompt_seconds = start.elapsed().as_secs_f64();
+        let read = engine.meters();
+        answer.stats.prompt_experts = read - before;
 
         let room = engine.context() - request.prompt.len();
         let most = request.max_tokens.map_or(room, |n| n.min(room));
@@ -174,6 +182,7 @@ impl Session {
         }
         answer.stats.generated_tokens = answer.tokens.len();
         answer.stats.decode_seconds = start.elapsed().as_secs_f64() - answer.stats.prompt_seconds;
+        answer.stats.experts = engine.meters() - read;
         Ok(answer)
     }
 }

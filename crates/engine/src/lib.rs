@@ -23,6 +23,7 @@ mod engine;
 mod error;
 pub mod format;
 mod generate;
+mod heat;
 pub mod memory;
 pub mod models;
 pub mod plan;
@@ -34,10 +35,10 @@ pub mod tokenizer;
 
 pub use backend::Precision;
 pub use blocks::Cancel;
-pub use engine::{Engine, Options};
+pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
 pub use generate::{Answer, Event, FinishReason, Request, Stats};
-pub use session::{Batch, Extended, LogitsWatch, Sequence, Session, State, Watch};
+pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Watch};
 
 /// A token of a model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

@@ -25,6 +25,18 @@ impl Region {
         platform::Pages::new(len).map(Region).map_err(refused)
     }
 
+    /// Where the region starts, to write to parts of it that nobody else uses.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.first()
+    }
+
+    /// Takes the pages of a part from the system now, without changing what they hold. Taking them one by one
+    /// as a drive writes to them is far slower. Where that cannot be done, nothing happens.
+    pub fn populate(&self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len());
+        self.0.populate(range);
+    }
+
     /// A part of the region, kept alive with it.
     pub fn share(self: &Arc<Self>, range: Range<usize>) -> SharedBytes {
         assert!(range.start <= range.end && range.end <= self.len());
@@ -77,6 +89,9 @@ mod platform {
 
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+    /// What addresses of advice are multiples of; the largest page that is not huge.
+    const PAGE: usize = 64 << 10;
+
     /// The size and alignment of a huge page.
     const HUGE: usize = 2 << 20;
 
@@ -128,7 +143,16 @@ mod platform {
             unsafe { std::slice::from_raw_parts_mut(self.first(), self.len) }
         }
 
-        fn first(&self) -> *mut u8 {
+        pub fn populate(&self, range: std::ops::Range<usize>) {
+            let start = range.start / PAGE * PAGE;
+            let len = range.end.next_multiple_of(PAGE).min(self.mapped - self.start) - start;
+            // SAFETY: the range lies in the mapping, and populating changes no contents. It may be refused by an
+            // older kernel or for want of memory: then pages are taken as they are written.
+            let _ =
+                unsafe { madvise(self.first().wrapping_add(start).cast(), len, Advice::LinuxPopulateWrite) };
+        }
+
+        pub fn first(&self) -> *mut u8 {
             // The aligned part lies inside the mapping.
             self.mapping.as_ptr().cast::<u8>().wrapping_add(self.start)
         }
@@ -145,20 +169,54 @@ mod platform {
 
 #[cfg(not(target_os = "linux"))]
 mod platform {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::io;
+    use std::ptr::NonNull;
+
+    /// What direct reads ask for.
+    const PAGE: usize = 4096;
+
     /// Memory of the global allocator.
-    pub struct Pages(Box<[u8]>);
+    pub struct Pages {
+        first: NonNull<u8>,
+        layout: Layout,
+        len: usize,
+    }
+
+    // SAFETY: the memory is owned, like a boxed slice.
+    unsafe impl Send for Pages {}
+    // SAFETY: as above.
+    unsafe impl Sync for Pages {}
 
     impl Pages {
-        pub fn new(len: usize) -> std::io::Result<Pages> {
-            Ok(Pages(vec![0; len].into()))
+        pub fn new(len: usize) -> io::Result<Pages> {
+            let layout = Layout::from_size_align(len.max(1), PAGE).map_err(|_| io::ErrorKind::OutOfMemory)?;
+            // SAFETY: the layout has a size.
+            let first = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
+            Ok(Pages { first, layout, len })
+        }
+
+        pub fn populate(&self, _: std::ops::Range<usize>) {}
+
+        pub fn first(&self) -> *mut u8 {
+            self.first.as_ptr()
         }
 
         pub fn bytes(&self) -> &[u8] {
-            &self.0
+            // SAFETY: the memory is initialised, and lives as long as `self`.
+            unsafe { std::slice::from_raw_parts(self.first(), self.len) }
         }
 
         pub fn bytes_mut(&mut self) -> &mut [u8] {
-            &mut self.0
+            // SAFETY: as above, and borrowed exclusively.
+            unsafe { std::slice::from_raw_parts_mut(self.first(), self.len) }
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: it was allocated with this layout, and nothing borrows from it any more.
+            unsafe { dealloc(self.first(), self.layout) };
         }
     }
 }

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use crate::backend::{Backend, Kv};
+use crate::backend::{Backend, Kv, Routing};
 use crate::blocks::Cancel;
-use crate::engine::Engine;
+use crate::engine::{Engine, Pass};
 use crate::error::{Error, Result};
 use crate::models::Model;
+use crate::store::trace::Phase;
 use crate::{LayerIdx, TokenId};
 
 /// What the layers of a model remember of one sequence of tokens.
@@ -80,6 +81,19 @@ pub struct Watch<'a> {
 /// Takes a position and its logits.
 pub type LogitsWatch<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
+/// What the router of one layer chose for tokens that are computed together.
+pub struct Routed<'a> {
+    /// What the tokens are.
+    pub phase: Phase,
+    /// The layer.
+    pub layer: LayerIdx,
+    /// Its choices.
+    pub routing: &'a Routing,
+}
+
+/// Takes what routers choose.
+pub type RoutedWatch = dyn FnMut(Routed<'_>) + Send;
+
 /// One conversation with an [`Engine`].
 pub struct Session {
     engine: Engine,
@@ -92,6 +106,7 @@ pub struct Session {
     positions: Vec<u32>,
     /// Rows of the chunk at hand whose logits are wanted; kept for the next.
     wanted: Vec<usize>,
+    routed: Option<Box<RoutedWatch>>,
 }
 
 impl Session {
@@ -105,6 +120,7 @@ impl Session {
             cancel: Cancel::default(),
             positions: Vec::new(),
             wanted: Vec::new(),
+            routed: None,
         }
     }
 
@@ -128,6 +144,12 @@ impl Session {
     /// [taken back](Cancel::reset), so a request that comes between two chunks is not lost.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
+    }
+
+    /// Has a watch told what every router chooses, layer by layer, from now on; `None` ends that. A batch that
+    /// fails or is cancelled ends before its last layer.
+    pub fn watch_routing(&mut self, watch: Option<Box<RoutedWatch>>) {
+        self.routed = watch;
     }
 
     /// Makes the session hold exactly these tokens, computing only those after the longest prefix it
@@ -160,7 +182,8 @@ impl Session {
         while self.tokens.len() < tokens.len() {
             let start = self.tokens.len();
             let end = tokens.len().min(start + self.engine.chunk());
-            self.compute(&tokens[start..end], end == tokens.len(), &mut watch)?;
+            let last = end == tokens.len();
+            self.compute(Phase::Prompt, &tokens[start..end], last, &mut watch)?;
             if let Some(progress) = &mut watch.progress {
                 progress(end - reused, tokens.len() - reused);
             }
@@ -177,7 +200,7 @@ impl Session {
             return Err(Error::Context { tokens: self.tokens.len() + 1, limit: self.engine.context() });
         }
         self.check(&[token])?;
-        self.compute(&[token], true, &mut Watch::default())
+        self.compute(Phase::Answer, &[token], true, &mut Watch::default())
     }
 
     fn check(&self, tokens: &[TokenId]) -> Result<()> {
@@ -197,7 +220,7 @@ impl Session {
     }
 
     /// Computes one chunk after the tokens held. If it fails, the session is as it was before the chunk.
-    fn compute(&mut self, tokens: &[TokenId], last: bool, watch: &mut Watch<'_>) -> Result<()> {
+    fn compute(&mut self, phase: Phase, tokens: &[TokenId], last: bool, watch: &mut Watch<'_>) -> Result<()> {
         let start = self.tokens.len();
         // The layers may hold more: of tokens that were let go, of a chunk that failed or whose watcher panicked.
         self.state.truncate(start);
@@ -212,7 +235,14 @@ impl Session {
         let mut sequences = [Sequence { state: &mut self.state, rows: 0..tokens.len() }];
         let mut batch = Batch { tokens, positions: &self.positions, sequences: &mut sequences };
         let kept = &mut self.logits;
-        let result = self.engine.compute().forward(&mut batch, &self.wanted, &self.cancel, |row, logits| {
+        let routed = &mut self.routed;
+        let mut observe = |layer, routing: &Routing| {
+            if let Some(watch) = routed {
+                watch(Routed { phase, layer, routing });
+            }
+        };
+        let pass = Pass { wanted: &self.wanted, cancel: &self.cancel, observer: &mut observe };
+        let result = self.engine.compute().forward(&mut batch, pass, |row, logits| {
             if let Some(watch) = &mut watch.logits {
                 watch(start + row, logits);
             }
@@ -258,7 +288,8 @@ mod tests {
             let wanted: Vec<usize> = (0..batch_tokens.len()).collect();
             let mut together: Vec<Vec<u32>> = Vec::new();
             let keep = |_, logits: &[f32]| together.push(logits.iter().map(|l| l.to_bits()).collect());
-            engine.compute().forward(&mut batch, &wanted, &Cancel::default(), keep).unwrap();
+            let pass = Pass { wanted: &wanted, cancel: &Cancel::default(), observer: &mut |_, _| {} };
+            engine.compute().forward(&mut batch, pass, keep).unwrap();
 
             let mut together = together.into_iter();
             for (start, range) in parts {

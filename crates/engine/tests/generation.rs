@@ -14,7 +14,7 @@ use forebay_engine::{Answer, Engine, Error, Event, FinishReason, Options, Reques
 
 /// The demo model, which writes stories.
 static DEMO: LazyLock<Engine> = LazyLock::new(|| {
-    let options = Options { threads: Some(2), chunk: 16, ..Options::default() };
+    let options = Options { threads: Some(2), chunk: Some(16), ..Options::default() };
     Engine::open(&models::demo_model(), &options).unwrap()
 });
 

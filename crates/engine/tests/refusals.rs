@@ -8,7 +8,7 @@ use std::path::Path;
 use common::gguf_builder::{GgufBuilder, tensor_type};
 use common::tiny_model::{CONTEXT, EXPERTS, HEAD_DIM, HEADS, INNER, TOKENS, VOCAB, tiny_model};
 use forebay_engine::format::{FileIdx, ModelFile};
-use forebay_engine::plan::available_memory;
+use forebay_engine::plan::Machine;
 use forebay_engine::store::ExpertPart::{Down, Gate, Up};
 use forebay_engine::store::{ByteRange, ByteSource, ExpertLayer, ExpertStore, FileSource, PartShape};
 use forebay_engine::{Engine, Error, ExpertIdx, LayerIdx, Options, Request, Result, TokenId, models};
@@ -228,8 +228,11 @@ fn options_that_make_no_sense_are_refused() {
     assert_says(&message, &["97", &CONTEXT.to_string()]);
     assert_says(&refusal(&Options { context: Some(0), ..options() }), &["at least one token"]);
     assert_says(&refusal(&Options { threads: Some(0), ..options() }), &["at least one thread"]);
-    assert_says(&refusal(&Options { chunk: 0, ..options() }), &["chunk of 0"]);
-    assert_says(&refusal(&Options { chunk: usize::MAX, ..options() }), &["chunk of 18446744073709551615"]);
+    assert_says(&refusal(&Options { chunk: Some(0), ..options() }), &["chunk of 0"]);
+    assert_says(
+        &refusal(&Options { chunk: Some(usize::MAX), ..options() }),
+        &["chunk of 18446744073709551615"],
+    );
 }
 
 #[test]
@@ -242,13 +245,13 @@ fn a_context_that_memory_cannot_hold_is_refused_with_both_numbers() {
     match open_with(&file.build(), &Options { context: Some(1 << 30), ..options() }) {
         Err(error @ Error::Budget { need, have, .. }) => {
             assert!(need > have && need > kv);
-            assert_says(&error.to_string(), &["context 128.0 GiB", "shorter context"]);
+            assert_says(&error.to_string(), &["context of 1073741824 tokens 128.0 GiB", "shorter context"]);
         }
         Err(other) => panic!("{other:?}"),
         // A machine may well have that much, or not tell.
         Ok(engine) => {
             assert_eq!(engine.plan().kv, kv);
-            assert!(available_memory().is_none_or(|bytes| bytes > kv));
+            assert!(Machine::now().available.is_none_or(|bytes| bytes > kv));
         }
     }
 }
@@ -261,91 +264,4 @@ fn a_file_that_ends_too_early_is_refused_at_once() {
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("the file was opened"),
     }
-}
-
-/// A drive that fails from some offset on.
-struct FailingDrive {
-    inner: FileSource,
-    fails_from: u64,
-}
-
-impl ByteSource for FailingDrive {
-    fn read_at(&self, file: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.fails_from.saturating_sub(offset).min(buffer.len() as u64) as usize;
-        if left == 0 {
-            return Err(io::Error::other("medium error"));
-        }
-        self.inner.read_at(file, offset, &mut buffer[..left])
-    }
-
-    fn path(&self, file: FileIdx) -> &Path {
-        self.inner.path(file)
-    }
-}
-
-#[test]
-fn a_read_that_fails_names_file_and_offset() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("tiny.gguf");
-    std::fs::write(&path, tiny_model(HIDDEN).build()).unwrap();
-    let model = ModelFile::open(&path).unwrap();
-    let blueprint = models::describe(&model, 8).unwrap();
-    let last = model.tensor("blk.1.ffn_down_exps.weight").unwrap();
-    let load = |fails_from| {
-        let drive = FailingDrive { inner: FileSource::open(&model).unwrap(), fails_from };
-        let mut bytes = 0;
-        let loaded = ExpertStore::load(&blueprint.experts, &drive, &mut |n| bytes += n);
-        (loaded.map(drop), bytes)
-    };
-    // The failure comes in the middle of a part of the last expert.
-    let fails_from = last.offset + last.len - 100;
-    let (result, bytes) = load(fails_from);
-    match result {
-        Err(error @ Error::Io { .. }) => {
-            let expected = format!("cannot read 100 bytes at offset {fails_from}: medium error");
-            assert_says(&with_path(&error), &[&expected]);
-        }
-        other => panic!("{other:?}"),
-    }
-    let all = blueprint.expert_bytes();
-    assert_eq!(bytes, all - all / (2 * EXPERTS), "all experts but the last were reported");
-    let (result, bytes) = load(u64::MAX);
-    assert!(result.is_ok());
-    assert_eq!(bytes, all);
-}
-
-/// The place of an expert's bytes is taken from the layer's description, whatever file it is in.
-#[test]
-fn a_store_reads_every_part_from_its_own_place() {
-    struct Counter;
-    impl ByteSource for Counter {
-        fn read_at(&self, file: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-            // One byte at a time, and each tells where it is from.
-            buffer[0] = 100 * file.0 as u8 + offset as u8;
-            Ok(1)
-        }
-
-        fn path(&self, _: FileIdx) -> &Path {
-            Path::new("counter")
-        }
-    }
-    let part = |rows| PartShape { dtype: DType::F32, rows, cols: 1 };
-    let range = |file, offset, len| ByteRange { file: FileIdx(file), offset, len };
-    let layer = ExpertLayer {
-        parts: [part(1), part(2), part(1)],
-        experts: vec![
-            [range(0, 4, 4), range(1, 0, 8), range(0, 30, 4)],
-            [range(0, 8, 4), range(1, 8, 8), range(0, 34, 4)],
-        ],
-        used: 1,
-    };
-    let store = ExpertStore::load(&[None, Some(layer)], &Counter, &mut |_| {}).unwrap();
-    let mut acquisition = store.acquire(LayerIdx(1), &[ExpertIdx(1)]);
-    let leases = acquisition.next_ready().unwrap().unwrap();
-    assert!(acquisition.next_ready().unwrap().is_none());
-    let [lease] = &leases[..] else { panic!("one expert was asked for") };
-    assert_eq!(lease.expert(), ExpertIdx(1));
-    assert_eq!(lease.part(Gate).row(0), [8, 9, 10, 11]);
-    assert_eq!(lease.part(Up).row(1), [112, 113, 114, 115]);
-    assert_eq!(lease.part(Down).row(0), [34, 35, 36, 37]);
 }

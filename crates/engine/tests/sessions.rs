@@ -33,7 +33,7 @@ fn assert_as_fresh(session: &Session, what: &str) {
 
 #[test]
 fn only_what_follows_the_longest_common_prefix_is_computed() {
-    let engine = open(Options { chunk: 16, ..Options::default() });
+    let engine = open(Options { chunk: Some(16), ..Options::default() });
     let story = tokens(100);
     let other = random_tokens(30, 160, 12);
     assert_ne!(story[70], other[0]);
@@ -64,7 +64,7 @@ fn only_what_follows_the_longest_common_prefix_is_computed() {
 
 #[test]
 fn progress_counts_what_is_computed() {
-    let engine = open(Options { chunk: 16, ..Options::default() });
+    let engine = open(Options { chunk: Some(16), ..Options::default() });
     let story = tokens(60);
     let mut session = engine.session();
     session.extend(&story[..20]).unwrap();
@@ -76,7 +76,7 @@ fn progress_counts_what_is_computed() {
 
 #[test]
 fn every_position_is_watched_once_and_in_order() {
-    let engine = open(Options { chunk: 16, ..Options::default() });
+    let engine = open(Options { chunk: Some(16), ..Options::default() });
     let story = tokens(40);
     let mut session = engine.session();
     session.extend(&story[..20]).unwrap();
@@ -142,7 +142,7 @@ fn a_refused_prompt_leaves_the_session_as_it_was() {
 
 #[test]
 fn another_thread_can_stop_a_long_prompt() {
-    let options = Options { threads: Some(2), chunk: 32, ..Options::default() };
+    let options = Options { threads: Some(2), chunk: Some(32), ..Options::default() };
     let engine = Engine::open(&demo_model(), &options).unwrap();
     let story = random_tokens(engine.context().min(4000), 4096, 13);
     let mut session = engine.session();
@@ -190,7 +190,7 @@ fn a_cancelled_token_changes_nothing() {
 /// The logits of a chunk are computed when all its layers have remembered it already.
 #[test]
 fn a_chunk_that_is_cancelled_at_its_end_is_forgotten() {
-    let engine = open(Options { chunk: 32, ..Options::default() });
+    let engine = open(Options { chunk: Some(32), ..Options::default() });
     let story = tokens(64);
     let mut session = engine.session();
     let cancel = session.cancel().clone();
@@ -210,7 +210,7 @@ fn a_chunk_that_is_cancelled_at_its_end_is_forgotten() {
 
 #[test]
 fn a_chunk_whose_watcher_panics_is_forgotten() {
-    let engine = open(Options { chunk: 32, ..Options::default() });
+    let engine = open(Options { chunk: Some(32), ..Options::default() });
     let story = tokens(64);
     let mut session = engine.session();
     let mut watch = |position, _: &[f32]| assert_ne!(position, 40, "this panic is part of the test");
@@ -223,7 +223,7 @@ fn a_chunk_whose_watcher_panics_is_forgotten() {
 
 #[test]
 fn sessions_in_two_threads_do_not_disturb_each_other() {
-    let engine = open(Options { chunk: 8, ..Options::default() });
+    let engine = open(Options { chunk: Some(8), ..Options::default() });
     let prompts = [tokens(90), random_tokens(70, 160, 14)];
     let answers = prompts.each_ref().map(|prompt| {
         let mut session = engine.session();

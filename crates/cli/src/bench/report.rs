@@ -1,10 +1,11 @@
 //! What was measured, in the formats that people, spreadsheets and programs read.
 
 use clap::ValueEnum;
+use forebay_engine::store::Meters;
 use forebay_engine::{Bytes, Engine, Precision};
 use serde_json::{Map, Value, json};
 
-use super::Test;
+use super::{Sample, Test};
 use crate::inspect::{Summary, parameters_text};
 
 /// How the results are written.
@@ -32,10 +33,17 @@ pub struct Setting {
     pub threads: usize,
     /// Bytes a second.
     pub read_bandwidth: f64,
+    /// Bytes a second that the drive delivers, where experts are streamed.
+    pub drive_speed: Option<f64>,
 }
 
 impl Setting {
-    pub fn new(engine: &Engine, precision: Precision, read_bandwidth: f64) -> Setting {
+    pub fn new(
+        engine: &Engine,
+        precision: Precision,
+        read_bandwidth: f64,
+        drive_speed: Option<f64>,
+    ) -> Setting {
         let file = engine.file();
         let summary = Summary::new(file);
         let architecture = summary.architecture.unwrap_or_default().to_owned();
@@ -49,6 +57,46 @@ impl Setting {
             precision,
             threads: engine.threads(),
             read_bandwidth,
+            drive_speed,
+        }
+    }
+}
+
+/// What streaming did for a token, on average.
+#[derive(Clone, Copy, Default)]
+pub struct Streaming {
+    /// The share of experts that were found in memory.
+    pub hit_rate: f64,
+    /// Bytes of the experts that were used.
+    pub bytes_used: f64,
+    /// Bytes that were read from the drive.
+    pub bytes_read: f64,
+    /// Seconds of all but experts.
+    pub dense_seconds: f64,
+    /// Seconds in which nothing could be computed.
+    pub wait_seconds: f64,
+}
+
+impl Streaming {
+    pub fn new(tokens: usize, seconds: f64, experts: &Meters) -> Streaming {
+        let tokens = tokens as f64;
+        Streaming {
+            hit_rate: experts.hit_rate().unwrap_or(1.0),
+            bytes_used: experts.bytes_used as f64 / tokens,
+            bytes_read: experts.bytes_read as f64 / tokens,
+            dense_seconds: (seconds - experts.expert_seconds) / tokens,
+            wait_seconds: experts.wait_seconds / tokens,
+        }
+    }
+
+    fn mean(all: &[Streaming]) -> Streaming {
+        let mean = |of: fn(&Streaming) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
+        Streaming {
+            hit_rate: mean(|s| s.hit_rate),
+            bytes_used: mean(|s| s.bytes_used),
+            bytes_read: mean(|s| s.bytes_read),
+            dense_seconds: mean(|s| s.dense_seconds),
+            wait_seconds: mean(|s| s.wait_seconds),
         }
     }
 }
@@ -60,9 +108,56 @@ pub struct Row {
     pub samples: Vec<f64>,
     /// Bytes that a token reads, where each token is computed alone.
     pub bytes_per_token: Option<u64>,
+    /// Where experts are streamed.
+    pub streaming: Option<Streaming>,
+    pub cache: Cache,
+}
+
+/// What a run found in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Cache {
+    /// Experts as they were when the test began.
+    Cold,
+    /// What the run before had left.
+    Warm,
+}
+
+impl Cache {
+    fn name(self) -> &'static str {
+        match self {
+            Cache::Cold => "cold",
+            Cache::Warm => "warm",
+        }
+    }
 }
 
 impl Row {
+    /// The rows of a test: where experts are streamed, the first run is one of its own.
+    pub fn of(engine: &Engine, test: Test, samples: Vec<Sample>) -> Vec<Row> {
+        let streams = !engine.plan().holds_all_experts();
+        let row = |cache, samples: &[Sample]| Row {
+            test,
+            samples: samples.iter().map(|s| s.tokens_per_second).collect(),
+            bytes_per_token: test.bytes_per_token(engine),
+            streaming: streams
+                .then(|| Streaming::mean(&samples.iter().map(|s| s.streaming).collect::<Vec<_>>())),
+            cache,
+        };
+        let (first, rest) = samples.split_at(1);
+        let cold = streams.then(|| row(Cache::Cold, first));
+        cold.into_iter().chain([row(Cache::Warm, rest)]).collect()
+    }
+
+    /// What bounds the speed of experts, and the tokens a second that it allows: they cannot be read faster than the
+    /// drive reads, nor computed faster than memory is read.
+    fn bound(&self, setting: &Setting) -> Option<(&'static str, f64)> {
+        let (streaming, drive) = (self.streaming?, setting.drive_speed?);
+        let (read, compute) = (streaming.bytes_read / drive, streaming.bytes_used / setting.read_bandwidth);
+        let name = if read > compute { "drive" } else { "memory" };
+        (self.test.kind == super::Kind::Generation)
+            .then(|| (name, 1.0 / (streaming.dense_seconds + read.max(compute))))
+    }
+
     fn mean(&self) -> f64 {
         self.samples.iter().sum::<f64>() / self.samples.len() as f64
     }
@@ -90,9 +185,6 @@ impl Row {
         self.bytes_per_token.map(|bytes| bytes as f64 * self.mean())
     }
 }
-
-/// Nothing streams at present, so every weight is in memory when a test begins.
-const CACHE: &str = "warm";
 
 impl Format {
     /// What comes before the first row.
@@ -143,7 +235,12 @@ impl Format {
             Format::Md => {
                 let plural = if setting.threads == 1 { "" } else { "s" };
                 let (bandwidth, threads) = (giga(setting.read_bandwidth), setting.threads);
-                format!("\nread bandwidth of the memory: {bandwidth:.1} GB/s with {threads} thread{plural}\n")
+                let drive = setting.drive_speed.map_or(String::new(), |speed| {
+                    format!("read bandwidth of the drive: {:.1} GB/s\n", giga(speed))
+                });
+                format!(
+                    "\nread bandwidth of the memory: {bandwidth:.1} GB/s with {threads} thread{plural}\n{drive}"
+                )
             }
             Format::Json => {
                 let rows = rows.iter().map(|row| object(setting, row)).collect();
@@ -195,7 +292,16 @@ const COLUMNS: &[Column] = &[
     column("of memory", 0, true, |s, r| {
         r.traffic().map_or(String::new(), |t| format!("{:.0} %", 100.0 * t / s.read_bandwidth))
     }),
-    column("cache", 0, false, |_, _| CACHE.into()),
+    column("cache", 0, false, |_, r| r.cache.name().into()),
+    column("hits", 5, true, |_, r| {
+        r.streaming.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s.hit_rate))
+    }),
+    column("drive/token", 0, true, |_, r| {
+        r.streaming.map_or(String::new(), |s| Bytes(s.bytes_read as u64).to_string())
+    }),
+    column("of bound", 12, true, |s, r| {
+        r.bound(s).map_or(String::new(), |(name, bound)| format!("{name} {:.0} %", 100.0 * r.mean() / bound))
+    }),
 ];
 
 impl Row {
@@ -205,6 +311,8 @@ impl Row {
             test: Test { kind: super::Kind::Prompt, tokens: 1, depth: 0 },
             samples: vec![0.0],
             bytes_per_token: None,
+            streaming: None,
+            cache: Cache::Warm,
         }
     }
 }
@@ -239,7 +347,15 @@ fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
         ("gb_per_s", json!(traffic.map(giga))),
         ("read_gb_per_s", json!(giga(setting.read_bandwidth))),
         ("bandwidth_share", json!(traffic.map(|t| t / setting.read_bandwidth))),
-        ("cache", json!(CACHE)),
+        ("cache", json!(row.cache.name())),
+        ("hit_rate", json!(row.streaming.map(|s| s.hit_rate))),
+        ("drive_bytes_per_token", json!(row.streaming.map(|s| s.bytes_read))),
+        ("dense_seconds", json!(row.streaming.map(|s| s.dense_seconds))),
+        ("wait_seconds", json!(row.streaming.map(|s| s.wait_seconds))),
+        ("drive_gb_per_s", json!(setting.drive_speed.map(giga))),
+        ("bound_by", json!(row.bound(setting).map(|(name, _)| name))),
+        ("bound", json!(row.bound(setting).map(|(_, bound)| bound))),
+        ("bound_share", json!(row.bound(setting).map(|(_, bound)| row.mean() / bound))),
     ]
 }
 
@@ -275,7 +391,13 @@ mod tests {
 
     fn row(samples: &[f64]) -> Row {
         let test = Test { kind: Kind::Generation, tokens: 16, depth: 512 };
-        Row { test, samples: samples.to_vec(), bytes_per_token: Some(2_000_000) }
+        Row {
+            test,
+            samples: samples.to_vec(),
+            bytes_per_token: Some(2_000_000),
+            streaming: None,
+            cache: Cache::Warm,
+        }
     }
 
     fn setting() -> Setting {
@@ -288,6 +410,7 @@ mod tests {
             precision: Precision::Fast,
             threads: 2,
             read_bandwidth: 4e9,
+            drive_speed: None,
         }
     }
 

@@ -42,6 +42,10 @@ pub struct CpuBackend {
     /// By shape.
     buffers: Vec<Vec<f32>>,
     panels: Panels,
+    /// Of what experts read: they come a few at a time, and all read the same.
+    expert_panels: Panels,
+    /// The buffer that the experts' panels are of, until it is written to.
+    expert_input: Option<usize>,
     rows: usize,
 }
 
@@ -63,6 +67,8 @@ impl CpuBackend {
             shapes: buffers.to_vec(),
             buffers: buffers.iter().map(|b| vec![0.0; b.rows * b.width]).collect(),
             panels: Panels::default(),
+            expert_panels: Panels::default(),
+            expert_input: None,
             rows: 0,
         })
     }
@@ -78,6 +84,9 @@ impl CpuBackend {
 
     /// Takes a buffer out to write to it while others are read; [`put`](Self::put) brings it back.
     fn take(&mut self, buf: Buf) -> Vec<f32> {
+        if self.expert_input == Some(buf.id) {
+            self.expert_input = None;
+        }
         std::mem::take(&mut self.buffers[buf.id])
     }
 
@@ -117,6 +126,7 @@ impl Backend for CpuBackend {
 
     fn begin(&mut self, rows: usize) {
         self.rows = rows;
+        self.expert_input = None;
         // Where an operation panicked, the buffers that it had taken out are gone.
         for (buffer, shape) in self.buffers.iter_mut().zip(&self.shapes) {
             buffer.resize(shape.rows * shape.width, 0.0);
@@ -152,7 +162,7 @@ impl Backend for CpuBackend {
             .iter()
             .map(|&(w, _)| Job { w: view(&self.matrices[w.0]), reads: Reads::Rows(0..self.rows) })
             .collect();
-        compute.quantise(x, jobs.iter().map(|job| job.w.dtype), &mut self.panels);
+        compute.quantise(x, &[0..self.rows], jobs.iter().map(|job| job.w.dtype), &mut self.panels);
         let mut outs: Few<TileMut<'_, f32>> = taken
             .iter_mut()
             .zip(products)
@@ -241,10 +251,14 @@ impl Backend for CpuBackend {
             .zip(buckets.iter().cycle())
             .map(|(w, bucket)| Job { w, reads: Reads::Indexed(routing.tokens(bucket.clone())) })
             .collect();
-        compute.quantise(x, reads_x.iter().map(|job| job.w.dtype), &mut self.panels);
+        if self.expert_input != Some(b.x.id) {
+            let dtypes = reads_x.iter().map(|job| job.w.dtype);
+            compute.quantise(x, &[0..self.rows], dtypes, &mut self.expert_panels);
+            self.expert_input = Some(b.x.id);
+        }
         let mut outs = bucket_tiles(&mut gate, inner, &buckets);
         outs.extend(bucket_tiles(&mut up, inner, &buckets));
-        compute.matmul(x, &self.panels, &reads_x, &mut outs);
+        compute.matmul(x, &self.expert_panels, &reads_x, &mut outs);
         drop(outs);
 
         let mut gates = bucket_tiles(&mut gate, inner, &buckets);
@@ -266,7 +280,7 @@ impl Backend for CpuBackend {
             .collect();
         let places = self.rows * routing.top_k();
         let activated = Activations { rows: &gate[..places * inner], width: inner };
-        compute.quantise(activated, reads_gate.iter().map(|job| job.w.dtype), &mut self.panels);
+        compute.quantise(activated, &buckets, reads_gate.iter().map(|job| job.w.dtype), &mut self.panels);
         let mut outs = bucket_tiles(&mut out, hidden, &buckets);
         compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
         drop(outs);
@@ -317,11 +331,7 @@ fn view(m: &HostMatrix) -> MatRef<'_> {
 }
 
 /// The rows of each bucket as a matrix of its own. Buckets are ascending and do not overlap.
-fn bucket_tiles<'a>(
-    mut data: &'a mut [f32],
-    width: usize,
-    buckets: &[Range<usize>],
-) -> Few<TileMut<'a, f32>> {
+fn bucket_tiles<'a, T>(mut data: &'a mut [T], width: usize, buckets: &[Range<usize>]) -> Few<TileMut<'a, T>> {
     let mut consumed = 0;
     let mut tiles = Few::new();
     for bucket in buckets {
@@ -398,8 +408,14 @@ impl Compute<'_> {
         self.precision == Precision::Fast && !dtype.is_float()
     }
 
-    /// Quantises activations as products with these types will read them.
-    fn quantise(&self, x: Activations<'_>, dtypes: impl Iterator<Item = DType>, panels: &mut Panels) {
+    /// Quantises some rows of the activations, ascending, as products with these types will read them.
+    fn quantise(
+        &self,
+        x: Activations<'_>,
+        rows: &[Range<usize>],
+        dtypes: impl Iterator<Item = DType>,
+        panels: &mut Panels,
+    ) {
         let mut blocks: Few<usize> = dtypes.filter(|&d| self.reads_panels(d)).map(activation_block).collect();
         blocks.sort_unstable();
         blocks.dedup();
@@ -408,9 +424,10 @@ impl Compute<'_> {
             let panels = panels.get_mut(block);
             let needed = x.rows.len() / x.width * width;
             panels.resize(needed.max(panels.len()), Q8Panel::default());
-            let panels = &mut panels[..needed];
-            self.pool.for_rows(panels, width, |row, panels| {
-                (self.kernels.quantise)(&x.rows[row * x.width..][..x.width], block, panels);
+            let mut tiles = bucket_tiles(&mut panels[..needed], width, rows);
+            self.pool.for_tiles(&mut tiles, Grain { rows: 1, cols: width }, |piece, mut tile| {
+                let row = rows[piece.matrix].start + piece.rows.start;
+                (self.kernels.quantise)(&x.rows[row * x.width..][..x.width], block, tile.row(0));
             });
         }
     }

@@ -94,6 +94,11 @@ impl Routing {
         self.top_k
     }
 
+    /// The experts of every token, `[tokens, top_k]`, the best first.
+    pub fn experts(&self) -> &[u32] {
+        &self.experts
+    }
+
     /// The distinct experts, ascending.
     pub fn chosen(&self) -> &[ExpertIdx] {
         &self.chosen

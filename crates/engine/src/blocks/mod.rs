@@ -10,9 +10,10 @@ pub mod rope;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::LayerIdx;
 use crate::backend::{Backend, Routing};
 use crate::error::{Error, Result};
-use crate::store::ExpertStore;
+use crate::store::{ExpertStore, Purpose};
 
 /// What a forward pass works with.
 pub struct Context<'a> {
@@ -22,9 +23,18 @@ pub struct Context<'a> {
     pub store: &'a ExpertStore,
     /// Memory for the router's choices, reused from layer to layer.
     pub routing: &'a mut Routing,
+    /// What the batch is.
+    pub purpose: Purpose,
+    /// Where the next layer's experts are foreseen, if they are to be prefetched.
+    pub expected: Option<&'a mut Routing>,
     /// Asks the pass to end early.
     pub cancel: &'a Cancel,
+    /// Told of each layer's choices.
+    pub observer: &'a mut RoutingObserver<'a>,
 }
+
+/// Takes a layer and what its router chose.
+pub type RoutingObserver<'a> = dyn FnMut(LayerIdx, &Routing) + 'a;
 
 /// A request to stop, made from another thread. Clones ask the same thing.
 #[derive(Clone, Debug, Default)]

@@ -16,6 +16,16 @@ pub struct Moe {
     pub buffers: ExpertBuffers,
 }
 
+/// The routers that a layer's pass needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Gates {
+    /// `[experts, hidden]` This layer's.
+    pub here: Matrix,
+    /// `[experts, hidden]` The next layer's, if it has one: applied to what this layer's experts read, it tells
+    /// which experts will probably be asked for next.
+    pub next: Option<Matrix>,
+}
+
 impl Moe {
     /// `out = Σ weight · expert(x)` over the chosen experts, with `x` in the buffers' `x`.
     ///
@@ -24,11 +34,17 @@ impl Moe {
     ///
     /// # Errors
     /// The backend's, and the store's if an expert cannot be read.
-    pub fn forward(&self, cx: &mut Context<'_>, layer: LayerIdx, gate: Matrix, out: Buf) -> Result<()> {
+    pub fn forward(&self, cx: &mut Context<'_>, layer: LayerIdx, gates: Gates, out: Buf) -> Result<()> {
         let b = &mut *cx.backend;
-        b.matmul(self.buffers.x, &[(gate, self.logits)])?;
+        b.matmul(self.buffers.x, &[(gates.here, self.logits)])?;
         b.route(self.logits, &self.router, cx.routing)?;
-        let mut acquisition = cx.store.acquire(layer, cx.routing.chosen());
+        (cx.observer)(layer, cx.routing);
+        let mut acquisition = cx.store.acquire(layer, cx.routing.chosen(), cx.purpose);
+        if let (Some(expected), Some(next)) = (&mut cx.expected, gates.next) {
+            b.matmul(self.buffers.x, &[(next, self.logits)])?;
+            b.route(self.logits, &self.router, expected)?;
+            cx.store.prefetch(LayerIdx(layer.0 + 1), expected.chosen());
+        }
         while let Some(mut leases) = acquisition.next_ready()? {
             leases.sort_unstable_by_key(|lease| lease.expert());
             b.experts(&self.buffers, cx.routing, &leases)?;

@@ -30,8 +30,7 @@ pub struct Blueprint {
     pub context: usize,
     /// The experts of each layer that has any.
     pub experts: Vec<Option<ExpertLayer>>,
-    /// The scratch buffers.
-    pub buffers: Vec<BufShape>,
+    buffers: Vec<Scratch>,
     weights: Vec<Declared>,
 }
 
@@ -91,10 +90,19 @@ impl Blueprint {
         self.experts.iter().flatten().map(|l| l.expert_bytes() * l.experts.len() as u64).sum()
     }
 
-    /// Bytes of the scratch buffers.
-    pub fn scratch_bytes(&self) -> u64 {
+    /// The scratch buffers for chunks of this many tokens.
+    pub fn buffers(&self, chunk: usize) -> Vec<BufShape> {
+        let shape = |b: &Scratch| BufShape { rows: b.rows.unwrap_or(chunk), width: b.width };
+        self.buffers.iter().map(shape).collect()
+    }
+
+    /// Bytes of the scratch memory for chunks of this many tokens: the buffers, and a quantised copy of what a product
+    /// reads, which is less than the widest of them.
+    pub fn scratch_bytes(&self, chunk: usize) -> u64 {
         let bytes = |b: &BufShape| (b.rows as u64).saturating_mul(b.width as u64).saturating_mul(4);
-        self.buffers.iter().map(bytes).fold(0, u64::saturating_add)
+        let buffers = self.buffers(chunk);
+        let widest = buffers.iter().map(bytes).max().unwrap_or(0);
+        buffers.iter().map(bytes).fold(widest / 3, u64::saturating_add)
     }
 
     /// Reads the dense weights and gives them to the backend. `progress` is told of each tensor's bytes.
@@ -141,25 +149,30 @@ impl Blueprint {
     }
 }
 
+/// A declared buffer.
+struct Scratch {
+    /// As many as a chunk has tokens, if not given.
+    rows: Option<usize>,
+    width: usize,
+}
+
 /// Takes a family's declarations.
 pub struct Builder<'a> {
     file: &'a ModelFile,
-    max_rows: usize,
     weights: Vec<Declared>,
     matrices: usize,
     vectors: usize,
-    buffers: Vec<BufShape>,
+    buffers: Vec<Scratch>,
     experts: Vec<Option<ExpertLayer>>,
     /// The names of all tensors asked for.
     declared: HashSet<&'a str>,
 }
 
 impl<'a> Builder<'a> {
-    /// A builder for a model in `file` that computes at most `max_rows` tokens at once.
-    pub fn new(file: &'a ModelFile, max_rows: usize) -> Builder<'a> {
+    /// A builder for a model in `file`.
+    pub fn new(file: &'a ModelFile) -> Builder<'a> {
         Builder {
             file,
-            max_rows,
             weights: Vec::new(),
             matrices: 0,
             vectors: 0,
@@ -219,13 +232,18 @@ impl<'a> Builder<'a> {
 
     /// A scratch buffer of `width` floats for each token of a batch.
     pub fn buffer(&mut self, width: usize) -> Buf {
-        self.buffer_of(BufShape { rows: self.max_rows, width })
+        self.declare(Scratch { rows: None, width })
     }
 
     /// A scratch buffer of a given shape.
     pub fn buffer_of(&mut self, shape: BufShape) -> Buf {
-        self.buffers.push(shape);
-        Buf { id: self.buffers.len() - 1, width: shape.width }
+        self.declare(Scratch { rows: Some(shape.rows), width: shape.width })
+    }
+
+    fn declare(&mut self, scratch: Scratch) -> Buf {
+        let width = scratch.width;
+        self.buffers.push(scratch);
+        Buf { id: self.buffers.len() - 1, width }
     }
 
     /// The routed experts of the next layer, as many as `router` has in each of the three tensors

@@ -47,7 +47,7 @@ pub trait Model: Send + Sync {
 ///
 /// # Errors
 /// If the family is unknown, or the file does not hold what the family needs.
-pub fn describe(file: &ModelFile, max_rows: usize) -> Result<Blueprint> {
+pub fn describe(file: &ModelFile) -> Result<Blueprint> {
     let name = file
         .metadata
         .str("general.architecture")
@@ -62,7 +62,7 @@ pub fn describe(file: &ModelFile, max_rows: usize) -> Result<Blueprint> {
         ))
     })?;
     let config = Config::new(file, name);
-    let mut builder = Builder::new(file, max_rows);
+    let mut builder = Builder::new(file);
     let model = (arch.describe)(&config, &mut builder)?;
     let context = config.count("context_length")?;
     builder.finish(model, context)

@@ -8,7 +8,7 @@ use crate::backend::{Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router
 use crate::blocks::Context;
 use crate::blocks::gqa::{Gqa, GqaWeights};
 use crate::blocks::head::Head;
-use crate::blocks::moe::Moe;
+use crate::blocks::moe::{Gates, Moe};
 use crate::blocks::rope::plain_frequencies;
 use crate::error::Result;
 use crate::session::Batch;
@@ -156,7 +156,8 @@ impl Model for Qwen3Moe {
             cx.backend.add(self.x, self.added)?;
 
             cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
-            self.moe.forward(cx, i, layer.router, self.added)?;
+            let next = self.layers.get(i.0 + 1).map(|layer| layer.router);
+            self.moe.forward(cx, i, Gates { here: layer.router, next }, self.added)?;
             cx.backend.add(self.x, self.added)?;
         }
         Ok(())

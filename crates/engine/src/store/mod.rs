@@ -1,22 +1,38 @@
 //! The expert store: hands out the weights of experts, wherever they are.
 //!
 //! Only the MoE block asks it for anything. It [acquires](ExpertStore::acquire) the experts that the router
-//! chose and computes with each batch of leases as it becomes ready; a lease keeps its expert in place until
-//! it is dropped. All experts are resident at present, so the first batch holds everything.
+//! chose and computes with each batch of leases as it becomes ready: those in memory at once, the others as they
+//! arrive from the drive. A lease keeps its expert in place until it is dropped. Experts live in slots that
+//! are allocated once; when all are taken, a [`Policy`] says who leaves. Where there are slots for all experts,
+//! they are all read at the start and nobody ever leaves.
 
-mod io;
+pub mod io;
+mod meters;
+pub mod policy;
+mod populate;
+pub(crate) mod probe;
+pub mod simulate;
+mod slots;
+pub mod trace;
 
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay_kernels::{DType, MatRef};
 use smallvec::SmallVec;
 
-pub use io::{ByteSource, FileSource};
+pub use io::{ByteSource, FileSource, IoMethod};
+pub use meters::Meters;
+pub use slots::{SlotClass, SlotClasses};
 
-use crate::error::Result;
-use crate::format::FileIdx;
-use crate::memory::{ALIGNMENT, Region, SharedBytes};
+use crate::error::{Error, Result};
+use crate::format::{FileIdx, ModelFile};
 use crate::{ExpertIdx, LayerIdx};
+use io::{OnDone, Priority, Read, ReadId, Reader};
+use policy::{Policy, PolicyKind};
+use populate::Populating;
+use slots::{Arena, Numbering, Placement};
 
 /// One stored matrix of an expert: what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,57 +85,436 @@ impl ExpertLayer {
     }
 }
 
-impl ExpertLayer {
-    /// Reads all experts into one region.
-    fn load(&self, source: &dyn ByteSource, progress: &mut dyn FnMut(u64)) -> Result<Vec<Arc<Slot>>> {
-        let stride = (self.expert_bytes() as usize).next_multiple_of(ALIGNMENT);
-        let mut region = Region::new(stride * self.experts.len())?;
-        let mut places = Vec::new();
-        for (i, ranges) in self.experts.iter().enumerate() {
-            let mut starts = [i * stride; 4];
-            for (part, range) in ranges.iter().enumerate() {
-                starts[part + 1] = starts[part] + range.len;
-                let to = &mut region[starts[part]..starts[part + 1]];
-                source.read_exact_at(range.file, range.offset, to)?;
-            }
-            progress(self.expert_bytes());
-            places.push(starts);
-        }
-        let region = Arc::new(region);
-        let part = |starts: &[usize; 4], part: usize| region.share(starts[part]..starts[part + 1]);
-        let slot = |s: &[usize; 4]| Slot { parts: self.parts, bytes: [part(s, 0), part(s, 1), part(s, 2)] };
-        Ok(places.iter().map(slot).map(Arc::new).collect())
-    }
+/// How a store works.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Slots of each class, in the order of [`SlotClasses::classes`].
+    pub slots: Vec<usize>,
+    /// How bytes are read.
+    pub io: IoMethod,
+    /// Who leaves when room is needed.
+    pub policy: PolicyKind,
+    /// How long the drive may be silent while somebody waits for it.
+    pub patience: Duration,
+}
+
+impl StoreOptions {
+    /// Drives that sleep need a few seconds to wake up.
+    pub const PATIENCE: Duration = Duration::from_secs(15);
 }
 
 /// Holds experts and hands them out.
 pub struct ExpertStore {
-    /// By layer; a layer without routed experts has none.
-    layers: Vec<Vec<Arc<Slot>>>,
+    shared: Arc<Shared>,
+    reader: Box<dyn Reader>,
+    populating: Populating,
+}
+
+/// What leases, acquisitions and the reader's threads share.
+struct Shared {
+    layers: Vec<Option<ExpertLayer>>,
+    /// Of the model's files, for messages.
+    paths: Vec<PathBuf>,
+    numbering: Numbering,
+    /// The class of each layer that has experts.
+    class_of_layer: Vec<Option<usize>>,
+    /// By class.
+    arenas: Vec<Arena>,
+    state: Mutex<State>,
+    patience: Duration,
+    /// Told when an expert has arrived, a read has failed or a slot is free.
+    changed: Condvar,
+}
+
+struct State {
+    /// By number.
+    experts: Vec<Residence>,
+    /// By class and slot.
+    slots: Vec<Vec<Slot>>,
+    /// By number: whether it was prefetched and not asked for since.
+    foreseen: Vec<bool>,
+    /// Slots without an expert, by class.
+    free: Vec<Vec<usize>>,
+    policy: Box<dyn Policy>,
+    /// The first failure of a read that nobody has been told of yet.
+    failures: Vec<(usize, Error)>,
+    /// Reads under way.
+    in_flight: usize,
+    /// When a read last ended, or the first one began.
+    last_news: Instant,
+    /// Since when there has been one under way.
+    busy_since: Instant,
+    meters: Meters,
+}
+
+impl State {
+    /// Reads are about to start.
+    fn reading(&mut self, reads: usize) {
+        if self.in_flight == 0 {
+            self.busy_since = Instant::now();
+            self.last_news = self.busy_since;
+        }
+        self.in_flight += reads;
+    }
+
+    /// A read has ended.
+    fn ended(&mut self) {
+        self.last_news = Instant::now();
+        self.in_flight -= 1;
+        if self.in_flight == 0 {
+            self.meters.read_seconds += self.busy_since.elapsed().as_secs_f64();
+        }
+    }
+}
+
+/// Where an expert is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Residence {
+    Drive,
+    /// On its way to a slot; `left` of its parts have not arrived.
+    Reading {
+        slot: usize,
+        left: usize,
+    },
+    Memory {
+        slot: usize,
+    },
+}
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    expert: Option<usize>,
+    /// Leases and acquisitions that need it to stay.
+    pins: usize,
 }
 
 impl ExpertStore {
-    /// Reads all experts of all layers. `progress` is told of the bytes of each expert as it is read.
+    /// Reserves the slots and opens the files. Nothing is read yet.
+    ///
+    /// # Errors
+    /// If memory cannot be reserved or the files cannot be opened as the I/O method wants.
+    pub fn new(
+        model: &ModelFile,
+        layers: Vec<Option<ExpertLayer>>,
+        classes: &SlotClasses,
+        options: &StoreOptions,
+    ) -> Result<ExpertStore> {
+        let paths = model.files.iter().map(|part| part.path.clone()).collect();
+        ExpertStore::with_reader(layers, paths, classes, options, |on_done| {
+            // Slots are not registered with the kernel: that would take all their pages at once, and they could
+            // not be given back.
+            io::open(model, options.io, &[], on_done)
+        })
+    }
+
+    /// A store over any source of bytes, read by a few threads.
+    ///
+    /// # Errors
+    /// If memory cannot be reserved or threads cannot be started.
+    pub fn over(
+        source: Arc<dyn ByteSource>,
+        layers: Vec<Option<ExpertLayer>>,
+        classes: &SlotClasses,
+        options: &StoreOptions,
+    ) -> Result<ExpertStore> {
+        let ranges = layers.iter().flatten().flat_map(|layer| layer.experts.iter().flatten());
+        let files = ranges.map(|range| range.file.0 + 1).max().unwrap_or(0);
+        let paths = (0..files).map(|file| source.path(FileIdx(file)).to_owned()).collect();
+        ExpertStore::with_reader(layers, paths, classes, options, |on_done| io::pool(source, 4, on_done))
+    }
+
+    /// A store that reads through `open`'s reader.
+    fn with_reader(
+        layers: Vec<Option<ExpertLayer>>,
+        paths: Vec<PathBuf>,
+        classes: &SlotClasses,
+        options: &StoreOptions,
+        open: impl FnOnce(OnDone) -> Result<Box<dyn Reader>>,
+    ) -> Result<ExpertStore> {
+        let arenas = classes.classes.iter().zip(&options.slots).map(|(c, &n)| Arena::new(c.bytes, n));
+        let numbering = Numbering::new(&layers);
+        let state = State {
+            experts: vec![Residence::Drive; numbering.count()],
+            foreseen: vec![false; numbering.count()],
+            slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
+            free: options.slots.iter().map(|&n| (0..n).rev().collect()).collect(),
+            policy: policy::make(options.policy, numbering.count()),
+            failures: Vec::new(),
+            in_flight: 0,
+            last_news: Instant::now(),
+            busy_since: Instant::now(),
+            meters: Meters::default(),
+        };
+        let shared = Arc::new(Shared {
+            numbering,
+            layers,
+            paths,
+            class_of_layer: classes.of_layer.clone(),
+            arenas: arenas.collect::<Result<_>>()?,
+            state: Mutex::new(state),
+            patience: options.patience,
+            changed: Condvar::new(),
+        });
+        // A reader that is left behind with a drive that does not answer keeps the memory it writes to.
+        let weak = Arc::downgrade(&shared);
+        let populating = Populating::start(shared.arenas.iter().map(|arena| Arc::clone(arena.region())));
+        let memory: Vec<_> = shared.arenas.iter().map(|arena| Arc::clone(arena.region())).collect();
+        let reader = open(Arc::new(move |id, result| {
+            let _ = &memory;
+            if let Some(shared) = weak.upgrade() {
+                shared.arrived(id, result);
+            }
+        }))?;
+        Ok(ExpertStore { shared, reader, populating })
+    }
+
+    /// Reads experts into free slots, in the order given, as long as there is room. `progress` is told of the bytes
+    /// of each.
     ///
     /// # Errors
     /// If reading fails.
-    pub fn load(
-        layers: &[Option<ExpertLayer>],
-        source: &dyn ByteSource,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<ExpertStore> {
-        let load = |layer: &Option<ExpertLayer>| match layer {
-            Some(layer) => layer.load(source, progress),
-            None => Ok(Vec::new()),
-        };
-        Ok(ExpertStore { layers: layers.iter().map(load).collect::<Result<_>>()? })
+    pub fn preload(&self, experts: impl Iterator<Item = usize>, progress: &mut dyn FnMut(u64)) -> Result<()> {
+        /// Enough to keep the drive busy while progress is told.
+        const AHEAD: usize = 32;
+        let mut wanted: Vec<usize> = experts.collect();
+        wanted.retain({
+            let state = self.shared.lock();
+            let mut room: Vec<usize> = state.free.iter().map(Vec::len).collect();
+            let mut absent: Vec<bool> = state.experts.iter().map(|&e| e == Residence::Drive).collect();
+            move |&expert| {
+                let class = self.shared.class(expert);
+                let fits = room[class] > 0 && std::mem::take(&mut absent[expert]);
+                room[class] -= usize::from(fits);
+                fits
+            }
+        });
+        for some in wanted.chunks(AHEAD) {
+            let mut acquisition = self.acquire_numbered(some.iter().copied(), Purpose::Preload);
+            while let Some(leases) = acquisition.next_ready()? {
+                for lease in leases {
+                    progress(self.shared.expert_bytes(lease.number));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the experts are, and where.
+    pub(crate) fn layers(&self) -> &[Option<ExpertLayer>] {
+        &self.shared.layers
+    }
+
+    /// The number of all experts, which [`preload`](Self::preload) and the heat are about.
+    pub fn experts(&self) -> usize {
+        self.shared.numbering.count()
+    }
+
+    /// Waits until the pages of all slots are there, so that what is measured afterwards is not disturbed.
+    pub fn settle(&self) {
+        self.populating.wait();
+    }
+
+    /// A new token begins.
+    pub fn tick(&self) {
+        self.shared.lock().policy.tick();
     }
 
     /// Asks for experts of a layer. Reading what is missing starts at once.
-    pub fn acquire(&self, layer: LayerIdx, experts: &[ExpertIdx]) -> Acquisition {
-        let slots = &self.layers[layer.0];
-        let lease = |&expert: &ExpertIdx| Lease { expert, slot: Arc::clone(&slots[expert.0 as usize]) };
-        Acquisition { ready: experts.iter().map(lease).collect() }
+    pub fn acquire(&self, layer: LayerIdx, experts: &[ExpertIdx], purpose: Purpose) -> Acquisition<'_> {
+        let first = self.shared.numbering.layer(layer.0).start;
+        self.acquire_numbered(experts.iter().map(|e| first + e.0 as usize), purpose)
+    }
+
+    /// Reads experts that a layer will probably ask for, while the drive has nothing else to do.
+    pub fn prefetch(&self, layer: LayerIdx, experts: &[ExpertIdx]) {
+        let first = self.shared.numbering.layer(layer.0).start;
+        let mut reads: SmallVec<[Read; 24]> = SmallVec::new();
+        let mut state = self.shared.lock();
+        for expert in experts.iter().map(|e| first + e.0 as usize) {
+            if state.experts[expert] == Residence::Drive {
+                let Some(slot) = self.shared.take_slot(&mut state, expert) else { break };
+                // Nobody waits for it, but a slot that is written to is no candidate to leave.
+                self.shared.unpin(&mut state, expert);
+                state.foreseen[expert] = true;
+                state.meters.prefetches += 1;
+                reads.extend(self.reads(expert, slot));
+            }
+        }
+        drop(state);
+        if !reads.is_empty() {
+            // SAFETY: a slot stays its expert's until the reads have ended, and the arenas outlive the reader.
+            unsafe { self.reader.submit(&reads, Priority::Prefetch) };
+        }
+    }
+
+    /// What has been counted so far.
+    pub fn meters(&self) -> Meters {
+        self.shared.lock().meters
+    }
+
+    /// How often experts are used, by number.
+    pub fn heat(&self) -> Vec<f32> {
+        self.shared.lock().policy.heat()
+    }
+
+    /// Starts with the heat of an earlier run.
+    pub fn warm(&self, heat: &[f32]) {
+        self.shared.lock().policy.warm(heat);
+    }
+
+    /// How bytes are read, for people.
+    pub fn io_description(&self) -> String {
+        self.reader.describe()
+    }
+
+    fn acquire_numbered(&self, experts: impl Iterator<Item = usize>, purpose: Purpose) -> Acquisition<'_> {
+        let mut acquisition = Acquisition {
+            store: self,
+            ready: Leases::new(),
+            reading: SmallVec::new(),
+            waiting: SmallVec::new(),
+            start: Instant::now(),
+        };
+        // What was only expected is now waited for.
+        let mut promoted: SmallVec<[ReadId; 24]> = SmallVec::new();
+        {
+            let mut state = self.shared.lock();
+            for expert in experts {
+                let hit = matches!(state.experts[expert], Residence::Memory { .. });
+                if purpose == Purpose::Token {
+                    state.policy.used(expert);
+                }
+                if purpose != Purpose::Preload {
+                    state.meters.count(hit, self.shared.expert_bytes(expert));
+                }
+                match state.experts[expert] {
+                    Residence::Memory { slot } => {
+                        state.slots[self.shared.class(expert)][slot].pins += 1;
+                        acquisition.ready.push(self.shared.lease(expert, slot));
+                    }
+                    Residence::Reading { slot, .. } => {
+                        state.slots[self.shared.class(expert)][slot].pins += 1;
+                        acquisition.reading.push(expert);
+                        promoted.extend((0..3).map(|part| ReadId((expert * 3 + part) as u64)));
+                    }
+                    Residence::Drive => acquisition.waiting.push(expert),
+                }
+                if std::mem::take(&mut state.foreseen[expert]) && state.experts[expert] != Residence::Drive {
+                    state.meters.prefetch_used += 1;
+                }
+            }
+            // The first that is taken is the last of the list.
+            acquisition.waiting.reverse();
+        }
+        if !promoted.is_empty() {
+            self.reader.promote(&promoted);
+        }
+        acquisition.start_reads();
+        acquisition
+    }
+}
+
+/// What experts are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A token, or one each of several conversations: what they use is worth keeping.
+    Token,
+    /// A chunk of a prompt, which needs nearly all experts once: it passes through without changing what is kept.
+    Prompt,
+    /// To have them there.
+    Preload,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is sound at every moment somebody could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn class(&self, expert: usize) -> usize {
+        let (layer, _) = self.numbering.place(expert);
+        self.class_of_layer[layer].expect("a layer with experts has a class")
+    }
+
+    fn ranges(&self, expert: usize) -> &[ByteRange; 3] {
+        let (layer, index) = self.numbering.place(expert);
+        &self.layers[layer].as_ref().expect("it has experts").experts[index]
+    }
+
+    fn expert_bytes(&self, expert: usize) -> u64 {
+        self.ranges(expert).iter().map(|r| r.len as u64).sum()
+    }
+
+    fn lease(self: &Arc<Self>, expert: usize, slot: usize) -> Lease {
+        Lease { shared: Arc::clone(self), number: expert, slot }
+    }
+
+    /// A slot for an expert: a free one, or that of an expert who leaves. The slot is pinned once.
+    fn take_slot(&self, state: &mut State, expert: usize) -> Option<usize> {
+        let class = self.class(expert);
+        let slot = match state.free[class].pop() {
+            Some(slot) => slot,
+            None => {
+                let State { slots, experts, policy, .. } = state;
+                let resident = |slot: &Slot| {
+                    let expert = slot.expert.filter(|_| slot.pins == 0)?;
+                    matches!(experts[expert], Residence::Memory { .. }).then_some(expert)
+                };
+                let mut candidates = slots[class].iter().filter_map(resident).peekable();
+                candidates.peek()?;
+                let leaves = policy.victim(&mut candidates);
+                let Residence::Memory { slot } = experts[leaves] else { unreachable!("it was a candidate") };
+                experts[leaves] = Residence::Drive;
+                slot
+            }
+        };
+        state.slots[class][slot] = Slot { expert: Some(expert), pins: 1 };
+        state.experts[expert] = Residence::Reading { slot, left: 3 };
+        // An earlier failure that nobody waited for says nothing about this read.
+        state.failures.retain(|(failed, _)| *failed != expert);
+        state.reading(3);
+        Some(slot)
+    }
+
+    /// A read has ended.
+    fn arrived(&self, id: ReadId, result: Result<()>) {
+        let (expert, part) = (id.0 as usize / 3, id.0 as usize % 3);
+        let mut state = self.lock();
+        state.ended();
+        let Residence::Reading { slot, left } = state.experts[expert] else {
+            unreachable!("an expert is read until all its parts have arrived")
+        };
+        match result {
+            Ok(()) => state.meters.bytes_read += self.ranges(expert)[part].len as u64,
+            Err(error) => state.failures.push((expert, error)),
+        }
+        state.experts[expert] = match left {
+            1 if state.failures.iter().any(|(failed, _)| *failed == expert) => {
+                // The slot stays pinned by those who wait for the expert; they learn of the failure.
+                Residence::Drive
+            }
+            1 => Residence::Memory { slot },
+            _ => Residence::Reading { slot, left: left - 1 },
+        };
+        if left == 1 {
+            if state.experts[expert] == Residence::Drive {
+                let class = self.class(expert);
+                state.slots[class][slot] = Slot::default();
+                state.free[class].push(slot);
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Takes one pin off a slot.
+    fn unpin(&self, state: &mut State, expert: usize) {
+        let (Residence::Memory { slot } | Residence::Reading { slot, .. }) = state.experts[expert] else {
+            // Its read failed, and the slot went with it.
+            return;
+        };
+        state.slots[self.class(expert)][slot].pins -= 1;
     }
 }
 
@@ -127,46 +522,191 @@ impl ExpertStore {
 pub type Leases = SmallVec<[Lease; 16]>;
 
 /// Experts that were asked for and not yet taken.
-pub struct Acquisition {
+pub struct Acquisition<'a> {
+    store: &'a ExpertStore,
     ready: Leases,
+    /// Pinned and on their way.
+    reading: SmallVec<[usize; 16]>,
+    /// Without a slot yet, the next one last.
+    waiting: SmallVec<[usize; 16]>,
+    start: Instant,
 }
 
-impl Acquisition {
+impl Acquisition<'_> {
     /// The experts that have become available since the last call, at least one; waits if there is none
     /// yet. `None` when all have been handed out.
     ///
-    /// The order in which experts come is not fixed: a result must not depend on it.
+    /// The order in which experts come is not fixed: a result must not depend on it. Leases that are kept for
+    /// longer than to the next call take slots away that other experts may need.
     ///
     /// # Errors
-    /// If reading one of them failed.
+    /// If reading one of them failed, or the drive does not answer.
     pub fn next_ready(&mut self) -> Result<Option<Leases>> {
-        let ready = std::mem::take(&mut self.ready);
-        Ok((!ready.is_empty()).then_some(ready))
+        if !self.ready.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.ready)));
+        }
+        let shared = &self.store.shared;
+        let start = Instant::now();
+        let mut state;
+        let ready = loop {
+            // The last batch has given its slots back, and reads that have ended may leave some, too.
+            self.start_reads();
+            if self.reading.is_empty() && self.waiting.is_empty() {
+                return Ok(None);
+            }
+            state = shared.lock();
+            if let Some(error) = self.failure(&mut state) {
+                return Err(error);
+            }
+            let ready = self.arrivals(&state);
+            if !ready.is_empty() {
+                break ready;
+            }
+            if state.in_flight == 0 {
+                return Err(Error::Backend(
+                    "no slot is left for an expert: all are leased, which is a defect of the caller".into(),
+                ));
+            }
+            let silent = state.last_news.max(start).elapsed();
+            if silent > shared.patience {
+                return Err(self.stalled(silent));
+            }
+            let limit = shared.patience - silent + Duration::from_millis(1);
+            drop(shared.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner));
+        };
+        let waited = start.elapsed();
+        state.meters.wait_seconds += waited.as_secs_f64();
+        drop(state);
+        Ok(Some(ready))
+    }
+
+    /// Starts reading as many of the waiting experts as there is room for.
+    fn start_reads(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let shared = &self.store.shared;
+        let mut reads: SmallVec<[Read; 24]> = SmallVec::new();
+        let mut state = shared.lock();
+        while let Some(&expert) = self.waiting.last() {
+            // Somebody else's read of it may have ended meanwhile.
+            match state.experts[expert] {
+                Residence::Drive => {
+                    let Some(slot) = shared.take_slot(&mut state, expert) else { break };
+                    reads.extend(self.store.reads(expert, slot));
+                }
+                Residence::Reading { slot, .. } | Residence::Memory { slot } => {
+                    state.slots[shared.class(expert)][slot].pins += 1;
+                }
+            }
+            self.waiting.pop();
+            self.reading.push(expert);
+        }
+        drop(state);
+        if !reads.is_empty() {
+            // SAFETY: the slots are pinned until their reads have ended, and the arenas outlive the reader.
+            unsafe { self.store.reader.submit(&reads, Priority::Demand) };
+        }
+    }
+
+    /// Leases for those that have arrived.
+    fn arrivals(&mut self, state: &State) -> Leases {
+        let mut ready = Leases::new();
+        let shared = &self.store.shared;
+        self.reading.retain(|expert| {
+            let Residence::Memory { slot } = state.experts[*expert] else { return true };
+            ready.push(shared.lease(*expert, slot));
+            false
+        });
+        ready
+    }
+
+    /// Why one of those that are waited for cannot come.
+    fn failure(&mut self, state: &mut State) -> Option<Error> {
+        let lost = self.reading.iter().position(|&e| state.experts[e] == Residence::Drive)?;
+        let lost = self.reading.remove(lost);
+        let at = state.failures.iter().position(|(expert, _)| *expert == lost)?;
+        let (_, error) = state.failures.swap_remove(at);
+        state.failures.retain(|(expert, _)| *expert != lost);
+        Some(error)
+    }
+
+    fn stalled(&self, silent: Duration) -> Error {
+        let shared = &self.store.shared;
+        let expert = self.reading.first().or(self.waiting.last()).expect("somebody is waited for");
+        let range = shared.ranges(*expert)[0];
+        Error::io(
+            &shared.paths[range.file.0],
+            format!("cannot read {} bytes at offset {}", range.len, range.offset),
+            std::io::Error::new(
+                std::io::ErrorKind::TimedOut,
+                format!("the drive has not answered for {:.0} seconds", silent.as_secs_f64()),
+            ),
+        )
+    }
+}
+
+impl Drop for Acquisition<'_> {
+    fn drop(&mut self) {
+        let shared = &self.store.shared;
+        let mut state = shared.lock();
+        state.meters.expert_seconds += self.start.elapsed().as_secs_f64();
+        for &expert in &self.reading {
+            shared.unpin(&mut state, expert);
+        }
+    }
+}
+
+impl ExpertStore {
+    /// The reads that bring an expert into a slot.
+    fn reads(&self, expert: usize, slot: usize) -> impl Iterator<Item = Read> {
+        let ranges = self.shared.ranges(expert);
+        let start = self.shared.arenas[self.shared.class(expert)].slot(slot);
+        let extents = Placement::new(ranges).extents;
+        (0..3).map(move |part| {
+            let extent = &extents[part];
+            Read {
+                id: ReadId((expert * 3 + part) as u64),
+                file: ranges[part].file,
+                offset: extent.offset,
+                to: start.wrapping_add(extent.place),
+                len: extent.len,
+                needed: extent.lead + extent.part,
+            }
+        })
     }
 }
 
 /// An expert that stays in place while the lease lives.
 pub struct Lease {
-    expert: ExpertIdx,
-    slot: Arc<Slot>,
+    shared: Arc<Shared>,
+    number: usize,
+    slot: usize,
 }
 
 impl Lease {
     /// Which expert of the layer it is.
     pub fn expert(&self) -> ExpertIdx {
-        self.expert
+        ExpertIdx(self.shared.numbering.place(self.number).1 as u32)
     }
 
     /// One matrix of the expert.
     pub fn part(&self, part: ExpertPart) -> MatRef<'_> {
+        let (layer, index) = self.shared.numbering.place(self.number);
+        let layer = self.shared.layers[layer].as_ref().expect("it has experts");
         let part = part as usize;
-        let PartShape { dtype, rows, cols } = self.slot.parts[part];
-        MatRef::new(dtype, rows, cols, &self.slot.bytes[part])
+        let extent = Placement::new(&layer.experts[index]).extents[part];
+        let arena = &self.shared.arenas[self.shared.class(self.number)];
+        // SAFETY: the expert was read to the slot by this placement, and the lease pins it: nobody writes.
+        let bytes = unsafe { arena.part(self.slot, &extent) };
+        let PartShape { dtype, rows, cols } = layer.parts[part];
+        MatRef::new(dtype, rows, cols, bytes)
     }
 }
 
-/// The memory of one expert.
-struct Slot {
-    parts: [PartShape; 3],
-    bytes: [SharedBytes; 3],
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        self.shared.unpin(&mut state, self.number);
+    }
 }

@@ -24,22 +24,37 @@ impl dyn ByteSource + '_ {
     /// # Errors
     /// Names the file and the offset at which reading failed or the file ended.
     pub fn read_exact_at(&self, file: FileIdx, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        let (asked, mut done) = (buffer.len(), 0);
-        while done < asked {
+        self.read_at_least(file, offset, buffer, buffer.len())
+    }
+
+    /// Fills at least the first `needed` bytes of `buffer` from `offset` on; what follows them may be filled too.
+    ///
+    /// # Errors
+    /// Names the file and the offset at which reading failed or the file ended.
+    pub fn read_at_least(&self, file: FileIdx, offset: u64, buffer: &mut [u8], needed: usize) -> Result<()> {
+        let mut done = 0;
+        while done < needed {
             let at = offset + done as u64;
-            let doing = || format!("cannot read {} bytes at offset {at}", asked - done);
+            let failed = |e| Err(cannot_read(self.path(file), at, needed - done, e));
             match self.read_at(file, at, &mut buffer[done..]) {
-                Ok(0) => {
-                    let end = io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before them");
-                    return Err(Error::io(self.path(file), doing(), end));
-                }
+                Ok(0) => return failed(ends_early()),
                 Ok(n) => done += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(Error::io(self.path(file), doing(), e)),
+                Err(e) => return failed(e),
             }
         }
         Ok(())
     }
+}
+
+/// Why `missing` bytes did not come.
+pub(super) fn cannot_read(path: &Path, offset: u64, missing: usize, reason: io::Error) -> Error {
+    Error::io(path, format!("cannot read {missing} bytes at offset {offset}"), reason)
+}
+
+/// The reason when a file has fewer bytes than its directory promises.
+pub(super) fn ends_early() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before them")
 }
 
 /// The files of a model, read with `pread`.
@@ -60,22 +75,37 @@ impl FileSource {
         });
         Ok(FileSource { files: files.collect::<Result<_>>()? })
     }
+
+    /// Takes what was read out of the page cache, where the system allows it: weights are kept in memory of our own.
+    pub fn forget(&self) {
+        for (_, file) in &self.files {
+            if let Ok(metadata) = file.metadata() {
+                super::direct::forget(file, metadata.len());
+            }
+        }
+    }
 }
 
 impl ByteSource for FileSource {
-    #[cfg(unix)]
     fn read_at(&self, file: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        std::os::unix::fs::FileExt::read_at(&self.files[file.0].1, buffer, offset)
-    }
-
-    #[cfg(windows)]
-    fn read_at(&self, file: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        std::os::windows::fs::FileExt::seek_read(&self.files[file.0].1, buffer, offset)
+        read_file_at(&self.files[file.0].1, offset, buffer)
     }
 
     fn path(&self, file: FileIdx) -> &Path {
         &self.files[file.0].0
     }
+}
+
+/// Reads at a place of the caller's, on any thread.
+#[cfg(unix)]
+pub(super) fn read_file_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, buffer, offset)
+}
+
+/// Reads at a place of the caller's, on any thread.
+#[cfg(windows)]
+pub(super) fn read_file_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, buffer, offset)
 }
 
 #[cfg(test)]

@@ -1,0 +1,203 @@
+//! `forebay simulate`: how well caches of experts would have served a recorded conversation.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use forebay_engine::Bytes;
+use forebay_engine::store::policy::{self, PolicyKind};
+use forebay_engine::store::simulate::{Hits, Workload};
+use forebay_engine::store::trace::{Phase, RoutedLayer, Trace};
+use serde_json::{Map, Value, json};
+
+use crate::args::at_least_one;
+use crate::output::print;
+use crate::progress::Progress;
+
+/// Find out how many experts would have been in memory when they were needed
+///
+/// Plays recorded routing against caches that hold some per cent of all experts, and prints the share of experts that
+/// the tokens of the answers found there: for each eviction policy, for the best set of experts that never changes
+/// ("fixed": the most used ones, known in hindsight and resident from the start) and for Belady's rule ("belady": evict
+/// what is needed again latest), which knows the future and cannot be beaten.
+///
+/// Several traces of one model are played one after another into the same cache, as conversations that follow each
+/// other. Prompts fill free slots and do not count. A cache has at least the slots that one layer needs at once.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  forebay trace -p 'Tell me a story about a cat.' --out cat.trace
+  forebay simulate cat.trace
+  forebay simulate cat.trace dog.trace --slots 10,25
+  forebay simulate cat.trace --json | jq '.budgets[].hit_rate.forecast'")]
+pub struct SimulateArgs {
+    /// Traces made by `forebay trace`
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// Sizes of caches, in per cent of all experts
+    #[arg(long, value_name = "PERCENTS", value_delimiter = ',', default_value = "5,10,20,30,50", value_parser = percent)]
+    slots: Vec<usize>,
+    /// Print one JSON object: the model's numbers, tokens, and for each budget the hit rates
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &SimulateArgs) -> Result<ExitCode> {
+    let played = Played::read(&args.traces)?;
+    let bar = Progress::simulating(args.slots.len() * COLUMNS.len());
+    let rows: Vec<Row> = args.slots.iter().map(|&percent| played.row(percent, &bar)).collect();
+    drop(bar);
+    print(&if args.json { format!("{:#}\n", played.json(&rows)) } else { played.table(&rows) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is compared.
+#[derive(Clone, Copy)]
+enum Column {
+    Policy(PolicyKind),
+    Fixed,
+    Belady,
+}
+
+const COLUMNS: [Column; PolicyKind::ALL.len() + 2] = {
+    let mut columns = [Column::Belady; PolicyKind::ALL.len() + 2];
+    let mut i = 0;
+    while i < PolicyKind::ALL.len() {
+        columns[i] = Column::Policy(PolicyKind::ALL[i]);
+        i += 1;
+    }
+    columns[i] = Column::Fixed;
+    columns
+};
+
+impl Column {
+    fn name(self) -> &'static str {
+        match self {
+            Column::Policy(kind) => kind.name(),
+            Column::Fixed => "fixed",
+            Column::Belady => "belady",
+        }
+    }
+
+    fn play(self, workload: &Workload, slots: usize) -> Hits {
+        match self {
+            Column::Policy(kind) => workload.play(slots, &mut *policy::make(kind, workload.experts())),
+            Column::Fixed => workload.best_fixed_set(slots),
+            Column::Belady => workload.belady(slots),
+        }
+    }
+}
+
+/// One budget and what each column hits with it.
+struct Row {
+    percent: usize,
+    slots: usize,
+    rates: [f64; COLUMNS.len()],
+}
+
+/// The traces, and what they ask for.
+struct Played {
+    layers: Vec<RoutedLayer>,
+    prompt: usize,
+    answer: usize,
+    workload: Workload,
+}
+
+impl Played {
+    fn read(paths: &[PathBuf]) -> Result<Played> {
+        let mut played: Option<Played> = None;
+        for path in paths {
+            let trace = Trace::read(path)?;
+            let played = played.get_or_insert_with(|| Played::new(trace.layers()));
+            if trace.layers() != played.layers {
+                let (one, other) = (paths[0].display(), path.display());
+                bail!("{one} and {other} are traces of different models: simulate each for itself");
+            }
+            played.prompt += trace.tokens(Phase::Prompt);
+            played.answer += trace.tokens(Phase::Answer);
+            played.workload.append(&trace);
+        }
+        match played {
+            Some(played) if played.answer > 0 => Ok(played),
+            _ => bail!(
+                "the traces hold no token of an answer, so there is nothing to hit: record with -n 2 or more"
+            ),
+        }
+    }
+
+    fn new(layers: &[RoutedLayer]) -> Played {
+        let experts = layers.iter().map(|l| l.experts).sum();
+        Played { layers: layers.to_vec(), prompt: 0, answer: 0, workload: Workload::new(experts) }
+    }
+
+    fn row(&self, percent: usize, bar: &Progress) -> Row {
+        let slots = (self.workload.experts() * percent).div_ceil(100).max(self.workload.least_slots());
+        let rates = COLUMNS.map(|column| {
+            bar.say(format!("{}, {percent} %", column.name()));
+            let rate = column.play(&self.workload, slots).rate();
+            bar.add(1);
+            rate
+        });
+        Row { percent, slots, rates }
+    }
+
+    /// Bytes of so many experts of average size.
+    fn bytes(&self, slots: usize) -> u64 {
+        let all: u128 = self.layers.iter().map(|l| u128::from(l.expert_bytes) * l.experts as u128).sum();
+        u64::try_from(all * slots as u128 / self.workload.experts() as u128).unwrap_or(u64::MAX)
+    }
+
+    /// Experts that a token uses.
+    fn used(&self) -> usize {
+        self.layers.iter().map(|l| l.used).sum()
+    }
+
+    fn table(&self, rows: &[Row]) -> String {
+        let (experts, used) = (self.workload.experts(), self.used());
+        let mut text = format!(
+            "{experts} experts, {}; a token uses {used}. Tokens read {}, written {}.\n\n",
+            Bytes(self.bytes(experts)),
+            self.prompt,
+            self.answer
+        );
+        let names: String = COLUMNS.iter().map(|c| format!(" {:>9} |", c.name())).collect();
+        text += &format!("| budget | slots |    memory |{names}\n");
+        text += &format!("|-------:|------:|----------:|{}\n", "----------:|".repeat(COLUMNS.len()));
+        for Row { percent, slots, rates } in rows {
+            let rates: String = rates.iter().map(|rate| format!(" {:>7.1} % |", rate * 100.0)).collect();
+            let memory = Bytes(self.bytes(*slots)).to_string();
+            text += &format!("| {percent:>4} % | {slots:>5} | {memory:>9} |{rates}\n");
+        }
+        text
+    }
+
+    fn json(&self, rows: &[Row]) -> Value {
+        let budget = |row: &Row| {
+            let rates: Map<String, Value> =
+                COLUMNS.iter().zip(row.rates).map(|(c, rate)| (c.name().to_owned(), rate.into())).collect();
+            json!({
+                "percent": row.percent,
+                "slots": row.slots,
+                "bytes": self.bytes(row.slots),
+                "hit_rate": rates,
+            })
+        };
+        json!({
+            "experts": self.workload.experts(),
+            "experts_per_token": self.used(),
+            "expert_bytes": self.bytes(self.workload.experts()),
+            "prompt_tokens": self.prompt,
+            "answer_tokens": self.answer,
+            "budgets": rows.iter().map(budget).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn percent(s: &str) -> Result<usize> {
+    match at_least_one(s)? {
+        percent if percent > 100 => bail!("a cache holds at most 100 per cent"),
+        percent => Ok(percent),
+    }
+}

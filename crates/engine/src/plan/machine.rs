@@ -1,0 +1,143 @@
+//! What memory there is: the machine's, the control group's, the process's.
+
+use std::fs;
+use std::path::Path;
+
+/// Memory at this moment, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// What can be had without swapping, within the control group's limits; `None` where the system does not tell.
+    pub available: Option<u64>,
+    /// What the process has resident.
+    pub resident: u64,
+}
+
+impl Machine {
+    /// Looks.
+    pub fn now() -> Machine {
+        Machine { available: available(Path::new("/")), resident: resident() }
+    }
+}
+
+/// The smallest of what the machine and each control group above the process have left.
+fn available(root: &Path) -> Option<u64> {
+    let machine = read(root, "proc/meminfo").and_then(|info| mem_available(&info));
+    let groups = read(root, "proc/self/cgroup").map_or_else(Vec::new, |groups| limits(root, &groups));
+    machine.into_iter().chain(groups).min()
+}
+
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// What the memory controllers that `/proc/self/cgroup` names leave, from the process's group up to the root. In a
+/// container the path may be that of the host, of which only the root is to be seen.
+fn limits(root: &Path, groups: &str) -> Vec<u64> {
+    let mut left = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (mount, limit, usage, cache) = if controllers.is_empty() {
+            ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file ")
+        } else if controllers.split(',').any(|c| c == "memory") {
+            ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
+        } else {
+            continue;
+        };
+        let mount = root.join(mount);
+        let mut folder = mount.join(path.trim_start_matches('/'));
+        loop {
+            let number = |name: &str| read(&folder, name)?.trim().parse::<u64>().ok();
+            if let (Some(limit), Some(usage)) = (number(limit), number(usage)) {
+                // Cached files leave when the memory is needed, so they are no part of the usage.
+                let cached = read(&folder, "memory.stat")
+                    .and_then(|stat| stat.lines().find_map(|l| l.strip_prefix(cache)?.parse().ok()))
+                    .unwrap_or(0);
+                left.push(limit.saturating_sub(usage.saturating_sub(cached)));
+            }
+            if folder == mount || !folder.pop() {
+                break;
+            }
+        }
+    }
+    left
+}
+
+fn read(folder: &Path, name: &str) -> Option<String> {
+    fs::read_to_string(folder.join(name)).ok()
+}
+
+/// The process's resident memory.
+fn resident() -> u64 {
+    let kib = || {
+        let status = fs::read_to_string("/proc/self/status").ok()?;
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    };
+    kib().unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(files: &[(&str, &str)]) -> Option<u64> {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        available(root.path())
+    }
+
+    const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n");
+
+    #[test]
+    fn without_groups_it_is_the_machines() {
+        assert_eq!(machine(&[MEMINFO]), Some(4000 << 10));
+        assert_eq!(machine(&[]), None);
+    }
+
+    #[test]
+    fn the_tightest_group_of_version_1_counts_without_its_cache() {
+        let files = [
+            MEMINFO,
+            ("proc/self/cgroup", "5:cpu:/x\n4:cpuset,memory:/a/b\n"),
+            ("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "5\n"),
+            ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1000000\n"),
+            ("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "600000\n"),
+            ("sys/fs/cgroup/memory/a/memory.stat", "cache 9\ntotal_inactive_file 500000\n"),
+        ];
+        assert_eq!(machine(&files), Some(900_000));
+    }
+
+    #[test]
+    fn version_2_has_no_number_where_there_is_no_limit() {
+        let mut files = vec![
+            MEMINFO,
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "5\n"),
+        ];
+        assert_eq!(machine(&files), Some(4000 << 10));
+        files.push(("sys/fs/cgroup/a/memory.max", "70000\n"));
+        files.push(("sys/fs/cgroup/a/memory.current", "20000\n"));
+        assert_eq!(machine(&files), Some(50_000));
+    }
+
+    /// In a container the path may be that of the host.
+    #[test]
+    fn a_path_that_is_not_there_leads_to_the_root_group() {
+        let files = [
+            MEMINFO,
+            ("proc/self/cgroup", "0::/host/path\n"),
+            ("sys/fs/cgroup/memory.max", "30000\n"),
+            ("sys/fs/cgroup/memory.current", "10000\n"),
+        ];
+        assert_eq!(machine(&files), Some(20_000));
+    }
+}

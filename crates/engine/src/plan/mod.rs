@@ -1,0 +1,264 @@
+//! The memory plan: what a model needs and where it goes, known before any weight is read.
+
+mod machine;
+
+pub use machine::Machine;
+
+use crate::backend::{KvShape, Precision};
+use crate::error::{Bytes, Error, Result};
+use crate::models::Blueprint;
+use crate::store::SlotClasses;
+
+/// Tokens computed together when a prompt is read and memory is no concern.
+const CHUNK: usize = 512;
+
+/// When experts are streamed, a chunk is one pass over the drive, so chunks are as large as this if memory allows.
+const STREAMED_CHUNK: usize = 2048;
+
+/// Smaller chunks would read experts for a few tokens each.
+const LEAST_CHUNK: usize = 32;
+
+/// Positions of attention memory come in pages of this many.
+const PAGE: u64 = forebay_kernels::KEY_BLOCK as u64;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    /// Tokens of a conversation.
+    pub context: usize,
+    /// How products are computed, which says how large keys and values are.
+    pub precision: Precision,
+    /// Tokens computed together when a prompt is read; by default what the memory allows.
+    pub chunk: Option<usize>,
+    /// What the process may use; by default what is available less a margin.
+    pub memory: Option<u64>,
+    /// What expert slots may use; by default what is left.
+    pub expert_memory: Option<ExpertMemory>,
+}
+
+/// A limit for expert slots.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertMemory {
+    /// In bytes.
+    Bytes(u64),
+    /// In percent of all experts.
+    Percent(f64),
+}
+
+/// Bytes by purpose, and what they are divided into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What the process may use. The largest number where nobody knows.
+    pub budget: u64,
+    /// Dense weights: attention, norms, routers, embeddings.
+    pub dense: u64,
+    /// Keys and values of one conversation that fills its context.
+    pub kv: u64,
+    /// Buffers of the forward pass.
+    pub scratch: u64,
+    /// The process besides: program, tokenizer, tables of the file, stacks, and room to move.
+    pub process: u64,
+    /// Expert slots.
+    pub slot_bytes: u64,
+    /// Slots of each class.
+    pub slots: Vec<usize>,
+    /// What slots for all experts would take.
+    pub experts: u64,
+    /// The number of all experts.
+    pub expert_count: usize,
+    /// Tokens that are computed together when a prompt is read.
+    pub chunk: usize,
+    /// Tokens of a conversation.
+    pub context: usize,
+}
+
+impl Plan {
+    /// Divides the memory.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if it does not hold the fixed part and the experts that a token uses in one layer.
+    pub fn new(
+        blueprint: &Blueprint,
+        classes: &SlotClasses,
+        wishes: &Wishes,
+        machine: &Machine,
+    ) -> Result<Plan> {
+        let budget = match (wishes.memory, machine.available) {
+            (Some(memory), _) => memory,
+            (None, Some(available)) => machine.resident + available.saturating_sub(margin(available)),
+            (None, None) => u64::MAX,
+        };
+        let positions = (wishes.context as u64).next_multiple_of(PAGE);
+        let mut plan = Plan {
+            budget,
+            dense: blueprint.dense_bytes(),
+            kv: position_bytes(blueprint, wishes.precision).saturating_mul(positions),
+            scratch: 0,
+            process: machine.resident + headroom(budget),
+            slot_bytes: 0,
+            slots: Vec::new(),
+            experts: classes.all_bytes(),
+            expert_count: classes.classes.iter().map(|c| c.experts).sum(),
+            chunk: 0,
+            context: wishes.context,
+        };
+        let limit = match wishes.expert_memory {
+            None => u64::MAX,
+            Some(ExpertMemory::Bytes(bytes)) => bytes,
+            Some(ExpertMemory::Percent(percent)) => (plan.experts as f64 * percent / 100.0) as u64,
+        };
+        let everything = plan.experts <= limit && {
+            plan.choose_chunk(blueprint, wishes.chunk.unwrap_or(CHUNK));
+            plan.fixed().saturating_add(plan.experts) <= budget
+        };
+        if !everything {
+            let chunk = match wishes.chunk {
+                Some(chunk) => chunk,
+                // Up to an eighth of the memory goes to scratch.
+                None => (0..)
+                    .map(|halvings| STREAMED_CHUNK >> halvings)
+                    .find(|&c| c <= LEAST_CHUNK || blueprint.scratch_bytes(c) <= budget / 8)
+                    .expect("the numbers end below the least"),
+            };
+            plan.choose_chunk(blueprint, chunk.min(wishes.context));
+        }
+        let room = budget.saturating_sub(plan.fixed()).min(limit);
+        match classes.divide(room) {
+            Some(slots) if plan.fixed() <= budget => {
+                plan.slot_bytes = classes.bytes(&slots);
+                plan.slots = slots;
+                Ok(plan)
+            }
+            _ => Err(plan.refusal(classes.bytes(&classes.least()), limit)),
+        }
+    }
+
+    /// All of it. A sum beyond any memory stays at the largest number.
+    pub fn total(&self) -> u64 {
+        self.fixed().saturating_add(self.slot_bytes)
+    }
+
+    /// All but the expert slots.
+    pub fn fixed(&self) -> u64 {
+        [self.kv, self.scratch, self.process].into_iter().fold(self.dense, u64::saturating_add)
+    }
+
+    /// Whether there is a slot for every expert.
+    pub fn holds_all_experts(&self) -> bool {
+        self.slots.iter().sum::<usize>() == self.expert_count
+    }
+
+    fn choose_chunk(&mut self, blueprint: &Blueprint, chunk: usize) {
+        self.chunk = chunk;
+        self.scratch = blueprint.scratch_bytes(chunk);
+    }
+
+    fn refusal(&self, least: u64, limit: u64) -> Error {
+        let what = format!(
+            "dense weights {}, context of {} tokens {}, scratch {}, the program itself {}, the experts that a \
+             token uses in one layer {}",
+            Bytes(self.dense),
+            self.context,
+            Bytes(self.kv),
+            Bytes(self.scratch),
+            Bytes(self.process),
+            Bytes(least)
+        );
+        if least > limit && self.fixed().saturating_add(least) <= self.budget {
+            let remedy = format!("raise --expert-memory to at least {}", Bytes(least));
+            return Error::Budget { need: least, have: limit, what, remedy };
+        }
+        let need = self.fixed().saturating_add(least);
+        let remedy = if need - self.kv <= self.budget {
+            "ask for a shorter context with --ctx, or for more memory with --memory"
+        } else {
+            "give it more memory with --memory, or use a smaller model"
+        };
+        Error::Budget { need, have: self.budget, what, remedy: remedy.into() }
+    }
+}
+
+/// What is left to the rest of the machine when nobody says how much memory to use.
+fn margin(available: u64) -> u64 {
+    (available / 16).clamp(64 << 20, 2 << 30)
+}
+
+/// Room for what cannot be counted beforehand: stacks, the allocator's gaps, texts, page tables.
+fn headroom(budget: u64) -> u64 {
+    (budget / 64).clamp(16 << 20, 256 << 20)
+}
+
+/// What one token reads when it is computed alone, as in decoding: a bound on its speed is the memory's bandwidth
+/// divided by this. Activations are not counted, for they stay in the processor's caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// Dense weights: all but the rows of the embedding table that are other tokens'. The output matrix is
+    /// read once, also where it is the embedding table.
+    pub dense: u64,
+    /// The experts that the router chooses, in all layers.
+    pub experts: u64,
+    /// Keys and values of one position, in their stored type.
+    pub position: u64,
+}
+
+impl Traffic {
+    /// The traffic of a model.
+    pub fn new(blueprint: &Blueprint, precision: Precision) -> Traffic {
+        Traffic {
+            dense: blueprint.dense_bytes_per_token(),
+            experts: blueprint.expert_bytes_per_token(),
+            position: position_bytes(blueprint, precision),
+        }
+    }
+
+    /// Bytes that a token reads when it attends to `positions` positions, its own among them.
+    pub fn bytes(&self, positions: u64) -> u64 {
+        self.dense + self.experts + self.position * positions
+    }
+}
+
+/// Bytes of the keys and values of one position in all layers.
+fn position_bytes(blueprint: &Blueprint, precision: Precision) -> u64 {
+    let cell = match precision {
+        Precision::Fast => 2,
+        Precision::Exact => 4,
+    };
+    let cells = |kv: &KvShape| kv.heads as u64 * (kv.key_dim + kv.value_dim) as u64;
+    let state = blueprint.model.state();
+    state.iter().map(|kv| cells(kv).saturating_mul(cell)).fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            budget: 6 << 30,
+            dense: 4 << 30,
+            kv: 2 << 30,
+            scratch: 1 << 20,
+            process: 0,
+            slot_bytes: 0,
+            slots: Vec::new(),
+            experts: 9 << 30,
+            expert_count: 9,
+            chunk: 1,
+            context: 100,
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_change() {
+        let message = plan().refusal(1 << 30, u64::MAX).to_string();
+        assert!(message.starts_with("needs 7.0 GiB of memory (dense weights 4.0 GiB, context"), "{message}");
+        assert!(
+            message.contains("but 6.0 GiB is available; ask for a shorter context with --ctx"),
+            "{message}"
+        );
+        let message = Plan { budget: 4 << 30, ..plan() }.refusal(1 << 30, u64::MAX).to_string();
+        assert!(message.ends_with("with --memory, or use a smaller model"), "{message}");
+        let message = Plan { kv: 0, ..plan() }.refusal(1 << 30, 5).to_string();
+        assert!(message.ends_with("raise --expert-memory to at least 1.0 GiB"), "{message}");
+    }
+}

@@ -1,0 +1,178 @@
+//! The files of a model, read past the page cache: the experts have a cache of their own, and a second copy of
+//! them would only take memory from it.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::BLOCK;
+use super::queue::Drives;
+use super::source::{ByteSource, read_file_at};
+use crate::error::{Error, Result};
+use crate::format::FileIdx;
+
+/// The files of a model, each opened for direct reads where its file system allows them.
+pub(super) struct DirectSource {
+    files: Vec<DirectFile>,
+}
+
+/// One file.
+pub(super) struct DirectFile {
+    pub path: PathBuf,
+    /// Reads through the page cache: all of them where direct reads are refused, and otherwise what is not aligned,
+    /// such as the rest of a read that stopped in the middle of a block.
+    pub plain: File,
+    /// Reads past the page cache.
+    pub direct: Option<File>,
+    device: u64,
+}
+
+impl DirectSource {
+    /// Opens all files.
+    pub fn open(paths: &[PathBuf]) -> Result<DirectSource> {
+        let open = |path: &PathBuf| DirectFile::open(path).map_err(|e| Error::io(path, "cannot open", e));
+        Ok(DirectSource { files: paths.iter().map(open).collect::<Result<_>>()? })
+    }
+
+    /// As on a file system that refuses direct reads.
+    #[cfg(test)]
+    pub fn buffered(paths: &[PathBuf]) -> Result<DirectSource> {
+        let mut source = DirectSource::open(paths)?;
+        source.files.iter_mut().for_each(|file| file.direct = None);
+        Ok(source)
+    }
+
+    /// Which drive each file is on.
+    pub fn drives(&self) -> Drives {
+        Drives::by_device(self.files.iter().map(|file| file.device))
+    }
+
+    /// The files, in the model's order.
+    #[cfg(target_os = "linux")]
+    pub fn files(&self) -> &[DirectFile] {
+        &self.files
+    }
+
+    /// How the files are read, for people.
+    pub fn describe(&self) -> String {
+        let buffered = self.files.iter().filter(|file| file.direct.is_none()).count();
+        match self.files.len() {
+            _ if buffered == 0 => "direct".into(),
+            all if all == buffered => "buffered (direct reads are not to be had)".into(),
+            all => format!("direct ({buffered} of {all} files buffered: direct reads of them are refused)"),
+        }
+    }
+}
+
+impl ByteSource for DirectSource {
+    fn read_at(&self, file: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let file = &self.files[file.0];
+        match &file.direct {
+            Some(direct) if is_aligned(offset, buffer.as_ptr(), buffer.len()) => {
+                read_file_at(direct, offset, buffer)
+            }
+            _ => {
+                let count = read_file_at(&file.plain, offset, buffer)?;
+                file.forget(offset, count);
+                Ok(count)
+            }
+        }
+    }
+
+    fn path(&self, file: FileIdx) -> &Path {
+        &self.files[file.0].path
+    }
+}
+
+impl DirectFile {
+    fn open(path: &Path) -> io::Result<DirectFile> {
+        let plain = File::open(path)?;
+        let direct = platform::open_direct(path);
+        if direct.is_none() {
+            platform::expect_random_reads(&plain);
+        }
+        let device = platform::device(&plain)?;
+        Ok(DirectFile { path: path.to_owned(), plain, direct, device })
+    }
+
+    /// Takes bytes that were read through the page cache out of it again.
+    pub fn forget(&self, offset: u64, len: usize) {
+        platform::forget(&self.plain, offset, len);
+    }
+}
+
+/// Takes all of a file out of the page cache.
+pub(super) fn forget(file: &File, len: u64) {
+    platform::forget(file, 0, len as usize);
+}
+
+/// Whether a direct read may have this place, memory and length.
+pub(super) fn is_aligned(offset: u64, to: *const u8, len: usize) -> bool {
+    offset.is_multiple_of(BLOCK as u64) && to.addr().is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK)
+}
+
+#[cfg(target_os = "linux")]
+mod platform {
+    use std::fs::{File, OpenOptions};
+    use std::io;
+    use std::num::NonZeroU64;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    use std::path::Path;
+
+    use rustix::fs::{Advice, OFlags, fadvise};
+
+    use super::{BLOCK, read_file_at};
+
+    /// Opens a file past the page cache. A first read tells whether its file system means it: some accept
+    /// the flag and refuse the reads.
+    pub fn open_direct(path: &Path) -> Option<File> {
+        #[repr(align(4096))]
+        struct Block([u8; BLOCK]);
+
+        let flags = OFlags::DIRECT.bits() as i32;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+        let mut first = Box::new(Block([0; BLOCK]));
+        match read_file_at(&file, 0, &mut first.0) {
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => None,
+            // Any other failure belongs to the read that meets it again.
+            _ => Some(file),
+        }
+    }
+
+    /// Reading ahead would read what nobody asks for.
+    pub fn expect_random_reads(file: &File) {
+        // Advice may be refused; bytes are the same without it.
+        let _ = fadvise(file, 0, None, Advice::Random);
+    }
+
+    pub fn forget(file: &File, offset: u64, len: usize) {
+        if let Some(len) = NonZeroU64::new(len as u64) {
+            let _ = fadvise(file, offset, Some(len), Advice::DontNeed);
+        }
+    }
+
+    pub fn device(file: &File) -> io::Result<u64> {
+        Ok(file.metadata()?.dev())
+    }
+}
+
+/// Elsewhere files are read through the page cache.
+#[cfg(not(target_os = "linux"))]
+mod platform {
+    use std::fs::File;
+    use std::io;
+    use std::path::Path;
+
+    pub fn open_direct(_: &Path) -> Option<File> {
+        None
+    }
+
+    pub fn expect_random_reads(_: &File) {}
+
+    pub fn forget(_: &File, _: u64, _: usize) {}
+
+    /// All files count as being on one drive.
+    pub fn device(_: &File) -> io::Result<u64> {
+        Ok(0)
+    }
+}

@@ -1,0 +1,306 @@
+//! One thread that drives an io_uring: it hands pieces of reads to the kernel and hears when they have arrived.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, Fixed};
+use io_uring::{IoUring, Probe, opcode};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::direct::{DirectFile, DirectSource, is_aligned};
+use super::queue::{Piece, Queue};
+use super::source::{cannot_read, ends_early};
+use super::{Background, OnDone, Threads};
+
+/// Pieces under way at a time on each drive. One that is busy with fewer loses nothing; fast drives want many.
+pub(super) const DEPTH_PER_DRIVE: usize = 32;
+
+/// The kernel registers no longer buffers.
+const LONGEST_BUFFER: usize = 1 << 30;
+
+/// How often in a row the kernel may say "again" before a read fails.
+const RETRIES: usize = 1000;
+
+/// The completion that says that somebody woke the thread.
+const WAKE: u64 = u64::MAX;
+
+/// Starts the thread.
+///
+/// # Errors
+/// If the kernel refuses io_uring or lacks the operations needed: the reason.
+pub(super) fn start(
+    source: Arc<DirectSource>,
+    buffers: &[(*mut u8, usize)],
+    depth: usize,
+    on_done: OnDone,
+) -> io::Result<Background> {
+    let drives = source.drives();
+    let places = depth * drives.count();
+    // One more, for the wake-up.
+    let ring = IoUring::new(places as u32 + 1)?;
+    check_operations(&ring)?;
+    let both = |file: &DirectFile| {
+        let direct: &File = file.direct.as_ref().unwrap_or(&file.plain);
+        [file.plain.as_raw_fd(), direct.as_raw_fd()]
+    };
+    ring.submitter().register_files(&source.files().iter().flat_map(both).collect::<Vec<_>>())?;
+    let (registered, how_buffers) = match register(&ring, buffers) {
+        Ok(registered) => (registered, "registered buffers".into()),
+        Err(e) if e.kind() == io::ErrorKind::OutOfMemory => {
+            (Vec::new(), "buffers not registered (the limit on locked memory is lower: ulimit -l)".into())
+        }
+        Err(reason) => (Vec::new(), format!("buffers not registered ({reason})")),
+    };
+    let how = format!("io_uring, {}, {how_buffers}", source.describe());
+
+    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+    let queue = Arc::new(Queue::new(drives, depth, on_done));
+    let mut driver = Driver {
+        source,
+        queue: Arc::clone(&queue),
+        bell: Arc::clone(&bell),
+        rings: Box::new(0),
+        listening: false,
+        registered,
+        flights: (0..places).map(|_| None).collect(),
+        free: (0..places).collect(),
+        ring,
+    };
+    let wake = Box::new(move || ring_bell(&bell));
+    // From here on a failure drops the reader, which finds no thread to wait for.
+    let reader = Background { queue, wake, threads: Threads::new(), how };
+    reader.threads.start("forebay-io".into(), move || driver.drive())?;
+    Ok(reader)
+}
+
+fn check_operations(ring: &IoUring) -> io::Result<()> {
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    if probe.is_supported(opcode::Read::CODE) && probe.is_supported(opcode::ReadFixed::CODE) {
+        Ok(())
+    } else {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this kernel's io_uring cannot read into plain buffers",
+        ))
+    }
+}
+
+/// Tells the kernel of the buffers; returns their addresses in order.
+fn register(ring: &IoUring, buffers: &[(*mut u8, usize)]) -> io::Result<Vec<Range<usize>>> {
+    let cut = |&(start, len): &(*mut u8, usize)| {
+        (0..len).step_by(LONGEST_BUFFER).map(move |at| libc::iovec {
+            iov_base: start.wrapping_add(at).cast(),
+            iov_len: LONGEST_BUFFER.min(len - at),
+        })
+    };
+    let mut parts: Vec<_> = buffers.iter().flat_map(cut).collect();
+    parts.sort_by_key(|part| part.iov_base.addr());
+    if parts.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "none given"));
+    }
+    // SAFETY: the kernel takes the pages behind the addresses, or refuses what is no memory of ours. It writes
+    // to them only for reads that are submitted later, under the contract of `Reader::submit`.
+    unsafe { ring.submitter().register_buffers(&parts)? };
+    Ok(parts.iter().map(|part| part.iov_base.addr()..part.iov_base.addr() + part.iov_len).collect())
+}
+
+fn ring_bell(bell: &OwnedFd) {
+    // Refused only when the counter is full, and then the thread is about to be woken.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+/// A piece that the kernel reads.
+struct Flight {
+    piece: Piece,
+    /// Bytes that have arrived.
+    done: usize,
+    /// How often the kernel said "again" since the last of them.
+    retries: usize,
+}
+
+/// What the thread owns. The ring comes first, so that it is dropped before what its requests use.
+struct Driver {
+    ring: IoUring,
+    source: Arc<DirectSource>,
+    queue: Arc<Queue>,
+    /// Rung by those who submit.
+    bell: Arc<OwnedFd>,
+    /// Where the kernel counts how often the bell was rung.
+    rings: Box<u64>,
+    /// Whether the kernel has been asked to listen to the bell.
+    listening: bool,
+    /// The addresses of registered buffers, in order.
+    registered: Vec<Range<usize>>,
+    /// What is under way, by the number its completion carries.
+    flights: Vec<Option<Flight>>,
+    /// Numbers without a flight.
+    free: Vec<usize>,
+}
+
+impl Driver {
+    /// The life of the thread: until the queue is stopped and the kernel writes to no memory of ours any more.
+    fn drive(&mut self) {
+        loop {
+            let stopped = self.queue.is_stopped();
+            if stopped {
+                self.queue.cancel_waiting();
+                if !self.listening && self.free.len() == self.flights.len() {
+                    break;
+                }
+            } else {
+                self.listen();
+                self.start_flights();
+            }
+            if let Err(e) = self.ring.submit_and_wait(1)
+                && !self.passes(&e)
+            {
+                return self.give_up(&e);
+            }
+            self.land();
+        }
+        // What was registered would otherwise stay locked until the kernel has taken the ring apart.
+        if !self.registered.is_empty() {
+            let _ = self.ring.submitter().unregister_buffers();
+        }
+    }
+
+    /// Whether an error of the ring is one that another attempt may not meet.
+    fn passes(&self, error: &io::Error) -> bool {
+        match error.kind() {
+            io::ErrorKind::Interrupted => true,
+            // The kernel is short of memory, or of room for completions that `land` is about to take.
+            io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(Duration::from_millis(1));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Asks the kernel to complete a request when the bell is rung.
+    fn listen(&mut self) {
+        if !self.listening {
+            let to: *mut u64 = &mut *self.rings;
+            let entry = opcode::Read::new(Fd(self.bell.as_raw_fd()), to.cast(), 8).build();
+            self.push(entry.user_data(WAKE));
+            self.listening = true;
+        }
+    }
+
+    /// Hands over what the queue gives.
+    fn start_flights(&mut self) {
+        while let Some(piece) = self.queue.try_take() {
+            let number = self.free.pop().expect("the queue gives no more pieces than there are places");
+            let flight = self.flights[number].insert(Flight { piece, done: 0, retries: 0 });
+            let entry = request(flight, &self.registered);
+            self.push(entry.user_data(number as u64));
+        }
+    }
+
+    /// Takes what the kernel has completed.
+    fn land(&mut self) {
+        while let Some((number, result)) = self.next_completion() {
+            if number == WAKE {
+                self.listening = false;
+                continue;
+            }
+            let number = number as usize;
+            let mut flight = self.flights[number].take().expect("a completion belongs to a flight");
+            match self.arrived(&mut flight, result) {
+                Some(result) => {
+                    self.free.push(number);
+                    self.queue.finish(flight.piece, result);
+                }
+                None => {
+                    let entry = request(&flight, &self.registered);
+                    self.flights[number] = Some(flight);
+                    self.push(entry.user_data(number as u64));
+                }
+            }
+        }
+    }
+
+    fn next_completion(&mut self) -> Option<(u64, i32)> {
+        self.ring.completion().next().map(|entry| (entry.user_data(), entry.result()))
+    }
+
+    /// Adds what a completion brought; `None` if the flight goes on.
+    fn arrived(&self, flight: &mut Flight, result: i32) -> Option<crate::Result<()>> {
+        let Piece { file, offset, needed, .. } = flight.piece;
+        let at = offset + flight.done as u64;
+        let file = &self.source.files()[file.0];
+        let failed = |e| Some(Err(cannot_read(&file.path, at, needed - flight.done, e)));
+        match usize::try_from(result) {
+            Ok(count) => {
+                if file.direct.is_none() {
+                    file.forget(at, count);
+                }
+                if count == 0 && flight.done < needed {
+                    return failed(ends_early());
+                }
+                flight.done += count;
+                flight.retries = 0;
+                (flight.done >= needed).then_some(Ok(()))
+            }
+            Err(_) => {
+                let error = io::Error::from_raw_os_error(-result);
+                let again = matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
+                if !again || flight.retries == RETRIES {
+                    return failed(error);
+                }
+                flight.retries += 1;
+                None
+            }
+        }
+    }
+
+    fn push(&mut self, entry: Entry) {
+        // SAFETY: the memory of a piece is ours until its read is reported, which happens after the completion; the
+        // bell and its counter live as long as this thread, which ends after the last completion. The files
+        // were registered.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.expect("the ring has an entry for every place and for the bell");
+    }
+
+    /// The ring itself has failed: every read fails from now on. So the memory of what was under way, should the
+    /// kernel still write to it, is never taken for bytes that have arrived.
+    fn give_up(&mut self, error: &io::Error) {
+        tracing::error!("io_uring has failed: {error}");
+        let fail = |piece: Piece| {
+            let path = &self.source.files()[piece.file.0].path;
+            let reason =
+                io::Error::new(error.kind(), format!("io_uring has failed ({error}): use --io pool"));
+            let failed = cannot_read(path, piece.offset, piece.needed, reason);
+            self.queue.finish(piece, Err(failed));
+        };
+        self.flights.iter_mut().filter_map(Option::take).for_each(|flight| fail(flight.piece));
+        while let Some(piece) = self.queue.take() {
+            fail(piece);
+        }
+        // Nobody knows what the kernel still writes to, so none of it is ever freed: neither the counter nor, through
+        // the queue's `OnDone`, the memory of reads.
+        std::mem::forget((Arc::clone(&self.queue), std::mem::take(&mut self.rings)));
+    }
+}
+
+/// The request for what a flight still lacks.
+fn request(flight: &Flight, registered: &[Range<usize>]) -> Entry {
+    let Flight { piece, done, .. } = flight;
+    let (offset, to, len) = (piece.offset + *done as u64, piece.to.wrapping_add(*done), piece.len - done);
+    // Files are registered in pairs: the plain one, then the direct one.
+    let file = Fixed((2 * piece.file.0 + usize::from(is_aligned(offset, to, len))) as u32);
+    let end = to.addr() + len;
+    let buffer = registered.partition_point(|range| range.end < end);
+    match registered.get(buffer) {
+        Some(range) if range.start <= to.addr() => {
+            opcode::ReadFixed::new(file, to, len as u32, buffer as u16).offset(offset).build()
+        }
+        _ => opcode::Read::new(file, to, len as u32).offset(offset).build(),
+    }
+}

@@ -1,0 +1,62 @@
+//! What the expert store counts.
+
+use std::ops::Sub;
+
+/// Counted since the store was opened. The difference of two is what happened between them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Meters {
+    /// Experts that were asked for and found in memory.
+    pub hits: u64,
+    /// Experts that were asked for and had to be waited for.
+    pub misses: u64,
+    /// Bytes of the experts that were asked for.
+    pub bytes_used: u64,
+    /// Bytes of experts that were read.
+    pub bytes_read: u64,
+    /// Experts that were read because a layer was expected to ask for them.
+    pub prefetches: u64,
+    /// Of those, the ones it did ask for while they were there or on their way.
+    pub prefetch_used: u64,
+    /// Time from asking for experts to the end of computing with them.
+    pub expert_seconds: f64,
+    /// Time in which the drive was reading.
+    pub read_seconds: f64,
+    /// Time in which nothing could be computed because no expert was there.
+    pub wait_seconds: f64,
+}
+
+impl Meters {
+    /// An expert was asked for.
+    pub(super) fn count(&mut self, hit: bool, bytes: u64) {
+        if hit {
+            self.hits += 1;
+        } else {
+            self.misses += 1;
+        }
+        self.bytes_used += bytes;
+    }
+
+    /// The share of experts that were found in memory; `None` before the first is asked for.
+    pub fn hit_rate(&self) -> Option<f64> {
+        let all = self.hits + self.misses;
+        (all > 0).then(|| self.hits as f64 / all as f64)
+    }
+}
+
+impl Sub for Meters {
+    type Output = Meters;
+
+    fn sub(self, before: Meters) -> Meters {
+        Meters {
+            hits: self.hits - before.hits,
+            misses: self.misses - before.misses,
+            bytes_used: self.bytes_used - before.bytes_used,
+            bytes_read: self.bytes_read - before.bytes_read,
+            prefetches: self.prefetches - before.prefetches,
+            prefetch_used: self.prefetch_used - before.prefetch_used,
+            expert_seconds: self.expert_seconds - before.expert_seconds,
+            read_seconds: self.read_seconds - before.read_seconds,
+            wait_seconds: self.wait_seconds - before.wait_seconds,
+        }
+    }
+}

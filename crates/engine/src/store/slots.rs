@@ -1,0 +1,213 @@
+//! The memory that experts are read into: slots of a few sizes, allocated once.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::io::BLOCK;
+use super::{ByteRange, ExpertLayer};
+use crate::error::Result;
+use crate::memory::Region;
+
+/// Experts that fit the same slots: those whose parts have the same lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotClass {
+    /// Bytes of a slot.
+    pub bytes: usize,
+    /// Experts that use such slots, in all layers.
+    pub experts: usize,
+    /// The most experts of one layer that a token uses.
+    pub used: usize,
+}
+
+/// Which slots the experts of a model need.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlotClasses {
+    /// The distinct ones.
+    pub classes: Vec<SlotClass>,
+    /// The class of each layer that has experts.
+    pub of_layer: Vec<Option<usize>>,
+}
+
+impl SlotClasses {
+    /// Sorts the layers of a model into classes.
+    pub fn new(layers: &[Option<ExpertLayer>]) -> SlotClasses {
+        let mut classes: Vec<SlotClass> = Vec::new();
+        let mut lengths: Vec<[usize; 3]> = Vec::new();
+        let mut of_layer = Vec::new();
+        for layer in layers {
+            let Some((layer, first)) = layer.as_ref().and_then(|l| Some((l, l.experts.first()?))) else {
+                of_layer.push(None);
+                continue;
+            };
+            let parts = first.map(|range| range.len);
+            let class = lengths.iter().position(|l| *l == parts).unwrap_or_else(|| {
+                lengths.push(parts);
+                classes.push(SlotClass { bytes: 0, experts: 0, used: 0 });
+                classes.len() - 1
+            });
+            let bytes = layer.experts.iter().map(|e| Placement::new(e).bytes).max().unwrap_or(0);
+            let c = &mut classes[class];
+            c.bytes = c.bytes.max(bytes);
+            c.experts += layer.experts.len();
+            c.used = c.used.max(layer.used);
+            of_layer.push(Some(class));
+        }
+        SlotClasses { classes, of_layer }
+    }
+
+    /// Bytes of slots for all experts.
+    pub fn all_bytes(&self) -> u64 {
+        self.bytes(&self.classes.iter().map(|c| c.experts).collect::<Vec<_>>())
+    }
+
+    /// The fewest slots with which a token can be computed: its experts of one layer.
+    pub fn least(&self) -> Vec<usize> {
+        self.classes.iter().map(|c| c.used).collect()
+    }
+
+    /// Bytes of this many slots of each class.
+    pub fn bytes(&self, slots: &[usize]) -> u64 {
+        self.classes.iter().zip(slots).map(|(c, &n)| c.bytes as u64 * n as u64).sum()
+    }
+
+    /// Slots of each class in `bytes` bytes, the same share of the experts of each, but not fewer than the
+    /// [least](Self::least); `None` if not even those fit.
+    pub fn divide(&self, bytes: u64) -> Option<Vec<usize>> {
+        let least = self.least();
+        if self.bytes(&least) > bytes {
+            return None;
+        }
+        if self.all_bytes() <= bytes {
+            return Some(self.classes.iter().map(|c| c.experts).collect());
+        }
+        // A class that keeps its least leaves less than its share to the others, so shares shrink until all fit.
+        let mut share = bytes as f64 / self.all_bytes() as f64;
+        loop {
+            let slots: Vec<usize> = self
+                .classes
+                .iter()
+                .zip(&least)
+                .map(|(c, &least)| ((c.experts as f64 * share) as usize).max(least))
+                .collect();
+            if self.bytes(&slots) <= bytes {
+                return Some(slots);
+            }
+            share *= 0.99;
+        }
+    }
+}
+
+/// Where the parts of an expert lie in its slot, and what is read to get them there: whole blocks of the file. The
+/// bytes that this adds around a part stay out of sight.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement {
+    /// By part.
+    pub extents: [Extent; 3],
+    /// Bytes used of the slot.
+    pub bytes: usize,
+}
+
+/// Blocks of a file that hold one part of an expert.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Where they start in the file.
+    pub offset: u64,
+    /// Where they go in the slot.
+    pub place: usize,
+    /// Their length.
+    pub len: usize,
+    /// Bytes before the part.
+    pub lead: usize,
+    /// The length of the part.
+    pub part: usize,
+}
+
+impl Placement {
+    /// The placement of an expert.
+    pub fn new(ranges: &[ByteRange; 3]) -> Placement {
+        let mut place = 0;
+        let extents = ranges.map(|range| {
+            let offset = range.offset / BLOCK as u64 * BLOCK as u64;
+            let lead = (range.offset - offset) as usize;
+            let len = (lead + range.len).next_multiple_of(BLOCK);
+            place += len;
+            Extent { offset, place: place - len, len, lead, part: range.len }
+        });
+        Placement { extents, bytes: place }
+    }
+}
+
+/// The slots of one class, in one region.
+pub struct Arena {
+    region: Arc<Region>,
+    slot_bytes: usize,
+    slots: usize,
+}
+
+impl Arena {
+    /// Reserves `slots` slots.
+    ///
+    /// # Errors
+    /// If there is no address space for them.
+    pub fn new(slot_bytes: usize, slots: usize) -> Result<Arena> {
+        Ok(Arena { region: Arc::new(Region::new(slot_bytes * slots)?), slot_bytes, slots })
+    }
+
+    /// The memory, which lives as long as anybody holds this.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Where a slot starts.
+    pub fn slot(&self, slot: usize) -> *mut u8 {
+        assert!(slot < self.slots);
+        self.region.as_ptr().wrapping_add(slot * self.slot_bytes)
+    }
+
+    /// One part of the expert in a slot.
+    ///
+    /// # Safety
+    /// The slot must hold an expert of this placement, and nobody may write to it while the slice lives.
+    pub unsafe fn part(&self, slot: usize, extent: &Extent) -> &[u8] {
+        let range = extent.place + extent.lead..extent.place + extent.lead + extent.part;
+        assert!(range.end <= self.slot_bytes);
+        // SAFETY: the range lies inside the slot, whose memory is initialised by the system, and the caller
+        // promises that nobody writes to it.
+        unsafe { std::slice::from_raw_parts(self.slot(slot).add(range.start), range.len()) }
+    }
+}
+
+/// The experts of all layers, numbered through.
+#[derive(Clone, Debug)]
+pub struct Numbering {
+    /// Where each layer's experts start, and the end of the last.
+    starts: Vec<usize>,
+}
+
+impl Numbering {
+    /// Numbers the experts of a model.
+    pub fn new(layers: &[Option<ExpertLayer>]) -> Numbering {
+        let mut starts = vec![0];
+        for layer in layers {
+            let count = layer.as_ref().map_or(0, |l| l.experts.len());
+            starts.push(starts[starts.len() - 1] + count);
+        }
+        Numbering { starts }
+    }
+
+    /// All experts.
+    pub fn count(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// The numbers of a layer's experts.
+    pub fn layer(&self, layer: usize) -> Range<usize> {
+        self.starts[layer]..self.starts[layer + 1]
+    }
+
+    /// The layer of an expert and its index there.
+    pub fn place(&self, expert: usize) -> (usize, usize) {
+        let layer = self.starts.partition_point(|&start| start <= expert) - 1;
+        (layer, expert - self.starts[layer])
+    }
+}

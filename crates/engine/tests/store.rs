@@ -1,0 +1,241 @@
+//! The expert store over drives that are slow, short, failing and silent.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_engine::format::FileIdx;
+use forebay_engine::store::ExpertPart::{self, Down, Gate, Up};
+use forebay_engine::store::policy::PolicyKind;
+use forebay_engine::store::{
+    ByteRange, ByteSource, ExpertLayer, ExpertStore, IoMethod, PartShape, Purpose, SlotClasses, StoreOptions,
+};
+use forebay_engine::{Error, ExpertIdx, LayerIdx};
+use forebay_kernels::DType;
+
+/// Rows of F32 with one column in each part of an expert.
+const ROWS: [usize; 3] = [300, 700, 500];
+const EXPERTS: usize = 8;
+const LAYERS: usize = 3;
+
+/// A drive of one file whose bytes tell where they are from, and which can misbehave.
+#[derive(Default)]
+struct Drive {
+    /// Reads at and after this offset fail.
+    fails_from: Option<u64>,
+    /// The file ends here.
+    ends_at: Option<u64>,
+    repaired: AtomicBool,
+    /// Reads wait while this is set.
+    silent: Mutex<bool>,
+    speaks: Condvar,
+    reads: AtomicUsize,
+}
+
+impl ByteSource for Drive {
+    fn read_at(&self, _: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.reads.fetch_add(1, SeqCst);
+        let silent = self.silent.lock().unwrap();
+        drop(self.speaks.wait_while(silent, |silent| *silent).unwrap());
+        let mut len = buffer.len().min(5000);
+        if !self.repaired.load(SeqCst) {
+            if let Some(end) = self.fails_from {
+                len = len.min(end.saturating_sub(offset) as usize);
+                if len == 0 {
+                    return Err(io::Error::other("medium error"));
+                }
+            }
+            if let Some(end) = self.ends_at {
+                len = len.min(end.saturating_sub(offset) as usize);
+            }
+        }
+        for (i, byte) in buffer[..len].iter_mut().enumerate() {
+            *byte = byte_at(offset + i as u64);
+        }
+        Ok(len)
+    }
+
+    fn path(&self, _: FileIdx) -> &Path {
+        Path::new("drive.gguf")
+    }
+}
+
+fn byte_at(offset: u64) -> u8 {
+    (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// The parts of all experts of a layer lie together, at odd places.
+fn layers() -> Vec<Option<ExpertLayer>> {
+    let mut offset = 100;
+    let mut layer = || {
+        let starts = ROWS.map(|rows| {
+            let start = offset;
+            offset += (rows * 4 * EXPERTS) as u64 + 32;
+            start
+        });
+        let range = |part: usize, expert: usize| {
+            let len = ROWS[part] * 4;
+            ByteRange { file: FileIdx(0), offset: starts[part] + (expert * len) as u64, len }
+        };
+        ExpertLayer {
+            parts: ROWS.map(|rows| PartShape { dtype: DType::F32, rows, cols: 1 }),
+            experts: (0..EXPERTS).map(|e| [range(0, e), range(1, e), range(2, e)]).collect(),
+            used: 2,
+        }
+    };
+    // A dense layer in between has no experts.
+    vec![Some(layer()), None, Some(layer()), Some(layer())]
+}
+
+/// The places in [`layers`] that have experts.
+const SPARSE: [usize; LAYERS] = [0, 2, 3];
+
+fn open(drive: &Arc<Drive>, slots: usize) -> ExpertStore {
+    let options = StoreOptions {
+        slots: vec![slots],
+        io: IoMethod::Pool,
+        policy: PolicyKind::default(),
+        patience: Duration::from_millis(300),
+    };
+    let layers = layers();
+    let classes = SlotClasses::new(&layers);
+    assert_eq!(classes.classes.len(), 1);
+    ExpertStore::over(Arc::clone(drive) as Arc<dyn ByteSource>, layers, &classes, &options).unwrap()
+}
+
+/// Acquires experts and checks every byte of them.
+fn check(store: &ExpertStore, layer: usize, experts: &[u32]) -> Result<(), Error> {
+    let wanted: Vec<_> = experts.iter().map(|&e| ExpertIdx(e)).collect();
+    let mut acquisition = store.acquire(LayerIdx(layer), &wanted, Purpose::Token);
+    let mut seen = Vec::new();
+    while let Some(leases) = acquisition.next_ready()? {
+        for lease in &leases {
+            seen.push(lease.expert().0);
+            for part in [Gate, Up, Down] {
+                let range =
+                    layers()[layer].as_ref().unwrap().experts[lease.expert().0 as usize][part as usize];
+                let matrix = lease.part(part);
+                let bytes = (0..matrix.rows).flat_map(|row| matrix.row(row));
+                let expected = (range.offset..range.offset + range.len as u64).map(byte_at);
+                assert!(bytes.copied().eq(expected), "layer {layer}, {:?}, {part:?}", lease.expert());
+            }
+        }
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, experts);
+    Ok(())
+}
+
+/// Where a part of an expert ends in the file.
+fn end_of(layer: usize, expert: usize, part: ExpertPart) -> u64 {
+    let range = layers()[layer].as_ref().unwrap().experts[expert][part as usize];
+    range.offset + range.len as u64
+}
+
+#[test]
+fn every_expert_has_its_own_bytes_however_few_slots_there_are() {
+    for slots in [2, 3, 5, 10, LAYERS * EXPERTS] {
+        let drive = Arc::new(Drive::default());
+        let store = open(&drive, slots);
+        let mut random = 1u32;
+        for _ in 0..40 {
+            for layer in SPARSE {
+                store.tick();
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let (a, b) = (random >> 29, (random >> 20) % 8);
+                let experts = if a == b { vec![a] } else { vec![a.min(b), a.max(b)] };
+                check(&store, layer, &experts).unwrap();
+            }
+        }
+        let meters = store.meters();
+        assert!(meters.hits + meters.misses > 100);
+        assert!(meters.bytes_read > 0 && meters.bytes_read <= meters.bytes_used);
+        if slots == LAYERS * EXPERTS {
+            assert_eq!(meters.misses as usize, LAYERS * EXPERTS, "an expert that is there stays");
+        }
+    }
+}
+
+/// As a prompt asks for all experts of a layer, in far fewer slots.
+#[test]
+fn a_whole_layer_passes_through_two_slots() {
+    let store = open(&Arc::new(Drive::default()), 2);
+    let all: Vec<u32> = (0..EXPERTS as u32).collect();
+    for layer in SPARSE {
+        check(&store, layer, &all).unwrap();
+    }
+}
+
+#[test]
+fn experts_that_were_preloaded_are_not_read_again() {
+    let drive = Arc::new(Drive::default());
+    let store = open(&drive, 10);
+    let mut bytes = 0;
+    // More than there is room for, and one twice.
+    let wanted = [3, 3].into_iter().chain(8..LAYERS * EXPERTS);
+    store.preload(wanted, &mut |n| bytes += n).unwrap();
+    assert_eq!(bytes, 10 * ROWS.iter().map(|rows| *rows as u64 * 4).sum::<u64>());
+    let reads = drive.reads.load(SeqCst);
+    check(&store, 0, &[3]).unwrap();
+    check(&store, 2, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+    check(&store, 3, &[0]).unwrap();
+    assert_eq!(drive.reads.load(SeqCst), reads);
+    assert_eq!(store.meters().hits, 10);
+}
+
+#[test]
+fn a_failing_read_names_file_and_offset_and_the_store_goes_on() {
+    let fails_from = end_of(3, 4, Up) - 100;
+    let drive = Arc::new(Drive { fails_from: Some(fails_from), ..Drive::default() });
+    let store = open(&drive, 6);
+    check(&store, 0, &[1, 5]).unwrap();
+    let message = check(&store, 3, &[3, 4]).unwrap_err().to_string();
+    assert!(message.starts_with("drive.gguf: cannot read "), "{message}");
+    assert!(message.contains("medium error"), "{message}");
+    check(&store, 0, &[1, 5, 6]).unwrap();
+    drive.repaired.store(true, SeqCst);
+    check(&store, 3, &[3, 4]).unwrap();
+}
+
+#[test]
+fn a_file_that_has_shrunk_is_an_error_and_no_hang() {
+    let drive = Arc::new(Drive { ends_at: Some(end_of(2, 7, Down) - 1), ..Drive::default() });
+    let store = open(&drive, 4);
+    check(&store, 2, &[6]).unwrap();
+    let message = check(&store, 2, &[6, 7]).unwrap_err().to_string();
+    assert!(message.contains("drive.gguf") && message.contains("the file ends"), "{message}");
+    check(&store, 0, &[0, 1]).unwrap();
+}
+
+#[test]
+fn a_silent_drive_is_an_error_after_a_while_and_may_come_back() {
+    let drive = Arc::new(Drive::default());
+    let store = open(&drive, 3);
+    check(&store, 0, &[1]).unwrap();
+    *drive.silent.lock().unwrap() = true;
+    let start = Instant::now();
+    let message = check(&store, 0, &[1, 2]).unwrap_err().to_string();
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(message.contains("drive.gguf: cannot read 1200 bytes at offset 2500"), "{message}");
+    assert!(message.contains("the drive has not answered"), "{message}");
+    // What is in memory can be had, and the slot that is being written to is nobody else's.
+    check(&store, 0, &[1]).unwrap();
+    *drive.silent.lock().unwrap() = false;
+    drive.speaks.notify_all();
+    check(&store, 0, &[1, 2]).unwrap();
+    check(&store, 3, &[0, 1, 2, 3]).unwrap();
+}
+
+#[test]
+fn an_acquisition_that_is_given_up_leaves_nothing_pinned() {
+    let store = open(&Arc::new(Drive::default()), 2);
+    for expert in 0..EXPERTS as u32 {
+        let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Purpose::Prompt);
+        if expert % 2 == 0 {
+            drop(acquisition.next_ready().unwrap());
+        }
+    }
+    check(&store, 2, &[0, 1, 2]).unwrap();
+}
