@@ -10,7 +10,7 @@ fn bench(more: &[&str]) -> String {
     call(&[&["bench", &model, "-n", "4", "--threads", "2"], more].concat()).success()
 }
 
-const FIELDS: [&str; 20] = [
+const FIELDS: [&str; 28] = [
     "model",
     "architecture",
     "size",
@@ -31,6 +31,14 @@ const FIELDS: [&str; 20] = [
     "read_gb_per_s",
     "bandwidth_share",
     "cache",
+    "hit_rate",
+    "drive_bytes_per_token",
+    "dense_seconds",
+    "wait_seconds",
+    "drive_gb_per_s",
+    "bound_by",
+    "bound",
+    "bound_share",
 ];
 
 #[test]
@@ -43,7 +51,7 @@ fn a_table_has_a_row_for_each_test() {
     let cells = |line: &str| -> Vec<String> {
         line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
     };
-    let titles = "model,size,params,backend,threads,test,t/s,bytes/token,GB/s,of memory,cache";
+    let titles = "model,size,params,backend,threads,test,t/s,bytes/token,GB/s,of memory,cache,hits,drive/token,of bound";
     assert_eq!(cells(lines[0]).join(","), titles);
     let tests: Vec<_> = lines[2..].iter().map(|line| cells(line)[5].clone()).collect();
     assert_eq!(tests, ["pp8", "tg4", "pp8 @ d16", "tg4 @ d16"]);
@@ -133,4 +141,20 @@ fn what_cannot_be_measured_is_refused() {
     assert!(message.starts_with("there is nothing to measure"), "{message}");
     let message = call(&["bench", &demo_model(), "-d", "1024"]).failure(1);
     assert!(message.contains("a context of 1536 tokens was asked for"), "{message}");
+}
+
+/// Where experts are streamed, the first run is a row of its own, and the rows say what came from the drive.
+#[test]
+fn streaming_has_cold_and_warm_rows_and_a_bound() {
+    let text = bench(&["-p", "0", "-r", "2", "-o", "json", "--expert-memory", "25%", "--heat", "off"]);
+    let rows: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let [cold, warm] = &rows[..] else { panic!("{text}") };
+    assert_eq!((&cold["cache"], &cold["repetitions"]), (&json!("cold"), &json!(1)));
+    assert_eq!((&warm["cache"], &warm["repetitions"]), (&json!("warm"), &json!(2)));
+    for row in &rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row}"));
+        assert!((0.0..1.0).contains(&number("hit_rate")));
+        assert!(number("drive_bytes_per_token") > 0.0 && number("drive_gb_per_s") > 0.0);
+        assert!((number("bound_share") - number("avg") / number("bound")).abs() < 1e-9);
+    }
 }

@@ -339,7 +339,9 @@ impl Prospect {
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers(plan.chunk))?;
-        let heat = options.heat.as_ref().map(|folder| Heat::of(folder, &file, traffic.experts));
+        // Where everything fits there is nothing to choose.
+        let folder = options.heat.as_ref().filter(|_| !plan.holds_all_experts());
+        let heat = folder.map(|folder| Heat::of(folder, &file, traffic.experts));
         let remembered = heat.as_ref().and_then(Heat::read);
         let total = plan.dense + plan.slot_bytes.min(blueprint.expert_bytes());
         let mut done = 0;

@@ -2,17 +2,10 @@
 
 mod common;
 
-use std::io;
-use std::path::Path;
-
 use common::gguf_builder::{GgufBuilder, tensor_type};
 use common::tiny_model::{CONTEXT, EXPERTS, HEAD_DIM, HEADS, INNER, TOKENS, VOCAB, tiny_model};
-use forebay_engine::format::{FileIdx, ModelFile};
 use forebay_engine::plan::Machine;
-use forebay_engine::store::ExpertPart::{Down, Gate, Up};
-use forebay_engine::store::{ByteRange, ByteSource, ExpertLayer, ExpertStore, FileSource, PartShape};
-use forebay_engine::{Engine, Error, ExpertIdx, LayerIdx, Options, Request, Result, TokenId, models};
-use forebay_kernels::DType;
+use forebay_engine::{Engine, Error, Options, Request, Result, TokenId};
 
 const HIDDEN: u64 = 32;
 

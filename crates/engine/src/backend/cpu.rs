@@ -4,6 +4,7 @@
 //! the number of threads changes a bit.
 
 use std::ops::Range;
+use std::slice;
 
 use forebay_kernels::quant::{activation_block, dequantise_row};
 use forebay_kernels::{DType, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, TileMut};
@@ -162,7 +163,12 @@ impl Backend for CpuBackend {
             .iter()
             .map(|&(w, _)| Job { w: view(&self.matrices[w.0]), reads: Reads::Rows(0..self.rows) })
             .collect();
-        compute.quantise(x, &[0..self.rows], jobs.iter().map(|job| job.w.dtype), &mut self.panels);
+        compute.quantise(
+            x,
+            slice::from_ref(&(0..self.rows)),
+            jobs.iter().map(|job| job.w.dtype),
+            &mut self.panels,
+        );
         let mut outs: Few<TileMut<'_, f32>> = taken
             .iter_mut()
             .zip(products)
@@ -253,7 +259,7 @@ impl Backend for CpuBackend {
             .collect();
         if self.expert_input != Some(b.x.id) {
             let dtypes = reads_x.iter().map(|job| job.w.dtype);
-            compute.quantise(x, &[0..self.rows], dtypes, &mut self.expert_panels);
+            compute.quantise(x, slice::from_ref(&(0..self.rows)), dtypes, &mut self.expert_panels);
             self.expert_input = Some(b.x.id);
         }
         let mut outs = bucket_tiles(&mut gate, inner, &buckets);
