@@ -7,11 +7,11 @@ use crate::backend::{Backend, CpuBackend, Precision, Routing};
 use crate::blocks::head::Head;
 use crate::blocks::{Cancel, Context, RoutingObserver};
 use crate::chat::ChatTemplate;
-use crate::error::{Error, Result};
+use crate::error::{Bytes, Error, Result};
 use crate::format::ModelFile;
 use crate::heat::{Heat, hottest_first};
 use crate::models::{self, Blueprint, Model};
-use crate::plan::{ExpertMemory, Machine, Plan, Traffic, Wishes};
+use crate::plan::{ExpertMemory, Machine, Plan, Pressure, Traffic, Wishes};
 use crate::session::{Batch, Session};
 use crate::store::policy::PolicyKind;
 use crate::store::probe;
@@ -96,6 +96,7 @@ struct Compute {
     routing: Routing,
     /// What the next layer will probably choose.
     expected: Routing,
+    pressure: Pressure,
     /// `[Head::ROWS, vocab]`
     logits: Vec<f32>,
 }
@@ -237,7 +238,7 @@ impl ComputeGuard<'_> {
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
         let Pass { wanted, cancel, observer } = pass;
-        let Compute { backend, routing, expected, logits: out } = &mut *self.held;
+        let Compute { backend, routing, expected, pressure, logits: out } = &mut *self.held;
         let one_each = batch.tokens.len() == batch.sequences.len();
         let purpose = if one_each { Purpose::Token } else { Purpose::Prompt };
         // A prompt needs nearly all experts, which the store reads far ahead as it is.
@@ -253,6 +254,10 @@ impl ComputeGuard<'_> {
         };
         if one_each {
             cx.store.tick();
+            if let Some(bytes) = pressure.relief() {
+                let given = cx.store.give_back(bytes);
+                tracing::info!("memory is short: {} of expert slots given back", Bytes(given));
+            }
         }
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
@@ -373,6 +378,7 @@ impl Prospect {
             backend: Box::new(backend),
             routing: Routing::default(),
             expected: Routing::default(),
+            pressure: Pressure::on(plan.slot_bytes),
             logits: Vec::new(),
         };
         Ok(Engine(Arc::new(Inner {

@@ -37,6 +37,17 @@ impl Region {
         self.0.populate(range);
     }
 
+    /// Gives the pages that lie wholly in a part back to the system. What they held is lost; they are zero when they are
+    /// touched again.
+    ///
+    /// # Safety
+    /// Nobody may use the part, in the kernel either, until this returns.
+    pub unsafe fn give_back(&self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len());
+        // SAFETY: the caller's promise.
+        unsafe { self.0.give_back(range) };
+    }
+
     /// A part of the region, kept alive with it.
     pub fn share(self: &Arc<Self>, range: Range<usize>) -> SharedBytes {
         assert!(range.start <= range.end && range.end <= self.len());
@@ -152,6 +163,19 @@ mod platform {
                 unsafe { madvise(self.first().wrapping_add(start).cast(), len, Advice::LinuxPopulateWrite) };
         }
 
+        /// # Safety
+        /// Nobody may use the range.
+        pub unsafe fn give_back(&self, range: std::ops::Range<usize>) {
+            let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
+            if start < end {
+                // SAFETY: the range lies in the mapping, and nobody uses it, by the caller's promise. If it is refused,
+                // the pages stay.
+                let _ = unsafe {
+                    madvise(self.first().wrapping_add(start).cast(), end - start, Advice::LinuxDontNeed)
+                };
+            }
+        }
+
         pub fn first(&self) -> *mut u8 {
             // The aligned part lies inside the mapping.
             self.mapping.as_ptr().cast::<u8>().wrapping_add(self.start)
@@ -197,6 +221,10 @@ mod platform {
         }
 
         pub fn populate(&self, _: std::ops::Range<usize>) {}
+
+        /// # Safety
+        /// None, since nothing happens.
+        pub unsafe fn give_back(&self, _: std::ops::Range<usize>) {}
 
         pub fn first(&self) -> *mut u8 {
             self.first.as_ptr()

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Memory at this moment, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +18,41 @@ impl Machine {
     pub fn now() -> Machine {
         Machine { available: available(Path::new("/")), resident: resident() }
     }
+}
+
+/// Watches for others who need memory.
+#[derive(Debug)]
+pub struct Pressure {
+    /// Whether there is enough to give for it to matter.
+    watches: bool,
+    looked: Option<Instant>,
+}
+
+impl Pressure {
+    /// Looking costs a tenth of a millisecond, so not for every token.
+    const EVERY: Duration = Duration::from_secs(1);
+
+    /// What is left to others before slots are given back.
+    const LEAST: u64 = 128 << 20;
+
+    /// For slots of so many bytes.
+    pub fn on(slot_bytes: u64) -> Pressure {
+        Pressure { watches: slot_bytes >= Pressure::LEAST, looked: None }
+    }
+
+    /// Bytes to give back, if the machine or a control group is short of memory.
+    pub fn relief(&mut self) -> Option<u64> {
+        if !self.watches || self.looked.is_some_and(|looked| looked.elapsed() < Pressure::EVERY) {
+            return None;
+        }
+        self.looked = Some(Instant::now());
+        relief(Machine::now().available?)
+    }
+}
+
+/// Twice the least is to be available afterwards.
+fn relief(available: u64) -> Option<u64> {
+    (available < Pressure::LEAST).then(|| 2 * Pressure::LEAST - available)
 }
 
 /// The smallest of what the machine and each control group above the process have left.
@@ -94,6 +130,18 @@ mod tests {
     }
 
     const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n");
+
+    #[test]
+    fn memory_is_given_back_only_when_it_is_short() {
+        assert_eq!(relief(128 << 20), None);
+        assert_eq!(relief(100 << 20), Some(156 << 20));
+        let mut pressure = Pressure::on(1 << 30);
+        pressure.relief();
+        assert!(pressure.looked.is_some());
+        assert_eq!(pressure.relief(), None, "it looks once a second");
+        let mut small = Pressure::on(1 << 20);
+        assert!(small.relief().is_none() && small.looked.is_none());
+    }
 
     #[test]
     fn without_groups_it_is_the_machines() {

@@ -2,7 +2,7 @@
 
 mod machine;
 
-pub use machine::Machine;
+pub use machine::{Machine, Pressure};
 
 use crate::backend::{KvShape, Precision};
 use crate::error::{Bytes, Error, Result};

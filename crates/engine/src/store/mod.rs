@@ -187,6 +187,8 @@ struct Slot {
     expert: Option<usize>,
     /// Leases and acquisitions that need it to stay.
     pins: usize,
+    /// Whether its memory is the system's again.
+    given_back: bool,
 }
 
 impl ExpertStore {
@@ -313,6 +315,39 @@ impl ExpertStore {
     /// Waits until the pages of all slots are there, so that what is measured afterwards is not disturbed.
     pub fn settle(&self) {
         self.populating.wait();
+    }
+
+    /// Gives slots back to the system until `bytes` are given or none can be spared: the last ones first, without those in
+    /// use, and leaving at least as many as a layer needs for a token. Returns how many bytes were given.
+    pub fn give_back(&self, bytes: u64) -> u64 {
+        self.populating.stop();
+        let mut state = self.shared.lock();
+        let mut given = 0;
+        for (class, arena) in self.shared.arenas.iter().enumerate() {
+            let layers = self.shared.class_of_layer.iter().zip(&self.shared.layers);
+            let least = layers.filter(|(c, _)| **c == Some(class)).flat_map(|(_, l)| l).map(|l| l.used).max();
+            let mut left = state.slots[class].iter().filter(|slot| !slot.given_back).count();
+            for slot in (0..state.slots[class].len()).rev() {
+                if given >= bytes || left <= least.unwrap_or(0) {
+                    break;
+                }
+                let Slot { expert, pins, given_back } = state.slots[class][slot];
+                let reading = expert.is_some_and(|e| matches!(state.experts[e], Residence::Reading { .. }));
+                if given_back || pins > 0 || reading {
+                    continue;
+                }
+                if let Some(expert) = expert {
+                    state.experts[expert] = Residence::Drive;
+                }
+                state.free[class].retain(|&free| free != slot);
+                state.slots[class][slot] = Slot { expert: None, pins: 0, given_back: true };
+                // SAFETY: the slot holds no expert, is not pinned, not being read to and no longer free to take.
+                unsafe { arena.give_back(slot) };
+                given += arena.slot_bytes() as u64;
+                left -= 1;
+            }
+        }
+        given
     }
 
     /// A new token begins.
@@ -469,7 +504,7 @@ impl Shared {
                 slot
             }
         };
-        state.slots[class][slot] = Slot { expert: Some(expert), pins: 1 };
+        state.slots[class][slot] = Slot { expert: Some(expert), pins: 1, given_back: false };
         state.experts[expert] = Residence::Reading { slot, left: 3 };
         // An earlier failure that nobody waited for says nothing about this read.
         state.failures.retain(|(failed, _)| *failed != expert);

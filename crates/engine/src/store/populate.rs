@@ -38,6 +38,12 @@ impl Populating {
         Populating { stop, thread: Mutex::new(thread) }
     }
 
+    /// Takes no more pages.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.wait();
+    }
+
     /// Waits until all pages are there.
     pub fn wait(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -50,7 +56,6 @@ impl Populating {
 
 impl Drop for Populating {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.wait();
+        self.stop();
     }
 }

@@ -153,6 +153,11 @@ impl Arena {
         Ok(Arena { region: Arc::new(Region::new(slot_bytes * slots)?), slot_bytes, slots })
     }
 
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
     /// The memory, which lives as long as anybody holds this.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
@@ -162,6 +167,16 @@ impl Arena {
     pub fn slot(&self, slot: usize) -> *mut u8 {
         assert!(slot < self.slots);
         self.region.as_ptr().wrapping_add(slot * self.slot_bytes)
+    }
+
+    /// Gives the memory of a slot back to the system.
+    ///
+    /// # Safety
+    /// Nobody may read or write the slot, nor be about to.
+    pub unsafe fn give_back(&self, slot: usize) {
+        assert!(slot < self.slots);
+        // SAFETY: the caller's promise.
+        unsafe { self.region.give_back(slot * self.slot_bytes..(slot + 1) * self.slot_bytes) };
     }
 
     /// One part of the expert in a slot.
