@@ -7,6 +7,7 @@
 //! they are all read at the start and nobody ever leaves.
 
 pub mod io;
+mod lease;
 mod meters;
 pub mod policy;
 mod populate;
@@ -19,10 +20,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_kernels::{DType, MatRef};
+use forebay_kernels::DType;
 use smallvec::SmallVec;
 
 pub use io::{ByteSource, FileSource, IoMethod};
+pub use lease::{Acquisition, Lease, Leases};
 pub use meters::Meters;
 pub use slots::{SlotClass, SlotClasses};
 
@@ -553,145 +555,6 @@ impl Shared {
     }
 }
 
-/// Some leases. One token's fit without an allocation.
-pub type Leases = SmallVec<[Lease; 16]>;
-
-/// Experts that were asked for and not yet taken.
-pub struct Acquisition<'a> {
-    store: &'a ExpertStore,
-    ready: Leases,
-    /// Pinned and on their way.
-    reading: SmallVec<[usize; 16]>,
-    /// Without a slot yet, the next one last.
-    waiting: SmallVec<[usize; 16]>,
-    start: Instant,
-}
-
-impl Acquisition<'_> {
-    /// The experts that have become available since the last call, at least one; waits if there is none
-    /// yet. `None` when all have been handed out.
-    ///
-    /// The order in which experts come is not fixed: a result must not depend on it. Leases that are kept for
-    /// longer than to the next call take slots away that other experts may need.
-    ///
-    /// # Errors
-    /// If reading one of them failed, or the drive does not answer.
-    pub fn next_ready(&mut self) -> Result<Option<Leases>> {
-        if !self.ready.is_empty() {
-            return Ok(Some(std::mem::take(&mut self.ready)));
-        }
-        let shared = &self.store.shared;
-        let start = Instant::now();
-        let mut state;
-        let ready = loop {
-            // The last batch has given its slots back, and reads that have ended may leave some, too.
-            self.start_reads();
-            if self.reading.is_empty() && self.waiting.is_empty() {
-                return Ok(None);
-            }
-            state = shared.lock();
-            if let Some(error) = self.failure(&mut state) {
-                return Err(error);
-            }
-            let ready = self.arrivals(&state);
-            if !ready.is_empty() {
-                break ready;
-            }
-            if state.in_flight == 0 {
-                return Err(Error::Backend(
-                    "no slot is left for an expert: all are leased, which is a defect of the caller".into(),
-                ));
-            }
-            let silent = state.last_news.max(start).elapsed();
-            if silent > shared.patience {
-                return Err(self.stalled(silent));
-            }
-            let limit = shared.patience - silent + Duration::from_millis(1);
-            drop(shared.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner));
-        };
-        let waited = start.elapsed();
-        state.meters.wait_seconds += waited.as_secs_f64();
-        drop(state);
-        Ok(Some(ready))
-    }
-
-    /// Starts reading as many of the waiting experts as there is room for.
-    fn start_reads(&mut self) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        let shared = &self.store.shared;
-        let mut reads: SmallVec<[Read; 24]> = SmallVec::new();
-        let mut state = shared.lock();
-        while let Some(&expert) = self.waiting.last() {
-            // Somebody else's read of it may have ended meanwhile.
-            match state.experts[expert] {
-                Residence::Drive => {
-                    let Some(slot) = shared.take_slot(&mut state, expert) else { break };
-                    reads.extend(self.store.reads(expert, slot));
-                }
-                Residence::Reading { slot, .. } | Residence::Memory { slot } => {
-                    state.slots[shared.class(expert)][slot].pins += 1;
-                }
-            }
-            self.waiting.pop();
-            self.reading.push(expert);
-        }
-        drop(state);
-        if !reads.is_empty() {
-            // SAFETY: the slots are pinned until their reads have ended, and the arenas outlive the reader.
-            unsafe { self.store.reader.submit(&reads, Priority::Demand) };
-        }
-    }
-
-    /// Leases for those that have arrived.
-    fn arrivals(&mut self, state: &State) -> Leases {
-        let mut ready = Leases::new();
-        let shared = &self.store.shared;
-        self.reading.retain(|expert| {
-            let Residence::Memory { slot } = state.experts[*expert] else { return true };
-            ready.push(shared.lease(*expert, slot));
-            false
-        });
-        ready
-    }
-
-    /// Why one of those that are waited for cannot come.
-    fn failure(&mut self, state: &mut State) -> Option<Error> {
-        let lost = self.reading.iter().position(|&e| state.experts[e] == Residence::Drive)?;
-        let lost = self.reading.remove(lost);
-        let at = state.failures.iter().position(|(expert, _)| *expert == lost)?;
-        let (_, error) = state.failures.swap_remove(at);
-        state.failures.retain(|(expert, _)| *expert != lost);
-        Some(error)
-    }
-
-    fn stalled(&self, silent: Duration) -> Error {
-        let shared = &self.store.shared;
-        let expert = self.reading.first().or(self.waiting.last()).expect("somebody is waited for");
-        let range = shared.ranges(*expert)[0];
-        Error::io(
-            &shared.paths[range.file.0],
-            format!("cannot read {} bytes at offset {}", range.len, range.offset),
-            std::io::Error::new(
-                std::io::ErrorKind::TimedOut,
-                format!("the drive has not answered for {:.0} seconds", silent.as_secs_f64()),
-            ),
-        )
-    }
-}
-
-impl Drop for Acquisition<'_> {
-    fn drop(&mut self) {
-        let shared = &self.store.shared;
-        let mut state = shared.lock();
-        state.meters.expert_seconds += self.start.elapsed().as_secs_f64();
-        for &expert in &self.reading {
-            shared.unpin(&mut state, expert);
-        }
-    }
-}
-
 impl ExpertStore {
     /// The reads that bring an expert into a slot.
     fn reads(&self, expert: usize, slot: usize) -> impl Iterator<Item = Read> {
@@ -709,39 +572,5 @@ impl ExpertStore {
                 needed: extent.lead + extent.part,
             }
         })
-    }
-}
-
-/// An expert that stays in place while the lease lives.
-pub struct Lease {
-    shared: Arc<Shared>,
-    number: usize,
-    slot: usize,
-}
-
-impl Lease {
-    /// Which expert of the layer it is.
-    pub fn expert(&self) -> ExpertIdx {
-        ExpertIdx(self.shared.numbering.place(self.number).1 as u32)
-    }
-
-    /// One matrix of the expert.
-    pub fn part(&self, part: ExpertPart) -> MatRef<'_> {
-        let (layer, index) = self.shared.numbering.place(self.number);
-        let layer = self.shared.layers[layer].as_ref().expect("it has experts");
-        let part = part as usize;
-        let extent = Placement::new(&layer.experts[index]).extents[part];
-        let arena = &self.shared.arenas[self.shared.class(self.number)];
-        // SAFETY: the expert was read to the slot by this placement, and the lease pins it: nobody writes.
-        let bytes = unsafe { arena.part(self.slot, &extent) };
-        let PartShape { dtype, rows, cols } = layer.parts[part];
-        MatRef::new(dtype, rows, cols, bytes)
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        self.shared.unpin(&mut state, self.number);
     }
 }
