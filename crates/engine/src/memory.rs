@@ -267,6 +267,20 @@ mod tests {
         }
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pages_that_are_given_back_are_zero_and_their_neighbours_are_not() {
+        let mut region = Region::new(4 << 20).unwrap();
+        region.fill(7);
+        // SAFETY: nobody else uses the region.
+        unsafe { region.give_back((1 << 20) + 1..3 << 20) };
+        assert!(region[..(1 << 20) + 1].iter().all(|&b| b == 7));
+        assert!(region[2 << 20..3 << 20].iter().all(|&b| b == 0));
+        assert!(region[3 << 20..].iter().all(|&b| b == 7));
+        region.populate(0..4 << 20);
+        assert!(region[3 << 20..].iter().all(|&b| b == 7));
+    }
+
     #[test]
     fn more_than_there_is_address_space_is_an_error() {
         assert!(Region::new(usize::MAX).is_err());

@@ -138,7 +138,7 @@ struct State {
     /// Slots without an expert, by class.
     free: Vec<Vec<usize>>,
     policy: Box<dyn Policy>,
-    /// The first failure of a read that nobody has been told of yet.
+    /// Reads that failed, by expert, until somebody is told.
     failures: Vec<(usize, Error)>,
     /// Reads under way.
     in_flight: usize,
