@@ -19,7 +19,7 @@ use crate::progress::Progress;
 /// How a model is loaded.
 #[derive(Args)]
 pub struct LoadArgs {
-    /// Tokens a conversation may have [default: 8192, or the model's limit if smaller]
+    /// Tokens a conversation may have [default: the model's limit, with memory set aside for 8192]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     ctx: Option<usize>,
     #[command(flatten)]

@@ -112,7 +112,7 @@ impl<'a> Forecast<'a> {
         let mut lines = vec![
             ("budget".to_owned(), Bytes(plan.budget).to_string(), String::new()),
             ("dense weights".into(), Bytes(plan.dense).to_string(), String::new()),
-            (format!("context of {}", plan.context), Bytes(plan.kv).to_string(), String::new()),
+            (format!("context of {}", plan.reserved), Bytes(plan.kv).to_string(), context_note(plan)),
             (
                 "scratch".into(),
                 Bytes(plan.scratch).to_string(),
@@ -169,7 +169,8 @@ impl<'a> Forecast<'a> {
             "planned": plan.total(),
             "dense": plan.dense,
             "kv": plan.kv,
-            "context": plan.context,
+            "context": plan.reserved,
+            "context_limit": plan.context,
             "scratch": plan.scratch,
             "chunk": plan.chunk,
             "process": plan.process,
@@ -185,6 +186,15 @@ impl<'a> Forecast<'a> {
             "verdict": self.verdict(),
         });
         format!("{object:#}\n")
+    }
+}
+
+/// What becomes of conversations that are longer than memory is set aside for.
+fn context_note(plan: &Plan) -> String {
+    match plan.context {
+        limit if limit == plan.reserved => String::new(),
+        limit if plan.expert_count == 0 => format!("up to {limit} if memory allows"),
+        limit => format!("up to {limit}, taking memory from expert slots"),
     }
 }
 

@@ -7,11 +7,12 @@ use crate::backend::{Backend, CpuBackend, Precision, Routing};
 use crate::blocks::head::Head;
 use crate::blocks::{Cancel, Context, RoutingObserver};
 use crate::chat::ChatTemplate;
+use crate::context_memory::ContextMemory;
 use crate::error::{Bytes, Error, Result};
 use crate::format::ModelFile;
 use crate::heat::{Heat, hottest_first};
 use crate::models::{self, Blueprint, Model};
-use crate::plan::{ExpertMemory, Machine, Plan, Pressure, Traffic, Wishes};
+use crate::plan::{ExpertMemory, Machine, Plan, Pressure, Relief, Traffic, Wishes};
 use crate::session::{Batch, Session};
 use crate::store::policy::PolicyKind;
 use crate::store::probe;
@@ -19,7 +20,8 @@ use crate::store::trace::RoutedLayer;
 use crate::store::{ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions};
 use crate::tokenizer::Tokenizer;
 
-/// The context when the caller does not say: enough for a conversation, whatever the model could do.
+/// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
+/// memory from expert slots.
 const DEFAULT_CONTEXT: usize = 8192;
 
 /// Far more than what makes a chunk faster; the limit keeps the sizes of buffers in range.
@@ -28,7 +30,8 @@ const MAX_CHUNK: usize = 1 << 16;
 /// How a model is loaded.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Tokens that a conversation may have; by default 8192, or the model's limit if that is smaller.
+    /// Tokens that a conversation may have, for which memory is set aside. By default as many as the model was made for,
+    /// with memory for 8192; what is beyond takes memory from expert slots as it comes.
     pub context: Option<usize>,
     /// Threads that compute; by default one for each processor.
     pub threads: Option<usize>,
@@ -59,8 +62,10 @@ impl Options {
                 "a chunk of {chunk} tokens was asked for; it has 1 to {MAX_CHUNK}"
             )));
         }
+        let context = context_length(self.context, limit)?;
         Ok(Wishes {
-            context: context_length(self.context, limit)?,
+            context,
+            reserved: self.context.unwrap_or(context.min(DEFAULT_CONTEXT)),
             precision: self.precision,
             chunk: self.chunk,
             memory: self.memory,
@@ -80,6 +85,7 @@ struct Inner {
     template: std::result::Result<Option<ChatTemplate>, String>,
     model: Box<dyn Model>,
     store: ExpertStore,
+    context_memory: ContextMemory,
     plan: Plan,
     traffic: Traffic,
     routed: Vec<RoutedLayer>,
@@ -159,6 +165,12 @@ impl Engine {
         self.0.store.meters()
     }
 
+    /// Bytes of expert slots at the moment: fewer than planned while conversations or the rest of the machine need the
+    /// memory.
+    pub fn slot_bytes(&self) -> u64 {
+        self.0.store.slot_bytes()
+    }
+
     /// Waits until all memory that was set aside has been taken from the system, which goes on in the background
     /// after loading, so that measurements are not disturbed.
     pub fn settle(&self) {
@@ -191,6 +203,11 @@ impl Engine {
     /// What computes, for people: the device and its instruction set.
     pub fn backend_name(&self) -> String {
         self.compute().backend().name()
+    }
+
+    /// A conversation goes from holding `from` bytes of keys and values to holding `to`.
+    pub(crate) fn hold_context(&self, from: u64, to: u64) -> Result<()> {
+        self.0.context_memory.resize(&self.0.store, from, to)
     }
 
     pub(crate) fn chunk(&self) -> usize {
@@ -254,10 +271,7 @@ impl ComputeGuard<'_> {
         };
         if one_each {
             cx.store.tick();
-            if let Some(bytes) = pressure.relief() {
-                let given = cx.store.give_back(bytes);
-                tracing::info!("memory is short: {} of expert slots given back", Bytes(given));
-            }
+            relieve(pressure, cx.store);
         }
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
@@ -388,6 +402,7 @@ impl Prospect {
             template,
             model: blueprint.model,
             store,
+            context_memory: ContextMemory::new(&plan),
             prefetch: options.prefetch && !plan.holds_all_experts(),
             plan,
             traffic,
@@ -407,9 +422,22 @@ impl Drop for Inner {
     }
 }
 
+/// Gives slots back when the rest of the machine needs memory, and takes them again when there is plenty.
+fn relieve(pressure: &mut Pressure, store: &ExpertStore) {
+    match pressure.relief() {
+        None => {}
+        Some(Relief::Give(bytes)) => {
+            let given = store.give_back(bytes);
+            tracing::info!("memory is short: {} of expert slots given back", Bytes(given));
+            pressure.done(Relief::Give(given));
+        }
+        Some(Relief::Take(bytes)) => pressure.done(Relief::Take(store.take_again(bytes))),
+    }
+}
+
 fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {
     match asked {
-        None => Ok(limit.min(DEFAULT_CONTEXT)),
+        None => Ok(limit),
         Some(0) => Err(Error::Invalid("a context holds at least one token".into())),
         Some(asked) if asked > limit => Err(Error::Invalid(format!(
             "a context of {asked} tokens was asked for, but the model was made for at most {limit}"

@@ -19,6 +19,7 @@
 pub mod backend;
 pub mod blocks;
 pub mod chat;
+mod context_memory;
 mod engine;
 mod error;
 pub mod format;

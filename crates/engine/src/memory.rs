@@ -12,6 +12,13 @@ use crate::error::{Bytes, Error, Result};
 /// Where weights start in a region: at a cache line.
 pub const ALIGNMENT: usize = 64;
 
+/// The pages a region asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PageSize {
+    Usual,
+    Huge,
+}
+
 /// Owned bytes, zero at first.
 pub struct Region(platform::Pages);
 
@@ -21,8 +28,20 @@ impl Region {
     /// # Errors
     /// If the system has no address space left.
     pub fn new(len: usize) -> Result<Region> {
+        Region::on(len, PageSize::Huge)
+    }
+
+    /// A region of `len` bytes on pages of the usual size: for what is small, and given back when it is dropped.
+    ///
+    /// # Errors
+    /// If the system has no address space left.
+    pub fn small(len: usize) -> Result<Region> {
+        Region::on(len, PageSize::Usual)
+    }
+
+    fn on(len: usize, size: PageSize) -> Result<Region> {
         let refused = |e| Error::Backend(format!("cannot reserve {} of memory: {e}", Bytes(len as u64)));
-        platform::Pages::new(len).map(Region).map_err(refused)
+        platform::Pages::new(len, size).map(Region).map_err(refused)
     }
 
     /// Where the region starts, to write to parts of it that nobody else uses.
@@ -100,13 +119,15 @@ mod platform {
 
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+    use super::PageSize;
+
     /// What addresses of advice are multiples of; the largest page that is not huge.
     const PAGE: usize = 64 << 10;
 
     /// The size and alignment of a huge page.
     const HUGE: usize = 2 << 20;
 
-    /// A private anonymous mapping, aligned to huge pages.
+    /// A private anonymous mapping, aligned to huge pages where it asks for them.
     pub struct Pages {
         mapping: NonNull<c_void>,
         mapped: usize,
@@ -121,11 +142,12 @@ mod platform {
     unsafe impl Sync for Pages {}
 
     impl Pages {
-        pub fn new(len: usize) -> io::Result<Pages> {
-            let mapped = len
-                .checked_next_multiple_of(HUGE)
-                .and_then(|len| len.checked_add(HUGE))
-                .ok_or(io::ErrorKind::OutOfMemory)?;
+        pub fn new(len: usize, size: PageSize) -> io::Result<Pages> {
+            let mapped = match size {
+                PageSize::Usual => Some(len.max(1)),
+                PageSize::Huge => len.checked_next_multiple_of(HUGE).and_then(|len| len.checked_add(HUGE)),
+            };
+            let mapped = mapped.ok_or(io::ErrorKind::OutOfMemory)?;
             // SAFETY: a new mapping at an address of the system's choice touches no other memory.
             let mapping = unsafe {
                 mmap_anonymous(
@@ -135,9 +157,15 @@ mod platform {
                     MapFlags::PRIVATE,
                 )?
             };
-            let start = mapping.addr().next_multiple_of(HUGE) - mapping.addr();
+            let start = match size {
+                PageSize::Usual => 0,
+                PageSize::Huge => mapping.addr().next_multiple_of(HUGE) - mapping.addr(),
+            };
             let mapping = NonNull::new(mapping).ok_or(io::ErrorKind::OutOfMemory)?;
             let pages = Pages { mapping, mapped, start, len };
+            if size == PageSize::Usual {
+                return Ok(pages);
+            }
             // SAFETY: the advice is about the mapping just made, and changes no contents. It may be refused:
             // then pages are small.
             let _ = unsafe { madvise(pages.first().cast(), mapped - HUGE, Advice::LinuxHugepage) };
@@ -213,7 +241,7 @@ mod platform {
     unsafe impl Sync for Pages {}
 
     impl Pages {
-        pub fn new(len: usize) -> io::Result<Pages> {
+        pub fn new(len: usize, _: super::PageSize) -> io::Result<Pages> {
             let layout = Layout::from_size_align(len.max(1), PAGE).map_err(|_| io::ErrorKind::OutOfMemory)?;
             // SAFETY: the layout has a size.
             let first = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;

@@ -36,6 +36,11 @@ impl State {
         &mut *self.layers[layer.0]
     }
 
+    /// Bytes that so many positions take in all layers.
+    fn bytes_for(&self, len: usize) -> u64 {
+        self.layers.iter().map(|layer| layer.bytes_for(len)).sum()
+    }
+
     fn truncate(&mut self, len: usize) {
         self.layers.iter_mut().for_each(|layer| layer.truncate(len));
         self.len = len;
@@ -98,6 +103,8 @@ pub type RoutedWatch = dyn FnMut(Routed<'_>) + Send;
 pub struct Session {
     engine: Engine,
     state: State,
+    /// Bytes that the engine counts for it.
+    held: u64,
     tokens: Vec<TokenId>,
     /// After the last token; empty if they are not known.
     logits: Vec<f32>,
@@ -114,7 +121,8 @@ impl Session {
         let state = State::new(engine.model(), engine.compute().backend());
         Session {
             state,
-            tokens: Vec::with_capacity(engine.context()),
+            held: 0,
+            tokens: Vec::with_capacity(engine.plan().reserved),
             engine,
             logits: Vec::new(),
             cancel: Cancel::default(),
@@ -219,11 +227,19 @@ impl Session {
         }
     }
 
+    /// Has the engine count so many bytes for this session, and make room for them.
+    fn hold(&mut self, bytes: u64) -> Result<()> {
+        self.engine.hold_context(self.held, bytes)?;
+        self.held = bytes;
+        Ok(())
+    }
+
     /// Computes one chunk after the tokens held. If it fails, the session is as it was before the chunk.
     fn compute(&mut self, phase: Phase, tokens: &[TokenId], last: bool, watch: &mut Watch<'_>) -> Result<()> {
         let start = self.tokens.len();
         // The layers may hold more: of tokens that were let go, of a chunk that failed or whose watcher panicked.
         self.state.truncate(start);
+        self.hold(self.state.bytes_for(start + tokens.len()))?;
         self.positions.clear();
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
         self.wanted.clear();
@@ -255,6 +271,14 @@ impl Session {
         self.tokens.extend_from_slice(tokens);
         self.state.len = self.tokens.len();
         Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.state.truncate(0);
+        // Giving memory back does not fail.
+        let _ = self.hold(0);
     }
 }
 

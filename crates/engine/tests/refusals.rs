@@ -231,8 +231,9 @@ fn options_that_make_no_sense_are_refused() {
 #[test]
 fn a_context_that_memory_cannot_hold_is_refused_with_both_numbers() {
     let file = with_count("context_length", 1 << 30);
-    let engine = open_with(&file.build(), &options()).expect("the default context is small");
-    assert_eq!(engine.context(), 8192);
+    let engine = open_with(&file.build(), &options()).expect("memory is set aside for little");
+    assert_eq!(engine.context(), 1 << 30);
+    assert_eq!(engine.plan().reserved, 8192);
     // Two layers, two heads, eight channels each for keys and values, two bytes.
     let kv = (2 * 2 * 16 * 2) << 30;
     match open_with(&file.build(), &Options { context: Some(1 << 30), ..options() }) {

@@ -258,4 +258,13 @@ fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
     }
     // Two experts had stayed; whatever else is asked for comes from the drive again.
     assert!((store.meters() - before).misses >= 10);
+
+    assert_eq!(store.take_again(given), given);
+    assert_eq!(store.take_again(u64::MAX), 0, "all are in use again");
+    store.preload(0..LAYERS * EXPERTS, &mut |_| {}).unwrap();
+    let before = store.meters();
+    for layer in SPARSE {
+        check(&store, layer, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+    }
+    assert_eq!((store.meters() - before).misses, 0, "there is room for all experts again");
 }

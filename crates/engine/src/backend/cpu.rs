@@ -213,7 +213,7 @@ impl Backend for CpuBackend {
             let kv = kv.downcast_mut::<CpuKv>().expect("the state was made by this backend");
             let rows = sequence.rows.clone();
             for row in rows.clone() {
-                kv.push(&k[row * a.k.width..][..a.k.width], &v[row * a.v.width..][..a.v.width]);
+                kv.push(&k[row * a.k.width..][..a.k.width], &v[row * a.v.width..][..a.v.width])?;
             }
             let shape = kv.shape();
             let q_heads = a.q.width / shape.key_dim;

@@ -1,15 +1,18 @@
 //! Attention memory on the CPU: keys and values in pages of [`KEY_BLOCK`] positions.
 //!
 //! Pages start at multiples of their length, so the steps of attention are the same however the positions came
-//! in. Memory grows a page at a time, as it is used.
+//! in. Memory grows a page at a time, as it is used, and goes back to the system with the page.
 
 use std::any::Any;
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_kernels::{KEY_BLOCK, KvRef};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::{Kv, KvShape};
+use crate::error::Result;
+use crate::memory::Region;
 
 /// The type in which keys and values are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +21,16 @@ pub enum KvType {
     F16,
     /// Single precision.
     F32,
+}
+
+impl KvType {
+    /// Bytes of a number.
+    fn bytes(self) -> usize {
+        match self {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        }
+    }
 }
 
 /// One layer's keys and values of one sequence.
@@ -38,14 +51,14 @@ impl CpuKv {
     }
 
     /// Adds one position: keys `[heads, key_dim]` and values `[heads, value_dim]`.
-    pub fn push(&mut self, keys: &[f32], values: &[f32]) {
-        let KvShape { heads, key_dim, value_dim } = self.shape;
+    ///
+    /// # Errors
+    /// If the system has no memory for another page.
+    pub fn push(&mut self, keys: &[f32], values: &[f32]) -> Result<()> {
+        let KvShape { key_dim, value_dim, .. } = self.shape;
         let (page, row) = (self.len / KEY_BLOCK, self.len % KEY_BLOCK);
         if page == self.pages.len() {
-            self.pages.push(Page {
-                keys: Cells::new(self.kind, heads * KEY_BLOCK * key_dim),
-                values: Cells::new(self.kind, heads * KEY_BLOCK * value_dim),
-            });
+            self.pages.push(Page::new(self.shape, self.kind)?);
         }
         let page = &mut self.pages[page];
         for (head, (key, value)) in keys.chunks_exact(key_dim).zip(values.chunks_exact(value_dim)).enumerate()
@@ -54,6 +67,7 @@ impl CpuKv {
             page.values.write((head * KEY_BLOCK + row) * value_dim, value);
         }
         self.len += 1;
+        Ok(())
     }
 
     /// One head's keys and values on one page, as far as the first `len` positions reach.
@@ -69,6 +83,12 @@ impl CpuKv {
 impl Kv for CpuKv {
     fn len(&self) -> usize {
         self.len
+    }
+
+    fn bytes_for(&self, len: usize) -> u64 {
+        let KvShape { heads, key_dim, value_dim } = self.shape;
+        let page = heads * KEY_BLOCK * (key_dim + value_dim) * self.kind.bytes();
+        len.div_ceil(KEY_BLOCK) as u64 * page as u64
     }
 
     fn truncate(&mut self, len: usize) {
@@ -87,30 +107,36 @@ struct Page {
     values: Cells,
 }
 
-enum Cells {
-    F16(Box<[f16]>),
-    F32(Box<[f32]>),
+impl Page {
+    fn new(shape: KvShape, kind: KvType) -> Result<Page> {
+        let cells = |dim| Cells::new(kind, shape.heads * KEY_BLOCK * dim);
+        Ok(Page { keys: cells(shape.key_dim)?, values: cells(shape.value_dim)? })
+    }
+}
+
+/// Numbers in memory of their own: what an allocator is given back it keeps, and the budget counts.
+struct Cells {
+    kind: KvType,
+    bytes: Region,
 }
 
 impl Cells {
-    fn new(kind: KvType, len: usize) -> Cells {
-        match kind {
-            KvType::F16 => Cells::F16(vec![f16::ZERO; len].into()),
-            KvType::F32 => Cells::F32(vec![0.0; len].into()),
-        }
+    fn new(kind: KvType, len: usize) -> Result<Cells> {
+        Ok(Cells { kind, bytes: Region::small(len * kind.bytes())? })
     }
 
     fn write(&mut self, at: usize, values: &[f32]) {
-        match self {
-            Cells::F16(cells) => cells[at..at + values.len()].convert_from_f32_slice(values),
-            Cells::F32(cells) => cells[at..at + values.len()].copy_from_slice(values),
+        let range = at..at + values.len();
+        match self.kind {
+            KvType::F16 => cast_slice_mut::<_, f16>(&mut self.bytes)[range].convert_from_f32_slice(values),
+            KvType::F32 => cast_slice_mut(&mut self.bytes)[range].copy_from_slice(values),
         }
     }
 
     fn read(&self, at: usize, len: usize) -> KvRef<'_> {
-        match self {
-            Cells::F16(cells) => KvRef::F16(&cells[at..at + len]),
-            Cells::F32(cells) => KvRef::F32(&cells[at..at + len]),
+        match self.kind {
+            KvType::F16 => KvRef::F16(&cast_slice(&self.bytes)[at..at + len]),
+            KvType::F32 => KvRef::F32(&cast_slice(&self.bytes)[at..at + len]),
         }
     }
 }
@@ -126,7 +152,7 @@ mod tests {
             let mut kv = CpuKv::new(shape, kind);
             for p in 0..100 {
                 let p = p as f32;
-                kv.push(&[p, p, p, -p, -p, -p], &[p, 2.0 * p, -p, -2.0 * p]);
+                kv.push(&[p, p, p, -p, -p, -p], &[p, 2.0 * p, -p, -2.0 * p]).unwrap();
             }
             kv.truncate(80);
             assert_eq!(kv.len(), 80);

@@ -80,6 +80,9 @@ pub trait Kv: Any + Send {
         self.len() == 0
     }
 
+    /// Bytes that so many positions take.
+    fn bytes_for(&self, len: usize) -> u64;
+
     /// Forgets all positions from `len` on.
     fn truncate(&mut self, len: usize);
 

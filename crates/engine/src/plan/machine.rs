@@ -26,6 +26,17 @@ pub struct Pressure {
     /// Whether there is enough to give for it to matter.
     watches: bool,
     looked: Option<Instant>,
+    /// Bytes that were given back and not taken again.
+    given: u64,
+}
+
+/// What expert slots are to do for the rest of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relief {
+    /// Memory is short: give back so many bytes.
+    Give(u64),
+    /// There is plenty again: so many of the bytes given may be taken again.
+    Take(u64),
 }
 
 impl Pressure {
@@ -35,24 +46,39 @@ impl Pressure {
     /// What is left to others before slots are given back.
     const LEAST: u64 = 128 << 20;
 
+    /// What is left to others when slots are taken again: far more, so that memory does not go to and fro.
+    const PLENTY: u64 = 1 << 30;
+
     /// For slots of so many bytes.
     pub fn on(slot_bytes: u64) -> Pressure {
-        Pressure { watches: slot_bytes >= Pressure::LEAST, looked: None }
+        Pressure { watches: slot_bytes >= Pressure::LEAST, looked: None, given: 0 }
     }
 
-    /// Bytes to give back, if the machine or a control group is short of memory.
-    pub fn relief(&mut self) -> Option<u64> {
+    /// What to do now, if anything. The caller [says](Self::done) what came of it.
+    pub fn relief(&mut self) -> Option<Relief> {
         if !self.watches || self.looked.is_some_and(|looked| looked.elapsed() < Pressure::EVERY) {
             return None;
         }
         self.looked = Some(Instant::now());
-        relief(Machine::now().available?)
+        self.judge(Machine::now().available?)
     }
-}
 
-/// Twice the least is to be available afterwards.
-fn relief(available: u64) -> Option<u64> {
-    (available < Pressure::LEAST).then(|| 2 * Pressure::LEAST - available)
+    /// Takes note of the bytes that were really given or taken.
+    pub fn done(&mut self, relief: Relief) {
+        match relief {
+            Relief::Give(bytes) => self.given += bytes,
+            Relief::Take(bytes) => self.given -= bytes,
+        }
+    }
+
+    fn judge(&self, available: u64) -> Option<Relief> {
+        if available < Pressure::LEAST {
+            // Twice the least is to be available afterwards.
+            return Some(Relief::Give(2 * Pressure::LEAST - available));
+        }
+        let plenty = self.given.min(available.saturating_sub(Pressure::PLENTY));
+        (plenty > 0).then_some(Relief::Take(plenty))
+    }
 }
 
 /// The smallest of what the machine and each control group above the process have left.
@@ -133,12 +159,17 @@ mod tests {
 
     #[test]
     fn memory_is_given_back_only_when_it_is_short() {
-        assert_eq!(relief(128 << 20), None);
-        assert_eq!(relief(100 << 20), Some(156 << 20));
         let mut pressure = Pressure::on(1 << 30);
         pressure.relief();
         assert!(pressure.looked.is_some());
         assert_eq!(pressure.relief(), None, "it looks once a second");
+        assert_eq!(pressure.judge(128 << 20), None);
+        assert_eq!(pressure.judge(100 << 20), Some(Relief::Give(156 << 20)));
+        pressure.done(Relief::Give(160 << 20));
+        assert_eq!(pressure.judge(1 << 30), None, "not plenty yet");
+        assert_eq!(pressure.judge(1100 << 20), Some(Relief::Take(76 << 20)));
+        pressure.done(Relief::Take(75 << 20));
+        assert_eq!(pressure.judge(8 << 30), Some(Relief::Take(85 << 20)), "no more than was given");
         let mut small = Pressure::on(1 << 20);
         assert!(small.relief().is_none() && small.looked.is_none());
     }

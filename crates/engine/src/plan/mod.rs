@@ -2,7 +2,7 @@
 
 mod machine;
 
-pub use machine::{Machine, Pressure};
+pub use machine::{Machine, Pressure, Relief};
 
 use crate::backend::{KvShape, Precision};
 use crate::error::{Bytes, Error, Result};
@@ -24,8 +24,10 @@ const PAGE: u64 = forebay_kernels::KEY_BLOCK as u64;
 /// What is asked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wishes {
-    /// Tokens of a conversation.
+    /// The most tokens of a conversation.
     pub context: usize,
+    /// Tokens of a conversation that memory is set aside for.
+    pub reserved: usize,
     /// How products are computed, which says how large keys and values are.
     pub precision: Precision,
     /// Tokens computed together when a prompt is read; by default what the memory allows.
@@ -52,7 +54,7 @@ pub struct Plan {
     pub budget: u64,
     /// Dense weights: attention, norms, routers, embeddings.
     pub dense: u64,
-    /// Keys and values of one conversation that fills its context.
+    /// Keys and values of one conversation, as long as memory is set aside for.
     pub kv: u64,
     /// Buffers of the forward pass.
     pub scratch: u64,
@@ -68,8 +70,10 @@ pub struct Plan {
     pub expert_count: usize,
     /// Tokens that are computed together when a prompt is read.
     pub chunk: usize,
-    /// Tokens of a conversation.
+    /// The most tokens of a conversation.
     pub context: usize,
+    /// Tokens of a conversation that memory is set aside for; beyond that it takes expert slots.
+    pub reserved: usize,
 }
 
 impl Plan {
@@ -88,7 +92,7 @@ impl Plan {
             (None, Some(available)) => machine.resident + available.saturating_sub(margin(available)),
             (None, None) => u64::MAX,
         };
-        let positions = (wishes.context as u64).next_multiple_of(PAGE);
+        let positions = (wishes.reserved as u64).next_multiple_of(PAGE);
         let mut plan = Plan {
             budget,
             dense: blueprint.dense_bytes(),
@@ -101,6 +105,7 @@ impl Plan {
             expert_count: classes.classes.iter().map(|c| c.experts).sum(),
             chunk: 0,
             context: wishes.context,
+            reserved: wishes.reserved,
         };
         let limit = match wishes.expert_memory {
             None => u64::MAX,
@@ -158,7 +163,7 @@ impl Plan {
             "dense weights {}, context of {} tokens {}, scratch {}, the program itself {}, the experts that a \
              token uses in one layer {}",
             Bytes(self.dense),
-            self.context,
+            self.reserved,
             Bytes(self.kv),
             Bytes(self.scratch),
             Bytes(self.process),
@@ -245,6 +250,7 @@ mod tests {
             expert_count: 9,
             chunk: 1,
             context: 100,
+            reserved: 100,
         }
     }
 

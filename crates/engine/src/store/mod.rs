@@ -352,6 +352,32 @@ impl ExpertStore {
         given
     }
 
+    /// Takes slots that were given back into use again, as far as they fit into `bytes`. Returns how many bytes they have.
+    pub fn take_again(&self, bytes: u64) -> u64 {
+        let mut state = self.shared.lock();
+        let mut taken = 0;
+        for (class, arena) in self.shared.arenas.iter().enumerate() {
+            let State { slots, free, .. } = &mut *state;
+            for (number, slot) in slots[class].iter_mut().enumerate().filter(|(_, slot)| slot.given_back) {
+                if taken + arena.slot_bytes() as u64 > bytes {
+                    break;
+                }
+                slot.given_back = false;
+                free[class].push(number);
+                taken += arena.slot_bytes() as u64;
+            }
+        }
+        taken
+    }
+
+    /// Bytes of all slots that have not been given back.
+    pub fn slot_bytes(&self) -> u64 {
+        let state = self.shared.lock();
+        let classes = self.shared.arenas.iter().zip(&state.slots);
+        let kept = |slots: &[Slot]| slots.iter().filter(|slot| !slot.given_back).count();
+        classes.map(|(arena, slots)| (arena.slot_bytes() * kept(slots)) as u64).sum()
+    }
+
     /// A new token begins.
     pub fn tick(&self) {
         self.shared.lock().policy.tick();

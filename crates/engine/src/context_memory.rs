@@ -1,0 +1,66 @@
+//! The memory of conversations: what they need beyond what the plan set aside for them, expert slots give.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Bytes, Error, Result};
+use crate::plan::Plan;
+use crate::store::ExpertStore;
+
+/// Counts what all conversations with a model hold.
+pub(crate) struct ContextMemory {
+    /// What they may hold before slots are asked.
+    room: u64,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    /// By all conversations.
+    used: u64,
+    /// From expert slots.
+    borrowed: u64,
+}
+
+impl ContextMemory {
+    /// What the plan sets aside, and what it leaves unused.
+    pub fn new(plan: &Plan) -> ContextMemory {
+        ContextMemory { room: plan.budget.saturating_sub(plan.total() - plan.kv), held: Mutex::default() }
+    }
+
+    /// One conversation goes from holding `from` bytes to holding `to`. Slots give what is missing, and get back what is
+    /// no longer needed.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if slots cannot give enough. Then nothing has changed.
+    pub fn resize(&self, store: &ExpertStore, from: u64, to: u64) -> Result<()> {
+        if from == to {
+            return Ok(());
+        }
+        let mut held = self.lock();
+        let used = held.used - from + to;
+        let beyond = used.saturating_sub(self.room);
+        if beyond > held.borrowed {
+            let missing = beyond - held.borrowed;
+            let given = store.give_back(missing);
+            if given < missing {
+                store.take_again(given);
+                return Err(Error::Budget {
+                    need: used,
+                    have: self.room + held.borrowed + given,
+                    what: format!("keys and values of all conversations, this one's {}", Bytes(to)),
+                    remedy: "shorten the conversation, or give it more memory with --memory".into(),
+                });
+            }
+            held.borrowed += given;
+        } else {
+            held.borrowed -= store.take_again(held.borrowed - beyond);
+        }
+        held.used = used;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        // Numbers change together, after everything that can fail.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

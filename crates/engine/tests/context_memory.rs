@@ -1,0 +1,64 @@
+//! What conversations hold counts. A test program of its own with one test, because a plan starts from what the process has
+//! resident, and other tests would change that meanwhile.
+
+#[path = "common/models.rs"]
+mod common;
+
+use common::{demo_model, random_tokens};
+use forebay_engine::{Engine, Error, Options, Prospect};
+
+#[test]
+fn conversations_share_the_budget_with_experts() {
+    conversations_beyond_the_plan_take_expert_slots();
+    a_conversation_that_finds_no_memory_is_refused_and_others_go_on();
+}
+
+/// The plan sets memory aside for one conversation. Others take expert slots, and give them back.
+fn conversations_beyond_the_plan_take_expert_slots() {
+    let engine = Engine::open(&demo_model(), &memory_for_slots(8 << 20)).unwrap();
+    let planned = engine.plan().slot_bytes;
+    let tokens = random_tokens(1000, 4096, 15);
+    let mut first = engine.session();
+    first.extend(&tokens).unwrap();
+    assert_eq!(engine.slot_bytes(), planned, "this is what the plan is for");
+
+    let mut second = engine.session();
+    second.extend(&tokens).unwrap();
+    let taken = planned - engine.slot_bytes();
+    assert!(taken >= 1000 * engine.traffic().position, "{taken} bytes for a thousand tokens");
+    assert_eq!(first.logits(), second.logits());
+
+    let mut third = engine.session();
+    third.extend(&tokens[..1]).unwrap();
+    drop(second);
+    drop(first);
+    assert_eq!(engine.slot_bytes(), planned, "what is left fits the plan");
+    third.extend(&tokens).unwrap();
+}
+
+fn a_conversation_that_finds_no_memory_is_refused_and_others_go_on() {
+    let engine = Engine::open(&demo_model(), &memory_for_slots(2 << 20)).unwrap();
+    let tokens = random_tokens(1000, 4096, 16);
+    let mut first = engine.session();
+    first.extend(&tokens[..900]).unwrap();
+    let mut second = engine.session();
+    match second.extend(&tokens) {
+        Err(error @ Error::Budget { need, have, .. }) => {
+            assert!(need > have && error.to_string().contains("--memory"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(engine.slot_bytes(), engine.plan().slot_bytes, "nothing was taken in vain");
+    first.extend(&tokens).unwrap();
+    drop(first);
+    second.extend(&tokens).unwrap();
+}
+
+/// Memory for the fixed part of the demo model and about so many bytes of slots.
+fn memory_for_slots(bytes: u64) -> Options {
+    let plan = Prospect::new(&demo_model(), &Options { memory: Some(1 << 40), ..Options::default() });
+    let plan = plan.unwrap().plan().clone();
+    // The room to move is larger where the budget is.
+    let memory = plan.total() - plan.slot_bytes - (256 << 20) + (16 << 20) + bytes;
+    Options { memory: Some(memory), chunk: Some(plan.chunk), ..Options::default() }
+}
