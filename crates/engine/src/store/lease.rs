@@ -23,6 +23,8 @@ pub struct Acquisition<'a> {
     pub(super) reading: SmallVec<[usize; 16]>,
     /// Without a slot yet, the next one last.
     pub(super) waiting: SmallVec<[usize; 16]>,
+    /// The most that are on their way at a time.
+    pub(super) at_once: usize,
     pub(super) start: Instant,
 }
 
@@ -82,7 +84,7 @@ impl Acquisition<'_> {
         let shared = &self.store.shared;
         let mut reads: SmallVec<[Read; 24]> = SmallVec::new();
         let mut state = shared.lock();
-        while let Some(&expert) = self.waiting.last() {
+        while let Some(&expert) = self.waiting.last().filter(|_| self.reading.len() < self.at_once) {
             // Somebody else's read of it may have ended meanwhile.
             match state.experts[expert] {
                 Residence::Drive => {

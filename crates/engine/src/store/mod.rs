@@ -34,7 +34,7 @@ use crate::{ExpertIdx, LayerIdx};
 use io::{OnDone, Priority, Read, ReadId, Reader};
 use policy::{Policy, PolicyKind};
 use populate::Populating;
-use slots::{Arena, Numbering, Placement};
+use slots::{Arena, Numbering, Placement, reads_at_once};
 
 /// One stored matrix of an expert: what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -437,6 +437,7 @@ impl ExpertStore {
             ready: Leases::new(),
             reading: SmallVec::new(),
             waiting: SmallVec::new(),
+            at_once: usize::MAX,
             start: Instant::now(),
         };
         // What was only expected is now waited for.
@@ -447,6 +448,7 @@ impl ExpertStore {
                 let hit = matches!(state.experts[expert], Residence::Memory { .. });
                 if purpose == Purpose::Token {
                     state.policy.used(expert);
+                    acquisition.at_once = reads_at_once(state.slots[self.shared.class(expert)].len());
                 }
                 if purpose != Purpose::Preload {
                     state.meters.count(hit, self.shared.expert_bytes(expert));

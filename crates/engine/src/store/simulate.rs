@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::policy::Policy;
+use super::slots::reads_at_once;
 use super::trace::{Phase, Trace};
 
 /// What a store is asked for, in order.
@@ -105,9 +106,7 @@ impl Workload {
                     asked.iter().for_each(|&expert| policy.used(expert));
                     hits.asked += asked.len();
                     hits.hits += asked.iter().filter(|&&expert| cache.place[expert].is_some()).count();
-                    for &expert in asked {
-                        cache.demand(expert, asked, policy);
-                    }
+                    cache.demand(asked, policy);
                 }
             }
         }
@@ -123,8 +122,8 @@ impl Workload {
         Hits { hits: uses.iter().take(slots).sum(), asked: uses.iter().sum() }
     }
 
-    /// What can be hit at all: Belady's rule evicts the expert that is needed again latest, which takes
-    /// knowledge of the future.
+    /// What can be hit at all: Belady's rule evicts the expert that is needed again latest, perhaps one that has just been
+    /// used, which takes knowledge of the future.
     pub fn belady(&self, slots: usize) -> Hits {
         let slots = slots.max(self.least_slots());
         let next = self.next_uses();
@@ -151,13 +150,13 @@ impl Workload {
                     hits.hits += 1;
                 }
             }
-            while queue.len() + asked.len() > slots {
-                let (_, expert) = queue.pop_last().expect("one request fits the slots");
-                due[expert] = None;
-            }
             for (&expert, place) in asked.iter().zip(places) {
                 due[expert] = Some(next[place]);
                 queue.insert((next[place], expert));
+            }
+            while queue.len() > slots {
+                let (_, expert) = queue.pop_last().expect("there are more than the slots");
+                due[expert] = None;
             }
         }
         hits
@@ -207,15 +206,24 @@ impl Cache {
         }
     }
 
-    /// Makes an expert resident; those in use stay.
-    fn demand(&mut self, expert: usize, in_use: &[usize], policy: &mut dyn Policy) {
-        self.offer(expert);
-        if self.place[expert].is_none() {
-            let mut candidates = self.resident.iter().copied().filter(|e| !in_use.contains(e));
-            let victim = policy.victim(&mut candidates);
-            let place = self.place[victim].take().expect("the victim is one of the candidates");
-            self.resident[place] = expert;
-            self.place[expert] = Some(place);
+    /// Brings experts in, as many at a time as the store does. Those that were there stay until all are computed.
+    fn demand(&mut self, asked: &[usize], policy: &mut dyn Policy) {
+        let (mut in_use, missing): (Vec<usize>, Vec<usize>) =
+            asked.iter().partition(|&&expert| self.place[expert].is_some());
+        let there = in_use.len();
+        for expert in missing {
+            if in_use.len() - there == reads_at_once(self.slots) {
+                in_use.remove(there);
+            }
+            in_use.push(expert);
+            self.offer(expert);
+            if self.place[expert].is_none() {
+                let mut candidates = self.resident.iter().copied().filter(|e| !in_use.contains(e));
+                let victim = policy.victim(&mut candidates);
+                let place = self.place[victim].take().expect("the victim is one of the candidates");
+                self.resident[place] = expert;
+                self.place[expert] = Some(place);
+            }
         }
     }
 }
@@ -251,11 +259,9 @@ mod tests {
         }
         let needed: u32 = asked.iter().map(|e| 1 << e).sum();
         let best = (0..1_u32 << EXPERTS)
-            .filter(|kept| {
-                kept & !(resident & !needed) == 0
-                    && (kept | needed).count_ones() == slots.min((resident | needed).count_ones())
-            })
-            .map(|kept| most_hits(workload, request + 1, kept | needed, slots))
+            .filter(|kept| kept & !(resident | needed) == 0)
+            .filter(|kept| kept.count_ones() == slots.min((resident | needed).count_ones()))
+            .map(|kept| most_hits(workload, request + 1, kept, slots))
             .max();
         (resident & needed).count_ones() as usize + best.unwrap_or(0)
     }

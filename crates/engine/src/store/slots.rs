@@ -97,6 +97,12 @@ impl SlotClasses {
     }
 }
 
+/// How many of a layer's experts are brought into a class of so many slots at a time. Those on their way, or computed
+/// once and not worth keeping, take slots from those that are; a drive needs only a few reads at a time to be busy.
+pub fn reads_at_once(slots: usize) -> usize {
+    (slots / 16).max(1)
+}
+
 /// Where the parts of an expert lie in its slot, and what is read to get them there: whole blocks of the file. The
 /// bytes that this adds around a part stay out of sight.
 #[derive(Clone, Copy, Debug)]
