@@ -92,11 +92,6 @@ impl ComputeArgs {
         }
     }
 
-    /// How experts are read.
-    pub fn io(&self) -> IoMethod {
-        self.io
-    }
-
     /// How products with quantised weights are computed.
     pub fn precision(&self) -> Precision {
         if self.exact { Precision::Exact } else { Precision::Fast }

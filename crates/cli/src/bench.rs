@@ -1,6 +1,5 @@
 //! `forebay bench`: how fast a model runs on this machine, and how near that is to what its memory allows.
 
-mod bandwidth;
 mod report;
 mod tokens;
 
@@ -10,11 +9,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
+use forebay_engine::bound::TokenCost;
 use forebay_engine::{Engine, Session, TokenId};
 
-pub use self::bandwidth::read_bandwidth;
-use self::report::{Format, Row, Setting, Streaming};
+use self::report::{Format, Row, Setting};
 use crate::args::{ComputeArgs, at_least_one};
+use crate::memory_speed::memory_speed;
 use crate::output::print;
 use crate::progress::Progress;
 use crate::{demo, errors};
@@ -80,17 +80,15 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let bar = Progress::measuring();
     bar.say("nothing yet: memory is being taken".into());
     engine.settle();
-    bar.say("the memory's bandwidth".into());
-    let bandwidth = read_bandwidth(engine.threads())?;
-    let drive = if engine.plan().holds_all_experts() {
-        None
-    } else {
-        bar.say("the drive's speed".into());
-        engine.drive_speed(args.compute.io())?
+    bar.say("the memory's and the drive's speed".into());
+    let speeds = engine.speeds()?;
+    let bandwidth = match speeds.memory {
+        Some(speed) => speed,
+        None => memory_speed(engine.threads())?,
     };
     drop(bar);
 
-    let setting = Setting::new(&engine, args.compute.precision(), bandwidth, drive);
+    let setting = Setting::new(&engine, args.compute.precision(), bandwidth, speeds.drive);
     print(&args.output.begin(&setting))?;
     let mut rows = Vec::new();
     for test in tests {
@@ -128,7 +126,7 @@ enum Kind {
 /// What one run gave.
 struct Sample {
     tokens_per_second: f64,
-    streaming: Streaming,
+    cost: TokenCost,
 }
 
 /// One thing to measure.
@@ -174,7 +172,7 @@ impl Test {
             let experts = engine.meters() - before;
             samples.push(Sample {
                 tokens_per_second: self.tokens as f64 / seconds,
-                streaming: Streaming::new(self.tokens, seconds, &experts),
+                cost: TokenCost::new(self.tokens, seconds, &experts),
             });
         }
         Ok(samples)

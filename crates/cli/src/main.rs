@@ -8,6 +8,7 @@ mod errors;
 mod inspect;
 mod interrupt;
 mod logits;
+mod memory_speed;
 mod output;
 mod perplexity;
 mod plan;

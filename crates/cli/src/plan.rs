@@ -10,8 +10,8 @@ use forebay_engine::{Bytes, Prospect};
 use serde_json::json;
 
 use crate::args::LoadArgs;
-use crate::bench::read_bandwidth;
 use crate::demo;
+use crate::memory_speed::memory_speed;
 use crate::output::print;
 use crate::progress::Progress;
 
@@ -59,7 +59,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
         bar.say("the memory".into());
         let threads =
             options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        Some(Speeds { memory: read_bandwidth(threads)?, drive })
+        Some(Speeds { memory: memory_speed(threads)?, drive })
     };
     let forecast = Forecast::new(&prospect, speeds.as_ref());
     print(&if args.json { forecast.json() } else { forecast.text() })?;

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use forebay_engine::bound::{Bound, TokenCost};
 use forebay_engine::store::Meters;
 use forebay_engine::{Answer, Bytes, Engine, FinishReason, Stats};
 use serde_json::{Value, json};
@@ -12,11 +13,23 @@ pub fn close(engine: &Engine, answer: &Answer) {
     let begun = answer.finish_reason != FinishReason::Cancelled || !answer.tokens.is_empty();
     if begun && std::io::stderr().is_terminal() {
         let streams = !engine.plan().holds_all_experts();
-        eprintln!("\n{}", line(&answer.stats, streams));
+        eprintln!("\n{}", line(&answer.stats, streams, bound(engine, &answer.stats)));
     }
 }
 
-fn line(stats: &Stats, streams: bool) -> String {
+/// What bounded the writing of an answer, and the share of it that was reached.
+fn bound(engine: &Engine, stats: &Stats) -> Option<(Bound, f64)> {
+    if stats.generated_tokens == 0 {
+        return None;
+    }
+    // Where the drive fails now, the answer is there all the same.
+    let speeds = engine.speeds().ok()?;
+    let cost = TokenCost::new(stats.generated_tokens, stats.decode_seconds, &stats.experts);
+    let bound = Bound::of(&cost, &speeds)?;
+    Some((bound, bound.ratio(&cost)))
+}
+
+fn line(stats: &Stats, streams: bool, bound: Option<(Bound, f64)>) -> String {
     let mut parts = Vec::new();
     if stats.generated_tokens > 0 {
         parts.push(format!("{:.1} tok/s", rate(stats.generated_tokens, stats.decode_seconds)));
@@ -26,7 +39,9 @@ fn line(stats: &Stats, streams: bool) -> String {
         let per_token = stats.experts.bytes_read as f64 / stats.generated_tokens.max(1) as f64;
         parts.push(format!("experts {:.0}% hit", hit_rate * 100.0));
         parts.push(format!("{}/tok from the drive", Bytes(per_token as u64)));
-        parts.push(format!("waited {:.0}%", 100.0 * stats.experts.wait_seconds / stats.decode_seconds));
+    }
+    if let Some((bound, ratio)) = bound {
+        parts.push(format!("{}-bound ({:.0}% of bound)", bound.by.name(), 100.0 * ratio));
     }
     let computed = stats.prompt_tokens - stats.reused_tokens;
     parts.push(format!("prompt {computed} tok at {:.0} tok/s", rate(computed, stats.prompt_seconds)));
@@ -36,6 +51,9 @@ fn line(stats: &Stats, streams: bool) -> String {
 /// An answer as JSON.
 pub fn answer(engine: &Engine, answer: &Answer) -> Value {
     let stats = &answer.stats;
+    let bound = bound(engine, stats).map(|(bound, ratio)| {
+        json!({ "name": bound.by.name(), "tokens_per_second": bound.tokens_per_second, "ratio": ratio })
+    });
     json!({
         "text": answer.text,
         "tokens": answer.tokens,
@@ -53,8 +71,10 @@ pub fn answer(engine: &Engine, answer: &Answer) -> Value {
             "memory": {
                 "budget": engine.plan().budget,
                 "planned": engine.plan().total(),
+                "expert_slots": engine.slot_bytes(),
                 "peak_rss": peak_rss(),
             },
+            "bound": bound,
         },
     })
 }
@@ -89,6 +109,7 @@ fn rate(tokens: usize, seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_engine::bound::Bottleneck;
 
     #[test]
     fn the_line_counts_what_was_computed() {
@@ -108,13 +129,14 @@ mod tests {
             },
             ..Stats::default()
         };
-        assert_eq!(line(&stats, false), "12.5 tok/s · first token 0.5 s · prompt 20 tok at 40 tok/s");
+        let bound = Bound { by: Bottleneck::Drive, tokens_per_second: 15.0 };
+        assert_eq!(line(&stats, false, None), "12.5 tok/s · first token 0.5 s · prompt 20 tok at 40 tok/s");
         assert_eq!(
-            line(&stats, true),
-            "12.5 tok/s · first token 0.5 s · experts 75% hit · 2.0 MiB/tok from the drive · waited 50% · prompt \
-             20 tok at 40 tok/s"
+            line(&stats, true, Some((bound, 0.83))),
+            "12.5 tok/s · first token 0.5 s · experts 75% hit · 2.0 MiB/tok from the drive · drive-bound (83% of \
+             bound) · prompt 20 tok at 40 tok/s"
         );
         let nothing = Stats { generated_tokens: 0, experts: Meters::default(), ..stats };
-        assert_eq!(line(&nothing, true), "prompt 20 tok at 40 tok/s");
+        assert_eq!(line(&nothing, true, None), "prompt 20 tok at 40 tok/s");
     }
 }

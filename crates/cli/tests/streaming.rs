@@ -30,6 +30,9 @@ fn an_answer_does_not_depend_on_the_memory() {
         assert!(experts["misses"].as_u64().unwrap() > 0 && experts["bytes_read"].as_u64().unwrap() > 0);
         let memory = &streamed["stats"]["memory"];
         assert!(memory["planned"].as_u64().unwrap() <= memory["budget"].as_u64().unwrap());
+        let bound = &streamed["stats"]["bound"];
+        assert_eq!(bound["name"], "drive", "a model this small is in the caches: {bound}");
+        assert!(bound["tokens_per_second"].as_f64().unwrap() > 0.0 && bound["ratio"].as_f64().unwrap() > 0.0);
     }
 }
 

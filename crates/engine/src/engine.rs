@@ -1,16 +1,19 @@
 //! A loaded model, ready for conversations.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use crate::backend::{Backend, CpuBackend, Precision, Routing};
 use crate::blocks::head::Head;
 use crate::blocks::{Cancel, Context, RoutingObserver};
+use crate::bound::{Speeds, read_speed};
 use crate::chat::ChatTemplate;
 use crate::context_memory::ContextMemory;
 use crate::error::{Bytes, Error, Result};
 use crate::format::ModelFile;
 use crate::heat::{Heat, hottest_first};
+use crate::memory::Region;
 use crate::models::{self, Blueprint, Model};
 use crate::plan::{ExpertMemory, Machine, Plan, Pressure, Relief, Traffic, Wishes};
 use crate::session::{Batch, Session};
@@ -23,6 +26,12 @@ use crate::tokenizer::Tokenizer;
 /// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
 /// memory from expert slots.
 const DEFAULT_CONTEXT: usize = 8192;
+
+/// Long enough for a drive's own cache not to matter, short enough to wait for.
+const MOMENT: Duration = Duration::from_millis(800);
+
+/// Bytes of weights that no processor's caches hold.
+const BEYOND_CACHES: usize = 512 << 20;
 
 /// Far more than what makes a chunk faster; the limit keeps the sizes of buffers in range.
 const MAX_CHUNK: usize = 1 << 16;
@@ -92,6 +101,10 @@ struct Inner {
     threads: usize,
     heat: Option<Heat>,
     prefetch: bool,
+    io: IoMethod,
+    /// All dense weights.
+    dense: Arc<Region>,
+    speeds: OnceLock<Speeds>,
     vocab: usize,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
@@ -177,12 +190,23 @@ impl Engine {
         self.0.store.settle();
     }
 
-    /// Bytes a second at which the drive delivers the model's experts, measured for a moment; `None` if it has none.
+    /// What bounds the speed of writing: the drive's speed, if experts are streamed, and the memory's, which is read
+    /// where the dense weights lie, so that nothing more is taken. Measured when first asked for, in about a second; a
+    /// bad moment for that is while tokens are computed.
     ///
     /// # Errors
     /// If reading fails.
-    pub fn drive_speed(&self, io: IoMethod) -> Result<Option<f64>> {
-        probe::drive_speed(&self.0.file, self.0.store.layers(), io)
+    pub fn speeds(&self) -> Result<Speeds> {
+        if let Some(speeds) = self.0.speeds.get() {
+            return Ok(*speeds);
+        }
+        let streams = !self.0.plan.holds_all_experts();
+        let drive = |layers| probe::drive_speed(&self.0.file, layers, self.0.io, MOMENT);
+        let speeds = Speeds {
+            memory: self.0.dense.get(..BEYOND_CACHES).map(|bytes| read_speed(bytes, self.0.threads)),
+            drive: if streams { drive(self.0.store.layers())? } else { None },
+        };
+        Ok(*self.0.speeds.get_or_init(|| speeds))
     }
 
     /// How experts are read, for people.
@@ -343,7 +367,7 @@ impl Prospect {
     /// # Errors
     /// If reading fails.
     pub fn drive_speed(&self, io: IoMethod) -> Result<Option<f64>> {
-        probe::drive_speed(&self.file, &self.blueprint.experts, io)
+        probe::drive_speed(&self.file, &self.blueprint.experts, io, MOMENT)
     }
 
     /// Loads the model.
@@ -371,7 +395,7 @@ impl Prospect {
             }
         };
         let source = FileSource::open(&file)?;
-        blueprint.load_dense(&source, &mut backend, &mut progress)?;
+        let dense = blueprint.load_dense(&source, &mut backend, &mut progress)?;
         source.forget();
         let store_options = StoreOptions {
             slots: plan.slots.clone(),
@@ -409,6 +433,9 @@ impl Prospect {
             routed,
             threads,
             heat,
+            io: options.io,
+            dense,
+            speeds: OnceLock::new(),
             compute: Mutex::new(compute),
         })))
     }

@@ -18,6 +18,7 @@
 
 pub mod backend;
 pub mod blocks;
+pub mod bound;
 pub mod chat;
 mod context_memory;
 mod engine;

@@ -34,25 +34,33 @@ fn run(model: &Path, options: &Options, tokens: &[TokenId]) -> (Vec<f32>, u64) {
     (all, engine.meters().misses)
 }
 
-fn compare(model: &Path, tokens: &[TokenId], methods: &[IoMethod]) {
-    let budgets = [ExpertMemory::Percent(50.0), ExpertMemory::Percent(25.0), least_expert_memory(model)];
-    for precision in [Precision::Fast, Precision::Exact] {
-        let resident = Options { precision, threads: Some(2), ..Options::default() };
-        let (expected, misses) = run(model, &resident, tokens);
-        assert_eq!(misses, 0, "everything fits");
-        for (i, budget) in budgets.into_iter().enumerate() {
-            for &io in methods {
+/// All combinations of how much is in memory, how it is read and by how many threads it is computed.
+fn compare(model: &Path, tokens: &[TokenId], precision: Precision) {
+    let budgets = [
+        ExpertMemory::Percent(100.0),
+        ExpertMemory::Percent(50.0),
+        ExpertMemory::Percent(25.0),
+        least_expert_memory(model),
+    ];
+    let resident = Options { precision, threads: Some(2), ..Options::default() };
+    let (expected, misses) = run(model, &resident, tokens);
+    assert_eq!(misses, 0, "everything fits");
+    let mut policies = PolicyKind::ALL.into_iter().cycle();
+    for budget in budgets {
+        for io in [IoMethod::Auto, IoMethod::Pool] {
+            for (prefetch, threads) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
                 let options = Options {
                     expert_memory: Some(budget),
                     io,
-                    threads: Some(1 + i % 2),
-                    prefetch: (i + usize::from(io == IoMethod::Pool)) % 2 == 0,
-                    policy: PolicyKind::ALL[i % PolicyKind::ALL.len()],
+                    prefetch,
+                    threads: Some(threads),
+                    policy: policies.next().expect("they go round"),
                     ..resident.clone()
                 };
                 let (streamed, misses) = run(model, &options, tokens);
-                assert!(misses > 0, "{budget:?}: nothing was streamed");
-                assert_same_bits(&streamed, &expected, &format!("{precision:?}, {budget:?}, {io}"));
+                assert_eq!(misses > 0, budget != ExpertMemory::Percent(100.0), "{budget:?}");
+                let what = format!("{precision:?}, {budget:?}, {io}, prefetch {prefetch}, {threads} threads");
+                assert_same_bits(&streamed, &expected, &what);
             }
         }
     }
@@ -60,13 +68,68 @@ fn compare(model: &Path, tokens: &[TokenId], methods: &[IoMethod]) {
 
 #[test]
 fn the_budget_changes_no_bit_of_the_tiny_model() {
-    let methods = [IoMethod::Auto, IoMethod::Pool, IoMethod::Mmap];
-    compare(&data("golden/qwen3moe.gguf"), &random_tokens(40, 160, 11), &methods);
+    for precision in [Precision::Fast, Precision::Exact] {
+        compare(&data("golden/qwen3moe.gguf"), &random_tokens(40, 160, 11), precision);
+    }
 }
 
 #[test]
 fn the_budget_changes_no_bit_of_the_demo_model() {
-    compare(&demo_model(), &random_tokens(24, 4096, 12), &[IoMethod::Auto, IoMethod::Pool]);
+    compare(&demo_model(), &random_tokens(24, 4096, 12), Precision::Fast);
+}
+
+#[test]
+fn a_mapped_file_gives_the_same_bits() {
+    let (model, tokens) = (data("golden/qwen3moe.gguf"), random_tokens(40, 160, 11));
+    let (expected, _) = run(&model, &Options::default(), &tokens);
+    let budget = Some(ExpertMemory::Percent(50.0));
+    let mapped = Options { expert_memory: budget, io: IoMethod::Mmap, ..Options::default() };
+    assert_same_bits(&run(&model, &mapped, &tokens).0, &expected, "mmap");
+}
+
+/// The file loses its end while a conversation goes on, and gets it back.
+#[test]
+fn a_file_that_shrinks_ends_the_answer_and_not_the_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shrinking.gguf");
+    let whole = std::fs::read(demo_model()).unwrap();
+    let tokens = random_tokens(40, 4096, 17);
+    for io in [IoMethod::Auto, IoMethod::Pool] {
+        std::fs::write(&path, &whole).unwrap();
+        let options = Options { expert_memory: Some(ExpertMemory::Percent(25.0)), io, ..Options::default() };
+        let engine = Engine::open(&path, &options).unwrap();
+        let mut session = engine.session();
+        session.extend(&tokens[..8]).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(whole.len() as u64 / 4).unwrap();
+        let error = tokens[8..].iter().find_map(|&token| session.push(token).err());
+        let message = error.expect("most experts are gone").to_string();
+        assert!(message.contains("shrinking.gguf") && message.contains("offset"), "{io}: {message}");
+
+        std::fs::write(&path, &whole).unwrap();
+        session.extend(&tokens).unwrap();
+        let mut other = engine.session();
+        other.extend(&tokens).unwrap();
+        assert_same_bits(session.logits(), other.logits(), "after the fault");
+    }
+}
+
+/// An engine reads the file that it opened, whatever has its name later.
+#[test]
+fn a_file_that_is_replaced_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::copy(demo_model(), &path).unwrap();
+    let tokens = random_tokens(40, 4096, 18);
+    let expected = logits(&demo_model(), &Options::default(), &tokens);
+    let options = Options { expert_memory: Some(ExpertMemory::Percent(25.0)), ..Options::default() };
+    let engine = Engine::open(&path, &options).unwrap();
+    let other = folder.path().join("other");
+    std::fs::write(&other, "something else").unwrap();
+    std::fs::rename(&other, &path).unwrap();
+    let mut session = engine.session();
+    session.extend(&tokens).unwrap();
+    assert_same_bits(session.logits(), &expected[expected.len() - engine.vocab_size()..], "replaced");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What was measured, in the formats that people, spreadsheets and programs read.
 
 use clap::ValueEnum;
-use forebay_engine::store::Meters;
+use forebay_engine::bound::{Bound, Speeds, TokenCost};
 use forebay_engine::{Bytes, Engine, Precision};
 use serde_json::{Map, Value, json};
 
@@ -62,45 +62,6 @@ impl Setting {
     }
 }
 
-/// What streaming did for a token, on average.
-#[derive(Clone, Copy, Default)]
-pub struct Streaming {
-    /// The share of experts that were found in memory.
-    pub hit_rate: f64,
-    /// Bytes of the experts that were used.
-    pub bytes_used: f64,
-    /// Bytes that were read from the drive.
-    pub bytes_read: f64,
-    /// Seconds of all but experts.
-    pub dense_seconds: f64,
-    /// Seconds in which nothing could be computed.
-    pub wait_seconds: f64,
-}
-
-impl Streaming {
-    pub fn new(tokens: usize, seconds: f64, experts: &Meters) -> Streaming {
-        let tokens = tokens as f64;
-        Streaming {
-            hit_rate: experts.hit_rate().unwrap_or(1.0),
-            bytes_used: experts.bytes_used as f64 / tokens,
-            bytes_read: experts.bytes_read as f64 / tokens,
-            dense_seconds: (seconds - experts.expert_seconds) / tokens,
-            wait_seconds: experts.wait_seconds / tokens,
-        }
-    }
-
-    fn mean(all: &[Streaming]) -> Streaming {
-        let mean = |of: fn(&Streaming) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
-        Streaming {
-            hit_rate: mean(|s| s.hit_rate),
-            bytes_used: mean(|s| s.bytes_used),
-            bytes_read: mean(|s| s.bytes_read),
-            dense_seconds: mean(|s| s.dense_seconds),
-            wait_seconds: mean(|s| s.wait_seconds),
-        }
-    }
-}
-
 /// The result of one test.
 pub struct Row {
     pub test: Test,
@@ -109,7 +70,7 @@ pub struct Row {
     /// Bytes that a token reads, where each token is computed alone.
     pub bytes_per_token: Option<u64>,
     /// Where experts are streamed.
-    pub streaming: Option<Streaming>,
+    pub streaming: Option<TokenCost>,
     pub cache: Cache,
 }
 
@@ -139,8 +100,7 @@ impl Row {
             test,
             samples: samples.iter().map(|s| s.tokens_per_second).collect(),
             bytes_per_token: test.bytes_per_token(engine),
-            streaming: streams
-                .then(|| Streaming::mean(&samples.iter().map(|s| s.streaming).collect::<Vec<_>>())),
+            streaming: streams.then(|| TokenCost::mean(&samples.iter().map(|s| s.cost).collect::<Vec<_>>())),
             cache,
         };
         let (first, rest) = samples.split_at(1);
@@ -148,14 +108,10 @@ impl Row {
         cold.into_iter().chain([row(Cache::Warm, rest)]).collect()
     }
 
-    /// What bounds the speed of experts, and the tokens a second that it allows: they cannot be read faster than the
-    /// drive reads, nor computed faster than memory is read.
-    fn bound(&self, setting: &Setting) -> Option<(&'static str, f64)> {
-        let (streaming, drive) = (self.streaming?, setting.drive_speed?);
-        let (read, compute) = (streaming.bytes_read / drive, streaming.bytes_used / setting.read_bandwidth);
-        let name = if read > compute { "drive" } else { "memory" };
-        (self.test.kind == super::Kind::Generation)
-            .then(|| (name, 1.0 / (streaming.dense_seconds + read.max(compute))))
+    /// What bounds the speed of writing where experts are streamed.
+    fn bound(&self, setting: &Setting) -> Option<Bound> {
+        let cost = self.streaming.filter(|_| self.test.kind == super::Kind::Generation)?;
+        Bound::of(&cost, &Speeds { memory: Some(setting.read_bandwidth), drive: setting.drive_speed })
     }
 
     fn mean(&self) -> f64 {
@@ -300,7 +256,9 @@ const COLUMNS: &[Column] = &[
         r.streaming.map_or(String::new(), |s| Bytes(s.bytes_read as u64).to_string())
     }),
     column("of bound", 12, true, |s, r| {
-        r.bound(s).map_or(String::new(), |(name, bound)| format!("{name} {:.0} %", 100.0 * r.mean() / bound))
+        r.bound(s).map_or(String::new(), |bound| {
+            format!("{} {:.0} %", bound.by.name(), 100.0 * r.mean() / bound.tokens_per_second)
+        })
     }),
 ];
 
@@ -320,7 +278,7 @@ impl Row {
 /// Everything about a row, by name and in order.
 fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
     let Test { kind, tokens, depth } = row.test;
-    let traffic = row.traffic();
+    let (traffic, bound) = (row.traffic(), row.bound(setting));
     vec![
         ("model", json!(setting.model)),
         ("architecture", json!(setting.architecture)),
@@ -353,9 +311,9 @@ fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
         ("dense_seconds", json!(row.streaming.map(|s| s.dense_seconds))),
         ("wait_seconds", json!(row.streaming.map(|s| s.wait_seconds))),
         ("drive_gb_per_s", json!(setting.drive_speed.map(giga))),
-        ("bound_by", json!(row.bound(setting).map(|(name, _)| name))),
-        ("bound", json!(row.bound(setting).map(|(_, bound)| bound))),
-        ("bound_share", json!(row.bound(setting).map(|(_, bound)| row.mean() / bound))),
+        ("bound_by", json!(bound.map(|bound| bound.by.name()))),
+        ("bound", json!(bound.map(|bound| bound.tokens_per_second))),
+        ("bound_share", json!(bound.map(|bound| row.mean() / bound.tokens_per_second))),
     ]
 }
 

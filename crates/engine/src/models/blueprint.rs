@@ -105,7 +105,7 @@ impl Blueprint {
         buffers.iter().map(bytes).fold(widest / 3, u64::saturating_add)
     }
 
-    /// Reads the dense weights and gives them to the backend. `progress` is told of each tensor's bytes.
+    /// Reads the dense weights into one region and gives them to the backend. `progress` is told of each tensor's bytes.
     ///
     /// # Errors
     /// If reading fails or the backend refuses.
@@ -114,7 +114,7 @@ impl Blueprint {
         source: &dyn ByteSource,
         backend: &mut dyn Backend,
         progress: &mut dyn FnMut(u64),
-    ) -> Result<()> {
+    ) -> Result<Arc<Region>> {
         // Everything lies in one region, so that huge pages are shared by small tensors.
         let mut end = 0;
         let mut place = |tensor: &TensorInfo| {
@@ -145,7 +145,7 @@ impl Blueprint {
                 }
             })?;
         }
-        Ok(())
+        Ok(region)
     }
 }
 

@@ -14,14 +14,12 @@ use crate::memory::Region;
 /// Experts that are asked for at a time, as a layer asks for them.
 const TOGETHER: usize = 8;
 
-/// Long enough for the drive's own cache not to matter, short enough to wait for.
-const DURATION: Duration = Duration::from_millis(800);
-
-/// Bytes a second while experts from all over the model are read; `None` if there are none.
+/// Bytes a second while experts from all over the model are read for so long; `None` if there are none.
 pub fn drive_speed(
     model: &ModelFile,
     layers: &[Option<ExpertLayer>],
     method: IoMethod,
+    duration: Duration,
 ) -> Result<Option<f64>> {
     let numbering = Numbering::new(layers);
     if numbering.count() == 0 {
@@ -49,7 +47,7 @@ pub fn drive_speed(
         }),
     )?;
     let (start, mut bytes, mut next) = (Instant::now(), 0, 0);
-    while start.elapsed() < DURATION {
+    while start.elapsed() < duration {
         let mut reads = Vec::new();
         for slot in 0..TOGETHER {
             // A stride by the golden ratio visits places all over the file, and none twice in a row.
