@@ -10,6 +10,7 @@ mod mmap;
 mod pool;
 mod queue;
 mod source;
+mod swift;
 #[cfg(test)]
 mod tests;
 #[cfg(target_os = "linux")]
@@ -282,6 +283,7 @@ impl Threads {
     fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         let alive = self.alive.clone();
         let life = move || {
+            swift::run_at_once();
             // The call drops what the body owns, so whoever waits finds it released.
             body();
             drop(alive);
