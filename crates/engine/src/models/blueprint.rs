@@ -12,7 +12,7 @@ use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Router, Vector,
 use crate::error::{Error, Result};
 use crate::format::{ModelFile, TensorInfo};
 use crate::memory::{ALIGNMENT, Region};
-use crate::store::{ByteRange, ByteSource, ExpertLayer, PartShape};
+use crate::store::{ByteRange, ByteSource, ExpertLayer, PartShape, RowPick};
 use forebay_kernels::DType;
 use forebay_kernels::quant::dequantise_row;
 
@@ -133,10 +133,10 @@ impl Blueprint {
         for (declared, place) in self.weights.iter().zip(places) {
             backend.load(match declared {
                 Declared::Matrix(t) | Declared::Table(t) => Weight::Matrix(HostMatrix {
-                    dtype: t.dtype,
+                    encoding: t.dtype.into(),
                     rows: t.shape[0],
                     cols: t.shape[1],
-                    bytes: region.share(place),
+                    planes: [region.share(place), region.share(0..0), region.share(0..0)],
                 }),
                 Declared::Vector(t) => {
                     let mut values = vec![0.0; t.shape[0]];
@@ -261,7 +261,13 @@ impl<'a> Builder<'a> {
         for (name, rows, cols) in parts {
             let tensor = self.checked(name, &[count, rows, cols])?;
             let len = tensor.len / count as u64;
-            shapes.push(PartShape { dtype: tensor.dtype, rows, cols });
+            shapes.push(PartShape {
+                encoding: tensor.dtype.into(),
+                rows,
+                cols,
+                planes: [Some(shapes.len()), None, None],
+                pick: RowPick::ALL,
+            });
             let range = |i| ByteRange {
                 file: tensor.file,
                 offset: tensor.offset + i as u64 * len,
@@ -271,7 +277,7 @@ impl<'a> Builder<'a> {
         }
         self.experts.push(Some(ExpertLayer {
             parts: [shapes[0], shapes[1], shapes[2]],
-            experts: (0..count).map(|i| [places[0][i], places[1][i], places[2][i]]).collect(),
+            experts: (0..count).map(|i| [places[0][i], places[1][i], places[2][i]].into()).collect(),
             used: router.top_k,
         }));
         Ok(())

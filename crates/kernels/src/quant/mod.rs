@@ -11,6 +11,7 @@
 //! over the unpacked form.
 
 mod k;
+pub mod planes;
 mod q8_0;
 
 pub use k::{Q4K, Q5K, Q6K};
