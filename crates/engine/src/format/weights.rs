@@ -1,6 +1,8 @@
 //! Which tensors make up a weight. Where a matrix is quantised outside GGUF, its codes, scales and biases are tensors
 //! of their own.
 
+use std::collections::HashSet;
+
 use forebay_kernels::{Affine, DType, Encoding, Tiles};
 
 use super::{ModelFile, TensorInfo, Value};
@@ -32,6 +34,23 @@ impl ModelFile {
                 Ok(Some(StoredWeight { encoding: dtype.into(), shape: codes.shape.clone(), planes }))
             }
         }
+    }
+
+    /// The number of weights: of the numbers that tensors stand for, without their scales and biases.
+    pub fn parameters(&self) -> u64 {
+        // What belongs to the codes of another tensor, or cannot be understood, counts as what it is.
+        let mut planes = HashSet::new();
+        let mut count = 0;
+        for tensor in &self.tensors {
+            let name = tensor.name.strip_suffix("_blocks").unwrap_or(&tensor.name);
+            let Ok(Some(weight)) = self.weight(name) else { continue };
+            if weight.planes[1].is_some() {
+                planes.extend(weight.planes.iter().flatten().map(|plane| plane.name.as_str()));
+                count += weight.shape.iter().map(|&d| d as u64).product::<u64>();
+            }
+        }
+        let others = self.tensors.iter().filter(|t| !planes.contains(t.name.as_str()));
+        count + others.map(TensorInfo::elements).sum::<u64>()
     }
 
     /// MLX: codes in words, scales and biases for groups.

@@ -25,7 +25,7 @@ use self::special::{Literals, Part};
 use self::vocabulary::{Kind, SPACE, Spelling, Vocabulary};
 use crate::TokenId;
 use crate::error::{Error, Result};
-use crate::format::Metadata;
+use crate::format::{Metadata, ModelFile};
 
 /// A tokenizer.
 ///
@@ -85,6 +85,14 @@ pub enum Bos {
 }
 
 impl Tokenizer {
+    /// Builds the tokenizer of a model, whatever it came in.
+    pub fn of(model: &ModelFile) -> Result<Tokenizer> {
+        match model.folder() {
+            Some(folder) => Tokenizer::from_folder(folder),
+            None => Tokenizer::from_metadata(model.path(), &model.metadata),
+        }
+    }
+
     /// Builds the tokenizer that the `metadata` of a GGUF file describes; `path` names the file in messages.
     pub fn from_metadata(path: &Path, metadata: &Metadata) -> Result<Tokenizer> {
         gguf::tokenizer(path, metadata)
