@@ -265,3 +265,146 @@ fn join(stacks: [Stack; 3], used: usize) -> ExpertLayer {
     });
     ExpertLayer { parts, experts: lists, used }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use forebay_kernels::{MatRef, Planes};
+
+    use super::*;
+    use crate::format::ModelFile;
+    use crate::store::policy::PolicyKind;
+    use crate::store::{ExpertPart, ExpertStore, IoMethod, Purpose, SlotClasses, StoreOptions};
+    use crate::{ExpertIdx, LayerIdx};
+
+    const SHAPE: ExpertShape = ExpertShape { experts: 3, used: 2, hidden: 64, inner: 32 };
+    const ALTERNATING: ExpertNames = ExpertNames { fused: Fused::Alternating, ..ExpertNames::USUAL };
+
+    /// A folder with these tensors in its only layer's experts, and nothing else.
+    fn folder(path: &Path, tensors: &[(&str, &str, &[usize], &[u8])]) -> ModelFile {
+        let mut header = serde_json::Map::new();
+        let mut data: Vec<u8> = Vec::new();
+        for (name, dtype, shape, bytes) in tensors {
+            let offsets = [data.len(), data.len() + bytes.len()];
+            let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets });
+            header.insert(format!("model.layers.0.mlp.experts.{name}"), entry);
+            data.extend_from_slice(bytes);
+        }
+        let header = serde_json::Value::Object(header).to_string();
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+        std::fs::write(path.join("model.safetensors"), file).unwrap();
+        std::fs::write(path.join("config.json"), "{}").unwrap();
+        ModelFile::open(path).unwrap()
+    }
+
+    fn noise(len: usize, seed: u32) -> Vec<u8> {
+        (0..len as u32).map(|i| ((i ^ seed).wrapping_mul(0x9e37_79b9) >> 24) as u8 & 0xbf).collect()
+    }
+
+    /// The weights of every expert, gate, up and down, as they come from the store.
+    fn weights(model: &ModelFile, names: &ExpertNames, ranges: usize) -> Vec<[Vec<f32>; 3]> {
+        let layer = find(&mut Builder::new(model), 0, names, SHAPE).unwrap();
+        assert!(layer.experts.iter().all(|expert| expert.len() == ranges));
+        let layers = vec![Some(layer)];
+        let classes = SlotClasses::new(&layers);
+        let options = StoreOptions {
+            slots: vec![SHAPE.experts],
+            io: IoMethod::Pool,
+            policy: PolicyKind::default(),
+            patience: StoreOptions::PATIENCE,
+        };
+        let store = ExpertStore::new(model, layers, &classes, &options).unwrap();
+        let weights = |expert: u32| {
+            let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Purpose::Token);
+            let leases = acquisition.next_ready().unwrap().unwrap();
+            [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down].map(|part| values(leases[0].part(part)))
+        };
+        (0..SHAPE.experts as u32).map(weights).collect()
+    }
+
+    fn values(w: MatRef<'_>) -> Vec<f32> {
+        let mut out = vec![f32::NAN; w.rows * w.cols];
+        for (r, row) in out.chunks_exact_mut(w.cols).enumerate() {
+            w.dequantise_row(r, row);
+        }
+        out
+    }
+
+    #[test]
+    fn gate_and_up_alternate_in_the_rows_of_mxfp4() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (both, both_scales) = (noise(3 * 64 * 2 * 16, 1), noise(3 * 64 * 2, 2));
+        let (down, down_scales) = (noise(3 * 64 * 16, 3), noise(3 * 64, 4));
+        let model = folder(
+            temporary.path(),
+            &[
+                ("gate_up_proj_blocks", "U8", &[3, 64, 2, 16], &both),
+                ("gate_up_proj_scales", "U8", &[3, 64, 2], &both_scales),
+                ("down_proj_blocks", "U8", &[3, 64, 1, 16], &down),
+                ("down_proj_scales", "U8", &[3, 64, 1], &down_scales),
+            ],
+        );
+        // Gate and up share their ranges.
+        for (e, [gate, up, downs]) in weights(&model, &ALTERNATING, 4).iter().enumerate() {
+            let planes = Planes {
+                codes: &both[e * 2048..][..2048],
+                scales: &both_scales[e * 128..][..128],
+                biases: &[],
+            };
+            let stored = values(MatRef::from_planes(Encoding::Mxfp4, 64, 64, planes));
+            for (r, row) in stored.chunks_exact(64).enumerate() {
+                let ours = if r % 2 == 0 { gate } else { up };
+                assert_eq!(&ours[r / 2 * 64..][..64], row, "expert {e}, row {r}");
+            }
+            let planes = Planes {
+                codes: &down[e * 1024..][..1024],
+                scales: &down_scales[e * 64..][..64],
+                biases: &[],
+            };
+            assert_eq!(*downs, values(MatRef::from_planes(Encoding::Mxfp4, 64, 32, planes)));
+        }
+    }
+
+    #[test]
+    fn gate_and_up_alternate_in_the_columns_of_transposed_floats() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (both, down) = (noise(3 * 64 * 64 * 2, 1), noise(3 * 32 * 64 * 2, 2));
+        let model = folder(
+            temporary.path(),
+            &[("gate_up_proj", "BF16", &[3, 64, 64], &both), ("down_proj", "BF16", &[3, 32, 64], &down)],
+        );
+        let at = |bytes: &[u8], i: usize| {
+            f32::from_bits(u32::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])) << 16)
+        };
+        for (e, [gate, up, downs]) in weights(&model, &ALTERNATING, 2).iter().enumerate() {
+            for c in 0..64 {
+                for r in 0..32 {
+                    let stored = |column: usize| at(&both, (e * 64 + c) * 64 + column);
+                    assert_eq!(gate[r * 64 + c], stored(2 * r));
+                    assert_eq!(up[r * 64 + c], stored(2 * r + 1));
+                    assert_eq!(downs[c * 32 + r], at(&down, (e * 32 + r) * 64 + c));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn scales_that_belong_to_gate_and_up_alike_are_refused() {
+        let temporary = tempfile::tempdir().unwrap();
+        let config = r#"{"quantization_config": {"quant_method": "fp8", "weight_block_size": [48, 64]}}"#;
+        let codes = noise(3 * 64 * 64, 1);
+        let scales = vec![0; 3 * 2 * 4];
+        let tensors: &[(&str, &str, &[usize], &[u8])] = &[
+            ("gate_up_proj", "F8_E4M3", &[3, 64, 64], &codes),
+            ("gate_up_proj_scale_inv", "F32", &[3, 2, 1], &scales),
+            ("down_proj", "F8_E4M3", &[3, 64, 32], &codes[..3 * 64 * 32]),
+            ("down_proj_scale_inv", "F32", &[3, 2, 1], &scales),
+        ];
+        folder(temporary.path(), tensors);
+        std::fs::write(temporary.path().join("config.json"), config).unwrap();
+        let model = ModelFile::open(temporary.path()).unwrap();
+        let error = find(&mut Builder::new(&model), 0, &ExpertNames::USUAL, SHAPE).unwrap_err();
+        assert!(error.to_string().contains("share scales"), "{error}");
+    }
+}
