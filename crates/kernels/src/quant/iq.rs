@@ -198,7 +198,7 @@ impl Quant for Iq1M {
 }
 
 /// Seven signs and an eighth that makes the number of minus signs even.
-pub fn even_signs(bits: u32) -> u8 {
+pub const fn even_signs(bits: u32) -> u8 {
     let seven = bits as u8 & 127;
     seven | (seven.count_ones() as u8 & 1) << 7
 }

@@ -11,9 +11,9 @@
 //! A type says how to unpack its bytes into that form. Dequantisation and the dot products are written once,
 //! over the unpacked form.
 
-mod fp4;
-mod grids;
-mod iq;
+pub(crate) mod fp4;
+pub(crate) mod grids;
+pub(crate) mod iq;
 mod k;
 mod plain;
 
