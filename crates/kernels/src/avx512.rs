@@ -14,6 +14,8 @@
 // Loops over registers go by index, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
+mod shared;
+
 use std::arch::x86_64::*;
 
 use crate::DType;
@@ -108,7 +110,7 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
         (DType::Q4_K, _) => many_tokens::<Q4K>(w, x, out),
         (DType::Q5_K, _) => many_tokens::<Q5K>(w, x, out),
         (DType::Q6_K, _) => many_tokens::<Q6K>(w, x, out),
-        _ => scalar::matmul_q8(w, x, out),
+        (dtype, _) => avx2::lanes::with_lanes!(dtype, Q => shared::many_tokens::<Q>(w, x, out)),
     }
 }
 
