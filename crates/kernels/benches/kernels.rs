@@ -1,4 +1,4 @@
-//! The speed of the kernels on one thread: `cargo bench -p forebay-kernels -- q4_k`.
+//! The speed of the kernels on one thread: `cargo bench -p forebay-kernels -- 'one token/avx2/Q4_K'`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -8,7 +8,7 @@ use std::hint::black_box;
 use common::{Random, Stored};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use forebay_kernels::{
-    Affine, AttentionStep, DType, Encoding, KEY_BLOCK, Kernels, KvRef, Q8Panel, Rows, RunningSoftmax,
+    Affine, AttentionStep, DType, Encoding, Isa, KEY_BLOCK, Kernels, KvRef, Q8Panel, Rows, RunningSoftmax,
     TileMut, Tiles,
 };
 use half::f16;
@@ -33,14 +33,14 @@ fn encodings() -> impl Iterator<Item = Encoding> {
 }
 
 /// `tokens` activations in the form that a type is multiplied with, and the product.
-fn product(encoding: Encoding, tokens: usize) -> impl FnMut() {
+fn product(kernels: &'static Kernels, encoding: Encoding, tokens: usize) -> impl FnMut() {
     let mut random = Random(1);
     let weights = Stored::random(&mut random, encoding, ROWS, COLS);
     let x = random.normals(tokens * COLS);
     let mut panels = vec![Q8Panel::default(); tokens * Q8Panel::count(COLS)];
     if let Some(block) = encoding.activation_block() {
         for (x, panels) in x.chunks(COLS).zip(panels.chunks_mut(Q8Panel::count(COLS))) {
-            (kernels().quantise)(x, block, panels);
+            (kernels.quantise)(x, block, panels);
         }
     }
     let mut out = vec![0.0; tokens * ROWS];
@@ -48,9 +48,9 @@ fn product(encoding: Encoding, tokens: usize) -> impl FnMut() {
         let w = black_box(&weights).view();
         let mut tile = TileMut::new(&mut out, ROWS);
         if encoding.activation_block().is_none() {
-            (kernels().matmul_f32)(w, Rows::new(&x, COLS), &mut tile);
+            (kernels.matmul_f32)(w, Rows::new(&x, COLS), &mut tile);
         } else {
-            (kernels().matmul_q8)(w, Rows::new(&panels, Q8Panel::count(COLS)), &mut tile);
+            (kernels.matmul_q8)(w, Rows::new(&panels, Q8Panel::count(COLS)), &mut tile);
         }
         black_box(&mut out);
     }
@@ -59,22 +59,27 @@ fn product(encoding: Encoding, tokens: usize) -> impl FnMut() {
 /// Bytes of weights a second.
 fn one_token(c: &mut Criterion) {
     let mut group = c.benchmark_group("one token");
-    for encoding in encodings() {
-        let bytes: usize = encoding.plane_bytes(ROWS, COLS).expect("whole blocks").iter().sum();
-        group.throughput(Throughput::Bytes(bytes as u64));
-        let mut product = product(encoding, 1);
-        group.bench_function(BenchmarkId::from_parameter(encoding), |b| b.iter(&mut product));
+    for isa in Isa::available() {
+        for encoding in encodings() {
+            let bytes: usize = encoding.plane_bytes(ROWS, COLS).expect("whole blocks").iter().sum();
+            group.throughput(Throughput::Bytes(bytes as u64));
+            let mut product = product(Kernels::for_isa(isa), encoding, 1);
+            group.bench_function(BenchmarkId::new(isa.name(), encoding), |b| b.iter(&mut product));
+        }
     }
 }
 
 /// Multiply-adds a second.
 fn many_tokens(c: &mut Criterion) {
-    const TOKENS: usize = 32;
-    let mut group = c.benchmark_group("32 tokens");
-    group.throughput(Throughput::Elements((TOKENS * ROWS * COLS) as u64));
-    for encoding in encodings().filter(|e| e.activation_block().is_some()) {
-        let mut product = product(encoding, TOKENS);
-        group.bench_function(BenchmarkId::from_parameter(encoding), |b| b.iter(&mut product));
+    for tokens in [8, 128] {
+        let mut group = c.benchmark_group(format!("{tokens} tokens"));
+        group.throughput(Throughput::Elements((tokens * ROWS * COLS) as u64));
+        for isa in Isa::available() {
+            for encoding in encodings().filter(|e| e.activation_block().is_some()) {
+                let mut product = product(Kernels::for_isa(isa), encoding, tokens);
+                group.bench_function(BenchmarkId::new(isa.name(), encoding), |b| b.iter(&mut product));
+            }
+        }
     }
 }
 

@@ -17,7 +17,9 @@
 // Loops over registers go by index, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
+pub(crate) mod lanes;
 pub(crate) mod planes;
+pub(crate) mod shared;
 
 use std::arch::x86_64::*;
 
@@ -75,7 +77,7 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
         (DType::Q5_K, _) => many_tokens::<Q5K>(w, x, out),
         (DType::Q6_K, 1) => one_token::<Q6K>(w, x.row(0), out.row(0)),
         (DType::Q6_K, _) => many_tokens::<Q6K>(w, x, out),
-        _ => scalar::matmul_q8(w, x, out),
+        (dtype, _) => lanes::with_lanes!(dtype, Q => shared::matmul::<Q>(w, x, out)),
     }
 }
 
@@ -126,7 +128,7 @@ compiled_scalar_kernels!("avx2,fma,f16c");
 
 /// Eight blocks whose scales and sums go to the eight lanes of a register. Where the matrix has fewer, another
 /// stands in, and its result is dropped.
-type Eight = [*const u8; 8];
+pub(crate) type Eight = [*const u8; 8];
 
 /// Four rows from `first` on.
 #[inline(always)]

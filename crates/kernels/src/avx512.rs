@@ -15,6 +15,7 @@
 #![allow(clippy::needless_range_loop)]
 
 mod planes;
+mod shared;
 
 use std::arch::x86_64::*;
 
@@ -113,7 +114,7 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
         (DType::Q4_K, _) => many_tokens::<Q4K>(w, x, out),
         (DType::Q5_K, _) => many_tokens::<Q5K>(w, x, out),
         (DType::Q6_K, _) => many_tokens::<Q6K>(w, x, out),
-        _ => scalar::matmul_q8(w, x, out),
+        (dtype, _) => avx2::lanes::with_lanes!(dtype, Q => shared::many_tokens::<Q>(w, x, out)),
     }
 }
 

@@ -162,7 +162,11 @@ impl DType {
 
     /// Whether the kernels can compute with the type.
     pub fn is_computable(self) -> bool {
-        self.is_float() || matches!(self, DType::Q8_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+        use DType::*;
+        let plain = matches!(self, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0);
+        let k = matches!(self, Q2_K | Q3_K | Q4_K | Q5_K | Q6_K);
+        let iq = matches!(self, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_NL | IQ4_XS);
+        self.is_float() || plain || k || iq || matches!(self, MXFP4 | NVFP4)
     }
 
     /// The types the kernels can compute with.

@@ -49,7 +49,8 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
 
 /// `out[t][r] = Σ w[r][c] · x[t][c]` with quantised weights and activations quantised by [`quantise`].
 ///
-/// One fused multiply-add per block or group of the weights, two where they have minima or biases.
+/// One fused multiply-add per block or group of the weights (or per float, where a block has several), two where they
+/// have minima or biases.
 pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
     check_shapes(w, x.len(), out);
     assert_eq!(x.width(), Q8Panel::count(w.cols));
@@ -82,20 +83,26 @@ fn matmul_blocks<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMu
 }
 
 /// Adds the product of a weight block with the activations at `lane` of a panel to `acc`.
-fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, acc: f32) -> f32 {
-    let (mut products, mut mins) = (0i32, 0i32);
-    for sub in 0..Q::BLOCK / SUB {
-        let activations = &x.lanes[lane + sub * SUB..][..SUB];
-        let weights = &w.lanes[sub * SUB..][..SUB];
-        let dot: i32 = weights.iter().zip(activations).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum();
-        products += i32::from(w.scales[sub]) * dot;
+fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, mut acc: f32) -> f32 {
+    let subs = Q::BLOCK / Q::FLOATS / SUB;
+    for (part, d) in w.d[..Q::FLOATS].iter().enumerate() {
+        let (mut products, mut mins) = (0i32, 0i32);
+        for sub in part * subs..(part + 1) * subs {
+            let activations = &x.lanes[lane + sub * SUB..][..SUB];
+            let weights = &w.lanes[sub * SUB..][..SUB];
+            let dot: i32 = weights.iter().zip(activations).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum();
+            products += i32::from(w.scales[sub]) * dot;
+            if Q::HAS_MINS {
+                mins += i32::from(w.mins[sub]) * i32::from(x.sums[lane / SUB + sub]);
+            }
+        }
+        let scale = x.scales[(lane + part * subs * SUB) / 32];
+        acc = (d * scale).mul_add(products as f32, acc);
         if Q::HAS_MINS {
-            mins += i32::from(w.mins[sub]) * i32::from(x.sums[lane / SUB + sub]);
+            acc = (w.dmin * scale).mul_add(-(mins as f32), acc);
         }
     }
-    let scale = x.scales[lane / 32];
-    let acc = (w.d * scale).mul_add(products as f32, acc);
-    if Q::HAS_MINS { (w.dmin * scale).mul_add(-(mins as f32), acc) } else { acc }
+    acc
 }
 
 /// Products with weights in groups of `group` lanes: `lane · scale`, and `+ bias` where they have one.

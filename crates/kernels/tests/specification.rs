@@ -24,7 +24,7 @@ fn naive_matmul(w: MatRef<'_>, x: &[f32]) -> Vec<f64> {
 fn shapes(encoding: Encoding) -> impl Iterator<Item = (usize, usize, usize)> {
     let block = block_len(encoding);
     let ragged = if block == 1 { 7 } else { 0 };
-    [(1, block * 3 + ragged, 1), (5, block * 8 + ragged, 3), (3, block, 17), (2, block * 9, 40)].into_iter()
+    [(1, block * 3 + ragged, 4), (5, block * 8 + ragged, 3), (3, block, 17), (2, block * 9, 40)].into_iter()
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Products with matrices in planes: affine codes of all widths, and MXFP4.
 //!
-//! An encoding brings 32 lanes at a time as unsigned bytes in the order of the row ([`Lanes`]); the products are
+//! An encoding brings 32 lanes at a time as unsigned bytes in the order of the row ([`GroupLanes`]); the products are
 //! shared by all. Sums of integers are exact, so lanes may be shifted by a constant and the sum of the activations
 //! times that constant be taken back.
 
@@ -9,10 +9,11 @@
 
 use super::*;
 use crate::encoding::Affine;
-use crate::quant::planes::{DOUBLED_FP4, float_at, half_power_of_two};
+use crate::quant::fp4::{E2M1, half_of_power};
+use crate::quant::planes::float_at;
 
 /// An encoding whose lanes are unpacked 32 at a time.
-pub(crate) trait Lanes {
+pub(crate) trait GroupLanes {
     /// Bytes of 32 codes.
     const BYTES: usize;
     /// What is to be added to a lane.
@@ -63,7 +64,7 @@ impl<const BITS: usize> Codes<BITS> {
     };
 }
 
-impl<const BITS: usize> Lanes for Codes<BITS> {
+impl<const BITS: usize> GroupLanes for Codes<BITS> {
     const BYTES: usize = 4 * BITS;
     const OFFSET: i32 = 0;
     const WIDE: bool = BITS == 8;
@@ -109,7 +110,7 @@ impl<const BITS: usize> Lanes for Codes<BITS> {
 /// FP4 numbers, doubled and shifted to start at zero.
 pub(crate) struct Fp4;
 
-impl Lanes for Fp4 {
+impl GroupLanes for Fp4 {
     const BYTES: usize = 16;
     const OFFSET: i32 = -12;
     const WIDE: bool = false;
@@ -120,14 +121,14 @@ impl Lanes for Fp4 {
     unsafe fn lanes(codes: *const u8) -> __m256i {
         // SAFETY: the caller's promise; the table is one register long.
         unsafe {
-            let table = _mm_add_epi8(_mm_loadu_si128(DOUBLED_FP4.as_ptr().cast()), _mm_set1_epi8(12));
+            let table = _mm_add_epi8(_mm_loadu_si128(E2M1.as_ptr().cast()), _mm_set1_epi8(12));
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), Codes::<4>::lanes(codes))
         }
     }
 }
 
 /// Runs `$body` with `$l` bound to the unpacker of an encoding in groups and `$group` to its lanes in a group.
-macro_rules! with_lanes {
+macro_rules! with_group_lanes {
     ($encoding:expr, $l:ident, $group:ident => $body:expr) => {{
         use $crate::avx2::planes::{Codes, Fp4};
         use $crate::encoding::{Affine, Encoding, MXFP4_GROUP};
@@ -150,12 +151,12 @@ macro_rules! with_lanes {
         }
     }};
 }
-pub(crate) use with_lanes;
+pub(crate) use with_group_lanes;
 
 /// As [`scalar::matmul_q8`], for matrices in planes.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
-    with_lanes!(w.encoding, L, group => {
+    with_group_lanes!(w.encoding, L, group => {
         if x.len() == 1 {
             one_token::<L>(w, group, x.row(0), out.row(0))
         } else {
@@ -177,14 +178,14 @@ pub(crate) fn floats_of_group(w: MatRef<'_>, row: usize, index: usize) -> (f32, 
         Encoding::Affine(Affine { scales, .. }) => {
             (float_at(scales, w.scales(row), index), float_at(scales, w.biases(row), index))
         }
-        _ => (half_power_of_two(w.scales(row)[index]), 0.0),
+        _ => (half_of_power(w.scales(row)[index]), 0.0),
     }
 }
 
 /// Products of 32 lanes with 32 activations, added in fours.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot<L: Lanes>(lanes: __m256i, x: __m256i) -> __m256i {
+fn dot<L: GroupLanes>(lanes: __m256i, x: __m256i) -> __m256i {
     if L::WIDE {
         // As signed bytes, 128 too low.
         dot_signed(_mm256_xor_si256(lanes, _mm256_set1_epi8(-128)), x)
@@ -194,7 +195,7 @@ fn dot<L: Lanes>(lanes: __m256i, x: __m256i) -> __m256i {
 }
 
 /// What is to be added to a lane, as [`dot`] takes them.
-const fn offset<L: Lanes>() -> i32 {
+const fn offset<L: GroupLanes>() -> i32 {
     if L::WIDE { L::OFFSET + 128 } else { L::OFFSET }
 }
 
@@ -243,7 +244,7 @@ impl<'a> Floats<'a> {
                 for lane in 0..8 {
                     let group = (index + lane / 4).min(groups - 1);
                     eight[lane] = match dtype {
-                        DType::F8_E8M0 => half_power_of_two(self.rows[lane % 4][group]),
+                        DType::F8_E8M0 => half_of_power(self.rows[lane % 4][group]),
                         dtype => float_at(dtype, self.rows[lane % 4], group),
                     };
                 }
@@ -255,7 +256,7 @@ impl<'a> Floats<'a> {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn one_token<L: Lanes>(w: MatRef<'_>, group: usize, x: &[Q8Panel], out: &mut [f32]) {
+fn one_token<L: GroupLanes>(w: MatRef<'_>, group: usize, x: &[Q8Panel], out: &mut [f32]) {
     let (parts, count) = (group / 32, w.cols / group);
     let mut ahead = Ahead::new(w, 4);
     for first in (0..w.rows).step_by(4) {
@@ -329,7 +330,14 @@ impl GroupPanel {
 
     /// Unpacks `lanes` lanes of eight rows, from the start of a panel on.
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn unpack<L: Lanes>(&mut self, w: MatRef<'_>, group: usize, first: usize, panel: usize, lanes: usize) {
+    fn unpack<L: GroupLanes>(
+        &mut self,
+        w: MatRef<'_>,
+        group: usize,
+        first: usize,
+        panel: usize,
+        lanes: usize,
+    ) {
         let rows = eight_rows(w, first);
         let mut plain = [[0u8; 32]; ROWS];
         for part in 0..lanes / 32 {
@@ -365,7 +373,7 @@ impl GroupPanel {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn many_tokens<L: Lanes>(w: MatRef<'_>, group: usize, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+fn many_tokens<L: GroupLanes>(w: MatRef<'_>, group: usize, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
     let mut weights = GroupPanel::new();
     for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
         let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
@@ -392,7 +400,7 @@ fn many_tokens<L: Lanes>(w: MatRef<'_>, group: usize, x: Rows<'_, Q8Panel>, out:
 /// Adds the products of `count` groups with `T` tokens to the output; returns `T`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply<L: Lanes, const T: usize>(
+fn multiply<L: GroupLanes, const T: usize>(
     weights: &GroupPanel,
     group: usize,
     count: usize,

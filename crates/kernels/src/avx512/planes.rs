@@ -4,12 +4,12 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::*;
-use crate::avx2::planes::{Lanes, floats_of_group, sum_of_group, with_lanes};
+use crate::avx2::planes::{GroupLanes, floats_of_group, sum_of_group, with_group_lanes};
 
 /// As [`scalar::matmul_q8`], for matrices in planes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub fn many_tokens(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
-    with_lanes!(w.encoding, L, group => in_groups::<L>(w, group, x, out));
+    with_group_lanes!(w.encoding, L, group => in_groups::<L>(w, group, x, out));
 }
 
 /// Sixteen rows of the groups that share a panel of activations, unpacked so that lanes are rows.
@@ -30,7 +30,14 @@ impl GroupPanel {
 
     /// Unpacks `lanes` lanes of sixteen rows, from the start of a panel on.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-    fn unpack<L: Lanes>(&mut self, w: MatRef<'_>, group: usize, first: usize, panel: usize, lanes: usize) {
+    fn unpack<L: GroupLanes>(
+        &mut self,
+        w: MatRef<'_>,
+        group: usize,
+        first: usize,
+        panel: usize,
+        lanes: usize,
+    ) {
         let rows = Rows16::new(w, first);
         let mut plain = [[0u8; 32]; ROWS];
         let mut blocks = Rows16(rows.0);
@@ -68,7 +75,7 @@ impl GroupPanel {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn in_groups<L: Lanes>(w: MatRef<'_>, group: usize, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+fn in_groups<L: GroupLanes>(w: MatRef<'_>, group: usize, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
     let mut weights = GroupPanel::new();
     for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
         let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
@@ -99,7 +106,7 @@ fn in_groups<L: Lanes>(w: MatRef<'_>, group: usize, x: Rows<'_, Q8Panel>, out: &
 /// Adds the products of `count` groups with `T` tokens to the output; returns `T`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn multiply<L: Lanes, const T: usize>(
+fn multiply<L: GroupLanes, const T: usize>(
     weights: &GroupPanel,
     group: usize,
     count: usize,

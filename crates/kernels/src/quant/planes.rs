@@ -3,6 +3,7 @@
 //! A group is a run of a row's weights that share a scale, and perhaps a bias: `weight = lane · scale + bias`.
 
 use super::f16_at;
+use super::fp4::{E2M1, half_of_power};
 use crate::DType;
 use crate::encoding::{Affine, Encoding, MXFP4_GROUP, Tiles};
 use crate::tensor::MatRef;
@@ -42,10 +43,10 @@ impl Group {
             Encoding::Mxfp4 => {
                 let codes = &w.row(row)[index * MXFP4_GROUP / 2..][..MXFP4_GROUP / 2];
                 for (lanes, byte) in self.lanes.chunks_exact_mut(2).zip(codes) {
-                    lanes[0] = DOUBLED_FP4[usize::from(byte & 15)].into();
-                    lanes[1] = DOUBLED_FP4[usize::from(byte >> 4)].into();
+                    lanes[0] = E2M1[usize::from(byte & 15)].into();
+                    lanes[1] = E2M1[usize::from(byte >> 4)].into();
                 }
-                self.scale = half_power_of_two(w.scales(row)[index]);
+                self.scale = half_of_power(w.scales(row)[index]);
                 self.bias = 0.0;
             }
             other => panic!("{other} is not in groups"),
@@ -57,17 +58,6 @@ impl Default for Group {
     fn default() -> Self {
         Group::new()
     }
-}
-
-/// The FP4 numbers (E2M1), doubled to be integers.
-pub const DOUBLED_FP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-
-/// `2^(exponent − 128)`: half of what an MXFP4 scale means, for doubled numbers.
-#[inline(always)]
-pub fn half_power_of_two(exponent: u8) -> f32 {
-    // The two smallest are below the normal floats.
-    let bits = if exponent < 2 { 0x0020_0000 << exponent } else { (u32::from(exponent) - 1) << 23 };
-    f32::from_bits(bits)
 }
 
 /// Unpacks codes of `bits` bits, lowest bits first: eight of them fill as many bytes as a code has bits.
@@ -148,7 +138,7 @@ pub fn float_at(dtype: DType, bytes: &[u8], index: usize) -> f32 {
             f32::from_bits(u32::from(bytes[2 * index]) << 16 | u32::from(bytes[2 * index + 1]) << 24)
         }
         // A power of two; half of the one for doubled numbers, doubled.
-        DType::F8_E8M0 => half_power_of_two(bytes[index]) * 2.0,
+        DType::F8_E8M0 => half_of_power(bytes[index]) * 2.0,
         other => panic!("{other} is not a type of scales"),
     }
 }
@@ -178,10 +168,10 @@ mod tests {
 
     #[test]
     fn powers_of_two_reach_from_end_to_end() {
-        assert_eq!(half_power_of_two(128), 1.0);
-        assert_eq!(half_power_of_two(0), 2f32.powi(-126) / 4.0);
-        assert_eq!(half_power_of_two(1), 2f32.powi(-126) / 2.0);
-        assert_eq!(half_power_of_two(255), 2f32.powi(127));
+        assert_eq!(half_of_power(128), 1.0);
+        assert_eq!(half_of_power(0), 2f32.powi(-126) / 4.0);
+        assert_eq!(half_of_power(1), 2f32.powi(-126) / 2.0);
+        assert_eq!(half_of_power(255), 2f32.powi(127));
         assert_eq!(float_at(DType::F8_E8M0, &[127], 0), 1.0);
     }
 }

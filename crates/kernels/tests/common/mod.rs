@@ -158,9 +158,24 @@ impl Random {
 /// Gives every block scales that keep its weights near one.
 pub fn set_scales(dtype: DType, bytes: &mut [u8], random: &mut Random) {
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-        for &(at, size) in scale_fields(dtype) {
-            let scale = f16::from_f32(size * (1.5 + random.unit()));
-            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        match dtype {
+            // Half of 2⁰ or 2⁻¹, times up to 12.
+            DType::MXFP4 => block[0] = 126 + (random.bits() & 1) as u8,
+            // Four floats with an exponent of 6 or 7, which stands for −1 or 0.
+            DType::NVFP4 => block[..4].iter_mut().for_each(|d| *d = 6 << 3 | random.bits() as u8 & 0x0f),
+            // A nibble of the scale on top of each of four words.
+            DType::IQ1_M => {
+                let scale = f16::from_f32(0.1 * (1.5 + random.unit())).to_bits();
+                for i in 0..4 {
+                    block[49 + 2 * i] = block[49 + 2 * i] & 15 | (scale >> (4 * i) << 4) as u8;
+                }
+            }
+            _ => {
+                for &(at, size) in scale_fields(dtype) {
+                    let scale = f16::from_f32(size * (1.5 + random.unit()));
+                    block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+                }
+            }
         }
     }
 }
@@ -168,10 +183,22 @@ pub fn set_scales(dtype: DType, bytes: &mut [u8], random: &mut Random) {
 /// Where a type's block has f16 scales, and a size that keeps the weights near one.
 fn scale_fields(dtype: DType) -> &'static [(usize, f32)] {
     match dtype {
+        DType::Q4_0 => &[(0, 0.1)],
+        DType::Q4_1 => &[(0, 0.1), (2, -0.6)],
+        DType::Q5_0 => &[(0, 0.05)],
+        DType::Q5_1 => &[(0, 0.05), (2, -0.6)],
         DType::Q8_0 => &[(0, 0.01)],
+        DType::Q2_K => &[(80, 0.04), (82, 0.03)],
+        DType::Q3_K => &[(108, 0.015)],
         DType::Q4_K => &[(0, 0.003), (2, 0.02)],
         DType::Q5_K => &[(0, 0.0015), (2, 0.02)],
         DType::Q6_K => &[(208, 0.0008)],
+        DType::IQ1_S => &[(0, 0.1)],
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => &[(0, 0.015)],
+        DType::IQ3_XXS => &[(0, 0.006)],
+        DType::IQ3_S => &[(0, 0.006)],
+        DType::IQ4_NL => &[(0, 0.01)],
+        DType::IQ4_XS => &[(0, 0.0005)],
         other => panic!("no random weights of type {other} yet"),
     }
 }
