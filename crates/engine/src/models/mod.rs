@@ -64,22 +64,19 @@ pub fn describe(file: &ModelFile) -> Result<Blueprint> {
 /// The family of a model.
 fn recognise(file: &ModelFile) -> Result<&'static Arch> {
     let path = file.settings_path();
-    let missing = |key: &str| Error::format(&path, format!("{key} is missing: not a model"));
-    let (said, known): (Vec<&str>, fn(&Arch) -> Vec<&'static str>) = match file.format {
-        Format::Gguf => (file.architecture().into_iter().collect(), |arch| vec![arch.gguf]),
+    let (key, said): (_, Vec<&str>) = match file.format {
+        Format::Gguf => ("general.architecture", file.architecture().into_iter().collect()),
         Format::HuggingFace | Format::Mlx => {
             let classes = file.metadata.get("architectures").and_then(Value::as_strings);
             let classes = classes.into_iter().flat_map(|classes| classes.iter());
-            (classes.chain(file.metadata.str("model_type")).collect(), |arch| arch.hugging_face.to_vec())
+            ("architectures", classes.chain(file.metadata.str("model_type")).collect())
         }
     };
-    let Some(first) = said.first() else {
-        return Err(missing(if file.format == Format::Gguf {
-            "general.architecture"
-        } else {
-            "architectures"
-        }));
+    let known = |arch: &Arch| match file.format {
+        Format::Gguf => vec![arch.gguf],
+        Format::HuggingFace | Format::Mlx => arch.hugging_face.to_vec(),
     };
+    let first = said.first().ok_or_else(|| Error::format(&path, format!("{key} is missing: not a model")))?;
     ARCHS.iter().find(|arch| known(arch).iter().any(|name| said.contains(name))).ok_or_else(|| {
         let supported: Vec<_> = ARCHS.iter().map(|arch| known(arch)[0]).collect();
         Error::Unsupported(format!(
