@@ -1,90 +1,286 @@
 #!/usr/bin/env python3
-"""Makes crates/engine/tests/data/tokenizer_tales.json: texts and the tokens that Hugging Face gives.
+"""Makes the tokenizer vectors in crates/engine/tests/data: texts and the tokens that other people's code gives.
 
-    pip install tokenizers==0.23.3
-    python3 tools/tokenizer_vectors.py TOKENIZER.JSON > crates/engine/tests/data/tokenizer_tales.json
+    pip install tokenizers==0.23.1 sentencepiece==0.2.2
+    python3 tools/tokenizer_vectors.py tales TOKENIZER.JSON > crates/engine/tests/data/tokenizer_tales.json
+    python3 tools/tokenizer_vectors.py pre > crates/engine/tests/data/tokenizer_pre.json
+    python3 tools/tokenizer_vectors.py sentencepiece > crates/engine/tests/data/tokenizer_sentencepiece.json
 
-TOKENIZER.JSON is the demo model's tokenizer as its training wrote it. A vector is {"text", "special", "ids"};
-`special` says whether control tokens are found in the text. The texts are drawn with a fixed seed.
+tales: TOKENIZER.JSON is the demo model's tokenizer as its training wrote it. A vector is {"text", "special",
+"ids"}; `special` says whether control tokens are found in the text.
+
+pre: one small vocabulary, trained here, and for each pre-tokeniser its steps as models' tokenizer.json files write
+them, and the tokens of many texts. The vocabulary was trained without any pre-tokeniser: its merges cross every
+place at which one should cut, so a cut too many and a cut too few both change the tokens.
+
+sentencepiece: a small vocabulary trained here by SentencePiece, with scores and types as a GGUF file has them and
+as a tokenizer.json, and the tokens of many texts; both libraries must agree.
 """
 
 import json
 import random
 import sys
+import tempfile
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-# What texts are made of. A text joins a few draws, so that every kind meets every other.
-WORDS = [
-    "Once", "upon", "a", "time", "the", "cat's", "boat", "HELLO", "iPhone", "naïve", "façade",
-    "Straße", "ŒUVRE", "Здравствуй", "мир", "Ελλάδα", "שלום", "مرحبا", "العالم", "नमस्ते", "दुनिया",
-    "สวัสดี", "ខ្មែរ", "你好", "世界", "こんにちは", "カタカナ", "안녕하세요", "Հայերեն", "ქართული", "አማርኛ", "ไทย",
-    "Việt", "𝓬𝓾𝓻𝓼𝓲𝓿𝓮", "𐐷", "ﬁligature", "ǅ",
-]
-SPACES = [
-    " ", "  ", "   ", "\t", "\t\t", "\n", "\n\n", "\r\n", "\r", " \n", "\n ", "  \n  ", "\r\n\r\n",
-    "\t\n", "\u00a0", "\u3000", "\u2003 ", "\u2028", "\u0085", "\u200b", "\x0b", "\x0c", "\ufeff",
-    " \u00a0 ",
-]
-NUMBERS = [
-    "0", "7", "42", "123", "1234", "3.14", "1,000,000", "0x1F", "1e-9", "٣٤", "४२", "Ⅷ", "½", "²",
-    "①", "２０", "10:30",
-]
-MARKS = [
-    "!", "?!", "...", "…", "—", "“quoted”", "«»", "¿", "(", ")]}", "/*", "*/", "==", "!=", "->",
-    "::", "#!", "$5", "€", "_", "__init__", "@", "\\", "`", "~", "^", "&&", "|", "<b>", "'", "''",
-    '"', "ˈ", "\u0301", "e\u0301", "\x00", "\x7f",
-]
-CONTRACTIONS = [
-    "I'm", "you're", "WE'VE", "she'll", "it's", "IT'S", "'s", "'S", "'t", "can't", "they'd",
-    "o'clock", "'re'", "’s", "'\u017f", "a'LL", "'Tis", "y'all'd've",
-]
-EMOJI = [
-    "🦙", "👩‍🚀", "👨‍👩‍👧‍👦", "🏳️‍🌈", "❤️", "👍🏽", "🇩🇪", "🇺🇸🇫🇷", "☃", "✨🎉", "1️⃣",
-    "\U0001faf1\U0001f3fb‍\U0001faf2\U0001f3ff",
-]
-CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|im_end|", "<|im_start|>user\n", "<|im_end|>\n"]
-KINDS = [WORDS, WORDS, SPACES, SPACES, NUMBERS, MARKS, CONTRACTIONS, EMOJI, CONTROL]
+from tokenizer_texts import SENTENCES, corpus, texts
 
-FIXED = [
-    "", " ", "a", "\n", "Tell me a story about a cat and a boat.",
-    "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|><|im_start|><|im_end|><|endoftext|>", "<<|im_end|>>", "<|im_<|im_end|>end|>",
-    " " * 100 + "x", "a" * 300, "\n" * 50, "ha" * 80, "7" * 40, " \n" * 20 + "end ",
-]
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+USER_DEFINED = ["<tool>", "   "]
+
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
-def drawn(rng):
-    """One text."""
-    if rng.random() < 0.15:  # Any characters at all, below and above the surrogates.
-        ranges = rng.choices([(0, 0x80), (0, 0xD800), (0xE000, 0x110000)], k=12)
-        return "".join(chr(rng.randrange(*r)) for r in ranges)
-    glue = rng.choice(["", "", " "])
-    return glue.join(rng.choice(rng.choice(KINDS)) for _ in range(rng.randrange(1, 14)))
+def cased(upper, lower, suffix, digits, marks):
+    """An expression that cuts words where small letters are followed by capitals."""
+    return (
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{upper}]*[{lower}]+{suffix}|[^\r\n\p{{L}}\p{{N}}]?[{upper}]+[{lower}]*{suffix}"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[{marks}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
 
 
-def main():
-    plain = Tokenizer.from_file(sys.argv[1])
-    # Without its added tokens the tokenizer has nothing but BPE: control tokens are plain text.
-    document = json.loads(plain.to_str())
+def split(expression):
+    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+
+
+def byte_level(use_regex):
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+DIGITS = {"type": "Digits", "individual_digits": True}
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+CJK = "[一-龥ࠀ-一가-\ud7ff]+"
+NOT_HAN = r"&&[^\p{Han}]"
+# The letters of DeepSeek's first tokenizers, as ranges.
+LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ"
+    "\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
+    "𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+
+# The steps of each pre-tokeniser.
+PRE = {
+    "gpt-2": [byte_level(True)],
+    "starcoder": [DIGITS, byte_level(True)],
+    "falcon": [
+        {"type": "Punctuation", "behavior": "Contiguous"},
+        byte_level(True),
+        {"type": "Digits", "individual_digits": False},
+        split("[0-9][0-9][0-9]"),
+    ],
+    # No model's own: what llama.cpp does for files that name none.
+    "default": [
+        split(r"[\p{P}\$\+<=>\^~\|]+"),
+        split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
+        split(r"\p{N}+"),
+        split("[0-9][0-9][0-9]"),
+        byte_level(False),
+    ],
+    "qwen2": [split(QWEN2), byte_level(False)],
+    "qwen35": [
+        split(QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")),
+        byte_level(False),
+    ],
+    "llama-bpe": [split(QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")), byte_level(False)],
+    "glm4": [split(QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")), byte_level(False)],
+    "gpt-4o": [split(cased(UPPER, LOWER, CONTRACTION + "?", r"\p{N}{1,3}", r"\r\n/")), byte_level(False)],
+    "tekken": [split(cased(UPPER, LOWER, "", r"\p{N}", r"\r\n/")), byte_level(False)],
+    "kimi-k2": [
+        split(r"[\p{Han}]+|" + cased(UPPER + NOT_HAN, LOWER + NOT_HAN, CONTRACTION + "?", r"\p{N}{1,3}", r"\r\n")),
+        byte_level(False),
+    ],
+    "bailingmoe": [
+        split(
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+            r"|\s+(?!\S)|\s+"
+        ),
+        byte_level(False),
+    ],
+    "deepseek-v3": [
+        split(r"\p{N}{1,3}"),
+        split("[一-龥\u3040-ゟ゠-ヿ]+"),
+        split(
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        byte_level(False),
+    ],
+    "deepseek-coder": [split("[\r\n]"), split(r"\s?\p{L}+"), split(r"\s?\p{P}+"), split(CJK), DIGITS, byte_level(False)],
+    "deepseek-llm": [
+        split("[\r\n]"),
+        split(rf"\s?[{LETTERS}]+"),
+        split(r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+".replace(r"\u3000", "\u3000")),
+        split(r"\s+$"),
+        split(CJK),
+        DIGITS,
+        byte_level(False),
+    ],
+}
+IGNORES_MERGES = {"llama-bpe", "tekken"}
+
+
+def vector_lines(vectors):
+    return ",\n".join(json.dumps(v, separators=(",", ":")) for v in vectors)
+
+
+def without_added_tokens(tokenizer):
+    """Without its added tokens a tokenizer has nothing but BPE: control tokens are plain text."""
+    document = json.loads(tokenizer.to_str())
     document["added_tokens"] = []
-    without = Tokenizer.from_str(json.dumps(document))
+    return Tokenizer.from_str(json.dumps(document))
 
-    rng = random.Random(20)
-    texts = FIXED + [drawn(rng) for _ in range(470)]
-    print("[")
-    for i, text in enumerate(texts):
-        lines = []
-        for special, tokenizer in ((True, plain), (False, without)):
+
+def tales(path):
+    plain = Tokenizer.from_file(path)
+    without = without_added_tokens(plain)
+    vectors = []
+    for text in texts(random.Random(20), 470):
+        ids = plain.encode(text, add_special_tokens=False).ids
+        vectors.append({"text": text, "special": True, "ids": ids})
+        plain_ids = without.encode(text, add_special_tokens=False).ids
+        # The second vector says nothing new where there is no control token.
+        if plain_ids != ids:
+            vectors.append({"text": text, "special": False, "ids": plain_ids})
+    print(f"[\n{vector_lines(vectors)}\n]")
+
+
+def pre():
+    rng = random.Random(7)
+    # The vocabulary: long runs of anything may be merged.
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2200,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=12,
+        show_progress=False,
+    )
+    bpe.train_from_iterator(corpus(rng), trainer)
+    bpe.add_tokens([AddedToken(text, normalized=False) for text in USER_DEFINED])
+    bpe.add_special_tokens([AddedToken(text, normalized=False) for text in CONTROL])
+    base = json.loads(bpe.to_str())
+    base["pre_tokenizer"] = None
+
+    all_texts = texts(rng, 260)
+    entries = []
+    for name, steps in PRE.items():
+        entry = {"name": name, "ignore_merges": name in IGNORES_MERGES, "normalizer": None, "steps": steps}
+        entries.append(entry)
+    # As Qwen's own folders have it; GGUF files do not say so.
+    entries.append(dict(entries[list(PRE).index("qwen2")], normalizer={"type": "NFC"}))
+    for entry in entries:
+        document = dict(base, pre_tokenizer={"type": "Sequence", "pretokenizers": entry["steps"]})
+        document["normalizer"] = entry["normalizer"]
+        document["model"] = dict(base["model"], ignore_merges=entry["ignore_merges"])
+        tokenizer = Tokenizer.from_str(json.dumps(document))
+        entry["ids"] = [tokenizer.encode(text, add_special_tokens=False).ids for text in all_texts]
+    print('{"tokenizer":')
+    print(json.dumps(base, separators=(",", ":")) + ',\n"texts":')
+    print(json.dumps(all_texts, separators=(",", ":")) + ',\n"pre":[')
+    print(vector_lines(entries) + "\n]}")
+
+
+def sentencepiece():
+    import sentencepiece as spm
+
+    rng = random.Random(8)
+    with tempfile.TemporaryDirectory() as folder:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(line for text in SENTENCES * 8 for line in text.split("\n")),
+            model_prefix=f"{folder}/m",
+            model_type="bpe",
+            vocab_size=1000,
+            byte_fallback=True,
+            character_coverage=0.98,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            split_digits=True,
+            minloglevel=2,
+        )
+        pieces = spm.SentencePieceProcessor(model_file=f"{folder}/m.model")
+    count = pieces.get_piece_size()
+    tokens = [pieces.id_to_piece(i) for i in range(count)]
+    scores = [pieces.get_score(i) for i in range(count)]
+    kinds = [
+        2 if pieces.is_unknown(i) else 3 if pieces.is_control(i) else 6 if pieces.is_byte(i) else 1 for i in range(count)
+    ]
+    # As the converters of Llama 2 make it: every pair of tokens that joins to a token is a merge, best score first.
+    words = {token: i for i, token in enumerate(tokens)}
+    merges = []
+    for token, i in words.items():
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        pairs = [(left, right) for left, right in cuts if left in words and right in words and kinds[i] == 1]
+        pairs.sort(key=lambda pair: (words[pair[0]], words[pair[1]]))
+        merges += [(scores[i], pair) for pair in pairs]
+    merges = [pair for _, pair in sorted(merges, key=lambda merge: -merge[0])]
+    added = [
+        {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}
+        for i in range(3)
+    ]
+    space = {"String": " "}
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": space, "content": "▁"},
+            ],
+        },
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+            "vocab": words, "merges": merges,
+        },
+    }
+    tokenizer = Tokenizer.from_str(json.dumps(document))
+    metaspace = dict(document, normalizer=None)
+    metaspace["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    first = Tokenizer.from_str(json.dumps(metaspace))
+    vectors = []
+    for text in texts(rng, 260):
+        # A null ends a text for SentencePiece.
+        text = text.replace("\x00", "")
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert without_added_tokens(tokenizer).encode(text, add_special_tokens=False).ids == pieces.encode(text), text
+        vectors.append({"text": text, "special": True, "ids": ids})
+        text = text.replace("<|im_end|>", "</s>").replace("<|im_start|>", "<s>")
+        if "s>" in text:
             ids = tokenizer.encode(text, add_special_tokens=False).ids
-            # The second line says nothing new where there is no control token.
-            if special or ids != previous:
-                vector = {"text": text, "special": special, "ids": ids}
-                lines.append(json.dumps(vector, separators=(",", ":")))
-            previous = ids
-        print(",\n".join(lines) + ("," if i + 1 < len(texts) else ""))
-    print("]")
+            ids_first = first.encode(text, add_special_tokens=False).ids
+            vectors.append({"text": text, "special": True, "ids": ids, "prepend_first": ids_first})
+            vectors.append({"text": text, "special": False, "ids": pieces.encode(text)})
+    gguf = {"tokens": tokens, "scores": scores, "types": kinds}
+    print('{"gguf":' + json.dumps(gguf, separators=(",", ":")) + ',\n"tokenizer":')
+    print(json.dumps(document, separators=(",", ":")) + ',\n"vectors":[')
+    print(vector_lines(vectors) + "\n]}")
 
 
 if __name__ == "__main__":
-    main()
+    {"tales": tales, "pre": pre, "sentencepiece": sentencepiece}[sys.argv[1]](*sys.argv[2:])

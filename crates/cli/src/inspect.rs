@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use forebay_engine::Bytes;
-use forebay_engine::format::{ModelFile, NumberArray, StringArray, TensorInfo, Value};
+use forebay_engine::format::{ModelFile, NumberArray, StringArray, Value};
+use forebay_engine::models::keys;
 use serde_json::{Map, json};
 
 use crate::output::print;
@@ -16,15 +17,16 @@ const SHORT_ARRAY: usize = 32;
 
 /// Show what is in a model file, without reading its weights
 ///
-/// Works on every GGUF file, also on vocabularies and on models that cannot be run.
+/// Works on every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot
+/// be run.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay inspect model.gguf
   forebay inspect model.gguf --tensors | grep exps
-  forebay inspect model.gguf --json | jq .metadata")]
+  forebay inspect folder --json | jq .metadata")]
 pub struct InspectArgs {
-    /// A GGUF file, or any part of a split one
+    /// A GGUF file, any part of a split one, or a folder with safetensors files
     model: PathBuf,
     /// Print one JSON object; arrays of more than 32 elements are given by type and length
     #[arg(long)]
@@ -65,16 +67,15 @@ pub struct Summary<'a> {
 
 impl<'a> Summary<'a> {
     pub fn new(file: &'a ModelFile) -> Summary<'a> {
-        let architecture = file.metadata.str("general.architecture");
-        let count = |key: &str| file.metadata.get(&format!("{}.{key}", architecture?))?.as_u64();
+        let count = |key| file.setting(&key)?.1.as_u64();
         Summary {
-            architecture,
+            architecture: file.architecture(),
             name: file.metadata.str("general.name"),
-            parameters: file.tensors.iter().map(TensorInfo::elements).sum(),
-            layers: count("block_count"),
-            experts: count("expert_count"),
-            experts_used: count("expert_used_count"),
-            context: count("context_length"),
+            parameters: file.parameters(),
+            layers: count(keys::LAYERS),
+            experts: count(keys::EXPERTS),
+            experts_used: count(keys::EXPERTS_USED),
+            context: count(keys::CONTEXT),
         }
     }
 }

@@ -27,7 +27,7 @@ Examples:
   forebay plan model.gguf --memory 8G         with 8 GiB for the whole process
   forebay plan model.gguf --memory 8G --ctx 32768 --json")]
 pub struct PlanArgs {
-    /// A GGUF file, or any part of a split one [default: the demo model]
+    /// A GGUF file, any part of a split one, or a folder with safetensors files [default: the demo model]
     model: Option<PathBuf>,
     /// Do not measure the machine, so do not predict the speed
     #[arg(long)]

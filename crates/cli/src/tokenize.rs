@@ -13,7 +13,7 @@ use crate::output::print;
 
 /// Show the tokens of a text
 ///
-/// Works on every GGUF file with a vocabulary. One token a line, its number and its text; or only the
+/// Works on every GGUF file with a vocabulary and on folders with a tokenizer.json. One token a line, its number and its text; or only the
 /// numbers, with --ids.
 #[derive(Args)]
 #[command(after_help = "\
@@ -22,7 +22,7 @@ Examples:
   forebay tokenize model.gguf --file story.txt --ids
   cat story.txt | forebay tokenize model.gguf | wc -l")]
 pub struct TokenizeArgs {
-    /// A GGUF file, or any part of a split one
+    /// A GGUF file, any part of a split one, or a folder with safetensors files
     model: PathBuf,
     #[command(flatten)]
     text: TextArgs,
@@ -40,7 +40,7 @@ pub struct TokenizeArgs {
 /// Runs the command.
 pub fn run(args: &TokenizeArgs) -> Result<ExitCode> {
     let file = ModelFile::open(&args.model)?;
-    let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
+    let tokenizer = Tokenizer::of(&file)?;
     let bos = if args.no_bos { Bos::Never } else { Bos::AsFileSays };
     let tokens = tokenizer.encode(&args.text.read()?, EncodeOptions { special: !args.no_special, bos })?;
     let mut text = String::new();

@@ -28,7 +28,7 @@ Examples:
   forebay trace model.gguf -f question.txt -n 500 --seed 1 --out question.trace
   forebay simulate cat.trace")]
 pub struct TraceArgs {
-    /// A GGUF file, or any part of a split one [default: the demo model]
+    /// A GGUF file, any part of a split one, or a folder with safetensors files [default: the demo model]
     model: Option<PathBuf>,
     #[command(flatten)]
     prompt: PromptArgs,

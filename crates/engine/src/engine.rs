@@ -121,7 +121,7 @@ struct Compute {
 }
 
 impl Engine {
-    /// Loads a model from its file, or from any part of a split one.
+    /// Loads a model from its file or folder; any part of one will do.
     ///
     /// # Errors
     /// If the file is damaged or holds something unsupported, if memory does not suffice, if reading fails.
@@ -332,7 +332,7 @@ impl Prospect {
         let file = ModelFile::open(path)?;
         let blueprint = models::describe(&file)?;
         let traffic = Traffic::new(&blueprint, options.precision);
-        let tokenizer = Tokenizer::from_metadata(file.path(), &file.metadata)?;
+        let tokenizer = Tokenizer::of(&file)?;
         let vocab = blueprint.model.head().vocab();
         if tokenizer.vocab_size() > vocab {
             let tokens = tokenizer.vocab_size();

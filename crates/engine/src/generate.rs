@@ -125,7 +125,7 @@ impl Session {
         let mut sampler = Sampler::new(sampling, engine.vocab_size())?;
         sampler.accept_prompt(&request.prompt);
         let mut text = TextStream {
-            decoder: StreamDecoder::new(false),
+            decoder: StreamDecoder::continuing(false),
             stops: StopMatcher::new(request.stop.clone())?,
             text: String::new(),
         };

@@ -10,7 +10,8 @@ use forebay_engine::format::FileIdx;
 use forebay_engine::store::ExpertPart::{self, Down, Gate, Up};
 use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::store::{
-    ByteRange, ByteSource, ExpertLayer, ExpertStore, IoMethod, PartShape, Purpose, SlotClasses, StoreOptions,
+    ByteRange, ByteSource, ExpertLayer, ExpertStore, IoMethod, PartShape, Purpose, RowPick, SlotClasses,
+    StoreOptions,
 };
 use forebay_engine::{Error, ExpertIdx, LayerIdx};
 use forebay_kernels::DType;
@@ -80,8 +81,14 @@ fn layers() -> Vec<Option<ExpertLayer>> {
             ByteRange { file: FileIdx(0), offset: starts[part] + (expert * len) as u64, len }
         };
         ExpertLayer {
-            parts: ROWS.map(|rows| PartShape { dtype: DType::F32, rows, cols: 1 }),
-            experts: (0..EXPERTS).map(|e| [range(0, e), range(1, e), range(2, e)]).collect(),
+            parts: [0, 1, 2].map(|part| PartShape {
+                encoding: DType::F32.into(),
+                rows: ROWS[part],
+                cols: 1,
+                planes: [Some(part), None, None],
+                pick: RowPick::ALL,
+            }),
+            experts: (0..EXPERTS).map(|e| [range(0, e), range(1, e), range(2, e)].into()).collect(),
             used: 2,
         }
     };

@@ -6,6 +6,8 @@ mod common;
 use std::path::Path;
 
 use common::{assert_same_bits, data, demo_model, logits, random_tokens};
+use forebay_engine::format::ModelFile;
+use forebay_engine::models::describe;
 use forebay_engine::plan::ExpertMemory;
 use forebay_engine::store::IoMethod;
 use forebay_engine::store::policy::PolicyKind;
@@ -35,13 +37,8 @@ fn run(model: &Path, options: &Options, tokens: &[TokenId]) -> (Vec<f32>, u64) {
 }
 
 /// All combinations of how much is in memory, how it is read and by how many threads it is computed.
-fn compare(model: &Path, tokens: &[TokenId], precision: Precision) {
-    let budgets = [
-        ExpertMemory::Percent(100.0),
-        ExpertMemory::Percent(50.0),
-        ExpertMemory::Percent(25.0),
-        least_expert_memory(model),
-    ];
+fn compare(model: &Path, tokens: &[TokenId], precision: Precision, percents: [f64; 3]) {
+    let budgets = percents.map(ExpertMemory::Percent).into_iter().chain([least_expert_memory(model)]);
     let resident = Options { precision, threads: Some(2), ..Options::default() };
     let (expected, misses) = run(model, &resident, tokens);
     assert_eq!(misses, 0, "everything fits");
@@ -69,13 +66,13 @@ fn compare(model: &Path, tokens: &[TokenId], precision: Precision) {
 #[test]
 fn the_budget_changes_no_bit_of_the_tiny_model() {
     for precision in [Precision::Fast, Precision::Exact] {
-        compare(&data("golden/qwen3moe.gguf"), &random_tokens(40, 160, 11), precision);
+        compare(&data("golden/qwen3moe.gguf"), &random_tokens(40, 160, 11), precision, [100.0, 50.0, 25.0]);
     }
 }
 
 #[test]
 fn the_budget_changes_no_bit_of_the_demo_model() {
-    compare(&demo_model(), &random_tokens(24, 4096, 12), Precision::Fast);
+    compare(&demo_model(), &random_tokens(24, 4096, 12), Precision::Fast, [100.0, 50.0, 25.0]);
 }
 
 #[test]
@@ -130,6 +127,21 @@ fn a_file_that_is_replaced_changes_nothing() {
     let mut session = engine.session();
     session.extend(&tokens).unwrap();
     assert_same_bits(session.logits(), &expected[expected.len() - engine.vocab_size()..], "replaced");
+}
+
+/// Experts of three, six and nine ranges, the shortest of them a few bytes.
+#[test]
+fn the_budget_changes_no_bit_of_models_in_folders() {
+    for (folder, ranges) in [("golden/qwen3moe", 3), ("golden/qwen3moe-fp8", 6), ("golden/qwen3moe-mlx", 9)] {
+        let folder = data(folder);
+        let blueprint = describe(&ModelFile::open(&folder).unwrap()).unwrap();
+        let layers = blueprint.experts.iter().flatten();
+        assert!(layers.flat_map(|layer| &layer.experts).all(|expert| expert.len() == ranges));
+        // Where no two layers are alike, each needs slots of its own for a token.
+        for precision in [Precision::Fast, Precision::Exact] {
+            compare(&folder, &random_tokens(24, 160, 15), precision, [100.0, 50.0, 40.0]);
+        }
+    }
 }
 
 #[test]

@@ -180,15 +180,15 @@ fn what_is_not_supported_is_named_with_what_is() {
         Err(Error::Unsupported(message)) => message,
         other => panic!("{other:?}"),
     };
-    let message = refused("tokenizer.ggml.model", "llama");
-    assert!(message.contains("`llama`") && message.contains("gpt2"), "{message}");
-    let message = refused("tokenizer.ggml.pre", "exaone");
-    assert!(message.contains("`exaone`") && message.contains("gpt-2, qwen2, deepseek-llm"), "{message}");
+    let message = refused("tokenizer.ggml.model", "t5");
+    assert!(message.contains("`t5`") && message.contains("gpt2") && message.contains("llama"), "{message}");
+    let message = refused("tokenizer.ggml.pre", "superbpe");
+    assert!(message.contains("`superbpe`") && message.contains("qwen2, deepseek-r1-qwen"), "{message}");
 }
 
 #[test]
 fn a_missing_or_mistyped_key_is_named() {
-    for key in ["model", "pre", "tokens", "merges"].map(|key| format!("tokenizer.ggml.{key}")) {
+    for key in ["model", "tokens", "merges"].map(|key| format!("tokenizer.ggml.{key}")) {
         let mut without = Metadata::default();
         let mut mistyped = Metadata::default();
         for (k, value) in File::new().metadata().iter() {
@@ -203,6 +203,18 @@ fn a_missing_or_mistyped_key_is_named() {
             assert!(matches!(error, Error::Format { .. }) && error.to_string().contains(&key), "{error}");
         }
     }
+}
+
+#[test]
+fn a_missing_pre_tokeniser_is_the_default_one() {
+    let mut file = File::new();
+    file.others.retain(|(key, _)| *key != "tokenizer.ggml.pre");
+    let digits = |file: File| file.token("1", NORMAL).token("11", NORMAL).merge("1 1").open().unwrap();
+    // The default cuts digits in threes, GPT-2 does not.
+    assert_eq!(ids(&digits(file), "1111", false), [8, 7, 7]);
+    assert_eq!(ids(&digits(File::new()), "1111", false), [8, 8]);
+    let mistyped = File::new().set("tokenizer.ggml.pre", Value::Bool(true));
+    assert!(mistyped.refusal().contains("tokenizer.ggml.pre is not text"));
 }
 
 #[test]

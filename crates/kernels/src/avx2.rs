@@ -17,14 +17,20 @@
 // Loops over registers go by index, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
+pub(crate) mod lanes;
+pub(crate) mod planes;
+pub(crate) mod shared;
+
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
 use crate::DType;
 use crate::compiled::compiled_scalar_kernels;
+use crate::encoding::Encoding;
 use crate::math;
-use crate::quant::{Q4K, Q5K, Q6K, Quant, dequantise_row};
+use crate::quant::planes::dequantise;
+use crate::quant::{Q4K, Q5K, Q6K, Quant};
 use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
@@ -48,10 +54,10 @@ const MAX_HEAD_DIM: usize = 1024;
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    match w.dtype {
-        DType::F32 => matmul_floats::<f32>(w, x, out),
-        DType::F16 => matmul_floats::<f16>(w, x, out),
-        DType::BF16 => matmul_floats::<bf16>(w, x, out),
+    match w.encoding {
+        Encoding::Blocks(DType::F32) => matmul_floats::<f32>(w, x, out),
+        Encoding::Blocks(DType::F16) => matmul_floats::<f16>(w, x, out),
+        Encoding::Blocks(DType::BF16) => matmul_floats::<bf16>(w, x, out),
         _ => scalar::matmul_f32(w, x, out),
     }
 }
@@ -61,7 +67,8 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
 pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
     assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
     assert_eq!(x.width(), Q8Panel::count(w.cols));
-    match (w.dtype, x.len()) {
+    let Encoding::Blocks(dtype) = w.encoding else { return planes::matmul_q8(w, x, out) };
+    match (dtype, x.len()) {
         (DType::Q8_0, 1) => one_token_q8_0(w, x.row(0), out.row(0)),
         (DType::Q8_0, _) => many_tokens_q8_0(w, x, out),
         (DType::Q4_K, 1) => one_token::<Q4K>(w, x.row(0), out.row(0)),
@@ -70,7 +77,7 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
         (DType::Q5_K, _) => many_tokens::<Q5K>(w, x, out),
         (DType::Q6_K, 1) => one_token::<Q6K>(w, x.row(0), out.row(0)),
         (DType::Q6_K, _) => many_tokens::<Q6K>(w, x, out),
-        _ => scalar::matmul_q8(w, x, out),
+        (dtype, _) => lanes::with_lanes!(dtype, Q => shared::matmul::<Q>(w, x, out)),
     }
 }
 
@@ -121,7 +128,7 @@ compiled_scalar_kernels!("avx2,fma,f16c");
 
 /// Eight blocks whose scales and sums go to the eight lanes of a register. Where the matrix has fewer, another
 /// stands in, and its result is dropped.
-type Eight = [*const u8; 8];
+pub(crate) type Eight = [*const u8; 8];
 
 /// Four rows from `first` on.
 #[inline(always)]
@@ -822,6 +829,9 @@ fn multiply_q8_0<const T: usize>(
 
 /// A float as it is stored.
 trait Cell {
+    /// Bytes of one.
+    const BYTES: usize;
+
     /// Eight of them from element `index` on, widened.
     ///
     /// # Safety
@@ -830,6 +840,8 @@ trait Cell {
 }
 
 impl Cell for f32 {
+    const BYTES: usize = 4;
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn eight(first: *const u8, index: usize) -> __m256 {
@@ -839,6 +851,8 @@ impl Cell for f32 {
 }
 
 impl Cell for f16 {
+    const BYTES: usize = 2;
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn eight(first: *const u8, index: usize) -> __m256 {
@@ -848,6 +862,8 @@ impl Cell for f16 {
 }
 
 impl Cell for bf16 {
+    const BYTES: usize = 2;
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn eight(first: *const u8, index: usize) -> __m256 {
@@ -891,7 +907,7 @@ fn dot_tile<C: Cell, const R: usize, const T: usize>(
     let mut acc = [[[_mm256_setzero_ps(); 2]; T]; R];
     let whole = w.cols / 16 * 16;
     // Only the first tokens' pass finds the rows in memory.
-    let fresh = if token == 0 { R * 16 * w.dtype.block_bytes() } else { 0 };
+    let fresh = if token == 0 { R * 16 * C::BYTES } else { 0 };
     for col in (0..whole).step_by(16) {
         ahead.advance(fresh);
         for half in 0..2 {
@@ -910,10 +926,10 @@ fn dot_tile<C: Cell, const R: usize, const T: usize>(
             }
         }
     }
-    let (mut tail, bytes) = ([0.0; 16], whole * w.dtype.block_bytes());
+    let mut tail = [0.0; 16];
     let tail = &mut tail[..w.cols - whole];
     for r in 0..R {
-        dequantise_row(w.dtype, &rows[r][bytes..], tail);
+        dequantise(w, row + r, whole, tail);
         for t in 0..T {
             let mut lanes = to_lanes(acc[r][t]);
             for ((lane, w), x) in lanes.iter_mut().zip(&*tail).zip(&x[t][whole..]) {

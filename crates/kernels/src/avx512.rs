@@ -14,13 +14,18 @@
 // Loops over registers go by index, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
+mod planes;
+mod shared;
+
 use std::arch::x86_64::*;
 
 use crate::DType;
 use crate::avx2;
 use crate::compiled::compiled_scalar_kernels;
+use crate::encoding::Encoding;
 use crate::math;
-use crate::quant::{MAX_BLOCK, Q4K, Q5K, Q6K, Quant, dequantise_row};
+use crate::quant::planes::dequantise;
+use crate::quant::{MAX_BLOCK, Q4K, Q5K, Q6K, Quant};
 use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, LANES, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
@@ -52,7 +57,7 @@ const MAX_HEAD_DIM: usize = 1024;
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
     assert_eq!(x.width(), w.cols);
-    if x.len() == 1 && w.dtype.is_float() {
+    if x.len() == 1 && matches!(w.encoding, Encoding::Blocks(dtype) if dtype.is_float()) {
         return avx2::matmul_f32(w, x, out);
     }
     // Four rows, widened piece by piece.
@@ -64,9 +69,7 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
             for col in (0..w.cols).step_by(MAX_BLOCK) {
                 let cols = MAX_BLOCK.min(w.cols - col);
                 for (row, weights) in weights.iter_mut().enumerate() {
-                    let row = w.row((first + row).min(w.rows - 1));
-                    let bytes = |n| w.dtype.row_bytes(n).expect("blocks divide 256");
-                    widen(w.dtype, &row[bytes(col)..bytes(col + cols)], &mut weights[..cols]);
+                    widen(w, (first + row).min(w.rows - 1), col, &mut weights[..cols]);
                 }
                 let mut t = 0;
                 while t < tokens {
@@ -102,13 +105,16 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
 pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
     assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
     assert_eq!(x.width(), Q8Panel::count(w.cols));
-    match (w.dtype, x.len()) {
-        (_, 1) => avx2::matmul_q8(w, x, out),
+    if x.len() == 1 {
+        return avx2::matmul_q8(w, x, out);
+    }
+    let Encoding::Blocks(dtype) = w.encoding else { return planes::many_tokens(w, x, out) };
+    match (dtype, x.len()) {
         (DType::Q8_0, _) => many_tokens_q8_0(w, x, out),
         (DType::Q4_K, _) => many_tokens::<Q4K>(w, x, out),
         (DType::Q5_K, _) => many_tokens::<Q5K>(w, x, out),
         (DType::Q6_K, _) => many_tokens::<Q6K>(w, x, out),
-        _ => scalar::matmul_q8(w, x, out),
+        (dtype, _) => avx2::lanes::with_lanes!(dtype, Q => shared::many_tokens::<Q>(w, x, out)),
     }
 }
 
@@ -260,12 +266,13 @@ fn sum_across(v: &[__m512; 16]) -> __m512 {
 // ---------------------------------------------------------------------------------------------------
 // Products with f32 activations
 
-/// A piece of a row as floats.
+/// A piece of a row, from column `col` on, as floats.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        DType::F16 | DType::BF16 => {
+fn widen(w: MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
+    match w.encoding {
+        Encoding::Blocks(dtype @ (DType::F16 | DType::BF16)) => {
+            let bytes = &w.row(row)[2 * col..2 * (col + out.len())];
             for (bytes, out) in bytes.chunks(32).zip(out.chunks_mut(16)) {
                 let mask = tail_mask(out.len());
                 // SAFETY: the mask covers what both have.
@@ -280,7 +287,7 @@ fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
                 }
             }
         }
-        _ => dequantise_row(dtype, bytes, out),
+        _ => dequantise(w, row, col, out),
     }
 }
 

@@ -4,8 +4,8 @@ use std::fmt;
 
 /// The type of a stored tensor's elements.
 ///
-/// Every type of the GGUF format is listed, so that any file can be described; whether a type can be
-/// computed with is another question, answered by [`DType::is_computable`].
+/// Every type of the GGUF and safetensors formats is listed, so that any file can be described; whether a type
+/// can be computed with is another question, answered by [`DType::is_computable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, non_camel_case_types)]
 pub enum DType {
@@ -43,22 +43,36 @@ pub enum DType {
     TQ2_0,
     MXFP4,
     NVFP4,
+    BOOL,
+    U8,
+    U16,
+    U32,
+    U64,
+    F8_E4M3,
+    F8_E5M2,
+    F8_E8M0,
 }
 
 /// One row of the table below.
 struct Entry {
     dtype: DType,
-    ggml: u32,
+    /// The identifier in GGUF files, which do not have all types.
+    ggml: Option<u32>,
     name: &'static str,
     block_len: usize,
     block_bytes: usize,
 }
 
 const fn entry(dtype: DType, ggml: u32, name: &'static str, block_len: usize, block_bytes: usize) -> Entry {
-    Entry { dtype, ggml, name, block_len, block_bytes }
+    Entry { dtype, ggml: Some(ggml), name, block_len, block_bytes }
 }
 
-/// GGUF identifier, name, elements in a block, bytes in a block; in the order of the enum.
+/// A plain type that GGUF files do not have.
+const fn plain(dtype: DType, name: &'static str, bytes: usize) -> Entry {
+    Entry { dtype, ggml: None, name, block_len: 1, block_bytes: bytes }
+}
+
+/// GGUF identifier where there is one, name, elements in a block, bytes in a block; in the order of the enum.
 const TABLE: &[Entry] = &[
     entry(DType::F32, 0, "F32", 1, 4),
     entry(DType::F16, 1, "F16", 1, 2),
@@ -94,15 +108,29 @@ const TABLE: &[Entry] = &[
     entry(DType::TQ2_0, 35, "TQ2_0", 256, 66),
     entry(DType::MXFP4, 39, "MXFP4", 32, 17),
     entry(DType::NVFP4, 40, "NVFP4", 64, 36),
+    plain(DType::BOOL, "BOOL", 1),
+    plain(DType::U8, "U8", 1),
+    plain(DType::U16, "U16", 2),
+    plain(DType::U32, "U32", 4),
+    plain(DType::U64, "U64", 8),
+    plain(DType::F8_E4M3, "F8_E4M3", 1),
+    plain(DType::F8_E5M2, "F8_E5M2", 1),
+    plain(DType::F8_E8M0, "F8_E8M0", 1),
 ];
 
 impl DType {
     /// The type with this identifier in GGUF files.
     pub fn from_ggml(id: u32) -> Option<DType> {
-        TABLE.iter().find(|e| e.ggml == id).map(|e| e.dtype)
+        TABLE.iter().find(|e| e.ggml == Some(id)).map(|e| e.dtype)
     }
 
-    /// The name as it is written in GGUF tools.
+    /// The plain type with this name in safetensors files.
+    pub fn from_safetensors(name: &str) -> Option<DType> {
+        let plain = TABLE.iter().filter(|e| e.block_len == 1);
+        plain.map(|e| e.dtype).find(|dtype| dtype.name() == name)
+    }
+
+    /// The name as it is written by the tools of its format.
     pub fn name(self) -> &'static str {
         self.entry().name
     }
@@ -134,7 +162,11 @@ impl DType {
 
     /// Whether the kernels can compute with the type.
     pub fn is_computable(self) -> bool {
-        self.is_float() || matches!(self, DType::Q8_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+        use DType::*;
+        let plain = matches!(self, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0);
+        let k = matches!(self, Q2_K | Q3_K | Q4_K | Q5_K | Q6_K);
+        let iq = matches!(self, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_NL | IQ4_XS);
+        self.is_float() || plain || k || iq || matches!(self, MXFP4 | NVFP4)
     }
 
     /// The types the kernels can compute with.
@@ -161,7 +193,7 @@ mod tests {
     fn the_table_is_in_the_order_of_the_enum() {
         for (i, e) in TABLE.iter().enumerate() {
             assert_eq!(e.dtype as usize, i, "{}", e.name);
-            assert_eq!(DType::from_ggml(e.ggml), Some(e.dtype));
+            assert!(e.ggml.is_none_or(|id| DType::from_ggml(id) == Some(e.dtype)));
             assert_eq!(format!("{:?}", e.dtype), e.name);
         }
     }

@@ -11,6 +11,7 @@ mod avx512;
 mod compiled;
 mod dispatch;
 mod dtype;
+mod encoding;
 pub mod math;
 mod pool;
 pub mod quant;
@@ -19,6 +20,7 @@ mod tensor;
 
 pub use dispatch::{Isa, Kernels};
 pub use dtype::DType;
+pub use encoding::{Affine, Encoding, Tiles};
 pub use pool::{Grain, Piece, Pool};
 pub use scalar::{AttentionStep, KEY_BLOCK, KvRef, RopePairs, RunningSoftmax};
-pub use tensor::{MatRef, Q8Panel, Rows, TileMut};
+pub use tensor::{MatRef, Planes, Q8Panel, Rows, TileMut};

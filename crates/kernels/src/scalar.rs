@@ -8,8 +8,10 @@
 
 use half::f16;
 
+use crate::encoding::{Encoding, MXFP4_GROUP};
 use crate::math::{exp, silu};
-use crate::quant::{MAX_BLOCK, Quant, SUB, Unpacked, dequantise_row, with_quant};
+use crate::quant::planes::{Group, dequantise};
+use crate::quant::{MAX_BLOCK, Quant, SUB, Unpacked, with_quant};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
 /// Accumulators of a float sum.
@@ -28,14 +30,12 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     assert_eq!(x.width(), w.cols);
     let mut weights = [0.0; MAX_BLOCK];
     for r in 0..w.rows {
-        let row = w.row(r);
         for first in (0..x.len()).step_by(TOKEN_TILE) {
             let tokens = TOKEN_TILE.min(x.len() - first);
             let mut acc = [[0.0f32; LANES]; TOKEN_TILE];
             for col in (0..w.cols).step_by(MAX_BLOCK) {
                 let cols = MAX_BLOCK.min(w.cols - col);
-                let bytes = |n| w.dtype.row_bytes(n).expect("blocks divide 256");
-                dequantise_row(w.dtype, &row[bytes(col)..bytes(col + cols)], &mut weights[..cols]);
+                dequantise(w, r, col, &mut weights[..cols]);
                 for (t, acc) in acc[..tokens].iter_mut().enumerate() {
                     multiply_add_lanes(&weights[..cols], &x.row(first + t)[col..col + cols], acc);
                 }
@@ -49,11 +49,17 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
 
 /// `out[t][r] = Σ w[r][c] · x[t][c]` with quantised weights and activations quantised by [`quantise`].
 ///
-/// One fused multiply-add per block of the weights' type, two where the type has minima.
+/// One fused multiply-add per block or group of the weights (or per float, where a block has several), two where they
+/// have minima or biases.
 pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
     check_shapes(w, x.len(), out);
     assert_eq!(x.width(), Q8Panel::count(w.cols));
-    with_quant!(w.dtype, Q => matmul_blocks::<Q>(w, x, out));
+    match w.encoding {
+        Encoding::Blocks(dtype) => with_quant!(dtype, Q => matmul_blocks::<Q>(w, x, out)),
+        Encoding::Affine(affine) => matmul_groups::<true>(w, affine.group, x, out),
+        Encoding::Mxfp4 => matmul_groups::<false>(w, MXFP4_GROUP, x, out),
+        other => panic!("{other} is multiplied with f32 activations"),
+    }
 }
 
 fn matmul_blocks<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
@@ -77,20 +83,61 @@ fn matmul_blocks<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMu
 }
 
 /// Adds the product of a weight block with the activations at `lane` of a panel to `acc`.
-fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, acc: f32) -> f32 {
-    let (mut products, mut mins) = (0i32, 0i32);
-    for sub in 0..Q::BLOCK / SUB {
-        let activations = &x.lanes[lane + sub * SUB..][..SUB];
-        let weights = &w.lanes[sub * SUB..][..SUB];
-        let dot: i32 = weights.iter().zip(activations).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum();
-        products += i32::from(w.scales[sub]) * dot;
+fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, mut acc: f32) -> f32 {
+    let subs = Q::BLOCK / Q::FLOATS / SUB;
+    for (part, d) in w.d[..Q::FLOATS].iter().enumerate() {
+        let (mut products, mut mins) = (0i32, 0i32);
+        for sub in part * subs..(part + 1) * subs {
+            let activations = &x.lanes[lane + sub * SUB..][..SUB];
+            let weights = &w.lanes[sub * SUB..][..SUB];
+            let dot: i32 = weights.iter().zip(activations).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum();
+            products += i32::from(w.scales[sub]) * dot;
+            if Q::HAS_MINS {
+                mins += i32::from(w.mins[sub]) * i32::from(x.sums[lane / SUB + sub]);
+            }
+        }
+        let scale = x.scales[(lane + part * subs * SUB) / 32];
+        acc = (d * scale).mul_add(products as f32, acc);
         if Q::HAS_MINS {
-            mins += i32::from(w.mins[sub]) * i32::from(x.sums[lane / SUB + sub]);
+            acc = (w.dmin * scale).mul_add(-(mins as f32), acc);
         }
     }
-    let scale = x.scales[lane / 32];
-    let acc = (w.d * scale).mul_add(products as f32, acc);
-    if Q::HAS_MINS { (w.dmin * scale).mul_add(-(mins as f32), acc) } else { acc }
+    acc
+}
+
+/// Products with weights in groups of `group` lanes: `lane · scale`, and `+ bias` where they have one.
+fn matmul_groups<const BIASES: bool>(
+    w: MatRef<'_>,
+    group: usize,
+    x: Rows<'_, Q8Panel>,
+    out: &mut TileMut<'_, f32>,
+) {
+    let mut weights = Group::new();
+    for r in 0..w.rows {
+        for first in (0..x.len()).step_by(TOKEN_TILE) {
+            let tokens = TOKEN_TILE.min(x.len() - first);
+            let mut acc = [0.0f32; TOKEN_TILE];
+            for g in 0..w.cols / group {
+                weights.unpack(w, r, g);
+                let (panel, lane) = (g * group / Q8Panel::LEN, g * group % Q8Panel::LEN);
+                for (t, acc) in acc[..tokens].iter_mut().enumerate() {
+                    let x = &x.row(first + t)[panel];
+                    let lanes = weights.lanes[..group].iter().zip(&x.lanes[lane..]);
+                    let products: i32 = lanes.map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
+                    let scale = x.scales[lane / 32];
+                    *acc = (weights.scale * scale).mul_add(products as f32, *acc);
+                    if BIASES {
+                        let sums = &x.sums[lane / SUB..(lane + group) / SUB];
+                        let sum: i32 = sums.iter().map(|&sum| i32::from(sum)).sum();
+                        *acc = (weights.bias * scale).mul_add(sum as f32, *acc);
+                    }
+                }
+            }
+            for (t, acc) in acc[..tokens].iter().enumerate() {
+                out.row(first + t)[r] = *acc;
+            }
+        }
+    }
 }
 
 /// A float whose last bit is worth one: a small number added to it is rounded, ties to even, and its lowest byte is

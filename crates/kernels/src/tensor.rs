@@ -4,40 +4,117 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::DType;
+use crate::encoding::Encoding;
+use crate::quant::planes::{dequantise, float_at};
 
-/// A matrix as it lies in a file: `rows` rows of `cols` weights, each row a whole number of blocks.
+/// A matrix as it lies in a file.
 #[derive(Clone, Copy, Debug)]
 pub struct MatRef<'a> {
-    /// The type of the weights.
-    pub dtype: DType,
+    /// How the weights are stored.
+    pub encoding: Encoding,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    data: &'a [u8],
-    row_bytes: usize,
+    planes: Planes<'a>,
+    /// Rows that the planes hold, of which `first`, `first + step`, … are the matrix's.
+    stored: usize,
+    first: usize,
+    step: usize,
+}
+
+/// The bytes of a matrix, plane by plane; empty where an [`Encoding`] has no such plane.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Planes<'a> {
+    /// The weights, or integers to be scaled.
+    pub codes: &'a [u8],
+    /// What multiplies them.
+    pub scales: &'a [u8],
+    /// What is added then.
+    pub biases: &'a [u8],
 }
 
 impl<'a> MatRef<'a> {
-    /// A view of `data`.
+    /// A view of one plane of elements or blocks.
     ///
     /// # Panics
     /// If the shape does not fit the type or the length of the data.
     pub fn new(dtype: DType, rows: usize, cols: usize, data: &'a [u8]) -> Self {
-        let row_bytes = dtype.row_bytes(cols).expect("a row is a whole number of blocks");
-        assert_eq!(row_bytes.checked_mul(rows), Some(data.len()), "{dtype} [{rows}, {cols}]");
-        MatRef { dtype, rows, cols, data, row_bytes }
+        let planes = Planes { codes: data, ..Planes::default() };
+        MatRef::from_planes(dtype.into(), rows, cols, planes)
     }
 
-    /// The bytes of one row.
+    /// A view of planes.
+    ///
+    /// # Panics
+    /// If the shape does not fit the encoding or the length of a plane.
+    pub fn from_planes(encoding: Encoding, rows: usize, cols: usize, planes: Planes<'a>) -> Self {
+        let lengths = [planes.codes, planes.scales, planes.biases].map(<[u8]>::len);
+        assert_eq!(encoding.plane_bytes(rows, cols), Some(lengths), "{encoding} [{rows}, {cols}]");
+        MatRef { encoding, rows, cols, planes, stored: rows, first: 0, step: 1 }
+    }
+
+    /// The stored bytes of one row's codes, which lie together in all encodings but [`Encoding::Columns`].
+    #[inline]
     pub fn row(&self, row: usize) -> &'a [u8] {
-        &self.data[row * self.row_bytes..][..self.row_bytes]
+        self.row_of(self.planes.codes, row)
+    }
+
+    /// The scales of one row's groups or tiles.
+    #[inline]
+    pub fn scales(&self, row: usize) -> &'a [u8] {
+        match self.encoding {
+            Encoding::Tiles(tiles) => {
+                assert!(row < self.rows);
+                let tile_row = (self.first + row * self.step) / tiles.rows;
+                let bytes = self.planes.scales.len() / self.stored.div_ceil(tiles.rows);
+                &self.planes.scales[tile_row * bytes..][..bytes]
+            }
+            _ => self.row_of(self.planes.scales, row),
+        }
+    }
+
+    /// The biases of one row's groups.
+    #[inline]
+    pub fn biases(&self, row: usize) -> &'a [u8] {
+        self.row_of(self.planes.biases, row)
     }
 
     /// The sub-matrix of these rows.
     pub fn rows(&self, rows: Range<usize>) -> MatRef<'a> {
-        let data = &self.data[rows.start * self.row_bytes..rows.end * self.row_bytes];
-        MatRef { rows: rows.len(), data, ..*self }
+        assert!(rows.start <= rows.end && rows.end <= self.rows);
+        MatRef { rows: rows.len(), first: self.first + rows.start * self.step, ..*self }
+    }
+
+    /// The sub-matrix of every `step`-th row from `first` on.
+    pub fn every(&self, first: usize, step: usize) -> MatRef<'a> {
+        assert!(step > 0 && first < step);
+        MatRef {
+            rows: self.rows.saturating_sub(first).div_ceil(step),
+            first: self.first + first * self.step,
+            step: self.step * step,
+            ..*self
+        }
+    }
+
+    /// The weights of a row.
+    pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols);
+        dequantise(*self, row, 0, out);
+    }
+
+    /// One weight of a matrix that is stored column after column.
+    #[inline(always)]
+    pub(crate) fn element(&self, dtype: DType, row: usize, col: usize) -> f32 {
+        assert!(row < self.rows);
+        float_at(dtype, self.planes.codes, col * self.stored + self.first + row * self.step)
+    }
+
+    #[inline]
+    fn row_of(&self, plane: &'a [u8], row: usize) -> &'a [u8] {
+        assert!(row < self.rows);
+        let bytes = plane.len() / self.stored;
+        &plane[(self.first + row * self.step) * bytes..][..bytes]
     }
 }
 

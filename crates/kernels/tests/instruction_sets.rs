@@ -3,10 +3,9 @@
 
 mod common;
 
-use common::Random;
-use forebay_kernels::quant::activation_block;
+use common::{Random, Stored, block_len, encodings, quantised};
 use forebay_kernels::scalar::{AttentionStep, KvRef, RopePairs, RunningSoftmax};
-use forebay_kernels::{DType, Isa, KEY_BLOCK, Kernels, MatRef, Q8Panel, Rows, TileMut};
+use forebay_kernels::{Isa, KEY_BLOCK, Kernels, MatRef, Q8Panel, Rows, TileMut};
 use half::f16;
 
 /// Calls `check` with every instruction set this processor has, apart from the scalar one.
@@ -42,11 +41,11 @@ const SHAPES: &[(usize, usize, usize)] = &[
 fn products_with_quantised_activations_have_the_scalar_bits() {
     each_isa(|ours, scalar| {
         let mut random = Random(1);
-        for dtype in DType::computable().filter(|d| !d.is_float()) {
+        for encoding in quantised() {
             for &(rows, blocks, tokens) in SHAPES {
-                let cols = blocks * dtype.block_len();
-                let bytes = random.weights(dtype, rows, cols);
-                let w = MatRef::new(dtype, rows, cols, &bytes);
+                let cols = blocks * block_len(encoding);
+                let stored = Stored::random(&mut random, encoding, rows, cols);
+                let w = stored.view();
                 let width = Q8Panel::count(cols);
                 let mut panels = vec![Q8Panel::default(); (tokens + 1) * width];
                 for panels in panels.chunks_exact_mut(width) {
@@ -55,7 +54,7 @@ fn products_with_quantised_activations_have_the_scalar_bits() {
                     let x: Vec<f32> = (0..cols)
                         .map(|_| if extreme { random.unit().signum() } else { random.normal() })
                         .collect();
-                    (scalar.quantise)(&x, activation_block(dtype), panels);
+                    (scalar.quantise)(&x, encoding.activation_block().unwrap(), panels);
                 }
                 let index: Vec<u32> = (0..tokens as u32).rev().map(|t| t + 1).collect();
                 let x = Rows::indexed(&panels, width, &index);
@@ -64,7 +63,7 @@ fn products_with_quantised_activations_have_the_scalar_bits() {
                     (kernels.matmul_q8)(w, x, &mut TileMut::new(&mut out, rows));
                     out
                 };
-                let what = format!("{dtype} [{rows}, {cols}] × {tokens}");
+                let what = format!("{encoding} [{rows}, {cols}] × {tokens}");
                 assert_same_bits(&run(ours), &run(scalar), &what);
             }
         }
@@ -74,16 +73,16 @@ fn products_with_quantised_activations_have_the_scalar_bits() {
 #[test]
 fn products_with_extreme_weights_have_the_scalar_bits() {
     each_isa(|ours, scalar| {
-        for dtype in DType::computable().filter(|d| !d.is_float()) {
+        for encoding in quantised() {
             for byte in [0x00, 0x7f, 0x80, 0xff] {
                 let (rows, cols) = (18, 512);
-                let mut bytes = vec![byte; rows * dtype.row_bytes(cols).unwrap()];
-                common::set_scales(dtype, &mut bytes, &mut Random(2));
-                let w = MatRef::new(dtype, rows, cols, &bytes);
+                let codes = vec![byte; encoding.plane_bytes(rows, cols).unwrap()[0]];
+                let stored = Stored::with_codes(&mut Random(2), encoding, rows, cols, codes);
+                let w = stored.view();
                 for sign in [1.0, -1.0] {
                     let mut panels = vec![Q8Panel::default(); 3 * 2];
                     for panels in panels.chunks_exact_mut(2) {
-                        (scalar.quantise)(&vec![sign; cols], activation_block(dtype), panels);
+                        (scalar.quantise)(&vec![sign; cols], encoding.activation_block().unwrap(), panels);
                     }
                     for tokens in [1, 3] {
                         let run = |kernels: &Kernels| {
@@ -92,7 +91,7 @@ fn products_with_extreme_weights_have_the_scalar_bits() {
                             (kernels.matmul_q8)(w, x, &mut TileMut::new(&mut out, rows));
                             out
                         };
-                        let what = format!("{dtype}, bytes {byte:#x}, {tokens} tokens");
+                        let what = format!("{encoding}, bytes {byte:#x}, {tokens} tokens");
                         assert_same_bits(&run(ours), &run(scalar), &what);
                     }
                 }
@@ -105,21 +104,59 @@ fn products_with_extreme_weights_have_the_scalar_bits() {
 fn products_with_f32_activations_have_the_scalar_bits() {
     each_isa(|ours, scalar| {
         let mut random = Random(3);
-        for dtype in DType::computable() {
+        for encoding in encodings() {
             for &(rows, blocks, tokens) in SHAPES {
-                let ragged = if dtype.is_float() { 16 * blocks * 7 + blocks } else { blocks };
-                let cols = ragged * dtype.block_len();
-                let bytes = random.weights(dtype, rows, cols);
-                let w = MatRef::new(dtype, rows, cols, &bytes);
+                let ragged = if block_len(encoding) == 1 { 16 * blocks * 7 + blocks } else { blocks };
+                let cols = ragged * block_len(encoding);
+                let stored = Stored::random(&mut random, encoding, rows, cols);
+                let w = stored.view();
                 let x = random.normals(tokens * cols);
                 let run = |kernels: &Kernels| {
                     let mut out = vec![f32::NAN; tokens * rows];
                     (kernels.matmul_f32)(w, Rows::new(&x, cols), &mut TileMut::new(&mut out, rows));
                     out
                 };
-                let what = format!("{dtype} [{rows}, {cols}] × {tokens}");
+                let what = format!("{encoding} [{rows}, {cols}] × {tokens}");
                 assert_same_bits(&run(ours), &run(scalar), &what);
             }
+        }
+    });
+}
+
+#[test]
+fn products_with_some_of_the_rows_have_the_scalar_bits() {
+    each_isa(|ours, scalar| {
+        let mut random = Random(7);
+        for encoding in encodings() {
+            let (rows, cols) = (37, 2 * block_len(encoding).max(33));
+            let cols = cols.next_multiple_of(block_len(encoding));
+            let stored = Stored::random(&mut random, encoding, rows, cols);
+            let x = random.normals(3 * cols);
+            let mut panels = vec![Q8Panel::default(); 3 * Q8Panel::count(cols)];
+            if let Some(block) = encoding.activation_block() {
+                for (x, panels) in x.chunks(cols).zip(panels.chunks_mut(Q8Panel::count(cols))) {
+                    (scalar.quantise)(x, block, panels);
+                }
+            }
+            let run = |kernels: &Kernels, w: MatRef<'_>| {
+                let mut out = vec![f32::NAN; 3 * w.rows];
+                let mut tile = TileMut::new(&mut out, w.rows);
+                match encoding.activation_block() {
+                    Some(_) => (kernels.matmul_q8)(w, Rows::new(&panels, Q8Panel::count(cols)), &mut tile),
+                    None => (kernels.matmul_f32)(w, Rows::new(&x, cols), &mut tile),
+                }
+                out
+            };
+            let whole = run(scalar, stored.view());
+            // Every third row from the second on, of rows 4 to 29: 5, 8, … 29.
+            let some = stored.view().rows(4..30).every(1, 3);
+            assert_eq!(some.rows, 9);
+            let picked: Vec<f32> = (0..3)
+                .flat_map(|t| (5..30).step_by(3).map(move |r| t * rows + r))
+                .map(|i| whole[i])
+                .collect();
+            assert_same_bits(&run(scalar, some), &picked, &format!("{encoding}, scalar"));
+            assert_same_bits(&run(ours, some), &picked, &format!("{encoding}"));
         }
     });
 }

@@ -6,8 +6,7 @@
 use std::ops::Range;
 use std::slice;
 
-use forebay_kernels::quant::{activation_block, dequantise_row};
-use forebay_kernels::{DType, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, TileMut};
+use forebay_kernels::{Encoding, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, TileMut};
 
 use smallvec::SmallVec;
 
@@ -75,7 +74,7 @@ impl CpuBackend {
     }
 
     fn view(&self, matrix: Matrix) -> MatRef<'_> {
-        view(&self.matrices[matrix.0])
+        self.matrices[matrix.0].view()
     }
 
     /// The live rows of a buffer.
@@ -136,8 +135,7 @@ impl Backend for CpuBackend {
 
     fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {
         self.each_row(out, |this, row, values| {
-            let table = this.view(table);
-            dequantise_row(table.dtype, table.row(tokens[row].0 as usize), values);
+            this.view(table).dequantise_row(tokens[row].0 as usize, values);
         });
         Ok(())
     }
@@ -161,12 +159,12 @@ impl Backend for CpuBackend {
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
         let jobs: Few<Job<'_>> = products
             .iter()
-            .map(|&(w, _)| Job { w: view(&self.matrices[w.0]), reads: Reads::Rows(0..self.rows) })
+            .map(|&(w, _)| Job { w: self.matrices[w.0].view(), reads: Reads::Rows(0..self.rows) })
             .collect();
         compute.quantise(
             x,
             slice::from_ref(&(0..self.rows)),
-            jobs.iter().map(|job| job.w.dtype),
+            jobs.iter().map(|job| job.w.encoding),
             &mut self.panels,
         );
         let mut outs: Few<TileMut<'_, f32>> = taken
@@ -258,8 +256,8 @@ impl Backend for CpuBackend {
             .map(|(w, bucket)| Job { w, reads: Reads::Indexed(routing.tokens(bucket.clone())) })
             .collect();
         if self.expert_input != Some(b.x.id) {
-            let dtypes = reads_x.iter().map(|job| job.w.dtype);
-            compute.quantise(x, slice::from_ref(&(0..self.rows)), dtypes, &mut self.expert_panels);
+            let encodings = reads_x.iter().map(|job| job.w.encoding);
+            compute.quantise(x, slice::from_ref(&(0..self.rows)), encodings, &mut self.expert_panels);
             self.expert_input = Some(b.x.id);
         }
         let mut outs = bucket_tiles(&mut gate, inner, &buckets);
@@ -286,7 +284,7 @@ impl Backend for CpuBackend {
             .collect();
         let places = self.rows * routing.top_k();
         let activated = Activations { rows: &gate[..places * inner], width: inner };
-        compute.quantise(activated, &buckets, reads_gate.iter().map(|job| job.w.dtype), &mut self.panels);
+        compute.quantise(activated, &buckets, reads_gate.iter().map(|job| job.w.encoding), &mut self.panels);
         let mut outs = bucket_tiles(&mut out, hidden, &buckets);
         compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
         drop(outs);
@@ -330,10 +328,6 @@ impl Backend for CpuBackend {
         out.copy_from_slice(self.get(x));
         Ok(())
     }
-}
-
-fn view(m: &HostMatrix) -> MatRef<'_> {
-    MatRef::new(m.dtype, m.rows, m.cols, &m.bytes)
 }
 
 /// The rows of each bucket as a matrix of its own. Buckets are ascending and do not overlap.
@@ -409,20 +403,20 @@ struct Compute<'a> {
 }
 
 impl Compute<'_> {
-    /// Whether products with this type read quantised activations.
-    fn reads_panels(&self, dtype: DType) -> bool {
-        self.precision == Precision::Fast && !dtype.is_float()
+    /// The block length of the quantised activations that products with this encoding read; `None` if they read f32.
+    fn panel_block(&self, encoding: Encoding) -> Option<usize> {
+        encoding.activation_block().filter(|_| self.precision == Precision::Fast)
     }
 
-    /// Quantises some rows of the activations, ascending, as products with these types will read them.
+    /// Quantises some rows of the activations, ascending, as products with these encodings will read them.
     fn quantise(
         &self,
         x: Activations<'_>,
         rows: &[Range<usize>],
-        dtypes: impl Iterator<Item = DType>,
+        encodings: impl Iterator<Item = Encoding>,
         panels: &mut Panels,
     ) {
-        let mut blocks: Few<usize> = dtypes.filter(|&d| self.reads_panels(d)).map(activation_block).collect();
+        let mut blocks: Few<usize> = encodings.filter_map(|e| self.panel_block(e)).collect();
         blocks.sort_unstable();
         blocks.dedup();
         let width = Q8Panel::count(x.width);
@@ -447,8 +441,8 @@ impl Compute<'_> {
         self.pool.for_tiles(outs, Grain { rows, cols }, |piece, mut tile| {
             let job = &jobs[piece.matrix];
             let w = job.w.rows(piece.cols);
-            if self.reads_panels(w.dtype) {
-                let panels = panels.get(activation_block(w.dtype));
+            if let Some(block) = self.panel_block(w.encoding) {
+                let panels = panels.get(block);
                 (self.kernels.matmul_q8)(w, job.reads.of(panels, Q8Panel::count(x.width)), &mut tile);
             } else {
                 (self.kernels.matmul_f32)(w, job.reads.of(x.rows, x.width), &mut tile);
@@ -461,14 +455,18 @@ impl Compute<'_> {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    use forebay_kernels::DType;
+
     use super::*;
 
     #[test]
     fn a_batch_after_a_panic_finds_its_buffers() {
         let shape = BufShape { rows: 2, width: 1 };
         let mut backend = CpuBackend::new(2, Precision::Fast, &[shape]).unwrap();
-        let bytes = [1.0f32, 2.0].map(f32::to_le_bytes).concat().as_slice().into();
-        backend.load(Weight::Matrix(HostMatrix { dtype: DType::F32, rows: 2, cols: 1, bytes })).unwrap();
+        let codes = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
+        let planes = [&codes[..], &[], &[]].map(Into::into);
+        let encoding = DType::F32.into();
+        backend.load(Weight::Matrix(HostMatrix { encoding, rows: 2, cols: 1, planes })).unwrap();
         let (table, out) = (Matrix(0), Buf { id: 0, width: 1 });
         let mut embed = |tokens: [TokenId; 2]| {
             backend.begin(2);

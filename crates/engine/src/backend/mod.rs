@@ -11,7 +11,7 @@ mod routing;
 
 use std::any::Any;
 
-use forebay_kernels::{DType, RopePairs};
+use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
 pub use cpu::{CpuBackend, Precision};
 pub use routing::{Router, Routing};
@@ -49,14 +49,22 @@ pub struct BufShape {
 
 /// A matrix on its way from the file to the backend.
 pub struct HostMatrix {
-    /// The type of its weights.
-    pub dtype: DType,
+    /// How its weights are stored.
+    pub encoding: Encoding,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// The rows as the file has them.
-    pub bytes: SharedBytes,
+    /// Codes, scales and biases as the file has them; empty where there are none.
+    pub planes: [SharedBytes; 3],
+}
+
+impl HostMatrix {
+    /// The matrix for the kernels.
+    pub fn view(&self) -> MatRef<'_> {
+        let [codes, scales, biases] = &self.planes;
+        MatRef::from_planes(self.encoding, self.rows, self.cols, Planes { codes, scales, biases })
+    }
 }
 
 /// What one layer of one sequence keeps of attention.

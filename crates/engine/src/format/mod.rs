@@ -1,14 +1,22 @@
 //! Model files as directories of tensors: name, type, shape and place. No weight is read here.
 
+pub mod folder;
 pub mod gguf;
+mod json;
 mod metadata;
+pub mod safetensors;
+mod weights;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use forebay_kernels::DType;
 
+pub use json::parse_object;
 pub use metadata::{Metadata, NumberArray, NumberKind, StringArray, Value};
+pub use weights::StoredWeight;
 
 use crate::error::{Error, Result};
 
@@ -17,6 +25,10 @@ use crate::error::{Error, Result};
 pub enum Format {
     /// One GGUF file, or several that a splitter made of one.
     Gguf,
+    /// A folder with `config.json` and safetensors files.
+    HuggingFace,
+    /// Such a folder as MLX writes it: names are the same, but weights may be quantised its way.
+    Mlx,
 }
 
 impl Format {
@@ -24,6 +36,8 @@ impl Format {
     pub fn name(self) -> &'static str {
         match self {
             Format::Gguf => "gguf",
+            Format::HuggingFace => "safetensors",
+            Format::Mlx => "mlx",
         }
     }
 }
@@ -77,13 +91,30 @@ pub struct ModelFile {
     pub metadata: Metadata,
     /// The tensors, in file order.
     pub tensors: Vec<TensorInfo>,
+    /// Under the names that [`tensor`](Self::tensor) takes.
     by_name: HashMap<String, usize>,
+    /// The folder, where the container is one.
+    folder: Option<PathBuf>,
+}
+
+/// What a setting is called: in GGUF files, where the architecture's name comes before it, and in `config.json`, where
+/// several names may mean the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Empty if GGUF files do not have it.
+    pub gguf: &'static str,
+    /// The first that is there counts.
+    pub hugging_face: &'static [&'static str],
 }
 
 impl ModelFile {
-    /// Opens a model by the path of its file, or of any part of a split one, and reads its directory.
+    /// Opens a model and reads its directory. `path` is a GGUF file or any part of a split one, or a folder with
+    /// safetensors files, or one of the files in such a folder.
     pub fn open(path: &Path) -> Result<ModelFile> {
-        gguf::open(path)
+        match folder::folder_of(path) {
+            Some(folder) => folder::open(&folder, path),
+            None => gguf::open(path),
+        }
     }
 
     /// Joins what a parser found. Fails if two tensors have the same name.
@@ -95,7 +126,7 @@ impl ModelFile {
     ) -> Result<ModelFile> {
         let mut by_name = HashMap::new();
         for (i, tensor) in tensors.iter().enumerate() {
-            if let Some(first) = by_name.insert(tensor.name.clone(), i) {
+            if let Some(first) = by_name.insert(known_name(format, &tensor.name).into_owned(), i) {
                 let name = &tensor.name;
                 let [first, second] = [&tensors[first], tensor].map(|t| files[t.file.0].path.as_path());
                 let message = if first == second {
@@ -106,21 +137,115 @@ impl ModelFile {
                 return Err(Error::format(second, message));
             }
         }
-        Ok(ModelFile { format, files, metadata, tensors, by_name })
+        Ok(ModelFile { format, files, metadata, tensors, by_name, folder: None })
     }
 
-    /// The tensor of that name.
+    /// The architecture that the model says it is: a family's name in GGUF files, a class or a type in folders.
+    pub fn architecture(&self) -> Option<&str> {
+        match self.format {
+            Format::Gguf => self.metadata.str("general.architecture"),
+            Format::HuggingFace | Format::Mlx => {
+                let classes = self.metadata.get("architectures").and_then(Value::as_strings);
+                classes.and_then(|c| c.get(0)).or_else(|| self.metadata.str("model_type"))
+            }
+        }
+    }
+
+    /// The value of a setting, and what it is called here.
+    pub fn setting(&self, key: &Key) -> Option<(String, &Value)> {
+        match self.format {
+            Format::Gguf => {
+                let name = self.setting_name(key);
+                let value = self.metadata.get(&name)?;
+                Some((name, value))
+            }
+            Format::HuggingFace | Format::Mlx => {
+                key.hugging_face.iter().find_map(|&name| Some((name.to_owned(), self.metadata.get(name)?)))
+            }
+        }
+    }
+
+    /// What a setting is called in this kind of file.
+    pub fn setting_name(&self, key: &Key) -> String {
+        match self.format {
+            Format::Gguf => format!("{}.{}", self.architecture().unwrap_or_default(), key.gguf),
+            Format::HuggingFace | Format::Mlx => {
+                key.hugging_face.first().copied().unwrap_or_default().to_owned()
+            }
+        }
+    }
+
+    /// The file that holds the settings.
+    pub fn settings_path(&self) -> PathBuf {
+        match &self.folder {
+            Some(folder) => folder.join("config.json"),
+            None => self.files[0].path.clone(),
+        }
+    }
+
+    /// The tensor of that name. Where the text model is a part of a larger one, its tensors are found under the names
+    /// they would have without the rest.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        self.by_name.get(name).map(|&i| &self.tensors[i])
+        self.by_name.get(&*known_name(self.format, name)).map(|&i| &self.tensors[i])
     }
 
-    /// The path that names the model in messages: its first file.
+    /// The path that names the model in messages: its folder or its first file.
     pub fn path(&self) -> &Path {
-        &self.files[0].path
+        self.folder.as_deref().unwrap_or(&self.files[0].path)
+    }
+
+    /// The folder of a model that is one.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
     }
 
     /// All bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.len).sum()
+    }
+}
+
+/// A tensor's name without the prefix of the text model in a model that sees or hears.
+fn known_name(format: Format, name: &str) -> Cow<'_, str> {
+    if format == Format::Gguf {
+        return Cow::Borrowed(name);
+    }
+    if let Some(rest) = name.strip_prefix("model.language_model.") {
+        return Cow::Owned(format!("model.{rest}"));
+    }
+    Cow::Borrowed(name.strip_prefix("language_model.").unwrap_or(name))
+}
+
+/// Shows a name from a file: in quotes, without control characters, and never more than a line of it.
+pub(crate) struct Quoted<'a>(pub &'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MAX_CHARS: usize = 80;
+        f.write_char('"')?;
+        for c in self.0.chars().take(MAX_CHARS) {
+            write!(f, "{}", c.escape_debug())?;
+        }
+        f.write_str(if self.0.chars().nth(MAX_CHARS).is_some() { "…\"" } else { "\"" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_name_cannot_write_to_the_terminal() {
+        assert_eq!(Quoted("a\x1b[2J\n").to_string(), r#""a\u{1b}[2J\n""#);
+        assert_eq!(Quoted(&"x".repeat(81)).to_string(), format!("\"{}…\"", "x".repeat(80)));
+    }
+
+    #[test]
+    fn the_text_model_has_the_same_names_alone_and_among_others() {
+        for name in ["model.layers.0.x", "model.language_model.layers.0.x", "language_model.model.layers.0.x"]
+        {
+            assert_eq!(known_name(Format::Mlx, name), "model.layers.0.x");
+        }
+        assert_eq!(known_name(Format::HuggingFace, "language_model.lm_head.weight"), "lm_head.weight");
     }
 }

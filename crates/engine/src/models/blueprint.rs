@@ -8,16 +8,17 @@ use std::collections::HashSet;
 
 use std::sync::Arc;
 
+use forebay_kernels::quant::dequantise_row;
+use forebay_kernels::{DType, Encoding};
+
+use super::experts::{self, ExpertShape};
+use super::names::{ExpertNames, Name};
+use super::{Model, keys};
 use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Router, Vector, Weight};
 use crate::error::{Error, Result};
-use crate::format::{ModelFile, TensorInfo};
+use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
 use crate::memory::{ALIGNMENT, Region};
-use crate::store::{ByteRange, ByteSource, ExpertLayer, PartShape};
-use forebay_kernels::DType;
-use forebay_kernels::quant::dequantise_row;
-
-use super::Model;
-use super::config::quoted;
+use crate::store::{ByteRange, ByteSource, ExpertLayer};
 
 /// No real model has more experts in a layer. The limit keeps the lists of them far smaller than the model.
 const MAX_EXPERTS: usize = 1 << 16;
@@ -35,18 +36,39 @@ pub struct Blueprint {
 }
 
 enum Declared {
-    Matrix(TensorInfo),
+    Matrix(Planes),
     /// A matrix of which a token reads one row.
-    Table(TensorInfo),
+    Table(Planes),
     Vector(TensorInfo),
 }
 
 impl Declared {
-    fn tensor(&self) -> &TensorInfo {
-        match self {
-            Declared::Matrix(tensor) | Declared::Table(tensor) | Declared::Vector(tensor) => tensor,
-        }
+    /// Where its bytes are in the file.
+    fn ranges(&self) -> impl Iterator<Item = ByteRange> {
+        let ranges = match self {
+            Declared::Matrix(m) | Declared::Table(m) => m.ranges,
+            Declared::Vector(t) => [Some(whole(t)), None, None],
+        };
+        ranges.into_iter().flatten()
     }
+
+    /// How many they are.
+    fn bytes(&self) -> u64 {
+        self.ranges().map(|range| range.len as u64).sum()
+    }
+}
+
+/// A dense matrix: what it is and where its planes are.
+struct Planes {
+    encoding: Encoding,
+    rows: usize,
+    cols: usize,
+    ranges: [Option<ByteRange>; 3],
+}
+
+/// The place of a tensor.
+fn whole(tensor: &TensorInfo) -> ByteRange {
+    ByteRange { file: tensor.file, offset: tensor.offset, len: tensor.len as usize }
 }
 
 impl Blueprint {
@@ -55,7 +77,7 @@ impl Blueprint {
         self.weights
             .iter()
             .map(|w| match w {
-                Declared::Matrix(t) | Declared::Table(t) => t.len,
+                Declared::Matrix(_) | Declared::Table(_) => w.bytes(),
                 Declared::Vector(t) => t.elements() * 4,
             })
             .sum()
@@ -68,10 +90,10 @@ impl Blueprint {
         let matrices = self.weights.iter().filter(|w| !matches!(w, Declared::Vector(_)));
         let read = matrices.enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
-                let row = t.len / t.shape[0] as u64;
-                if Matrix(i) == output { t.len + row } else { row }
+                let row = w.bytes() / t.rows as u64;
+                if Matrix(i) == output { w.bytes() + row } else { row }
             }
-            other => other.tensor().len,
+            other => other.bytes(),
         });
         let vectors = self.weights.iter().map(|w| match w {
             Declared::Vector(t) => t.elements() * 4,
@@ -117,30 +139,31 @@ impl Blueprint {
     ) -> Result<Arc<Region>> {
         // Everything lies in one region, so that huge pages are shared by small tensors.
         let mut end = 0;
-        let mut place = |tensor: &TensorInfo| {
+        let mut place = |range: ByteRange| {
             let start = end;
-            end = (start + tensor.len as usize).next_multiple_of(ALIGNMENT);
-            start..start + tensor.len as usize
+            end = (start + range.len).next_multiple_of(ALIGNMENT);
+            (range, start..start + range.len)
         };
-        let places: Vec<_> = self.weights.iter().map(|declared| place(declared.tensor())).collect();
+        let places: Vec<_> = self.weights.iter().flat_map(Declared::ranges).map(&mut place).collect();
         let mut region = Region::new(end)?;
-        for (declared, place) in self.weights.iter().zip(&places) {
-            let tensor = declared.tensor();
-            source.read_exact_at(tensor.file, tensor.offset, &mut region[place.clone()])?;
-            progress(tensor.len);
+        for (range, place) in &places {
+            source.read_exact_at(range.file, range.offset, &mut region[place.clone()])?;
+            progress(range.len as u64);
         }
         let region = Arc::new(region);
-        for (declared, place) in self.weights.iter().zip(places) {
+        let mut places = places.into_iter().map(|(_, place)| place);
+        let mut next = || places.next().expect("a place for every range");
+        for declared in &self.weights {
             backend.load(match declared {
-                Declared::Matrix(t) | Declared::Table(t) => Weight::Matrix(HostMatrix {
-                    dtype: t.dtype,
-                    rows: t.shape[0],
-                    cols: t.shape[1],
-                    bytes: region.share(place),
+                Declared::Matrix(m) | Declared::Table(m) => Weight::Matrix(HostMatrix {
+                    encoding: m.encoding,
+                    rows: m.rows,
+                    cols: m.cols,
+                    planes: m.ranges.map(|range| region.share(range.map_or(0..0, |_| next()))),
                 }),
                 Declared::Vector(t) => {
                     let mut values = vec![0.0; t.shape[0]];
-                    dequantise_row(t.dtype, &region[place], &mut values);
+                    dequantise_row(t.dtype, &region[next()], &mut values);
                     Weight::Vector(values)
                 }
             })?;
@@ -164,6 +187,8 @@ pub struct Builder<'a> {
     vectors: usize,
     buffers: Vec<Scratch>,
     experts: Vec<Option<ExpertLayer>>,
+    /// Layers that tensors were asked for.
+    layers: usize,
     /// The names of all tensors asked for.
     declared: HashSet<&'a str>,
 }
@@ -178,21 +203,28 @@ impl<'a> Builder<'a> {
             vectors: 0,
             buffers: Vec::new(),
             experts: Vec::new(),
+            layers: 0,
             declared: HashSet::new(),
         }
     }
 
+    /// The container, where a family's arithmetic depends on it.
+    pub fn format(&self) -> Format {
+        self.file.format
+    }
+
     /// Whether the file has a tensor.
-    pub fn has(&self, name: &str) -> bool {
-        self.file.tensor(name).is_some()
+    pub fn has(&self, name: Name) -> bool {
+        self.file.tensor(&name.in_format(self.format())).is_some()
     }
 
     /// The first dimension of a matrix, where it is not in the configuration: a vocabulary.
     ///
     /// # Errors
     /// If the tensor is missing or not a matrix.
-    pub fn rows_of(&self, name: &str) -> Result<usize> {
-        match self.tensor(name)?.shape[..] {
+    pub fn rows_of(&self, name: Name) -> Result<usize> {
+        let name = name.in_format(self.format());
+        match self.found(&name)?.shape[..] {
             [rows, _] => Ok(rows),
             ref shape => Err(self.error(format!("tensor {name} has shape {shape:?}, not that of a matrix"))),
         }
@@ -202,30 +234,32 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// If it is missing, has another shape, or a type that cannot be computed.
-    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
-        let tensor = self.checked(name, &[rows, cols])?.clone();
-        Ok(self.push_matrix(Declared::Matrix(tensor)))
+    pub fn matrix(&mut self, name: Name, rows: usize, cols: usize) -> Result<Matrix> {
+        let planes = self.planes(name, rows, cols)?;
+        Ok(self.push_matrix(Declared::Matrix(planes)))
     }
 
     /// A matrix of which a token reads one row: the embeddings. It may be the output matrix, too.
     ///
     /// # Errors
     /// As [`matrix`](Self::matrix).
-    pub fn table(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
-        let tensor = self.checked(name, &[rows, cols])?.clone();
-        Ok(self.push_matrix(Declared::Table(tensor)))
+    pub fn table(&mut self, name: Name, rows: usize, cols: usize) -> Result<Matrix> {
+        let planes = self.planes(name, rows, cols)?;
+        Ok(self.push_matrix(Declared::Table(planes)))
     }
 
     /// A vector of weights, kept in f32.
     ///
     /// # Errors
     /// If it is missing, has another length, or is not of a float type.
-    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vector> {
-        let tensor = self.checked(name, &[len])?.clone();
+    pub fn vector(&mut self, name: Name, len: usize) -> Result<Vector> {
+        self.count_layer(name);
+        let weight = self.weight(&name.in_format(self.format()), &[len])?;
+        let tensor = weight.planes[0].expect("a weight has codes");
         if !tensor.dtype.is_float() {
-            return Err(self.cannot_compute(&tensor, "F32, F16, BF16"));
+            return Err(self.cannot_compute(tensor, "F32, F16, BF16"));
         }
-        self.weights.push(Declared::Vector(tensor));
+        self.weights.push(Declared::Vector(tensor.clone()));
         self.vectors += 1;
         Ok(Vector(self.vectors - 1))
     }
@@ -246,34 +280,24 @@ impl<'a> Builder<'a> {
         Buf { id: self.buffers.len() - 1, width }
     }
 
-    /// The routed experts of the next layer, as many as `router` has in each of the three tensors
-    /// `[experts, rows, cols]`: gate, up and down.
+    /// The routed experts of the next layer, `inner` channels wide inside.
     ///
     /// # Errors
     /// If a tensor is missing, has another shape, or a type that cannot be computed.
-    pub fn experts(&mut self, router: &Router, parts: [(&str, usize, usize); 3]) -> Result<()> {
+    pub fn experts(
+        &mut self,
+        names: &ExpertNames,
+        router: &Router,
+        hidden: usize,
+        inner: usize,
+    ) -> Result<()> {
         let count = router.experts;
         if count > MAX_EXPERTS {
             return Err(self.error(format!("{count} experts in a layer are more than {MAX_EXPERTS}")));
         }
-        let mut shapes = Vec::new();
-        let mut places: Vec<Vec<ByteRange>> = Vec::new();
-        for (name, rows, cols) in parts {
-            let tensor = self.checked(name, &[count, rows, cols])?;
-            let len = tensor.len / count as u64;
-            shapes.push(PartShape { dtype: tensor.dtype, rows, cols });
-            let range = |i| ByteRange {
-                file: tensor.file,
-                offset: tensor.offset + i as u64 * len,
-                len: len as usize,
-            };
-            places.push((0..count).map(range).collect());
-        }
-        self.experts.push(Some(ExpertLayer {
-            parts: [shapes[0], shapes[1], shapes[2]],
-            experts: (0..count).map(|i| [places[0][i], places[1][i], places[2][i]]).collect(),
-            used: router.top_k,
-        }));
+        let shape = ExpertShape { experts: count, used: router.top_k, hidden, inner };
+        let layer = experts::find(self, self.experts.len(), names, shape)?;
+        self.experts.push(Some(layer));
         Ok(())
     }
 
@@ -282,15 +306,52 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If the file has a tensor that nobody asked for: a model computed without it would be another model.
     pub fn finish(self, model: Box<dyn Model>, context: usize) -> Result<Blueprint> {
-        if let Some(unknown) = self.file.tensors.iter().find(|t| !self.declared.contains(t.name.as_str())) {
+        let unknown = self.file.tensors.iter().filter(|t| !self.declared.contains(t.name.as_str()));
+        let mut beyond = 0;
+        for tensor in unknown {
+            if self.is_beyond(&tensor.name) {
+                beyond += 1;
+                continue;
+            }
             return Err(Error::Unsupported(format!(
                 "{}: tensor {} is not known for this architecture, and the model would be wrong without it",
-                self.file.files[unknown.file.0].path.display(),
-                quoted(&unknown.name)
+                self.file.files[tensor.file.0].path.display(),
+                Quoted(&tensor.name)
             )));
+        }
+        if beyond > 0 {
+            let path = self.file.path().display();
+            tracing::info!("{path}: {beyond} tensors are not of the text model and are skipped");
         }
         let Builder { experts, buffers, weights, .. } = self;
         Ok(Blueprint { model, context, experts, buffers, weights })
+    }
+
+    /// Whether a tensor in a folder belongs to something other than the text model: to layers that predict further
+    /// tokens, to what sees and hears, or to tables that follow from the settings.
+    fn is_beyond(&self, name: &str) -> bool {
+        if self.format() == Format::Gguf {
+            return false;
+        }
+        const OTHERS: [&str; 7] = [
+            "mtp.",
+            "visual.",
+            "model.visual.",
+            "vision_tower.",
+            "model.vision_tower.",
+            "multi_modal_projector.",
+            "model.multi_modal_projector.",
+        ];
+        let name = name.strip_prefix("language_model.").unwrap_or(name);
+        if OTHERS.iter().any(|prefix| name.starts_with(prefix)) || name.ends_with(".rotary_emb.inv_freq") {
+            return true;
+        }
+        let layer =
+            name.strip_prefix("model.layers.").or_else(|| name.strip_prefix("model.language_model.layers."));
+        let layer = layer.and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        let extra =
+            self.file.setting(&keys::EXTRA_LAYERS).and_then(|(_, value)| Value::as_u64(value)).unwrap_or(0);
+        layer.is_some_and(|l| l >= self.layers && ((l - self.layers) as u64) < extra)
     }
 
     fn push_matrix(&mut self, declared: Declared) -> Matrix {
@@ -299,25 +360,43 @@ impl<'a> Builder<'a> {
         Matrix(self.matrices - 1)
     }
 
-    fn tensor(&self, name: &str) -> Result<&'a TensorInfo> {
-        self.file.tensor(name).ok_or_else(|| self.error(format!("tensor {name} is missing")))
+    fn planes(&mut self, name: Name, rows: usize, cols: usize) -> Result<Planes> {
+        self.count_layer(name);
+        let weight = self.weight(&name.in_format(self.format()), &[rows, cols])?;
+        let ranges = weight.planes.map(|plane| plane.map(whole));
+        Ok(Planes { encoding: weight.encoding, rows, cols, ranges })
     }
 
-    fn checked(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
-        let tensor = self.tensor(name)?;
-        self.declared.insert(&tensor.name);
-        if tensor.shape != shape {
+    fn count_layer(&mut self, name: Name) {
+        self.layers = self.layers.max(name.layer.map_or(0, |layer| layer + 1));
+    }
+
+    /// The weight of that name, if there is one.
+    pub(super) fn find(&self, name: &str) -> Result<Option<StoredWeight<'a>>> {
+        self.file.weight(name)
+    }
+
+    fn found(&self, name: &str) -> Result<StoredWeight<'a>> {
+        self.find(name)?.ok_or_else(|| self.error(format!("tensor {name} is missing")))
+    }
+
+    /// A weight of this shape that can be computed, and that is now asked for.
+    pub(super) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
+        let weight = self.found(name)?;
+        self.declared.extend(weight.planes.iter().flatten().map(|plane| plane.name.as_str()));
+        if weight.shape != shape {
             let message = format!(
                 "tensor {name} has shape {:?}, but the model's configuration says {shape:?}",
-                tensor.shape
+                weight.shape
             );
             return Err(self.error(message));
         }
-        if !tensor.dtype.is_computable() {
+        if !weight.encoding.is_computable() {
             let known: Vec<_> = DType::computable().map(DType::name).collect();
+            let tensor = weight.planes[0].expect("a weight has codes");
             return Err(self.cannot_compute(tensor, &known.join(", ")));
         }
-        Ok(tensor)
+        Ok(weight)
     }
 
     fn cannot_compute(&self, tensor: &TensorInfo, instead: &str) -> Error {
@@ -329,7 +408,7 @@ impl<'a> Builder<'a> {
         ))
     }
 
-    fn error(&self, message: String) -> Error {
+    pub(super) fn error(&self, message: String) -> Error {
         Error::format(self.file.path(), message)
     }
 }

@@ -1,28 +1,33 @@
-//! A model's configuration in its file's metadata. Every value is hostile until checked.
+//! A model's configuration in its file's settings. Every value is hostile until checked.
 
+use super::keys;
 use crate::error::{Error, Result};
-use crate::format::{ModelFile, Value};
+use crate::format::{Format, Key, ModelFile, Quoted, Value};
 
 /// No real model has a dimension or a count above this. The limit keeps products of two in range.
 const LARGEST: u64 = 1 << 30;
 
-/// The keys of one architecture: `qwen3moe.block_count` is asked for as `block_count`.
+/// The settings of a model, whatever kind of file they are in.
 pub struct Config<'a> {
     file: &'a ModelFile,
-    arch: &'a str,
 }
 
 impl<'a> Config<'a> {
-    /// The configuration of a file of this architecture.
-    pub fn new(file: &'a ModelFile, arch: &'a str) -> Config<'a> {
-        Config { file, arch }
+    /// The configuration of a model.
+    pub fn new(file: &'a ModelFile) -> Config<'a> {
+        Config { file }
+    }
+
+    /// The container, where a family's defaults depend on it.
+    pub fn format(&self) -> Format {
+        self.file.format
     }
 
     /// A positive integer that must be there.
     ///
     /// # Errors
     /// If it is missing, not an integer, zero or absurdly large.
-    pub fn count(&self, key: &str) -> Result<usize> {
+    pub fn count(&self, key: Key) -> Result<usize> {
         self.optional_count(key)?.ok_or_else(|| self.error(key, "is missing"))
     }
 
@@ -30,7 +35,7 @@ impl<'a> Config<'a> {
     ///
     /// # Errors
     /// If it is there and not an integer, zero or absurdly large.
-    pub fn optional_count(&self, key: &str) -> Result<Option<usize>> {
+    pub fn optional_count(&self, key: Key) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
             Some(v @ 1..=LARGEST) => Ok(Some(v as usize)),
@@ -43,7 +48,7 @@ impl<'a> Config<'a> {
     ///
     /// # Errors
     /// If it is missing, or not a positive finite number.
-    pub fn float(&self, key: &str) -> Result<f32> {
+    pub fn float(&self, key: Key) -> Result<f32> {
         self.optional_float(key)?.ok_or_else(|| self.error(key, "is missing"))
     }
 
@@ -51,7 +56,7 @@ impl<'a> Config<'a> {
     ///
     /// # Errors
     /// If it is there and not a positive finite number.
-    pub fn optional_float(&self, key: &str) -> Result<Option<f32>> {
+    pub fn optional_float(&self, key: Key) -> Result<Option<f32>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64().map(|v| v as f32) {
             Some(v) if v > 0.0 && v.is_finite() => Ok(Some(v)),
@@ -59,36 +64,61 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A truth value that may be absent.
+    ///
+    /// # Errors
+    /// If it is there and not a truth value.
+    pub fn optional_bool(&self, key: Key) -> Result<Option<bool>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.error(key, "is not a truth value"))
+    }
+
     /// A text that may be absent.
     ///
     /// # Errors
     /// If it is there and not text.
-    pub fn optional_text(&self, key: &str) -> Result<Option<&'a str>> {
+    pub fn optional_text(&self, key: Key) -> Result<Option<&'a str>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.error(key, "is not text"))
     }
 
-    /// An error about a key.
-    pub fn error(&self, key: &str, problem: &str) -> Error {
-        Error::format(self.file.path(), format!("{}.{key} {problem}", self.arch))
+    /// Checks that the rotation is not stretched.
+    ///
+    /// # Errors
+    /// If it is.
+    pub fn plain_rope(&self) -> Result<()> {
+        match self.optional_text(keys::ROPE_SCALING)? {
+            Some("none" | "default") => return Ok(()),
+            Some(other) => return Err(self.unsupported(keys::ROPE_SCALING, other)),
+            None => {}
+        }
+        // A factor without a type means linear scaling; older files have it under another name.
+        for key in [keys::ROPE_FACTOR, keys::ROPE_LINEAR] {
+            if let Some(factor) = self.optional_float(key)?.filter(|&f| f != 1.0) {
+                return Err(self.unsupported(key, &factor.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// An error about a setting.
+    pub fn error(&self, key: Key, problem: &str) -> Error {
+        Error::format(&self.file.settings_path(), format!("{} {problem}", self.name(key)))
     }
 
     /// Something that the file asks for and we do not have.
-    pub fn unsupported(&self, key: &str, value: &str) -> Error {
-        let path = self.file.path().display();
-        Error::Unsupported(format!("{path}: {}.{key} = {} is not supported", self.arch, quoted(value)))
+    pub fn unsupported(&self, key: Key, value: &str) -> Error {
+        let path = self.file.settings_path();
+        let name = self.name(key);
+        Error::Unsupported(format!("{}: {name} = {} is not supported", path.display(), Quoted(value)))
     }
 
-    fn get(&self, key: &str) -> Option<&'a Value> {
-        self.file.metadata.get(&format!("{}.{key}", self.arch))
+    fn get(&self, key: Key) -> Option<&'a Value> {
+        self.file.setting(&key).map(|(_, value)| value)
     }
-}
 
-/// A text from a file as it can stand in a message: printable and not long.
-pub(super) fn quoted(text: &str) -> String {
-    const LONGEST: usize = 64;
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{:?}…", &text[..end]),
-        None => format!("{text:?}"),
+    /// What the setting is called in this file, or would be.
+    fn name(&self, key: Key) -> String {
+        self.file.setting(&key).map_or_else(|| self.file.setting_name(&key), |(name, _)| name)
     }
 }

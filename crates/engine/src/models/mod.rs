@@ -3,17 +3,20 @@
 
 mod blueprint;
 mod config;
+mod experts;
+pub mod keys;
+mod names;
 mod qwen3moe;
 
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
-use config::quoted;
+pub use names::{ExpertNames, Fused, Name};
 
 use crate::backend::KvShape;
 use crate::blocks::Context;
 use crate::blocks::head::Head;
 use crate::error::{Error, Result};
-use crate::format::ModelFile;
+use crate::format::{Format, ModelFile, Quoted, Value};
 use crate::session::Batch;
 
 /// All families that can be run.
@@ -24,6 +27,8 @@ pub const ARCHS: &[Arch] = &[qwen3moe::ARCH];
 pub struct Arch {
     /// `general.architecture` in GGUF files.
     pub gguf: &'static str,
+    /// `architectures` and `model_type` in `config.json`.
+    pub hugging_face: &'static [&'static str],
     /// Reads the configuration and declares what the model is made of. Reads no weights.
     pub describe: fn(&Config<'_>, &mut Builder<'_>) -> Result<Box<dyn Model>>,
 }
@@ -48,22 +53,37 @@ pub trait Model: Send + Sync {
 /// # Errors
 /// If the family is unknown, or the file does not hold what the family needs.
 pub fn describe(file: &ModelFile) -> Result<Blueprint> {
-    let name = file
-        .metadata
-        .str("general.architecture")
-        .ok_or_else(|| Error::format(file.path(), "general.architecture is missing: not a model"))?;
-    let arch = ARCHS.iter().find(|arch| arch.gguf == name).ok_or_else(|| {
-        let known: Vec<_> = ARCHS.iter().map(|arch| arch.gguf).collect();
-        Error::Unsupported(format!(
-            "{}: architecture {} is not supported; supported: {}",
-            file.path().display(),
-            quoted(name),
-            known.join(", ")
-        ))
-    })?;
-    let config = Config::new(file, name);
+    let arch = recognise(file)?;
+    let config = Config::new(file);
     let mut builder = Builder::new(file);
     let model = (arch.describe)(&config, &mut builder)?;
-    let context = config.count("context_length")?;
+    let context = config.count(keys::CONTEXT)?;
     builder.finish(model, context)
+}
+
+/// The family of a model.
+fn recognise(file: &ModelFile) -> Result<&'static Arch> {
+    let path = file.settings_path();
+    let (key, said): (_, Vec<&str>) = match file.format {
+        Format::Gguf => ("general.architecture", file.architecture().into_iter().collect()),
+        Format::HuggingFace | Format::Mlx => {
+            let classes = file.metadata.get("architectures").and_then(Value::as_strings);
+            let classes = classes.into_iter().flat_map(|classes| classes.iter());
+            ("architectures", classes.chain(file.metadata.str("model_type")).collect())
+        }
+    };
+    let known = |arch: &Arch| match file.format {
+        Format::Gguf => vec![arch.gguf],
+        Format::HuggingFace | Format::Mlx => arch.hugging_face.to_vec(),
+    };
+    let first = said.first().ok_or_else(|| Error::format(&path, format!("{key} is missing: not a model")))?;
+    ARCHS.iter().find(|arch| known(arch).iter().any(|name| said.contains(name))).ok_or_else(|| {
+        let supported: Vec<_> = ARCHS.iter().map(|arch| known(arch)[0]).collect();
+        Error::Unsupported(format!(
+            "{}: architecture {} is not supported; supported: {}",
+            path.display(),
+            Quoted(first),
+            supported.join(", ")
+        ))
+    })
 }

@@ -2,7 +2,7 @@
 
 use forebay_kernels::RopePairs;
 
-use super::{Arch, Builder, Config, Model};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
 use crate::backend::{Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Vector};
 use crate::blocks::Context;
@@ -11,10 +11,26 @@ use crate::blocks::head::Head;
 use crate::blocks::moe::{Gates, Moe};
 use crate::blocks::rope::plain_frequencies;
 use crate::error::Result;
+use crate::format::Format;
 use crate::session::Batch;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch = Arch { gguf: "qwen3moe", describe };
+pub const ARCH: Arch =
+    Arch { gguf: "qwen3moe", hugging_face: &["Qwen3MoeForCausalLM", "qwen3_moe"], describe };
+
+const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
+const NORM: Name = Name::new("output_norm.weight", "model.norm.weight");
+const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
+// Of every layer:
+const ATTN_NORM: Name = Name::new("attn_norm.weight", "input_layernorm.weight");
+const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
+const K: Name = Name::new("attn_k.weight", "self_attn.k_proj.weight");
+const V: Name = Name::new("attn_v.weight", "self_attn.v_proj.weight");
+const ATTN_OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight");
+const Q_NORM: Name = Name::new("attn_q_norm.weight", "self_attn.q_norm.weight");
+const K_NORM: Name = Name::new("attn_k_norm.weight", "self_attn.k_norm.weight");
+const FFN_NORM: Name = Name::new("ffn_norm.weight", "post_attention_layernorm.weight");
+const ROUTER: Name = Name::new("ffn_gate_inp.weight", "mlp.gate.weight");
 
 struct Qwen3Moe {
     embed: Matrix, // [vocab, hidden]
@@ -36,76 +52,68 @@ struct Layer {
 }
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
-    let layers = config.count("block_count")?;
-    let hidden = config.count("embedding_length")?;
-    let heads = config.count("attention.head_count")?;
-    let kv_heads = config.optional_count("attention.head_count_kv")?.unwrap_or(heads);
+    let layers = config.count(keys::LAYERS)?;
+    let hidden = config.count(keys::HIDDEN)?;
+    let heads = config.count(keys::HEADS)?;
+    let kv_heads = config.optional_count(keys::KV_HEADS)?.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
-        return Err(config.error("attention.head_count_kv", "does not divide the number of heads"));
+        return Err(config.error(keys::KV_HEADS, "does not divide the number of heads"));
     }
-    let key_dim = config.optional_count("attention.key_length")?.unwrap_or(hidden / heads);
-    let value_dim = config.optional_count("attention.value_length")?.unwrap_or(key_dim);
+    let key_dim = config.optional_count(keys::KEY_DIM)?.unwrap_or(hidden / heads);
+    let value_dim = config.optional_count(keys::VALUE_DIM)?.unwrap_or(key_dim);
     if key_dim == 0 || !key_dim.is_multiple_of(2) {
-        return Err(config.error("attention.key_length", "is not an even number of channels"));
+        return Err(config.error(keys::KEY_DIM, "is not an even number of channels"));
     }
-    let eps = config.float("attention.layer_norm_rms_epsilon")?;
-    let rope_base = config.optional_float("rope.freq_base")?.unwrap_or(10_000.0);
-    match config.optional_text("rope.scaling.type")? {
-        Some("none") => {}
-        Some(other) => return Err(config.unsupported("rope.scaling.type", other)),
-        // A factor without a type means linear scaling; older files have it under another name.
-        None => {
-            for key in ["rope.scaling.factor", "rope.scale_linear"] {
-                if let Some(factor) = config.optional_float(key)?.filter(|&f| f != 1.0) {
-                    return Err(config.unsupported(key, &factor.to_string()));
-                }
-            }
-        }
+    let eps = config.float(keys::NORM_EPS)?;
+    let rope_base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
+    config.plain_rope()?;
+    if let Some(channels) = config.optional_count(keys::ROPE_DIM)?.filter(|&n| n != key_dim) {
+        return Err(config.unsupported(keys::ROPE_DIM, &channels.to_string()));
     }
-    if let Some(channels) = config.optional_count("rope.dimension_count")?.filter(|&n| n != key_dim) {
-        return Err(config.unsupported("rope.dimension_count", &channels.to_string()));
+    if let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu") {
+        return Err(config.unsupported(keys::ACTIVATION, other));
     }
-    let experts = config.count("expert_count")?;
-    let top_k = config.count("expert_used_count")?;
+    if config.optional_bool(keys::SLIDING_WINDOW)? == Some(true) {
+        return Err(config.unsupported(keys::SLIDING_WINDOW, "true"));
+    }
+    let experts = config.count(keys::EXPERTS)?;
+    let top_k = config.count(keys::EXPERTS_USED)?;
     if top_k > experts {
-        return Err(config.error("expert_used_count", "is larger than the number of experts"));
+        return Err(config.error(keys::EXPERTS_USED, "is larger than the number of experts"));
     }
-    let router = Router { experts, top_k, normalise: true };
-    let inner = config.count("expert_feed_forward_length")?;
-    let vocab = b.rows_of("token_embd.weight")?;
+    // GGUF files do not say: their weights are always made to sum to one.
+    let normalise = match config.format() {
+        Format::Gguf => true,
+        Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
+    };
+    let router = Router { experts, top_k, normalise };
+    let inner = config.count(keys::EXPERT_INNER)?;
+    let vocab = b.rows_of(EMBED)?;
 
     // The tensors come first: their shapes confirm the sizes that everything else is made by.
-    let embed = b.table("token_embd.weight", vocab, hidden)?;
+    let embed = b.table(EMBED, vocab, hidden)?;
     let layers = (0..layers)
         .map(|l| {
-            let name = |part: &str| format!("blk.{l}.{part}.weight");
-            b.experts(
-                &router,
-                [
-                    (&name("ffn_gate_exps"), inner, hidden),
-                    (&name("ffn_up_exps"), inner, hidden),
-                    (&name("ffn_down_exps"), hidden, inner),
-                ],
-            )?;
+            b.experts(&ExpertNames::USUAL, &router, hidden, inner)?;
             Ok(Layer {
-                attn_norm: b.vector(&name("attn_norm"), hidden)?,
+                attn_norm: b.vector(ATTN_NORM.of_layer(l), hidden)?,
                 attn: GqaWeights {
-                    q: b.matrix(&name("attn_q"), heads * key_dim, hidden)?,
-                    k: b.matrix(&name("attn_k"), kv_heads * key_dim, hidden)?,
-                    v: b.matrix(&name("attn_v"), kv_heads * value_dim, hidden)?,
-                    out: b.matrix(&name("attn_output"), hidden, heads * value_dim)?,
-                    q_norm: b.vector(&name("attn_q_norm"), key_dim)?,
-                    k_norm: b.vector(&name("attn_k_norm"), key_dim)?,
+                    q: b.matrix(Q.of_layer(l), heads * key_dim, hidden)?,
+                    k: b.matrix(K.of_layer(l), kv_heads * key_dim, hidden)?,
+                    v: b.matrix(V.of_layer(l), kv_heads * value_dim, hidden)?,
+                    out: b.matrix(ATTN_OUT.of_layer(l), hidden, heads * value_dim)?,
+                    q_norm: b.vector(Q_NORM.of_layer(l), key_dim)?,
+                    k_norm: b.vector(K_NORM.of_layer(l), key_dim)?,
                 },
-                ffn_norm: b.vector(&name("ffn_norm"), hidden)?,
-                router: b.matrix(&name("ffn_gate_inp"), experts, hidden)?,
+                ffn_norm: b.vector(FFN_NORM.of_layer(l), hidden)?,
+                router: b.matrix(ROUTER.of_layer(l), experts, hidden)?,
             })
         })
         .collect::<Result<Vec<_>>>()?;
-    let norm = b.vector("output_norm.weight", hidden)?;
-    // Without an output matrix of its own, a model uses the embedding for both.
-    let tied = !b.has("output.weight");
-    let output = if tied { embed } else { b.matrix("output.weight", vocab, hidden)? };
+    let norm = b.vector(NORM, hidden)?;
+    // Without an output matrix of its own, a model uses the embedding for both, unless it says otherwise.
+    let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
+    let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
     let attention = Gqa {

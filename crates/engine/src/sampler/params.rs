@@ -136,8 +136,8 @@ impl SamplingOverrides {
 /// A parameter that is a real number.
 struct Float {
     name: &'static str,
-    /// Its key in GGUF metadata; empty for those that a file cannot set.
-    key: &'static str,
+    /// Its keys in GGUF metadata and in `generation_config.json`; none for those that a file cannot set.
+    keys: &'static [&'static str],
     /// The range in words, to follow "must be".
     range: &'static str,
     /// False for NaN, like every comparison.
@@ -146,31 +146,31 @@ struct Float {
 
 const TEMPERATURE: Float = Float {
     name: "temperature",
-    key: "general.sampling.temp",
+    keys: &["general.sampling.temp", "generation_config.temperature"],
     range: "a finite number of at least 0",
     admits: |v| (0.0..=f32::MAX).contains(&v),
 };
 const TOP_P: Float = Float {
     name: "top_p",
-    key: "general.sampling.top_p",
+    keys: &["general.sampling.top_p", "generation_config.top_p"],
     range: "between 0 and 1",
     admits: |v| (0.0..=1.0).contains(&v),
 };
 const MIN_P: Float = Float {
     name: "min_p",
-    key: "general.sampling.min_p",
+    keys: &["general.sampling.min_p", "generation_config.min_p"],
     range: "between 0 and 1",
     admits: |v| (0.0..=1.0).contains(&v),
 };
 const REPEAT_PENALTY: Float = Float {
     name: "repeat_penalty",
-    key: "general.sampling.penalty_repeat",
+    keys: &["general.sampling.penalty_repeat", "generation_config.repetition_penalty"],
     range: "a finite number above 0",
     admits: |v| v > 0.0 && v.is_finite(),
 };
 const PRESENCE_PENALTY: Float = Float {
     name: "presence_penalty",
-    key: "",
+    keys: &[],
     range: "between -2 and 2",
     admits: |v| (-2.0..=2.0).contains(&v),
 };
@@ -179,15 +179,16 @@ const FREQUENCY_PENALTY: Float = Float { name: "frequency_penalty", ..PRESENCE_P
 /// A parameter that is a count.
 struct Count {
     name: &'static str,
-    /// Its key in GGUF metadata, where it is a signed integer.
-    key: &'static str,
+    /// Its keys in GGUF metadata and in `generation_config.json`, where it is a signed integer.
+    keys: &'static [&'static str],
     /// What -1 stands for there.
     minus_one: usize,
 }
 
-const TOP_K: Count = Count { name: "top_k", key: "general.sampling.top_k", minus_one: 0 };
+const TOP_K: Count =
+    Count { name: "top_k", keys: &["general.sampling.top_k", "generation_config.top_k"], minus_one: 0 };
 const PENALTY_LAST_N: Count =
-    Count { name: "penalty_last_n", key: "general.sampling.penalty_last_n", minus_one: usize::MAX };
+    Count { name: "penalty_last_n", keys: &["general.sampling.penalty_last_n"], minus_one: usize::MAX };
 
 /// The values that the author of a model recommends in its file. They are as hostile as the rest of it.
 struct FileDefaults<'a> {
@@ -201,10 +202,10 @@ impl FileDefaults<'_> {
         if let Some(value) = user {
             return Ok(value);
         }
-        let Some(value) = self.metadata.get(param.key) else { return Ok(default) };
+        let Some((key, value)) = self.find(param.keys) else { return Ok(default) };
         match value.as_f64().map(|v| v as f32) {
             Some(v) if (param.admits)(v) => Ok(v),
-            _ => Err(self.refuse(param.name, param.key, value, param.range)),
+            _ => Err(self.refuse(param.name, key, value, param.range)),
         }
     }
 
@@ -213,14 +214,18 @@ impl FileDefaults<'_> {
         if let Some(value) = user {
             return Ok(value);
         }
-        match self.metadata.get(param.key) {
+        match self.find(param.keys) {
             None => Ok(default),
-            Some(Value::Signed(-1)) => Ok(param.minus_one),
-            Some(value) => value
+            Some((_, Value::Signed(-1))) => Ok(param.minus_one),
+            Some((key, value)) => value
                 .as_u64()
                 .and_then(|v| usize::try_from(v).ok())
-                .ok_or_else(|| self.refuse(param.name, param.key, value, "an integer of at least -1")),
+                .ok_or_else(|| self.refuse(param.name, key, value, "an integer of at least -1")),
         }
+    }
+
+    fn find(&self, keys: &[&'static str]) -> Option<(&'static str, &Value)> {
+        keys.iter().find_map(|&key| Some((key, self.metadata.get(key)?)))
     }
 
     fn refuse(&self, name: &str, key: &str, value: &Value, range: &str) -> Error {
@@ -280,6 +285,27 @@ mod tests {
             min_p: 0.0,
             penalty_last_n: 32,
             repeat_penalty: 1.5,
+            ..SamplingParams::default()
+        };
+        assert_eq!(params, expected);
+    }
+
+    #[test]
+    fn generation_settings_of_a_folder_overrule_the_defaults() {
+        let entries = metadata([
+            ("generation_config.temperature", Value::Float(0.6)),
+            ("generation_config.top_k", Value::Unsigned(20)),
+            ("generation_config.top_p", Value::Float(0.9)),
+            ("generation_config.min_p", Value::Unsigned(0)),
+            ("generation_config.repetition_penalty", Value::Float(1.05)),
+        ]);
+        let params = resolve(SamplingOverrides::default(), &entries).unwrap();
+        let expected = SamplingParams {
+            temperature: 0.6,
+            top_k: 20,
+            top_p: 0.9,
+            min_p: 0.0,
+            repeat_penalty: 1.05,
             ..SamplingParams::default()
         };
         assert_eq!(params, expected);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_kernels::MatRef;
+use forebay_kernels::{MatRef, Planes};
 use smallvec::SmallVec;
 
 use super::io::{Priority, Read};
@@ -82,7 +82,7 @@ impl Acquisition<'_> {
             return;
         }
         let shared = &self.store.shared;
-        let mut reads: SmallVec<[Read; 24]> = SmallVec::new();
+        let mut reads: SmallVec<[Read; 96]> = SmallVec::new();
         let mut state = shared.lock();
         while let Some(&expert) = self.waiting.last().filter(|_| self.reading.len() < self.at_once) {
             // Somebody else's read of it may have ended meanwhile.
@@ -171,13 +171,16 @@ impl Lease {
     pub fn part(&self, part: ExpertPart) -> MatRef<'_> {
         let (layer, index) = self.shared.numbering.place(self.number);
         let layer = self.shared.layers[layer].as_ref().expect("it has experts");
-        let part = part as usize;
-        let extent = Placement::new(&layer.experts[index]).extents[part];
+        let PartShape { encoding, rows, cols, planes, pick } = layer.parts[part as usize];
+        let extents = Placement::new(&layer.experts[index]).extents;
         let arena = &self.shared.arenas[self.shared.class(self.number)];
-        // SAFETY: the expert was read to the slot by this placement, and the lease pins it: nobody writes.
-        let bytes = unsafe { arena.part(self.slot, &extent) };
-        let PartShape { dtype, rows, cols } = layer.parts[part];
-        MatRef::new(dtype, rows, cols, bytes)
+        let [codes, scales, biases] = planes.map(|plane| match plane {
+            // SAFETY: the expert was read to the slot by this placement, and the lease pins it: nobody writes.
+            Some(plane) => unsafe { arena.part(self.slot, &extents[plane]) },
+            None => &[],
+        });
+        let stored = MatRef::from_planes(encoding, rows * pick.step, cols, Planes { codes, scales, biases });
+        if pick.step == 1 { stored } else { stored.every(pick.first, pick.step) }
     }
 }
 

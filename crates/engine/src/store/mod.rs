@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_kernels::DType;
+use forebay_kernels::Encoding;
 use smallvec::SmallVec;
 
 pub use io::{ByteSource, FileSource, IoMethod};
@@ -36,18 +36,36 @@ use policy::{Policy, PolicyKind};
 use populate::Populating;
 use slots::{Arena, Numbering, Placement, reads_at_once};
 
-/// One stored matrix of an expert: what it is.
+/// One matrix of an expert: what it is, and which of the expert's ranges hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartShape {
-    /// The type of its weights.
-    pub dtype: DType,
+    /// How its weights are stored.
+    pub encoding: Encoding,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
+    /// The ranges of its codes, scales and biases among the expert's; `None` where the encoding has no such plane.
+    pub planes: [Option<usize>; 3],
+    /// Which of the rows stored there are the matrix's.
+    pub pick: RowPick,
 }
 
-/// One stored matrix of an expert: where it is.
+/// Rows of what is stored: two matrices may share their ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowPick {
+    /// The first row.
+    pub first: usize,
+    /// From each to the next.
+    pub step: usize,
+}
+
+impl RowPick {
+    /// All rows.
+    pub const ALL: RowPick = RowPick { first: 0, step: 1 };
+}
+
+/// A part of an expert: where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRange {
     /// The file.
@@ -69,13 +87,19 @@ pub enum ExpertPart {
     Down,
 }
 
+/// The places of an expert's bytes: three where each matrix is one plane, up to [`MAX_RANGES`].
+pub type Ranges = SmallVec<[ByteRange; 3]>;
+
+/// The most ranges an expert has: three matrices of three planes.
+pub const MAX_RANGES: usize = 9;
+
 /// The routed experts of one layer: what they are made of and where their bytes are.
 #[derive(Clone, Debug)]
 pub struct ExpertLayer {
     /// Gate, up and down, alike for all experts of the layer.
     pub parts: [PartShape; 3],
-    /// For each expert the place of each part.
-    pub experts: Vec<[ByteRange; 3]>,
+    /// For each expert the places of its bytes; as many and as long for all.
+    pub experts: Vec<Ranges>,
     /// How many of them a token uses.
     pub used: usize,
 }
@@ -392,7 +416,7 @@ impl ExpertStore {
     /// Reads experts that a layer will probably ask for, while the drive has nothing else to do.
     pub fn prefetch(&self, layer: LayerIdx, experts: &[ExpertIdx]) {
         let first = self.shared.numbering.layer(layer.0).start;
-        let mut reads: SmallVec<[Read; 24]> = SmallVec::new();
+        let mut reads: SmallVec<[Read; 96]> = SmallVec::new();
         let mut state = self.shared.lock();
         for expert in experts.iter().map(|e| first + e.0 as usize) {
             if state.experts[expert] == Residence::Drive {
@@ -441,7 +465,7 @@ impl ExpertStore {
             start: Instant::now(),
         };
         // What was only expected is now waited for.
-        let mut promoted: SmallVec<[ReadId; 24]> = SmallVec::new();
+        let mut promoted: SmallVec<[ReadId; 96]> = SmallVec::new();
         {
             let mut state = self.shared.lock();
             for expert in experts {
@@ -461,7 +485,8 @@ impl ExpertStore {
                     Residence::Reading { slot, .. } => {
                         state.slots[self.shared.class(expert)][slot].pins += 1;
                         acquisition.reading.push(expert);
-                        promoted.extend((0..3).map(|part| ReadId((expert * 3 + part) as u64)));
+                        promoted
+                            .extend((0..self.shared.ranges(expert).len()).map(|part| read_id(expert, part)));
                     }
                     Residence::Drive => acquisition.waiting.push(expert),
                 }
@@ -478,6 +503,11 @@ impl ExpertStore {
         acquisition.start_reads();
         acquisition
     }
+}
+
+/// Names the read of one part of an expert.
+fn read_id(expert: usize, part: usize) -> ReadId {
+    ReadId((expert * MAX_RANGES + part) as u64)
 }
 
 /// What experts are asked for.
@@ -502,7 +532,7 @@ impl Shared {
         self.class_of_layer[layer].expect("a layer with experts has a class")
     }
 
-    fn ranges(&self, expert: usize) -> &[ByteRange; 3] {
+    fn ranges(&self, expert: usize) -> &[ByteRange] {
         let (layer, index) = self.numbering.place(expert);
         &self.layers[layer].as_ref().expect("it has experts").experts[index]
     }
@@ -535,16 +565,17 @@ impl Shared {
             }
         };
         state.slots[class][slot] = Slot { expert: Some(expert), pins: 1, given_back: false };
-        state.experts[expert] = Residence::Reading { slot, left: 3 };
+        let reads = self.ranges(expert).len();
+        state.experts[expert] = Residence::Reading { slot, left: reads };
         // An earlier failure that nobody waited for says nothing about this read.
         state.failures.retain(|(failed, _)| *failed != expert);
-        state.reading(3);
+        state.reading(reads);
         Some(slot)
     }
 
     /// A read has ended.
     fn arrived(&self, id: ReadId, result: Result<()>) {
-        let (expert, part) = (id.0 as usize / 3, id.0 as usize % 3);
+        let (expert, part) = (id.0 as usize / MAX_RANGES, id.0 as usize % MAX_RANGES);
         let mut state = self.lock();
         state.ended();
         let Residence::Reading { slot, left } = state.experts[expert] else {
@@ -588,17 +619,13 @@ impl ExpertStore {
     fn reads(&self, expert: usize, slot: usize) -> impl Iterator<Item = Read> {
         let ranges = self.shared.ranges(expert);
         let start = self.shared.arenas[self.shared.class(expert)].slot(slot);
-        let extents = Placement::new(ranges).extents;
-        (0..3).map(move |part| {
-            let extent = &extents[part];
-            Read {
-                id: ReadId((expert * 3 + part) as u64),
-                file: ranges[part].file,
-                offset: extent.offset,
-                to: start.wrapping_add(extent.place),
-                len: extent.len,
-                needed: extent.lead + extent.part,
-            }
+        Placement::new(ranges).extents.into_iter().enumerate().map(move |(part, extent)| Read {
+            id: read_id(expert, part),
+            file: ranges[part].file,
+            offset: extent.offset,
+            to: start.wrapping_add(extent.place),
+            len: extent.len,
+            needed: extent.lead + extent.part,
         })
     }
 }

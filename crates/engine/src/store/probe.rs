@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use super::io::{self, IoMethod, Priority, Read, ReadId};
+use super::io::{self, IoMethod, Priority, Read};
 use super::slots::{Numbering, Placement};
 use super::{ByteRange, ExpertLayer};
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ pub fn drive_speed(
     if numbering.count() == 0 {
         return Ok(None);
     }
-    let ranges = |expert: usize| -> &[ByteRange; 3] {
+    let ranges = |expert: usize| -> &[ByteRange] {
         let (layer, index) = numbering.place(expert);
         &layers[layer].as_ref().expect("it has experts").experts[index]
     };
@@ -55,7 +55,7 @@ pub fn drive_speed(
             let ranges = ranges(next);
             for (part, extent) in Placement::new(ranges).extents.iter().enumerate() {
                 reads.push(Read {
-                    id: ReadId((slot * 3 + part) as u64),
+                    id: super::read_id(slot, part),
                     file: ranges[part].file,
                     offset: extent.offset,
                     to: region.as_ptr().wrapping_add(slot * slot_bytes + extent.place),

@@ -3,8 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::io::BLOCK;
-use super::{ByteRange, ExpertLayer};
+use super::{ByteRange, ExpertLayer, MAX_RANGES};
 use crate::error::Result;
 use crate::memory::Region;
 
@@ -32,14 +34,14 @@ impl SlotClasses {
     /// Sorts the layers of a model into classes.
     pub fn new(layers: &[Option<ExpertLayer>]) -> SlotClasses {
         let mut classes: Vec<SlotClass> = Vec::new();
-        let mut lengths: Vec<[usize; 3]> = Vec::new();
+        let mut lengths: Vec<Vec<usize>> = Vec::new();
         let mut of_layer = Vec::new();
         for layer in layers {
             let Some((layer, first)) = layer.as_ref().and_then(|l| Some((l, l.experts.first()?))) else {
                 of_layer.push(None);
                 continue;
             };
-            let parts = first.map(|range| range.len);
+            let parts: Vec<usize> = first.iter().map(|range| range.len).collect();
             let class = lengths.iter().position(|l| *l == parts).unwrap_or_else(|| {
                 lengths.push(parts);
                 classes.push(SlotClass { bytes: 0, experts: 0, used: 0 });
@@ -105,10 +107,10 @@ pub fn reads_at_once(slots: usize) -> usize {
 
 /// Where the parts of an expert lie in its slot, and what is read to get them there: whole blocks of the file. The
 /// bytes that this adds around a part stay out of sight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Placement {
     /// By part.
-    pub extents: [Extent; 3],
+    pub extents: SmallVec<[Extent; MAX_RANGES]>,
     /// Bytes used of the slot.
     pub bytes: usize,
 }
@@ -130,15 +132,16 @@ pub struct Extent {
 
 impl Placement {
     /// The placement of an expert.
-    pub fn new(ranges: &[ByteRange; 3]) -> Placement {
+    pub fn new(ranges: &[ByteRange]) -> Placement {
         let mut place = 0;
-        let extents = ranges.map(|range| {
+        let extents = ranges.iter().map(|range| {
             let offset = range.offset / BLOCK as u64 * BLOCK as u64;
             let lead = (range.offset - offset) as usize;
             let len = (lead + range.len).next_multiple_of(BLOCK);
             place += len;
             Extent { offset, place: place - len, len, lead, part: range.len }
         });
+        let extents = extents.collect();
         Placement { extents, bytes: place }
     }
 }

@@ -1,46 +1,65 @@
-//! Tokenizers, built from a model file's metadata alone: text to tokens and back.
+//! Tokenizers, built from what a model's files say: text to tokens and back.
 
+mod bpe;
 mod bytes;
-mod load;
+mod folder;
+mod gguf;
+mod json;
+mod normalise;
 mod pre;
+mod sentencepiece;
 mod special;
+mod split;
 mod stream;
+mod vocabulary;
 
 use std::borrow::Cow;
 use std::path::Path;
 
-use tokenizers::Model as _;
-use tokenizers::models::bpe::BPE;
-
 pub use stream::StreamDecoder;
 
+use self::bpe::Bpe;
 use self::bytes::ByteAlphabet;
-use self::load::Kind;
-use self::pre::Splitter;
+use self::sentencepiece::SentencePiece;
 use self::special::{Literals, Part};
+use self::vocabulary::{Kind, SPACE, Spelling, Vocabulary};
 use crate::TokenId;
 use crate::error::{Error, Result};
-use crate::format::Metadata;
+use crate::format::{Metadata, ModelFile};
 
-/// A byte-level BPE tokenizer.
+/// A tokenizer.
 ///
-/// Control and user-defined tokens are found in the text first; the rest is cut into pieces by the
-/// pre-tokeniser, and BPE merges the bytes of each piece.
+/// Control and user-defined tokens are found in the text first; the rest is plain text for the encoder.
 #[derive(Debug)]
 pub struct Tokenizer {
-    splitter: Splitter,
-    bpe: BPE,
+    encoder: Encoder,
     /// Control and user-defined tokens.
-    literals: Literals,
+    literals: LiteralSets,
     /// User-defined tokens alone.
-    user_defined: Literals,
+    user_defined: LiteralSets,
     vocabulary: Vocabulary,
-    /// Bytes that no token spells and that the file has no unknown token for.
-    unspellable: Vec<u8>,
+    /// Whether a text starts with a space that the encoder has put there.
+    strips_space: bool,
     bos: Option<TokenId>,
+    /// What a text starts with where the BOS token is wanted: that token, or several in its place.
+    start: Vec<TokenId>,
     eos: Option<TokenId>,
     end_tokens: Vec<TokenId>,
     adds_bos: bool,
+}
+
+/// How plain text becomes tokens.
+#[derive(Debug)]
+enum Encoder {
+    Bpe(Box<Bpe>),
+    SentencePiece(Box<SentencePiece>),
+}
+
+/// Tokens that are found before the text is normalised, and those that are found in what is left after.
+#[derive(Debug, Default)]
+struct LiteralSets {
+    raw: Literals,
+    normalised: Literals,
 }
 
 /// How [`Tokenizer::encode`] reads a text.
@@ -66,23 +85,39 @@ pub enum Bos {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer that `metadata` describes; `path` names the file in messages.
+    /// Builds the tokenizer of a model, whatever it came in.
+    pub fn of(model: &ModelFile) -> Result<Tokenizer> {
+        match model.folder() {
+            Some(folder) => Tokenizer::from_folder(folder),
+            None => Tokenizer::from_metadata(model.path(), &model.metadata),
+        }
+    }
+
+    /// Builds the tokenizer that the `metadata` of a GGUF file describes; `path` names the file in messages.
     pub fn from_metadata(path: &Path, metadata: &Metadata) -> Result<Tokenizer> {
-        load::tokenizer(path, metadata)
+        gguf::tokenizer(path, metadata)
+    }
+
+    /// Builds the tokenizer of a Hugging Face folder from its `tokenizer.json`, and from what
+    /// `tokenizer_config.json`, `generation_config.json` and `config.json` say about special tokens.
+    pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
+        folder::tokenizer(folder)
     }
 
     /// The tokens of `text`. No end token is added, whatever the file says: the text is there to go on.
     ///
     /// Fails where the vocabulary cannot spell the text, or has no BOS token and one is asked for.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
-        let mut tokens = Vec::new();
-        tokens.extend(self.leading_bos(options.bos)?);
+        let mut tokens = self.start(options.bos)?.to_vec();
         let literals = if options.special { &self.literals } else { &self.user_defined };
-        for part in literals.parts(text) {
+        // Whether plain text would be the first of the text.
+        let mut first = true;
+        for part in literals.raw.parts(text) {
             match part {
                 Part::Token(id) => tokens.push(id),
-                Part::Text(text) => self.encode_plain(text, &mut tokens)?,
+                Part::Text(text) => self.encode_plain(text, &literals.normalised, first, &mut tokens)?,
             }
+            first = false;
         }
         Ok(tokens)
     }
@@ -90,9 +125,10 @@ impl Tokenizer {
     /// The text of `tokens`. `special` says whether control tokens are printed; bytes that are not UTF-8
     /// become U+FFFD, and an id outside the vocabulary is nothing.
     pub fn decode(&self, tokens: &[TokenId], special: bool) -> String {
-        let shown = tokens.iter().filter(|&&id| special || !self.is_control(id));
-        let bytes: Vec<u8> = shown.flat_map(|&id| self.token_bytes(id)).copied().collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+        let mut decoder = StreamDecoder::new(special);
+        let mut text: String = tokens.iter().map(|&id| decoder.push(self, id)).collect();
+        text += &decoder.finish();
+        text
     }
 
     /// The bytes that a token stands for, which may be part of a character. A control token gives its text,
@@ -113,10 +149,17 @@ impl Tokenizer {
 
     /// The token that stands for exactly `text`.
     pub fn find(&self, text: &str) -> Option<TokenId> {
-        self.literals.find(text).or_else(|| {
+        let literal = self.literals.raw.find(text).or_else(|| self.literals.normalised.find(text));
+        literal.or_else(|| {
             let mut word = String::new();
-            ALPHABET.spell(text, &mut word);
-            let id = TokenId(self.bpe.token_to_id(&word)?);
+            match self.vocabulary.spelling() {
+                Spelling::ByteAlphabet => ALPHABET.spell(text, &mut word),
+                Spelling::Metaspace => word.extend(text.chars().map(|c| if c == ' ' { SPACE } else { c })),
+            }
+            let id = match &self.encoder {
+                Encoder::Bpe(encoder) => encoder.find(&word),
+                Encoder::SentencePiece(encoder) => encoder.find(&word),
+            }?;
             (self.token_bytes(id) == text.as_bytes()).then_some(id)
         })
     }
@@ -146,71 +189,39 @@ impl Tokenizer {
         self.adds_bos
     }
 
-    fn leading_bos(&self, bos: Bos) -> Result<Option<TokenId>> {
+    fn start(&self, bos: Bos) -> Result<&[TokenId]> {
         match bos {
-            Bos::Never => Ok(None),
-            Bos::AsFileSays => Ok(self.bos.filter(|_| self.adds_bos)),
-            Bos::Always => match self.bos {
-                Some(id) => Ok(Some(id)),
-                None => Err(Error::Invalid("a BOS token is asked for, and the model file names none".into())),
-            },
+            Bos::Never => Ok(&[]),
+            Bos::AsFileSays if !self.adds_bos => Ok(&[]),
+            Bos::AsFileSays => Ok(&self.start),
+            Bos::Always if self.start.is_empty() => {
+                Err(Error::Invalid("a BOS token is asked for, and the model file names none".into()))
+            }
+            Bos::Always => Ok(&self.start),
         }
     }
 
-    fn encode_plain(&self, text: &str, tokens: &mut Vec<TokenId>) -> Result<()> {
-        // BPE passes over a byte that it has no token for, which would change the text without a word.
-        if let Some(byte) = text.bytes().find(|b| self.unspellable.contains(b)) {
-            return Err(Error::Invalid(format!(
-                "the model's vocabulary has no token for the byte {byte:#04x}, which the text holds"
-            )));
-        }
-        let mut word = String::new();
-        for piece in self.splitter.split(text) {
-            ALPHABET.spell(piece, &mut word);
-            let merged =
-                self.bpe.tokenize(&word).map_err(|e| Error::Invalid(format!("cannot tokenise: {e}")))?;
-            tokens.extend(merged.iter().map(|token| TokenId(token.id)));
+    /// Appends the tokens of a text in which no raw literal is left.
+    fn encode_plain(
+        &self,
+        text: &str,
+        literals: &Literals,
+        mut first: bool,
+        tokens: &mut Vec<TokenId>,
+    ) -> Result<()> {
+        let encoder = match &self.encoder {
+            Encoder::SentencePiece(encoder) => return encoder.encode(text, tokens),
+            Encoder::Bpe(encoder) => encoder,
+        };
+        for part in literals.parts(&encoder.normalise(text)) {
+            match part {
+                Part::Token(id) => tokens.push(id),
+                Part::Text(text) => encoder.encode(text, first, tokens)?,
+            }
+            first = false;
         }
         Ok(())
     }
 }
 
 static ALPHABET: ByteAlphabet = ByteAlphabet::new();
-
-/// What each token stands for.
-#[derive(Debug, Default)]
-struct Vocabulary {
-    kinds: Vec<Kind>,
-    /// The bytes of all tokens, in order.
-    bytes: Vec<u8>,
-    /// Where each token's bytes end; they start where the bytes of the token before it end.
-    ends: Vec<usize>,
-}
-
-impl Vocabulary {
-    /// Adds the token that the file writes as `text`.
-    fn push(&mut self, kind: Kind, text: &str) {
-        // Tokens of BPE are spelled in the byte alphabet and the others are plain text. Files hold padding
-        // tokens marked as ordinary ones whose text is not of the alphabet; those are plain text, too.
-        if kind.is_literal() || !ALPHABET.read(text, &mut self.bytes) {
-            self.bytes.extend_from_slice(text.as_bytes());
-        }
-        self.ends.push(self.bytes.len());
-        self.kinds.push(kind);
-    }
-
-    fn len(&self) -> usize {
-        self.kinds.len()
-    }
-
-    fn kind(&self, id: TokenId) -> Option<Kind> {
-        self.kinds.get(id.0 as usize).copied()
-    }
-
-    fn bytes(&self, id: TokenId) -> &[u8] {
-        let index = id.0 as usize;
-        let Some(&end) = self.ends.get(index) else { return &[] };
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        &self.bytes[start..end]
-    }
-}

@@ -1,37 +1,157 @@
-//! Pre-tokenisers: how a text is cut into the pieces that BPE may not merge across.
+//! The pre-tokenisers that model files name.
 
-use regex_automata::Input;
-use regex_automata::meta::Regex;
+use super::split::Splitter;
 
 /// What a model file means by a value of `tokenizer.ggml.pre`.
 #[derive(Debug)]
 pub(super) struct Pre {
-    /// The value.
-    name: &'static str,
-    /// Regular expressions in the form in which models publish them. Each in turn cuts every piece that the
-    /// one before it left: a match is a piece, and so is what lies between two matches.
+    /// The values.
+    names: &'static [&'static str],
+    /// The steps of a [`Splitter`], as the models' own files write them.
     steps: &'static [&'static str],
+    /// Steps that cut the text after it was spelled in the byte alphabet.
+    spelled_steps: &'static [&'static str],
     /// Whether a text starts with the BOS token where the file does not say.
     pub(super) adds_bos: bool,
+    /// Whether a piece that is a token is that token, whatever the merges would make of it.
+    pub(super) ignores_merges: bool,
 }
+
+/// What a file without a name means.
+pub(super) const DEFAULT: &str = "default";
+
+/// The expression of GPT-2, which byte-level pre-tokenisers use where they bring none of their own.
+pub(super) const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+// The steps that files write without an expression.
+pub(super) const DIGIT: &str = r"\p{N}";
+pub(super) const DIGITS: &str = r"\p{N}+";
+pub(super) const PUNCTUATION_MARK: &str = r"[\p{P}!-/:-@\[-`{-~]";
+pub(super) const PUNCTUATION: &str = r"[\p{P}!-/:-@\[-`{-~]+";
+
+/// Words with one mark before them, one digit at a time.
+const QWEN2: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+/// As Qwen2, but up to three digits together.
+const LLAMA_3: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+/// Words are cut where small letters are followed by capitals.
+const GPT_4O: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// What most entries have in common.
+const PLAIN: Pre = Pre { names: &[], steps: &[], spelled_steps: &[], adds_bos: false, ignores_merges: false };
 
 /// All that are supported. A new one is a new entry here.
 const PRES: &[Pre] = &[
+    Pre { names: &[DEFAULT], steps: &[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, DIGITS, "[0-9][0-9][0-9]"], ..PLAIN },
     Pre {
-        name: "gpt-2",
-        steps: &[r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"],
-        adds_bos: false,
+        names: &[
+            "gpt-2",
+            "mpt",
+            "olmo",
+            "phi-2",
+            "jais",
+            "trillion",
+            "gigachat",
+            "mellum",
+            "a.x-4.0",
+            "exaone4",
+            "granite-docling",
+        ],
+        steps: &[GPT_2],
+        ..PLAIN
     },
     Pre {
-        name: "qwen2",
+        names: &["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"],
+        steps: &[DIGIT, GPT_2],
+        ..PLAIN
+    },
+    Pre {
+        names: &["falcon"],
+        steps: &[PUNCTUATION, GPT_2],
+        // In the alphabet six bytes above 0x7f are characters that count as digits, such as `²`.
+        spelled_steps: &[DIGITS, "[0-9][0-9][0-9]"],
+        ..PLAIN
+    },
+    Pre {
+        names: &["qwen2", "deepseek-r1-qwen", "megrez", "kormo", "stablelm2", "hunyuan", "grok-2"],
+        steps: &[QWEN2],
+        ..PLAIN
+    },
+    Pre {
+        names: &["qwen35"],
         steps: &[concat!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
+            r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         )],
-        adds_bos: false,
+        ..PLAIN
     },
     Pre {
-        name: "deepseek-llm",
+        names: &["llama-bpe", "llama-v3", "llama3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"],
+        steps: &[LLAMA_3],
+        adds_bos: true,
+        ignores_merges: true,
+        ..PLAIN
+    },
+    Pre { names: &["glm4", "chatglm-bpe", "dbrx", "smaug-bpe"], steps: &[LLAMA_3], ..PLAIN },
+    Pre { names: &["gpt-4o", "llama4", "minimax-m2"], steps: &[GPT_4O], ..PLAIN },
+    Pre {
+        names: &["tekken"],
+        steps: &[concat!(
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+            r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )],
+        adds_bos: true,
+        ignores_merges: true,
+        ..PLAIN
+    },
+    Pre {
+        names: &["kimi-k2"],
+        steps: &[concat!(
+            r"[\p{Han}]+",
+            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
+            r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
+            r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )],
+        ..PLAIN
+    },
+    Pre {
+        names: &["bailingmoe", "bailingmoe2", "llada-moe"],
+        steps: &[concat!(
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+        )],
+        ..PLAIN
+    },
+    Pre {
+        names: &["deepseek-v3", "hunyuan-dense"],
+        steps: &[
+            r"\p{N}{1,3}",
+            r"[一-龥\u{3040}-ゟ゠-ヿ]+",
+            concat!(
+                r"[!-/:-~&&[^\p{L}\p{N}]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+        ],
+        ..PLAIN
+    },
+    Pre {
+        names: &["deepseek-coder"],
+        steps: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-\u{D7FF}]+", DIGIT],
+        ..PLAIN
+    },
+    Pre {
+        names: &["deepseek-llm"],
         steps: &[
             r"[\r\n]",
             concat!(
@@ -43,99 +163,32 @@ const PRES: &[Pre] = &[
             r"\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+",
             r"\s+$",
             r"[一-龥ࠀ-一가-\u{D7FF}]+",
-            r"\p{N}",
+            DIGIT,
         ],
-        adds_bos: false,
+        ..PLAIN
     },
 ];
 
 impl Pre {
     /// The entry of that name.
     pub(super) fn named(name: &str) -> Option<&'static Pre> {
-        PRES.iter().find(|pre| pre.name == name)
+        PRES.iter().find(|pre| pre.names.contains(&name))
     }
 
     /// All names, for people.
     pub(super) fn names() -> String {
-        PRES.iter().map(|pre| pre.name).collect::<Vec<_>>().join(", ")
+        PRES.iter().flat_map(|pre| pre.names).copied().collect::<Vec<_>>().join(", ")
     }
 
-    /// Compiles it.
+    /// Compiles what cuts the text.
     pub(super) fn splitter(&self) -> Splitter {
-        Splitter { steps: self.steps.iter().map(|step| Step::new(step)).collect() }
-    }
-}
-
-/// A compiled pre-tokeniser.
-#[derive(Debug)]
-pub(super) struct Splitter {
-    steps: Vec<Step>,
-}
-
-impl Splitter {
-    /// Cuts `text` into its pieces. Joined, they are the text; none is empty.
-    pub(super) fn split<'t>(&self, text: &'t str) -> Vec<&'t str> {
-        let mut pieces = if text.is_empty() { vec![] } else { vec![text] };
-        for step in &self.steps {
-            let mut finer = Vec::with_capacity(pieces.len());
-            for piece in pieces {
-                step.split(piece, &mut finer);
-            }
-            pieces = finer;
-        }
-        pieces
-    }
-}
-
-/// One regular expression of a pre-tokeniser.
-///
-/// Most end in `\s+(?!\S)|\s+`: white space up to, but without, the last one before a word. A backtracking
-/// engine, which such a look-ahead seems to need, gives up on a run of a million characters, and the text
-/// after it would go uncut. All engines here are linear automata instead, and know no look-ahead. So the tail
-/// becomes a pattern of its own, `\s+`, and a match of it that stops before a word gives its last character
-/// back.
-#[derive(Debug)]
-struct Step {
-    /// Pattern 0 is the expression without the tail, pattern 1 the tail's `\s+`; as in an alternation,
-    /// pattern 0 has precedence.
-    regex: Regex,
-}
-
-/// The one look-ahead that pre-tokenisers use, as they write it.
-const TAIL: &str = r"|\s+(?!\S)|\s+";
-
-impl Step {
-    fn new(expression: &str) -> Step {
-        let regex = match expression.strip_suffix(TAIL) {
-            Some(head) => Regex::new_many(&[head, r"\s+"]),
-            None => Regex::new(expression),
-        };
-        Step { regex: regex.expect("the tests compile every entry of the table") }
+        Splitter::new(self.steps.iter().copied()).expect("the tests compile every entry of the table")
     }
 
-    fn split<'t>(&self, text: &'t str, pieces: &mut Vec<&'t str>) {
-        let mut at = 0;
-        while at < text.len() {
-            let Some(found) = self.regex.find(Input::new(text).range(at..)) else {
-                pieces.push(&text[at..]);
-                return;
-            };
-            if at < found.start() {
-                pieces.push(&text[at..found.start()]);
-            }
-            let is_tail = found.pattern().as_usize() == 1;
-            let end = if is_tail { end_of_white_space(text, found.range()) } else { found.end() };
-            pieces.push(&text[found.start()..end]);
-            at = end;
-        }
+    /// Compiles what cuts the spelled text.
+    pub(super) fn spelled_splitter(&self) -> Splitter {
+        Splitter::new(self.spelled_steps.iter().copied()).expect("the tests compile every entry of the table")
     }
-}
-
-/// Where `\s+(?!\S)|\s+` ends if the white space at its start is all of `run`: the last character belongs to
-/// the word that follows, unless no word follows or the run is that one character.
-fn end_of_white_space(text: &str, run: std::ops::Range<usize>) -> usize {
-    let last = text[run.clone()].char_indices().next_back().map_or(0, |(i, _)| run.start + i);
-    if run.end == text.len() || last == run.start { run.end } else { last }
 }
 
 #[cfg(test)]
@@ -145,24 +198,21 @@ mod tests {
     use super::*;
 
     fn split<'t>(name: &str, text: &'t str) -> Vec<&'t str> {
-        Pre::named(name).unwrap().splitter().split(text)
+        Pre::named(name).unwrap().splitter().split(text).unwrap()
     }
 
     #[test]
-    fn every_entry_compiles_and_never_matches_nothing() {
+    fn every_entry_compiles_to_linear_steps() {
         for pre in PRES {
-            for step in pre.splitter().steps {
-                // An empty match would not move on.
-                assert!(!step.regex.is_match(""), "{}", pre.name);
-            }
+            assert!(pre.splitter().is_linear() && pre.spelled_splitter().is_linear(), "{:?}", pre.names);
         }
     }
 
     #[test]
     fn names_are_unique() {
-        for pre in PRES {
-            assert_eq!(PRES.iter().filter(|other| other.name == pre.name).count(), 1, "{}", pre.name);
-        }
+        let mut names: Vec<_> = PRES.iter().flat_map(|pre| pre.names).collect();
+        names.sort_unstable();
+        assert!(names.is_sorted_by(|a, b| a < b), "{names:?}");
     }
 
     #[test]
@@ -187,16 +237,18 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_a_megabyte_is_cut_as_a_short_one() {
-        const N: usize = 1 << 20;
+    fn a_long_run_is_cut_as_a_short_one() {
+        // A multiple of the short runs, and of three: digits are cut in threes.
+        const SHORT: usize = 3000;
+        const N: usize = 100 * SHORT;
         for pre in PRES {
             let splitter = pre.splitter();
             for unit in ["a", " ", "7", "\n", "\r\n", "é", "你", "!", "\u{3000}", "🦙"] {
                 // The word after the run shows whether the run was cut to its end.
-                let cut = |n: usize| splitter.split(&format!("{} b", unit.repeat(n))).len();
-                let short = (cut(1000), cut(2000));
-                let expected = short.0 + (short.1 - short.0) * (N - 1000) / 1000;
-                assert_eq!(cut(N), expected, "{} on a run of {unit:?}", pre.name);
+                let cut = |n: usize| splitter.split(&format!("{} b", unit.repeat(n))).unwrap().len();
+                let short = (cut(SHORT), cut(2 * SHORT));
+                let expected = short.0 + (short.1 - short.0) * (N / SHORT - 1);
+                assert_eq!(cut(N), expected, "{:?} on a run of {unit:?}", pre.names);
             }
         }
     }
@@ -205,27 +257,10 @@ mod tests {
         #[test]
         fn pieces_join_to_the_text(text in "[ \\t\\r\\n\u{3000}a-cé你'1!🦙]{0,40}|\\PC{0,40}") {
             for pre in PRES {
-                let pieces = pre.splitter().split(&text);
+                let pieces = pre.splitter().split(&text).unwrap();
                 prop_assert!(pieces.iter().all(|p| !p.is_empty()));
                 prop_assert_eq!(pieces.concat(), &*text);
             }
-        }
-
-        #[test]
-        fn the_tail_is_what_the_look_ahead_says(text in "[ \\t\\r\\n\u{3000}ab'1!]{0,30}") {
-            // A run of white space of n characters before a word: n - 1 of them, then the one that is left.
-            let splitter = Splitter { steps: vec![Step::new(r"\S+|\s+(?!\S)|\s+")] };
-            let mut expected = Vec::new();
-            let mut rest = &*text;
-            while let Some(first) = rest.chars().next() {
-                let space = first.is_whitespace();
-                let run = rest.find(|c: char| c.is_whitespace() != space).unwrap_or(rest.len());
-                let last = rest[..run].char_indices().next_back().unwrap().0;
-                let cut = if space && run < rest.len() && last > 0 { last } else { run };
-                expected.push(&rest[..cut]);
-                rest = &rest[cut..];
-            }
-            prop_assert_eq!(splitter.split(&text), expected);
         }
     }
 }

@@ -4,13 +4,31 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, MatchKind};
 
 use crate::TokenId;
 
+/// A token that is found in the text as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Literal {
+    pub(super) id: TokenId,
+    pub(super) text: String,
+    /// Whether it swallows the white space before it.
+    pub(super) strips_left: bool,
+    /// Whether it swallows the white space after it.
+    pub(super) strips_right: bool,
+}
+
+impl Literal {
+    /// A token that takes its own text and nothing else.
+    pub(super) fn plain(id: TokenId, text: &str) -> Literal {
+        Literal { id, text: text.to_owned(), strips_left: false, strips_right: false }
+    }
+}
+
 /// A set of literal tokens. Where several match, the leftmost wins, and of those the longest.
 #[derive(Debug, Default)]
 pub(super) struct Literals {
     /// Absent where the set is empty, so that the text passes untouched.
     automaton: Option<AhoCorasick>,
     /// The token of each of the automaton's patterns.
-    ids: Vec<TokenId>,
+    tokens: Vec<Literal>,
 }
 
 /// A stretch of the text.
@@ -24,17 +42,17 @@ pub(super) enum Part<'t> {
 
 impl Literals {
     /// The set of these tokens. A token without text would match everywhere and is left out.
-    pub(super) fn new<'a>(tokens: impl Iterator<Item = (TokenId, &'a str)>) -> Result<Literals, BuildError> {
-        let (ids, texts): (Vec<_>, Vec<_>) = tokens.filter(|(_, text)| !text.is_empty()).unzip();
-        if ids.is_empty() {
+    pub(super) fn new(tokens: impl Iterator<Item = Literal>) -> Result<Literals, BuildError> {
+        let tokens: Vec<_> = tokens.filter(|token| !token.text.is_empty()).collect();
+        if tokens.is_empty() {
             return Ok(Literals::default());
         }
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             // A DFA takes up to a kibibyte for each byte of each token, and a hostile token can be long.
             .kind(Some(AhoCorasickKind::ContiguousNFA))
-            .build(texts)?;
-        Ok(Literals { automaton: Some(automaton), ids })
+            .build(tokens.iter().map(|token| &token.text))?;
+        Ok(Literals { automaton: Some(automaton), tokens })
     }
 
     /// The parts of `text` in order.
@@ -42,15 +60,27 @@ impl Literals {
         let mut at = 0;
         let mut matches = self.automaton.iter().flat_map(move |a| a.find_iter(text)).peekable();
         std::iter::from_fn(move || {
-            let stop = matches.peek().map_or(text.len(), |m| m.start());
-            if at < stop {
-                let plain = &text[at..stop];
-                at = stop;
-                return Some(Part::Text(plain));
+            // A token that swallowed white space may have swallowed the start of the next.
+            while matches.next_if(|m| m.start() < at).is_some() {}
+            let Some(found) = matches.peek() else {
+                let rest = &text[at..];
+                at = text.len();
+                return (!rest.is_empty()).then_some(Part::Text(rest));
+            };
+            let token = &self.tokens[found.pattern()];
+            let before = &text[at..found.start()];
+            let before = if token.strips_left { before.trim_end() } else { before };
+            if !before.is_empty() {
+                // What is left before the token is white space that it swallows.
+                at = found.start();
+                return Some(Part::Text(before));
             }
-            let found = matches.next()?;
             at = found.end();
-            Some(Part::Token(self.ids[found.pattern()]))
+            if token.strips_right {
+                at = text.len() - text[at..].trim_start().len();
+            }
+            matches.next();
+            Some(Part::Token(token.id))
         })
     }
 
@@ -69,7 +99,7 @@ mod tests {
     use super::*;
 
     fn literals(texts: &[&'static str]) -> Literals {
-        Literals::new(texts.iter().enumerate().map(|(i, &t)| (TokenId(i as u32), t))).unwrap()
+        Literals::new(texts.iter().enumerate().map(|(i, t)| Literal::plain(TokenId(i as u32), t))).unwrap()
     }
 
     #[test]
@@ -78,6 +108,20 @@ mod tests {
         let parts: Vec<_> = set.parts("x<a><b>c<b>c<a>").collect();
         let token = |i| Part::Token(TokenId(i));
         assert_eq!(parts, [Part::Text("x"), token(1), Part::Text("c"), token(3), token(0)]);
+    }
+
+    #[test]
+    fn literals_swallow_white_space_where_they_say_so() {
+        let left = Literal { strips_left: true, ..Literal::plain(TokenId(0), "<l>") };
+        let right = Literal { strips_right: true, ..Literal::plain(TokenId(1), "<r>") };
+        let set = Literals::new([left, right, Literal::plain(TokenId(2), "\n<n>")].into_iter()).unwrap();
+        let token = |i| Part::Token(TokenId(i));
+        let parts: Vec<_> = set.parts("a <l> b <r> c <r>  <l>").collect();
+        let text = |t| Part::Text(t);
+        assert_eq!(parts, [text("a"), token(0), text(" b "), token(1), text("c "), token(1), token(0)]);
+        let parts: Vec<_> = set.parts("<r> \n<n>\n<n>").collect();
+        assert_eq!(parts, [token(1), text("<n>"), token(2)]);
+        assert_eq!(set.parts(" <l>").collect::<Vec<_>>(), [token(0)]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::Tokenizer;
 use crate::TokenId;
 
 /// Decodes token by token and never gives half a character: a token may end inside one, and then its bytes
-/// wait for the next token. All that it gives, joined, equals [`Tokenizer::decode`] of all tokens.
+/// wait for the next token. All that it gives, joined, is what [`Tokenizer::decode`] gives of all tokens.
 ///
 /// ```
 /// # use forebay_engine::{TokenId, tokenizer::{StreamDecoder, Tokenizer}};
@@ -19,20 +19,35 @@ use crate::TokenId;
 #[derive(Clone, Debug, Default)]
 pub struct StreamDecoder {
     special: bool,
+    /// Whether text has come before.
+    started: bool,
     /// The start of a character whose rest has not come yet: at most three bytes between calls.
     held: Vec<u8>,
 }
 
 impl StreamDecoder {
-    /// A decoder at the start of a text; `special` says whether control tokens are printed.
+    /// A decoder at the start of a text; `special` says whether control tokens are printed. Some tokenizers put
+    /// a space in front of every text, which is taken off again.
     pub fn new(special: bool) -> StreamDecoder {
-        StreamDecoder { special, held: Vec::new() }
+        StreamDecoder { special, started: false, held: Vec::new() }
+    }
+
+    /// A decoder for tokens that continue a text, as those that a model generates: a space at their start is
+    /// part of the text.
+    pub fn continuing(special: bool) -> StreamDecoder {
+        StreamDecoder { started: true, ..StreamDecoder::new(special) }
     }
 
     /// Takes the next token and gives the text that is complete with it.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: TokenId) -> String {
         if self.special || !tokenizer.is_control(id) {
-            self.held.extend_from_slice(tokenizer.token_bytes(id));
+            let bytes = tokenizer.token_bytes(id);
+            let strips_space = tokenizer.strips_space && !self.started;
+            self.held.extend_from_slice(match bytes.strip_prefix(b" ") {
+                Some(rest) if strips_space => rest,
+                _ => bytes,
+            });
+            self.started |= !bytes.is_empty();
         }
         self.take_complete()
     }

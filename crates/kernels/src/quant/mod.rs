@@ -1,7 +1,8 @@
 //! The quantised types, one file per family: how a block is laid out and what its numbers are.
 //!
 //! Every type here is the same thing underneath. A block holds small integers ("lanes"), one integer scale
-//! (and perhaps one integer minimum) per sixteen lanes, and one or two floats for the whole block:
+//! (and perhaps one integer minimum) per sixteen lanes, and one or two floats for the whole block (or, in one type, a
+//! float for each sixteen lanes):
 //!
 //! ```text
 //! weight[i] = (d · scale[i / 16]) · lane[i] − dmin · min[i / 16]
@@ -10,11 +11,17 @@
 //! A type says how to unpack its bytes into that form. Dequantisation and the dot products are written once,
 //! over the unpacked form.
 
+pub(crate) mod fp4;
+pub(crate) mod grids;
+pub(crate) mod iq;
 mod k;
-mod q8_0;
+mod plain;
+pub mod planes;
 
-pub use k::{Q4K, Q5K, Q6K};
-pub use q8_0::Q8_0;
+pub use fp4::{Mxfp4, Nvfp4};
+pub use iq::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs};
+pub use k::{Q2K, Q3K, Q4K, Q5K, Q6K};
+pub use plain::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 use half::f16;
 
@@ -24,6 +31,8 @@ use crate::DType;
 pub const SUB: usize = 16;
 /// The most lanes a block has.
 pub const MAX_BLOCK: usize = 256;
+/// The most scales of type float a block has.
+pub const MAX_FLOATS: usize = 4;
 
 /// A block in the form all types share.
 #[derive(Clone, Debug)]
@@ -34,8 +43,8 @@ pub struct Unpacked {
     pub scales: [i16; MAX_BLOCK / SUB],
     /// One minimum for every [`SUB`] lanes; untouched where the type has none.
     pub mins: [i16; MAX_BLOCK / SUB],
-    /// The block's scale.
-    pub d: f32,
+    /// The block's scale; or [`Quant::FLOATS`] of them, each for its share of the lanes.
+    pub d: [f32; MAX_FLOATS],
     /// The scale of the minima; untouched where the type has none.
     pub dmin: f32,
 }
@@ -46,7 +55,7 @@ impl Default for Unpacked {
             lanes: [0; MAX_BLOCK],
             scales: [0; MAX_BLOCK / SUB],
             mins: [0; MAX_BLOCK / SUB],
-            d: 0.0,
+            d: [0.0; MAX_FLOATS],
             dmin: 0.0,
         }
     }
@@ -58,6 +67,8 @@ pub trait Quant {
     const DTYPE: DType;
     /// Lanes in a block: a multiple of [`SUB`] that divides [`MAX_BLOCK`].
     const BLOCK: usize;
+    /// Scales of type float in a block: a power of two, each for as many lanes. Types with minima have one.
+    const FLOATS: usize = 1;
     /// Whether the type has minima.
     const HAS_MINS: bool;
 
@@ -69,7 +80,7 @@ pub trait Quant {
     fn dequantise(block: &[u8], unpacked: &mut Unpacked, out: &mut [f32]) {
         Self::unpack(block, unpacked);
         for (sub, out) in out[..Self::BLOCK].chunks_exact_mut(SUB).enumerate() {
-            let scale = unpacked.d * f32::from(unpacked.scales[sub]);
+            let scale = unpacked.d[sub * SUB * Self::FLOATS / Self::BLOCK] * f32::from(unpacked.scales[sub]);
             let min = if Self::HAS_MINS { unpacked.dmin * f32::from(unpacked.mins[sub]) } else { 0.0 };
             for (out, lane) in out.iter_mut().zip(&unpacked.lanes[sub * SUB..]) {
                 *out = scale * f32::from(*lane) - min;
@@ -82,34 +93,46 @@ pub trait Quant {
 ///
 /// The one place where a new type is entered for all kernels at once.
 macro_rules! with_quant {
-    ($dtype:expr, $q:ident => $body:expr) => {{
-        use $crate::quant;
+    ($dtype:expr, $q:ident => $body:expr) => {
+        $crate::quant::with_quant! { $dtype, $q => $body,
+            Q4_0 => Q4_0,
+            Q4_1 => Q4_1,
+            Q5_0 => Q5_0,
+            Q5_1 => Q5_1,
+            Q8_0 => Q8_0,
+            Q2_K => Q2K,
+            Q3_K => Q3K,
+            Q4_K => Q4K,
+            Q5_K => Q5K,
+            Q6_K => Q6K,
+            IQ1_S => Iq1S,
+            IQ1_M => Iq1M,
+            IQ2_XXS => Iq2Xxs,
+            IQ2_XS => Iq2Xs,
+            IQ2_S => Iq2S,
+            IQ3_XXS => Iq3Xxs,
+            IQ3_S => Iq3S,
+            IQ4_NL => Iq4Nl,
+            IQ4_XS => Iq4Xs,
+            MXFP4 => Mxfp4,
+            NVFP4 => Nvfp4,
+        }
+    };
+    ($dtype:expr, $q:ident => $body:expr, $($name:ident => $quant:ident,)*) => {
         match $dtype {
-            $crate::DType::Q8_0 => {
-                type $q = quant::Q8_0;
+            $($crate::DType::$name => {
+                type $q = $crate::quant::$quant;
                 $body
-            }
-            $crate::DType::Q4_K => {
-                type $q = quant::Q4K;
-                $body
-            }
-            $crate::DType::Q5_K => {
-                type $q = quant::Q5K;
-                $body
-            }
-            $crate::DType::Q6_K => {
-                type $q = quant::Q6K;
-                $body
-            }
+            })*
             other => panic!("{other} is not a quantised type that can be computed"),
         }
-    }};
+    };
 }
 pub(crate) use with_quant;
 
 /// Lanes that share one activation scale when multiplied with weights of this quantised type.
 pub fn activation_block(dtype: DType) -> usize {
-    with_quant!(dtype, Q => Q::BLOCK)
+    with_quant!(dtype, Q => (Q::BLOCK / Q::FLOATS).max(32))
 }
 
 /// Dequantises a row of any computable type.

@@ -1,6 +1,6 @@
 //! Reads a header's primitives in order, each checked against the bytes the file has left.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -170,29 +170,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Shows a name from a file: in quotes, without control characters, and never more than a line of it.
-pub(super) struct Quoted<'a>(pub &'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MAX_CHARS: usize = 80;
-        f.write_char('"')?;
-        for c in self.0.chars().take(MAX_CHARS) {
-            write!(f, "{}", c.escape_debug())?;
-        }
-        f.write_str(if self.0.chars().nth(MAX_CHARS).is_some() { "…\"" } else { "\"" })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_hostile_name_cannot_write_to_the_terminal() {
-        assert_eq!(Quoted("a\x1b[2J\n").to_string(), r#""a\u{1b}[2J\n""#);
-        assert_eq!(Quoted(&"x".repeat(81)).to_string(), format!("\"{}…\"", "x".repeat(80)));
-    }
 
     #[test]
     fn a_source_shorter_than_its_file_claims_is_truncated() {

@@ -5,9 +5,8 @@ use std::io;
 use std::path::Path;
 
 use super::MAX_TENSORS;
-use super::reader::Quoted;
 use crate::error::{Error, Result};
-use crate::format::{FileIdx, ModelFile, TensorInfo};
+use crate::format::{FileIdx, ModelFile, Quoted, TensorInfo};
 
 const INDEX_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";

@@ -2,9 +2,9 @@
 
 use forebay_kernels::DType;
 
-use super::reader::{Quoted, Reader};
+use super::reader::Reader;
 use crate::error::Result;
-use crate::format::{FileIdx, Metadata, TensorInfo};
+use crate::format::{FileIdx, Metadata, Quoted, TensorInfo};
 
 /// The smallest entry: a name's length and one byte of name, the number of dimensions and one dimension, the
 /// type and the offset.

@@ -1,8 +1,8 @@
 //! The metadata section: keys with typed values.
 
-use super::reader::{Quoted, Reader};
+use super::reader::Reader;
 use crate::error::Result;
-use crate::format::{Metadata, NumberArray, NumberKind, StringArray, Value};
+use crate::format::{Metadata, NumberArray, NumberKind, Quoted, StringArray, Value};
 
 /// The smallest entry: a key's length, one byte of key, a value's type and one byte of value.
 pub(super) const MIN_ENTRY_BYTES: u64 = 8 + 1 + 4 + 1;

@@ -1,0 +1,227 @@
+//! A model in a folder, as Hugging Face and MLX have it: settings in `config.json`, weights in safetensors files.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::{Map, Value as Json};
+
+use super::{FileIdx, FilePart, Format, Metadata, ModelFile, Quoted, json, safetensors};
+use crate::error::{Error, Result};
+
+const CONFIG: &str = "config.json";
+const GENERATION: &str = "generation_config.json";
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+/// The largest index that is read: one of a hundred thousand tensors has ten megabytes.
+const MAX_INDEX_BYTES: u64 = 128 << 20;
+
+/// The most files that hold a model's weights.
+const MAX_SHARDS: usize = 4096;
+
+/// The folder of the model that `path` belongs to: the folder itself, one of its weight files, the index or the
+/// settings. `None` if it is something else.
+pub(super) fn folder_of(path: &Path) -> Option<PathBuf> {
+    if path.is_dir() {
+        return Some(path.to_owned());
+    }
+    let name = path.file_name()?.to_str()?;
+    let belongs =
+        name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") || name == CONFIG;
+    let parent = path.parent()?;
+    belongs.then(|| if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() })
+}
+
+/// Opens the model in a folder, which was found by the path of the folder or of one of its files.
+pub(super) fn open(folder: &Path, named: &Path) -> Result<ModelFile> {
+    fs::metadata(named).map_err(|e| Error::io(named, "cannot open", e))?;
+    let metadata = settings(folder)?;
+    refuse_other_schemes(folder, &metadata)?;
+    let mut files = Vec::new();
+    let mut tensors = Vec::new();
+    let mut mlx = metadata.get("quantization.group_size").is_some();
+    let shards = shards(folder)?;
+    let is_weights = named.extension().is_some_and(|extension| extension == "safetensors");
+    if is_weights
+        && !named.is_dir()
+        && !shards.iter().any(|shard| named.file_name().is_some_and(|n| n == &**shard))
+    {
+        return Err(Error::format(named, "it is not one of the files of the model in its folder"));
+    }
+    for name in shards {
+        let path = folder.join(&name);
+        let cannot_open = |e| Error::io(&path, "cannot open a part of the model", e);
+        // Opening a pipe would wait for a writer, so the kind of file is asked first.
+        if !fs::metadata(&path).map_err(cannot_open)?.is_file() {
+            return Err(cannot_open(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+        }
+        let mut file = File::open(&path).map_err(cannot_open)?;
+        let len = file.metadata().map_err(cannot_open)?.len();
+        let header = safetensors::parse(&path, &mut file, len, FileIdx(files.len()))?;
+        mlx |= header.format.as_deref() == Some("mlx");
+        tensors.extend(header.tensors);
+        if tensors.len() > safetensors::MAX_TENSORS {
+            let message = format!("the model has more than {} tensors", safetensors::MAX_TENSORS);
+            return Err(Error::format(folder, message));
+        }
+        files.push(FilePart { path, len });
+    }
+    let format = if mlx { Format::Mlx } else { Format::HuggingFace };
+    let mut model = ModelFile::new(format, files, metadata, tensors)?;
+    model.folder = Some(folder.to_owned());
+    Ok(model)
+}
+
+/// The settings in the folder's JSON files, those for generation under `generation_config`.
+fn settings(folder: &Path) -> Result<Metadata> {
+    let path = folder.join(CONFIG);
+    if !path.exists() {
+        return Err(Error::format(
+            folder,
+            format!("not a model's folder: it has no {CONFIG}{}", hint(folder)),
+        ));
+    }
+    let mut metadata = config_metadata(&path, json::read_object(&path)?)?;
+    let path = folder.join(GENERATION);
+    if path.exists() {
+        json::add_object(&mut metadata, &path, "generation_config.", json::read_object(&path)?)?;
+    }
+    Ok(metadata)
+}
+
+/// The metadata of a model's `config.json`.
+///
+/// Models that see and hear have the text model's settings in an object of their own: they are taken out of it, and
+/// come before others of the same name.
+///
+/// # Errors
+/// If a key is ambiguous.
+pub fn config_metadata(path: &Path, mut config: Map<String, Json>) -> Result<Metadata> {
+    if let Some(Json::Object(text)) = config.remove("text_config") {
+        for (key, value) in text {
+            if !value.is_null() {
+                config.insert(key, value);
+            }
+        }
+    }
+    let mut metadata = Metadata::default();
+    json::add_object(&mut metadata, path, "", config)?;
+    Ok(metadata)
+}
+
+/// What else the folder may be, for the mistakes people make.
+fn hint(folder: &Path) -> &'static str {
+    let mut names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let is_gguf = |name: std::ffi::OsString| name.to_string_lossy().ends_with(".gguf");
+    if names.any(is_gguf) { "; it has GGUF files: name one of them" } else { "" }
+}
+
+/// Weights that are packed in ways of their own are refused by the name of the way.
+fn refuse_other_schemes(folder: &Path, metadata: &Metadata) -> Result<()> {
+    let method = match metadata.get("quantization_config.quant_method") {
+        None => return Ok(()),
+        Some(value) => value.as_str().unwrap_or("something that is not text"),
+    };
+    let refuse = |what: &str| {
+        Err(Error::Unsupported(format!(
+            "{}: quantised with {what}, which is not supported; supported are unquantised weights, FP8 in blocks, \
+             MXFP4, MLX's affine quantisation and GGUF files",
+            folder.join(CONFIG).display()
+        )))
+    };
+    match method {
+        "mxfp4" => Ok(()),
+        "fp8" if metadata.get("quantization_config.weight_block_size").is_some() => Ok(()),
+        "fp8" => refuse("fp8 without weight_block_size"),
+        other => refuse(&Quoted(other).to_string()),
+    }
+}
+
+/// The names of the files that hold the weights.
+fn shards(folder: &Path) -> Result<Vec<String>> {
+    let path = folder.join(INDEX);
+    if path.exists() {
+        let file = File::open(&path).map_err(|e| Error::io(&path, "cannot open", e))?;
+        let len = file.metadata().map_err(|e| Error::io(&path, "cannot open", e))?.len();
+        if len > MAX_INDEX_BYTES {
+            return Err(Error::format(&path, format!("it has {len} bytes, more than {MAX_INDEX_BYTES}")));
+        }
+        let text = fs::read(&path).map_err(|e| Error::io(&path, "cannot read", e))?;
+        return parse_index(&path, &text);
+    }
+    if folder.join(SINGLE).exists() {
+        return Ok(vec![SINGLE.into()]);
+    }
+    let entries = fs::read_dir(folder).map_err(|e| Error::io(folder, "cannot list", e))?;
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names = names.filter(|name| name.ends_with(".safetensors"));
+    match (names.next(), names.next()) {
+        (None, _) => Err(Error::format(folder, format!("it has no safetensors files{}", hint(folder)))),
+        (Some(only), None) => Ok(vec![only]),
+        (Some(_), Some(_)) => {
+            Err(Error::format(folder, format!("it has several safetensors files, but no {INDEX}")))
+        }
+    }
+}
+
+/// The files that an index names, in order; `path` only names the index in messages.
+///
+/// # Errors
+/// If it is not an index, or names a file that is not in the folder.
+pub fn parse_index(path: &Path, text: &[u8]) -> Result<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: Shards,
+    }
+    let index: Index = serde_json::from_slice(text).map_err(|e| {
+        Error::format(path, format!("it is not an index of tensors: {}", Quoted(&e.to_string())))
+    })?;
+    let names: Vec<String> = index.weight_map.0.into_iter().collect();
+    if names.is_empty() {
+        return Err(Error::format(path, "it names no files"));
+    }
+    // A name with a path in it could lead anywhere.
+    let outside = |name: &&String| Path::new(name).file_name().is_none_or(|file| file != name.as_str());
+    if let Some(name) = names.iter().find(outside) {
+        return Err(Error::format(
+            path,
+            format!("it names {}, which is not a file of its folder", Quoted(name)),
+        ));
+    }
+    Ok(names)
+}
+
+/// The distinct files of an index. Its tensors' names are not kept: the files have them, too.
+struct Shards(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Shards, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Shards;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of file names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+                let mut names = BTreeSet::new();
+                while let Some((_, file)) = map.next_entry::<serde::de::IgnoredAny, String>()? {
+                    names.insert(file);
+                    if names.len() > MAX_SHARDS {
+                        return Err(A::Error::custom(format_args!("more than {MAX_SHARDS} files")));
+                    }
+                }
+                Ok(Shards(names))
+            }
+        }
+
+        deserializer.deserialize_map(Entries)
+    }
+}

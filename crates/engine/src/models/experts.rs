@@ -1,0 +1,410 @@
+//! The routed experts of a layer, however a file arranges them, as lists of byte ranges.
+//!
+//! - one tensor for each matrix, `[experts, rows, cols]`: GGUF's `ffn_gate_exps` and MLX's `switch_mlp.gate_proj`
+//! - a tensor for each matrix of each expert: `experts.7.gate_proj.weight`
+//! - gate and up in one tensor, `[gate; up]`: GGUF's `ffn_gate_up_exps`, Hugging Face's `experts.gate_up_proj`
+//! - gate and up alternating, in rows or, transposed, in columns ([`Fused::Alternating`])
+
+use forebay_kernels::Encoding;
+
+use super::blueprint::Builder;
+use super::names::{ExpertNames, Fused};
+use crate::error::{Error, Result};
+use crate::format::{Format, StoredWeight};
+use crate::store::{ByteRange, ExpertLayer, PartShape, Ranges, RowPick};
+
+/// What an expert looks like.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertShape {
+    /// Experts of a layer.
+    pub experts: usize,
+    /// How many of them a token uses.
+    pub used: usize,
+    /// Channels that they read and write.
+    pub hidden: usize,
+    /// Channels between.
+    pub inner: usize,
+}
+
+/// One matrix of every expert.
+struct Stack {
+    encoding: Encoding,
+    rows: usize,
+    cols: usize,
+    /// By expert: codes, scales, biases.
+    planes: Vec<[Option<ByteRange>; 3]>,
+    pick: RowPick,
+}
+
+/// Finds the experts of a layer.
+pub(super) fn find(
+    b: &mut Builder<'_>,
+    layer: usize,
+    names: &ExpertNames,
+    shape: ExpertShape,
+) -> Result<ExpertLayer> {
+    let prefix = match b.format() {
+        Format::Gguf => format!("blk.{layer}"),
+        Format::HuggingFace | Format::Mlx => format!("model.layers.{layer}.{}", names.module),
+    };
+    let mut search = Search { b, prefix, names, shape };
+    let found = match search.stacked()? {
+        Some(found) => Some(found),
+        None => match search.one_by_one()? {
+            Some(found) => Some(found),
+            None => search.fused()?,
+        },
+    };
+    match found {
+        Some(stacks) => Ok(join(stacks, shape.used)),
+        None => Err(search.missing()),
+    }
+}
+
+/// The search for the experts of one layer.
+struct Search<'s, 'a> {
+    b: &'s mut Builder<'a>,
+    prefix: String,
+    names: &'s ExpertNames,
+    shape: ExpertShape,
+}
+
+impl Search<'_, '_> {
+    fn name(&self, rest: &str) -> String {
+        format!("{}.{rest}", self.prefix)
+    }
+
+    /// Rows and columns of gate, up and down.
+    fn matrices(&self) -> [(usize, usize); 3] {
+        let ExpertShape { hidden, inner, .. } = self.shape;
+        [(inner, hidden), (inner, hidden), (hidden, inner)]
+    }
+
+    /// One tensor for each matrix.
+    fn stacked(&mut self) -> Result<Option<[Stack; 3]>> {
+        let patterns: &[(&str, &str)] = match self.b.format() {
+            Format::Gguf => &[("ffn_", "_exps.weight")],
+            Format::HuggingFace | Format::Mlx => {
+                &[("switch_mlp.", "_proj.weight"), ("experts.", "_proj.weight")]
+            }
+        };
+        for (before, after) in patterns {
+            let names = ["gate", "up", "down"].map(|part| self.name(&format!("{before}{part}{after}")));
+            if self.b.find(&names[0])?.is_some() {
+                let mut stacks = Vec::new();
+                for (name, (rows, cols)) in names.iter().zip(self.matrices()) {
+                    let weight = self.b.weight(name, &[self.shape.experts, rows, cols])?;
+                    stacks.push(Stack::of(&weight, self.shape.experts));
+                }
+                return Ok(stacks.try_into().ok());
+            }
+        }
+        Ok(None)
+    }
+
+    /// A tensor for each matrix of each expert.
+    fn one_by_one(&mut self) -> Result<Option<[Stack; 3]>> {
+        let first = self.name(&format!("experts.0.{}.weight", self.names.parts[0]));
+        if self.b.format() == Format::Gguf || self.b.find(&first)?.is_none() {
+            return Ok(None);
+        }
+        let mut stacks = Vec::new();
+        for (part, (rows, cols)) in self.names.parts.into_iter().zip(self.matrices()) {
+            let mut stack: Option<Stack> = None;
+            for expert in 0..self.shape.experts {
+                let name = self.name(&format!("experts.{expert}.{part}.weight"));
+                let one = Stack::of(&self.b.weight(&name, &[rows, cols])?, 1);
+                match &mut stack {
+                    None => stack = Some(one),
+                    Some(stack) if stack.encoding == one.encoding => stack.planes.extend(one.planes),
+                    Some(stack) => {
+                        return Err(self.b.error(format!(
+                            "tensor {name} is {}, but that of the first expert is {}",
+                            one.encoding, stack.encoding
+                        )));
+                    }
+                }
+            }
+            stacks.extend(stack);
+        }
+        Ok(stacks.try_into().ok())
+    }
+
+    /// Gate and up in one tensor.
+    fn fused(&mut self) -> Result<Option<[Stack; 3]>> {
+        let (both, down) = match self.b.format() {
+            Format::Gguf => (self.name("ffn_gate_up_exps.weight"), self.name("ffn_down_exps.weight")),
+            Format::HuggingFace | Format::Mlx => {
+                (self.name("experts.gate_up_proj"), self.name("experts.down_proj"))
+            }
+        };
+        let Some(found) = self.b.find(&both)? else { return Ok(None) };
+        let ExpertShape { experts, hidden, inner, .. } = self.shape;
+        let alternating = self.names.fused == Fused::Alternating && self.b.format() != Format::Gguf;
+        if alternating && found.encoding != Encoding::Mxfp4 {
+            let both = self.b.weight(&both, &[experts, hidden, 2 * inner])?;
+            let down = self.b.weight(&down, &[experts, inner, hidden])?;
+            let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);
+            return Ok(Some([both.every_other(0), both.every_other(1), down]));
+        }
+        let stack = Stack::of(&self.b.weight(&both, &[experts, 2 * inner, hidden])?, experts);
+        let down = Stack::of(&self.b.weight(&down, &[experts, hidden, inner])?, experts);
+        if alternating {
+            return Ok(Some([stack.every_other(0), stack.every_other(1), down]));
+        }
+        match stack.halves() {
+            Some([gate, up]) => Ok(Some([gate, up, down])),
+            None => Err(self
+                .b
+                .error(format!("tensor {both}: gate and up share scales, so they cannot be parted"))),
+        }
+    }
+
+    /// A weight whose matrices are stored transposed.
+    fn transposed(&self, weight: &StoredWeight<'_>) -> Result<Stack> {
+        let stack = Stack::of(weight, self.shape.experts);
+        match stack.encoding {
+            Encoding::Blocks(dtype) if dtype.is_float() => {
+                Ok(Stack { encoding: Encoding::Columns(dtype), rows: stack.cols, cols: stack.rows, ..stack })
+            }
+            other => Err(self.b.error(format!("experts that are stored transposed are {other}, not floats"))),
+        }
+    }
+
+    /// Names what is missing the way in which most files have it.
+    fn missing(&self) -> Error {
+        let expected = match self.b.format() {
+            Format::Gguf => self.name("ffn_gate_exps.weight"),
+            Format::Mlx => self.name("switch_mlp.gate_proj.weight"),
+            Format::HuggingFace => self.name(&format!("experts.0.{}.weight", self.names.parts[0])),
+        };
+        self.b.error(format!("tensor {expected} is missing"))
+    }
+}
+
+impl Stack {
+    /// A weight that holds `count` matrices.
+    fn of(weight: &StoredWeight<'_>, count: usize) -> Stack {
+        let range = |expert: usize| {
+            weight.planes.map(|plane| {
+                let plane = plane?;
+                let len = plane.len / count as u64;
+                Some(ByteRange {
+                    file: plane.file,
+                    offset: plane.offset + expert as u64 * len,
+                    len: len as usize,
+                })
+            })
+        };
+        let [.., rows, cols] = weight.shape[..] else { unreachable!("its shape was checked") };
+        Stack {
+            encoding: weight.encoding,
+            rows,
+            cols,
+            planes: (0..count).map(range).collect(),
+            pick: RowPick::ALL,
+        }
+    }
+
+    /// Every other row, from the first or the second on.
+    fn every_other(&self, first: usize) -> Stack {
+        Stack {
+            encoding: self.encoding,
+            rows: self.rows / 2,
+            cols: self.cols,
+            planes: self.planes.clone(),
+            pick: RowPick { first, step: 2 },
+        }
+    }
+
+    /// The upper and the lower half of the rows; `None` if a scale belongs to both.
+    fn halves(&self) -> Option<[Stack; 2]> {
+        if let Encoding::Tiles(tiles) = self.encoding
+            && !(self.rows / 2).is_multiple_of(tiles.rows)
+        {
+            return None;
+        }
+        let half = |second: bool| Stack {
+            encoding: self.encoding,
+            rows: self.rows / 2,
+            cols: self.cols,
+            planes: self
+                .planes
+                .iter()
+                .map(|planes| {
+                    planes.map(|plane| {
+                        let ByteRange { file, offset, len } = plane?;
+                        let offset = if second { offset + len as u64 / 2 } else { offset };
+                        Some(ByteRange { file, offset, len: len / 2 })
+                    })
+                })
+                .collect(),
+            pick: RowPick::ALL,
+        };
+        Some([half(false), half(true)])
+    }
+}
+
+/// The experts made of these matrices. What two of them share is listed once.
+fn join(stacks: [Stack; 3], used: usize) -> ExpertLayer {
+    let experts = stacks[0].planes.len();
+    let mut lists = vec![Ranges::new(); experts];
+    let parts = stacks.map(|stack| {
+        let mut planes = [None; 3];
+        for (expert, list) in lists.iter_mut().enumerate() {
+            for (plane, range) in planes.iter_mut().zip(stack.planes[expert]) {
+                *plane = range.map(|range| {
+                    list.iter().position(|&r| r == range).unwrap_or_else(|| {
+                        list.push(range);
+                        list.len() - 1
+                    })
+                });
+            }
+        }
+        PartShape { encoding: stack.encoding, rows: stack.rows, cols: stack.cols, planes, pick: stack.pick }
+    });
+    ExpertLayer { parts, experts: lists, used }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use forebay_kernels::{MatRef, Planes};
+
+    use super::*;
+    use crate::format::ModelFile;
+    use crate::store::policy::PolicyKind;
+    use crate::store::{ExpertPart, ExpertStore, IoMethod, Purpose, SlotClasses, StoreOptions};
+    use crate::{ExpertIdx, LayerIdx};
+
+    const SHAPE: ExpertShape = ExpertShape { experts: 3, used: 2, hidden: 64, inner: 32 };
+    const ALTERNATING: ExpertNames = ExpertNames { fused: Fused::Alternating, ..ExpertNames::USUAL };
+
+    /// A folder with these tensors in its only layer's experts, and nothing else.
+    fn folder(path: &Path, tensors: &[(&str, &str, &[usize], &[u8])]) -> ModelFile {
+        let mut header = serde_json::Map::new();
+        let mut data: Vec<u8> = Vec::new();
+        for (name, dtype, shape, bytes) in tensors {
+            let offsets = [data.len(), data.len() + bytes.len()];
+            let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets });
+            header.insert(format!("model.layers.0.mlp.experts.{name}"), entry);
+            data.extend_from_slice(bytes);
+        }
+        let header = serde_json::Value::Object(header).to_string();
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+        std::fs::write(path.join("model.safetensors"), file).unwrap();
+        std::fs::write(path.join("config.json"), "{}").unwrap();
+        ModelFile::open(path).unwrap()
+    }
+
+    fn noise(len: usize, seed: u32) -> Vec<u8> {
+        (0..len as u32).map(|i| ((i ^ seed).wrapping_mul(0x9e37_79b9) >> 24) as u8 & 0xbf).collect()
+    }
+
+    /// The weights of every expert, gate, up and down, as they come from the store.
+    fn weights(model: &ModelFile, names: &ExpertNames, ranges: usize) -> Vec<[Vec<f32>; 3]> {
+        let layer = find(&mut Builder::new(model), 0, names, SHAPE).unwrap();
+        assert!(layer.experts.iter().all(|expert| expert.len() == ranges));
+        let layers = vec![Some(layer)];
+        let classes = SlotClasses::new(&layers);
+        let options = StoreOptions {
+            slots: vec![SHAPE.experts],
+            io: IoMethod::Pool,
+            policy: PolicyKind::default(),
+            patience: StoreOptions::PATIENCE,
+        };
+        let store = ExpertStore::new(model, layers, &classes, &options).unwrap();
+        let weights = |expert: u32| {
+            let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Purpose::Token);
+            let leases = acquisition.next_ready().unwrap().unwrap();
+            [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down].map(|part| values(leases[0].part(part)))
+        };
+        (0..SHAPE.experts as u32).map(weights).collect()
+    }
+
+    fn values(w: MatRef<'_>) -> Vec<f32> {
+        let mut out = vec![f32::NAN; w.rows * w.cols];
+        for (r, row) in out.chunks_exact_mut(w.cols).enumerate() {
+            w.dequantise_row(r, row);
+        }
+        out
+    }
+
+    #[test]
+    fn gate_and_up_alternate_in_the_rows_of_mxfp4() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (both, both_scales) = (noise(3 * 64 * 2 * 16, 1), noise(3 * 64 * 2, 2));
+        let (down, down_scales) = (noise(3 * 64 * 16, 3), noise(3 * 64, 4));
+        let model = folder(
+            temporary.path(),
+            &[
+                ("gate_up_proj_blocks", "U8", &[3, 64, 2, 16], &both),
+                ("gate_up_proj_scales", "U8", &[3, 64, 2], &both_scales),
+                ("down_proj_blocks", "U8", &[3, 64, 1, 16], &down),
+                ("down_proj_scales", "U8", &[3, 64, 1], &down_scales),
+            ],
+        );
+        // Gate and up share their ranges.
+        for (e, [gate, up, downs]) in weights(&model, &ALTERNATING, 4).iter().enumerate() {
+            let planes = Planes {
+                codes: &both[e * 2048..][..2048],
+                scales: &both_scales[e * 128..][..128],
+                biases: &[],
+            };
+            let stored = values(MatRef::from_planes(Encoding::Mxfp4, 64, 64, planes));
+            for (r, row) in stored.chunks_exact(64).enumerate() {
+                let ours = if r % 2 == 0 { gate } else { up };
+                assert_eq!(&ours[r / 2 * 64..][..64], row, "expert {e}, row {r}");
+            }
+            let planes = Planes {
+                codes: &down[e * 1024..][..1024],
+                scales: &down_scales[e * 64..][..64],
+                biases: &[],
+            };
+            assert_eq!(*downs, values(MatRef::from_planes(Encoding::Mxfp4, 64, 32, planes)));
+        }
+    }
+
+    #[test]
+    fn gate_and_up_alternate_in_the_columns_of_transposed_floats() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (both, down) = (noise(3 * 64 * 64 * 2, 1), noise(3 * 32 * 64 * 2, 2));
+        let model = folder(
+            temporary.path(),
+            &[("gate_up_proj", "BF16", &[3, 64, 64], &both), ("down_proj", "BF16", &[3, 32, 64], &down)],
+        );
+        let at = |bytes: &[u8], i: usize| {
+            f32::from_bits(u32::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])) << 16)
+        };
+        for (e, [gate, up, downs]) in weights(&model, &ALTERNATING, 2).iter().enumerate() {
+            for c in 0..64 {
+                for r in 0..32 {
+                    let stored = |column: usize| at(&both, (e * 64 + c) * 64 + column);
+                    assert_eq!(gate[r * 64 + c], stored(2 * r));
+                    assert_eq!(up[r * 64 + c], stored(2 * r + 1));
+                    assert_eq!(downs[c * 32 + r], at(&down, (e * 32 + r) * 64 + c));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn scales_that_belong_to_gate_and_up_alike_are_refused() {
+        let temporary = tempfile::tempdir().unwrap();
+        let config = r#"{"quantization_config": {"quant_method": "fp8", "weight_block_size": [48, 64]}}"#;
+        let codes = noise(3 * 64 * 64, 1);
+        let scales = vec![0; 3 * 2 * 4];
+        let tensors: &[(&str, &str, &[usize], &[u8])] = &[
+            ("gate_up_proj", "F8_E4M3", &[3, 64, 64], &codes),
+            ("gate_up_proj_scale_inv", "F32", &[3, 2, 1], &scales),
+            ("down_proj", "F8_E4M3", &[3, 64, 32], &codes[..3 * 64 * 32]),
+            ("down_proj_scale_inv", "F32", &[3, 2, 1], &scales),
+        ];
+        folder(temporary.path(), tensors);
+        std::fs::write(temporary.path().join("config.json"), config).unwrap();
+        let model = ModelFile::open(temporary.path()).unwrap();
+        let error = find(&mut Builder::new(&model), 0, &ExpertNames::USUAL, SHAPE).unwrap_err();
+        assert!(error.to_string().contains("share scales"), "{error}");
+    }
+}

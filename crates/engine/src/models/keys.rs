@@ -1,0 +1,58 @@
+//! The settings that many families share: what they are called in GGUF files and in `config.json`, whose older
+//! versions are flat and whose newer ones have objects for some.
+
+use crate::format::Key;
+
+const fn key(gguf: &'static str, hugging_face: &'static [&'static str]) -> Key {
+    Key { gguf, hugging_face }
+}
+
+/// The longest context the model was made for.
+pub const CONTEXT: Key = key("context_length", &["max_position_embeddings"]);
+/// Layers.
+pub const LAYERS: Key = key("block_count", &["num_hidden_layers"]);
+/// Channels of the residual stream.
+pub const HIDDEN: Key = key("embedding_length", &["hidden_size"]);
+/// Query heads.
+pub const HEADS: Key = key("attention.head_count", &["num_attention_heads"]);
+/// Key heads.
+pub const KV_HEADS: Key = key("attention.head_count_kv", &["num_key_value_heads"]);
+/// Channels of a key.
+pub const KEY_DIM: Key = key("attention.key_length", &["head_dim"]);
+/// Channels of a value.
+pub const VALUE_DIM: Key = key("attention.value_length", &["v_head_dim"]);
+/// Of the norms.
+pub const NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps"]);
+/// The base of the rotation's frequencies.
+pub const ROPE_BASE: Key =
+    key("rope.freq_base", &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"]);
+/// How many channels rotate.
+pub const ROPE_DIM: Key = key("rope.dimension_count", &[]);
+/// Which share of the channels rotates.
+pub const ROPE_SHARE: Key = key("", &["rope_parameters.partial_rotary_factor", "partial_rotary_factor"]);
+/// How the rotation is stretched to longer contexts.
+pub const ROPE_SCALING: Key = key(
+    "rope.scaling.type",
+    &["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"],
+);
+/// How much it is stretched.
+pub const ROPE_FACTOR: Key = key("rope.scaling.factor", &["rope_parameters.factor", "rope_scaling.factor"]);
+/// How much it is stretched, in older GGUF files.
+pub const ROPE_LINEAR: Key = key("rope.scale_linear", &[]);
+/// Routed experts of a layer.
+pub const EXPERTS: Key = key("expert_count", &["num_experts", "num_local_experts", "n_routed_experts"]);
+/// Experts that a token uses.
+pub const EXPERTS_USED: Key = key("expert_used_count", &["num_experts_per_tok"]);
+/// Channels inside an expert.
+pub const EXPERT_INNER: Key = key("expert_feed_forward_length", &["moe_intermediate_size"]);
+/// Whether the weights of the chosen experts are made to sum to one.
+pub const ROUTER_NORMALISES: Key = key("expert_weights_norm", &["norm_topk_prob"]);
+/// Layers that predict further tokens, after those of the model.
+pub const EXTRA_LAYERS: Key =
+    key("nextn_predict_layers", &["num_nextn_predict_layers", "mtp_num_hidden_layers"]);
+/// The function inside an expert.
+pub const ACTIVATION: Key = key("", &["hidden_act"]);
+/// Whether the embedding is also the output matrix.
+pub const TIED: Key = key("", &["tie_word_embeddings"]);
+/// Whether some layers see only a window of the context.
+pub const SLIDING_WINDOW: Key = key("", &["use_sliding_window"]);

@@ -1,0 +1,141 @@
+//! Byte pair encoding: a text is normalised, cut into pieces, and the characters of each piece are merged.
+
+use std::borrow::Cow;
+
+use tokenizers::Model as _;
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+
+use super::ALPHABET;
+use super::normalise::{Normalise, Prepend, metaspace};
+use super::split::Splitter;
+use super::vocabulary::Spelling;
+use crate::TokenId;
+use crate::error::{Error, Result};
+
+/// A BPE encoder of plain text.
+#[derive(Debug)]
+pub(super) struct Bpe {
+    pub(super) normaliser: Vec<Normalise>,
+    /// Where spaces become `▁`: whether one is put in front.
+    pub(super) metaspace: Option<Prepend>,
+    pub(super) splitter: Splitter,
+    /// Cuts pieces further once they are spelled.
+    pub(super) spelled_splitter: Splitter,
+    pub(super) spelling: Spelling,
+    pub(super) model: BPE,
+}
+
+impl Bpe {
+    /// The text as the rest of the encoder takes it.
+    pub(super) fn normalise<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        if self.normaliser.is_empty() {
+            return Cow::Borrowed(text);
+        }
+        Cow::Owned(self.normaliser.iter().fold(text.to_owned(), |text, step| step.apply(text)))
+    }
+
+    /// Appends the tokens of a normalised text; `first` says whether it starts the whole.
+    pub(super) fn encode(&self, text: &str, first: bool, tokens: &mut Vec<TokenId>) -> Result<()> {
+        let text = match self.metaspace {
+            Some(prepend) => Cow::Owned(metaspace(text, prepend, first)),
+            None => Cow::Borrowed(text),
+        };
+        let mut word = String::new();
+        for piece in self.splitter.split(&text).map_err(Error::Invalid)? {
+            match self.spelling {
+                Spelling::ByteAlphabet => ALPHABET.spell(piece, &mut word),
+                Spelling::Metaspace => {
+                    word.clear();
+                    word.push_str(piece);
+                }
+            }
+            for piece in self.spelled_splitter.split(&word).map_err(Error::Invalid)? {
+                self.merge(piece, tokens)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The token whose spelling is `word`.
+    pub(super) fn find(&self, word: &str) -> Option<TokenId> {
+        self.model.token_to_id(word).map(TokenId)
+    }
+
+    fn merge(&self, word: &str, tokens: &mut Vec<TokenId>) -> Result<()> {
+        let merged =
+            self.model.tokenize(word).map_err(|e| Error::Invalid(format!("cannot tokenise: {e}")))?;
+        // The library passes over what it has no token for, which would change the text without a word.
+        if merged.last().map_or(0, |token| token.offsets.1) != word.len() {
+            return Err(self.unspellable(word));
+        }
+        tokens.extend(merged.iter().map(|token| TokenId(token.id)));
+        Ok(())
+    }
+
+    /// The error about the first character of `word` that has no token.
+    fn unspellable(&self, word: &str) -> Error {
+        let has_token =
+            |c: &char| self.model.tokenize(c.encode_utf8(&mut [0; 4])).is_ok_and(|tokens| !tokens.is_empty());
+        let missing = word.chars().find(|c| !has_token(c)).unwrap_or_default();
+        let mut bytes = Vec::new();
+        let what = match self.spelling {
+            Spelling::ByteAlphabet if ALPHABET.read(missing.encode_utf8(&mut [0; 4]), &mut bytes) => {
+                format!("byte {:#04x}", bytes[0])
+            }
+            _ => format!("character {missing:?}"),
+        };
+        Error::Invalid(format!("the model's vocabulary has no token for the {what}, which the text holds"))
+    }
+}
+
+/// How merging is done.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MergeRules {
+    /// The token for what cannot be spelled.
+    pub(super) unknown: Option<String>,
+    /// Whether neighbours that cannot be spelled become one unknown token.
+    pub(super) fuses_unknown: bool,
+    /// Whether what cannot be spelled becomes tokens such as `<0x0A>`.
+    pub(super) byte_fallback: bool,
+    /// Whether a piece that is a token is that token, whatever the merges would make of it.
+    pub(super) ignores_merges: bool,
+}
+
+/// Builds the merging model. `merges` are two tokens each, in the order of their rank; fails with the reason.
+pub(super) fn model<'a>(
+    words: Vocab,
+    merges: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
+    rules: MergeRules,
+) -> Result<BPE, String> {
+    let all = merges.len();
+    let mut kept = Merges::with_capacity(all);
+    let mut merged = String::new();
+    for (left, right) in merges {
+        merged.clear();
+        merged.extend([left, right]);
+        // Vocabularies that were cut down keep merges of tokens they no longer have. Such a merge never
+        // applies, and the library's constructor must not see it.
+        if [left, right, &merged].iter().all(|token| words.contains_key(*token)) {
+            kept.push((left.to_owned(), right.to_owned()));
+        }
+    }
+    if kept.len() < all {
+        tracing::info!("{} of {all} merges are of tokens outside the vocabulary", all - kept.len());
+    }
+    if let Some(unknown) = &rules.unknown
+        && !words.contains_key(unknown)
+    {
+        return Err(format!("the unknown token {unknown:?} is not in the vocabulary"));
+    }
+    let mut builder = BPE::builder()
+        .vocab_and_merges(words, kept)
+        .fuse_unk(rules.fuses_unknown)
+        .byte_fallback(rules.byte_fallback)
+        .ignore_merges(rules.ignores_merges)
+        // The cache is one per thread, outlives the tokenizer and is outside the memory plan.
+        .cache_capacity(0);
+    if let Some(unknown) = rules.unknown {
+        builder = builder.unk_token(unknown);
+    }
+    builder.build().map_err(|e| e.to_string())
+}

@@ -1,0 +1,246 @@
+//! Builds a [`Tokenizer`] from the metadata of a GGUF file. Nothing in the file is trusted.
+
+use std::path::Path;
+
+use tokenizers::models::bpe::Vocab;
+
+use super::bpe::{self, Bpe, MergeRules};
+use super::pre::{self, Pre};
+use super::sentencepiece::SentencePiece;
+use super::special::{Literal, Literals};
+use super::vocabulary::{Kind, Spelling, Vocabulary, byte_token};
+use super::{Encoder, LiteralSets, Tokenizer};
+use crate::TokenId;
+use crate::error::{Error, Result};
+use crate::format::{Metadata, StringArray, Value};
+
+/// The tokenizer models that are supported, as `tokenizer.ggml.model` names them.
+const BYTE_LEVEL_BPE: &str = "gpt2";
+const SENTENCEPIECE: &str = "llama";
+
+/// Builds the tokenizer.
+pub(super) fn tokenizer(path: &Path, metadata: &Metadata) -> Result<Tokenizer> {
+    let file = Keys { path, metadata };
+    let texts = || file.strings("tokenizer.ggml.tokens");
+    match file.string("tokenizer.ggml.model")? {
+        BYTE_LEVEL_BPE => byte_level_bpe(&file, texts()?),
+        SENTENCEPIECE => sentencepiece(&file, texts()?),
+        other => Err(file.unsupported(
+            &format!("the tokenizer `{other}` (tokenizer.ggml.model)"),
+            &format!("{BYTE_LEVEL_BPE}, byte-level BPE; {SENTENCEPIECE}, SentencePiece"),
+        )),
+    }
+}
+
+fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
+    let pre = match file.optional_string("tokenizer.ggml.pre")? {
+        Some(name) => name,
+        None => {
+            tracing::warn!(
+                "{}: the key tokenizer.ggml.pre is missing; texts are cut as by `{}`, which may not be what the model was trained with",
+                file.path.display(),
+                pre::DEFAULT
+            );
+            pre::DEFAULT
+        }
+    };
+    let pre = Pre::named(pre).ok_or_else(|| {
+        file.unsupported(&format!("the pre-tokeniser `{pre}` (tokenizer.ggml.pre)"), &Pre::names())
+    })?;
+    let unknown = file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
+    let rules = MergeRules {
+        unknown: unknown.and_then(|id| texts.get(id.0 as usize)).map(str::to_owned),
+        ignores_merges: pre.ignores_merges,
+        ..MergeRules::default()
+    };
+    let merges = merges(file)?;
+    let model = bpe::model(words(texts), merges.into_iter(), rules)
+        .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?;
+    let encoder = Bpe {
+        normaliser: vec![],
+        metaspace: None,
+        splitter: pre.splitter(),
+        spelled_splitter: pre.spelled_splitter(),
+        spelling: Spelling::ByteAlphabet,
+        model,
+    };
+    let vocabulary = vocabulary(file, texts, Spelling::ByteAlphabet)?;
+    assemble(
+        file,
+        texts,
+        Encoder::Bpe(Box::new(encoder)),
+        vocabulary,
+        Defaults { bos: pre.adds_bos, space: false },
+    )
+}
+
+fn sentencepiece(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
+    const SCORES: &str = "tokenizer.ggml.scores";
+    let vocabulary = vocabulary(file, texts, Spelling::Metaspace)?;
+    let scores = file.required(SCORES, "a list of numbers", Value::as_numbers)?;
+    if scores.len() != texts.len() {
+        return Err(file.wrong(format!("{SCORES} has {} entries for {} tokens", scores.len(), texts.len())));
+    }
+    let unknown = file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
+    let adds_space = file.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let mut encoder = SentencePiece::new(unknown, adds_space);
+    let all = (0u32..).map(TokenId).zip(texts.iter()).zip(vocabulary.kinds()).zip(scores.iter());
+    for (((id, text), kind), score) in all {
+        let score = score.as_f64().filter(|s| s.is_finite());
+        let score = score.ok_or_else(|| file.wrong(format!("{SCORES} has no number for token {}", id.0)))?;
+        match kind {
+            Kind::Normal | Kind::UserDefined => encoder.add_word(id, text, score as f32),
+            Kind::Byte => match byte_token(text) {
+                Some(byte) => encoder.add_byte(id, byte),
+                None => {
+                    return Err(file.wrong(format!("token {}, `{text}`, is of type byte and is none", id.0)));
+                }
+            },
+            Kind::Control | Kind::Unknown | Kind::Unused => {}
+        }
+    }
+    let encoder = Encoder::SentencePiece(Box::new(encoder));
+    assemble(file, texts, encoder, vocabulary, Defaults { bos: true, space: adds_space })
+}
+
+/// What holds where the file does not say.
+struct Defaults {
+    /// Whether a text starts with the BOS token.
+    bos: bool,
+    /// Whether the encoder puts a space in front of a text.
+    space: bool,
+}
+
+/// Adds what all tokenizers have: special tokens.
+fn assemble(
+    file: &Keys,
+    texts: &StringArray,
+    encoder: Encoder,
+    vocabulary: Vocabulary,
+    defaults: Defaults,
+) -> Result<Tokenizer> {
+    let literals = |wanted: fn(Kind) -> bool| {
+        let all = (0u32..).map(TokenId).zip(texts.iter()).zip(vocabulary.kinds());
+        let wanted = all.filter(|&(_, &kind)| wanted(kind));
+        let raw = Literals::new(wanted.map(|((id, text), _)| Literal::plain(id, text)))
+            .map_err(|e| file.wrong(format!("cannot index the special tokens: {e}")))?;
+        Ok(LiteralSets { raw, normalised: Literals::default() })
+    };
+    let literal = literals(Kind::is_literal)?;
+    let user_defined = literals(|kind| kind == Kind::UserDefined)?;
+    let bos = file.token("tokenizer.ggml.bos_token_id", texts.len())?;
+    let adds_bos = file.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(defaults.bos);
+    if adds_bos && bos.is_none() {
+        return Err(file.wrong(
+            "texts are to start with a BOS token, but tokenizer.ggml.bos_token_id is missing".into(),
+        ));
+    }
+    let eos = file.token("tokenizer.ggml.eos_token_id", texts.len())?;
+    let mut end_tokens = Vec::from_iter(eos);
+    for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
+        end_tokens.extend(file.token(key, texts.len())?.filter(|id| !end_tokens.contains(id)));
+    }
+    Ok(Tokenizer {
+        encoder,
+        literals: literal,
+        user_defined,
+        vocabulary,
+        strips_space: defaults.space,
+        bos,
+        start: Vec::from_iter(bos),
+        eos,
+        end_tokens,
+        adds_bos,
+    })
+}
+
+/// The kinds and bytes of all tokens.
+fn vocabulary(file: &Keys, texts: &StringArray, spelling: Spelling) -> Result<Vocabulary> {
+    const TYPES: &str = "tokenizer.ggml.token_type";
+    if u32::try_from(texts.len()).is_err() {
+        return Err(file.wrong(format!("{} tokens are more than a token id can name", texts.len())));
+    }
+    let mut vocabulary = Vocabulary::new(spelling);
+    let Some(types) = file.metadata.get(TYPES) else {
+        texts.iter().for_each(|text| vocabulary.push(Kind::Normal, text));
+        return Ok(vocabulary);
+    };
+    let types = types.as_numbers().ok_or_else(|| file.wrong(format!("{TYPES} is not a list of numbers")))?;
+    if types.len() != texts.len() {
+        return Err(file.wrong(format!("{TYPES} has {} entries for {} tokens", types.len(), texts.len())));
+    }
+    for (id, (text, number)) in texts.iter().zip(types.iter()).enumerate() {
+        let kind = number.as_u64().and_then(Kind::from_number);
+        let kind = kind.ok_or_else(|| file.wrong(format!("{TYPES} gives token {id} the type {number:?}")))?;
+        vocabulary.push(kind, text);
+    }
+    Ok(vocabulary)
+}
+
+/// The tokens by their text. Files exist in which two tokens have one text; the first is the one to use.
+fn words(texts: &StringArray) -> Vocab {
+    let mut words = Vocab::with_capacity(texts.len());
+    for (id, text) in (0..).zip(texts.iter()) {
+        words.entry(text.to_owned()).or_insert(id);
+    }
+    words
+}
+
+/// The two tokens of each merge.
+fn merges<'a>(file: &Keys<'a>) -> Result<Vec<(&'a str, &'a str)>> {
+    let all = file.strings("tokenizer.ggml.merges")?;
+    let pairs = all.iter().enumerate().map(|(rank, merge)| {
+        let pair = merge.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty());
+        pair.ok_or_else(|| {
+            file.wrong(format!("tokenizer.ggml.merges: merge {rank}, `{merge}`, is not two tokens"))
+        })
+    });
+    pairs.collect()
+}
+
+/// The metadata, read with errors that name the file and the key.
+struct Keys<'a> {
+    path: &'a Path,
+    metadata: &'a Metadata,
+}
+
+impl<'a> Keys<'a> {
+    fn wrong(&self, message: String) -> Error {
+        Error::format(self.path, message)
+    }
+
+    fn unsupported(&self, what: &str, supported: &str) -> Error {
+        let path = self.path.display();
+        Error::Unsupported(format!("{path}: {what} is not supported; supported: {supported}"))
+    }
+
+    fn required<T>(&self, key: &str, what: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<T> {
+        let value = self.metadata.get(key).ok_or_else(|| self.wrong(format!("the key {key} is missing")))?;
+        read(value).ok_or_else(|| self.wrong(format!("{key} is not {what}")))
+    }
+
+    fn string(&self, key: &str) -> Result<&'a str> {
+        self.required(key, "text", Value::as_str)
+    }
+
+    fn optional_string(&self, key: &str) -> Result<Option<&'a str>> {
+        self.metadata.get(key).map(|_| self.string(key)).transpose()
+    }
+
+    fn strings(&self, key: &str) -> Result<&'a StringArray> {
+        self.required(key, "a list of texts", Value::as_strings)
+    }
+
+    fn bool(&self, key: &str) -> Result<Option<bool>> {
+        self.metadata.get(key).map(|_| self.required(key, "a truth value", Value::as_bool)).transpose()
+    }
+
+    /// The token that `key` names in a vocabulary of `count`.
+    fn token(&self, key: &str, count: usize) -> Result<Option<TokenId>> {
+        let Some(value) = self.metadata.get(key) else { return Ok(None) };
+        match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
+            Some(id) if (id as usize) < count => Ok(Some(TokenId(id))),
+            _ => Err(self.wrong(format!("{key} is {value:?}, and there are {count} tokens"))),
+        }
+    }
+}

@@ -1,0 +1,502 @@
+//! Builds a [`Tokenizer`] from `tokenizer.json`. Nothing in the file is trusted.
+//!
+//! The steps that the file describes are carried out by the same code as those of a GGUF file, so that the two
+//! give the same tokens. What it does not know is refused by name.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokenizers::models::bpe::Vocab;
+
+use super::bpe::{self, Bpe, MergeRules};
+use super::normalise::{Form, Normalise, Prepend};
+use super::pre::{DIGIT, DIGITS, GPT_2, PUNCTUATION, PUNCTUATION_MARK};
+use super::special::{Literal, Literals};
+use super::split::Splitter;
+use super::vocabulary::{Kind, SPACE, Spelling, Vocabulary};
+use super::{Encoder, LiteralSets, Tokenizer};
+use crate::TokenId;
+use crate::error::{Error, Result};
+
+/// Ids that no token has, at most. Files leave gaps, but a file of one token must not ask for a table of billions.
+const MAX_GAPS: usize = 1 << 20;
+
+/// Builds the tokenizer but for what other files of its folder say. `path` names the file in messages.
+pub(super) fn tokenizer(path: &Path, document: &[u8]) -> Result<Tokenizer> {
+    let file = File { path };
+    let document: Document =
+        serde_json::from_slice(document).map_err(|e| file.wrong(format!("not a tokenizer: {e}")))?;
+    let kind: ModelType = file.parse("model", document.model.get())?;
+    if kind.name.as_deref().unwrap_or("BPE") != "BPE" {
+        return Err(file.unsupported("model", kind.name.as_deref().unwrap_or_default(), "BPE"));
+    }
+    let mut model: BpeModel = file.parse("model", document.model.get())?;
+    model.check(&file)?;
+
+    let normaliser = file.normaliser(&document.normalizer)?;
+    let mut cuts = Cuts::default();
+    file.pre_tokeniser(&document.pre_tokenizer, &mut cuts)?;
+    let decoding = file.decoding(&document.decoder, cuts.spells_bytes)?;
+    let spelling = if cuts.spells_bytes { Spelling::ByteAlphabet } else { Spelling::Metaspace };
+
+    let added = document.added_tokens;
+    for token in &added {
+        if token.single_word {
+            let what = format!("{:?} with single_word", token.content);
+            return Err(file.unsupported("added token", &what, "tokens without it"));
+        }
+    }
+    let vocabulary = vocabulary(&file, &model.vocab, &added, spelling)?;
+    let normalise = |text: &str| normaliser.iter().fold(text.to_owned(), |text, step| step.apply(text));
+    let id_of = |token: &AddedToken| TokenId(*model.vocab.get(&*token.content).unwrap_or(&token.id));
+    let literals = |control: bool| {
+        let wanted = |normalised: bool| {
+            let tokens = added.iter().filter(move |token| {
+                token.normalized == normalised && (control || token.kind() == Kind::UserDefined)
+            });
+            let literals = tokens.map(|token| Literal {
+                id: id_of(token),
+                text: if normalised { normalise(&token.content) } else { token.content.to_string() },
+                strips_left: token.lstrip,
+                strips_right: token.rstrip,
+            });
+            Literals::new(literals).map_err(|e| file.wrong(format!("cannot index the added tokens: {e}")))
+        };
+        Ok(LiteralSets { raw: wanted(false)?, normalised: wanted(true)? })
+    };
+    let (literals, user_defined) = (literals(true)?, literals(false)?);
+    let start = file.start(&document.post_processor, vocabulary.len())?;
+
+    let compile = |expressions: &[String]| {
+        Splitter::new(expressions.iter().map(String::as_str))
+            .map_err(|e| file.wrong(format!("pre_tokenizer: {e}")))
+    };
+    let rules = MergeRules {
+        unknown: model.unk_token.take(),
+        fuses_unknown: model.fuse_unk,
+        byte_fallback: model.byte_fallback,
+        ignores_merges: model.ignore_merges,
+    };
+    let merges = model.merges.iter().map(|merge| (&*merge.0, &*merge.1));
+    let encoder = Bpe {
+        splitter: compile(&cuts.expressions)?,
+        spelled_splitter: compile(&cuts.spelled_expressions)?,
+        metaspace: cuts.metaspace,
+        spelling,
+        model: bpe::model(model.vocab, merges, rules)
+            .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?,
+        normaliser,
+    };
+    Ok(Tokenizer {
+        encoder: Encoder::Bpe(Box::new(encoder)),
+        literals,
+        user_defined,
+        vocabulary,
+        strips_space: decoding.strips_space,
+        bos: None,
+        adds_bos: !start.is_empty(),
+        start,
+        eos: None,
+        end_tokens: vec![],
+    })
+}
+
+/// The file. The parts that come in many shapes stay values; the model, which is long, is read twice.
+#[derive(Deserialize)]
+struct Document<'a> {
+    #[serde(default, borrow)]
+    added_tokens: Vec<AddedToken<'a>>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
+    decoder: Value,
+    #[serde(borrow)]
+    model: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct AddedToken<'a> {
+    id: u32,
+    #[serde(borrow)]
+    content: Cow<'a, str>,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    #[serde(default)]
+    normalized: bool,
+    #[serde(default)]
+    special: bool,
+}
+
+impl AddedToken<'_> {
+    /// Converters to GGUF take a token that looks like a control token for one, whatever the file says, and so
+    /// does this: what a user types must not become one.
+    fn kind(&self) -> Kind {
+        let text = &*self.content;
+        let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
+        let looks_special = between("<|", "|>")
+            || between("<｜", "｜>")
+            || between("<unused", ">")
+            || ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text);
+        if self.special || looks_special { Kind::Control } else { Kind::UserDefined }
+    }
+}
+
+#[derive(Deserialize)]
+struct ModelType {
+    #[serde(rename = "type")]
+    name: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct BpeModel<'a> {
+    vocab: Vocab,
+    #[serde(borrow)]
+    merges: Vec<Merge<'a>>,
+    dropout: Option<f64>,
+    unk_token: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    fuse_unk: bool,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    ignore_merges: bool,
+}
+
+impl BpeModel<'_> {
+    /// Refuses what would change tokens and is not carried out.
+    fn check(&self, file: &File) -> Result<()> {
+        if self.dropout.is_some_and(|p| p != 0.0) {
+            return Err(file.unsupported("model", "BPE with dropout", "BPE without it"));
+        }
+        let affixes = [&self.continuing_subword_prefix, &self.end_of_word_suffix];
+        if affixes.into_iter().flatten().any(|affix| !affix.is_empty()) {
+            let what = "BPE with continuing_subword_prefix or end_of_word_suffix";
+            return Err(file.unsupported("model", what, "BPE without them"));
+        }
+        Ok(())
+    }
+}
+
+/// Two tokens, as `["a", "b"]` or as `"a b"`.
+struct Merge<'a>(Cow<'a, str>, Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pair;
+
+        impl<'de> Visitor<'de> for Pair {
+            type Value = Merge<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a merge of two tokens")
+            }
+
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Merge<'de>, E> {
+                let (left, right) =
+                    text.split_once(' ').ok_or_else(|| E::custom("a merge is not two tokens"))?;
+                Ok(Merge(Cow::Borrowed(left), Cow::Borrowed(right)))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Merge<'de>, E> {
+                let (left, right) =
+                    text.split_once(' ').ok_or_else(|| E::custom("a merge is not two tokens"))?;
+                Ok(Merge(Cow::Owned(left.to_owned()), Cow::Owned(right.to_owned())))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Merge<'de>, A::Error> {
+                let mut next = || {
+                    pair.next_element::<Text>()?.ok_or_else(|| de::Error::custom("a merge is not two tokens"))
+                };
+                let (left, right) = (next()?.0, next()?.0);
+                match pair.next_element::<de::IgnoredAny>()? {
+                    None => Ok(Merge(left, right)),
+                    Some(_) => Err(de::Error::custom("a merge is not two tokens")),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Pair)
+    }
+}
+
+/// Text that is borrowed where the file has no escapes in it.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// What each id stands for: a token of the model, an added token, or nothing.
+fn vocabulary(file: &File, words: &Vocab, added: &[AddedToken], spelling: Spelling) -> Result<Vocabulary> {
+    let highest = words.values().copied().chain(added.iter().map(|token| token.id)).max();
+    let len = highest.map_or(0, |id| id as usize + 1);
+    if len > words.len() + added.len() + MAX_GAPS {
+        return Err(file.wrong(format!("the highest token id is {}, but there are few tokens", len - 1)));
+    }
+    let mut texts: Vec<Option<(Kind, &str)>> = vec![None; len];
+    for (word, &id) in words {
+        texts[id as usize] = Some((Kind::Normal, word));
+    }
+    for token in added {
+        let id = *words.get(&*token.content).unwrap_or(&token.id);
+        texts[id as usize] = Some((token.kind(), &token.content));
+    }
+    let mut vocabulary = Vocabulary::new(spelling);
+    for text in texts {
+        let (kind, text) = text.unwrap_or((Kind::Unused, ""));
+        vocabulary.push(kind, text);
+    }
+    Ok(vocabulary)
+}
+
+/// What pre-tokenisers do to a text.
+#[derive(Default)]
+struct Cuts {
+    metaspace: Option<Prepend>,
+    expressions: Vec<String>,
+    /// Whether pieces are then spelled in the byte alphabet.
+    spells_bytes: bool,
+    spelled_expressions: Vec<String>,
+}
+
+impl Cuts {
+    fn push(&mut self, expression: &str) {
+        let expressions =
+            if self.spells_bytes { &mut self.spelled_expressions } else { &mut self.expressions };
+        expressions.push(expression.to_owned());
+    }
+}
+
+/// What decoders do to tokens.
+struct Decoding {
+    strips_space: bool,
+}
+
+/// How deep the parts of the file are nested at most.
+const MAX_DEPTH: usize = 8;
+
+/// Reads the parts of the file, with errors that name it.
+struct File<'a> {
+    path: &'a Path,
+}
+
+impl File<'_> {
+    fn wrong(&self, message: String) -> Error {
+        Error::format(self.path, message)
+    }
+
+    fn unsupported(&self, part: &str, what: &str, supported: &str) -> Error {
+        let path = self.path.display();
+        Error::Unsupported(format!("{path}: {part}: {what} is not supported; supported: {supported}"))
+    }
+
+    fn parse<'d, T: Deserialize<'d>>(&self, part: &str, json: &'d str) -> Result<T> {
+        serde_json::from_str(json).map_err(|e| self.wrong(format!("{part}: {e}")))
+    }
+
+    /// The parts in order, with those of a `Sequence` one by one.
+    fn flat<'v>(&self, part: &str, list: &str, value: &'v Value) -> Result<Vec<(&'v str, &'v Value)>> {
+        fn add<'v>(
+            file: &File,
+            (part, list): (&str, &str),
+            value: &'v Value,
+            depth: usize,
+            all: &mut Vec<(&'v str, &'v Value)>,
+        ) -> Result<()> {
+            if value.is_null() {
+                return Ok(());
+            }
+            let name = value.get("type").and_then(Value::as_str);
+            let name = name.ok_or_else(|| file.wrong(format!("{part} has no type")))?;
+            if name != "Sequence" {
+                all.push((name, value));
+                return Ok(());
+            }
+            if depth == MAX_DEPTH {
+                return Err(file.wrong(format!("{part} is nested too deep")));
+            }
+            let items = value.get(list).and_then(Value::as_array);
+            let items = items.ok_or_else(|| file.wrong(format!("{part}: a Sequence has no {list}")))?;
+            items.iter().try_for_each(|item| add(file, (part, list), item, depth + 1, all))
+        }
+        let mut all = Vec::new();
+        add(self, (part, list), value, 0, &mut all)?;
+        Ok(all)
+    }
+
+    fn normaliser(&self, value: &Value) -> Result<Vec<Normalise>> {
+        const PART: &str = "normalizer";
+        let steps = self.flat(PART, "normalizers", value)?;
+        let text = |value: &Value, key: &str| match value.get(key) {
+            Some(Value::String(text)) => Ok(text.clone()),
+            _ => Err(self.wrong(format!("{PART}: {key} is not text"))),
+        };
+        let step = |(name, value): (&str, &Value)| match name {
+            "NFC" => Ok(Normalise::Form(Form::Nfc)),
+            "NFD" => Ok(Normalise::Form(Form::Nfd)),
+            "NFKC" => Ok(Normalise::Form(Form::Nfkc)),
+            "NFKD" => Ok(Normalise::Form(Form::Nfkd)),
+            "Prepend" => Ok(Normalise::Prepend(text(value, "prepend")?)),
+            "Replace" => match value.get("pattern").and_then(|p| p.get("String")).and_then(Value::as_str) {
+                Some(from) if !from.is_empty() => {
+                    Ok(Normalise::Replace { from: from.to_owned(), to: text(value, "content")? })
+                }
+                _ => Err(self.unsupported(PART, "Replace of an expression", "Replace of a text")),
+            },
+            other => Err(self.unsupported(PART, other, "NFC, NFD, NFKC, NFKD, Prepend, Replace")),
+        };
+        steps.into_iter().map(step).collect()
+    }
+
+    fn pre_tokeniser(&self, value: &Value, cuts: &mut Cuts) -> Result<()> {
+        const PART: &str = "pre_tokenizer";
+        for (name, value) in self.flat(PART, "pretokenizers", value)? {
+            let flag = |key: &str, default: bool| match value.get(key) {
+                None | Some(Value::Null) => Ok(default),
+                Some(Value::Bool(flag)) => Ok(*flag),
+                Some(_) => Err(self.wrong(format!("{PART}: {key} is not a truth value"))),
+            };
+            let behavior = value.get("behavior").and_then(Value::as_str).unwrap_or_default();
+            match name {
+                "Split" => {
+                    // Isolated: a match is a piece, and so is what lies between. Inverted and removed: what lies
+                    // between is dropped; the expressions written so match everything, and text is never dropped.
+                    if behavior != "Isolated" && !(behavior == "Removed" && flag("invert", false)?) {
+                        let what = format!("Split with the behaviour {behavior:?}");
+                        return Err(self.unsupported(PART, &what, "Isolated"));
+                    }
+                    let pattern = |kind: &str| value.get("pattern")?.get(kind)?.as_str();
+                    match (pattern("Regex"), pattern("String")) {
+                        (Some(expression), _) => cuts.push(expression),
+                        (None, Some(text)) if !text.is_empty() => cuts.push(&fancy_regex::escape(text)),
+                        _ => return Err(self.wrong(format!("{PART}: a Split has no pattern"))),
+                    }
+                }
+                "Digits" => cuts.push(if flag("individual_digits", false)? { DIGIT } else { DIGITS }),
+                "Punctuation" => match behavior {
+                    "Contiguous" => cuts.push(PUNCTUATION),
+                    "Isolated" | "" => cuts.push(PUNCTUATION_MARK),
+                    _ => {
+                        let what = format!("Punctuation with the behaviour {behavior:?}");
+                        return Err(self.unsupported(PART, &what, "Contiguous, Isolated"));
+                    }
+                },
+                "ByteLevel" => {
+                    if flag("add_prefix_space", true)? {
+                        let what = "ByteLevel with add_prefix_space";
+                        return Err(self.unsupported(PART, what, "ByteLevel without it"));
+                    }
+                    if cuts.spells_bytes {
+                        return Err(self.wrong(format!("{PART}: ByteLevel comes twice")));
+                    }
+                    if flag("use_regex", true)? {
+                        cuts.push(GPT_2);
+                    }
+                    cuts.spells_bytes = true;
+                }
+                "Metaspace" => {
+                    let first = cuts.expressions.is_empty() && cuts.metaspace.is_none() && !cuts.spells_bytes;
+                    if !first || !is_space(value.get("replacement")) {
+                        let what = "Metaspace behind another step or without `▁`";
+                        return Err(self.unsupported(PART, what, "Metaspace as the first step"));
+                    }
+                    cuts.metaspace = Some(self.prepend(PART, value)?);
+                    if flag("split", true)? {
+                        cuts.push(&format!("{SPACE}[^{SPACE}]*"));
+                    }
+                }
+                other => {
+                    return Err(self.unsupported(
+                        PART,
+                        other,
+                        "Split, Digits, Punctuation, ByteLevel, Metaspace",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The `prepend_scheme` of a Metaspace, or what older files write in its place.
+    fn prepend(&self, part: &str, value: &Value) -> Result<Prepend> {
+        match (value.get("prepend_scheme").and_then(Value::as_str), value.get("add_prefix_space")) {
+            (Some("never"), _) | (None, Some(Value::Bool(false))) => Ok(Prepend::Never),
+            (Some("first"), _) => Ok(Prepend::First),
+            (Some("always") | None, _) => Ok(Prepend::Always),
+            (Some(other), _) => Err(self.unsupported(part, other, "first, always, never")),
+        }
+    }
+
+    /// What the decoder does besides what the spelling says.
+    fn decoding(&self, value: &Value, spells_bytes: bool) -> Result<Decoding> {
+        const PART: &str = "decoder";
+        let mut decoding = Decoding { strips_space: false };
+        let mut reads_bytes = false;
+        let mut reads_spaces = false;
+        for (name, value) in self.flat(PART, "decoders", value)? {
+            match name {
+                "ByteLevel" => reads_bytes = true,
+                "Replace" => reads_spaces = true,
+                "Metaspace" => {
+                    reads_spaces = true;
+                    decoding.strips_space = self.prepend(PART, value)? != Prepend::Never;
+                }
+                "Strip" => decoding.strips_space = value.get("start").and_then(Value::as_u64) != Some(0),
+                "ByteFallback" | "Fuse" => {}
+                other => {
+                    let supported = "ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip";
+                    return Err(self.unsupported(PART, other, supported));
+                }
+            }
+        }
+        match (spells_bytes, reads_bytes, reads_spaces) {
+            (true, true, false) | (false, false, true) => Ok(decoding),
+            _ => Err(self.unsupported(
+                PART,
+                "a decoder that does not undo the pre_tokenizer",
+                "ByteLevel with ByteLevel, or one that writes spaces for `▁`",
+            )),
+        }
+    }
+
+    /// The tokens with which the file starts a text.
+    fn start(&self, value: &Value, count: usize) -> Result<Vec<TokenId>> {
+        const PART: &str = "post_processor";
+        let mut start = Vec::new();
+        for (name, value) in self.flat(PART, "processors", value)? {
+            match name {
+                "ByteLevel" => {}
+                "TemplateProcessing" => {
+                    let bad = || self.wrong(format!("{PART}: a template is not as expected"));
+                    for piece in value.get("single").and_then(Value::as_array).ok_or_else(bad)? {
+                        let Some(token) = piece.get("SpecialToken") else { break };
+                        let name = token.get("id").and_then(Value::as_str).ok_or_else(bad)?;
+                        let ids = value.get("special_tokens").and_then(|all| all.get(name)?.get("ids"));
+                        for id in ids.and_then(Value::as_array).ok_or_else(bad)? {
+                            let id = id.as_u64().filter(|&id| id < count as u64).ok_or_else(bad)?;
+                            start.push(TokenId(id as u32));
+                        }
+                    }
+                }
+                other => return Err(self.unsupported(PART, other, "ByteLevel, TemplateProcessing")),
+            }
+        }
+        Ok(start)
+    }
+}
+
+fn is_space(replacement: Option<&Value>) -> bool {
+    replacement.and_then(Value::as_str).is_some_and(|text| text.chars().eq([SPACE]))
+}

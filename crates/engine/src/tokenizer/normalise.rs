@@ -1,0 +1,112 @@
+//! What some tokenizers do to a text before they cut it.
+
+use tokenizers::normalizers::{NFC, NFD, NFKC, NFKD};
+use tokenizers::{NormalizedString, Normalizer as _};
+
+use super::vocabulary::SPACE;
+
+/// One step of a normaliser.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Normalise {
+    /// A normal form of Unicode.
+    Form(Form),
+    /// Writes a text before a text that is not empty.
+    Prepend(String),
+    /// Replaces every occurrence of a text.
+    Replace { from: String, to: String },
+}
+
+/// The normal forms of Unicode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub(super) enum Form {
+    Nfc,
+    Nfd,
+    Nfkc,
+    Nfkd,
+}
+
+impl Normalise {
+    pub(super) fn apply(&self, text: String) -> String {
+        match self {
+            Normalise::Prepend(_) if text.is_empty() => text,
+            Normalise::Prepend(prefix) => format!("{prefix}{text}"),
+            Normalise::Replace { from, to } => text.replace(from, to),
+            // ASCII is in every normal form.
+            Normalise::Form(_) if text.is_ascii() => text,
+            Normalise::Form(form) => form.apply(text),
+        }
+    }
+}
+
+impl Form {
+    /// The library's tables, so that a form means what it meant when the model was trained.
+    fn apply(self, text: String) -> String {
+        let mut text = NormalizedString::from(text);
+        let result = match self {
+            Form::Nfc => NFC.normalize(&mut text),
+            Form::Nfd => NFD.normalize(&mut text),
+            Form::Nfkc => NFKC.normalize(&mut text),
+            Form::Nfkd => NFKD.normalize(&mut text),
+        };
+        result.expect("normal forms know no error");
+        text.get().to_owned()
+    }
+}
+
+/// Which stretches of plain text get a `▁` in front, unless they have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prepend {
+    /// All: at the start of the text and after each literal token.
+    Always,
+    /// The one with which the text starts.
+    First,
+    /// None.
+    Never,
+}
+
+/// Writes `▁` for each space, and in front of the text as `prepend` says; `first` says whether the text starts
+/// the whole.
+pub(super) fn metaspace(text: &str, prepend: Prepend, first: bool) -> String {
+    let mut text = text.replace(' ', SPACE.encode_utf8(&mut [0; 4]));
+    let wanted = match prepend {
+        Prepend::Always => true,
+        Prepend::First => first,
+        Prepend::Never => false,
+    };
+    if wanted && !text.starts_with(SPACE) {
+        text.insert(0, SPACE);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn normal_forms_compose_and_decompose() {
+        let forms = |text: &str| {
+            [Form::Nfc, Form::Nfd, Form::Nfkc, Form::Nfkd].map(|f| Normalise::Form(f).apply(text.to_owned()))
+        };
+        assert_eq!(forms("e\u{301}"), ["é", "e\u{301}", "é", "e\u{301}"]);
+        assert_eq!(forms("ﬁ"), ["ﬁ", "ﬁ", "fi", "fi"]);
+        assert_eq!(forms("plain"), ["plain"; 4]);
+    }
+
+    #[test]
+    fn nothing_is_put_before_nothing() {
+        let prepend = Normalise::Prepend("▁".to_owned());
+        assert_eq!(prepend.apply(String::new()), "");
+        assert_eq!(prepend.apply("a".to_owned()), "▁a");
+    }
+
+    #[test]
+    fn a_space_in_front_is_not_doubled() {
+        assert_eq!(metaspace(" a b", Prepend::Always, false), "▁a▁b");
+        assert_eq!(metaspace("a b", Prepend::Always, false), "▁a▁b");
+        assert_eq!(metaspace("a b", Prepend::First, true), "▁a▁b");
+        assert_eq!(metaspace("a b", Prepend::First, false), "a▁b");
+        assert_eq!(metaspace("a b", Prepend::Never, true), "a▁b");
+    }
+}

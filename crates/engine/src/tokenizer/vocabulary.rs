@@ -1,0 +1,157 @@
+//! What each token of a vocabulary stands for.
+
+use super::ALPHABET;
+use crate::TokenId;
+
+/// What a token is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Made by merging.
+    Normal,
+    /// Stands for what the vocabulary cannot spell.
+    Unknown,
+    /// Steers the model and is no text.
+    Control,
+    /// Text that is always one token.
+    UserDefined,
+    /// Fills a gap in the numbering.
+    Unused,
+    /// One byte.
+    Byte,
+}
+
+impl Kind {
+    /// The kind that GGUF means by a number.
+    pub(super) fn from_number(number: u64) -> Option<Kind> {
+        Some(match number {
+            // 0 is "undefined", which files use for ordinary tokens.
+            0 | 1 => Kind::Normal,
+            2 => Kind::Unknown,
+            3 => Kind::Control,
+            4 => Kind::UserDefined,
+            5 => Kind::Unused,
+            6 => Kind::Byte,
+            _ => return None,
+        })
+    }
+
+    /// Whether the token is no text unless control tokens are asked for.
+    pub(super) fn is_control(self) -> bool {
+        matches!(self, Kind::Control | Kind::Unknown)
+    }
+
+    /// Whether the file has the token's text as it stands, and not in the vocabulary's spelling.
+    pub(super) fn is_literal(self) -> bool {
+        self.is_control() || self == Kind::UserDefined
+    }
+}
+
+/// How a vocabulary writes the text of its ordinary tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// Each byte as one printable character.
+    ByteAlphabet,
+    /// Plain text with `▁` for a space; a token `<0x0A>` is that byte.
+    Metaspace,
+}
+
+/// What SentencePiece writes for a space.
+pub(super) const SPACE: char = '▁';
+
+/// What each token stands for.
+#[derive(Debug)]
+pub(super) struct Vocabulary {
+    spelling: Spelling,
+    kinds: Vec<Kind>,
+    /// The bytes of all tokens, in order.
+    bytes: Vec<u8>,
+    /// Where each token's bytes end; they start where the bytes of the token before it end.
+    ends: Vec<usize>,
+}
+
+impl Vocabulary {
+    pub(super) fn new(spelling: Spelling) -> Vocabulary {
+        Vocabulary { spelling, kinds: vec![], bytes: vec![], ends: vec![] }
+    }
+
+    /// Adds the token that the file writes as `text`.
+    pub(super) fn push(&mut self, kind: Kind, text: &str) {
+        match self.spelling {
+            _ if kind.is_literal() => self.bytes.extend_from_slice(text.as_bytes()),
+            // Files hold padding tokens marked as ordinary ones whose text is not of the alphabet; those are
+            // plain text.
+            Spelling::ByteAlphabet => {
+                if !ALPHABET.read(text, &mut self.bytes) {
+                    self.bytes.extend_from_slice(text.as_bytes());
+                }
+            }
+            Spelling::Metaspace => match byte_token(text) {
+                Some(byte) => self.bytes.push(byte),
+                None => self.bytes.extend_from_slice(text.replace(SPACE, " ").as_bytes()),
+            },
+        }
+        self.ends.push(self.bytes.len());
+        self.kinds.push(kind);
+    }
+
+    pub(super) fn spelling(&self) -> Spelling {
+        self.spelling
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    pub(super) fn kind(&self, id: TokenId) -> Option<Kind> {
+        self.kinds.get(id.0 as usize).copied()
+    }
+
+    pub(super) fn kinds(&self) -> &[Kind] {
+        &self.kinds
+    }
+
+    pub(super) fn bytes(&self, id: TokenId) -> &[u8] {
+        let index = id.0 as usize;
+        let Some(&end) = self.ends.get(index) else { return &[] };
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.bytes[start..end]
+    }
+}
+
+/// The byte that a token such as `<0x0A>` stands for.
+pub(super) fn byte_token(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        u8::from_str_radix(digits, 16).ok()
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_tokens_are_two_digits_in_brackets() {
+        assert_eq!(byte_token("<0x0A>"), Some(10));
+        assert_eq!(byte_token("<0xff>"), Some(255));
+        for text in ["<0x0A", "0x0A>", "<0xA>", "<0x+A>", "<0x00A>", "<0xGG>", "<0xé>", ""] {
+            assert_eq!(byte_token(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn literals_are_plain_text_in_either_spelling() {
+        let texts = |spelling| {
+            let mut vocabulary = Vocabulary::new(spelling);
+            vocabulary.push(Kind::Normal, "▁aĠ");
+            vocabulary.push(Kind::Control, "▁aĠ");
+            vocabulary.push(Kind::Byte, "<0x41>");
+            [0, 1, 2].map(|id| String::from_utf8(vocabulary.bytes(TokenId(id)).to_vec()).unwrap())
+        };
+        // `▁` is not of the alphabet, so the first token is read as plain text.
+        assert_eq!(texts(Spelling::ByteAlphabet), ["▁aĠ", "▁aĠ", "<0x41>"]);
+        assert_eq!(texts(Spelling::Metaspace), [" aĠ", "▁aĠ", "A"]);
+    }
+}

@@ -1,0 +1,161 @@
+//! Folders with safetensors files: the same model as its GGUF file, and quantised ones as mlx-lm computes them.
+
+#[path = "common/models.rs"]
+mod common;
+#[path = "common/folder_builder.rs"]
+mod folder_builder;
+
+use std::path::{Path, PathBuf};
+
+use common::{Reference, assert_same_bits, data, logits, options, relative_error};
+use folder_builder::{Folder, Tensor};
+use forebay_engine::format::{Format, ModelFile};
+use forebay_engine::{Engine, Precision, Request};
+use serde_json::{Value, json};
+
+fn golden() -> PathBuf {
+    data("golden/qwen3moe")
+}
+
+fn assert_exact(folder: &Path, reference: &str) {
+    let reference = Reference::read(reference);
+    let ours = logits(folder, &options(Precision::Exact), &reference.tokens);
+    let error = relative_error(&ours, &reference.logits);
+    assert!(error < 1e-3, "{}: relative error {error}", folder.display());
+}
+
+#[test]
+fn exact_logits_of_the_golden_folder_equal_those_of_transformers() {
+    assert_exact(&golden(), "golden/qwen3moe.logits.safetensors");
+}
+
+#[test]
+fn exact_logits_of_mlx_weights_of_all_bits_and_groups_equal_those_of_mlx() {
+    assert_exact(&data("golden/qwen3moe-mlx"), "golden/qwen3moe-mlx.logits.safetensors");
+}
+
+#[test]
+fn exact_logits_of_fp8_weights_equal_those_of_mlx_on_what_they_mean() {
+    assert_exact(&data("golden/qwen3moe-fp8"), "golden/qwen3moe-fp8.logits.safetensors");
+}
+
+#[test]
+fn the_trained_mlx_folder_computes_what_mlx_does() {
+    let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models");
+    let folder = shared.join("tales-qwen3moe-mlx-4bit");
+    if !folder.exists() {
+        eprintln!("skipped: {} is not there", folder.display());
+        return;
+    }
+    let reference =
+        Reference::read(shared.join("tales-qwen3moe-mlx-4bit.logits.safetensors").to_str().unwrap());
+    for (precision, limit) in [(Precision::Exact, 1e-3), (Precision::Fast, 3e-2)] {
+        let ours = logits(&folder, &options(precision), &reference.tokens);
+        let error = relative_error(&ours, &reference.logits);
+        assert!(error < limit, "{precision:?}: relative error {error}");
+    }
+}
+
+/// The bits that the GGUF file of the golden model gives, which hold the same weights.
+fn assert_bits_of_the_gguf(folder: &Path, what: &str) {
+    let tokens = Reference::read("golden/qwen3moe.logits.safetensors").tokens;
+    for precision in [Precision::Fast, Precision::Exact] {
+        let expected = logits(&data("golden/qwen3moe.gguf"), &options(precision), &tokens);
+        let ours = logits(folder, &options(precision), &tokens);
+        assert_same_bits(&ours, &expected, &format!("{what}, {precision:?}"));
+    }
+}
+
+#[test]
+fn a_folder_gives_the_bits_of_the_gguf_file() {
+    assert_bits_of_the_gguf(&golden(), "as it is");
+}
+
+#[test]
+fn a_model_may_be_named_by_its_folder_or_any_of_its_files() {
+    let temporary = tempfile::tempdir().unwrap();
+    Folder::read(&golden()).write_sharded(temporary.path(), 3);
+    for name in ["", "config.json", "model.safetensors.index.json", "model-00002-of-00003.safetensors"] {
+        assert_bits_of_the_gguf(&temporary.path().join(name), name);
+    }
+}
+
+#[test]
+fn experts_may_be_fused_and_the_text_model_a_part_of_a_larger_one() {
+    for (prefix, head) in
+        [("model.language_model.", "lm_head."), ("language_model.model.", "language_model.lm_head.")]
+    {
+        let mut folder = Folder::read(&golden());
+        fuse_experts(&mut folder);
+        folder.rename(|name| match name.strip_prefix("model.") {
+            Some(rest) => format!("{prefix}{rest}"),
+            None => name.replace("lm_head.", head),
+        });
+        // What sees, and what predicts further tokens, is no part of the text model.
+        folder.add("model.visual.patch_embed.weight", "F32", &[2], vec![0; 8]);
+        folder.add("mtp.fc.weight", "F32", &[2], vec![0; 8]);
+        folder.add(format!("{prefix}layers.3.enorm.weight"), "F32", &[2], vec![0; 8]);
+        let text = std::mem::take(&mut folder.config);
+        folder.config.insert("architectures".into(), text["architectures"].clone());
+        folder.config.insert("model_type".into(), json!("qwen3_vl_moe"));
+        folder.config.insert("hidden_size".into(), json!(77));
+        folder.config.insert("text_config".into(), Value::Object(text));
+        folder.config.insert("num_nextn_predict_layers".into(), json!(1));
+        let temporary = tempfile::tempdir().unwrap();
+        folder.write(temporary.path());
+        assert_bits_of_the_gguf(temporary.path(), prefix);
+    }
+}
+
+/// `experts.N.gate_proj` and so on become `experts.gate_up_proj` and `experts.down_proj`.
+fn fuse_experts(folder: &mut Folder) {
+    for layer in 0..3 {
+        let (mut both, mut down) = (Vec::new(), Vec::new());
+        for expert in 0..8 {
+            let mut part = |part: &str| -> Tensor {
+                folder.take(&format!("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"))
+            };
+            both.extend(part("gate").data);
+            both.extend(part("up").data);
+            down.extend(part("down").data);
+        }
+        folder.add(format!("model.layers.{layer}.mlp.experts.gate_up_proj"), "BF16", &[8, 64, 64], both);
+        folder.add(format!("model.layers.{layer}.mlp.experts.down_proj"), "BF16", &[8, 64, 32], down);
+    }
+}
+
+#[test]
+fn older_settings_mean_the_same_as_newer_ones() {
+    let mut folder = Folder::read(&golden());
+    let rope = folder.config.remove("rope_parameters").unwrap();
+    folder.config.insert("rope_theta".into(), rope["rope_theta"].clone());
+    folder.config.insert("rope_scaling".into(), Value::Null);
+    let experts = folder.config.remove("num_local_experts").unwrap();
+    folder.config.insert("num_experts".into(), experts);
+    folder.config.remove("architectures");
+    let temporary = tempfile::tempdir().unwrap();
+    folder.write(temporary.path());
+    assert_bits_of_the_gguf(temporary.path(), "older settings");
+}
+
+#[test]
+fn the_container_is_known_and_the_folder_recommends_how_to_sample() {
+    let format = |name: &str| ModelFile::open(&data(name)).unwrap().format;
+    assert_eq!(format("golden/qwen3moe.gguf"), Format::Gguf);
+    assert_eq!(format("golden/qwen3moe"), Format::HuggingFace);
+    assert_eq!(format("golden/qwen3moe-mlx"), Format::Mlx);
+    let engine = Engine::open(&data("golden/qwen3moe-mlx"), &options(Precision::Fast)).unwrap();
+    let sampling = Request::new(&engine, Vec::new()).unwrap().sampling;
+    assert_eq!((sampling.temperature, sampling.top_p, sampling.top_k), (0.6, 0.95, 20));
+    let ends: Vec<u32> = engine.tokenizer().end_tokens().iter().map(|t| t.0).collect();
+    assert!(ends.contains(&511) && ends.contains(&510), "{ends:?}");
+}
+
+#[test]
+fn parameters_are_counted_without_scales() {
+    let count = |name: &str| ModelFile::open(&data(name)).unwrap().parameters();
+    let plain = count("golden/qwen3moe");
+    assert_eq!(count("golden/qwen3moe.gguf"), plain);
+    assert_eq!(count("golden/qwen3moe-mlx"), plain);
+    assert_eq!(count("golden/qwen3moe-fp8"), plain);
+}

@@ -1,0 +1,445 @@
+//! Products with matrices in planes: affine codes of all widths, and MXFP4.
+//!
+//! An encoding brings 32 lanes at a time as unsigned bytes in the order of the row ([`GroupLanes`]); the products are
+//! shared by all. Sums of integers are exact, so lanes may be shifted by a constant and the sum of the activations
+//! times that constant be taken back.
+
+// Loops over registers go by index, so that they are unrolled.
+#![allow(clippy::needless_range_loop)]
+
+use super::*;
+use crate::encoding::Affine;
+use crate::quant::fp4::{E2M1, half_of_power};
+use crate::quant::planes::float_at;
+
+/// An encoding whose lanes are unpacked 32 at a time.
+pub(crate) trait GroupLanes {
+    /// Bytes of 32 codes.
+    const BYTES: usize;
+    /// What is to be added to a lane.
+    const OFFSET: i32;
+    /// Whether lanes need all eight bits.
+    const WIDE: bool;
+    /// Whether there are biases.
+    const BIASES: bool;
+
+    /// The 32 lanes of the codes at `codes`, as unsigned bytes.
+    ///
+    /// # Safety
+    /// There must be [`BYTES`](Self::BYTES) bytes, and the processor must have the instructions of this module.
+    unsafe fn lanes(codes: *const u8) -> __m256i;
+}
+
+/// Codes of `BITS` bits.
+pub(crate) struct Codes<const BITS: usize>;
+
+impl<const BITS: usize> Codes<BITS> {
+    /// Which two bytes hold each code, as the shuffle instruction wants it: a code ends at latest in the byte after
+    /// the one where it starts. The first half of the result is for codes 0–7 and 16–23, the second for the others.
+    const WINDOWS: [[u8; 32]; 2] = {
+        let mut out = [[0; 32]; 2];
+        let mut i = 0;
+        while i < 32 {
+            // The upper half of a register holds the last 16 bytes of the codes, or all if there are fewer.
+            let start = if i >= 16 && 4 * BITS > 16 { 4 * BITS - 16 } else { 0 };
+            let byte = i * BITS / 8 - start;
+            let place = i / 16 * 16 + i % 8 * 2;
+            out[i / 8 % 2][place] = byte as u8;
+            // A code that ends with the last byte needs none after it.
+            out[i / 8 % 2][place + 1] = if byte == 15 { 0x80 } else { byte as u8 + 1 };
+            i += 1;
+        }
+        out
+    };
+
+    /// Moves each code to the top of its two bytes.
+    const FACTORS: [[u16; 16]; 2] = {
+        let mut out = [[0; 16]; 2];
+        let mut i = 0;
+        while i < 32 {
+            out[i / 8 % 2][i / 16 * 8 + i % 8] = 1 << (16 - BITS - i * BITS % 8);
+            i += 1;
+        }
+        out
+    };
+}
+
+impl<const BITS: usize> GroupLanes for Codes<BITS> {
+    const BYTES: usize = 4 * BITS;
+    const OFFSET: i32 = 0;
+    const WIDE: bool = BITS == 8;
+    const BIASES: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn lanes(codes: *const u8) -> __m256i {
+        // SAFETY: the loads end with the `4 · BITS` bytes that the caller promises; the tables are one register long.
+        unsafe {
+            if BITS == 8 {
+                return _mm256_loadu_si256(codes.cast());
+            }
+            if BITS == 4 {
+                // Every byte becomes a word, whose two bytes are the nibbles.
+                let words = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes.cast()));
+                let both = _mm256_or_si256(words, _mm256_slli_epi16::<4>(words));
+                return _mm256_and_si256(both, _mm256_set1_epi8(15));
+            }
+            let bytes = match BITS {
+                2 => _mm256_broadcastsi128_si256(_mm_loadl_epi64(codes.cast())),
+                3 => {
+                    let first = _mm_loadl_epi64(codes.cast());
+                    let last = codes.add(8).cast::<i32>().read_unaligned();
+                    _mm256_broadcastsi128_si256(_mm_insert_epi32::<2>(first, last))
+                }
+                _ => _mm256_set_m128i(
+                    _mm_loadu_si128(codes.add(4 * BITS - 16).cast()),
+                    _mm_loadu_si128(codes.cast()),
+                ),
+            };
+            let words = |half: usize| {
+                let window = _mm256_loadu_si256(Self::WINDOWS[half].as_ptr().cast());
+                let factors = _mm256_loadu_si256(Self::FACTORS[half].as_ptr().cast());
+                let top = _mm256_mullo_epi16(_mm256_shuffle_epi8(bytes, window), factors);
+                _mm256_srl_epi16(top, _mm_cvtsi32_si128(16 - BITS as i32))
+            };
+            _mm256_packus_epi16(words(0), words(1))
+        }
+    }
+}
+
+/// FP4 numbers, doubled and shifted to start at zero.
+pub(crate) struct Fp4;
+
+impl GroupLanes for Fp4 {
+    const BYTES: usize = 16;
+    const OFFSET: i32 = -12;
+    const WIDE: bool = false;
+    const BIASES: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn lanes(codes: *const u8) -> __m256i {
+        // SAFETY: the caller's promise; the table is one register long.
+        unsafe {
+            let table = _mm_add_epi8(_mm_loadu_si128(E2M1.as_ptr().cast()), _mm_set1_epi8(12));
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), Codes::<4>::lanes(codes))
+        }
+    }
+}
+
+/// Runs `$body` with `$l` bound to the unpacker of an encoding in groups and `$group` to its lanes in a group.
+macro_rules! with_group_lanes {
+    ($encoding:expr, $l:ident, $group:ident => $body:expr) => {{
+        use $crate::avx2::planes::{Codes, Fp4};
+        use $crate::encoding::{Affine, Encoding, MXFP4_GROUP};
+        macro_rules! with {
+            ($lanes:ty, $lanes_in_group:expr) => {{
+                type $l = $lanes;
+                let $group = $lanes_in_group;
+                $body
+            }};
+        }
+        match $encoding {
+            Encoding::Affine(Affine { bits: 2, group, .. }) => with!(Codes<2>, group),
+            Encoding::Affine(Affine { bits: 3, group, .. }) => with!(Codes<3>, group),
+            Encoding::Affine(Affine { bits: 4, group, .. }) => with!(Codes<4>, group),
+            Encoding::Affine(Affine { bits: 5, group, .. }) => with!(Codes<5>, group),
+            Encoding::Affine(Affine { bits: 6, group, .. }) => with!(Codes<6>, group),
+            Encoding::Affine(Affine { bits: 8, group, .. }) => with!(Codes<8>, group),
+            Encoding::Mxfp4 => with!(Fp4, MXFP4_GROUP),
+            other => panic!("{other} is not in groups"),
+        }
+    }};
+}
+pub(crate) use with_group_lanes;
+
+/// As [`scalar::matmul_q8`], for matrices in planes.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+    with_group_lanes!(w.encoding, L, group => {
+        if x.len() == 1 {
+            one_token::<L>(w, group, x.row(0), out.row(0))
+        } else {
+            many_tokens::<L>(w, group, x, out)
+        }
+    });
+}
+
+/// The sum of the activations of the group that starts at `lane` of a panel.
+#[inline(always)]
+pub(crate) fn sum_of_group(x: &Q8Panel, lane: usize, group: usize) -> i32 {
+    x.sums[lane / 16..(lane + group) / 16].iter().map(|&sum| i32::from(sum)).sum()
+}
+
+/// The scale of a group, and its bias or zero.
+#[inline(always)]
+pub(crate) fn floats_of_group(w: MatRef<'_>, row: usize, index: usize) -> (f32, f32) {
+    match w.encoding {
+        Encoding::Affine(Affine { scales, .. }) => {
+            (float_at(scales, w.scales(row), index), float_at(scales, w.biases(row), index))
+        }
+        _ => (half_of_power(w.scales(row)[index]), 0.0),
+    }
+}
+
+/// Products of 32 lanes with 32 activations, added in fours.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot<L: GroupLanes>(lanes: __m256i, x: __m256i) -> __m256i {
+    if L::WIDE {
+        // As signed bytes, 128 too low.
+        dot_signed(_mm256_xor_si256(lanes, _mm256_set1_epi8(-128)), x)
+    } else {
+        _mm256_madd_epi16(_mm256_maddubs_epi16(lanes, x), _mm256_set1_epi16(1))
+    }
+}
+
+/// What is to be added to a lane, as [`dot`] takes them.
+const fn offset<L: GroupLanes>() -> i32 {
+    if L::WIDE { L::OFFSET + 128 } else { L::OFFSET }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// One token
+
+/// The scales or biases of two groups of four rows: lane `4 · group + row`.
+struct Floats<'a> {
+    rows: [&'a [u8]; 4],
+    dtype: DType,
+}
+
+impl<'a> Floats<'a> {
+    fn new(w: MatRef<'a>, first: usize, plane: impl Fn(usize) -> &'a [u8]) -> Floats<'a> {
+        let row = |i: usize| plane((first + i).min(w.rows - 1));
+        let dtype = match w.encoding {
+            Encoding::Affine(affine) => affine.scales,
+            _ => DType::F8_E8M0,
+        };
+        Floats { rows: [row(0), row(1), row(2), row(3)], dtype }
+    }
+
+    /// Those of group `index` and of the next one, if there is one.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn get(&self, index: usize) -> __m256 {
+        let mut eight = [0.0f32; 8];
+        match self.dtype {
+            DType::BF16 => {
+                // Both groups of a row in one load.
+                let mut pairs = [0u32; 4];
+                for (pair, row) in pairs.iter_mut().zip(self.rows) {
+                    let bytes = &row[2 * index..];
+                    *pair = match bytes.first_chunk() {
+                        Some(both) => u32::from_le_bytes(*both),
+                        None => u32::from(bytes[0]) | u32::from(bytes[1]) << 8,
+                    };
+                }
+                for (row, pair) in pairs.iter().enumerate() {
+                    eight[row] = f32::from_bits(pair << 16);
+                    eight[4 + row] = f32::from_bits(pair & 0xffff_0000);
+                }
+            }
+            dtype => {
+                let groups = self.rows[0].len() / dtype.block_bytes();
+                for lane in 0..8 {
+                    let group = (index + lane / 4).min(groups - 1);
+                    eight[lane] = match dtype {
+                        DType::F8_E8M0 => half_of_power(self.rows[lane % 4][group]),
+                        dtype => float_at(dtype, self.rows[lane % 4], group),
+                    };
+                }
+            }
+        }
+        // SAFETY: it is one register long.
+        unsafe { _mm256_loadu_ps(eight.as_ptr()) }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn one_token<L: GroupLanes>(w: MatRef<'_>, group: usize, x: &[Q8Panel], out: &mut [f32]) {
+    let (parts, count) = (group / 32, w.cols / group);
+    let mut ahead = Ahead::new(w, 4);
+    for first in (0..w.rows).step_by(4) {
+        let rows = four_rows(w, first);
+        let scales = Floats::new(w, first, |row| w.scales(row));
+        let biases = Floats::new(w, first, |row| if L::BIASES { w.biases(row) } else { &[] });
+        let mut acc = _mm_setzero_ps();
+        for g in (0..count).step_by(2) {
+            let here = 2.min(count - g);
+            ahead.advance(4 * here * parts * L::BYTES);
+            let mut sums = [_mm256_setzero_si256(); 8];
+            for lane in 0..4 * here {
+                for part in 0..parts {
+                    let at = (g + lane / 4) * parts + part;
+                    // SAFETY: a row has the codes of all its groups, and a panel 256 lanes.
+                    let dot = unsafe {
+                        let x = x[at / 8].lanes.as_ptr().add(at % 8 * 32);
+                        dot::<L>(L::lanes(rows[lane % 4].add(at * L::BYTES)), _mm256_loadu_si256(x.cast()))
+                    };
+                    sums[lane] = _mm256_add_epi32(sums[lane], dot);
+                }
+            }
+            let products = sum_across_i32(&sums);
+            let (mut x_sums, mut x_scales) = ([0; 2], [0.0; 2]);
+            for b in 0..here {
+                let lane = (g + b) * group;
+                let panel = &x[lane / Q8Panel::LEN];
+                x_sums[b] = sum_of_group(panel, lane % Q8Panel::LEN, group);
+                x_scales[b] = panel.scales[lane % Q8Panel::LEN / 32];
+            }
+            let x_sums = _mm256_set_m128i(_mm_set1_epi32(x_sums[1]), _mm_set1_epi32(x_sums[0]));
+            let x_scales = _mm256_set_m128(_mm_set1_ps(x_scales[1]), _mm_set1_ps(x_scales[0]));
+            let shift = _mm256_mullo_epi32(x_sums, _mm256_set1_epi32(offset::<L>()));
+            let products = _mm256_cvtepi32_ps(_mm256_add_epi32(products, shift));
+            let d = _mm256_mul_ps(scales.get(g), x_scales);
+            if L::BIASES {
+                let bias = _mm256_mul_ps(biases.get(g), x_scales);
+                let x_sums = _mm256_cvtepi32_ps(x_sums);
+                for b in 0..here {
+                    acc = _mm_fmadd_ps(half(d, b), half(products, b), acc);
+                    acc = _mm_fmadd_ps(half(bias, b), half(x_sums, b), acc);
+                }
+            } else {
+                for b in 0..here {
+                    acc = _mm_fmadd_ps(half(d, b), half(products, b), acc);
+                }
+            }
+        }
+        store_four(acc, &mut out[first..]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Several tokens
+
+/// Eight rows of the groups that share a panel of activations, unpacked so that lanes are rows.
+#[repr(C, align(32))]
+struct GroupPanel {
+    /// Four consecutive lanes of every row.
+    lanes: [[u8; 32]; 64],
+    /// The scales of every row, by group.
+    scales: [[f32; ROWS]; 8],
+    /// The biases of every row, by group.
+    biases: [[f32; ROWS]; 8],
+}
+
+impl GroupPanel {
+    fn new() -> GroupPanel {
+        GroupPanel { lanes: [[0; 32]; 64], scales: [[0.0; ROWS]; 8], biases: [[0.0; ROWS]; 8] }
+    }
+
+    /// Unpacks `lanes` lanes of eight rows, from the start of a panel on.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn unpack<L: GroupLanes>(
+        &mut self,
+        w: MatRef<'_>,
+        group: usize,
+        first: usize,
+        panel: usize,
+        lanes: usize,
+    ) {
+        let rows = eight_rows(w, first);
+        let mut plain = [[0u8; 32]; ROWS];
+        for part in 0..lanes / 32 {
+            for (row, plain) in rows.iter().zip(&mut plain) {
+                // SAFETY: the row has the codes of all its lanes.
+                unsafe {
+                    let lanes = L::lanes(row.add((panel * 8 + part) * L::BYTES));
+                    _mm256_storeu_si256(plain.as_mut_ptr().cast(), lanes);
+                }
+            }
+            let block = |row: usize| plain[row].as_ptr();
+            let blocks = [block(0), block(1), block(2), block(3), block(4), block(5), block(6), block(7)];
+            for half in 0..2 {
+                // SAFETY: every row of `plain` has 32 bytes, and the panel room for eight vectors in each part.
+                unsafe {
+                    let dwords = four_dwords(&blocks, 16 * half);
+                    for i in 0..4 {
+                        let place = self.lanes[part * 8 + half * 4 + i].as_mut_ptr();
+                        _mm256_store_si256(place.cast(), dwords[i]);
+                    }
+                }
+            }
+        }
+        for g in 0..lanes / group {
+            for row in 0..ROWS {
+                let index = panel * (Q8Panel::LEN / group) + g;
+                let (scale, bias) = floats_of_group(w, (first + row).min(w.rows - 1), index);
+                self.scales[g][row] = scale;
+                self.biases[g][row] = bias;
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn many_tokens<L: GroupLanes>(w: MatRef<'_>, group: usize, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
+    let mut weights = GroupPanel::new();
+    for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {
+        let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
+        let mut ahead = Ahead::new(w, ROWS);
+        for first in (0..w.rows).step_by(ROWS) {
+            for panel in 0..x.width() {
+                let lanes = Q8Panel::LEN.min(w.cols - panel * Q8Panel::LEN);
+                ahead.advance(ROWS * lanes / 32 * L::BYTES);
+                weights.unpack::<L>(w, group, first, panel, lanes);
+                let mut t = tokens.start;
+                while t < tokens.end {
+                    let at = At { first, panel, token: t };
+                    match tokens.end - t {
+                        4.. => t += multiply::<L, 4>(&weights, group, lanes / group, x, out, at),
+                        2.. => t += multiply::<L, 2>(&weights, group, lanes / group, x, out, at),
+                        _ => t += multiply::<L, 1>(&weights, group, lanes / group, x, out, at),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of `count` groups with `T` tokens to the output; returns `T`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn multiply<L: GroupLanes, const T: usize>(
+    weights: &GroupPanel,
+    group: usize,
+    count: usize,
+    x: Rows<'_, Q8Panel>,
+    out: &mut TileMut<'_, f32>,
+    at: At,
+) -> usize {
+    let x: [&Q8Panel; T] = pick(x, at.token, at.panel);
+    let mut acc = [_mm256_setzero_ps(); T];
+    for t in 0..T {
+        acc[t] = at.load(out, t);
+    }
+    for g in 0..count {
+        let mut dots = [_mm256_setzero_si256(); T];
+        for four in g * group / 4..(g + 1) * group / 4 {
+            // SAFETY: it is one register long.
+            let lanes = unsafe { _mm256_load_si256(weights.lanes[four].as_ptr().cast()) };
+            for t in 0..T {
+                // SAFETY: a panel of activations has 64 groups of four.
+                let four = unsafe { x[t].lanes.as_ptr().add(4 * four).cast::<i32>().read() };
+                dots[t] = _mm256_add_epi32(dots[t], dot::<L>(lanes, _mm256_set1_epi32(four)));
+            }
+        }
+        // SAFETY: they are one register long.
+        let (scales, biases) = unsafe {
+            (_mm256_loadu_ps(weights.scales[g].as_ptr()), _mm256_loadu_ps(weights.biases[g].as_ptr()))
+        };
+        for t in 0..T {
+            let sum = sum_of_group(x[t], g * group, group);
+            let x_scale = _mm256_set1_ps(x[t].scales[g * group / 32]);
+            let products = _mm256_add_epi32(dots[t], _mm256_set1_epi32(offset::<L>() * sum));
+            acc[t] = _mm256_fmadd_ps(_mm256_mul_ps(scales, x_scale), _mm256_cvtepi32_ps(products), acc[t]);
+            if L::BIASES {
+                acc[t] = _mm256_fmadd_ps(_mm256_mul_ps(biases, x_scale), _mm256_set1_ps(sum as f32), acc[t]);
+            }
+        }
+    }
+    for t in 0..T {
+        at.store(out, t, acc[t]);
+    }
+    T
+}
