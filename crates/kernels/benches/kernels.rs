@@ -1,4 +1,4 @@
-//! The speed of the kernels on one thread: `cargo bench -p forebay-kernels -- q4_k`.
+//! The speed of the kernels on one thread: `cargo bench -p forebay-kernels -- 'one token/avx2/Q4_K'`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -9,7 +9,7 @@ use common::Random;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use forebay_kernels::quant::activation_block;
 use forebay_kernels::{
-    AttentionStep, DType, KEY_BLOCK, Kernels, KvRef, MatRef, Q8Panel, Rows, RunningSoftmax, TileMut,
+    AttentionStep, DType, Isa, KEY_BLOCK, Kernels, KvRef, MatRef, Q8Panel, Rows, RunningSoftmax, TileMut,
 };
 use half::f16;
 
@@ -23,14 +23,14 @@ fn kernels() -> &'static Kernels {
 }
 
 /// `tokens` activations in the form that a type is multiplied with, and the product.
-fn product(dtype: DType, tokens: usize) -> impl FnMut() {
+fn product(kernels: &'static Kernels, dtype: DType, tokens: usize) -> impl FnMut() {
     let mut random = Random(1);
     let weights = random.weights(dtype, ROWS, COLS);
     let x = random.normals(tokens * COLS);
     let mut panels = vec![Q8Panel::default(); tokens * Q8Panel::count(COLS)];
     if !dtype.is_float() {
         for (x, panels) in x.chunks(COLS).zip(panels.chunks_mut(Q8Panel::count(COLS))) {
-            (kernels().quantise)(x, activation_block(dtype), panels);
+            (kernels.quantise)(x, activation_block(dtype), panels);
         }
     }
     let mut out = vec![0.0; tokens * ROWS];
@@ -38,9 +38,9 @@ fn product(dtype: DType, tokens: usize) -> impl FnMut() {
         let w = MatRef::new(dtype, ROWS, COLS, black_box(&weights));
         let mut tile = TileMut::new(&mut out, ROWS);
         if dtype.is_float() {
-            (kernels().matmul_f32)(w, Rows::new(&x, COLS), &mut tile);
+            (kernels.matmul_f32)(w, Rows::new(&x, COLS), &mut tile);
         } else {
-            (kernels().matmul_q8)(w, Rows::new(&panels, Q8Panel::count(COLS)), &mut tile);
+            (kernels.matmul_q8)(w, Rows::new(&panels, Q8Panel::count(COLS)), &mut tile);
         }
         black_box(&mut out);
     }
@@ -49,22 +49,27 @@ fn product(dtype: DType, tokens: usize) -> impl FnMut() {
 /// Bytes of weights a second.
 fn one_token(c: &mut Criterion) {
     let mut group = c.benchmark_group("one token");
-    for dtype in DType::computable() {
-        let bytes = dtype.row_bytes(COLS).expect("whole blocks") * ROWS;
-        group.throughput(Throughput::Bytes(bytes as u64));
-        let mut product = product(dtype, 1);
-        group.bench_function(BenchmarkId::from_parameter(dtype), |b| b.iter(&mut product));
+    for isa in Isa::available() {
+        for dtype in DType::computable() {
+            let bytes = dtype.row_bytes(COLS).expect("whole blocks") * ROWS;
+            group.throughput(Throughput::Bytes(bytes as u64));
+            let mut product = product(Kernels::for_isa(isa), dtype, 1);
+            group.bench_function(BenchmarkId::new(isa.name(), dtype), |b| b.iter(&mut product));
+        }
     }
 }
 
 /// Multiply-adds a second.
 fn many_tokens(c: &mut Criterion) {
-    const TOKENS: usize = 32;
-    let mut group = c.benchmark_group("32 tokens");
-    group.throughput(Throughput::Elements((TOKENS * ROWS * COLS) as u64));
-    for dtype in DType::computable().filter(|t| !t.is_float()) {
-        let mut product = product(dtype, TOKENS);
-        group.bench_function(BenchmarkId::from_parameter(dtype), |b| b.iter(&mut product));
+    for tokens in [8, 128] {
+        let mut group = c.benchmark_group(format!("{tokens} tokens"));
+        group.throughput(Throughput::Elements((tokens * ROWS * COLS) as u64));
+        for isa in Isa::available() {
+            for dtype in DType::computable().filter(|t| !t.is_float()) {
+                let mut product = product(Kernels::for_isa(isa), dtype, tokens);
+                group.bench_function(BenchmarkId::new(isa.name(), dtype), |b| b.iter(&mut product));
+            }
+        }
     }
 }
 

@@ -39,12 +39,16 @@ macro_rules! with_lanes {
 }
 pub(crate) use with_lanes;
 
-/// A type that is unpacked here. Types with minima have unsigned lanes, the others signed ones.
+/// A type that is unpacked here.
 ///
 /// # Safety
 /// All functions must be given whole blocks of the type, on a processor with the instructions of [`super`].
 pub(crate) trait Lanes: Quant {
-    /// The largest magnitude of a lane, which says how many products fit sixteen bits.
+    /// Whether lanes are signed bytes, or unsigned ones.
+    const SIGNED: bool;
+    /// How much too high unsigned lanes are.
+    const OFFSET: i16;
+    /// The largest magnitude of a lane here, which says how many products fit sixteen bits.
     const LARGEST: usize;
     /// Lanes that share an integer scale: 16 or 32, or none where the only scale is a float.
     const SCALE_LANES: Option<usize>;
@@ -75,7 +79,7 @@ pub(crate) trait Lanes: Quant {
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     magnitudes: __m256i,
-    /// Bytes with the signs of the lanes. Only where lanes are signed.
+    /// Bytes with the signs of the lanes, where they have any.
     signs: __m256i,
 }
 
@@ -96,7 +100,7 @@ impl Part {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) fn lanes<Q: Lanes>(self) -> __m256i {
-        if Q::HAS_MINS { self.magnitudes } else { _mm256_sign_epi8(self.magnitudes, self.signs) }
+        if Q::SIGNED { _mm256_sign_epi8(self.magnitudes, self.signs) } else { self.magnitudes }
     }
 
     /// The products with 32 activations, added in pairs to words: the sign of a lane goes to the activation, whose
@@ -104,17 +108,24 @@ impl Part {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) fn pairs<Q: Lanes>(self, x: __m256i) -> __m256i {
-        let x = if Q::HAS_MINS { x } else { _mm256_sign_epi8(x, self.signs) };
+        let x = if Q::SIGNED { _mm256_sign_epi8(x, self.signs) } else { x };
         _mm256_maddubs_epi16(self.magnitudes, x)
     }
 }
 
 /// The functions of [`Lanes`], each compiled for the instructions of [`super`].
 macro_rules! lanes {
-    ($(#[$doc:meta])* $q:ty, largest $largest:literal, scales $scales:expr;
+    ($q:ty, signed up to $largest:literal, scales $scales:expr; $($functions:tt)*) => {
+        lanes! { $q, true, 0, $largest, $scales; $($functions)* }
+    };
+    ($q:ty, $offset:literal too high and up to $largest:literal, scales $scales:expr; $($functions:tt)*) => {
+        lanes! { $q, false, $offset, $largest, $scales; $($functions)* }
+    };
+    ($q:ty, $signed:literal, $offset:literal, $largest:literal, $scales:expr;
      $(fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty $body:block)*) => {
-        $(#[$doc])*
         impl Lanes for $q {
+            const SIGNED: bool = $signed;
+            const OFFSET: i16 = $offset;
             const LARGEST: usize = $largest;
             const SCALE_LANES: Option<usize> = $scales;
             $(
@@ -132,16 +143,16 @@ macro_rules! lanes {
 // ---------------------------------------------------------------------------------------------------
 // Plain types
 
-lanes! { Q4_0, largest 8, scales None;
+lanes! { Q4_0, 8 too high and up to 15, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
-        Part::signed(_mm256_sub_epi8(nibbles(block.add(2)), _mm256_set1_epi8(8)))
+        Part::unsigned(nibbles(block.add(2)))
     }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
         halves_at(blocks, 0)
     }
 }
 
-lanes! { Q4_1, largest 15, scales None;
+lanes! { Q4_1, 0 too high and up to 15, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
         Part::unsigned(nibbles(block.add(4)))
     }
@@ -153,21 +164,18 @@ lanes! { Q4_1, largest 15, scales None;
     }
 }
 
-lanes! { Q5_0, largest 16, scales None;
+lanes! { Q5_0, 16 too high and up to 31, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
-        // Without its fifth bit a lane is 16 lower.
-        let lower = _mm256_andnot_si256(spread(u32_at(block, 2)), _mm256_set1_epi8(-16));
-        Part::signed(_mm256_or_si256(nibbles(block.add(6)), lower))
+        Part::unsigned(with_fifth(nibbles(block.add(6)), u32_at(block, 2)))
     }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
         halves_at(blocks, 0)
     }
 }
 
-lanes! { Q5_1, largest 31, scales None;
+lanes! { Q5_1, 0 too high and up to 31, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
-        let fifth = _mm256_and_si256(spread(u32_at(block, 4)), _mm256_set1_epi8(16));
-        Part::unsigned(_mm256_or_si256(nibbles(block.add(8)), fifth))
+        Part::unsigned(with_fifth(nibbles(block.add(8)), u32_at(block, 4)))
     }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
         halves_at(blocks, 0)
@@ -180,7 +188,7 @@ lanes! { Q5_1, largest 31, scales None;
 // ---------------------------------------------------------------------------------------------------
 // K types
 
-lanes! { Q2K, largest 3, scales Some(16);
+lanes! { Q2K, 0 too high and up to 3, scales Some(16);
     fn part(block: *const u8, part: usize) -> Part {
         Part::unsigned(pairs_of_bits(block.add(16), part))
     }
@@ -200,14 +208,13 @@ lanes! { Q2K, largest 3, scales Some(16);
     }
 }
 
-lanes! { Q3K, largest 4, scales Some(16);
+lanes! { Q3K, 4 too high and up to 7, scales Some(16);
     fn part(block: *const u8, part: usize) -> Part {
         let third = _mm256_loadu_si256(block.cast());
-        let third = _mm256_and_si256(third, _mm256_set1_epi8((1u8 << part) as i8));
-        // Without its third bit a lane is 4 lower.
-        let lower = _mm256_cmpeq_epi8(third, _mm256_setzero_si256());
-        let lower = _mm256_and_si256(lower, _mm256_set1_epi8(-4));
-        Part::signed(_mm256_or_si256(pairs_of_bits(block.add(32), part), lower))
+        // Bit `part` of every byte becomes bit 2.
+        let third = _mm256_sllv_epi32(_mm256_srlv_epi32(third, _mm256_set1_epi32(part as i32)), _mm256_set1_epi32(2));
+        let third = _mm256_and_si256(third, _mm256_set1_epi8(4));
+        Part::unsigned(_mm256_or_si256(pairs_of_bits(block.add(32), part), third))
     }
     fn scales(block: *const u8) -> __m256i {
         let low = block.add(96).cast::<u64>().read_unaligned();
@@ -225,7 +232,7 @@ lanes! { Q3K, largest 4, scales Some(16);
 // ---------------------------------------------------------------------------------------------------
 // Four-bit tables
 
-lanes! { Iq4Nl, largest 127, scales None;
+lanes! { Iq4Nl, signed up to 127, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
         Part::signed(look_up(&IQ4_VALUES, nibbles(block.add(2))))
     }
@@ -234,7 +241,7 @@ lanes! { Iq4Nl, largest 127, scales None;
     }
 }
 
-lanes! { Iq4Xs, largest 127, scales Some(32);
+lanes! { Iq4Xs, signed up to 127, scales Some(32);
     fn part(block: *const u8, part: usize) -> Part {
         Part::signed(look_up(&IQ4_VALUES, nibbles(block.add(8 + 16 * part))))
     }
@@ -250,9 +257,9 @@ lanes! { Iq4Xs, largest 127, scales Some(32);
     }
 }
 
-lanes! { Mxfp4, largest 12, scales None;
+lanes! { Mxfp4, 12 too high and up to 24, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
-        Part::signed(look_up(&E2M1, nibbles(block.add(1))))
+        Part::unsigned(look_up(&E2M1_FROM_ZERO, nibbles(block.add(1))))
     }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
         let exponent = |lane: usize| i32::from(blocks[lane].read());
@@ -268,7 +275,7 @@ lanes! { Mxfp4, largest 12, scales None;
     }
 }
 
-lanes! { Nvfp4, largest 12, scales None;
+lanes! { Nvfp4, 12 too high and up to 24, scales None;
     fn part(block: *const u8, part: usize) -> Part {
         let bytes = _mm_loadu_si128(block.add(4 + 16 * part).cast());
         let mask = _mm_set1_epi8(15);
@@ -276,7 +283,7 @@ lanes! { Nvfp4, largest 12, scales None;
         let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask);
         // Eight bytes hold sixteen lanes.
         let lanes = _mm256_set_m128i(_mm_unpackhi_epi64(low, high), _mm_unpacklo_epi64(low, high));
-        Part::signed(look_up(&E2M1, lanes))
+        Part::unsigned(look_up(&E2M1_FROM_ZERO, lanes))
     }
     fn d(blocks: &Eight, float: usize) -> __m256 {
         let d = |lane: usize| HALVES_OF_E4M3[usize::from(blocks[lane].add(float).read())];
@@ -287,7 +294,7 @@ lanes! { Nvfp4, largest 12, scales None;
 // ---------------------------------------------------------------------------------------------------
 // Grids
 
-lanes! { Iq2Xxs, largest 43, scales Some(32);
+lanes! { Iq2Xxs, signed up to 43, scales Some(32);
     fn part(block: *const u8, part: usize) -> Part {
         let points = u32_at(block, 2 + 8 * part);
         let point = |i: u32| &grids::IQ2_XXS[(points >> (8 * i) & 255) as usize];
@@ -305,7 +312,7 @@ lanes! { Iq2Xxs, largest 43, scales Some(32);
     }
 }
 
-lanes! { Iq2Xs, largest 43, scales Some(16);
+lanes! { Iq2Xs, signed up to 43, scales Some(16);
     fn part(block: *const u8, part: usize) -> Part {
         let packed = block.add(2 + 8 * part).cast::<u64>().read_unaligned();
         let point = |i: u32| &grids::IQ2_XS[(packed >> (16 * i) & 511) as usize];
@@ -323,7 +330,7 @@ lanes! { Iq2Xs, largest 43, scales Some(16);
     }
 }
 
-lanes! { Iq2S, largest 43, scales Some(16);
+lanes! { Iq2S, signed up to 43, scales Some(16);
     fn part(block: *const u8, part: usize) -> Part {
         let low = u32_at(block, 2 + 4 * part);
         let high = u32::from(block.add(66 + part).read());
@@ -341,7 +348,7 @@ lanes! { Iq2S, largest 43, scales Some(16);
     }
 }
 
-lanes! { Iq3Xxs, largest 62, scales Some(32);
+lanes! { Iq3Xxs, signed up to 62, scales Some(32);
     fn part(block: *const u8, part: usize) -> Part {
         let points = block.add(2 + 8 * part).cast::<u64>().read_unaligned();
         let point = |i: u32| &grids::IQ3_XXS[(points >> (8 * i) & 255) as usize];
@@ -358,7 +365,7 @@ lanes! { Iq3Xxs, largest 62, scales Some(32);
     }
 }
 
-lanes! { Iq3S, largest 15, scales Some(32);
+lanes! { Iq3S, signed up to 15, scales Some(32);
     fn part(block: *const u8, part: usize) -> Part {
         let low = block.add(2 + 8 * part).cast::<u64>().read_unaligned();
         let high = u64::from(block.add(66 + part).read());
@@ -379,13 +386,13 @@ lanes! { Iq3S, largest 15, scales Some(32);
     }
 }
 
-lanes! { Iq1S, largest 9, scales Some(32);
+lanes! { Iq1S, 9 too high and up to 18, scales Some(32);
     fn part(block: *const u8, part: usize) -> Part {
         let low = u32_at(block, 2 + 4 * part);
         let high = u32::from(block.add(34 + 2 * part).cast::<u16>().read_unaligned());
         let point = |i: u32| &grids::IQ1[(low >> (8 * i) & 255 | (high >> (3 * i) & 7) << 8) as usize];
-        let shift = _mm256_set1_epi8(if high >> 15 == 1 { -1 } else { 1 });
-        Part::signed(_mm256_add_epi8(four_points(point(0), point(1), point(2), point(3)), shift))
+        let shift = _mm256_set1_epi8(9 + if high >> 15 == 1 { -1 } else { 1 });
+        Part::unsigned(_mm256_add_epi8(four_points(point(0), point(1), point(2), point(3)), shift))
     }
     fn scales(block: *const u8) -> __m256i {
         let packed = _mm256_cvtepu16_epi32(_mm_loadu_si128(block.add(34).cast()));
@@ -396,7 +403,7 @@ lanes! { Iq1S, largest 9, scales Some(32);
     }
 }
 
-lanes! { Iq1M, largest 9, scales Some(16);
+lanes! { Iq1M, 9 too high and up to 18, scales Some(16);
     fn part(block: *const u8, part: usize) -> Part {
         let low = u32_at(block, 4 * part);
         let high = u32::from(block.add(32 + 2 * part).cast::<u16>().read_unaligned());
@@ -404,8 +411,8 @@ lanes! { Iq1M, largest 9, scales Some(16);
         // One bit for every eight lanes: where it is set they go down.
         let bits = _mm256_and_si256(_mm256_set1_epi64x(i64::from(high)), _mm256_setr_epi64x(8, 0x80, 0x800, 0x8000));
         let up = _mm256_cmpeq_epi64(bits, _mm256_setzero_si256());
-        let shift = _mm256_or_si256(_mm256_xor_si256(up, _mm256_set1_epi8(-1)), _mm256_set1_epi8(1));
-        Part::signed(_mm256_add_epi8(four_points(point(0), point(1), point(2), point(3)), shift))
+        let shift = _mm256_blendv_epi8(_mm256_set1_epi8(9 - 1), _mm256_set1_epi8(9 + 1), up);
+        Part::unsigned(_mm256_add_epi8(four_points(point(0), point(1), point(2), point(3)), shift))
     }
     fn scales(block: *const u8) -> __m256i {
         // Each of four words four times, moved so that one of its four scales starts at bit 9.
@@ -431,6 +438,17 @@ lanes! { Iq1M, largest 9, scales Some(16);
 
 // ---------------------------------------------------------------------------------------------------
 // What several types have
+
+/// [`E2M1`] raised to be unsigned.
+const E2M1_FROM_ZERO: [i8; 16] = {
+    let mut values = E2M1;
+    let mut i = 0;
+    while i < 16 {
+        values[i] += 12;
+        i += 1;
+    }
+    values
+};
 
 /// Every combination of seven signs, with the eighth that makes the minus signs even.
 static EVEN_SIGNS: [[i8; 8]; 128] = {
@@ -497,6 +515,13 @@ fn spread(bits: u32) -> __m256i {
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
     let repeated = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), bytes);
     _mm256_cmpeq_epi8(_mm256_and_si256(repeated, bit), bit)
+}
+
+/// Nibbles with a bit of `fifth` each on top.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn with_fifth(nibbles: __m256i, fifth: u32) -> __m256i {
+    _mm256_or_si256(nibbles, _mm256_and_si256(spread(fifth), _mm256_set1_epi8(16)))
 }
 
 /// A sign for every bit: minus where it is set.

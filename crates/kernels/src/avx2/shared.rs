@@ -87,20 +87,27 @@ fn one_token_panels<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
 unsafe fn products_with_panel<Q: Lanes>(block: *const u8, x: &Q8Panel) -> __m256i {
     // SAFETY: the caller's promise.
     let scales = unsafe { Q::scales(block) };
+    let mut acc = _mm256_setzero_si256();
+    if Q::OFFSET != 0 {
+        acc = _mm256_madd_epi16(_mm256_mullo_epi16(scales, _mm256_set1_epi16(-Q::OFFSET)), sums(x));
+    }
     let scales = [
         _mm256_permute2x128_si256::<0x00>(scales, scales),
         _mm256_permute2x128_si256::<0x11>(scales, scales),
     ];
-    let mut acc = _mm256_setzero_si256();
-    for part in 0..8 {
-        // SAFETY: the caller's promise.
-        let pairs = unsafe { Q::part(block, part) }.pairs::<Q>(activations(x, part));
-        // Each half of the register holds the sixteen lanes of one scale.
-        let word = |i: usize| _mm_set1_epi16(((2 * i) | ((2 * i + 1) << 8)) as i16);
-        let index = _mm256_set_m128i(word(part % 4 * 2 + 1), word(part % 4 * 2));
-        let scale = _mm256_shuffle_epi8(scales[part / 4], index);
-        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, scale));
+    // Written out, since the compiler would not unroll a loop of this size.
+    macro_rules! add {
+        ($($part:literal)*) => {$(
+            // SAFETY: the caller's promise.
+            let pairs = unsafe { Q::part(block, $part) }.pairs::<Q>(activations(x, $part));
+            // Each half of the register holds the sixteen lanes of one scale.
+            let word = |i: i16| _mm_set1_epi16(2 * i | (2 * i + 1) << 8);
+            let index = _mm256_set_m128i(word($part % 4 * 2 + 1), word($part % 4 * 2));
+            let scale = _mm256_shuffle_epi8(scales[$part / 4], index);
+            acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, scale));
+        )*};
     }
+    add!(0 1 2 3 4 5 6 7);
     acc
 }
 
@@ -126,7 +133,12 @@ fn one_token_blocks<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
                 let pairs = weights.pairs::<Q>(activations(panel, part + lane / 4));
                 products[lane] = _mm256_madd_epi16(pairs, one);
             }
-            let products = _mm256_cvtepi32_ps(sum_across_i32(&products));
+            let mut products = sum_across_i32(&products);
+            if Q::OFFSET != 0 {
+                let excess = |part: usize| _mm_set1_epi32(i32::from(Q::OFFSET) * sum_of_32(panel, part));
+                products = _mm256_sub_epi32(products, _mm256_set_m128i(excess(part + 1), excess(part)));
+            }
+            let products = _mm256_cvtepi32_ps(products);
             let scales =
                 _mm256_set_m128(_mm_set1_ps(panel.scales[part + 1]), _mm_set1_ps(panel.scales[part]));
             // SAFETY: the blocks are in the matrix.
@@ -182,7 +194,9 @@ fn one_token_halves<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
                     _mm256_hadd_epi32(products[0], products[1]),
                     _mm256_hadd_epi32(products[2], products[3]),
                 );
-                let products = _mm256_cvtepi32_ps(products);
+                let excess = |sum: usize| _mm_set1_epi32(i32::from(Q::OFFSET) * i32::from(panel.sums[sum]));
+                let excess = _mm256_set_m128i(excess(2 * at + 1), excess(2 * at));
+                let products = _mm256_cvtepi32_ps(_mm256_sub_epi32(products, excess));
                 // SAFETY: as above.
                 let d = unsafe {
                     let (low, high) = (Q::d(&blocks, 2 * part), Q::d(&blocks, 2 * part + 1));
@@ -208,7 +222,8 @@ struct RowPanel {
     lanes: [[u8; 32]; 64],
     /// The integer scales of every row, each as a pair of words: one vector for [`Lanes::SCALE_LANES`].
     scales: [[i32; ROWS]; 16],
-    /// The integer minima: for each two sums of 16 activations a pair for every row.
+    /// The integer factors of the sums of activations, minima or what an offset brings in: for each two sums of 16 a
+    /// pair for every row.
     mins: [[i32; ROWS]; 8],
     /// The floats of every row.
     d: [[f32; ROWS]; 16],
@@ -292,9 +307,7 @@ unsafe fn unpack<Q: Lanes>(rows: &Eight, count: usize, panel: &mut RowPanel) {
             for row in 0..ROWS {
                 let to = integers.0[row].as_mut_ptr();
                 _mm256_store_si256(to.cast(), Q::scales(rows[row]));
-                if Q::HAS_MINS {
-                    _mm256_store_si256(to.add(32).cast(), Q::mins(rows[row]));
-                }
+                _mm256_store_si256(to.add(32).cast(), factors::<Q>(rows[row]));
             }
             let start = eight_starts(&mut integers);
             for quad in 0..2 {
@@ -310,12 +323,29 @@ unsafe fn unpack<Q: Lanes>(rows: &Eight, count: usize, panel: &mut RowPanel) {
                         store(2 * pairs + 1, _mm256_blend_epi16::<0b1010_1010>(down, pair));
                     }
                 }
-                if Q::HAS_MINS {
+                if Q::HAS_MINS || Q::OFFSET != 0 {
                     for (i, pair) in four_dwords(&start, 32 + 16 * quad).into_iter().enumerate() {
                         _mm256_store_si256(panel.mins[4 * quad + i].as_mut_ptr().cast(), pair);
                     }
                 }
             }
+        }
+    }
+}
+
+/// The factors of the sums of activations of a type with integer scales: the minima, or what the offset brings in.
+///
+/// # Safety
+/// The block must be of `Q`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn factors<Q: Lanes>(block: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if Q::HAS_MINS {
+            Q::mins(block)
+        } else {
+            _mm256_mullo_epi16(Q::scales(block), _mm256_set1_epi16(Q::OFFSET))
         }
     }
 }
@@ -356,12 +386,12 @@ fn multiply<Q: Lanes, const T: usize>(
             for group in first..first + run {
                 // SAFETY: it is one register long.
                 let weights = unsafe { _mm256_load_si256(panel.lanes[group].as_ptr().cast()) };
-                let magnitudes = if Q::HAS_MINS { weights } else { _mm256_abs_epi8(weights) };
+                let magnitudes = if Q::SIGNED { _mm256_abs_epi8(weights) } else { weights };
                 for t in 0..T {
                     // SAFETY: a panel of activations has 64 groups of four.
                     let four = unsafe { x[t].lanes.as_ptr().add(4 * group).cast::<i32>().read() };
                     let four = _mm256_set1_epi32(four);
-                    let signed = if Q::HAS_MINS { four } else { _mm256_sign_epi8(four, weights) };
+                    let signed = if Q::SIGNED { _mm256_sign_epi8(four, weights) } else { four };
                     dots[t] = _mm256_add_epi16(dots[t], _mm256_maddubs_epi16(magnitudes, signed));
                 }
             }
@@ -375,21 +405,30 @@ fn multiply<Q: Lanes, const T: usize>(
                 products[t] = _mm256_add_epi32(products[t], _mm256_madd_epi16(dots[t], scales));
             }
         }
-        // SAFETY: it is one register long.
-        let d = unsafe { _mm256_load_ps(panel.d[float].as_ptr()) };
-        let part = 4 * groups * float / 32;
+        let lane = 4 * groups * float;
         for t in 0..T {
-            let scale = _mm256_set1_ps(x[t].scales[part]);
-            acc[t] = _mm256_fmadd_ps(_mm256_mul_ps(d, scale), _mm256_cvtepi32_ps(products[t]), acc[t]);
-            if Q::HAS_MINS {
-                // SAFETY: it is one register long.
-                let dmin = unsafe { _mm256_load_ps(panel.dmin[float].as_ptr()) };
-                let mins = if Q::SCALE_LANES.is_some() {
-                    minima(panel, x[t])
+            let mut mins = zero;
+            if Q::HAS_MINS || Q::OFFSET != 0 {
+                mins = if Q::SCALE_LANES.is_some() {
+                    sum_products(panel, x[t])
                 } else {
-                    _mm256_set1_epi32(sum_of_32(x[t], part))
+                    let factor = if Q::HAS_MINS { 1 } else { i32::from(Q::OFFSET) };
+                    let sums = &x[t].sums[lane / 16..][..groups / 4];
+                    _mm256_set1_epi32(factor * sums.iter().map(|&sum| i32::from(sum)).sum::<i32>())
                 };
+            }
+            let scale = _mm256_set1_ps(x[t].scales[lane / 32]);
+            // SAFETY: they are one register long.
+            let (d, dmin) = unsafe {
+                (_mm256_load_ps(panel.d[float].as_ptr()), _mm256_load_ps(panel.dmin[float % 8].as_ptr()))
+            };
+            let d = _mm256_mul_ps(d, scale);
+            if Q::HAS_MINS {
+                acc[t] = _mm256_fmadd_ps(d, _mm256_cvtepi32_ps(products[t]), acc[t]);
                 acc[t] = _mm256_fnmadd_ps(_mm256_mul_ps(dmin, scale), _mm256_cvtepi32_ps(mins), acc[t]);
+            } else {
+                let products = _mm256_sub_epi32(products[t], mins);
+                acc[t] = _mm256_fmadd_ps(d, _mm256_cvtepi32_ps(products), acc[t]);
             }
         }
     }
@@ -399,10 +438,10 @@ fn multiply<Q: Lanes, const T: usize>(
     T
 }
 
-/// `Σ minimum · sum(activations)` of every row.
+/// `Σ factor · sum(activations)` of every row.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn minima(panel: &RowPanel, x: &Q8Panel) -> __m256i {
+fn sum_products(panel: &RowPanel, x: &Q8Panel) -> __m256i {
     let mut mins = _mm256_setzero_si256();
     for (pair, factors) in panel.mins.iter().enumerate() {
         // SAFETY: factors are one register long; a panel has eight pairs of sums, aligned to four bytes.

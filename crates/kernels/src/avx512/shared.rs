@@ -8,7 +8,8 @@ use crate::avx2::shared::InOrder;
 /// Sixteen rows of the blocks that share a panel of activations, unpacked so that lanes are rows.
 #[repr(C, align(64))]
 struct RowPanel {
-    /// Four consecutive weights of every row, as unsigned bytes: signed lanes are stored 128 too high.
+    /// Four consecutive weights of every row, as unsigned bytes: signed lanes are stored 128 too high, others as they
+    /// come.
     lanes: [[u8; 64]; 64],
     /// The integer scales of every row: one vector for [`Lanes::SCALE_LANES`].
     scales: [[i32; ROWS]; 16],
@@ -129,7 +130,7 @@ unsafe fn unpack<Q: Lanes>(rows: &Rows16, at: usize, count: usize, panel: &mut R
                 }
             }
         }
-        let sign = if Q::HAS_MINS { _mm512_setzero_si512() } else { _mm512_set1_epi8(-128) };
+        let sign = if Q::SIGNED { _mm512_set1_epi8(-128) } else { _mm512_setzero_si512() };
         let start = starts(&in_order);
         for quad in 0..count * Q::BLOCK / 16 {
             for (i, dwords) in four_dwords(&start, 16 * quad).into_iter().enumerate() {
@@ -182,7 +183,7 @@ fn starts(buffer: &InOrder<ROWS>) -> Rows16 {
     Rows16(starts)
 }
 
-/// What lanes stored 128 too high bring to the products with activations that share a scale, taken back.
+/// What lanes stored too high bring to the products with activations that share a scale, taken back.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Excess([i32; 16]);
@@ -190,16 +191,17 @@ struct Excess([i32; 16]);
 impl Excess {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-    fn new(x: &Q8Panel, lanes: usize) -> Excess {
+    fn new<Q: Lanes>(x: &Q8Panel, lanes: usize) -> Excess {
+        let less = if Q::SIGNED { -128 } else { -Q::OFFSET };
         let mut excess = Excess([0; 16]);
         // SAFETY: a panel has 16 sums, and the registers are as long as what is stored to.
         unsafe {
             let sums = _mm256_load_si256(x.sums.as_ptr().cast());
             if lanes == 16 {
-                let sums = _mm512_mullo_epi32(_mm512_cvtepi16_epi32(sums), _mm512_set1_epi32(-128));
+                let sums = _mm512_mullo_epi32(_mm512_cvtepi16_epi32(sums), _mm512_set1_epi32(less.into()));
                 _mm512_store_si512(excess.0.as_mut_ptr().cast(), sums);
             } else {
-                let sums = _mm256_madd_epi16(sums, _mm256_set1_epi16(-128));
+                let sums = _mm256_madd_epi16(sums, _mm256_set1_epi16(less));
                 _mm256_store_si256(excess.0.as_mut_ptr().cast(), sums);
             }
         }
@@ -224,7 +226,7 @@ fn multiply<Q: Lanes, const R: usize, const T: usize>(
     let mut excess = [Excess([0; 16]); T];
     if !Q::HAS_MINS {
         for t in 0..T {
-            excess[t] = Excess::new(x[t], scale_lanes);
+            excess[t] = Excess::new::<Q>(x[t], scale_lanes);
         }
     }
     let zero = _mm512_setzero_si512();
