@@ -56,6 +56,11 @@ pub(crate) trait Lanes: Quant {
     /// 32 lanes of a block.
     unsafe fn part(block: *const u8, part: usize) -> Part;
 
+    /// 16 lanes each of two blocks: their first ones, then their second ones. Only where blocks have 32 lanes.
+    unsafe fn halves(_first: *const u8, _second: *const u8) -> [Part; 2] {
+        unreachable!("blocks of 32 lanes only")
+    }
+
     /// The integer scales: sixteen words, one for every 16 lanes. Asked for only where there are any.
     unsafe fn scales(_block: *const u8) -> __m256i {
         unreachable!("the only scale is a float")
@@ -147,6 +152,10 @@ lanes! { Q4_0, 8 too high and up to 15, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
         Part::unsigned(nibbles(block.add(2)))
     }
+    fn halves(first: *const u8, second: *const u8) -> [Part; 2] {
+        let [low, high] = two_nibbles(first.add(2), second.add(2));
+        [Part::unsigned(low), Part::unsigned(high)]
+    }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
         halves_at(blocks, 0)
     }
@@ -155,6 +164,10 @@ lanes! { Q4_0, 8 too high and up to 15, scales None;
 lanes! { Q4_1, 0 too high and up to 15, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
         Part::unsigned(nibbles(block.add(4)))
+    }
+    fn halves(first: *const u8, second: *const u8) -> [Part; 2] {
+        let [low, high] = two_nibbles(first.add(4), second.add(4));
+        [Part::unsigned(low), Part::unsigned(high)]
     }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
         halves_at(blocks, 0)
@@ -168,6 +181,14 @@ lanes! { Q5_0, 16 too high and up to 31, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
         Part::unsigned(with_fifth(nibbles(block.add(6)), u32_at(block, 2)))
     }
+    fn halves(first: *const u8, second: *const u8) -> [Part; 2] {
+        let [low, high] = two_nibbles(first.add(6), second.add(6));
+        let (a, b) = (u32_at(first, 2), u32_at(second, 2));
+        [
+            Part::unsigned(with_fifth(low, a & 0xffff | b << 16)),
+            Part::unsigned(with_fifth(high, a >> 16 | b & 0xffff_0000)),
+        ]
+    }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
         halves_at(blocks, 0)
     }
@@ -176,6 +197,14 @@ lanes! { Q5_0, 16 too high and up to 31, scales None;
 lanes! { Q5_1, 0 too high and up to 31, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
         Part::unsigned(with_fifth(nibbles(block.add(8)), u32_at(block, 4)))
+    }
+    fn halves(first: *const u8, second: *const u8) -> [Part; 2] {
+        let [low, high] = two_nibbles(first.add(8), second.add(8));
+        let (a, b) = (u32_at(first, 4), u32_at(second, 4));
+        [
+            Part::unsigned(with_fifth(low, a & 0xffff | b << 16)),
+            Part::unsigned(with_fifth(high, a >> 16 | b & 0xffff_0000)),
+        ]
     }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
         halves_at(blocks, 0)
@@ -236,6 +265,10 @@ lanes! { Iq4Nl, signed up to 127, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
         Part::signed(look_up(&IQ4_VALUES, nibbles(block.add(2))))
     }
+    fn halves(first: *const u8, second: *const u8) -> [Part; 2] {
+        let [low, high] = two_nibbles(first.add(2), second.add(2));
+        [Part::signed(look_up(&IQ4_VALUES, low)), Part::signed(look_up(&IQ4_VALUES, high))]
+    }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
         halves_at(blocks, 0)
     }
@@ -261,12 +294,16 @@ lanes! { Mxfp4, 12 too high and up to 24, scales None;
     fn part(block: *const u8, _part: usize) -> Part {
         Part::unsigned(look_up(&E2M1_FROM_ZERO, nibbles(block.add(1))))
     }
+    fn halves(first: *const u8, second: *const u8) -> [Part; 2] {
+        let [low, high] = two_nibbles(first.add(1), second.add(1));
+        [Part::unsigned(look_up(&E2M1_FROM_ZERO, low)), Part::unsigned(look_up(&E2M1_FROM_ZERO, high))]
+    }
     fn d(blocks: &Eight, _float: usize) -> __m256 {
-        let exponent = |lane: usize| i32::from(blocks[lane].read());
-        let exponents = _mm256_setr_epi32(
+        let exponent = |lane: usize| i16::from(blocks[lane].read());
+        let exponents = _mm256_cvtepi16_epi32(_mm_setr_epi16(
             exponent(0), exponent(1), exponent(2), exponent(3),
             exponent(4), exponent(5), exponent(6), exponent(7),
-        );
+        ));
         // As `fp4::half_of_power`.
         let two = _mm256_set1_epi32(2);
         let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(exponents, _mm256_set1_epi32(1)));
@@ -482,6 +519,19 @@ unsafe fn nibbles(bytes: *const u8) -> __m256i {
     let bytes = unsafe { _mm_loadu_si128(bytes.cast()) };
     let both = _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes);
     _mm256_and_si256(both, _mm256_set1_epi8(15))
+}
+
+/// The low nibbles of twice 16 bytes, and the high ones.
+///
+/// # Safety
+/// There must be 16 bytes in both places.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn two_nibbles(first: *const u8, second: *const u8) -> [__m256i; 2] {
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { _mm256_loadu2_m128i(second.cast(), first.cast()) };
+    let mask = _mm256_set1_epi8(15);
+    [_mm256_and_si256(bytes, mask), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask)]
 }
 
 /// The pairs of bits of a part, of which each 32 bytes hold four.

@@ -115,7 +115,6 @@ unsafe fn products_with_panel<Q: Lanes>(block: *const u8, x: &Q8Panel) -> __m256
 #[target_feature(enable = "avx2,fma,f16c")]
 fn one_token_blocks<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
     let (count, bytes) = (w.cols / 32, Q::DTYPE.block_bytes());
-    let one = _mm256_set1_epi16(1);
     let mut ahead = Ahead::new(w, 4);
     for first in (0..w.rows).step_by(4) {
         let rows = four_rows(w, first);
@@ -126,18 +125,8 @@ fn one_token_blocks<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
             ahead.advance(4 * here * bytes);
             // Two consecutive blocks are in one panel, which is padded with zeros.
             let (panel, part) = (&x[block / 8], block % 8);
-            let mut products = [_mm256_setzero_si256(); 8];
-            for lane in 0..8 {
-                // SAFETY: the blocks are in the matrix.
-                let weights = unsafe { Q::part(blocks[lane], 0) };
-                let pairs = weights.pairs::<Q>(activations(panel, part + lane / 4));
-                products[lane] = _mm256_madd_epi16(pairs, one);
-            }
-            let mut products = sum_across_i32(&products);
-            if Q::OFFSET != 0 {
-                let excess = |part: usize| _mm_set1_epi32(i32::from(Q::OFFSET) * sum_of_32(panel, part));
-                products = _mm256_sub_epi32(products, _mm256_set_m128i(excess(part + 1), excess(part)));
-            }
+            // SAFETY: the blocks are in the matrix.
+            let products = unsafe { products_with_two_parts::<Q>(&blocks, panel, part) };
             let products = _mm256_cvtepi32_ps(products);
             let scales =
                 _mm256_set_m128(_mm_set1_ps(panel.scales[part + 1]), _mm_set1_ps(panel.scales[part]));
@@ -159,6 +148,46 @@ fn one_token_blocks<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
         }
         store_four(acc, &mut out[first..]);
     }
+}
+
+/// `Σ lane · activation` of two blocks of four rows: lane `4 · block + row`.
+///
+/// # Safety
+/// The blocks must be of `Q`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn products_with_two_parts<Q: Lanes>(blocks: &Eight, panel: &Q8Panel, part: usize) -> __m256i {
+    let (a, b) = (activations(panel, part), activations(panel, part + 1));
+    let x = [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)];
+    let one = _mm256_set1_epi16(1);
+    let mut products = [_mm256_setzero_si256(); 4];
+    for row in 0..4 {
+        // SAFETY: the caller's promise.
+        let halves = unsafe { Q::halves(blocks[row], blocks[row + 4]) };
+        let (low, high) = (halves[0].pairs::<Q>(x[0]), halves[1].pairs::<Q>(x[1]));
+        products[row] = if 4 * 127 * Q::LARGEST <= i16::MAX as usize {
+            _mm256_madd_epi16(_mm256_add_epi16(low, high), one)
+        } else {
+            _mm256_add_epi32(_mm256_madd_epi16(low, one), _mm256_madd_epi16(high, one))
+        };
+    }
+    let products = sum_halves(products);
+    if Q::OFFSET == 0 {
+        return products;
+    }
+    let excess = |part: usize| _mm_set1_epi32(i32::from(Q::OFFSET) * sum_of_32(panel, part));
+    _mm256_sub_epi32(products, _mm256_set_m128i(excess(part + 1), excess(part)))
+}
+
+/// The sums of the halves of four vectors: those of the first halves, then those of the second.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sum_halves(v: [__m256i; 4]) -> __m256i {
+    let two = |a, b| _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    let (a, b) = (_mm256_castsi256_ps(two(v[0], v[1])), _mm256_castsi256_ps(two(v[2], v[3])));
+    let even = _mm256_shuffle_ps::<0b10_00_10_00>(a, b);
+    let odd = _mm256_shuffle_ps::<0b11_01_11_01>(a, b);
+    _mm256_add_epi32(_mm256_castps_si256(even), _mm256_castps_si256(odd))
 }
 
 /// The sum of the activations of a part of a panel.
@@ -189,11 +218,7 @@ fn one_token_halves<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
                     let weights = unsafe { Q::part(blocks[row], part) };
                     products[row] = _mm256_madd_epi16(weights.pairs::<Q>(activations(panel, at)), one);
                 }
-                // The halves of a register stay apart: four rows' first sixteen lanes, four rows' second.
-                let products = _mm256_hadd_epi32(
-                    _mm256_hadd_epi32(products[0], products[1]),
-                    _mm256_hadd_epi32(products[2], products[3]),
-                );
+                let products = sum_halves(products);
                 let excess = |sum: usize| _mm_set1_epi32(i32::from(Q::OFFSET) * i32::from(panel.sums[sum]));
                 let excess = _mm256_set_m128i(excess(2 * at + 1), excess(2 * at));
                 let products = _mm256_cvtepi32_ps(_mm256_sub_epi32(products, excess));
