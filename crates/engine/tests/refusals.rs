@@ -94,8 +94,8 @@ fn a_type_that_cannot_be_computed_is_named_with_its_tensor() {
     let dims = [256, INNER, EXPERTS];
     let bytes = (INNER * EXPERTS * 66) as usize;
     let file = tiny_model(256).without_tensor(name);
-    let message = unsupported(&file.tensor(name, tensor_type::IQ2_XXS, &dims, bytes));
-    assert_says(&message, &[name, "IQ2_XXS", "Q4_K"]);
+    let message = unsupported(&file.tensor(name, tensor_type::TQ2_0, &dims, bytes));
+    assert_says(&message, &[name, "TQ2_0", "Q4_K", "IQ2_XXS"]);
 
     let name = "output_norm.weight";
     let file = tiny_model(HIDDEN).without_tensor(name);

@@ -79,7 +79,6 @@ fn matmul_blocks<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMu
 
 /// Adds the product of a weight block with the activations at `lane` of a panel to `acc`.
 fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, mut acc: f32) -> f32 {
-    let scale = x.scales[lane / 32];
     let subs = Q::BLOCK / Q::FLOATS / SUB;
     for (part, d) in w.d[..Q::FLOATS].iter().enumerate() {
         let (mut products, mut mins) = (0i32, 0i32);
@@ -92,6 +91,7 @@ fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, mut acc: f32) -> 
                 mins += i32::from(w.mins[sub]) * i32::from(x.sums[lane / SUB + sub]);
             }
         }
+        let scale = x.scales[(lane + part * subs * SUB) / 32];
         acc = (d * scale).mul_add(products as f32, acc);
         if Q::HAS_MINS {
             acc = (w.dmin * scale).mul_add(-(mins as f32), acc);

@@ -21,8 +21,8 @@ pub mod tensor_type {
     pub const F32: u32 = 0;
     pub const Q8_0: u32 = 8;
     pub const Q4_K: u32 = 12;
-    pub const IQ2_XXS: u32 = 16;
     pub const F64: u32 = 28;
+    pub const TQ2_0: u32 = 35;
 }
 
 /// A file in the making. What is not set takes the value that makes the file sound.

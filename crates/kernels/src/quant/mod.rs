@@ -131,7 +131,7 @@ pub(crate) use with_quant;
 
 /// Lanes that share one activation scale when multiplied with weights of this quantised type.
 pub fn activation_block(dtype: DType) -> usize {
-    with_quant!(dtype, Q => Q::BLOCK)
+    with_quant!(dtype, Q => (Q::BLOCK / Q::FLOATS).max(32))
 }
 
 /// Dequantises a row of any computable type.
