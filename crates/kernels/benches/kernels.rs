@@ -71,7 +71,7 @@ fn one_token(c: &mut Criterion) {
 
 /// Multiply-adds a second.
 fn many_tokens(c: &mut Criterion) {
-    for tokens in [8, 128] {
+    for tokens in [4, 32, 128] {
         let mut group = c.benchmark_group(format!("{tokens} tokens"));
         group.throughput(Throughput::Elements((tokens * ROWS * COLS) as u64));
         for isa in Isa::available() {

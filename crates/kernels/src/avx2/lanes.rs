@@ -333,8 +333,7 @@ lanes! { Nvfp4, 12 too high and up to 24, scales None;
 
 lanes! { Iq2Xxs, signed up to 43, scales Some(32);
     fn part(block: *const u8, part: usize) -> Part {
-        let points = u32_at(block, 2 + 8 * part);
-        let point = |i: u32| &grids::IQ2_XXS[(points >> (8 * i) & 255) as usize];
+        let point = |i: usize| &grids::IQ2_XXS[usize::from(block.add(2 + 8 * part + i).read())];
         let magnitudes = four_points(point(0), point(1), point(2), point(3));
         Part { magnitudes, signs: four_even_signs(u32_at(block, 6 + 8 * part)) }
     }
@@ -369,9 +368,9 @@ lanes! { Iq2Xs, signed up to 43, scales Some(16);
 
 lanes! { Iq2S, signed up to 43, scales Some(16);
     fn part(block: *const u8, part: usize) -> Part {
-        let low = u32_at(block, 2 + 4 * part);
-        let high = u32::from(block.add(66 + part).read());
-        let point = |i: u32| &grids::IQ2_S[(low >> (8 * i) & 255 | (high >> (2 * i) & 3) << 8) as usize];
+        let high = usize::from(block.add(66 + part).read());
+        let low = |i: usize| usize::from(block.add(2 + 4 * part + i).read());
+        let point = |i: usize| &grids::IQ2_S[low(i) | (high >> (2 * i) & 3) << 8];
         Part {
             magnitudes: four_points(point(0), point(1), point(2), point(3)),
             signs: signs(u32_at(block, 34 + 4 * part)),
@@ -387,8 +386,7 @@ lanes! { Iq2S, signed up to 43, scales Some(16);
 
 lanes! { Iq3Xxs, signed up to 62, scales Some(32);
     fn part(block: *const u8, part: usize) -> Part {
-        let points = block.add(2 + 8 * part).cast::<u64>().read_unaligned();
-        let point = |i: u32| &grids::IQ3_XXS[(points >> (8 * i) & 255) as usize];
+        let point = |i: usize| &grids::IQ3_XXS[usize::from(block.add(2 + 8 * part + i).read())];
         let magnitudes = eight_points([
             point(0), point(1), point(2), point(3), point(4), point(5), point(6), point(7),
         ]);
@@ -404,12 +402,9 @@ lanes! { Iq3Xxs, signed up to 62, scales Some(32);
 
 lanes! { Iq3S, signed up to 15, scales Some(32);
     fn part(block: *const u8, part: usize) -> Part {
-        let low = block.add(2 + 8 * part).cast::<u64>().read_unaligned();
-        let high = u64::from(block.add(66 + part).read());
-        let point = |i: u32| {
-            let number = low >> (8 * i) & 255 | (high >> i & 1) << 8;
-            &grids::IQ3_S[number as usize]
-        };
+        let high = usize::from(block.add(66 + part).read());
+        let low = |i: usize| usize::from(block.add(2 + 8 * part + i).read());
+        let point = |i: usize| &grids::IQ3_S[low(i) | (high >> i & 1) << 8];
         let magnitudes = eight_points([
             point(0), point(1), point(2), point(3), point(4), point(5), point(6), point(7),
         ]);
@@ -425,9 +420,9 @@ lanes! { Iq3S, signed up to 15, scales Some(32);
 
 lanes! { Iq1S, 9 too high and up to 18, scales Some(32);
     fn part(block: *const u8, part: usize) -> Part {
-        let low = u32_at(block, 2 + 4 * part);
-        let high = u32::from(block.add(34 + 2 * part).cast::<u16>().read_unaligned());
-        let point = |i: u32| &grids::IQ1[(low >> (8 * i) & 255 | (high >> (3 * i) & 7) << 8) as usize];
+        let high = usize::from(block.add(34 + 2 * part).cast::<u16>().read_unaligned());
+        let low = |i: usize| usize::from(block.add(2 + 4 * part + i).read());
+        let point = |i: usize| &grids::IQ1[low(i) | (high >> (3 * i) & 7) << 8];
         let shift = _mm256_set1_epi8(9 + if high >> 15 == 1 { -1 } else { 1 });
         Part::unsigned(_mm256_add_epi8(four_points(point(0), point(1), point(2), point(3)), shift))
     }
@@ -442,11 +437,11 @@ lanes! { Iq1S, 9 too high and up to 18, scales Some(32);
 
 lanes! { Iq1M, 9 too high and up to 18, scales Some(16);
     fn part(block: *const u8, part: usize) -> Part {
-        let low = u32_at(block, 4 * part);
-        let high = u32::from(block.add(32 + 2 * part).cast::<u16>().read_unaligned());
-        let point = |i: u32| &grids::IQ1[(low >> (8 * i) & 255 | (high >> (4 * i) & 7) << 8) as usize];
+        let high = usize::from(block.add(32 + 2 * part).cast::<u16>().read_unaligned());
+        let low = |i: usize| usize::from(block.add(4 * part + i).read());
+        let point = |i: usize| &grids::IQ1[low(i) | (high >> (4 * i) & 7) << 8];
         // One bit for every eight lanes: where it is set they go down.
-        let bits = _mm256_and_si256(_mm256_set1_epi64x(i64::from(high)), _mm256_setr_epi64x(8, 0x80, 0x800, 0x8000));
+        let bits = _mm256_and_si256(_mm256_set1_epi64x(high as i64), _mm256_setr_epi64x(8, 0x80, 0x800, 0x8000));
         let up = _mm256_cmpeq_epi64(bits, _mm256_setzero_si256());
         let shift = _mm256_blendv_epi8(_mm256_set1_epi8(9 - 1), _mm256_set1_epi8(9 + 1), up);
         Part::unsigned(_mm256_add_epi8(four_points(point(0), point(1), point(2), point(3)), shift))
@@ -454,7 +449,7 @@ lanes! { Iq1M, 9 too high and up to 18, scales Some(16);
     fn scales(block: *const u8) -> __m256i {
         // Each of four words four times, moved so that one of its four scales starts at bit 9.
         let words = _mm256_set1_epi64x(block.add(48).cast::<i64>().read_unaligned());
-        let index = |word: i64| 0x0100_0100_0100_0100 | word * 0x0202_0202_0202_0202;
+        let index = |word: i64| 0x0100_0100_0100_0100 + word * 0x0202_0202_0202_0202;
         let words = _mm256_shuffle_epi8(words, _mm256_setr_epi64x(index(0), index(1), index(2), index(3)));
         let powers = _mm256_set1_epi64x(0x0001_0008_0040_0200);
         let scales = _mm256_srli_epi16::<9>(_mm256_mullo_epi16(words, powers));
