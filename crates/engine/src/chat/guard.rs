@@ -57,7 +57,7 @@ impl Budget {
 }
 
 /// What an element of a list counts, in bytes.
-const ITEM: usize = 32;
+pub(super) const ITEM: usize = 32;
 
 // The names by which the changed templates call the functions.
 const PRINT: &str = "{{}}";

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-use super::guard::Budget;
+use super::guard::{Budget, ITEM};
 
 /// How deep a value that is printed may be nested. A template can nest them without end, the stack cannot.
 const MAX_DEPTH: usize = 100;
@@ -33,6 +33,8 @@ fn write_nested(value: &Value, budget: &Budget, out: &mut String, depth: usize) 
         push(open, budget, out)?;
         let mut count = 0;
         for item in value.try_iter()? {
+            // Small values take more time to print than their bytes say.
+            budget.take(ITEM)?;
             if count > 0 {
                 push(", ", budget, out)?;
             }
