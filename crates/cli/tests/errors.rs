@@ -35,9 +35,9 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn a_folder_is_named() {
+fn a_folder_without_a_model_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    every_command_names(&text(folder.path()), "it is a directory");
+    every_command_names(&text(folder.path()), "it has no config.json");
 }
 
 #[test]

@@ -3,20 +3,23 @@
 //! Templates are written in Jinja for Hugging Face's Python code, so what they can see there they see here:
 //! the same settings, variables, functions and spellings of values.
 
+mod folder;
+mod guard;
 mod json;
+mod python;
 mod strftime;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, ValueKind};
-use minijinja::{AutoEscape, Environment, ErrorKind, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
-use serde::{Deserialize, Serialize};
+use minijinja::{Environment, ErrorKind, Value};
+use serde::{Deserialize, Deserializer, Serialize};
 
+use self::guard::Budget;
 use crate::error::{Error, Result};
-use crate::format::Metadata;
+use crate::format::{Metadata, ModelFile};
 use crate::tokenizer::Tokenizer;
 
 /// One message of a conversation.
@@ -24,9 +27,10 @@ use crate::tokenizer::Tokenizer;
 pub struct Message {
     /// Who speaks: `system`, `user`, `assistant` or `tool`; what is allowed is up to the template.
     pub role: String,
-    /// What is said: text, a list of parts, or null where a message only calls tools.
-    #[serde(default)]
-    pub content: serde_json::Value,
+    /// What is said: text, or a list of parts. A message that only calls tools has none or null, which templates
+    /// tell apart.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub content: Option<serde_json::Value>,
     /// What else the message holds, as templates expect it: `tool_calls`, `reasoning_content` and so on.
     #[serde(flatten)]
     pub extra: serde_json::Map<String, serde_json::Value>,
@@ -35,8 +39,40 @@ pub struct Message {
 impl Message {
     /// A message of text.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into().into(), extra: serde_json::Map::new() }
+        let content = Some(content.into().into());
+        Message { role: role.into(), content, extra: serde_json::Map::new() }
     }
+
+    /// The message for a template. Reasoning goes by several names; whichever it has, it gets the two that
+    /// templates read.
+    fn value(&self) -> Value {
+        let names = ["reasoning_content", "thinking", "reasoning"];
+        let reasoning = names.iter().find_map(|name| self.extra.get(*name).filter(|value| !value.is_null()));
+        let mut fields: Vec<(&str, Value)> = Vec::with_capacity(self.extra.len() + 4);
+        let mut set = |name, value: &serde_json::Value| match fields.iter_mut().find(|(n, _)| *n == name) {
+            Some(field) => field.1 = Value::from(Serde(value)),
+            None => fields.push((name, Value::from(Serde(value)))),
+        };
+        if let Some(reasoning) = reasoning {
+            set("thinking", reasoning);
+        }
+        set("role", &serde_json::Value::from(&*self.role));
+        if let Some(content) = &self.content {
+            set("content", content);
+        }
+        for (name, value) in &self.extra {
+            set(name, value);
+        }
+        if let Some(reasoning) = reasoning {
+            set("reasoning_content", reasoning);
+        }
+        Value::from_pairs(fields)
+    }
+}
+
+/// Reads a value that is there, also where it is null.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<serde_json::Value>, D::Error> {
+    serde_json::Value::deserialize(deserializer).map(Some)
 }
 
 /// What a template gets besides the messages.
@@ -52,39 +88,73 @@ pub struct RenderOptions {
     pub now: Option<SystemTime>,
 }
 
-/// A compiled chat template.
+/// A compiled chat template, or two: a model may bring one more for conversations with tools.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    bos: Option<String>,
-    eos: Option<String>,
+    sources: Sources,
+    /// The texts of special tokens by the names that templates have for them, such as `bos_token`.
+    tokens: Vec<(String, String)>,
 }
 
 impl ChatTemplate {
-    /// Compiles a template; `bos` and `eos` are the texts of those tokens.
-    pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<ChatTemplate> {
-        let mut environment = environment();
-        environment
-            .add_template_owned(NAME, source.to_owned())
-            .map_err(|e| Error::Invalid(format!("the chat template does not compile: {}", describe(&e))))?;
-        Ok(ChatTemplate { environment, bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) })
+    /// Compiles a template; `tokens` are the texts of special tokens by the names that templates have for them,
+    /// such as `bos_token`.
+    pub fn new(source: &str, tokens: &[(&str, &str)]) -> Result<ChatTemplate> {
+        let tokens = tokens.iter().map(|&(name, text)| (name.to_owned(), text.to_owned())).collect();
+        ChatTemplate::compile(&Sources { default: source.to_owned(), tool_use: None }, tokens)
     }
 
-    /// Compiles the template that a model file brings, if it brings one; `path` names the file in messages.
+    /// Compiles the template that a GGUF file brings, if it brings one; `path` names the file in messages.
     pub fn from_metadata(
         path: &Path,
         metadata: &Metadata,
         tokenizer: &Tokenizer,
     ) -> Result<Option<ChatTemplate>> {
-        const KEY: &str = "tokenizer.chat_template";
-        let Some(value) = metadata.get(KEY) else { return Ok(None) };
-        let source = value.as_str().ok_or_else(|| Error::format(path, format!("{KEY} is not text")))?;
-        let text = |id| tokenizer.token_text(id);
-        let (bos, eos) = (tokenizer.bos().map(text), tokenizer.eos().map(text));
-        match ChatTemplate::new(source, bos.as_deref(), eos.as_deref()) {
-            Err(Error::Invalid(message)) => Err(Error::format(path, message)),
-            other => other.map(Some),
+        let text = |key: &str| match metadata.get(key).map(|value| value.as_str()) {
+            None => Ok(None),
+            Some(Some(text)) => Ok(Some(text.to_owned())),
+            Some(None) => Err(Error::format(path, format!("{key} is not text"))),
+        };
+        let Some(default) = text("tokenizer.chat_template")? else { return Ok(None) };
+        let sources = Sources { default, tool_use: text("tokenizer.chat_template.tool_use")? };
+        let mut tokens = Vec::new();
+        for (name, token) in [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())] {
+            tokens.extend(token.map(|id| (name.to_owned(), tokenizer.token_text(id).into_owned())));
         }
+        ChatTemplate::compile(&sources, tokens).map(Some).map_err(|e| at(path, e))
+    }
+
+    /// Compiles the template of a model, if it has one, whatever the model came in.
+    pub fn of(model: &ModelFile, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+        match model.folder() {
+            Some(folder) => ChatTemplate::from_folder(folder),
+            None => ChatTemplate::from_metadata(model.path(), &model.metadata, tokenizer),
+        }
+    }
+
+    /// Compiles the template of a Hugging Face folder, if it has one: `chat_template.jinja`, or what
+    /// `tokenizer_config.json` holds.
+    pub fn from_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
+        let Some(found) = folder::find(folder)? else { return Ok(None) };
+        ChatTemplate::compile(&found.sources, found.tokens).map(Some).map_err(|e| at(&found.path, e))
+    }
+
+    fn compile(sources: &Sources, tokens: Vec<(String, String)>) -> Result<ChatTemplate> {
+        let compile = |source: &String| {
+            let source = without_generation_tags(source);
+            match guard::check(&source) {
+                Ok(()) => Ok(source),
+                Err(e) => {
+                    Err(Error::Invalid(format!("the chat template does not compile: {}", describe(&e))))
+                }
+            }
+        };
+        let sources = Sources {
+            default: compile(&sources.default)?,
+            tool_use: sources.tool_use.as_ref().map(compile).transpose()?,
+        };
+        Ok(ChatTemplate { environment: environment(), sources, tokens })
     }
 
     /// The text of a conversation.
@@ -92,18 +162,19 @@ impl ChatTemplate {
     /// A template may refuse one, for example because two messages of the user follow each other; the error
     /// then holds the template's own words.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
-        let failed = |e| Error::Invalid(explain(&e));
-        let template = self.environment.get_template(NAME).map_err(failed)?;
-        template.render(self.context(messages, options)).map_err(failed)
+        let with_tools = self.sources.tool_use.as_ref().filter(|_| !options.tools.is_empty());
+        let source = with_tools.unwrap_or(&self.sources.default);
+        let budget = Arc::new(Budget::new());
+        guard::render(&self.environment, source, self.variables(messages, options), &budget)
+            .map_err(|e| Error::Invalid(explain(&e)))
     }
 
     /// The variables of a template.
-    fn context(&self, messages: &[Message], options: &RenderOptions) -> Value {
+    fn variables<'a>(&'a self, messages: &[Message], options: &'a RenderOptions) -> Vec<(&'a str, Value)> {
         let mut variables: Vec<(&str, Value)> = Vec::new();
         // A token that the model does not have is undefined, as opposed to `tools` and `documents`, which are
         // always there and may be none.
-        variables.extend(self.bos.as_deref().map(|bos| ("bos_token", Value::from(bos))));
-        variables.extend(self.eos.as_deref().map(|eos| ("eos_token", Value::from(eos))));
+        variables.extend(self.tokens.iter().map(|(name, text)| (&**name, Value::from(&**text))));
         variables.push(("documents", Value::from(())));
         let now = options.now;
         let strftime_now =
@@ -113,34 +184,85 @@ impl ChatTemplate {
         let tools =
             if options.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&options.tools)) };
         variables.push(("tools", tools));
-        variables.push(("messages", Value::from(Serde(messages))));
+        variables.push(("messages", Value::from_iter(messages.iter().map(Message::value))));
         variables.push(("add_generation_prompt", Value::from(options.add_generation_prompt)));
-        Value::from_pairs(variables)
+        variables
     }
 }
 
-/// The one template of the environment.
-const NAME: &str = "chat";
+/// The names of templates where there are several.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+/// What a model brings.
+#[derive(Debug)]
+struct Sources {
+    default: String,
+    /// For conversations with tools.
+    tool_use: Option<String>,
+}
+
+/// An error of a template as one of the file that it came from.
+fn at(path: &Path, error: Error) -> Error {
+    match error {
+        Error::Invalid(message) => Error::format(path, message),
+        other => other,
+    }
+}
+
+/// Hugging Face's tag `{% generation %}` marks what the model is trained to write, and prints what it holds.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(open) = rest.find("{%") {
+        let (before, tag) = rest.split_at(open);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let inner = &tag[2..end];
+        let word = inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
+        let same = match word {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            _ => word,
+        };
+        // Only the tag's name changes: signs that strip white space stay.
+        match inner.find(word) {
+            Some(at) if same != word => {
+                out.extend(["{%", &inner[..at], same, &inner[at + word.len()..], "%}"]);
+                rest = &tag[end + 2..];
+            }
+            _ => {
+                // The end of what starts here may lie in a text; only the start is skipped.
+                out.push_str("{%");
+                rest = &tag[2..];
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
 
 /// Instructions that one rendering may run. A long conversation takes thousands per message; a template that
 /// loops without end is stopped within seconds.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 10_000_000;
 
-/// Jinja with the settings of Hugging Face's `apply_chat_template`.
+/// Jinja with what Hugging Face's `apply_chat_template` adds to it.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    environment.set_syntax(
-        SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()
-            .expect("the delimiters are the default ones"),
-    );
-    // A prompt is no HTML.
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_unknown_method_callback(guard::method);
     environment.set_fuel(Some(FUEL));
     environment.add_filter("tojson", json::tojson);
+    environment.add_filter("string", |value: Value| python::text(&value));
+    environment.add_filter("join", guard::join);
+    environment.add_filter("replace", guard::replace);
+    environment.add_filter("format", guard::format);
+    environment.add_filter("indent", guard::indent);
+    // They make lists as long as a number says, and no chat needs them.
+    environment.remove_filter("batch");
+    environment.remove_filter("slice");
     environment.add_function("raise_exception", raise_exception);
     // Python cannot iterate over None, and counts text and mappings among the sequences.
     environment.add_test("iterable", |v: &Value| !v.is_none() && v.try_iter().is_ok());

@@ -339,8 +339,7 @@ impl Prospect {
             let message = format!("the tokenizer has {tokens} tokens, but the model has only {vocab}");
             return Err(Error::format(file.path(), message));
         }
-        let template = ChatTemplate::from_metadata(file.path(), &file.metadata, &tokenizer)
-            .map_err(|error| error.to_string());
+        let template = ChatTemplate::of(&file, &tokenizer).map_err(|error| error.to_string());
         let classes = SlotClasses::new(&blueprint.experts);
         // What is resident now is what the process needs besides the model.
         let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &Machine::now())?;

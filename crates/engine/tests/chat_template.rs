@@ -19,7 +19,8 @@ fn conversation() -> Vec<Message> {
 /// Renders a conversation with a prompt for the answer.
 fn render(source: &str) -> Result<String> {
     let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-    ChatTemplate::new(source, Some("<s>"), Some("</s>"))?.render(&conversation(), &options)
+    ChatTemplate::new(source, &[("bos_token", "<s>"), ("eos_token", "</s>")])?
+        .render(&conversation(), &options)
 }
 
 fn refusal(source: &str) -> String {
@@ -101,14 +102,14 @@ fn templates_get_all_that_the_caller_gives() {
         now: Some(UNIX_EPOCH + Duration::from_secs(1_722_000_000)),
         ..RenderOptions::default()
     };
-    let source = "{{ messages[0].content is none }} {{ messages[0].tool_calls[0].id }} \
+    let source = "{{ messages[0].content is defined }} {{ messages[0].tool_calls[0].id }} \
                   {{ messages[0]|list|join(',') }}\n\
                   {{ tools[0]|tojson }} {{ enable_thinking is false }} {{ add_generation_prompt }}\n\
                   {{ bos_token is defined }} {{ strftime_now('%d %b %Y') }}";
-    let text = ChatTemplate::new(source, None, None).unwrap().render(&[message], &options).unwrap();
+    let text = ChatTemplate::new(source, &[]).unwrap().render(&[message], &options).unwrap();
     assert_eq!(
         text,
-        "True 7 role,content,tool_calls,z,a\n\
+        "False 7 role,tool_calls,z,a\n\
          {\"name\": \"look\", \"args\": {\"z\": 1, \"a\": 0.5}} True False\n\
          False 26 Jul 2024"
     );
@@ -139,4 +140,58 @@ fn endless_templates_are_stopped() {
     assert!(refusal(endless).contains("fuel"), "{}", refusal(endless));
     let recursive = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
     assert!(refusal(recursive).contains("recursion"), "{}", refusal(recursive));
+}
+
+#[test]
+fn templates_that_build_without_end_are_stopped() {
+    let doubled = |step: &str| {
+        format!(
+            "{{% set ns = namespace(x='0123456789', y=[1]) %}}{{% for i in range(99) %}}{step}{{% endfor %}}"
+        )
+    };
+    for template in [
+        doubled("{% set ns.x = ns.x ~ ns.x %}"),
+        doubled("{% set ns.x = ns.x + ns.x %}"),
+        doubled("{% set ns.x = ns.x * 9 %}"),
+        doubled("{% set ns.y = ns.y + ns.y %}"),
+        doubled("{% set ns.x = ns.x|replace('', ns.x) %}"),
+        doubled("{% set ns.x = ns.x.replace('1', ns.x) %}"),
+        doubled("{% set ns.x = [ns.x, ns.x]|join(ns.x) %}"),
+        doubled("{% set ns.y = [ns.y, ns.y] %}") + "{{ ns.y }}",
+        doubled("{% set ns.y = [ns.y, ns.y] %}") + "{{ ns.y|tojson }}",
+        doubled("{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}"),
+        "{% for i in range(99999) %}{% for j in range(99999) %}some text of the template{% endfor %}{% endfor %}".into(),
+        "{{ 'a' * 99999999999 }}".into(),
+        "{{ '%999999999d'|format(1) }}".into(),
+        "{{ '{:>999999999}'.format('x') }}".into(),
+        "{{ 'a'|indent(99999999999, first=true) }}".into(),
+    ] {
+        let message = refusal(&template);
+        assert!(["MiB", "too long", "fuel"].iter().any(|part| message.contains(part)), "{template}: {message}");
+    }
+}
+
+#[test]
+fn a_model_may_bring_a_template_for_tools() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    assert!(ChatTemplate::from_folder(folder.path()).unwrap().is_none());
+    write(
+        "tokenizer_config.json",
+        r#"{"bos_token": {"content": "<s>"}, "eos_token": null, "pad_token": "<pad>", "chat_template": [
+            {"name": "default", "template": "{{ bos_token }}{{ pad_token }}{{ eos_token is defined }}"},
+            {"name": "tool_use", "template": "tools: {{ tools|length }}"}]}"#,
+    );
+    let render = |tools: &[serde_json::Value]| {
+        let options = RenderOptions { tools: tools.to_vec(), ..RenderOptions::default() };
+        ChatTemplate::from_folder(folder.path()).unwrap().unwrap().render(&conversation(), &options).unwrap()
+    };
+    assert_eq!(render(&[]), "<s><pad>False");
+    assert_eq!(render(&[json!({})]), "tools: 1");
+    // A file of its own goes first.
+    write("chat_template.jinja", "{% generation %}\nfile {{ messages|length }}{% endgeneration %}");
+    assert_eq!(render(&[json!({})]), "file 2");
+    write("chat_template.jinja", "{% if %}");
+    let error = ChatTemplate::from_folder(folder.path()).unwrap_err();
+    assert!(matches!(&error, Error::Format { path, .. } if path.ends_with("chat_template.jinja")), "{error}");
 }

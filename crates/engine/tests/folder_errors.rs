@@ -151,6 +151,7 @@ fn settings_that_make_no_sense_are_named() {
         ("use_sliding_window", json!(true), "true"),
         ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e6 }), "yarn"),
         ("rope_parameters", json!({ "factor": 4.0, "rope_theta": 1e6 }), "4"),
+        ("partial_rotary_factor", json!(0.5), "0.5"),
         ("architectures", json!(["NewForCausalLM"]), "NewForCausalLM"),
     ] {
         let error = refusal("qwen3moe", |f| {

@@ -270,7 +270,7 @@ fn paths_that_are_not_files() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing.gguf");
     for (path, kind) in [(&*missing, io::ErrorKind::NotFound), (folder.path(), io::ErrorKind::IsADirectory)] {
-        match ModelFile::open(path) {
+        match gguf::open(path) {
             Err(Error::Io { path: named, source, .. }) => {
                 assert_eq!(named, path);
                 assert_eq!(source.kind(), kind);

@@ -6,6 +6,8 @@
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::python;
+
 /// The filter: `value | tojson(ensure_ascii, indent, separators, sort_keys)`, all by name.
 pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     let indent = match kwargs.get::<Option<Value>>("indent")? {
@@ -13,7 +15,7 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
         Some(v) if v.is_none() => None,
         Some(v) => Some(match v.as_str() {
             Some(unit) => unit.to_owned(),
-            None => " ".repeat(usize::try_from(v)?),
+            None => " ".repeat(usize::try_from(v)?.min(MAX_INDENT)),
         }),
     };
     let separators = kwargs.get::<Option<Vec<String>>>("separators")?;
@@ -37,6 +39,12 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     Ok(Value::from(writer.out))
 }
 
+/// The widest indentation that a number asks for.
+const MAX_INDENT: usize = 64;
+
+/// The longest text that is written: a template can build values that are small and print without end.
+const MAX_LEN: usize = 16 << 20;
+
 /// How deep values may be nested. A template can nest them without end, the stack cannot.
 const MAX_DEPTH: usize = 200;
 
@@ -53,6 +61,9 @@ struct Writer {
 
 impl Writer {
     fn value(&mut self, value: &Value) -> Result<(), Error> {
+        if self.out.len() > MAX_LEN {
+            return Err(Error::new(ErrorKind::BadSerialization, "a value is too long for JSON"));
+        }
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -150,21 +161,13 @@ impl Writer {
     }
 }
 
-/// A float as Python writes it: the shortest digits that read back the same, `1e-05` and `1e+16` at the ends.
+/// A float as `json.dumps` writes it.
 fn float(value: f64) -> String {
-    if value.is_nan() {
-        return "NaN".to_owned();
-    }
-    if value.is_infinite() {
-        return if value > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();
-    }
-    let text = format!("{value:?}");
-    match text.split_once('e') {
-        None => text,
-        Some((digits, exponent)) => {
-            let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |e| ('-', e));
-            format!("{digits}e{sign}{exponent:0>2}")
-        }
+    match value {
+        v if v.is_nan() => "NaN".to_owned(),
+        f64::INFINITY => "Infinity".to_owned(),
+        f64::NEG_INFINITY => "-Infinity".to_owned(),
+        v => python::float(v),
     }
 }
 
@@ -193,21 +196,6 @@ mod tests {
             (r#"{{ {1: 2, false: 3}|tojson }}"#, r#"{"1": 2, "false": 3}"#),
         ] {
             assert_eq!(rendered(template), expected, "{template}");
-        }
-    }
-
-    #[test]
-    fn floats_are_spelled_as_python_spells_them() {
-        for (value, expected) in [
-            (0.1, "0.1"),
-            (1e-4, "0.0001"),
-            (1.5e-5, "1.5e-05"),
-            (1e15, "1000000000000000.0"),
-            (1e16, "1e+16"),
-            (-1.25e100, "-1.25e+100"),
-            (f64::NEG_INFINITY, "-Infinity"),
-        ] {
-            assert_eq!(float(value), expected);
         }
     }
 

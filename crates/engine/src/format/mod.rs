@@ -154,6 +154,7 @@ impl ModelFile {
     /// The value of a setting, and what it is called here.
     pub fn setting(&self, key: &Key) -> Option<(String, &Value)> {
         match self.format {
+            Format::Gguf if key.gguf.is_empty() => None,
             Format::Gguf => {
                 let name = self.setting_name(key);
                 let value = self.metadata.get(&name)?;

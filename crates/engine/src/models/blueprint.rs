@@ -118,13 +118,24 @@ impl Blueprint {
         self.buffers.iter().map(shape).collect()
     }
 
-    /// Bytes of the scratch memory for chunks of this many tokens: the buffers, and a quantised copy of what a product
-    /// reads, which is less than the widest of them.
+    /// Bytes of the scratch memory for chunks of this many tokens: the buffers, and quantised copies of what a product
+    /// reads, each less than a third of the widest of them.
     pub fn scratch_bytes(&self, chunk: usize) -> u64 {
         let bytes = |b: &BufShape| (b.rows as u64).saturating_mul(b.width as u64).saturating_mul(4);
         let buffers = self.buffers(chunk);
         let widest = buffers.iter().map(bytes).max().unwrap_or(0);
-        buffers.iter().map(bytes).fold(widest / 3, u64::saturating_add)
+        let copies = (widest / 3).saturating_mul(self.activation_blocks().max(1) as u64);
+        buffers.iter().map(bytes).fold(copies, u64::saturating_add)
+    }
+
+    /// Of how many block lengths activations are quantised: each is a copy.
+    fn activation_blocks(&self) -> usize {
+        let dense = self.weights.iter().filter_map(|w| match w {
+            Declared::Matrix(m) | Declared::Table(m) => Some(m.encoding),
+            Declared::Vector(_) => None,
+        });
+        let experts = self.experts.iter().flatten().flat_map(|l| l.parts.map(|part| part.encoding));
+        dense.chain(experts).filter_map(Encoding::activation_block).collect::<HashSet<_>>().len()
     }
 
     /// Reads the dense weights into one region and gives them to the backend. `progress` is told of each tensor's bytes.

@@ -70,6 +70,9 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     if let Some(channels) = config.optional_count(keys::ROPE_DIM)?.filter(|&n| n != key_dim) {
         return Err(config.unsupported(keys::ROPE_DIM, &channels.to_string()));
     }
+    if let Some(share) = config.optional_float(keys::ROPE_SHARE)?.filter(|&share| share != 1.0) {
+        return Err(config.unsupported(keys::ROPE_SHARE, &share.to_string()));
+    }
     if let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu") {
         return Err(config.unsupported(keys::ACTIVATION, other));
     }

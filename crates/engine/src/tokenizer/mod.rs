@@ -2,7 +2,7 @@
 
 mod bpe;
 mod bytes;
-mod folder;
+pub(crate) mod folder;
 mod gguf;
 mod json;
 mod normalise;

@@ -1,0 +1,351 @@
+//! Runs templates within bounds, and with Python's arithmetic on values.
+//!
+//! A template is a program that came with a file. Fuel bounds how long it runs, but ten doublings of a long text
+//! need no time and all memory. So a compiled template is changed before it runs: what makes or prints values goes
+//! through the functions below, which count the bytes against a budget. Templates cannot name these functions: their
+//! names are no identifiers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use minijinja::formatting::FormatStyle;
+use minijinja::machinery::{
+    CompiledTemplate, Instruction, Instructions, TemplateConfig, eval, make_string_output,
+};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use super::python;
+
+/// Bytes that one rendering may make, all strings and lists together. Megabytes of conversation take a few times
+/// their size.
+const BUDGET: u64 = 256 << 20;
+
+/// The bytes that a rendering may still make.
+#[derive(Debug)]
+pub(super) struct Budget(AtomicU64);
+
+impl Budget {
+    pub(super) fn new() -> Budget {
+        Budget(AtomicU64::new(BUDGET))
+    }
+
+    /// Takes `bytes` from what is left.
+    pub(super) fn take(&self, bytes: usize) -> Result<(), Error> {
+        let bytes = bytes as u64;
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        match taken {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::new(
+                ErrorKind::InvalidOperation,
+                format!("the template makes more than {} MiB of text", BUDGET >> 20),
+            )),
+        }
+    }
+
+    /// Counts a value that was made elsewhere.
+    fn count(&self, value: &Value) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::String => self.take(value.as_str().map_or(0, str::len)),
+            ValueKind::Seq | ValueKind::Map => self.take(value.len().unwrap_or(0).saturating_mul(ITEM)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What an element of a list counts, in bytes.
+pub(super) const ITEM: usize = 32;
+
+// The names by which the changed templates call the functions.
+const PRINT: &str = "{{}}";
+const COUNT: &str = "count()";
+const CONCAT: &str = "~";
+const ADD: &str = "+";
+const MULTIPLY: &str = "*";
+const SLICE: &str = "[:]";
+
+/// The settings of Hugging Face's `apply_chat_template`.
+fn config() -> TemplateConfig {
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    TemplateConfig {
+        syntax_config: syntax.expect("the delimiters are the default ones"),
+        // A prompt is no HTML.
+        default_auto_escape: Arc::new(|_| AutoEscape::None),
+    }
+}
+
+/// Whether the source of a template compiles.
+pub(super) fn check(source: &str) -> Result<(), Error> {
+    CompiledTemplate::new(NAME, source, &config()).map(|_| ())
+}
+
+/// How templates are called in messages.
+const NAME: &str = "chat";
+
+/// Renders a template.
+pub(super) fn render(
+    environment: &Environment,
+    source: &str,
+    mut variables: Vec<(&str, Value)>,
+    budget: &Arc<Budget>,
+) -> Result<String, Error> {
+    let compiled = CompiledTemplate::new(NAME, source, &config())?;
+    let root = guarded(&compiled.instructions);
+    let blocks: BTreeMap<&str, Instructions> =
+        compiled.blocks.iter().map(|(name, block)| (*name, guarded(block))).collect();
+    variables.extend(functions(budget).map(|(name, function)| (name as &str, function)));
+    let mut text = String::new();
+    let mut out = make_string_output(&mut text);
+    eval(environment, &root, Value::from_pairs(variables), &blocks, &mut out, AutoEscape::None)?;
+    Ok(text)
+}
+
+/// The functions as variables.
+fn functions(budget: &Arc<Budget>) -> impl Iterator<Item = (&'static str, Value)> {
+    type Function = fn(&Budget, &[Value]) -> Result<Value, Error>;
+    let all: [(&str, Function); 6] =
+        [(PRINT, print), (COUNT, count), (CONCAT, concat), (ADD, add), (MULTIPLY, multiply), (SLICE, slice)];
+    let budget = Arc::clone(budget);
+    all.into_iter().map(move |(name, function)| {
+        let budget = Arc::clone(&budget);
+        (name, Value::from_function(move |values: Rest<Value>| function(&budget, &values)))
+    })
+}
+
+/// The same instructions with calls of the functions.
+fn guarded<'s>(instructions: &Instructions<'s>) -> Instructions<'s> {
+    use Instruction as I;
+    // First what each becomes, then the places where they land, since jumps must follow.
+    let mut groups: Vec<Vec<I<'s>>> = Vec::new();
+    let mut starts = Vec::new();
+    let mut len = 0;
+    for instruction in (0..).map_while(|index| instructions.get(index)) {
+        let call = |name, count| I::CallFunction(name, Some(count));
+        let group = match instruction {
+            I::EmitRaw(text) => vec![I::LoadConst(Value::from(*text)), call(PRINT, 1), I::Emit],
+            I::Emit => vec![call(PRINT, 1), I::Emit],
+            I::StringConcat => vec![call(CONCAT, 2)],
+            I::Add => vec![call(ADD, 2)],
+            I::Mul => vec![call(MULTIPLY, 2)],
+            I::Slice => vec![call(SLICE, 4)],
+            made @ (I::ApplyFilter(..)
+            | I::CallFunction(..)
+            | I::CallMethod(..)
+            | I::CallObject(..)
+            | I::EndCapture) => vec![made.clone(), call(COUNT, 1)],
+            other => vec![other.clone()],
+        };
+        starts.push(len);
+        len += group.len() as u32;
+        groups.push(group);
+    }
+    starts.push(len);
+    let mut changed = Instructions::new(instructions.name(), instructions.source());
+    for (index, group) in (0..).zip(groups) {
+        for mut instruction in group {
+            if let I::Iterate(target)
+            | I::Jump(target)
+            | I::JumpIfFalse(target)
+            | I::JumpIfFalseOrPop(target)
+            | I::JumpIfTrueOrPop(target)
+            | I::BuildMacro(_, target, _) = &mut instruction
+            {
+                *target = starts[*target as usize];
+            }
+            match (instructions.get_span(index), instructions.get_line(index)) {
+                (Some(span), _) => changed.add_with_span(instruction, span),
+                (None, Some(line)) => changed.add_with_line(instruction, line as u16),
+                (None, None) => changed.add(instruction),
+            };
+        }
+    }
+    changed
+}
+
+fn print(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+    match values {
+        [value] if value.kind() == ValueKind::String => {
+            budget.count(value)?;
+            Ok(value.clone())
+        }
+        _ => concat(budget, values),
+    }
+}
+
+fn count(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+    let value = values.first().cloned().unwrap_or_default();
+    budget.count(&value)?;
+    Ok(value)
+}
+
+fn concat(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+    let mut text = String::new();
+    for value in values {
+        python::write(value, budget, &mut text)?;
+    }
+    Ok(Value::from(text))
+}
+
+fn add(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+    let (left, right) = two(values)?;
+    if let (Some(left), Some(right)) = (left.as_str(), right.as_str()) {
+        budget.take(left.len() + right.len())?;
+        return Ok(Value::from([left, right].concat()));
+    }
+    if is_list(left) && is_list(right) {
+        let mut items = list(left, budget)?;
+        items.extend(list(right, budget)?);
+        let tuple = left.is_tuple() && right.is_tuple();
+        return Ok(if tuple { Value::from(Tuple::from(items)) } else { Value::from(items) });
+    }
+    python::arithmetic(left, right, i128::checked_add, |a, b| a + b)
+        .unwrap_or_else(|| impossible("+", left, right))
+}
+
+fn multiply(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+    let (left, right) = two(values)?;
+    // Python repeats a text or list no times where the count is negative.
+    let times = |value: &Value| i64::try_from(value.clone()).map(|n| usize::try_from(n).unwrap_or(0));
+    for (value, other) in [(left, right), (right, left)] {
+        if let (Some(text), Ok(times)) = (value.as_str(), times(other)) {
+            budget.take(text.len().saturating_mul(times))?;
+            return Ok(Value::from(text.repeat(times)));
+        }
+        if let (true, Ok(times)) = (is_list(value), times(other)) {
+            let items = list(value, budget)?;
+            budget.take(items.len().saturating_mul(times).saturating_mul(ITEM))?;
+            return Ok(std::iter::repeat_n(items, times).flatten().collect());
+        }
+    }
+    python::arithmetic(left, right, i128::checked_mul, |a, b| a * b)
+        .unwrap_or_else(|| impossible("*", left, right))
+}
+
+fn slice(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+    let [value, start, stop, step] = values else { return Err(Error::from(ErrorKind::MissingArgument)) };
+    let number =
+        |value: &Value| if value.is_none() { Ok(None) } else { i64::try_from(value.clone()).map(Some) };
+    let range = (number(start)?, number(stop)?, number(step)?.unwrap_or(1));
+    if let Some(text) = value.as_str() {
+        budget.take(text.len())?;
+        let chars: Vec<char> = text.chars().collect();
+        return Ok(Value::from(python::indices(range, chars.len())?.map(|i| chars[i]).collect::<String>()));
+    }
+    if !is_list(value) {
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("{} cannot be sliced", value.kind())));
+    }
+    let items = list(value, budget)?;
+    let picked: Vec<Value> = python::indices(range, items.len())?.map(|i| items[i].clone()).collect();
+    Ok(if value.is_tuple() { Value::from(Tuple::from(picked)) } else { Value::from(picked) })
+}
+
+/// The longest text that one filter or method may make.
+const MAX_TEXT: usize = 64 << 20;
+
+fn check_len(len: usize) -> Result<(), Error> {
+    if len <= MAX_TEXT {
+        return Ok(());
+    }
+    let message = format!("the template makes a text of more than {} MiB", MAX_TEXT >> 20);
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// The filter `join`, with the texts that Python gives elements.
+pub(super) fn join(value: &Value, separator: Option<String>) -> Result<String, Error> {
+    let separator = separator.unwrap_or_default();
+    let budget = Budget::new();
+    let mut out = String::new();
+    for (i, item) in value.try_iter()?.enumerate() {
+        if i > 0 {
+            out.push_str(&separator);
+        }
+        python::write(&item, &budget, &mut out)?;
+        check_len(out.len())?;
+    }
+    Ok(out)
+}
+
+/// The filter `replace`, and the method.
+pub(super) fn replace(text: &Value, from: String, to: String) -> Result<String, Error> {
+    let text = python::text(text)?;
+    // Nothing is found before, between and after all characters.
+    let found = text.matches(&from).count();
+    check_len(text.len().saturating_add(found.saturating_mul(to.len())))?;
+    Ok(text.replace(&from, &to))
+}
+
+/// The methods that Python's values have.
+pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    match (name, value.as_str(), args) {
+        ("replace", Some(_), [from, to]) => {
+            replace(value, python::text(from)?, python::text(to)?).map(Value::from)
+        }
+        ("join", Some(separator), [items]) => join(items, Some(separator.to_owned())).map(Value::from),
+        // A number in a format is a width.
+        ("format", Some(format), _) if has_wide_field(format) => {
+            check_len(usize::MAX).map(|()| Value::UNDEFINED)
+        }
+        _ => unknown_method_callback(state, value, name, args),
+    }
+}
+
+/// Whether a format asks for a width of more than three digits, or takes one from its arguments.
+fn has_wide_field(format: &str) -> bool {
+    format.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 3) || format.contains("%*")
+}
+
+/// The filter `format`.
+pub(super) fn format(text: String, args: Rest<Value>) -> Result<String, Error> {
+    check_len(if has_wide_field(&text) { usize::MAX } else { text.len() })?;
+    minijinja::formatting::format(FormatStyle::Printf, &text, &args)
+}
+
+/// The filter `indent`: each line but the first and empty ones, `first` and `blank` say otherwise.
+pub(super) fn indent(text: String, width: Option<usize>, kwargs: Kwargs) -> Result<String, Error> {
+    let width = width.or(kwargs.get("width")?).unwrap_or(4);
+    let first = kwargs.get::<Option<bool>>("first")?.unwrap_or(false);
+    let blank = kwargs.get::<Option<bool>>("blank")?.unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let lines = text.matches('\n').count() + 1;
+    check_len(text.len().saturating_add(lines.saturating_mul(width)))?;
+    let mut out = String::new();
+    for (i, line) in text.split('\n').enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if if i == 0 { first } else { blank || !line.is_empty() } {
+            out.extend(std::iter::repeat_n(' ', width));
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+fn two(values: &[Value]) -> Result<(&Value, &Value), Error> {
+    match values {
+        [left, right] => Ok((left, right)),
+        _ => Err(Error::from(ErrorKind::MissingArgument)),
+    }
+}
+
+fn is_list(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
+}
+
+/// The elements of a list.
+fn list(value: &Value, budget: &Budget) -> Result<Vec<Value>, Error> {
+    let mut items = Vec::new();
+    for item in value.try_iter()? {
+        budget.take(ITEM)?;
+        items.push(item);
+    }
+    Ok(items)
+}
+
+fn impossible(operator: &str, left: &Value, right: &Value) -> Result<Value, Error> {
+    let message = format!("{operator} cannot be used on {} and {}", left.kind(), right.kind());
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}

@@ -1,0 +1,196 @@
+//! Values as Python has them: their text, their arithmetic, their slices.
+
+use std::fmt::Write as _;
+
+use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, Value};
+
+use super::guard::{Budget, ITEM};
+
+/// How deep a value that is printed may be nested. A template can nest them without end, the stack cannot.
+const MAX_DEPTH: usize = 100;
+
+/// What Python's `str` gives.
+pub(super) fn text(value: &Value) -> Result<String, Error> {
+    let mut out = String::new();
+    write(value, &Budget::new(), &mut out)?;
+    Ok(out)
+}
+
+/// Appends what Python's `str` gives.
+pub(super) fn write(value: &Value, budget: &Budget, out: &mut String) -> Result<(), Error> {
+    match value.as_str() {
+        Some(text) => push(text, budget, out),
+        None => write_nested(value, budget, out, 0),
+    }
+}
+
+fn write_nested(value: &Value, budget: &Budget, out: &mut String, depth: usize) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep to be printed"));
+    }
+    let items = |open: &str, close: &str, out: &mut String, map: bool| {
+        push(open, budget, out)?;
+        let mut count = 0;
+        for item in value.try_iter()? {
+            // Small values take more time to print than their bytes say.
+            budget.take(ITEM)?;
+            if count > 0 {
+                push(", ", budget, out)?;
+            }
+            write_nested(&item, budget, out, depth + 1)?;
+            if map {
+                push(": ", budget, out)?;
+                write_nested(&value.get_item(&item)?, budget, out, depth + 1)?;
+            }
+            count += 1;
+        }
+        if count == 1 && open == "(" {
+            push(",", budget, out)?;
+        }
+        push(close, budget, out)
+    };
+    match value.kind() {
+        ValueKind::String => quoted(value.as_str().unwrap_or_default(), budget, out),
+        ValueKind::Number if !value.is_integer() => push(&float(f64::try_from(value.clone())?), budget, out),
+        ValueKind::Seq if value.is_tuple() => items("(", ")", out, false),
+        ValueKind::Seq | ValueKind::Iterable => items("[", "]", out, false),
+        ValueKind::Map => items("{", "}", out, true),
+        _ => push(&value.to_string(), budget, out),
+    }
+}
+
+fn push(text: &str, budget: &Budget, out: &mut String) -> Result<(), Error> {
+    budget.take(text.len())?;
+    out.push_str(text);
+    Ok(())
+}
+
+/// Appends a text as Python quotes it: in single quotes unless it has such and no double ones.
+fn quoted(text: &str, budget: &Budget, out: &mut String) -> Result<(), Error> {
+    budget.take(text.len() + 2)?;
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c == quote => out.extend(['\\', c]),
+            c if (c as u32) < 0x20 || (0x7f..0xa1).contains(&(c as u32)) || c as u32 == 0xad => {
+                let _ = write!(out, "\\x{:02x}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push(quote);
+    Ok(())
+}
+
+/// A float as Python prints it: the shortest digits that read back the same, `1e-05` and `1e+16` at the ends.
+pub(super) fn float(value: f64) -> String {
+    if value.is_nan() {
+        return "nan".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    let text = format!("{value:?}");
+    match text.split_once('e') {
+        None => text,
+        Some((digits, exponent)) => {
+            let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |e| ('-', e));
+            format!("{digits}e{sign}{exponent:0>2}")
+        }
+    }
+}
+
+/// Applies an operator to two numbers; `None` where one is none.
+pub(super) fn arithmetic(
+    left: &Value,
+    right: &Value,
+    integers: fn(i128, i128) -> Option<i128>,
+    floats: fn(f64, f64) -> f64,
+) -> Option<Result<Value, Error>> {
+    let integer = |value: &Value| match value.kind() {
+        ValueKind::Bool => Some(i128::from(value.is_true())),
+        ValueKind::Number if value.is_integer() => i128::try_from(value.clone()).ok(),
+        _ => None,
+    };
+    let number = |value: &Value| match value.kind() {
+        ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        ValueKind::Number => f64::try_from(value.clone()).ok(),
+        _ => None,
+    };
+    if let (Some(left), Some(right)) = (integer(left), integer(right)) {
+        let result = integers(left, right).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidOperation, format!("a number is too large: from {left} and {right}"))
+        });
+        return Some(result.map(|n| i64::try_from(n).map_or_else(|_| Value::from(n), Value::from)));
+    }
+    Some(Ok(Value::from(floats(number(left)?, number(right)?))))
+}
+
+/// The indices that `[start:stop:step]` picks of `len` elements.
+pub(super) fn indices(
+    (start, stop, step): (Option<i64>, Option<i64>, i64),
+    len: usize,
+) -> Result<impl Iterator<Item = usize>, Error> {
+    if step == 0 {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a slice has no step of zero"));
+    }
+    let len = len as i64;
+    let (lowest, highest) = if step > 0 { (0, len) } else { (-1, len - 1) };
+    let bound = |index: Option<i64>, default: i64| match index {
+        None => default,
+        Some(index) if index < 0 => index.saturating_add(len).max(lowest),
+        Some(index) => index.min(highest),
+    };
+    let (from, to) = if step > 0 { (lowest, highest) } else { (highest, lowest) };
+    let (start, stop) = (bound(start, from), bound(stop, to));
+    let mut at = Some(start);
+    Ok(std::iter::from_fn(move || {
+        let index = at.filter(|&at| if step > 0 { at < stop } else { at > stop })?;
+        at = index.checked_add(step);
+        usize::try_from(index).ok()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picked(start: Option<i64>, stop: Option<i64>, step: i64) -> Vec<usize> {
+        indices((start, stop, step), 5).unwrap().collect()
+    }
+
+    #[test]
+    fn slices_pick_what_they_pick_in_python() {
+        assert_eq!(picked(None, None, 1), [0, 1, 2, 3, 4]);
+        assert_eq!(picked(Some(1), Some(-1), 2), [1, 3]);
+        assert_eq!(picked(None, None, -1), [4, 3, 2, 1, 0]);
+        assert_eq!(picked(Some(-2), None, -2), [3, 1]);
+        assert_eq!(picked(Some(9), Some(-9), -3), [4, 1]);
+        assert_eq!(picked(Some(-9), Some(9), 4), [0, 4]);
+        assert_eq!(picked(Some(3), Some(1), 1), [0usize; 0]);
+        assert_eq!(picked(Some(i64::MIN), Some(i64::MAX), i64::MAX), [0]);
+        assert_eq!(indices((None, None, -1), 0).unwrap().count(), 0);
+        assert!(indices((None, None, 0), 5).is_err());
+    }
+
+    #[test]
+    fn floats_are_spelled_as_python_spells_them() {
+        for (value, expected) in [
+            (0.1, "0.1"),
+            (1e-4, "0.0001"),
+            (1.5e-5, "1.5e-05"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (-1.25e100, "-1.25e+100"),
+            (f64::NEG_INFINITY, "-inf"),
+        ] {
+            assert_eq!(float(value), expected);
+        }
+    }
+}
