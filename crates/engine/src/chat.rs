@@ -217,11 +217,11 @@ fn without_generation_tags(source: &str) -> String {
     while let Some(open) = rest.find("{%") {
         let (before, tag) = rest.split_at(open);
         out.push_str(before);
-        let Some(end) = tag.find("%}") else {
+        let Some(len) = tag[2..].find("%}") else {
             rest = tag;
             break;
         };
-        let inner = &tag[2..end];
+        let inner = &tag[2..2 + len];
         let word = inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         let same = match word {
             "generation" => "if true",
@@ -232,7 +232,7 @@ fn without_generation_tags(source: &str) -> String {
         match inner.find(word) {
             Some(at) if same != word => {
                 out.extend(["{%", &inner[..at], same, &inner[at + word.len()..], "%}"]);
-                rest = &tag[end + 2..];
+                rest = &tag[2 + len + 2..];
             }
             _ => {
                 // The end of what starts here may lie in a text; only the start is skipped.

@@ -195,3 +195,29 @@ fn a_model_may_bring_a_template_for_tools() {
     let error = ChatTemplate::from_folder(folder.path()).unwrap_err();
     assert!(matches!(&error, Error::Format { path, .. } if path.ends_with("chat_template.jinja")), "{error}");
 }
+
+#[test]
+fn values_nested_without_end_are_stopped() {
+    let nest = |step: &str| {
+        let rounds = "{% for i in range(9999) %}{% for j in range(999) %}";
+        format!("{{% set ns = namespace(x=1) %}}{rounds}{step}{{% endfor %}}{{% endfor %}}")
+    };
+    for step in [
+        "{% set ns.x = [ns.x] %}",
+        "{% set ns.x = {'a': ns.x} %}",
+        "{% set ns.x = (ns.x, 1) %}",
+        "{% set ns.x = dict(a=ns.x) %}",
+        "{% set n = namespace(a=ns.x) %}{% set ns.x = n %}",
+        "{% set n = namespace() %}{% set n.a = ns.x %}{% set ns.x = n %}",
+        "{% set ns.x = [1]|map('string') if i + j == 0 else ns.x|map('string') %}",
+        "{% set ns.x = [1]|select if i + j == 0 else ns.x|select %}",
+        "{% set ns.x = [1]|reverse if i + j == 0 else ns.x|reverse %}",
+        "{% set ns.x = [1][:] if i + j == 0 else ns.x[::-1] + [1] %}",
+    ] {
+        let message = refusal(&nest(step));
+        assert!(
+            message.contains("fuel") || message.contains("MiB") || message.contains("nested"),
+            "{message}"
+        );
+    }
+}

@@ -62,6 +62,7 @@ pub(super) const ITEM: usize = 32;
 // The names by which the changed templates call the functions.
 const PRINT: &str = "{{}}";
 const COUNT: &str = "count()";
+const NEST: &str = "[[]]";
 const CONCAT: &str = "~";
 const ADD: &str = "+";
 const MULTIPLY: &str = "*";
@@ -106,8 +107,15 @@ pub(super) fn render(
 /// The functions as variables.
 fn functions(budget: &Arc<Budget>) -> impl Iterator<Item = (&'static str, Value)> {
     type Function = fn(&Budget, &[Value]) -> Result<Value, Error>;
-    let all: [(&str, Function); 6] =
-        [(PRINT, print), (COUNT, count), (CONCAT, concat), (ADD, add), (MULTIPLY, multiply), (SLICE, slice)];
+    let all: [(&str, Function); 7] = [
+        (PRINT, print),
+        (COUNT, count),
+        (NEST, nest),
+        (CONCAT, concat),
+        (ADD, add),
+        (MULTIPLY, multiply),
+        (SLICE, slice),
+    ];
     let budget = Arc::clone(budget);
     all.into_iter().map(move |(name, function)| {
         let budget = Arc::clone(&budget);
@@ -131,11 +139,13 @@ fn guarded<'s>(instructions: &Instructions<'s>) -> Instructions<'s> {
             I::Add => vec![call(ADD, 2)],
             I::Mul => vec![call(MULTIPLY, 2)],
             I::Slice => vec![call(SLICE, 4)],
-            made @ (I::ApplyFilter(..)
-            | I::CallFunction(..)
-            | I::CallMethod(..)
-            | I::CallObject(..)
-            | I::EndCapture) => vec![made.clone(), call(COUNT, 1)],
+            made @ I::CallFunction(..) => vec![made.clone(), call(COUNT, 1), call(NEST, 1)],
+            made @ (I::ApplyFilter(..) | I::CallMethod(..) | I::CallObject(..) | I::EndCapture) => {
+                vec![made.clone(), call(COUNT, 1)]
+            }
+            made @ (I::BuildList(_) | I::BuildTuple(_) | I::BuildMap(_)) => vec![made.clone(), call(NEST, 1)],
+            // The value lies under the namespace that it is written into.
+            I::SetAttr(_) => vec![I::Swap, call(NEST, 1), I::Swap, instruction.clone()],
             other => vec![other.clone()],
         };
         starts.push(len);
@@ -175,9 +185,45 @@ fn print(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
     }
 }
 
+/// Counts what was made. What is made one by one as it is asked for becomes a list: one such thing on top of
+/// another without end would overflow the stack.
 fn count(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
-    let value = values.first().cloned().unwrap_or_default();
+    let mut value = values.first().cloned().unwrap_or_default();
+    if value.kind() == ValueKind::Iterable {
+        value = Value::from(list(&value, budget)?);
+    }
     budget.count(&value)?;
+    Ok(value)
+}
+
+/// How deep values may be nested: the library walks down a value by recursion, if only to free it.
+const MAX_DEPTH: usize = 200;
+
+/// What looking at an element for its depth counts, in bytes.
+const VISIT: usize = 4;
+
+/// Passes a value that is not nested too deep.
+fn nest(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+    fn visit(value: &Value, depth: usize, budget: &Budget) -> Result<(), Error> {
+        let map = value.kind() == ValueKind::Map;
+        if !map && value.kind() != ValueKind::Seq {
+            return Ok(());
+        }
+        if depth == MAX_DEPTH {
+            return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep"));
+        }
+        for item in value.try_iter()? {
+            budget.take(VISIT)?;
+            if map {
+                visit(&value.get_item(&item)?, depth + 1, budget)?;
+            } else {
+                visit(&item, depth + 1, budget)?;
+            }
+        }
+        Ok(())
+    }
+    let value = values.first().cloned().unwrap_or_default();
+    visit(&value, 0, budget)?;
     Ok(value)
 }
 
