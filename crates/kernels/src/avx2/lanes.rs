@@ -454,7 +454,7 @@ lanes! { Iq1M, 9 too high and up to 18, scales Some(16);
     fn scales(block: *const u8) -> __m256i {
         // Each of four words four times, moved so that one of its four scales starts at bit 9.
         let words = _mm256_set1_epi64x(block.add(48).cast::<i64>().read_unaligned());
-        let index = |word: i64| 0x0100_0100_0100_0100 | word * 0x0202_0202_0202_0202;
+        let index = |word: i64| 0x0100_0100_0100_0100 | (word * 0x0202_0202_0202_0202);
         let words = _mm256_shuffle_epi8(words, _mm256_setr_epi64x(index(0), index(1), index(2), index(3)));
         let powers = _mm256_set1_epi64x(0x0001_0008_0040_0200);
         let scales = _mm256_srli_epi16::<9>(_mm256_mullo_epi16(words, powers));
