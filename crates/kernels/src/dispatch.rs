@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+#[cfg(target_arch = "aarch64")]
+use crate::neon;
 use crate::scalar::{self, AttentionStep, RopePairs, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 #[cfg(target_arch = "x86_64")]
@@ -14,6 +16,8 @@ pub enum Isa {
     Avx512,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// 64-bit ARM with dot products of bytes (`dotprod`).
+    Neon,
     /// Plain Rust, on every processor.
     Scalar,
 }
@@ -24,6 +28,7 @@ impl Isa {
         match self {
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
+            Isa::Neon => "neon",
             Isa::Scalar => "scalar",
         }
     }
@@ -32,8 +37,10 @@ impl Isa {
     pub fn available() -> Vec<Isa> {
         #[cfg(target_arch = "x86_64")]
         let native = [(Isa::Avx512, avx512::available()), (Isa::Avx2, avx2::available())];
-        #[cfg(not(target_arch = "x86_64"))]
-        let native = [];
+        #[cfg(target_arch = "aarch64")]
+        let native = [(Isa::Neon, neon::available())];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let native: [(Isa, bool); 0] = [];
         let native = native.into_iter().filter_map(|(isa, available)| available.then_some(isa));
         native.chain([Isa::Scalar]).collect()
     }
@@ -95,14 +102,15 @@ impl Kernels {
             Isa::Avx512 => &AVX512,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &AVX2,
-            #[cfg(not(target_arch = "x86_64"))]
-            other => panic!("{} is not for this processor", other.name()),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &NEON,
+            foreign => unreachable!("{} is for other processors", foreign.name()),
         }
     }
 }
 
 /// The table of a module whose functions need instructions that not every processor has.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! table {
     ($isa:expr, $module:ident) => {
         Kernels {
@@ -123,7 +131,7 @@ macro_rules! table {
     };
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! entry {
     ($module:ident::$name:ident, $($arg:ident),*) => {
         // SAFETY: `for_isa` hands out a table only where its instructions are available.
@@ -136,6 +144,9 @@ static AVX512: Kernels = table!(Isa::Avx512, avx512);
 
 #[cfg(target_arch = "x86_64")]
 static AVX2: Kernels = table!(Isa::Avx2, avx2);
+
+#[cfg(target_arch = "aarch64")]
+static NEON: Kernels = table!(Isa::Neon, neon);
 
 static SCALAR: Kernels = Kernels {
     isa: Isa::Scalar,

@@ -7,12 +7,14 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod compiled;
 mod dispatch;
 mod dtype;
 mod encoding;
 pub mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pool;
 pub mod quant;
 pub mod scalar;

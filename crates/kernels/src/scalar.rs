@@ -127,9 +127,7 @@ fn matmul_groups<const BIASES: bool>(
                     let scale = x.scales[lane / 32];
                     *acc = (weights.scale * scale).mul_add(products as f32, *acc);
                     if BIASES {
-                        let sums = &x.sums[lane / SUB..(lane + group) / SUB];
-                        let sum: i32 = sums.iter().map(|&sum| i32::from(sum)).sum();
-                        *acc = (weights.bias * scale).mul_add(sum as f32, *acc);
+                        *acc = (weights.bias * scale).mul_add(x.sum_of(lane, group) as f32, *acc);
                     }
                 }
             }

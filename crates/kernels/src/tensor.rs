@@ -259,6 +259,12 @@ impl Q8Panel {
     pub fn count(cols: usize) -> usize {
         cols.div_ceil(Q8Panel::LEN)
     }
+
+    /// The sum of `len` lanes from `first` on, both multiples of 16.
+    #[inline(always)]
+    pub(crate) fn sum_of(&self, first: usize, len: usize) -> i32 {
+        self.sums[first / 16..(first + len) / 16].iter().map(|&sum| i32::from(sum)).sum()
+    }
 }
 
 impl Default for Q8Panel {

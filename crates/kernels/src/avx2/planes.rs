@@ -165,12 +165,6 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
     });
 }
 
-/// The sum of the activations of the group that starts at `lane` of a panel.
-#[inline(always)]
-pub(crate) fn sum_of_group(x: &Q8Panel, lane: usize, group: usize) -> i32 {
-    x.sums[lane / 16..(lane + group) / 16].iter().map(|&sum| i32::from(sum)).sum()
-}
-
 /// The scale of a group, and its bias or zero.
 #[inline(always)]
 pub(crate) fn floats_of_group(w: MatRef<'_>, row: usize, index: usize) -> (f32, f32) {
@@ -284,7 +278,7 @@ fn one_token<L: GroupLanes>(w: MatRef<'_>, group: usize, x: &[Q8Panel], out: &mu
             for b in 0..here {
                 let lane = (g + b) * group;
                 let panel = &x[lane / Q8Panel::LEN];
-                x_sums[b] = sum_of_group(panel, lane % Q8Panel::LEN, group);
+                x_sums[b] = panel.sum_of(lane % Q8Panel::LEN, group);
                 x_scales[b] = panel.scales[lane % Q8Panel::LEN / 32];
             }
             let x_sums = _mm256_set_m128i(_mm_set1_epi32(x_sums[1]), _mm_set1_epi32(x_sums[0]));
@@ -429,7 +423,7 @@ fn multiply<L: GroupLanes, const T: usize>(
             (_mm256_loadu_ps(weights.scales[g].as_ptr()), _mm256_loadu_ps(weights.biases[g].as_ptr()))
         };
         for t in 0..T {
-            let sum = sum_of_group(x[t], g * group, group);
+            let sum = x[t].sum_of(g * group, group);
             let x_scale = _mm256_set1_ps(x[t].scales[g * group / 32]);
             let products = _mm256_add_epi32(dots[t], _mm256_set1_epi32(offset::<L>() * sum));
             acc[t] = _mm256_fmadd_ps(_mm256_mul_ps(scales, x_scale), _mm256_cvtepi32_ps(products), acc[t]);

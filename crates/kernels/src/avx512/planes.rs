@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::*;
-use crate::avx2::planes::{GroupLanes, floats_of_group, sum_of_group, with_group_lanes};
+use crate::avx2::planes::{GroupLanes, floats_of_group, with_group_lanes};
 
 /// As [`scalar::matmul_q8`], for matrices in planes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -126,7 +126,7 @@ fn multiply<L: GroupLanes, const T: usize>(
     for g in 0..count {
         let (mut sums, mut dots) = ([0; T], [_mm512_setzero_si512(); T]);
         for t in 0..T {
-            sums[t] = sum_of_group(x[t], g * group, group);
+            sums[t] = x[t].sum_of(g * group, group);
             dots[t] = _mm512_set1_epi32(L::OFFSET * sums[t]);
         }
         for four in g * group / 4..(g + 1) * group / 4 {

@@ -156,8 +156,33 @@ mod platform {
     }
 }
 
+#[cfg(target_os = "macos")]
+mod platform {
+    use std::fs::File;
+    use std::io;
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
+    use rustix::fs::fcntl_nocache;
+
+    /// Opens a file whose reads do not stay in the page cache.
+    pub fn open_direct(path: &Path) -> Option<File> {
+        let file = File::open(path).ok()?;
+        fcntl_nocache(&file, true).ok()?;
+        Some(file)
+    }
+
+    pub fn expect_random_reads(_: &File) {}
+
+    pub fn forget(_: &File, _: u64, _: usize) {}
+
+    pub fn device(file: &File) -> io::Result<u64> {
+        Ok(file.metadata()?.dev())
+    }
+}
+
 /// Elsewhere files are read through the page cache.
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
 mod platform {
     use std::fs::File;
     use std::io;
