@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::slice;
 
+use forebay_kernels::math::sigmoid;
 use forebay_kernels::{Encoding, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, TileMut};
 
 use smallvec::SmallVec;
@@ -310,6 +311,29 @@ impl Backend for CpuBackend {
     fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
         self.each_row(x, |this, row, values| {
             (this.kernels.add)(values, &this.get(y)[row * y.width..][..y.width]);
+        });
+        Ok(())
+    }
+
+    fn add_bias(&mut self, x: Buf, w: Vector) -> Result<()> {
+        self.each_row(x, |this, _, values| (this.kernels.add)(values, &this.vectors[w.0]));
+        Ok(())
+    }
+
+    fn swiglu(&mut self, gate: Buf, up: Buf) -> Result<()> {
+        self.each_row(gate, |this, row, values| {
+            (this.kernels.swiglu)(values, &this.get(up)[row * up.width..][..up.width]);
+        });
+        Ok(())
+    }
+
+    fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()> {
+        self.each_row(x, |this, row, values| {
+            let gates = &this.get(gate)[row * gate.width..][..gate.width];
+            for (values, gate) in values.chunks_exact_mut(x.width / gate.width).zip(gates) {
+                let open = sigmoid(*gate);
+                values.iter_mut().for_each(|value| *value *= open);
+            }
         });
         Ok(())
     }

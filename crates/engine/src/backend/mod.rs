@@ -189,6 +189,15 @@ pub trait Backend: Send {
     /// `x = x + y`
     fn add(&mut self, x: Buf, y: Buf) -> Result<()>;
 
+    /// `x[t] = x[t] + w`
+    fn add_bias(&mut self, x: Buf, w: Vector) -> Result<()>;
+
+    /// `gate = SiLU(gate) · up`
+    fn swiglu(&mut self, gate: Buf, up: Buf) -> Result<()>;
+
+    /// `x = x · σ(gate)`, where a row of `gate` has a number for each of `x`, or one for all.
+    fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()>;
+
     /// `out[i] = x[rows[i]]`; the following operations work on these rows.
     fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()>;
 

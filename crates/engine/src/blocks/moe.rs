@@ -1,8 +1,9 @@
 //! A mixture of experts: the router picks a few experts for each token, their outputs are added up.
 
 use crate::LayerIdx;
-use crate::backend::{Buf, ExpertBuffers, Matrix, Router};
+use crate::backend::{Backend, Buf, ExpertBuffers, Matrix, Router};
 use crate::blocks::Context;
+use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
 
 /// The router and the buffers of a mixture, alike in all layers of a model.
@@ -14,9 +15,31 @@ pub struct Moe {
     pub logits: Buf,
     /// Where the experts work.
     pub buffers: ExpertBuffers,
+    /// Where the shared expert works, if there is one.
+    pub shared: Option<SharedExpert>,
 }
 
-/// The routers that a layer's pass needs.
+/// The buffers of the expert that every token uses.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedExpert {
+    /// The expert itself.
+    pub mlp: Mlp,
+    /// `[rows, 1]` How far its output is let through.
+    pub gate: Buf,
+    /// `[rows, hidden]`
+    pub out: Buf,
+}
+
+/// The weights of the expert that every token uses, in one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedWeights {
+    /// The expert itself.
+    pub mlp: MlpWeights,
+    /// `[1, hidden]` The sigmoid of its product scales the expert's output; without it, all of that counts.
+    pub gate: Option<Matrix>,
+}
+
+/// The dense weights that a layer's pass needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Gates {
     /// `[experts, hidden]` This layer's.
@@ -24,10 +47,12 @@ pub struct Gates {
     /// `[experts, hidden]` The next layer's, if it has one: applied to what this layer's experts read, it tells
     /// which experts will probably be asked for next.
     pub next: Option<Matrix>,
+    /// Those of the shared expert, if there is one.
+    pub shared: Option<SharedWeights>,
 }
 
 impl Moe {
-    /// `out = Σ weight · expert(x)` over the chosen experts, with `x` in the buffers' `x`.
+    /// `out = Σ weight · expert(x)` over the chosen experts, plus the shared one, with `x` in the buffers' `x`.
     ///
     /// Experts are computed in the order in which the store has them ready. Their outputs are kept apart and
     /// added in rank order, so that the order of arrival changes no bit.
@@ -45,10 +70,30 @@ impl Moe {
             b.route(self.logits, &self.router, expected)?;
             cx.store.prefetch(LayerIdx(layer.0 + 1), expected.chosen());
         }
+        // The drive is at work meanwhile.
+        let shared = self.shared.as_ref().zip(gates.shared);
+        if let Some((shared, w)) = shared {
+            shared.forward(b, &w, self.buffers.x)?;
+        }
         while let Some(mut leases) = acquisition.next_ready()? {
             leases.sort_unstable_by_key(|lease| lease.expert());
             b.experts(&self.buffers, cx.routing, &leases)?;
         }
-        b.combine(cx.routing, self.buffers.out, out)
+        b.combine(cx.routing, self.buffers.out, out)?;
+        match shared {
+            Some((shared, _)) => b.add(out, shared.out),
+            None => Ok(()),
+        }
+    }
+}
+
+impl SharedExpert {
+    fn forward(&self, b: &mut dyn Backend, w: &SharedWeights, x: Buf) -> Result<()> {
+        self.mlp.forward(b, &w.mlp, x, self.out)?;
+        if let Some(gate) = w.gate {
+            b.matmul(x, &[(gate, self.gate)])?;
+            b.sigmoid_gate(self.out, self.gate)?;
+        }
+        Ok(())
     }
 }

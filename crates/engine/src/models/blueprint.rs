@@ -312,6 +312,11 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// The next layer has no routed experts.
+    pub fn no_experts(&mut self) {
+        self.experts.push(None);
+    }
+
     /// The finished blueprint.
     ///
     /// # Errors

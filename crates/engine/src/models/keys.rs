@@ -45,6 +45,10 @@ pub const EXPERTS: Key = key("expert_count", &["num_experts", "num_local_experts
 pub const EXPERTS_USED: Key = key("expert_used_count", &["num_experts_per_tok"]);
 /// Channels inside an expert.
 pub const EXPERT_INNER: Key = key("expert_feed_forward_length", &["moe_intermediate_size"]);
+/// Channels inside a dense feed-forward block, and in some families inside an expert.
+pub const INNER: Key = key("feed_forward_length", &["intermediate_size"]);
+/// Channels inside the shared expert.
+pub const SHARED_INNER: Key = key("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"]);
 /// Whether the weights of the chosen experts are made to sum to one.
 pub const ROUTER_NORMALISES: Key = key("expert_weights_norm", &["norm_topk_prob"]);
 /// Layers that predict further tokens, after those of the model.
@@ -56,3 +60,7 @@ pub const ACTIVATION: Key = key("", &["hidden_act"]);
 pub const TIED: Key = key("", &["tie_word_embeddings"]);
 /// Whether some layers see only a window of the context.
 pub const SLIDING_WINDOW: Key = key("", &["use_sliding_window"]);
+/// How many positions such a window has.
+pub const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
+/// The bound that queries, keys and values are cut off at.
+pub const CLIP_QKV: Key = key("attention.clamp_kqv", &["clip_qkv"]);

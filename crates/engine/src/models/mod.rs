@@ -3,9 +3,14 @@
 
 mod blueprint;
 mod config;
+mod decoder;
 mod experts;
 pub mod keys;
+mod llama;
 mod names;
+mod olmoe;
+mod qwen2moe;
+mod qwen3;
 mod qwen3moe;
 
 pub use blueprint::{Blueprint, Builder};
@@ -20,7 +25,7 @@ use crate::format::{Format, ModelFile, Quoted, Value};
 use crate::session::Batch;
 
 /// All families that can be run.
-pub const ARCHS: &[Arch] = &[qwen3moe::ARCH];
+pub const ARCHS: &[Arch] = &[qwen3moe::ARCH, qwen3::ARCH, llama::ARCH, olmoe::ARCH, qwen2moe::ARCH];
 
 /// A family's entry in the registry.
 #[derive(Clone, Copy)]
