@@ -47,6 +47,8 @@ pub struct CpuBackend {
     expert_panels: Panels,
     /// The buffer that the experts' panels are of, until it is written to.
     expert_input: Option<usize>,
+    /// The corrected scores of one token's experts.
+    corrected: Vec<f32>,
     rows: usize,
 }
 
@@ -70,6 +72,7 @@ impl CpuBackend {
             panels: Panels::default(),
             expert_panels: Panels::default(),
             expert_input: None,
+            corrected: Vec::new(),
             rows: 0,
         })
     }
@@ -232,12 +235,26 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn route(&mut self, logits: Buf, router: &Router, routing: &mut Routing) -> Result<()> {
+    fn route(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        correction: Option<Vector>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        let correction = correction.map(|w| &self.vectors[w.0][..]);
         let (experts, weights) = routing.prepare(self.rows, router.top_k);
         let logits = self.buffers[logits.id][..self.rows * logits.width].chunks_exact_mut(logits.width);
         let choices = experts.chunks_exact_mut(router.top_k).zip(weights.chunks_exact_mut(router.top_k));
         for (logits, (experts, weights)) in logits.zip(choices) {
-            router.choose(self.kernels, logits, experts, weights);
+            match correction {
+                None => router.choose(self.kernels, logits, experts, weights),
+                Some(correction) => {
+                    self.corrected.clear();
+                    self.corrected.extend_from_slice(correction);
+                    router.choose_corrected(self.kernels, logits, &mut self.corrected, experts, weights);
+                }
+            }
         }
         routing.sort(router.experts);
         Ok(())

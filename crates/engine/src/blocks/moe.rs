@@ -1,7 +1,7 @@
 //! A mixture of experts: the router picks a few experts for each token, their outputs are added up.
 
 use crate::LayerIdx;
-use crate::backend::{Backend, Buf, ExpertBuffers, Matrix, Router};
+use crate::backend::{Backend, Buf, ExpertBuffers, Matrix, Router, Vector};
 use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
@@ -39,14 +39,23 @@ pub struct SharedWeights {
     pub gate: Option<Matrix>,
 }
 
+/// The weights of a router.
+#[derive(Clone, Copy, Debug)]
+pub struct Gate {
+    /// `[experts, hidden]`
+    pub weights: Matrix,
+    /// `[experts]` Added to the scores for the choice alone.
+    pub correction: Option<Vector>,
+}
+
 /// The dense weights that a layer's pass needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Gates {
-    /// `[experts, hidden]` This layer's.
-    pub here: Matrix,
-    /// `[experts, hidden]` The next layer's, if it has one: applied to what this layer's experts read, it tells
+    /// This layer's router.
+    pub here: Gate,
+    /// The next layer's, if it has one: applied to what this layer's experts read, it tells
     /// which experts will probably be asked for next.
-    pub next: Option<Matrix>,
+    pub next: Option<Gate>,
     /// Those of the shared expert, if there is one.
     pub shared: Option<SharedWeights>,
 }
@@ -61,13 +70,13 @@ impl Moe {
     /// The backend's, and the store's if an expert cannot be read.
     pub fn forward(&self, cx: &mut Context<'_>, layer: LayerIdx, gates: Gates, out: Buf) -> Result<()> {
         let b = &mut *cx.backend;
-        b.matmul(self.buffers.x, &[(gates.here, self.logits)])?;
-        b.route(self.logits, &self.router, cx.routing)?;
+        b.matmul(self.buffers.x, &[(gates.here.weights, self.logits)])?;
+        b.route(self.logits, &self.router, gates.here.correction, cx.routing)?;
         (cx.observer)(layer, cx.routing);
         let mut acquisition = cx.store.acquire(layer, cx.routing.chosen(), cx.purpose);
         if let (Some(expected), Some(next)) = (&mut cx.expected, gates.next) {
-            b.matmul(self.buffers.x, &[(next, self.logits)])?;
-            b.route(self.logits, &self.router, expected)?;
+            b.matmul(self.buffers.x, &[(next.weights, self.logits)])?;
+            b.route(self.logits, &self.router, next.correction, expected)?;
             cx.store.prefetch(LayerIdx(layer.0 + 1), expected.chosen());
         }
         // The drive is at work meanwhile.

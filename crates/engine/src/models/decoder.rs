@@ -5,12 +5,12 @@ use forebay_kernels::RopePairs;
 
 use super::{Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
-use crate::backend::{Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Vector};
+use crate::backend::{Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, Vector};
 use crate::blocks::Context;
 use crate::blocks::gqa::{Gqa, GqaWeights};
 use crate::blocks::head::Head;
 use crate::blocks::mlp::{Mlp, MlpWeights};
-use crate::blocks::moe::{Gates, Moe, SharedExpert, SharedWeights};
+use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
 use crate::blocks::rope::plain_frequencies;
 use crate::error::Result;
 use crate::session::Batch;
@@ -24,21 +24,17 @@ const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
 const K: Name = Name::new("attn_k.weight", "self_attn.k_proj.weight");
 const V: Name = Name::new("attn_v.weight", "self_attn.v_proj.weight");
 const ATTN_OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight");
-const Q_BIAS: Name = Name::new("attn_q.bias", "self_attn.q_proj.bias");
+/// The bias of queries.
+pub const Q_BIAS: Name = Name::new("attn_q.bias", "self_attn.q_proj.bias");
 const K_BIAS: Name = Name::new("attn_k.bias", "self_attn.k_proj.bias");
 const V_BIAS: Name = Name::new("attn_v.bias", "self_attn.v_proj.bias");
-const Q_NORM: Name = Name::new("attn_q_norm.weight", "self_attn.q_norm.weight");
+/// The norm of queries.
+pub const Q_NORM: Name = Name::new("attn_q_norm.weight", "self_attn.q_norm.weight");
 const K_NORM: Name = Name::new("attn_k_norm.weight", "self_attn.k_norm.weight");
-const FFN_NORM: Name = Name::new("ffn_norm.weight", "post_attention_layernorm.weight");
 // Of dense layers:
 const GATE: Name = Name::new("ffn_gate.weight", "mlp.gate_proj.weight");
 const UP: Name = Name::new("ffn_up.weight", "mlp.up_proj.weight");
 const DOWN: Name = Name::new("ffn_down.weight", "mlp.down_proj.weight");
-// Of shared experts:
-const SHARED_GATE: Name = Name::new("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight");
-const SHARED_UP: Name = Name::new("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight");
-const SHARED_DOWN: Name = Name::new("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight");
-const SHARED_OPEN: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
 
 /// What a family has of its own.
 pub struct Recipe {
@@ -48,8 +44,29 @@ pub struct Recipe {
     pub qkv_bias: bool,
     /// What the norms of queries and keys span.
     pub qk_norm: Option<NormSpan>,
+    /// Whether the configuration may let only the first channels of a head rotate.
+    pub partial_rope: bool,
+    /// What the norm before the feed-forward block is called.
+    pub ffn_norm: Name,
     /// The feed-forward blocks.
     pub feed_forward: FeedForward,
+}
+
+impl Recipe {
+    /// What the norm before the feed-forward block is called in most families.
+    pub const FFN_NORM: Name = Name::new("ffn_norm.weight", "post_attention_layernorm.weight");
+
+    /// The plainest decoder with these feed-forward blocks.
+    pub fn new(feed_forward: FeedForward) -> Recipe {
+        Recipe {
+            pairs: RopePairs::HalfSplit,
+            qkv_bias: false,
+            qk_norm: None,
+            partial_rope: false,
+            ffn_norm: Recipe::FFN_NORM,
+            feed_forward,
+        }
+    }
 }
 
 /// What a norm of queries or keys spans.
@@ -67,25 +84,52 @@ pub enum FeedForward {
     Dense(usize),
     /// All mixtures.
     Mixture(Mixture),
+    /// Mixtures but for the first layers.
+    DenseFirst {
+        /// How many layers are dense.
+        layers: usize,
+        /// Channels inside those.
+        inner: usize,
+        /// The others.
+        mixture: Mixture,
+    },
 }
 
 /// A mixture of experts.
 pub struct Mixture {
     /// What the router is called.
     pub gate: Name,
+    /// What the correction of its scores is called, if it has one.
+    pub correction: Option<Name>,
     /// What the experts are called in folders.
     pub names: ExpertNames,
     /// How experts are chosen.
     pub router: Router,
     /// Channels inside an expert.
     pub inner: usize,
-    /// Channels inside the gated expert that every token uses, if there is one.
-    pub shared_inner: Option<usize>,
+    /// The expert that every token uses, if there is one.
+    pub shared: Option<Shared>,
+}
+
+/// The expert that every token uses.
+pub struct Shared {
+    /// Channels inside.
+    pub inner: usize,
+    /// What gate, up and down are called.
+    pub names: [Name; 3],
+    /// What the weights are called that say how far its output is let through, if there are any.
+    pub open: Option<Name>,
 }
 
 impl Mixture {
     /// What most families call the router.
     pub const GATE: Name = Name::new("ffn_gate_inp.weight", "mlp.gate.weight");
+
+    /// The plainest mixture of experts that are `inner` channels wide inside.
+    pub fn new(router: Router, inner: usize) -> Mixture {
+        let (gate, names) = (Mixture::GATE, ExpertNames::USUAL);
+        Mixture { gate, correction: None, names, router, inner, shared: None }
+    }
 }
 
 /// A router as the configuration describes it: the softmax over all experts chooses.
@@ -98,7 +142,24 @@ pub fn softmax_router(config: &Config<'_>, normalise: bool) -> Result<Router> {
     if top_k > experts {
         return Err(config.error(keys::EXPERTS_USED, "is larger than the number of experts"));
     }
-    Ok(Router { experts, top_k, normalise })
+    Ok(Router { experts, top_k, scores: Scores::Softmax, normalise, scale: 1.0 })
+}
+
+/// A router as the configuration describes it: the sigmoids choose, and the weights of the chosen sum to one.
+///
+/// # Errors
+/// If the counts are missing or do not fit each other, or other scores are asked for.
+pub fn sigmoid_router(config: &Config<'_>) -> Result<Router> {
+    if let Some(other) = config.optional_count(keys::ROUTER_FUNCTION)?.filter(|&function| function != 2) {
+        return Err(config.unsupported(keys::ROUTER_FUNCTION, &other.to_string()));
+    }
+    if let Some(other) = config.optional_text(keys::ROUTER_SCORES)?.filter(|&name| name != "sigmoid") {
+        return Err(config.unsupported(keys::ROUTER_SCORES, other));
+    }
+    if let Some(groups) = config.optional_count(keys::ROUTER_GROUPS)?.filter(|&groups| groups != 1) {
+        return Err(config.unsupported(keys::ROUTER_GROUPS, &groups.to_string()));
+    }
+    Ok(Router { scores: Scores::Sigmoid, ..softmax_router(config, true)? })
 }
 
 struct Decoder {
@@ -122,15 +183,15 @@ struct Layer {
 /// A layer's feed-forward block.
 enum Ffn {
     Dense(Mlp, MlpWeights),
-    Mixture { moe: Moe, router: Matrix, shared: Option<SharedWeights> },
+    Mixture { moe: Moe, gate: Gate, shared: Option<SharedWeights> },
 }
 
 impl Layer {
-    /// `[experts, hidden]`
-    fn router(&self) -> Option<Matrix> {
+    /// The router, if it has one.
+    fn gate(&self) -> Option<Gate> {
         match self.ffn {
             Ffn::Dense(..) => None,
-            Ffn::Mixture { router, .. } => Some(router),
+            Ffn::Mixture { gate, .. } => Some(gate),
         }
     }
 }
@@ -159,15 +220,34 @@ impl Sizes {
     }
 }
 
+/// How many channels of a head rotate.
+fn rotated_channels(config: &Config<'_>, key_dim: usize, partial: bool) -> Result<usize> {
+    let channels = config.optional_count(keys::ROPE_DIM)?;
+    let share = config.optional_float(keys::ROPE_SHARE)?;
+    if !partial {
+        if let Some(channels) = channels.filter(|&n| n != key_dim) {
+            return Err(config.unsupported(keys::ROPE_DIM, &channels.to_string()));
+        }
+        if let Some(share) = share.filter(|&share| share != 1.0) {
+            return Err(config.unsupported(keys::ROPE_SHARE, &share.to_string()));
+        }
+    }
+    let (key, rotated) = match (channels, share) {
+        (Some(channels), _) => (keys::ROPE_DIM, channels),
+        (None, Some(share)) => (keys::ROPE_SHARE, (key_dim as f32 * share) as usize),
+        (None, None) => (keys::ROPE_DIM, key_dim),
+    };
+    if rotated == 0 || rotated > key_dim || !rotated.is_multiple_of(2) {
+        let problem =
+            format!("lets {rotated} of {key_dim} channels rotate, which must be even and not more than all");
+        return Err(config.error(key, &problem));
+    }
+    Ok(rotated)
+}
+
 /// Refuses what some files ask for and no family here has.
-fn refuse_others(config: &Config<'_>, key_dim: usize) -> Result<()> {
+fn refuse_others(config: &Config<'_>) -> Result<()> {
     config.plain_rope()?;
-    if let Some(channels) = config.optional_count(keys::ROPE_DIM)?.filter(|&n| n != key_dim) {
-        return Err(config.unsupported(keys::ROPE_DIM, &channels.to_string()));
-    }
-    if let Some(share) = config.optional_float(keys::ROPE_SHARE)?.filter(|&share| share != 1.0) {
-        return Err(config.unsupported(keys::ROPE_SHARE, &share.to_string()));
-    }
     if let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu") {
         return Err(config.unsupported(keys::ACTIVATION, other));
     }
@@ -182,12 +262,13 @@ fn refuse_others(config: &Config<'_>, key_dim: usize) -> Result<()> {
 /// # Errors
 /// If the configuration or a tensor does not fit, or asks for what is not supported.
 pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Box<dyn Model>> {
-    let layers = config.count(keys::LAYERS)?;
+    let layers = config.layers()?;
     let sizes = Sizes::read(config)?;
     let Sizes { hidden, heads, kv } = sizes;
     let eps = config.float(keys::NORM_EPS)?;
     let rope_base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
-    refuse_others(config, kv.key_dim)?;
+    refuse_others(config)?;
+    let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
     let vocab = b.rows_of(EMBED)?;
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
@@ -198,7 +279,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
             Ok(Layer {
                 attn_norm: b.vector(ATTN_NORM.of_layer(l), hidden)?,
                 attn: attention(b, recipe, l, &sizes)?,
-                ffn_norm: b.vector(FFN_NORM.of_layer(l), hidden)?,
+                ffn_norm: b.vector(recipe.ffn_norm.of_layer(l), hidden)?,
                 ffn: blocks.layer(b, l)?,
             })
         })
@@ -211,13 +292,13 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let attention = Gqa {
         kv,
         scale: 1.0 / (kv.key_dim as f32).sqrt(),
-        rope: Rope { frequencies: plain_frequencies(rope_base, kv.key_dim), scale: 1.0, pairs: recipe.pairs },
+        rope: Rope { frequencies: plain_frequencies(rope_base, rotated), scale: 1.0, pairs: recipe.pairs },
         eps,
         q: b.buffer(heads * kv.key_dim),
         k: b.buffer(kv.heads * kv.key_dim),
         v: b.buffer(kv.heads * kv.value_dim),
         attended: b.buffer(heads * kv.value_dim),
-        angles: b.buffer(kv.key_dim),
+        angles: b.buffer(rotated),
     };
     let head = Head {
         norm,
@@ -264,16 +345,28 @@ fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> R
 enum Blocks<'r> {
     Dense { mlp: Mlp, inner: usize, hidden: usize },
     Mixture { moe: Moe, mixture: &'r Mixture },
+    DenseFirst { layers: usize, dense: Box<Blocks<'r>>, mixtures: Box<Blocks<'r>> },
 }
 
 impl<'r> Blocks<'r> {
     /// The blocks that read `x`.
     fn new(b: &mut Builder<'_>, feed_forward: &'r FeedForward, x: Buf) -> Blocks<'r> {
-        let hidden = x.width;
-        let mixture = match feed_forward {
-            &FeedForward::Dense(inner) => return Blocks::Dense { mlp: mlp(b, inner), inner, hidden },
-            FeedForward::Mixture(mixture) => mixture,
-        };
+        match feed_forward {
+            &FeedForward::Dense(inner) => Blocks::dense(b, inner, x),
+            FeedForward::Mixture(mixture) => Blocks::mixture(b, mixture, x),
+            FeedForward::DenseFirst { layers, inner, mixture } => Blocks::DenseFirst {
+                layers: *layers,
+                dense: Box::new(Blocks::dense(b, *inner, x)),
+                mixtures: Box::new(Blocks::mixture(b, mixture, x)),
+            },
+        }
+    }
+
+    fn dense(b: &mut Builder<'_>, inner: usize, x: Buf) -> Blocks<'r> {
+        Blocks::Dense { mlp: mlp(b, inner), inner, hidden: x.width }
+    }
+
+    fn mixture(b: &mut Builder<'_>, mixture: &'r Mixture, x: Buf) -> Blocks<'r> {
         let Mixture { router, inner, .. } = *mixture;
         let moe = Moe {
             router,
@@ -282,40 +375,54 @@ impl<'r> Blocks<'r> {
                 x,
                 gate: b.buffer(router.top_k * inner),
                 up: b.buffer(router.top_k * inner),
-                out: b.buffer(router.top_k * hidden),
+                out: b.buffer(router.top_k * x.width),
             },
-            shared: mixture.shared_inner.map(|inner| SharedExpert {
-                mlp: mlp(b, inner),
+            shared: mixture.shared.as_ref().map(|shared| SharedExpert {
+                mlp: mlp(b, shared.inner),
                 gate: b.buffer(1),
-                out: b.buffer(hidden),
+                out: b.buffer(x.width),
             }),
         };
         Blocks::Mixture { moe, mixture }
     }
 
-    /// The block of the next layer, with its weights.
+    /// The block of layer `l`, which is the next, with its weights.
     fn layer(&self, b: &mut Builder<'_>, l: usize) -> Result<Ffn> {
-        match *self {
-            Blocks::Dense { mlp, inner, hidden } => {
+        match self {
+            &Blocks::Dense { mlp, inner, hidden } => {
                 b.no_experts();
-                let names = [GATE, UP, DOWN].map(|name| name.of_layer(l));
-                Ok(Ffn::Dense(mlp, mlp_weights(b, names, inner, hidden)?))
+                Ok(Ffn::Dense(
+                    mlp,
+                    mlp_weights(b, [GATE, UP, DOWN].map(|name| name.of_layer(l)), inner, hidden)?,
+                ))
             }
-            Blocks::Mixture { moe, mixture } => {
+            &Blocks::Mixture { moe, mixture } => {
+                let Mixture { router, inner, .. } = *mixture;
                 let hidden = moe.buffers.x.width;
-                b.experts(&mixture.names, &mixture.router, hidden, mixture.inner)?;
-                let router = b.matrix(mixture.gate.of_layer(l), mixture.router.experts, hidden)?;
-                let shared = match mixture.shared_inner {
-                    None => None,
-                    Some(inner) => {
-                        let names = [SHARED_GATE, SHARED_UP, SHARED_DOWN].map(|name| name.of_layer(l));
-                        let mlp = mlp_weights(b, names, inner, hidden)?;
-                        Some(SharedWeights { mlp, gate: Some(b.matrix(SHARED_OPEN.of_layer(l), 1, hidden)?) })
-                    }
-                };
-                Ok(Ffn::Mixture { moe, router, shared })
+                b.experts(&mixture.names, &router, hidden, inner)?;
+                let weights = b.matrix(mixture.gate.of_layer(l), router.experts, hidden)?;
+                let correction =
+                    mixture.correction.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()?;
+                let shared =
+                    mixture.shared.as_ref().map(|shared| shared.weights(b, l, hidden)).transpose()?;
+                Ok(Ffn::Mixture { moe, gate: Gate { weights, correction }, shared })
+            }
+            Blocks::DenseFirst { layers, dense, mixtures } => {
+                if l < *layers {
+                    dense.layer(b, l)
+                } else {
+                    mixtures.layer(b, l)
+                }
             }
         }
+    }
+}
+
+impl Shared {
+    fn weights(&self, b: &mut Builder<'_>, l: usize, hidden: usize) -> Result<SharedWeights> {
+        let mlp = mlp_weights(b, self.names.map(|name| name.of_layer(l)), self.inner, hidden)?;
+        let gate = self.open.map(|name| b.matrix(name.of_layer(l), 1, hidden)).transpose()?;
+        Ok(SharedWeights { mlp, gate })
     }
 }
 
@@ -347,9 +454,9 @@ impl Model for Decoder {
             cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
             match layer.ffn {
                 Ffn::Dense(mlp, ref w) => mlp.forward(cx.backend, w, self.normed, self.added)?,
-                Ffn::Mixture { ref moe, router, shared } => {
-                    let next = self.layers.get(i.0 + 1).and_then(Layer::router);
-                    moe.forward(cx, i, Gates { here: router, next, shared }, self.added)?;
+                Ffn::Mixture { ref moe, gate, shared } => {
+                    let next = self.layers.get(i.0 + 1).and_then(Layer::gate);
+                    moe.forward(cx, i, Gates { here: gate, next, shared }, self.added)?;
                 }
             }
             cx.backend.add(self.x, self.added)?;

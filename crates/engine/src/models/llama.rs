@@ -32,13 +32,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     }
     let inner = config.count(keys::INNER)?;
     let feed_forward = if config.optional_count(keys::EXPERTS)?.is_some() {
-        FeedForward::Mixture(Mixture {
-            gate: ROUTER,
-            names: EXPERTS,
-            router: decoder::softmax_router(config, true)?,
-            inner,
-            shared_inner: None,
-        })
+        let router = decoder::softmax_router(config, true)?;
+        FeedForward::Mixture(Mixture { gate: ROUTER, names: EXPERTS, ..Mixture::new(router, inner) })
     } else {
         FeedForward::Dense(inner)
     };
@@ -47,6 +42,6 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Format::Gguf => RopePairs::Interleaved,
         Format::HuggingFace | Format::Mlx => RopePairs::HalfSplit,
     };
-    let recipe = Recipe { pairs, qkv_bias: false, qk_norm: None, feed_forward };
+    let recipe = Recipe { pairs, ..Recipe::new(feed_forward) };
     decoder::describe(config, b, &recipe)
 }

@@ -1,9 +1,7 @@
 //! OLMoE: attention with queries and keys normed over all heads together, every layer a mixture of experts.
 
-use forebay_kernels::RopePairs;
-
 use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Model, keys};
+use super::{Arch, Builder, Config, Model, keys};
 use crate::error::Result;
 use crate::format::Format;
 
@@ -19,17 +17,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Format::Gguf => false,
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
     };
-    let recipe = Recipe {
-        pairs: RopePairs::HalfSplit,
-        qkv_bias: false,
-        qk_norm: Some(NormSpan::Projection),
-        feed_forward: FeedForward::Mixture(Mixture {
-            gate: Mixture::GATE,
-            names: ExpertNames::USUAL,
-            router: decoder::softmax_router(config, normalise)?,
-            inner: config.count(keys::INNER)?,
-            shared_inner: None,
-        }),
-    };
+    let router = decoder::softmax_router(config, normalise)?;
+    let mixture = Mixture::new(router, config.count(keys::INNER)?);
+    let recipe = Recipe { qk_norm: Some(NormSpan::Projection), ..Recipe::new(FeedForward::Mixture(mixture)) };
     decoder::describe(config, b, &recipe)
 }
