@@ -7,7 +7,7 @@ use common::{DENSE, MIXTURES, Reference, containers, demo_model, logits, options
 use forebay_engine::Precision;
 
 #[test]
-fn exact_logits_of_the_tiny_models_equal_those_of_transformers() {
+fn exact_logits_of_the_tiny_models_equal_those_of_others() {
     for family in MIXTURES.into_iter().chain(DENSE) {
         let reference = Reference::read(&format!("golden/{family}.logits.safetensors"));
         for model in containers(family) {

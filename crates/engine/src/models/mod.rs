@@ -11,6 +11,7 @@ mod llama;
 mod minimax_m2;
 mod names;
 mod olmoe;
+mod qwen2;
 mod qwen2moe;
 mod qwen3;
 mod qwen3moe;
@@ -27,8 +28,16 @@ use crate::format::{Format, ModelFile, Quoted, Value};
 use crate::session::Batch;
 
 /// All families that can be run.
-pub const ARCHS: &[Arch] =
-    &[qwen3moe::ARCH, qwen3::ARCH, llama::ARCH, olmoe::ARCH, qwen2moe::ARCH, minimax_m2::ARCH, glm4moe::ARCH];
+pub const ARCHS: &[Arch] = &[
+    qwen3moe::ARCH,
+    qwen2::ARCH,
+    qwen3::ARCH,
+    llama::ARCH,
+    olmoe::ARCH,
+    qwen2moe::ARCH,
+    minimax_m2::ARCH,
+    glm4moe::ARCH,
+];
 
 /// A family's entry in the registry.
 #[derive(Clone, Copy)]

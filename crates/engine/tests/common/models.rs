@@ -17,7 +17,7 @@ pub fn demo_model() -> PathBuf {
 
 /// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
 pub const MIXTURES: [&str; 6] = ["qwen3moe", "mixtral", "olmoe", "qwen2moe", "minimax_m2", "glm4moe"];
-pub const DENSE: [&str; 2] = ["qwen3", "llama"];
+pub const DENSE: [&str; 3] = ["qwen2", "qwen3", "llama"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {
