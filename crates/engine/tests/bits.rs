@@ -6,7 +6,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{assert_same_bits, data, demo_model, logits, random_tokens};
+use common::{DENSE, MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens};
 use forebay_engine::{Engine, Options, Precision, TokenId};
 
 const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
@@ -18,6 +18,15 @@ const CUTS: [(usize, usize); 4] = [(40, 1), (1, 3), (7, 2), (33, 3)];
 fn chunks_and_threads_change_no_bit_of_the_tiny_model() {
     for precision in PRECISIONS {
         compare_cuts(&data("golden/qwen3moe.gguf"), precision, &random_tokens(40, 160, 1), &CUTS);
+    }
+}
+
+#[test]
+fn chunks_and_threads_change_no_bit_of_any_family() {
+    for model in MIXTURES.into_iter().chain(DENSE).flat_map(containers) {
+        for precision in PRECISIONS {
+            compare_cuts(&model, precision, &random_tokens(40, 512, 8), &CUTS);
+        }
     }
 }
 

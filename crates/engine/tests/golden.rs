@@ -3,15 +3,19 @@
 #[path = "common/models.rs"]
 mod common;
 
-use common::{Reference, demo_model, logits, options, relative_error};
+use common::{DENSE, MIXTURES, Reference, containers, demo_model, logits, options, relative_error};
 use forebay_engine::Precision;
 
 #[test]
-fn exact_logits_of_the_tiny_model_equal_those_of_transformers() {
-    let reference = Reference::read("golden/qwen3moe.logits.safetensors");
-    let ours = logits(&common::data("golden/qwen3moe.gguf"), &options(Precision::Exact), &reference.tokens);
-    let error = relative_error(&ours, &reference.logits);
-    assert!(error < 1e-3, "relative error {error}");
+fn exact_logits_of_the_tiny_models_equal_those_of_others() {
+    for family in MIXTURES.into_iter().chain(DENSE) {
+        let reference = Reference::read(&format!("golden/{family}.logits.safetensors"));
+        for model in containers(family) {
+            let ours = logits(&model, &options(Precision::Exact), &reference.tokens);
+            let error = relative_error(&ours, &reference.logits);
+            assert!(error < 1e-3, "{}: relative error {error}", model.display());
+        }
+    }
 }
 
 #[test]

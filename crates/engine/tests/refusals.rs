@@ -3,7 +3,7 @@
 mod common;
 
 use common::gguf_builder::{GgufBuilder, tensor_type};
-use common::tiny_model::{CONTEXT, EXPERTS, HEAD_DIM, HEADS, INNER, TOKENS, VOCAB, tiny_model};
+use common::tiny_model::{CONTEXT, EXPERTS, HEAD_DIM, HEADS, INNER, LAYERS, TOKENS, VOCAB, tiny_model};
 use forebay_engine::plan::Machine;
 use forebay_engine::{Engine, Error, Options, Request, Result, TokenId};
 
@@ -194,6 +194,19 @@ fn rotary_scaling_is_refused_by_name() {
     let rotated = |channels| tiny_model(HIDDEN).u32("qwen3moe.rope.dimension_count", channels);
     assert_says(&unsupported(&rotated(4)), &["qwen3moe.rope.dimension_count", "4"]);
     assert!(open_with(&rotated(HEAD_DIM as u32).build(), &options()).is_ok());
+}
+
+/// GGUF files count layers that predict further tokens among the others.
+#[test]
+fn layers_that_predict_further_tokens_are_skipped() {
+    let count = "qwen3moe.block_count";
+    let file = tiny_model(HIDDEN).without(count).u32(count, LAYERS as u32 + 1);
+    let further = |count| file.clone().u32("qwen3moe.nextn_predict_layers", count);
+    let with =
+        |layer| further(1).tensor(format!("blk.{layer}.nextn.enorm.weight"), tensor_type::F32, &[8], 32);
+    assert!(open_with(&with(LAYERS).build(), &options()).is_ok());
+    assert_says(&unsupported(&with(LAYERS + 1)), &["blk.3.nextn.enorm.weight", "not known"]);
+    assert_says(&damaged(&further(LAYERS as u32 + 1)), &["nextn_predict_layers", "no layers"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{assert_same_bits, data, demo_model, logits, random_tokens};
+use common::{MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens};
 use forebay_engine::format::ModelFile;
 use forebay_engine::models::describe;
 use forebay_engine::plan::ExpertMemory;
@@ -67,6 +67,23 @@ fn compare(model: &Path, tokens: &[TokenId], precision: Precision, percents: [f6
 fn the_budget_changes_no_bit_of_the_tiny_model() {
     for precision in [Precision::Fast, Precision::Exact] {
         compare(&data("golden/qwen3moe.gguf"), &random_tokens(40, 160, 11), precision, [100.0, 50.0, 25.0]);
+    }
+}
+
+#[test]
+fn the_least_memory_changes_no_bit_of_any_family() {
+    let tokens = random_tokens(24, 512, 16);
+    for model in MIXTURES.into_iter().flat_map(containers) {
+        let least = Some(least_expert_memory(&model));
+        for (precision, prefetch) in [(Precision::Fast, true), (Precision::Exact, false)] {
+            let resident = Options { precision, threads: Some(2), ..Options::default() };
+            let (expected, misses) = run(&model, &resident, &tokens);
+            assert_eq!(misses, 0, "everything fits");
+            let (streamed, misses) =
+                run(&model, &Options { expert_memory: least, prefetch, ..resident }, &tokens);
+            assert!(misses > 0, "{}", model.display());
+            assert_same_bits(&streamed, &expected, &format!("{}, {precision:?}", model.display()));
+        }
     }
 }
 

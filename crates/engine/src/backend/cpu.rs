@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::slice;
 
+use forebay_kernels::math::sigmoid;
 use forebay_kernels::{Encoding, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, TileMut};
 
 use smallvec::SmallVec;
@@ -46,6 +47,8 @@ pub struct CpuBackend {
     expert_panels: Panels,
     /// The buffer that the experts' panels are of, until it is written to.
     expert_input: Option<usize>,
+    /// The corrected scores of one token's experts.
+    corrected: Vec<f32>,
     rows: usize,
 }
 
@@ -69,6 +72,7 @@ impl CpuBackend {
             panels: Panels::default(),
             expert_panels: Panels::default(),
             expert_input: None,
+            corrected: Vec::new(),
             rows: 0,
         })
     }
@@ -231,12 +235,26 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn route(&mut self, logits: Buf, router: &Router, routing: &mut Routing) -> Result<()> {
+    fn route(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        correction: Option<Vector>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        let correction = correction.map(|w| &self.vectors[w.0][..]);
         let (experts, weights) = routing.prepare(self.rows, router.top_k);
         let logits = self.buffers[logits.id][..self.rows * logits.width].chunks_exact_mut(logits.width);
         let choices = experts.chunks_exact_mut(router.top_k).zip(weights.chunks_exact_mut(router.top_k));
         for (logits, (experts, weights)) in logits.zip(choices) {
-            router.choose(self.kernels, logits, experts, weights);
+            match correction {
+                None => router.choose(self.kernels, logits, experts, weights),
+                Some(correction) => {
+                    self.corrected.clear();
+                    self.corrected.extend_from_slice(correction);
+                    router.choose_corrected(self.kernels, logits, &mut self.corrected, experts, weights);
+                }
+            }
         }
         routing.sort(router.experts);
         Ok(())
@@ -310,6 +328,29 @@ impl Backend for CpuBackend {
     fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
         self.each_row(x, |this, row, values| {
             (this.kernels.add)(values, &this.get(y)[row * y.width..][..y.width]);
+        });
+        Ok(())
+    }
+
+    fn add_bias(&mut self, x: Buf, w: Vector) -> Result<()> {
+        self.each_row(x, |this, _, values| (this.kernels.add)(values, &this.vectors[w.0]));
+        Ok(())
+    }
+
+    fn swiglu(&mut self, gate: Buf, up: Buf) -> Result<()> {
+        self.each_row(gate, |this, row, values| {
+            (this.kernels.swiglu)(values, &this.get(up)[row * up.width..][..up.width]);
+        });
+        Ok(())
+    }
+
+    fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()> {
+        self.each_row(x, |this, row, values| {
+            let gates = &this.get(gate)[row * gate.width..][..gate.width];
+            for (values, gate) in values.chunks_exact_mut(x.width / gate.width).zip(gates) {
+                let open = sigmoid(*gate);
+                values.iter_mut().for_each(|value| *value *= open);
+            }
         });
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::any::Any;
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
 pub use cpu::{CpuBackend, Precision};
-pub use routing::{Router, Routing};
+pub use routing::{Router, Routing, Scores};
 
 use crate::TokenId;
 use crate::error::Result;
@@ -177,8 +177,15 @@ pub trait Backend: Send {
     /// of its sequence up to its own.
     fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()>;
 
-    /// Chooses experts for every row from the router's logits, and tells the host.
-    fn route(&mut self, logits: Buf, router: &Router, routing: &mut Routing) -> Result<()>;
+    /// Chooses experts for every row from the router's logits, with a correction `[experts]` of the scores if there
+    /// is one, and tells the host.
+    fn route(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        correction: Option<Vector>,
+        routing: &mut Routing,
+    ) -> Result<()>;
 
     /// Computes `W_d( SiLU(W_g x) · (W_u x) )` for the leased experts and the rows routed to them.
     fn experts(&mut self, buffers: &ExpertBuffers, routing: &Routing, leases: &[Lease]) -> Result<()>;
@@ -188,6 +195,15 @@ pub trait Backend: Send {
 
     /// `x = x + y`
     fn add(&mut self, x: Buf, y: Buf) -> Result<()>;
+
+    /// `x[t] = x[t] + w`
+    fn add_bias(&mut self, x: Buf, w: Vector) -> Result<()>;
+
+    /// `gate = SiLU(gate) · up`
+    fn swiglu(&mut self, gate: Buf, up: Buf) -> Result<()>;
+
+    /// `x = x · σ(gate)`, where a row of `gate` has a number for each of `x`, or one for all.
+    fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()>;
 
     /// `out[i] = x[rows[i]]`; the following operations work on these rows.
     fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()>;

@@ -1,6 +1,7 @@
 //! The router's choice for a batch, and the batch sorted by expert.
 
 use forebay_kernels::Kernels;
+use forebay_kernels::math::sigmoid;
 
 use crate::ExpertIdx;
 
@@ -11,22 +12,64 @@ pub struct Router {
     pub experts: usize,
     /// Experts chosen for each token.
     pub top_k: usize,
+    /// What logits become.
+    pub scores: Scores,
     /// Whether the weights of the chosen are divided by their sum.
     pub normalise: bool,
+    /// Multiplies the weights in the end.
+    pub scale: f32,
+}
+
+/// How likely experts are, by their logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// Softmax over all experts.
+    Softmax,
+    /// Each by itself.
+    Sigmoid,
 }
 
 impl Router {
-    /// Chooses for one token: softmax over all experts, the `top_k` largest, ties to the lower index. The
-    /// logits are overwritten.
+    /// Chooses for one token: the `top_k` largest scores, ties to the lower index. The logits become the scores.
     pub fn choose(&self, kernels: &Kernels, logits: &mut [f32], experts: &mut [u32], weights: &mut [f32]) {
-        (kernels.softmax)(logits);
+        self.score(kernels, logits);
         (kernels.top_k)(logits, experts);
-        for (weight, expert) in weights.iter_mut().zip(&*experts) {
-            *weight = logits[*expert as usize];
+        self.weigh(logits, experts, weights);
+    }
+
+    /// Chooses for one token by scores plus a correction, which does not count in the weights. `corrected` is
+    /// overwritten with those sums, the logits with the scores.
+    pub fn choose_corrected(
+        &self,
+        kernels: &Kernels,
+        logits: &mut [f32],
+        corrected: &mut [f32],
+        experts: &mut [u32],
+        weights: &mut [f32],
+    ) {
+        self.score(kernels, logits);
+        (kernels.add)(corrected, logits);
+        (kernels.top_k)(corrected, experts);
+        self.weigh(logits, experts, weights);
+    }
+
+    fn score(&self, kernels: &Kernels, logits: &mut [f32]) {
+        match self.scores {
+            Scores::Softmax => (kernels.softmax)(logits),
+            Scores::Sigmoid => logits.iter_mut().for_each(|logit| *logit = sigmoid(*logit)),
+        }
+    }
+
+    fn weigh(&self, scores: &[f32], experts: &[u32], weights: &mut [f32]) {
+        for (weight, expert) in weights.iter_mut().zip(experts) {
+            *weight = scores[*expert as usize];
         }
         if self.normalise {
             let sum: f32 = weights.iter().sum();
             weights.iter_mut().for_each(|w| *w /= sum);
+        }
+        if self.scale != 1.0 {
+            weights.iter_mut().for_each(|w| *w *= self.scale);
         }
     }
 }
@@ -147,7 +190,8 @@ mod tests {
     #[test]
     fn the_router_normalises_only_when_told() {
         let kernels = Kernels::for_isa(Isa::Scalar);
-        let mut router = Router { experts: 4, top_k: 2, normalise: false };
+        let mut router =
+            Router { experts: 4, top_k: 2, scores: Scores::Softmax, normalise: false, scale: 1.0 };
         let logits = [2.0f32.ln(), 0.0, 3.0f32.ln(), 0.0];
         let (mut experts, mut weights) = ([0; 2], [0.0; 2]);
         router.choose(kernels, &mut logits.clone(), &mut experts, &mut weights);
@@ -156,5 +200,18 @@ mod tests {
         router.normalise = true;
         router.choose(kernels, &mut logits.clone(), &mut experts, &mut weights);
         assert!((weights[0] - 0.6).abs() < 1e-6 && (weights[1] - 0.4).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_correction_counts_in_the_choice_and_not_in_the_weights() {
+        let kernels = Kernels::for_isa(Isa::Scalar);
+        let router = Router { experts: 4, top_k: 2, scores: Scores::Sigmoid, normalise: true, scale: 2.0 };
+        // Scores of 3/4, 1/2, 1/4 and 1/2.
+        let mut logits = [3.0f32.ln(), 0.0, -(3.0f32.ln()), 0.0];
+        let (mut experts, mut weights) = ([0; 2], [0.0; 2]);
+        let mut corrected = [0.0, 0.0, 0.9, -0.4];
+        router.choose_corrected(kernels, &mut logits, &mut corrected, &mut experts, &mut weights);
+        assert_eq!(experts, [2, 0]);
+        assert!((weights[0] - 0.5).abs() < 1e-6 && (weights[1] - 1.5).abs() < 1e-6, "{weights:?}");
     }
 }

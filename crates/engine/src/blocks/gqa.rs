@@ -40,10 +40,10 @@ pub struct GqaWeights {
     pub v: Matrix,
     /// `[hidden, query heads · value_dim]`
     pub out: Matrix,
-    /// `[key_dim]`, applied to every query head before the rotation
-    pub q_norm: Vector,
-    /// `[key_dim]`, applied to every key head before the rotation
-    pub k_norm: Vector,
+    /// Added to queries, keys and values: `[query heads · key_dim]`, `[key heads · key_dim]`, `[key heads · value_dim]`
+    pub biases: Option<[Vector; 3]>,
+    /// Of queries and keys before the rotation: `[key_dim]`, applied to every head, or as long as all heads together.
+    pub norms: Option<[Vector; 2]>,
 }
 
 impl Gqa {
@@ -70,8 +70,13 @@ impl Gqa {
     ) -> Result<()> {
         let b = &mut *cx.backend;
         b.matmul(x, &[(w.q, self.q), (w.k, self.k), (w.v, self.v)])?;
-        for (heads, norm) in [(self.q, w.q_norm), (self.k, w.k_norm)] {
+        for (heads, bias) in [self.q, self.k, self.v].into_iter().zip(w.biases.into_iter().flatten()) {
+            b.add_bias(heads, bias)?;
+        }
+        for (heads, norm) in [self.q, self.k].into_iter().zip(w.norms.into_iter().flatten()) {
             b.rms_norm(heads, norm, self.eps, heads)?;
+        }
+        for heads in [self.q, self.k] {
             b.rope(heads, self.kv.key_dim, self.rope.pairs, self.angles)?;
         }
         let attention =

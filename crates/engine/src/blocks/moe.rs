@@ -1,8 +1,9 @@
 //! A mixture of experts: the router picks a few experts for each token, their outputs are added up.
 
 use crate::LayerIdx;
-use crate::backend::{Buf, ExpertBuffers, Matrix, Router};
+use crate::backend::{Backend, Buf, ExpertBuffers, Matrix, Router, Vector};
 use crate::blocks::Context;
+use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
 
 /// The router and the buffers of a mixture, alike in all layers of a model.
@@ -14,20 +15,53 @@ pub struct Moe {
     pub logits: Buf,
     /// Where the experts work.
     pub buffers: ExpertBuffers,
+    /// Where the shared expert works, if there is one.
+    pub shared: Option<SharedExpert>,
 }
 
-/// The routers that a layer's pass needs.
+/// The buffers of the expert that every token uses.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedExpert {
+    /// The expert itself.
+    pub mlp: Mlp,
+    /// `[rows, 1]` How far its output is let through.
+    pub gate: Buf,
+    /// `[rows, hidden]`
+    pub out: Buf,
+}
+
+/// The weights of the expert that every token uses, in one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedWeights {
+    /// The expert itself.
+    pub mlp: MlpWeights,
+    /// `[1, hidden]` The sigmoid of its product scales the expert's output; without it, all of that counts.
+    pub gate: Option<Matrix>,
+}
+
+/// The weights of a router.
+#[derive(Clone, Copy, Debug)]
+pub struct Gate {
+    /// `[experts, hidden]`
+    pub weights: Matrix,
+    /// `[experts]` Added to the scores for the choice alone.
+    pub correction: Option<Vector>,
+}
+
+/// The dense weights that a layer's pass needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Gates {
-    /// `[experts, hidden]` This layer's.
-    pub here: Matrix,
-    /// `[experts, hidden]` The next layer's, if it has one: applied to what this layer's experts read, it tells
+    /// This layer's router.
+    pub here: Gate,
+    /// The next layer's, if it has one: applied to what this layer's experts read, it tells
     /// which experts will probably be asked for next.
-    pub next: Option<Matrix>,
+    pub next: Option<Gate>,
+    /// Those of the shared expert, if there is one.
+    pub shared: Option<SharedWeights>,
 }
 
 impl Moe {
-    /// `out = Σ weight · expert(x)` over the chosen experts, with `x` in the buffers' `x`.
+    /// `out = Σ weight · expert(x)` over the chosen experts, plus the shared one, with `x` in the buffers' `x`.
     ///
     /// Experts are computed in the order in which the store has them ready. Their outputs are kept apart and
     /// added in rank order, so that the order of arrival changes no bit.
@@ -36,19 +70,39 @@ impl Moe {
     /// The backend's, and the store's if an expert cannot be read.
     pub fn forward(&self, cx: &mut Context<'_>, layer: LayerIdx, gates: Gates, out: Buf) -> Result<()> {
         let b = &mut *cx.backend;
-        b.matmul(self.buffers.x, &[(gates.here, self.logits)])?;
-        b.route(self.logits, &self.router, cx.routing)?;
+        b.matmul(self.buffers.x, &[(gates.here.weights, self.logits)])?;
+        b.route(self.logits, &self.router, gates.here.correction, cx.routing)?;
         (cx.observer)(layer, cx.routing);
         let mut acquisition = cx.store.acquire(layer, cx.routing.chosen(), cx.purpose);
         if let (Some(expected), Some(next)) = (&mut cx.expected, gates.next) {
-            b.matmul(self.buffers.x, &[(next, self.logits)])?;
-            b.route(self.logits, &self.router, expected)?;
+            b.matmul(self.buffers.x, &[(next.weights, self.logits)])?;
+            b.route(self.logits, &self.router, next.correction, expected)?;
             cx.store.prefetch(LayerIdx(layer.0 + 1), expected.chosen());
+        }
+        // The drive is at work meanwhile.
+        let shared = self.shared.as_ref().zip(gates.shared);
+        if let Some((shared, w)) = shared {
+            shared.forward(b, &w, self.buffers.x)?;
         }
         while let Some(mut leases) = acquisition.next_ready()? {
             leases.sort_unstable_by_key(|lease| lease.expert());
             b.experts(&self.buffers, cx.routing, &leases)?;
         }
-        b.combine(cx.routing, self.buffers.out, out)
+        b.combine(cx.routing, self.buffers.out, out)?;
+        match shared {
+            Some((shared, _)) => b.add(out, shared.out),
+            None => Ok(()),
+        }
+    }
+}
+
+impl SharedExpert {
+    fn forward(&self, b: &mut dyn Backend, w: &SharedWeights, x: Buf) -> Result<()> {
+        self.mlp.forward(b, &w.mlp, x, self.out)?;
+        if let Some(gate) = w.gate {
+            b.matmul(x, &[(gate, self.gate)])?;
+            b.sigmoid_gate(self.out, self.gate)?;
+        }
+        Ok(())
     }
 }

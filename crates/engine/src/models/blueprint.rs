@@ -312,6 +312,11 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// The next layer has no routed experts.
+    pub fn no_experts(&mut self) {
+        self.experts.push(None);
+    }
+
     /// The finished blueprint.
     ///
     /// # Errors
@@ -338,11 +343,11 @@ impl<'a> Builder<'a> {
         Ok(Blueprint { model, context, experts, buffers, weights })
     }
 
-    /// Whether a tensor in a folder belongs to something other than the text model: to layers that predict further
+    /// Whether a tensor belongs to something other than the text model: to layers that predict further
     /// tokens, to what sees and hears, or to tables that follow from the settings.
     fn is_beyond(&self, name: &str) -> bool {
         if self.format() == Format::Gguf {
-            return false;
+            return name.strip_prefix("blk.").is_some_and(|rest| self.is_in_extra_layer(rest));
         }
         const OTHERS: [&str; 7] = [
             "mtp.",
@@ -359,7 +364,12 @@ impl<'a> Builder<'a> {
         }
         let layer =
             name.strip_prefix("model.layers.").or_else(|| name.strip_prefix("model.language_model.layers."));
-        let layer = layer.and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        layer.is_some_and(|rest| self.is_in_extra_layer(rest))
+    }
+
+    /// Whether a tensor, whose name begins with its layer's number here, is of a layer that predicts further tokens.
+    fn is_in_extra_layer(&self, name: &str) -> bool {
+        let layer = name.split('.').next().and_then(|number| number.parse::<usize>().ok());
         let extra =
             self.file.setting(&keys::EXTRA_LAYERS).and_then(|(_, value)| Value::as_u64(value)).unwrap_or(0);
         layer.is_some_and(|l| l >= self.layers && ((l - self.layers) as u64) < extra)

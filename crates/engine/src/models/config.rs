@@ -82,6 +82,33 @@ impl<'a> Config<'a> {
         value.as_str().map(Some).ok_or_else(|| self.error(key, "is not text"))
     }
 
+    /// The layers of the text model. GGUF files count those that predict further tokens, too.
+    ///
+    /// # Errors
+    /// If their number is missing, absurd, or smaller than that of the others.
+    pub fn layers(&self) -> Result<usize> {
+        let layers = self.count(keys::LAYERS)?;
+        let extra = match self.format() {
+            Format::Gguf => self.number(keys::EXTRA_LAYERS)?,
+            Format::HuggingFace | Format::Mlx => 0,
+        };
+        match layers.checked_sub(extra) {
+            Some(layers @ 1..) => Ok(layers),
+            _ => Err(self.error(keys::EXTRA_LAYERS, "leaves no layers to the model")),
+        }
+    }
+
+    /// A number of things that may be none, as it is if nothing is said.
+    ///
+    /// # Errors
+    /// If it is there and not an integer, or absurdly large.
+    pub fn number(&self, key: Key) -> Result<usize> {
+        match self.get(key).map(Value::as_u64) {
+            None | Some(Some(0)) => Ok(0),
+            Some(_) => self.count(key),
+        }
+    }
+
     /// Checks that the rotation is not stretched.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ pub const NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_ep
 pub const ROPE_BASE: Key =
     key("rope.freq_base", &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"]);
 /// How many channels rotate.
-pub const ROPE_DIM: Key = key("rope.dimension_count", &[]);
+pub const ROPE_DIM: Key = key("rope.dimension_count", &["rotary_dim"]);
 /// Which share of the channels rotates.
 pub const ROPE_SHARE: Key = key("", &["rope_parameters.partial_rotary_factor", "partial_rotary_factor"]);
 /// How the rotation is stretched to longer contexts.
@@ -45,8 +45,28 @@ pub const EXPERTS: Key = key("expert_count", &["num_experts", "num_local_experts
 pub const EXPERTS_USED: Key = key("expert_used_count", &["num_experts_per_tok"]);
 /// Channels inside an expert.
 pub const EXPERT_INNER: Key = key("expert_feed_forward_length", &["moe_intermediate_size"]);
+/// Channels inside a dense feed-forward block, and in some families inside an expert.
+pub const INNER: Key = key("feed_forward_length", &["intermediate_size"]);
+/// Channels inside the shared expert.
+pub const SHARED_INNER: Key = key("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"]);
 /// Whether the weights of the chosen experts are made to sum to one.
 pub const ROUTER_NORMALISES: Key = key("expert_weights_norm", &["norm_topk_prob"]);
+/// What the router's logits become: 1 softmax, 2 sigmoid.
+pub const ROUTER_FUNCTION: Key = key("expert_gating_func", &[]);
+/// What the router's logits become.
+pub const ROUTER_SCORES: Key = key("", &["scoring_func"]);
+/// What multiplies the weights of the chosen experts.
+pub const ROUTER_SCALE: Key = key("expert_weights_scale", &["routed_scaling_factor"]);
+/// Groups that experts are chosen from.
+pub const ROUTER_GROUPS: Key = key("expert_group_count", &["n_group"]);
+/// Experts that every token uses.
+pub const SHARED_EXPERTS: Key = key("expert_shared_count", &["n_shared_experts"]);
+/// Layers at the start that have no experts.
+pub const DENSE_LAYERS: Key = key("leading_dense_block_count", &["first_k_dense_replace"]);
+/// Whether queries and keys are normed.
+pub const QK_NORM: Key = key("", &["use_qk_norm"]);
+/// Whether queries, keys and values have biases.
+pub const QKV_BIAS: Key = key("", &["attention_bias"]);
 /// Layers that predict further tokens, after those of the model.
 pub const EXTRA_LAYERS: Key =
     key("nextn_predict_layers", &["num_nextn_predict_layers", "mtp_num_hidden_layers"]);
@@ -56,3 +76,7 @@ pub const ACTIVATION: Key = key("", &["hidden_act"]);
 pub const TIED: Key = key("", &["tie_word_embeddings"]);
 /// Whether some layers see only a window of the context.
 pub const SLIDING_WINDOW: Key = key("", &["use_sliding_window"]);
+/// How many positions such a window has.
+pub const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
+/// The bound that queries, keys and values are cut off at.
+pub const CLIP_QKV: Key = key("attention.clamp_kqv", &["clip_qkv"]);

@@ -1,11 +1,19 @@
-//! The model families. Each has a file with its configuration, its tensors' names and a straight-line
-//! forward pass; the registry below lists them.
+//! The model families. Each has a file with its configuration and the names of its tensors; the forward pass is that of
+//! the decoder that most of them share, or a straight line of its own. The registry below lists them.
 
 mod blueprint;
 mod config;
+mod decoder;
 mod experts;
+mod glm4moe;
 pub mod keys;
+mod llama;
+mod minimax_m2;
 mod names;
+mod olmoe;
+mod qwen2;
+mod qwen2moe;
+mod qwen3;
 mod qwen3moe;
 
 pub use blueprint::{Blueprint, Builder};
@@ -20,7 +28,16 @@ use crate::format::{Format, ModelFile, Quoted, Value};
 use crate::session::Batch;
 
 /// All families that can be run.
-pub const ARCHS: &[Arch] = &[qwen3moe::ARCH];
+pub const ARCHS: &[Arch] = &[
+    qwen3moe::ARCH,
+    qwen2::ARCH,
+    qwen3::ARCH,
+    llama::ARCH,
+    olmoe::ARCH,
+    qwen2moe::ARCH,
+    minimax_m2::ARCH,
+    glm4moe::ARCH,
+];
 
 /// A family's entry in the registry.
 #[derive(Clone, Copy)]

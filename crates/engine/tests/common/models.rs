@@ -15,6 +15,15 @@ pub fn demo_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf")
 }
 
+/// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
+pub const MIXTURES: [&str; 6] = ["qwen3moe", "mixtral", "olmoe", "qwen2moe", "minimax_m2", "glm4moe"];
+pub const DENSE: [&str; 3] = ["qwen2", "qwen3", "llama"];
+
+/// The same tiny model in both kinds of container.
+pub fn containers(family: &str) -> [PathBuf; 2] {
+    [data(&format!("golden/{family}.gguf")), data(&format!("golden/{family}"))]
+}
+
 /// A file of the tests' data.
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)

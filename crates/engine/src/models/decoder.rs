@@ -1,0 +1,474 @@
+//! The decoder that most families are: before each block a norm, after it the residual; attention, then a feed-forward
+//! block that is dense or a mixture of experts. A family says in a [`Recipe`] what is its own.
+
+use forebay_kernels::RopePairs;
+
+use super::{Builder, Config, ExpertNames, Model, Name, keys};
+use crate::LayerIdx;
+use crate::backend::{Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, Vector};
+use crate::blocks::Context;
+use crate::blocks::gqa::{Gqa, GqaWeights};
+use crate::blocks::head::Head;
+use crate::blocks::mlp::{Mlp, MlpWeights};
+use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
+use crate::blocks::rope::plain_frequencies;
+use crate::error::Result;
+use crate::session::Batch;
+
+const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
+const NORM: Name = Name::new("output_norm.weight", "model.norm.weight");
+const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
+// Of every layer:
+const ATTN_NORM: Name = Name::new("attn_norm.weight", "input_layernorm.weight");
+const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
+const K: Name = Name::new("attn_k.weight", "self_attn.k_proj.weight");
+const V: Name = Name::new("attn_v.weight", "self_attn.v_proj.weight");
+const ATTN_OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight");
+/// The bias of queries.
+pub const Q_BIAS: Name = Name::new("attn_q.bias", "self_attn.q_proj.bias");
+const K_BIAS: Name = Name::new("attn_k.bias", "self_attn.k_proj.bias");
+const V_BIAS: Name = Name::new("attn_v.bias", "self_attn.v_proj.bias");
+/// The norm of queries.
+pub const Q_NORM: Name = Name::new("attn_q_norm.weight", "self_attn.q_norm.weight");
+const K_NORM: Name = Name::new("attn_k_norm.weight", "self_attn.k_norm.weight");
+// Of dense layers:
+const GATE: Name = Name::new("ffn_gate.weight", "mlp.gate_proj.weight");
+const UP: Name = Name::new("ffn_up.weight", "mlp.up_proj.weight");
+const DOWN: Name = Name::new("ffn_down.weight", "mlp.down_proj.weight");
+
+/// What a family has of its own.
+pub struct Recipe {
+    /// Which channels rotate together.
+    pub pairs: RopePairs,
+    /// Whether queries, keys and values have biases.
+    pub qkv_bias: bool,
+    /// What the norms of queries and keys span.
+    pub qk_norm: Option<NormSpan>,
+    /// Whether the configuration may let only the first channels of a head rotate.
+    pub partial_rope: bool,
+    /// What the norm before the feed-forward block is called.
+    pub ffn_norm: Name,
+    /// The feed-forward blocks.
+    pub feed_forward: FeedForward,
+}
+
+impl Recipe {
+    /// What the norm before the feed-forward block is called in most families.
+    pub const FFN_NORM: Name = Name::new("ffn_norm.weight", "post_attention_layernorm.weight");
+
+    /// The plainest decoder with these feed-forward blocks.
+    pub fn new(feed_forward: FeedForward) -> Recipe {
+        Recipe {
+            pairs: RopePairs::HalfSplit,
+            qkv_bias: false,
+            qk_norm: None,
+            partial_rope: false,
+            ffn_norm: Recipe::FFN_NORM,
+            feed_forward,
+        }
+    }
+}
+
+/// What a norm of queries or keys spans.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum NormSpan {
+    /// Each head by itself.
+    Head,
+    /// All heads together.
+    Projection,
+}
+
+/// The feed-forward blocks of a family.
+pub enum FeedForward {
+    /// All dense, this many channels wide inside.
+    Dense(usize),
+    /// All mixtures.
+    Mixture(Mixture),
+    /// Mixtures but for the first layers.
+    DenseFirst {
+        /// How many layers are dense.
+        layers: usize,
+        /// Channels inside those.
+        inner: usize,
+        /// The others.
+        mixture: Mixture,
+    },
+}
+
+/// A mixture of experts.
+pub struct Mixture {
+    /// What the router is called.
+    pub gate: Name,
+    /// What the correction of its scores is called, if it has one.
+    pub correction: Option<Name>,
+    /// What the experts are called in folders.
+    pub names: ExpertNames,
+    /// How experts are chosen.
+    pub router: Router,
+    /// Channels inside an expert.
+    pub inner: usize,
+    /// The expert that every token uses, if there is one.
+    pub shared: Option<Shared>,
+}
+
+/// The expert that every token uses.
+pub struct Shared {
+    /// Channels inside.
+    pub inner: usize,
+    /// What gate, up and down are called.
+    pub names: [Name; 3],
+    /// What the weights are called that say how far its output is let through, if there are any.
+    pub open: Option<Name>,
+}
+
+impl Mixture {
+    /// What most families call the router.
+    pub const GATE: Name = Name::new("ffn_gate_inp.weight", "mlp.gate.weight");
+
+    /// The plainest mixture of experts that are `inner` channels wide inside.
+    pub fn new(router: Router, inner: usize) -> Mixture {
+        let (gate, names) = (Mixture::GATE, ExpertNames::USUAL);
+        Mixture { gate, correction: None, names, router, inner, shared: None }
+    }
+}
+
+/// A router as the configuration describes it: the softmax over all experts chooses.
+///
+/// # Errors
+/// If the counts are missing or do not fit each other.
+pub fn softmax_router(config: &Config<'_>, normalise: bool) -> Result<Router> {
+    let experts = config.count(keys::EXPERTS)?;
+    let top_k = config.count(keys::EXPERTS_USED)?;
+    if top_k > experts {
+        return Err(config.error(keys::EXPERTS_USED, "is larger than the number of experts"));
+    }
+    Ok(Router { experts, top_k, scores: Scores::Softmax, normalise, scale: 1.0 })
+}
+
+/// A router as the configuration describes it: the sigmoids choose, and the weights of the chosen sum to one.
+///
+/// # Errors
+/// If the counts are missing or do not fit each other, or other scores are asked for.
+pub fn sigmoid_router(config: &Config<'_>) -> Result<Router> {
+    if let Some(other) = config.optional_count(keys::ROUTER_FUNCTION)?.filter(|&function| function != 2) {
+        return Err(config.unsupported(keys::ROUTER_FUNCTION, &other.to_string()));
+    }
+    if let Some(other) = config.optional_text(keys::ROUTER_SCORES)?.filter(|&name| name != "sigmoid") {
+        return Err(config.unsupported(keys::ROUTER_SCORES, other));
+    }
+    if let Some(groups) = config.optional_count(keys::ROUTER_GROUPS)?.filter(|&groups| groups != 1) {
+        return Err(config.unsupported(keys::ROUTER_GROUPS, &groups.to_string()));
+    }
+    Ok(Router { scores: Scores::Sigmoid, ..softmax_router(config, true)? })
+}
+
+struct Decoder {
+    embed: Matrix, // [vocab, hidden]
+    eps: f32,
+    layers: Vec<Layer>,
+    attention: Gqa,
+    head: Head,
+    x: Buf,      // [rows, hidden] the residual stream
+    normed: Buf, // [rows, hidden] what a block reads
+    added: Buf,  // [rows, hidden] what a block adds
+}
+
+struct Layer {
+    attn_norm: Vector, // [hidden]
+    attn: GqaWeights,
+    ffn_norm: Vector, // [hidden]
+    ffn: Ffn,
+}
+
+/// A layer's feed-forward block.
+enum Ffn {
+    Dense(Mlp, MlpWeights),
+    Mixture { moe: Moe, gate: Gate, shared: Option<SharedWeights> },
+}
+
+impl Layer {
+    /// The router, if it has one.
+    fn gate(&self) -> Option<Gate> {
+        match self.ffn {
+            Ffn::Dense(..) => None,
+            Ffn::Mixture { gate, .. } => Some(gate),
+        }
+    }
+}
+
+/// The sizes of attention.
+struct Sizes {
+    hidden: usize,
+    heads: usize,
+    kv: KvShape,
+}
+
+impl Sizes {
+    fn read(config: &Config<'_>) -> Result<Sizes> {
+        let hidden = config.count(keys::HIDDEN)?;
+        let heads = config.count(keys::HEADS)?;
+        let kv_heads = config.optional_count(keys::KV_HEADS)?.unwrap_or(heads);
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(config.error(keys::KV_HEADS, "does not divide the number of heads"));
+        }
+        let key_dim = config.optional_count(keys::KEY_DIM)?.unwrap_or(hidden / heads);
+        let value_dim = config.optional_count(keys::VALUE_DIM)?.unwrap_or(key_dim);
+        if key_dim == 0 || !key_dim.is_multiple_of(2) {
+            return Err(config.error(keys::KEY_DIM, "is not an even number of channels"));
+        }
+        Ok(Sizes { hidden, heads, kv: KvShape { heads: kv_heads, key_dim, value_dim } })
+    }
+}
+
+/// How many channels of a head rotate.
+fn rotated_channels(config: &Config<'_>, key_dim: usize, partial: bool) -> Result<usize> {
+    let channels = config.optional_count(keys::ROPE_DIM)?;
+    let share = config.optional_float(keys::ROPE_SHARE)?;
+    if !partial {
+        if let Some(channels) = channels.filter(|&n| n != key_dim) {
+            return Err(config.unsupported(keys::ROPE_DIM, &channels.to_string()));
+        }
+        if let Some(share) = share.filter(|&share| share != 1.0) {
+            return Err(config.unsupported(keys::ROPE_SHARE, &share.to_string()));
+        }
+    }
+    let (key, rotated) = match (channels, share) {
+        (Some(channels), _) => (keys::ROPE_DIM, channels),
+        (None, Some(share)) => (keys::ROPE_SHARE, (key_dim as f32 * share) as usize),
+        (None, None) => (keys::ROPE_DIM, key_dim),
+    };
+    if rotated == 0 || rotated > key_dim || !rotated.is_multiple_of(2) {
+        let problem =
+            format!("lets {rotated} of {key_dim} channels rotate, which must be even and not more than all");
+        return Err(config.error(key, &problem));
+    }
+    Ok(rotated)
+}
+
+/// Refuses what some files ask for and no family here has.
+fn refuse_others(config: &Config<'_>) -> Result<()> {
+    config.plain_rope()?;
+    if let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu") {
+        return Err(config.unsupported(keys::ACTIVATION, other));
+    }
+    if config.optional_bool(keys::SLIDING_WINDOW)? == Some(true) {
+        return Err(config.unsupported(keys::SLIDING_WINDOW, "true"));
+    }
+    Ok(())
+}
+
+/// Declares the decoder of a recipe.
+///
+/// # Errors
+/// If the configuration or a tensor does not fit, or asks for what is not supported.
+pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Box<dyn Model>> {
+    let layers = config.layers()?;
+    let sizes = Sizes::read(config)?;
+    let Sizes { hidden, heads, kv } = sizes;
+    let eps = config.float(keys::NORM_EPS)?;
+    let rope_base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
+    refuse_others(config)?;
+    let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
+    let vocab = b.rows_of(EMBED)?;
+
+    let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
+    let blocks = Blocks::new(b, &recipe.feed_forward, normed);
+    let embed = b.table(EMBED, vocab, hidden)?;
+    let layers = (0..layers)
+        .map(|l| {
+            Ok(Layer {
+                attn_norm: b.vector(ATTN_NORM.of_layer(l), hidden)?,
+                attn: attention(b, recipe, l, &sizes)?,
+                ffn_norm: b.vector(recipe.ffn_norm.of_layer(l), hidden)?,
+                ffn: blocks.layer(b, l)?,
+            })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let norm = b.vector(NORM, hidden)?;
+    // Without an output matrix of its own, a model uses the embedding for both, unless it says otherwise.
+    let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
+    let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
+
+    let attention = Gqa {
+        kv,
+        scale: 1.0 / (kv.key_dim as f32).sqrt(),
+        rope: Rope { frequencies: plain_frequencies(rope_base, rotated), scale: 1.0, pairs: recipe.pairs },
+        eps,
+        q: b.buffer(heads * kv.key_dim),
+        k: b.buffer(kv.heads * kv.key_dim),
+        v: b.buffer(kv.heads * kv.value_dim),
+        attended: b.buffer(heads * kv.value_dim),
+        angles: b.buffer(rotated),
+    };
+    let head = Head {
+        norm,
+        eps,
+        output,
+        x,
+        picked: b.buffer_of(BufShape { rows: Head::ROWS, width: hidden }),
+        logits: b.buffer_of(BufShape { rows: Head::ROWS, width: vocab }),
+    };
+    Ok(Box::new(Decoder { embed, eps, layers, attention, head, x, normed, added }))
+}
+
+/// The attention weights of a layer.
+fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> Result<GqaWeights> {
+    let Sizes { hidden, heads, kv } = *sizes;
+    let (q, k, v) = (heads * kv.key_dim, kv.heads * kv.key_dim, kv.heads * kv.value_dim);
+    let biases = match recipe.qkv_bias {
+        false => None,
+        true => Some([
+            b.vector(Q_BIAS.of_layer(l), q)?,
+            b.vector(K_BIAS.of_layer(l), k)?,
+            b.vector(V_BIAS.of_layer(l), v)?,
+        ]),
+    };
+    let mut norms = |q: usize, k: usize| -> Result<_> {
+        Ok(Some([b.vector(Q_NORM.of_layer(l), q)?, b.vector(K_NORM.of_layer(l), k)?]))
+    };
+    let norms = match recipe.qk_norm {
+        None => None,
+        Some(NormSpan::Head) => norms(kv.key_dim, kv.key_dim)?,
+        Some(NormSpan::Projection) => norms(q, k)?,
+    };
+    Ok(GqaWeights {
+        q: b.matrix(Q.of_layer(l), q, hidden)?,
+        k: b.matrix(K.of_layer(l), k, hidden)?,
+        v: b.matrix(V.of_layer(l), v, hidden)?,
+        out: b.matrix(ATTN_OUT.of_layer(l), hidden, heads * kv.value_dim)?,
+        biases,
+        norms,
+    })
+}
+
+/// The feed-forward blocks, whose buffers all layers share.
+enum Blocks<'r> {
+    Dense { mlp: Mlp, inner: usize, hidden: usize },
+    Mixture { moe: Moe, mixture: &'r Mixture },
+    DenseFirst { layers: usize, dense: Box<Blocks<'r>>, mixtures: Box<Blocks<'r>> },
+}
+
+impl<'r> Blocks<'r> {
+    /// The blocks that read `x`.
+    fn new(b: &mut Builder<'_>, feed_forward: &'r FeedForward, x: Buf) -> Blocks<'r> {
+        match feed_forward {
+            &FeedForward::Dense(inner) => Blocks::dense(b, inner, x),
+            FeedForward::Mixture(mixture) => Blocks::mixture(b, mixture, x),
+            FeedForward::DenseFirst { layers, inner, mixture } => Blocks::DenseFirst {
+                layers: *layers,
+                dense: Box::new(Blocks::dense(b, *inner, x)),
+                mixtures: Box::new(Blocks::mixture(b, mixture, x)),
+            },
+        }
+    }
+
+    fn dense(b: &mut Builder<'_>, inner: usize, x: Buf) -> Blocks<'r> {
+        Blocks::Dense { mlp: mlp(b, inner), inner, hidden: x.width }
+    }
+
+    fn mixture(b: &mut Builder<'_>, mixture: &'r Mixture, x: Buf) -> Blocks<'r> {
+        let Mixture { router, inner, .. } = *mixture;
+        let moe = Moe {
+            router,
+            logits: b.buffer(router.experts),
+            buffers: ExpertBuffers {
+                x,
+                gate: b.buffer(router.top_k * inner),
+                up: b.buffer(router.top_k * inner),
+                out: b.buffer(router.top_k * x.width),
+            },
+            shared: mixture.shared.as_ref().map(|shared| SharedExpert {
+                mlp: mlp(b, shared.inner),
+                gate: b.buffer(1),
+                out: b.buffer(x.width),
+            }),
+        };
+        Blocks::Mixture { moe, mixture }
+    }
+
+    /// The block of layer `l`, which is the next, with its weights.
+    fn layer(&self, b: &mut Builder<'_>, l: usize) -> Result<Ffn> {
+        match self {
+            &Blocks::Dense { mlp, inner, hidden } => {
+                b.no_experts();
+                Ok(Ffn::Dense(
+                    mlp,
+                    mlp_weights(b, [GATE, UP, DOWN].map(|name| name.of_layer(l)), inner, hidden)?,
+                ))
+            }
+            &Blocks::Mixture { moe, mixture } => {
+                let Mixture { router, inner, .. } = *mixture;
+                let hidden = moe.buffers.x.width;
+                b.experts(&mixture.names, &router, hidden, inner)?;
+                let weights = b.matrix(mixture.gate.of_layer(l), router.experts, hidden)?;
+                let correction =
+                    mixture.correction.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()?;
+                let shared =
+                    mixture.shared.as_ref().map(|shared| shared.weights(b, l, hidden)).transpose()?;
+                Ok(Ffn::Mixture { moe, gate: Gate { weights, correction }, shared })
+            }
+            Blocks::DenseFirst { layers, dense, mixtures } => {
+                if l < *layers {
+                    dense.layer(b, l)
+                } else {
+                    mixtures.layer(b, l)
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn weights(&self, b: &mut Builder<'_>, l: usize, hidden: usize) -> Result<SharedWeights> {
+        let mlp = mlp_weights(b, self.names.map(|name| name.of_layer(l)), self.inner, hidden)?;
+        let gate = self.open.map(|name| b.matrix(name.of_layer(l), 1, hidden)).transpose()?;
+        Ok(SharedWeights { mlp, gate })
+    }
+}
+
+fn mlp(b: &mut Builder<'_>, inner: usize) -> Mlp {
+    Mlp { gate: b.buffer(inner), up: b.buffer(inner) }
+}
+
+/// The weights called gate, up and down.
+fn mlp_weights(b: &mut Builder<'_>, names: [Name; 3], inner: usize, hidden: usize) -> Result<MlpWeights> {
+    let [gate, up, down] = names;
+    Ok(MlpWeights {
+        gate: b.matrix(gate, inner, hidden)?,
+        up: b.matrix(up, inner, hidden)?,
+        down: b.matrix(down, hidden, inner)?,
+    })
+}
+
+impl Model for Decoder {
+    fn forward(&self, cx: &mut Context<'_>, batch: &mut Batch<'_>) -> Result<()> {
+        cx.backend.embed(self.embed, batch.tokens, self.x)?;
+        self.attention.begin(cx, batch)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            cx.cancel.check()?;
+            let i = LayerIdx(i);
+            cx.backend.rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
+            self.attention.forward(cx, batch, i, &layer.attn, self.normed, self.added)?;
+            cx.backend.add(self.x, self.added)?;
+
+            cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
+            match layer.ffn {
+                Ffn::Dense(mlp, ref w) => mlp.forward(cx.backend, w, self.normed, self.added)?,
+                Ffn::Mixture { ref moe, gate, shared } => {
+                    let next = self.layers.get(i.0 + 1).and_then(Layer::gate);
+                    moe.forward(cx, i, Gates { here: gate, next, shared }, self.added)?;
+                }
+            }
+            cx.backend.add(self.x, self.added)?;
+        }
+        Ok(())
+    }
+
+    fn head(&self) -> &Head {
+        &self.head
+    }
+
+    fn state(&self) -> Vec<KvShape> {
+        vec![self.attention.kv; self.layers.len()]
+    }
+}

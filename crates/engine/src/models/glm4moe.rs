@@ -1,0 +1,52 @@
+//! GLM-4.5, 4.6 and 4.7: attention with biases and partly rotated, the first layers dense, the others mixtures with a
+//! shared expert, whose router has sigmoids and a correction.
+
+use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe, Shared};
+use super::{Arch, Builder, Config, Model, Name, keys};
+use crate::backend::Router;
+use crate::error::Result;
+
+/// The family's entry in the registry.
+pub const ARCH: Arch = Arch { gguf: "glm4moe", hugging_face: &["Glm4MoeForCausalLM", "glm4_moe"], describe };
+
+const FFN_NORM: Name = Name::new("post_attention_norm.weight", "post_attention_layernorm.weight");
+const CORRECTION: Name = Name::new("exp_probs_b.bias", "mlp.gate.e_score_correction_bias");
+const SHARED: [Name; 3] = [
+    Name::new("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
+    Name::new("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
+    Name::new("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
+];
+
+fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    if config.optional_bool(keys::ROUTER_NORMALISES)? == Some(false) {
+        return Err(config.unsupported(keys::ROUTER_NORMALISES, "false"));
+    }
+    let scale = config.optional_float(keys::ROUTER_SCALE)?.unwrap_or(1.0);
+    let inner = config.count(keys::EXPERT_INNER)?;
+    let shared = match config.number(keys::SHARED_EXPERTS)? {
+        0 => None,
+        count => Some(Shared { inner: count * inner, names: SHARED, open: None }),
+    };
+    let mixture = Mixture {
+        correction: Some(CORRECTION),
+        shared,
+        ..Mixture::new(Router { scale, ..decoder::sigmoid_router(config)? }, inner)
+    };
+    let feed_forward = FeedForward::DenseFirst {
+        layers: config.number(keys::DENSE_LAYERS)?,
+        inner: config.count(keys::INNER)?,
+        mixture,
+    };
+    // GGUF files say these two by having the tensors.
+    let qk_norm = config.optional_bool(keys::QK_NORM)?.unwrap_or_else(|| b.has(decoder::Q_NORM.of_layer(0)));
+    let qkv_bias =
+        config.optional_bool(keys::QKV_BIAS)?.unwrap_or_else(|| b.has(decoder::Q_BIAS.of_layer(0)));
+    let recipe = Recipe {
+        qkv_bias,
+        qk_norm: qk_norm.then_some(NormSpan::Head),
+        partial_rope: true,
+        ffn_norm: FFN_NORM,
+        ..Recipe::new(feed_forward)
+    };
+    decoder::describe(config, b, &recipe)
+}

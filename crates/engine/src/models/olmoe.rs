@@ -1,0 +1,24 @@
+//! OLMoE: attention with queries and keys normed over all heads together, every layer a mixture of experts.
+
+use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe};
+use super::{Arch, Builder, Config, Model, keys};
+use crate::error::Result;
+use crate::format::Format;
+
+/// The family's entry in the registry.
+pub const ARCH: Arch = Arch { gguf: "olmoe", hugging_face: &["OlmoeForCausalLM", "olmoe"], describe };
+
+fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    if let Some(bound) = config.optional_float(keys::CLIP_QKV)? {
+        return Err(config.unsupported(keys::CLIP_QKV, &bound.to_string()));
+    }
+    // GGUF files do not say: their weights are left as they are.
+    let normalise = match config.format() {
+        Format::Gguf => false,
+        Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
+    };
+    let router = decoder::softmax_router(config, normalise)?;
+    let mixture = Mixture::new(router, config.count(keys::INNER)?);
+    let recipe = Recipe { qk_norm: Some(NormSpan::Projection), ..Recipe::new(FeedForward::Mixture(mixture)) };
+    decoder::describe(config, b, &recipe)
+}
