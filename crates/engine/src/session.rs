@@ -227,7 +227,7 @@ impl Session {
         }
     }
 
-    /// Has the engine count so many bytes for this session, and make room for them.
+    /// Has the engine count so many bytes for the conversation, and make room for them.
     fn hold(&mut self, bytes: u64) -> Result<()> {
         self.engine.hold_context(self.held, bytes)?;
         self.held = bytes;
