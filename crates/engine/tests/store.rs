@@ -248,6 +248,20 @@ fn an_acquisition_that_is_given_up_leaves_nothing_pinned() {
 }
 
 #[test]
+fn with_few_slots_a_tokens_misses_come_one_after_another_and_a_prompts_together() {
+    let together = |purpose| {
+        let store = open(&Arc::new(Drive::default()), 8);
+        let wanted = [0, 1, 2].map(ExpertIdx);
+        let mut acquisition = store.acquire(LayerIdx(0), &wanted, purpose);
+        // Long enough for all that was started to arrive.
+        std::thread::sleep(Duration::from_millis(200));
+        acquisition.next_ready().unwrap().unwrap().len()
+    };
+    assert_eq!(together(Purpose::Token), 1);
+    assert_eq!(together(Purpose::Prompt), 3);
+}
+
+#[test]
 fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
     let store = open(&Arc::new(Drive::default()), LAYERS * EXPERTS);
     store.preload(0..LAYERS * EXPERTS, &mut |_| {}).unwrap();
