@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::backend::{Backend, Kv, Routing};
+use crate::backend::{Backend, LayerState, Routing};
 use crate::blocks::Cancel;
 use crate::engine::{Engine, Pass};
 use crate::error::{Error, Result};
@@ -10,15 +10,21 @@ use crate::models::Model;
 use crate::store::trace::Phase;
 use crate::{LayerIdx, TokenId};
 
+/// The most marks of a conversation: positions that it can go back to at no cost, whatever its layers keep.
+pub const MARKS: usize = 6;
+
 /// What the layers of a model remember of one sequence of tokens.
 pub struct State {
-    layers: Vec<Box<dyn Kv>>,
+    layers: Vec<Box<dyn LayerState>>,
     len: usize,
+    /// Numbers of positions that all layers can go back to, ascending; some may be ahead.
+    marks: Vec<usize>,
 }
 
 impl State {
     fn new(model: &dyn Model, backend: &dyn Backend) -> State {
-        State { layers: model.state().iter().map(|&shape| backend.new_kv(shape)).collect(), len: 0 }
+        let layers = model.state().iter().map(|&shape| backend.new_state(shape)).collect();
+        State { layers, len: 0, marks: Vec::with_capacity(MARKS) }
     }
 
     /// Positions remembered by all layers. While a batch is computed, the layers it has passed hold more.
@@ -31,19 +37,38 @@ impl State {
         self.len == 0
     }
 
-    /// One layer's keys and values.
-    pub fn kv(&mut self, layer: LayerIdx) -> &mut dyn Kv {
-        &mut *self.layers[layer.0]
+    /// One layer's state, and the positions to which all must be able to go back.
+    pub fn layer(&mut self, layer: LayerIdx) -> (&mut dyn LayerState, &[usize]) {
+        (&mut *self.layers[layer.0], &self.marks)
     }
 
     /// Bytes that so many positions take in all layers.
     fn bytes_for(&self, len: usize) -> u64 {
-        self.layers.iter().map(|layer| layer.bytes_for(len)).sum()
+        self.layers.iter().map(|layer| layer.bytes_for(len, &self.marks)).sum()
     }
 
+    /// The largest number of positions, not more than `len`, that all layers can go back to.
+    fn reach(&self, mut len: usize) -> usize {
+        loop {
+            let reach = self.layers.iter().map(|layer| layer.reach(len)).min().unwrap_or(len);
+            if reach == len {
+                return len;
+            }
+            len = reach;
+        }
+    }
+
+    /// Goes back to `len` positions, which must be within reach.
     fn truncate(&mut self, len: usize) {
         self.layers.iter_mut().for_each(|layer| layer.truncate(len));
+        self.marks.retain(|&mark| mark <= len);
         self.len = len;
+    }
+
+    /// All layers have computed up to `len`.
+    fn settle(&mut self, len: usize) {
+        self.len = len;
+        self.layers.iter_mut().for_each(|layer| layer.settle(&self.marks));
     }
 }
 
@@ -183,7 +208,7 @@ impl Session {
             return Ok(Extended { reused: same, computed: 0 });
         } else {
             // The last token is computed again for its logits, if nothing else.
-            same.min(tokens.len() - 1)
+            self.state.reach(same.min(tokens.len() - 1))
         };
         self.tokens.truncate(reused);
         self.logits.clear();
@@ -269,7 +294,7 @@ impl Session {
         });
         result?;
         self.tokens.extend_from_slice(tokens);
-        self.state.len = self.tokens.len();
+        self.state.settle(self.tokens.len());
         Ok(())
     }
 }

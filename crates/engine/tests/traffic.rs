@@ -25,7 +25,7 @@ fn a_token_reads_one_row_of_the_embeddings_and_the_experts_it_uses() {
     // The last norm, the output matrix of 16 tokens, a row of the table.
     let dense = (2 * LAYER + 32 + 16 * 32 + 32) * 4;
     // Two layers with keys and values of two heads of 8 channels.
-    let fast = Traffic { dense, experts: EXPERTS, position: 2 * 2 * (8 + 8) * 2 };
+    let fast = Traffic { dense, experts: EXPERTS, position: 2 * 2 * (8 + 8) * 2, windows: 0, recurrent: 0 };
     assert_eq!(traffic(&model.build(), Precision::Fast), fast);
     assert_eq!(traffic(&model.build(), Precision::Exact), Traffic { position: 2 * fast.position, ..fast });
     assert_eq!(fast.bytes(10), dense + EXPERTS + 10 * fast.position);

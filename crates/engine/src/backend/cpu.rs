@@ -13,9 +13,10 @@ use smallvec::SmallVec;
 
 use super::attend::{GroupedHeads, QUERY_TILE};
 use super::kv::{CpuKv, KvType};
+use super::recurrent::CpuRecurrent;
 use super::{
-    Attention, Backend, Buf, BufShape, ExpertBuffers, HostMatrix, Kv, KvShape, Matrix, Rope, Router, Routing,
-    Vector, Weight,
+    Attention, Backend, Buf, BufShape, ExpertBuffers, HostMatrix, LayerState, Matrix, Rope, Router, Routing,
+    StateShape, Vector, Weight,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -120,12 +121,15 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn new_kv(&self, shape: KvShape) -> Box<dyn Kv> {
+    fn new_state(&self, shape: StateShape) -> Box<dyn LayerState> {
         let kind = match self.precision {
             Precision::Fast => KvType::F16,
             Precision::Exact => KvType::F32,
         };
-        Box::new(CpuKv::new(shape, kind))
+        match shape {
+            StateShape::Attention(shape) => Box::new(CpuKv::new(shape, kind)),
+            StateShape::Recurrent(floats) => Box::new(CpuRecurrent::new(floats)),
+        }
     }
 
     fn begin(&mut self, rows: usize) {
@@ -211,8 +215,8 @@ impl Backend for CpuBackend {
         let (q, k, v) = (self.get(a.q), self.get(a.k), self.get(a.v));
         for sequence in batch.sequences.iter_mut() {
             let start = sequence.state.len();
-            let kv = sequence.state.kv(a.layer).as_any_mut();
-            let kv = kv.downcast_mut::<CpuKv>().expect("the state was made by this backend");
+            let (kv, _) = sequence.state.layer(a.layer);
+            let kv = kv.as_any_mut().downcast_mut::<CpuKv>().expect("the state was made by this backend");
             let rows = sequence.rows.clone();
             for row in rows.clone() {
                 kv.push(&k[row * a.k.width..][..a.k.width], &v[row * a.v.width..][..a.v.width])?;

@@ -1,16 +1,21 @@
 //! Attention memory on the CPU: keys and values in pages of [`KEY_BLOCK`] positions.
 //!
 //! Pages start at multiples of their length, so the steps of attention are the same however the positions came
-//! in. Memory grows a page at a time, as it is used, and goes back to the system with the page.
+//! in. Memory grows a page at a time, as it is used, and goes back to the system with the page. Forks share pages;
+//! one that is to be written to is copied first.
 
 use std::any::Any;
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_kernels::{KEY_BLOCK, KvRef};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use smallvec::SmallVec;
 
-use super::{Kv, KvShape};
+use super::{KvShape, LayerState, damaged};
 use crate::error::Result;
 use crate::memory::Region;
 
@@ -37,7 +42,8 @@ impl KvType {
 pub struct CpuKv {
     shape: KvShape,
     kind: KvType,
-    pages: Vec<Page>,
+    /// The pages up to the last position; `None` where a window has left one behind.
+    pages: Vec<Option<Arc<Page>>>,
     len: usize,
 }
 
@@ -58,9 +64,13 @@ impl CpuKv {
         let KvShape { key_dim, value_dim, .. } = self.shape;
         let (page, row) = (self.len / KEY_BLOCK, self.len % KEY_BLOCK);
         if page == self.pages.len() {
-            self.pages.push(Page::new(self.shape, self.kind)?);
+            self.pages.push(Some(Arc::new(Page::new(self.shape, self.kind)?)));
         }
-        let page = &mut self.pages[page];
+        let page = self.pages[page].as_mut().expect("the last page is kept");
+        if Arc::get_mut(page).is_none() {
+            *page = Arc::new(page.copy(self.shape, self.kind)?);
+        }
+        let page = Arc::get_mut(page).expect("it is ours alone");
         for (head, (key, value)) in keys.chunks_exact(key_dim).zip(values.chunks_exact(value_dim)).enumerate()
         {
             page.keys.write((head * KEY_BLOCK + row) * key_dim, key);
@@ -74,26 +84,92 @@ impl CpuKv {
     pub fn page(&self, head: usize, page: usize, len: usize) -> (KvRef<'_>, KvRef<'_>) {
         let KvShape { key_dim, value_dim, .. } = self.shape;
         let rows = KEY_BLOCK.min(len - page * KEY_BLOCK);
-        let page = &self.pages[page];
+        let page = self.pages[page].as_ref().expect("pages in sight are kept");
         let keys = page.keys.read(head * KEY_BLOCK * key_dim, rows * key_dim);
         (keys, page.values.read(head * KEY_BLOCK * value_dim, rows * value_dim))
     }
 }
 
-impl Kv for CpuKv {
+impl CpuKv {
+    fn page_bytes(&self) -> u64 {
+        let KvShape { heads, key_dim, value_dim, .. } = self.shape;
+        (heads * KEY_BLOCK * (key_dim + value_dim) * self.kind.bytes()) as u64
+    }
+
+    /// The pages that the position after the first `len` sees, and those that it shares a page with.
+    fn seen_from(&self, len: usize) -> Range<usize> {
+        let first = self.shape.window.map_or(0, |window| (len + 1).saturating_sub(window));
+        first / KEY_BLOCK..len.div_ceil(KEY_BLOCK)
+    }
+}
+
+impl LayerState for CpuKv {
     fn len(&self) -> usize {
         self.len
     }
 
-    fn bytes_for(&self, len: usize) -> u64 {
-        let KvShape { heads, key_dim, value_dim } = self.shape;
-        let page = heads * KEY_BLOCK * (key_dim + value_dim) * self.kind.bytes();
-        len.div_ceil(KEY_BLOCK) as u64 * page as u64
+    fn reach(&self, len: usize) -> usize {
+        let len = len.min(self.len);
+        // What is seen from a page is kept if it is seen from one of its positions, so a few steps find one.
+        (0..=len).rev().find(|&len| self.pages[self.seen_from(len)].iter().all(Option::is_some)).unwrap_or(0)
     }
 
     fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         self.pages.truncate(self.len.div_ceil(KEY_BLOCK));
+    }
+
+    fn settle(&mut self, marks: &[usize]) {
+        if self.shape.window.is_none() {
+            return;
+        }
+        let ends = marks.iter().copied().filter(|&mark| mark < self.len).chain([self.len]);
+        let seen: SmallVec<[Range<usize>; 8]> = ends.map(|end| self.seen_from(end)).collect();
+        for (i, page) in self.pages.iter_mut().enumerate() {
+            if !seen.iter().any(|pages| pages.contains(&i)) {
+                *page = None;
+            }
+        }
+    }
+
+    fn bytes_for(&self, len: usize, _: &[usize]) -> u64 {
+        let pages = len.div_ceil(KEY_BLOCK);
+        let kept = self.pages.iter().take(pages).flatten().count();
+        (kept + pages.saturating_sub(self.pages.len())) as u64 * self.page_bytes()
+    }
+
+    fn fork(&self) -> Box<dyn LayerState> {
+        Box::new(CpuKv { shape: self.shape, kind: self.kind, pages: self.pages.clone(), len: self.len })
+    }
+
+    fn save(&self, to: &mut dyn Write) -> io::Result<()> {
+        for page in &self.pages {
+            to.write_all(&[u8::from(page.is_some())])?;
+            if let Some(page) = page {
+                to.write_all(&page.keys.bytes)?;
+                to.write_all(&page.values.bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, len: usize, from: &mut dyn Read) -> io::Result<()> {
+        for _ in 0..len.div_ceil(KEY_BLOCK) {
+            let mut kept = [0];
+            from.read_exact(&mut kept)?;
+            self.pages.push(match kept {
+                [0] => None,
+                [1] => {
+                    let mut page = Page::new(self.shape, self.kind).map_err(io::Error::other)?;
+                    from.read_exact(&mut page.keys.bytes)?;
+                    from.read_exact(&mut page.values.bytes)?;
+                    Some(Arc::new(page))
+                }
+                _ => return Err(damaged()),
+            });
+        }
+        self.len = len;
+        if self.reach(len) == len { Ok(()) } else { Err(damaged()) }
     }
 
     fn as_any_mut(&mut self) -> &mut dyn Any {
@@ -111,6 +187,13 @@ impl Page {
     fn new(shape: KvShape, kind: KvType) -> Result<Page> {
         let cells = |dim| Cells::new(kind, shape.heads * KEY_BLOCK * dim);
         Ok(Page { keys: cells(shape.key_dim)?, values: cells(shape.value_dim)? })
+    }
+
+    fn copy(&self, shape: KvShape, kind: KvType) -> Result<Page> {
+        let mut page = Page::new(shape, kind)?;
+        page.keys.bytes.copy_from_slice(&self.keys.bytes);
+        page.values.bytes.copy_from_slice(&self.values.bytes);
+        Ok(page)
     }
 }
 
@@ -145,9 +228,76 @@ impl Cells {
 mod tests {
     use super::*;
 
+    const WINDOWED: KvShape = KvShape { heads: 1, key_dim: 1, value_dim: 1, window: Some(100) };
+
+    fn push(kv: &mut CpuKv, end: usize) {
+        for position in kv.len()..end {
+            kv.push(&[position as f32], &[0.0]).unwrap();
+        }
+    }
+
+    /// What the last of the kept positions sees on each page that it sees.
+    fn seen(kv: &CpuKv) -> Vec<f32> {
+        let mut seen = Vec::new();
+        for page in kv.seen_from(kv.len()) {
+            match kv.page(0, page, kv.len()).0 {
+                KvRef::F16(keys) => seen.extend(keys.iter().map(|key| key.to_f32())),
+                KvRef::F32(keys) => seen.extend(keys),
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn a_window_keeps_what_its_end_and_the_marks_see() {
+        let mut kv = CpuKv::new(WINDOWED, KvType::F32);
+        let page = kv.page_bytes();
+        push(&mut kv, 1000);
+        assert_eq!(kv.reach(500), 500);
+        kv.settle(&[400]);
+        // Of 400 pages 4 to 6, of 1000 pages 14 and 15.
+        assert_eq!(kv.bytes_for(1000, &[400]), 5 * page);
+        assert_eq!([1000, 999, 995, 800, 400, 399].map(|len| kv.reach(len)), [1000, 999, 995, 448, 400, 399]);
+        kv.truncate(400);
+        assert_eq!(seen(&kv), (256..400).map(|p| p as f32).collect::<Vec<_>>());
+        push(&mut kv, 450);
+        kv.settle(&[]);
+        assert_eq!(kv.reach(450), 450);
+        assert_eq!(kv.reach(300), 0);
+    }
+
+    #[test]
+    fn a_fork_shares_pages_until_it_writes() {
+        let mut kv = CpuKv::new(WINDOWED, KvType::F16);
+        push(&mut kv, 70);
+        let mut fork = kv.fork();
+        let fork = fork.as_any_mut().downcast_mut::<CpuKv>().unwrap();
+        fork.truncate(65);
+        fork.push(&[-1.0], &[0.0]).unwrap();
+        push(&mut kv, 72);
+        assert!(Arc::ptr_eq(kv.pages[0].as_ref().unwrap(), fork.pages[0].as_ref().unwrap()));
+        assert_eq!(seen(&kv)[64..], [64.0, 65.0, 66.0, 67.0, 68.0, 69.0, 70.0, 71.0]);
+        assert_eq!(seen(fork)[64..], [64.0, -1.0]);
+    }
+
+    #[test]
+    fn what_was_saved_comes_back_and_something_else_does_not() {
+        let mut kv = CpuKv::new(WINDOWED, KvType::F32);
+        push(&mut kv, 400);
+        kv.settle(&[100]);
+        let mut saved = Vec::new();
+        kv.save(&mut saved).unwrap();
+        let mut loaded = CpuKv::new(WINDOWED, KvType::F32);
+        loaded.load(400, &mut &saved[..]).unwrap();
+        assert_eq!((seen(&loaded), loaded.reach(300)), (seen(&kv), kv.reach(300)));
+        let last_page = saved.len() - 1 - kv.page_bytes() as usize;
+        saved[last_page] = 0;
+        assert!(CpuKv::new(WINDOWED, KvType::F32).load(400, &mut &saved[..]).is_err());
+    }
+
     #[test]
     fn positions_come_back_head_by_head_and_page_by_page() {
-        let shape = KvShape { heads: 2, key_dim: 3, value_dim: 2 };
+        let shape = KvShape { heads: 2, key_dim: 3, value_dim: 2, window: None };
         for kind in [KvType::F16, KvType::F32] {
             let mut kv = CpuKv::new(shape, kind);
             for p in 0..100 {

@@ -7,9 +7,11 @@
 mod attend;
 mod cpu;
 mod kv;
+mod recurrent;
 mod routing;
 
 use std::any::Any;
+use std::io::{self, Read, Write};
 
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
@@ -67,6 +69,15 @@ impl HostMatrix {
     }
 }
 
+/// What one layer of one sequence keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateShape {
+    /// Keys and values.
+    Attention(KvShape),
+    /// So many floats, however many positions there are.
+    Recurrent(usize),
+}
+
 /// What one layer of one sequence keeps of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
@@ -76,26 +87,68 @@ pub struct KvShape {
     pub key_dim: usize,
     /// Channels of a value.
     pub value_dim: usize,
+    /// How many positions a query sees, its own among them, if not all.
+    pub window: Option<usize>,
 }
 
-/// One layer's keys and values of one sequence, kept where the backend computes.
-pub trait Kv: Any + Send {
-    /// The number of positions it holds.
+/// What one layer keeps of one sequence, where the backend computes.
+///
+/// A layer need not be able to go back to every position: a window forgets, and a recurrent state has only the
+/// positions that were *marked* before they were computed. All layers of a sequence have the same marks.
+pub trait LayerState: Any + Send {
+    /// The number of positions it has seen.
     fn len(&self) -> usize;
 
-    /// Whether it holds none.
+    /// Whether it has seen none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that so many positions take.
-    fn bytes_for(&self, len: usize) -> u64;
+    /// The largest number of positions, not more than `len`, that it can go back to.
+    fn reach(&self, len: usize) -> usize;
 
-    /// Forgets all positions from `len` on.
+    /// Goes back to `len` positions, if it has seen more. They must be [within reach](Self::reach).
     fn truncate(&mut self, len: usize);
+
+    /// Forgets what neither the positions after the last one need, nor those after `marks`.
+    fn settle(&mut self, marks: &[usize]);
+
+    /// Bytes that it takes once it has been computed up to `len` positions with these marks.
+    fn bytes_for(&self, len: usize, marks: &[usize]) -> u64;
+
+    /// The same state again. What both have seen they share.
+    fn fork(&self) -> Box<dyn LayerState>;
+
+    /// Writes it to a snapshot.
+    ///
+    /// # Errors
+    /// The writer's.
+    fn save(&self, to: &mut dyn Write) -> io::Result<()>;
+
+    /// Reads what [`save`](Self::save) wrote after `len` positions, into a new state.
+    ///
+    /// # Errors
+    /// The reader's; if what is there is something else, or there is no memory for it.
+    fn load(&mut self, len: usize, from: &mut dyn Read) -> io::Result<()>;
 
     /// For the backend that made it.
     fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+/// A number of a snapshot.
+fn read_number(from: &mut dyn Read) -> io::Result<usize> {
+    let mut bytes = [0; 8];
+    from.read_exact(&mut bytes)?;
+    usize::try_from(u64::from_le_bytes(bytes)).map_err(|_| damaged())
+}
+
+fn write_number(to: &mut dyn Write, number: usize) -> io::Result<()> {
+    to.write_all(&(number as u64).to_le_bytes())
+}
+
+/// What a snapshot is that holds something else than it should.
+fn damaged() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "its state is not that of so many tokens")
 }
 
 /// Rotary embedding: the angles of position `p` are `p · frequencies`, cosine and sine are scaled.
@@ -152,8 +205,8 @@ pub trait Backend: Send {
     /// Takes the weights, in the order of their handles.
     fn load(&mut self, weight: Weight) -> Result<()>;
 
-    /// Attention memory for one layer of a new sequence.
-    fn new_kv(&self, shape: KvShape) -> Box<dyn Kv>;
+    /// The state of one layer of a new sequence.
+    fn new_state(&self, shape: StateShape) -> Box<dyn LayerState>;
 
     /// The following operations work on this many rows.
     fn begin(&mut self, rows: usize);

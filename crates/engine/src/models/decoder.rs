@@ -5,7 +5,9 @@ use forebay_kernels::RopePairs;
 
 use super::{Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
-use crate::backend::{Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, Vector};
+use crate::backend::{
+    Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, StateShape, Vector,
+};
 use crate::blocks::Context;
 use crate::blocks::gqa::{Gqa, GqaWeights};
 use crate::blocks::head::Head;
@@ -216,7 +218,7 @@ impl Sizes {
         if key_dim == 0 || !key_dim.is_multiple_of(2) {
             return Err(config.error(keys::KEY_DIM, "is not an even number of channels"));
         }
-        Ok(Sizes { hidden, heads, kv: KvShape { heads: kv_heads, key_dim, value_dim } })
+        Ok(Sizes { hidden, heads, kv: KvShape { heads: kv_heads, key_dim, value_dim, window: None } })
     }
 }
 
@@ -468,7 +470,7 @@ impl Model for Decoder {
         &self.head
     }
 
-    fn state(&self) -> Vec<KvShape> {
-        vec![self.attention.kv; self.layers.len()]
+    fn state(&self) -> Vec<StateShape> {
+        vec![StateShape::Attention(self.attention.kv); self.layers.len()]
     }
 }

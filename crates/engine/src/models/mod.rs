@@ -20,7 +20,7 @@ pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
 pub use names::{ExpertNames, Fused, Name};
 
-use crate::backend::KvShape;
+use crate::backend::StateShape;
 use crate::blocks::Context;
 use crate::blocks::head::Head;
 use crate::error::{Error, Result};
@@ -62,7 +62,7 @@ pub trait Model: Send + Sync {
     fn head(&self) -> &Head;
 
     /// What each layer of a sequence keeps.
-    fn state(&self) -> Vec<KvShape>;
+    fn state(&self) -> Vec<StateShape>;
 }
 
 /// Describes the model in a file: which family it is, what it needs, how it computes.

@@ -4,9 +4,10 @@ mod machine;
 
 pub use machine::{Machine, Pressure, Relief};
 
-use crate::backend::{KvShape, Precision};
+use crate::backend::{KvShape, Precision, StateShape};
 use crate::error::{Bytes, Error, Result};
 use crate::models::Blueprint;
+use crate::session::MARKS;
 use crate::store::SlotClasses;
 
 /// Tokens computed together when a prompt is read and memory is no concern.
@@ -96,7 +97,7 @@ impl Plan {
         let mut plan = Plan {
             budget,
             dense: blueprint.dense_bytes(),
-            kv: position_bytes(blueprint, wishes.precision).saturating_mul(positions),
+            kv: conversation_bytes(blueprint, wishes.precision, positions),
             scratch: 0,
             process: machine.resident + headroom(budget),
             slot_bytes: 0,
@@ -202,35 +203,73 @@ pub struct Traffic {
     pub dense: u64,
     /// The experts that the router chooses, in all layers.
     pub experts: u64,
-    /// Keys and values of one position, in their stored type.
+    /// Keys and values of one position, in their stored type, in the layers that see all positions.
     pub position: u64,
+    /// Keys and values that layers with a window see when it is full.
+    pub windows: u64,
+    /// Recurrent states, which are read and written.
+    pub recurrent: u64,
 }
 
 impl Traffic {
     /// The traffic of a model.
     pub fn new(blueprint: &Blueprint, precision: Precision) -> Traffic {
-        Traffic {
+        let mut traffic = Traffic {
             dense: blueprint.dense_bytes_per_token(),
             experts: blueprint.expert_bytes_per_token(),
-            position: position_bytes(blueprint, precision),
+            position: 0,
+            windows: 0,
+            recurrent: 0,
+        };
+        for shape in blueprint.model.state() {
+            match shape {
+                StateShape::Attention(kv) => {
+                    let position = position_bytes(&kv, precision);
+                    match kv.window {
+                        None => traffic.position = traffic.position.saturating_add(position),
+                        Some(window) => {
+                            let window = position.saturating_mul(window as u64);
+                            traffic.windows = traffic.windows.saturating_add(window);
+                        }
+                    }
+                }
+                StateShape::Recurrent(floats) => {
+                    traffic.recurrent = traffic.recurrent.saturating_add(floats as u64 * 8);
+                }
+            }
         }
+        traffic
     }
 
-    /// Bytes that a token reads when it attends to `positions` positions, its own among them.
+    /// Bytes that a token reads when it attends to `positions` positions, its own among them, more than any window.
     pub fn bytes(&self, positions: u64) -> u64 {
-        self.dense + self.experts + self.position * positions
+        self.dense + self.experts + self.windows + self.recurrent + self.position * positions
     }
 }
 
-/// Bytes of the keys and values of one position in all layers.
-fn position_bytes(blueprint: &Blueprint, precision: Precision) -> u64 {
+/// Bytes of the keys and values of one position in one layer.
+fn position_bytes(kv: &KvShape, precision: Precision) -> u64 {
     let cell = match precision {
         Precision::Fast => 2,
         Precision::Exact => 4,
     };
-    let cells = |kv: &KvShape| kv.heads as u64 * (kv.key_dim + kv.value_dim) as u64;
-    let state = blueprint.model.state();
-    state.iter().map(|kv| cells(kv).saturating_mul(cell)).fold(0, u64::saturating_add)
+    (kv.heads as u64 * (kv.key_dim + kv.value_dim) as u64).saturating_mul(cell)
+}
+
+/// Bytes of what a conversation of so many positions keeps, with all its marks.
+fn conversation_bytes(blueprint: &Blueprint, precision: Precision, positions: u64) -> u64 {
+    let layer = |shape: StateShape| match shape {
+        StateShape::Attention(kv) => {
+            let seen = kv.window.map_or(positions, |window| {
+                let window = window as u64 + 2 * PAGE;
+                positions.min(STREAMED_CHUNK as u64 + (MARKS as u64 + 1).saturating_mul(window))
+            });
+            position_bytes(&kv, precision).saturating_mul(seen)
+        }
+        // The last state and the one before.
+        StateShape::Recurrent(floats) => (floats as u64).saturating_mul(4 * (MARKS as u64 + 2)),
+    };
+    blueprint.model.state().into_iter().map(layer).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
