@@ -149,7 +149,7 @@ fn settings_that_make_no_sense_are_named() {
     for (key, value, word) in [
         ("hidden_act", json!("gelu"), "gelu"),
         ("use_sliding_window", json!(true), "true"),
-        ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e6 }), "yarn"),
+        ("rope_parameters", json!({ "rope_type": "dynamic", "rope_theta": 1e6 }), "dynamic"),
         ("rope_parameters", json!({ "factor": 4.0, "rope_theta": 1e6 }), "4"),
         ("partial_rotary_factor", json!(0.5), "0.5"),
         ("architectures", json!(["NewForCausalLM"]), "NewForCausalLM"),
@@ -159,6 +159,17 @@ fn settings_that_make_no_sense_are_named() {
             f.config.insert(key.into(), value);
         });
         assert_unsupported(&error, &[word]);
+    }
+    for (rope, problem) in [
+        (json!({ "rope_type": "yarn" }), "factor is missing"),
+        (json!({ "rope_type": "yarn", "factor": 0 }), "factor is not a positive number"),
+        (
+            json!({ "rope_type": "llama3", "low_freq_factor": 4, "high_freq_factor": 1 }),
+            "high_freq_factor is not above",
+        ),
+    ] {
+        let error = refusal("qwen3moe", |f| drop(f.config.insert("rope_parameters".into(), rope)));
+        assert_damaged(&error, &[problem]);
     }
     let error = refusal("qwen3moe", |f| f.config.clear());
     assert_damaged(&error, &["architectures is missing"]);

@@ -189,9 +189,11 @@ impl Backend for CpuBackend {
     }
 
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()> {
-        self.each_row(out, |_, row, values| {
+        self.each_row(out, |this, row, values| {
+            let divisors = rope.divisors.map(|w| &this.vectors[w.0]);
             let (cos, sin) = values.split_at_mut(rope.frequencies.len());
-            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&rope.frequencies) {
+            for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
+                let frequency = rope.frequencies[i] / divisors.map_or(1.0, |divisors| divisors[i]);
                 // The product is rounded to f32, as it was when the models were trained.
                 let angle = f64::from(positions[row] as f32 * frequency);
                 *cos = angle.cos() as f32 * rope.scale;

@@ -156,6 +156,8 @@ fn damaged() -> io::Error {
 pub struct Rope {
     /// Half as many as the channels that rotate.
     pub frequencies: Vec<f32>,
+    /// What divides them, one by one.
+    pub divisors: Option<Vector>,
     /// Multiplies cosine and sine.
     pub scale: f32,
     /// Which channels rotate together.

@@ -1,6 +1,7 @@
 //! A model's configuration in its file's settings. Every value is hostile until checked.
 
 use super::keys;
+use crate::blocks::rope::{Llama3, RopeScaling, Yarn};
 use crate::error::{Error, Result};
 use crate::format::{Format, Key, ModelFile, Quoted, Value};
 
@@ -109,23 +110,86 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Checks that the rotation is not stretched.
+    /// How the rotation is stretched. GGUF files of Llama 3 do not say it here, but in a tensor.
     ///
     /// # Errors
-    /// If it is.
-    pub fn plain_rope(&self) -> Result<()> {
+    /// If it is in a way that is not supported, or a number for it is missing or makes no sense.
+    pub fn rope_scaling(&self) -> Result<RopeScaling> {
         match self.optional_text(keys::ROPE_SCALING)? {
-            Some("none" | "default") => return Ok(()),
-            Some(other) => return Err(self.unsupported(keys::ROPE_SCALING, other)),
-            None => {}
+            Some("none" | "default") => Ok(RopeScaling::Plain),
+            Some("linear") => Ok(RopeScaling::Linear(self.float(keys::ROPE_FACTOR)?.into())),
+            Some("llama3") => self.llama3().map(RopeScaling::Llama3),
+            Some("yarn") => self.yarn().map(RopeScaling::Yarn),
+            Some(other) => Err(self.unsupported(keys::ROPE_SCALING, other)),
+            None => self.untyped_rope_scaling(),
         }
-        // A factor without a type means linear scaling; older files have it under another name.
+    }
+
+    /// In GGUF files, a factor without a type means linear scaling; older ones have it under another name.
+    fn untyped_rope_scaling(&self) -> Result<RopeScaling> {
         for key in [keys::ROPE_FACTOR, keys::ROPE_LINEAR] {
             if let Some(factor) = self.optional_float(key)?.filter(|&f| f != 1.0) {
-                return Err(self.unsupported(key, &factor.to_string()));
+                return match self.format() {
+                    Format::Gguf => Ok(RopeScaling::Linear(factor.into())),
+                    Format::HuggingFace | Format::Mlx => Err(self.unsupported(key, &factor.to_string())),
+                };
             }
         }
-        Ok(())
+        Ok(RopeScaling::Plain)
+    }
+
+    fn llama3(&self) -> Result<Llama3> {
+        let (low, high) = (self.float(keys::ROPE_LOW)?.into(), self.float(keys::ROPE_HIGH)?.into());
+        if low >= high {
+            return Err(self.error(keys::ROPE_HIGH, "is not above the low one"));
+        }
+        let original = self.count(keys::ROPE_ORIGINAL)? as f64;
+        Ok(Llama3 { factor: self.float(keys::ROPE_FACTOR)?.into(), original, low, high })
+    }
+
+    fn yarn(&self) -> Result<Yarn> {
+        for key in [keys::ROPE_ATTENTION_MULTIPLIER, keys::ROPE_EXTRAPOLATION] {
+            if let Some(other) = self.optional_float(key)?.filter(|&factor| factor != 1.0) {
+                return Err(self.unsupported(key, &other.to_string()));
+            }
+        }
+        let context = self.count(keys::CONTEXT)?;
+        let original = self.optional_count(keys::ROPE_ORIGINAL)?;
+        let factor = match (self.optional_float(keys::ROPE_FACTOR)?, original) {
+            (Some(factor), _) => f64::from(factor),
+            (None, Some(original)) => context as f64 / original as f64,
+            (None, None) => return Err(self.error(keys::ROPE_FACTOR, "is missing")),
+        };
+        let mscale = self.nonzero_float(keys::ROPE_MSCALE)?;
+        let mscale_all_dim = self.nonzero_float(keys::ROPE_MSCALE_ALL_DIM)?.map(|m| match self.format() {
+            Format::Gguf => m / 0.1,
+            Format::HuggingFace | Format::Mlx => m,
+        });
+        let magnitude = |mscale| Yarn::magnitude(factor, mscale);
+        let scale = match (self.nonzero_float(keys::ROPE_ATTENTION)?, mscale, mscale_all_dim) {
+            (Some(scale), ..) => scale,
+            (None, Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
+            // GGUF files have only one of the two, and mean both.
+            (None, None, Some(_)) if self.format() == Format::Gguf => 1.0,
+            _ => magnitude(1.0),
+        };
+        Ok(Yarn {
+            factor,
+            original: original.unwrap_or(context) as f64,
+            beta_fast: self.nonzero_float(keys::ROPE_BETA_FAST)?.unwrap_or(32.0),
+            beta_slow: self.nonzero_float(keys::ROPE_BETA_SLOW)?.unwrap_or(1.0),
+            round: self.optional_bool(keys::ROPE_TRUNCATE)?.unwrap_or(true),
+            scale,
+            mscale_all_dim,
+        })
+    }
+
+    /// A positive float that may be absent, or zero and count as absent.
+    fn nonzero_float(&self, key: Key) -> Result<Option<f64>> {
+        match self.get(key).map(Value::as_f64) {
+            Some(Some(0.0)) => Ok(None),
+            _ => Ok(self.optional_float(key)?.map(f64::from)),
+        }
     }
 
     /// An error about a setting.

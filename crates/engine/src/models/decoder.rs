@@ -13,13 +13,14 @@ use crate::blocks::gqa::{Gqa, GqaWeights};
 use crate::blocks::head::Head;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
-use crate::blocks::rope::plain_frequencies;
 use crate::error::Result;
 use crate::session::Batch;
 
 const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
 const NORM: Name = Name::new("output_norm.weight", "model.norm.weight");
 const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
+/// What frequencies are divided by, in GGUF files of Llama 3.1 and later.
+const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
 // Of every layer:
 const ATTN_NORM: Name = Name::new("attn_norm.weight", "input_layernorm.weight");
 const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
@@ -247,9 +248,19 @@ fn rotated_channels(config: &Config<'_>, key_dim: usize, partial: bool) -> Resul
     Ok(rotated)
 }
 
+/// The rotary embedding over this many channels.
+pub fn rope(config: &Config<'_>, b: &mut Builder<'_>, channels: usize, pairs: RopePairs) -> Result<Rope> {
+    let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
+    let scaling = config.rope_scaling()?;
+    let divisors = match b.has(ROPE_DIVISORS) {
+        true => Some(b.vector(ROPE_DIVISORS, channels / 2)?),
+        false => None,
+    };
+    Ok(Rope { frequencies: scaling.frequencies(base, channels), divisors, scale: scaling.scale(), pairs })
+}
+
 /// Refuses what some files ask for and no family here has.
 fn refuse_others(config: &Config<'_>) -> Result<()> {
-    config.plain_rope()?;
     if let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu") {
         return Err(config.unsupported(keys::ACTIVATION, other));
     }
@@ -268,7 +279,6 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let sizes = Sizes::read(config)?;
     let Sizes { hidden, heads, kv } = sizes;
     let eps = config.float(keys::NORM_EPS)?;
-    let rope_base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
     refuse_others(config)?;
     let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
     let vocab = b.rows_of(EMBED)?;
@@ -294,7 +304,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let attention = Gqa {
         kv,
         scale: 1.0 / (kv.key_dim as f32).sqrt(),
-        rope: Rope { frequencies: plain_frequencies(rope_base, rotated), scale: 1.0, pairs: recipe.pairs },
+        rope: rope(config, b, rotated, recipe.pairs)?,
         eps,
         q: b.buffer(heads * kv.key_dim),
         k: b.buffer(kv.heads * kv.key_dim),
