@@ -4,6 +4,7 @@
 
 pub mod gqa;
 pub mod head;
+pub mod mla;
 pub mod mlp;
 pub mod moe;
 pub mod rope;

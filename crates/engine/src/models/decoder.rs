@@ -3,6 +3,7 @@
 
 use forebay_kernels::RopePairs;
 
+use super::latent::LatentSizes;
 use super::{Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
 use crate::backend::{
@@ -11,6 +12,7 @@ use crate::backend::{
 use crate::blocks::Context;
 use crate::blocks::gqa::{Gqa, GqaWeights};
 use crate::blocks::head::Head;
+use crate::blocks::mla::{Mla, MlaWeights};
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
 use crate::error::Result;
@@ -41,6 +43,8 @@ const DOWN: Name = Name::new("ffn_down.weight", "mlp.down_proj.weight");
 
 /// What a family has of its own.
 pub struct Recipe {
+    /// What attention keeps.
+    pub attention: AttentionKind,
     /// Which channels rotate together.
     pub pairs: RopePairs,
     /// Whether queries, keys and values have biases.
@@ -62,6 +66,7 @@ impl Recipe {
     /// The plainest decoder with these feed-forward blocks.
     pub fn new(feed_forward: FeedForward) -> Recipe {
         Recipe {
+            attention: AttentionKind::Grouped,
             pairs: RopePairs::HalfSplit,
             qkv_bias: false,
             qk_norm: None,
@@ -70,6 +75,15 @@ impl Recipe {
             feed_forward,
         }
     }
+}
+
+/// What attention keeps of a position.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum AttentionKind {
+    /// Keys and values, which several query heads share.
+    Grouped,
+    /// A latent that keys and values are made from.
+    Latent,
 }
 
 /// What a norm of queries or keys spans.
@@ -124,9 +138,23 @@ pub struct Shared {
     pub open: Option<Name>,
 }
 
+impl Shared {
+    /// `count` experts `inner` channels wide, which are one that is so many times as wide, always let through.
+    pub fn plain(count: usize, inner: usize) -> Option<Shared> {
+        const NAMES: [Name; 3] = [
+            Name::new("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
+            Name::new("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
+            Name::new("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
+        ];
+        (count > 0).then(|| Shared { inner: count * inner, names: NAMES, open: None })
+    }
+}
+
 impl Mixture {
     /// What most families call the router.
     pub const GATE: Name = Name::new("ffn_gate_inp.weight", "mlp.gate.weight");
+    /// What most families call the correction of its scores.
+    pub const CORRECTION: Name = Name::new("exp_probs_b.bias", "mlp.gate.e_score_correction_bias");
 
     /// The plainest mixture of experts that are `inner` channels wide inside.
     pub fn new(router: Router, inner: usize) -> Mixture {
@@ -145,7 +173,7 @@ pub fn softmax_router(config: &Config<'_>, normalise: bool) -> Result<Router> {
     if top_k > experts {
         return Err(config.error(keys::EXPERTS_USED, "is larger than the number of experts"));
     }
-    Ok(Router { experts, top_k, scores: Scores::Softmax, normalise, scale: 1.0 })
+    Ok(Router { experts, top_k, scores: Scores::Softmax, groups: None, normalise, scale: 1.0 })
 }
 
 /// A router as the configuration describes it: the sigmoids choose, and the weights of the chosen sum to one.
@@ -169,7 +197,7 @@ struct Decoder {
     embed: Matrix, // [vocab, hidden]
     eps: f32,
     layers: Vec<Layer>,
-    attention: Gqa,
+    attention: Attention,
     head: Head,
     x: Buf,      // [rows, hidden] the residual stream
     normed: Buf, // [rows, hidden] what a block reads
@@ -178,9 +206,21 @@ struct Decoder {
 
 struct Layer {
     attn_norm: Vector, // [hidden]
-    attn: GqaWeights,
+    attn: AttentionWeights,
     ffn_norm: Vector, // [hidden]
     ffn: Ffn,
+}
+
+/// Attention, alike in all layers.
+enum Attention {
+    Grouped(Gqa),
+    Latent(Mla),
+}
+
+/// Its weights in one of them.
+enum AttentionWeights {
+    Grouped(GqaWeights),
+    Latent(MlaWeights),
 }
 
 /// A layer's feed-forward block.
@@ -200,14 +240,45 @@ impl Layer {
 }
 
 /// The sizes of attention.
-struct Sizes {
+enum Sizes {
+    Grouped(GroupedSizes),
+    Latent(LatentSizes),
+}
+
+impl Sizes {
+    fn read(config: &Config<'_>, recipe: &Recipe) -> Result<Sizes> {
+        Ok(match recipe.attention {
+            AttentionKind::Grouped => Sizes::Grouped(GroupedSizes::read(config)?),
+            AttentionKind::Latent => Sizes::Latent(LatentSizes::read(config)?),
+        })
+    }
+
+    /// The block of all layers.
+    fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Attention> {
+        Ok(match self {
+            Sizes::Grouped(sizes) => Attention::Grouped(sizes.block(config, b, recipe)?),
+            Sizes::Latent(sizes) => Attention::Latent(sizes.block(config, b, recipe.pairs)?),
+        })
+    }
+
+    /// The weights of a layer.
+    fn weights(&self, b: &mut Builder<'_>, recipe: &Recipe, l: usize) -> Result<AttentionWeights> {
+        Ok(match self {
+            Sizes::Grouped(sizes) => AttentionWeights::Grouped(grouped(b, recipe, l, sizes)?),
+            Sizes::Latent(sizes) => AttentionWeights::Latent(sizes.weights(b, l)?),
+        })
+    }
+}
+
+/// The sizes of grouped attention.
+struct GroupedSizes {
     hidden: usize,
     heads: usize,
     kv: KvShape,
 }
 
-impl Sizes {
-    fn read(config: &Config<'_>) -> Result<Sizes> {
+impl GroupedSizes {
+    fn read(config: &Config<'_>) -> Result<GroupedSizes> {
         let hidden = config.count(keys::HIDDEN)?;
         let heads = config.count(keys::HEADS)?;
         let kv_heads = config.optional_count(keys::KV_HEADS)?.unwrap_or(heads);
@@ -219,7 +290,24 @@ impl Sizes {
         if key_dim == 0 || !key_dim.is_multiple_of(2) {
             return Err(config.error(keys::KEY_DIM, "is not an even number of channels"));
         }
-        Ok(Sizes { hidden, heads, kv: KvShape { heads: kv_heads, key_dim, value_dim, window: None } })
+        let kv = KvShape { heads: kv_heads, key_dim, value_dim, window: None, latent: false };
+        Ok(GroupedSizes { hidden, heads, kv })
+    }
+
+    fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Gqa> {
+        let &GroupedSizes { heads, kv, .. } = self;
+        let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
+        Ok(Gqa {
+            kv,
+            scale: 1.0 / (kv.key_dim as f32).sqrt(),
+            rope: rope(config, b, rotated, recipe.pairs)?,
+            eps: config.float(keys::NORM_EPS)?,
+            q: b.buffer(heads * kv.key_dim),
+            k: b.buffer(kv.heads * kv.key_dim),
+            v: b.buffer(kv.heads * kv.value_dim),
+            attended: b.buffer(heads * kv.value_dim),
+            angles: b.buffer(rotated),
+        })
     }
 }
 
@@ -276,11 +364,11 @@ fn refuse_others(config: &Config<'_>) -> Result<()> {
 /// If the configuration or a tensor does not fit, or asks for what is not supported.
 pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Box<dyn Model>> {
     let layers = config.layers()?;
-    let sizes = Sizes::read(config)?;
-    let Sizes { hidden, heads, kv } = sizes;
+    let sizes = Sizes::read(config, recipe)?;
+    let hidden = config.count(keys::HIDDEN)?;
     let eps = config.float(keys::NORM_EPS)?;
     refuse_others(config)?;
-    let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
+    let attention = sizes.block(config, b, recipe)?;
     let vocab = b.rows_of(EMBED)?;
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
@@ -290,7 +378,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
         .map(|l| {
             Ok(Layer {
                 attn_norm: b.vector(ATTN_NORM.of_layer(l), hidden)?,
-                attn: attention(b, recipe, l, &sizes)?,
+                attn: sizes.weights(b, recipe, l)?,
                 ffn_norm: b.vector(recipe.ffn_norm.of_layer(l), hidden)?,
                 ffn: blocks.layer(b, l)?,
             })
@@ -301,17 +389,6 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
     let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
 
-    let attention = Gqa {
-        kv,
-        scale: 1.0 / (kv.key_dim as f32).sqrt(),
-        rope: rope(config, b, rotated, recipe.pairs)?,
-        eps,
-        q: b.buffer(heads * kv.key_dim),
-        k: b.buffer(kv.heads * kv.key_dim),
-        v: b.buffer(kv.heads * kv.value_dim),
-        attended: b.buffer(heads * kv.value_dim),
-        angles: b.buffer(rotated),
-    };
     let head = Head {
         norm,
         eps,
@@ -323,9 +400,9 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     Ok(Box::new(Decoder { embed, eps, layers, attention, head, x, normed, added }))
 }
 
-/// The attention weights of a layer.
-fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> Result<GqaWeights> {
-    let Sizes { hidden, heads, kv } = *sizes;
+/// The weights of grouped attention in a layer.
+fn grouped(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &GroupedSizes) -> Result<GqaWeights> {
+    let GroupedSizes { hidden, heads, kv } = *sizes;
     let (q, k, v) = (heads * kv.key_dim, kv.heads * kv.key_dim, kv.heads * kv.value_dim);
     let biases = match recipe.qkv_bias {
         false => None,
@@ -455,12 +532,24 @@ fn mlp_weights(b: &mut Builder<'_>, names: [Name; 3], inner: usize, hidden: usiz
 impl Model for Decoder {
     fn forward(&self, cx: &mut Context<'_>, batch: &mut Batch<'_>) -> Result<()> {
         cx.backend.embed(self.embed, batch.tokens, self.x)?;
-        self.attention.begin(cx, batch)?;
+        match &self.attention {
+            Attention::Grouped(gqa) => gqa.begin(cx, batch)?,
+            Attention::Latent(mla) => mla.begin(cx, batch)?,
+        }
         for (i, layer) in self.layers.iter().enumerate() {
             cx.cancel.check()?;
             let i = LayerIdx(i);
             cx.backend.rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
-            self.attention.forward(cx, batch, i, &layer.attn, self.normed, self.added)?;
+            let (x, out) = (self.normed, self.added);
+            match (&self.attention, &layer.attn) {
+                (Attention::Grouped(gqa), AttentionWeights::Grouped(w)) => {
+                    gqa.forward(cx, batch, i, w, x, out)?
+                }
+                (Attention::Latent(mla), AttentionWeights::Latent(w)) => {
+                    mla.forward(cx, batch, i, w, x, out)?
+                }
+                _ => unreachable!("all layers have the same attention"),
+            }
             cx.backend.add(self.x, self.added)?;
 
             cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
@@ -481,6 +570,10 @@ impl Model for Decoder {
     }
 
     fn state(&self) -> Vec<StateShape> {
-        vec![StateShape::Attention(self.attention.kv); self.layers.len()]
+        let kv = match &self.attention {
+            Attention::Grouped(gqa) => gqa.kv,
+            Attention::Latent(mla) => mla.kv,
+        };
+        vec![StateShape::Attention(kv); self.layers.len()]
     }
 }

@@ -4,9 +4,11 @@
 mod blueprint;
 mod config;
 mod decoder;
+mod deepseek2;
 mod experts;
 mod glm4moe;
 pub mod keys;
+mod latent;
 mod llama;
 mod minimax_m2;
 mod names;
@@ -37,6 +39,7 @@ pub const ARCHS: &[Arch] = &[
     qwen2moe::ARCH,
     minimax_m2::ARCH,
     glm4moe::ARCH,
+    deepseek2::ARCH,
 ];
 
 /// A family's entry in the registry.

@@ -16,7 +16,16 @@ pub fn demo_model() -> PathBuf {
 }
 
 /// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
-pub const MIXTURES: [&str; 6] = ["qwen3moe", "mixtral", "olmoe", "qwen2moe", "minimax_m2", "glm4moe"];
+pub const MIXTURES: [&str; 8] = [
+    "qwen3moe",
+    "mixtral",
+    "olmoe",
+    "qwen2moe",
+    "minimax_m2",
+    "glm4moe",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+];
 pub const DENSE: [&str; 3] = ["qwen2", "qwen3", "llama"];
 
 /// The same tiny model in both kinds of container.
