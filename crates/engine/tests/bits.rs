@@ -47,7 +47,9 @@ fn a_prompt_of_several_pages_may_be_cut_anywhere() {
     compare_cuts(&demo_model(), Precision::Fast, &random_tokens(150, 4096, 4), &cuts);
     for precision in PRECISIONS {
         let cuts = [(512, 2), (1, 1), (64, 2), (65, 3), (13, 1)];
-        compare_cuts(&data("golden/qwen3moe.gguf"), precision, &random_tokens(150, 160, 5), &cuts);
+        for model in ["golden/qwen3moe.gguf", "golden/deepseek_v3.gguf", "golden/deepseek_v3"] {
+            compare_cuts(&data(model), precision, &random_tokens(150, 160, 5), &cuts);
+        }
     }
 }
 
@@ -56,6 +58,7 @@ fn tokens_that_come_one_by_one_or_in_pieces_give_the_bits_of_the_whole() {
     let tiny = data("golden/qwen3moe.gguf");
     for precision in PRECISIONS {
         compare_pieces(&tiny, precision, &random_tokens(150, 160, 6));
+        compare_pieces(&data("golden/deepseek_v3.gguf"), precision, &random_tokens(150, 160, 6));
         compare_pieces(&demo_model(), precision, &random_tokens(12, 4096, 7));
     }
 }

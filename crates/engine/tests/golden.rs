@@ -3,7 +3,9 @@
 #[path = "common/models.rs"]
 mod common;
 
-use common::{DENSE, MIXTURES, Reference, containers, demo_model, logits, options, relative_error};
+use common::{
+    DENSE, MIXTURES, Reference, containers, demo_model, logits, options, relative_error, shared_model,
+};
 use forebay_engine::Precision;
 
 #[test]
@@ -32,4 +34,33 @@ fn fast_logits_of_the_demo_model_are_close_to_those_of_llama_cpp() {
     let ours = logits(&demo_model(), &options(Precision::Fast), &reference.tokens);
     let error = relative_error(&ours, &reference.logits);
     assert!(error < 3e-2, "relative error {error}");
+}
+
+/// The error of a trained model beside the checkout, if there is one.
+fn error_of_shared(model: &str, reference: &str, precision: Precision) -> Option<f64> {
+    let reference = Reference::read_from(&shared_model(&format!("{reference}.logits.safetensors"))?);
+    let ours = logits(&shared_model(model)?, &options(precision), &reference.tokens);
+    Some(relative_error(&ours, &reference.logits))
+}
+
+#[test]
+fn exact_logits_of_trained_folders_equal_those_of_others() {
+    for (model, reference) in [
+        ("tales-deepseek_v3", "tales-deepseek_v3.hf"),
+        ("tales-deepseek_v3-mlx-4bit", "tales-deepseek_v3-mlx-4bit"),
+    ] {
+        if let Some(error) = error_of_shared(model, reference, Precision::Exact) {
+            assert!(error < 1e-3, "{model}: relative error {error}");
+        }
+    }
+}
+
+#[test]
+fn fast_logits_of_trained_models_are_close_to_those_of_llama_cpp() {
+    for model in ["tales-deepseek_v3-Q4_K_M"] {
+        let error = error_of_shared(&format!("{model}.gguf"), &format!("{model}.llamacpp"), Precision::Fast);
+        if let Some(error) = error {
+            assert!(error < 3e-2, "{model}: relative error {error}");
+        }
+    }
 }

@@ -16,17 +16,18 @@ pub fn demo_model() -> PathBuf {
 }
 
 /// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
-pub const MIXTURES: [&str; 8] = [
-    "qwen3moe",
-    "mixtral",
-    "olmoe",
-    "qwen2moe",
-    "minimax_m2",
-    "glm4moe",
-    "deepseek_v2_lite",
-    "deepseek_v3",
-];
+pub const MIXTURES: [&str; 8] =
+    ["qwen3moe", "mixtral", "olmoe", "qwen2moe", "minimax_m2", "glm4moe", "deepseek_v2_lite", "deepseek_v3"];
 pub const DENSE: [&str; 3] = ["qwen2", "qwen3", "llama"];
+
+/// A trained model that is too large for the repository, or `None` with a message where it is not beside the checkout.
+pub fn shared_model(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(name);
+    if !path.exists() {
+        eprintln!("skipped: there is no {}", path.display());
+    }
+    path.exists().then_some(path)
+}
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {
@@ -50,7 +51,11 @@ pub struct Reference {
 
 impl Reference {
     pub fn read(name: &str) -> Reference {
-        let bytes = std::fs::read(data(name)).unwrap();
+        Reference::read_from(&data(name))
+    }
+
+    pub fn read_from(path: &Path) -> Reference {
+        let bytes = std::fs::read(path).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let words = |name: &str| -> Vec<[u8; 4]> {
             file.tensor(name).unwrap().data().chunks_exact(4).map(|b| b.try_into().unwrap()).collect()
