@@ -6,7 +6,9 @@ mod common;
 
 use std::path::Path;
 
-use common::{DENSE, MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens};
+use common::{
+    DENSE, MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens, shared_model,
+};
 use forebay_engine::{Engine, Options, Precision, TokenId};
 
 const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
@@ -26,6 +28,16 @@ fn chunks_and_threads_change_no_bit_of_any_family() {
     for model in MIXTURES.into_iter().chain(DENSE).flat_map(containers) {
         for precision in PRECISIONS {
             compare_cuts(&model, precision, &random_tokens(40, 512, 8), &CUTS);
+        }
+    }
+}
+
+/// Weights of types that the tiny models do not have.
+#[test]
+fn chunks_and_threads_change_no_bit_of_trained_models() {
+    for model in ["tales-deepseek_v3-Q4_K_M.gguf", "tales-deepseek_v3-mlx-4bit"] {
+        if let Some(model) = shared_model(model) {
+            compare_cuts(&model, Precision::Fast, &random_tokens(40, 4096, 9), &CUTS);
         }
     }
 }
