@@ -368,7 +368,6 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let hidden = config.count(keys::HIDDEN)?;
     let eps = config.float(keys::NORM_EPS)?;
     refuse_others(config)?;
-    let attention = sizes.block(config, b, recipe)?;
     let vocab = b.rows_of(EMBED)?;
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
@@ -389,6 +388,8 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
     let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
 
+    // Only now have the tensors shown that the sizes are true.
+    let attention = sizes.block(config, b, recipe)?;
     let head = Head {
         norm,
         eps,

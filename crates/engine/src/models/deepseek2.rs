@@ -81,7 +81,7 @@ fn router(config: &Config<'_>, corrected: bool) -> Result<Router> {
 
 /// The groups that experts are chosen from, unless all of them are.
 fn groups(config: &Config<'_>, router: &Router, score: GroupScore) -> Result<Option<Groups>> {
-    let count = config.optional_count(keys::ROUTER_GROUPS)?.unwrap_or(1);
+    let count = config.number(keys::ROUTER_GROUPS)?.max(1);
     let used = config.optional_count(keys::ROUTER_GROUPS_USED)?.unwrap_or(count);
     if !router.experts.is_multiple_of(count) {
         return Err(config.error(keys::ROUTER_GROUPS, "does not divide the number of experts"));
