@@ -20,6 +20,15 @@ fn exact_logits_of_the_tiny_models_equal_those_of_others() {
     }
 }
 
+/// V2's router chooses groups by their best expert; the tiny V3 does so by the best two.
+#[test]
+fn exact_logits_of_a_softmax_router_with_groups_equal_those_of_transformers() {
+    let reference = Reference::read("golden/deepseek_v2-groups.logits.safetensors");
+    let ours = logits(&data("golden/deepseek_v2-groups"), &options(Precision::Exact), &reference.tokens);
+    let error = relative_error(&ours, &reference.logits);
+    assert!(error < 1e-3, "relative error {error}");
+}
+
 /// Files from before latent attention had a form of its own hold the same weights in another arrangement.
 #[test]
 fn exact_logits_of_an_old_file_with_latents_equal_those_of_the_new_one() {
