@@ -23,6 +23,8 @@ pub mod chat;
 mod context_memory;
 mod engine;
 mod error;
+mod files;
+mod fingerprint;
 pub mod format;
 mod generate;
 mod heat;
@@ -40,7 +42,7 @@ pub use blocks::Cancel;
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
 pub use generate::{Answer, Event, FinishReason, Request, Stats};
-pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Watch};
+pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch};
 
 /// A token of a model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
