@@ -160,6 +160,11 @@ impl Session {
         &self.cancel
     }
 
+    /// Lets requests to stop be made through this handle, instead of the one it had.
+    pub fn obey(&mut self, cancel: &Cancel) {
+        self.cancel = cancel.clone();
+    }
+
     /// Has a watch told what every router chooses, layer by layer, from now on; `None` ends that. A batch that
     /// fails or is cancelled ends before its last layer.
     pub fn watch_routing(&mut self, watch: Option<Box<RoutedWatch>>) {

@@ -263,13 +263,20 @@ fn conversations_that_step_together_give_the_bits_of_each_alone() {
                     .zip(cuts)
                     .map(|((session, story), count)| {
                         let at = session.tokens().len();
-                        Turn { tokens: &story[at..at + count], session }
+                        Turn { tokens: &story[at..at + count], session, logits: count != 13 }
                     })
                     .collect();
-                engine.step(&mut turns, &Cancel::default()).unwrap();
-                for session in &sessions {
-                    assert_as_fresh(session, &format!("{family}, {precision:?}, {cuts:?}"));
+                let mut given = Vec::new();
+                let collect = |turn, logits: &[f32]| given.push((turn, logits.to_vec()));
+                engine.step(&mut turns, &Cancel::default(), collect).unwrap();
+                for (i, logits) in &given {
+                    let mut fresh = engine.session();
+                    fresh.extend(sessions[*i].tokens()).unwrap();
+                    let what = format!("{family}, {precision:?}, {cuts:?}, turn {i}");
+                    assert_same_bits(logits, fresh.logits(), &what);
                 }
+                let wanted = (0..4).filter(|&i| cuts[i] != 13);
+                assert!(given.iter().map(|(turn, _)| *turn).eq(wanted));
             }
         }
     }
@@ -292,14 +299,17 @@ fn a_step_that_fails_changes_no_conversation() {
         (&story[10..20], &story[30..40], &Cancel::default(), "16 tokens at most, not 20"),
     ] {
         let [a, b] = &mut sessions;
-        let mut turns = [Turn { session: a, tokens: first }, Turn { session: b, tokens: second }];
-        let error = engine.step(&mut turns, cancel).unwrap_err().to_string();
+        let mut turns = [
+            Turn { session: a, tokens: first, logits: true },
+            Turn { session: b, tokens: second, logits: true },
+        ];
+        let error = engine.step(&mut turns, cancel, |_, _| {}).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!((sessions[0].tokens(), sessions[1].tokens()), (&story[..10], &story[..30]));
     }
     let mut stranger = open(Options::default()).session();
-    let mut turns = [Turn { session: &mut stranger, tokens: &story[..1] }];
-    assert!(engine.step(&mut turns, &Cancel::default()).is_err());
+    let mut turns = [Turn { session: &mut stranger, tokens: &story[..1], logits: false }];
+    assert!(engine.step(&mut turns, &Cancel::default(), |_, _| {}).is_err());
     for session in &mut sessions {
         session.push(other_than(story[30])).unwrap();
         assert_as_fresh(session, "after steps that failed");
