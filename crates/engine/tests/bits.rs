@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 
 use common::{
-    DENSE, MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens, shared_model,
+    DENSE, MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens, trained,
 };
 use forebay_engine::{Engine, Options, Precision, TokenId};
 
@@ -36,7 +36,7 @@ fn chunks_and_threads_change_no_bit_of_any_family() {
 #[test]
 fn chunks_and_threads_change_no_bit_of_trained_models() {
     for model in ["tales-deepseek_v3-Q4_K_M.gguf", "tales-deepseek_v3-mlx-4bit"] {
-        if let Some(model) = shared_model(model) {
+        if let Some(model) = trained(model) {
             compare_cuts(&model, Precision::Fast, &random_tokens(40, 4096, 9), &CUTS);
         }
     }

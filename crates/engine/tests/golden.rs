@@ -4,7 +4,7 @@
 mod common;
 
 use common::{
-    DENSE, MIXTURES, Reference, containers, data, demo_model, logits, options, relative_error, shared_model,
+    DENSE, MIXTURES, Reference, containers, data, demo_model, logits, options, relative_error, trained,
 };
 use forebay_engine::Precision;
 
@@ -55,31 +55,24 @@ fn fast_logits_of_the_demo_model_are_close_to_those_of_llama_cpp() {
     assert!(error < 3e-2, "relative error {error}");
 }
 
-/// The error of a trained model beside the checkout, if there is one.
-fn error_of_shared(model: &str, reference: &str, precision: Precision) -> Option<f64> {
-    let reference = Reference::read_from(&shared_model(&format!("{reference}.logits.safetensors"))?);
-    let ours = logits(&shared_model(model)?, &options(precision), &reference.tokens);
-    Some(relative_error(&ours, &reference.logits))
-}
+/// A trained model of each of these families, in all containers.
+const TRAINED: [&str; 1] = ["tales-deepseek_v3"];
 
 #[test]
-fn exact_logits_of_trained_folders_equal_those_of_others() {
-    for (model, reference) in [
-        ("tales-deepseek_v3", "tales-deepseek_v3.hf"),
-        ("tales-deepseek_v3-mlx-4bit", "tales-deepseek_v3-mlx-4bit"),
-    ] {
-        if let Some(error) = error_of_shared(model, reference, Precision::Exact) {
-            assert!(error < 1e-3, "{model}: relative error {error}");
-        }
-    }
-}
-
-#[test]
-fn fast_logits_of_trained_models_are_close_to_those_of_llama_cpp() {
-    for model in ["tales-deepseek_v3-Q4_K_M"] {
-        let error = error_of_shared(&format!("{model}.gguf"), &format!("{model}.llamacpp"), Precision::Fast);
-        if let Some(error) = error {
-            assert!(error < 3e-2, "{model}: relative error {error}");
+fn logits_of_trained_models_are_those_of_others() {
+    for name in TRAINED {
+        let containers = [
+            (name.to_owned(), format!("{name}.hf"), Precision::Exact, 1e-3),
+            (format!("{name}-mlx-4bit"), format!("{name}-mlx-4bit"), Precision::Exact, 1e-3),
+            (format!("{name}-Q4_K_M.gguf"), format!("{name}-Q4_K_M.llamacpp"), Precision::Fast, 3e-2),
+        ];
+        for (model, reference, precision, tolerance) in containers {
+            let Some(model) = trained(&model) else { continue };
+            let reference = trained(&format!("{reference}.logits.safetensors")).unwrap();
+            let reference = Reference::read(reference.to_str().unwrap());
+            let ours = logits(&model, &options(precision), &reference.tokens);
+            let error = relative_error(&ours, &reference.logits);
+            assert!(error < tolerance, "{}: relative error {error}", model.display());
         }
     }
 }

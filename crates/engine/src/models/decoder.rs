@@ -220,7 +220,7 @@ enum Attention {
 /// Its weights in one of them.
 enum AttentionWeights {
     Grouped(GqaWeights),
-    Latent(MlaWeights),
+    Latent(Box<MlaWeights>),
 }
 
 /// A layer's feed-forward block.
@@ -265,7 +265,7 @@ impl Sizes {
     fn weights(&self, b: &mut Builder<'_>, recipe: &Recipe, l: usize) -> Result<AttentionWeights> {
         Ok(match self {
             Sizes::Grouped(sizes) => AttentionWeights::Grouped(grouped(b, recipe, l, sizes)?),
-            Sizes::Latent(sizes) => AttentionWeights::Latent(sizes.weights(b, l)?),
+            Sizes::Latent(sizes) => AttentionWeights::Latent(Box::new(sizes.weights(b, l)?)),
         })
     }
 }

@@ -20,14 +20,8 @@ pub const MIXTURES: [&str; 8] =
     ["qwen3moe", "mixtral", "olmoe", "qwen2moe", "minimax_m2", "glm4moe", "deepseek_v2_lite", "deepseek_v3"];
 pub const DENSE: [&str; 3] = ["qwen2", "qwen3", "llama"];
 
-/// A trained model that is too large for the repository, or `None` with a message where it is not beside the checkout.
-pub fn shared_model(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(name);
-    if !path.exists() {
-        eprintln!("skipped: there is no {}", path.display());
-    }
-    path.exists().then_some(path)
-}
+/// Of these, one for each way in which layers remember.
+pub const KEEPING: [&str; 2] = ["qwen3moe", "deepseek_v3"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {
@@ -37,6 +31,16 @@ pub fn containers(family: &str) -> [PathBuf; 2] {
 /// A file of the tests' data.
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+/// A trained model, or what belongs to one: too large for the repository, they are beside it.
+pub fn trained(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(name);
+    if !path.exists() {
+        eprintln!("skipped: {} is not there", path.display());
+        return None;
+    }
+    Some(path)
 }
 
 pub fn options(precision: Precision) -> Options {
@@ -51,11 +55,7 @@ pub struct Reference {
 
 impl Reference {
     pub fn read(name: &str) -> Reference {
-        Reference::read_from(&data(name))
-    }
-
-    pub fn read_from(path: &Path) -> Reference {
-        let bytes = std::fs::read(path).unwrap();
+        let bytes = std::fs::read(data(name)).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let words = |name: &str| -> Vec<[u8; 4]> {
             file.tensor(name).unwrap().data().chunks_exact(4).map(|b| b.try_into().unwrap()).collect()
