@@ -15,8 +15,8 @@ use super::attend::{GroupedHeads, QUERY_TILE};
 use super::kv::{CpuKv, KvType};
 use super::recurrent::CpuRecurrent;
 use super::{
-    Attention, Backend, Buf, BufShape, ExpertBuffers, HostMatrix, LayerState, Matrix, Rope, Router, Routing,
-    StateShape, Vector, Weight,
+    Activation, Attention, Backend, Buf, BufShape, Experts, HostMatrix, LayerState, Matrix, Rope, Router,
+    Routing, StateShape, Vector, Weight,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -215,6 +215,7 @@ impl Backend for CpuBackend {
     fn attention(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let mut data = self.take(a.out);
         let (q, k, v) = (self.get(a.q), self.get(a.k), self.get(a.v));
+        let sinks = a.sinks.map(|w| &self.vectors[w.0][..]);
         for sequence in batch.sequences.iter_mut() {
             let start = sequence.state.len();
             let (kv, _) = sequence.state.layer(a.layer);
@@ -233,7 +234,7 @@ impl Backend for CpuBackend {
             let kv = &*kv;
             self.pool.for_tiles(&mut outs, grain, |piece, mut tile| {
                 let head = piece.cols.start / grain.cols;
-                let heads = GroupedHeads { kernels: self.kernels, kv, head, group, scale: a.scale };
+                let heads = GroupedHeads { kernels: self.kernels, kv, head, group, scale: a.scale, sinks };
                 heads.attend(queries, piece.rows, start, &mut tile);
             });
         }
@@ -266,7 +267,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn experts(&mut self, b: &ExpertBuffers, routing: &Routing, leases: &[Lease]) -> Result<()> {
+    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: &[Lease]) -> Result<()> {
+        let Experts { buffers: b, activation, biases } = *experts;
         let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
         let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
@@ -289,11 +291,31 @@ impl Backend for CpuBackend {
         compute.matmul(x, &self.expert_panels, &reads_x, &mut outs);
         drop(outs);
 
+        // Each expert adds its own part of a vector to its rows.
+        let add_bias = |data: &mut [f32], width: usize, bias: Vector| {
+            let bias = &self.vectors[bias.0];
+            let mut tiles = bucket_tiles(data, width, &buckets);
+            self.pool.for_tiles(&mut tiles, Grain { rows: 1, cols: width }, |piece, mut tile| {
+                let expert = leases[piece.matrix].expert().0 as usize;
+                (self.kernels.add)(tile.row(0), &bias[expert * width..][..width]);
+            });
+        };
+        if let Some([gate_bias, up_bias, _]) = biases {
+            add_bias(&mut gate, inner, gate_bias);
+            add_bias(&mut up, inner, up_bias);
+        }
+
         let mut gates = bucket_tiles(&mut gate, inner, &buckets);
         let whole_rows = Grain { rows: 1, cols: inner };
         self.pool.for_tiles(&mut gates, whole_rows, |piece, mut tile| {
             let row = buckets[piece.matrix].start + piece.rows.start;
-            (self.kernels.swiglu)(tile.row(0), &up[row * inner..][..inner]);
+            let up = &up[row * inner..][..inner];
+            match activation {
+                Activation::SwiGlu => (self.kernels.swiglu)(tile.row(0), up),
+                Activation::Clamped { alpha, limit } => {
+                    (self.kernels.clamped_swiglu)(tile.row(0), up, alpha, limit);
+                }
+            }
         });
         drop(gates);
 
@@ -312,6 +334,9 @@ impl Backend for CpuBackend {
         let mut outs = bucket_tiles(&mut out, hidden, &buckets);
         compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
         drop(outs);
+        if let Some([.., down_bias]) = biases {
+            add_bias(&mut out, hidden, down_bias);
+        }
 
         self.put(b.gate, gate);
         self.put(b.up, up);

@@ -39,7 +39,40 @@ enum Declared {
     Matrix(Planes),
     /// A matrix of which a token reads one row.
     Table(Planes),
-    Vector(TensorInfo),
+    Vector {
+        tensor: TensorInfo,
+        part: Part,
+    },
+}
+
+/// Which numbers of a tensor make a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All.
+    Whole,
+    /// Every other one, from the first on.
+    Even,
+    /// Every other one, from the second on.
+    Odd,
+}
+
+impl Part {
+    /// How many of `len` numbers it is.
+    fn of(self, len: u64) -> u64 {
+        match self {
+            Part::Whole => len,
+            Part::Even | Part::Odd => len / 2,
+        }
+    }
+
+    fn pick(self, values: Vec<f32>) -> Vec<f32> {
+        let first = match self {
+            Part::Whole => return values,
+            Part::Even => 0,
+            Part::Odd => 1,
+        };
+        values.into_iter().skip(first).step_by(2).collect()
+    }
 }
 
 impl Declared {
@@ -47,14 +80,17 @@ impl Declared {
     fn ranges(&self) -> impl Iterator<Item = ByteRange> {
         let ranges = match self {
             Declared::Matrix(m) | Declared::Table(m) => m.ranges,
-            Declared::Vector(t) => [Some(whole(t)), None, None],
+            Declared::Vector { tensor, .. } => [Some(whole(tensor)), None, None],
         };
         ranges.into_iter().flatten()
     }
 
-    /// How many they are.
+    /// How many they are in memory, where vectors are f32.
     fn bytes(&self) -> u64 {
-        self.ranges().map(|range| range.len as u64).sum()
+        match self {
+            Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
+            Declared::Vector { tensor, part } => part.of(tensor.elements()) * 4,
+        }
     }
 }
 
@@ -74,32 +110,23 @@ fn whole(tensor: &TensorInfo) -> ByteRange {
 impl Blueprint {
     /// Bytes of the dense weights.
     pub fn dense_bytes(&self) -> u64 {
-        self.weights
-            .iter()
-            .map(|w| match w {
-                Declared::Matrix(_) | Declared::Table(_) => w.bytes(),
-                Declared::Vector(t) => t.elements() * 4,
-            })
-            .sum()
+        self.weights.iter().map(Declared::bytes).sum()
     }
 
     /// Bytes of dense weights that one token reads: every matrix whole, of the embedding table one row. A table
     /// that is also the output matrix is read whole for that, besides its row.
     pub fn dense_bytes_per_token(&self) -> u64 {
         let output = self.model.head().output;
-        let matrices = self.weights.iter().filter(|w| !matches!(w, Declared::Vector(_)));
-        let read = matrices.enumerate().map(|(i, w)| match w {
+        let (vectors, matrices): (Vec<_>, Vec<_>) =
+            self.weights.iter().partition(|w| matches!(w, Declared::Vector { .. }));
+        let read = matrices.into_iter().enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
                 let row = w.bytes() / t.rows as u64;
                 if Matrix(i) == output { w.bytes() + row } else { row }
             }
             other => other.bytes(),
         });
-        let vectors = self.weights.iter().map(|w| match w {
-            Declared::Vector(t) => t.elements() * 4,
-            Declared::Matrix(_) | Declared::Table(_) => 0,
-        });
-        read.chain(vectors).sum()
+        read.chain(vectors.into_iter().map(Declared::bytes)).sum()
     }
 
     /// Bytes of routed experts that one token reads.
@@ -132,7 +159,7 @@ impl Blueprint {
     fn activation_blocks(&self) -> usize {
         let dense = self.weights.iter().filter_map(|w| match w {
             Declared::Matrix(m) | Declared::Table(m) => Some(m.encoding),
-            Declared::Vector(_) => None,
+            Declared::Vector { .. } => None,
         });
         let experts = self.experts.iter().flatten().flat_map(|l| l.parts.map(|part| part.encoding));
         dense.chain(experts).filter_map(Encoding::activation_block).collect::<HashSet<_>>().len()
@@ -172,10 +199,10 @@ impl Blueprint {
                     cols: m.cols,
                     planes: m.ranges.map(|range| region.share(range.map_or(0..0, |_| next()))),
                 }),
-                Declared::Vector(t) => {
-                    let mut values = vec![0.0; t.shape[0]];
-                    dequantise_row(t.dtype, &region[next()], &mut values);
-                    Weight::Vector(values)
+                Declared::Vector { tensor, part } => {
+                    let mut values = vec![0.0; tensor.elements() as usize];
+                    dequantise_row(tensor.dtype, &region[next()], &mut values);
+                    Weight::Vector(part.pick(values))
                 }
             })?;
         }
@@ -264,13 +291,21 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If it is missing, has another length, or is not of a float type.
     pub fn vector(&mut self, name: Name, len: usize) -> Result<Vector> {
+        self.vector_part(name, &[len], Part::Whole)
+    }
+
+    /// A vector that is some of the weights of a tensor, in their order.
+    ///
+    /// # Errors
+    /// If the tensor is missing, has another shape, or is not of a float type.
+    pub fn vector_part(&mut self, name: Name, shape: &[usize], part: Part) -> Result<Vector> {
         self.count_layer(name);
-        let weight = self.weight(&name.in_format(self.format()), &[len])?;
+        let weight = self.weight(&name.in_format(self.format()), shape)?;
         let tensor = weight.planes[0].expect("a weight has codes");
         if !tensor.dtype.is_float() {
             return Err(self.cannot_compute(tensor, "F32, F16, BF16"));
         }
-        self.weights.push(Declared::Vector(tensor.clone()));
+        self.weights.push(Declared::Vector { tensor: tensor.clone(), part });
         self.vectors += 1;
         Ok(Vector(self.vectors - 1))
     }

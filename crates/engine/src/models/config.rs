@@ -3,7 +3,7 @@
 use super::keys;
 use crate::blocks::rope::{Llama3, RopeScaling, Yarn};
 use crate::error::{Error, Result};
-use crate::format::{Format, Key, ModelFile, Quoted, Value};
+use crate::format::{Format, Key, ModelFile, Quoted, StringArray, Value};
 
 /// No real model has a dimension or a count above this. The limit keeps products of two in range.
 const LARGEST: u64 = 1 << 30;
@@ -81,6 +81,15 @@ impl<'a> Config<'a> {
     pub fn optional_text(&self, key: Key) -> Result<Option<&'a str>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.error(key, "is not text"))
+    }
+
+    /// A list of texts that may be absent.
+    ///
+    /// # Errors
+    /// If it is there and something else.
+    pub fn optional_texts(&self, key: Key) -> Result<Option<&'a StringArray>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_strings().map(Some).ok_or_else(|| self.error(key, "is not a list of texts"))
     }
 
     /// The layers of the text model. GGUF files count those that predict further tokens, too.

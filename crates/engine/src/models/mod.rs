@@ -6,6 +6,7 @@ mod config;
 mod decoder;
 mod experts;
 mod glm4moe;
+mod gpt_oss;
 pub mod keys;
 mod llama;
 mod minimax_m2;
@@ -16,9 +17,9 @@ mod qwen2moe;
 mod qwen3;
 mod qwen3moe;
 
-pub use blueprint::{Blueprint, Builder};
+pub use blueprint::{Blueprint, Builder, Part};
 pub use config::Config;
-pub use names::{ExpertNames, Fused, Name};
+pub use names::{BiasNames, ExpertNames, Fused, Name};
 
 use crate::backend::StateShape;
 use crate::blocks::Context;
@@ -37,6 +38,7 @@ pub const ARCHS: &[Arch] = &[
     qwen2moe::ARCH,
     minimax_m2::ARCH,
     glm4moe::ARCH,
+    gpt_oss::ARCH,
 ];
 
 /// A family's entry in the registry.
