@@ -76,7 +76,7 @@ pub fn describe(file: &ModelFile) -> Result<Blueprint> {
     let config = Config::new(file);
     let mut builder = Builder::new(file);
     let model = (arch.describe)(&config, &mut builder)?;
-    let context = config.count(keys::CONTEXT)?;
+    let context = config.context()?;
     builder.finish(model, context)
 }
 
