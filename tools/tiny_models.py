@@ -8,7 +8,7 @@
 
     tools/tiny_models.py
 
-Made with torch 2.15.0 (on the CPU), transformers 5.22.2, gguf 0.19.0, numpy 2.4.6, safetensors 0.8.0.
+Made with torch 2.15.0 (on the CPU), transformers 5.22.2, accelerate 1.15.0, gguf 0.19.0, numpy 2.4.6, safetensors 0.8.0.
 """
 
 import json
