@@ -20,8 +20,8 @@ pub struct CpuRecurrent {
     /// The states that are kept, each with the number of positions it has seen, ascending. Before the first position
     /// the state is zero and not kept.
     kept: Vec<(usize, Arc<Region>)>,
-    /// The memory of a state that is no longer needed.
-    spare: Option<Region>,
+    /// The memory of a state that is no longer needed, by nobody else either.
+    spare: Option<Arc<Region>>,
 }
 
 impl CpuRecurrent {
@@ -42,9 +42,9 @@ impl CpuRecurrent {
         for len in ends {
             let region = match self.spare.take() {
                 Some(region) => region,
-                None => Region::small(self.floats * 4)?,
+                None => Arc::new(Region::small(self.floats * 4)?),
             };
-            self.kept.push((len, Arc::new(region)));
+            self.kept.push((len, region));
         }
         let (before, after) = self.kept.split_at_mut(first);
         let mut to = SmallVec::new();
@@ -55,9 +55,9 @@ impl CpuRecurrent {
         Ok(Advance { from: before.last().map(|(_, region)| cast_slice(region)), to })
     }
 
-    fn recycle(&mut self, region: Arc<Region>) {
-        if self.spare.is_none() {
-            self.spare = Arc::into_inner(region);
+    fn recycle(&mut self, mut region: Arc<Region>) {
+        if self.spare.is_none() && Arc::get_mut(&mut region).is_some() {
+            self.spare = Some(region);
         }
     }
 }
