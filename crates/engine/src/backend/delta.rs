@@ -175,3 +175,96 @@ impl DeltaLayer<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::HeadOrder;
+
+    /// More columns than a block has, and not whole blocks.
+    const SHAPE: DeltaShape = DeltaShape {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 6,
+        value_dim: 40,
+        kernel: 4,
+        order: HeadOrder::Grouped,
+    };
+    const TOKENS: usize = 9;
+
+    /// Any numbers between −1 and 1.
+    fn noise(len: usize, seed: u32) -> Vec<f32> {
+        let bits = |i: u32| (i ^ seed).wrapping_mul(0x9e37_79b9).rotate_left(13).wrapping_mul(0x85eb_ca6b);
+        (0..len as u32).map(|i| bits(i) as f32 / (1u64 << 31) as f32 - 1.0).collect()
+    }
+
+    /// What the heads give, and the state after the last token, the tokens cut at these places.
+    fn run(shape: DeltaShape, threads: usize, cuts: &[usize]) -> (Vec<f32>, Vec<f32>) {
+        let (channels, heads, values) = (shape.channels(), shape.value_heads, 4 * shape.value_dim);
+        let filters = noise(shape.kernel * channels, 1);
+        let qkv = noise(TOKENS * channels, 2);
+        let [keep, correct] =
+            [3, 4].map(|seed| noise(TOKENS * heads, seed).iter().map(|gate| gate.abs()).collect::<Vec<_>>());
+        let pool = Pool::new(threads).unwrap();
+        let layer = DeltaLayer { kernels: Kernels::detect().unwrap(), pool: &pool, shape, filters: &filters };
+        let mut convolved = vec![f32::NAN; TOKENS * channels];
+        let mut out = vec![f32::NAN; TOKENS * values];
+        let mut state = None;
+        let mut start = 0;
+        for &end in cuts.iter().chain([&TOKENS]) {
+            let mut after = vec![f32::NAN; shape.state_floats().unwrap()];
+            let stretch = Stretch {
+                start,
+                qkv: &qkv[start * channels..end * channels],
+                keep: &keep[start * heads..end * heads],
+                correct: &correct[start * heads..end * heads],
+                convolved: &mut convolved[start * channels..end * channels],
+                out: &mut out[start * values..end * values],
+            };
+            layer.advance(stretch, state.as_deref(), &mut after);
+            (state, start) = (Some(after), end);
+        }
+        (out, state.unwrap())
+    }
+
+    #[test]
+    fn tokens_may_be_cut_anywhere() {
+        let bits = |(out, state): (Vec<f32>, Vec<f32>)| -> Vec<u32> {
+            out.iter().chain(&state).map(|x| x.to_bits()).collect()
+        };
+        let whole = bits(run(SHAPE, 1, &[]));
+        for cut in 1..TOKENS {
+            assert_eq!(bits(run(SHAPE, 3, &[cut])), whole, "cut at {cut}");
+        }
+        assert_eq!(bits(run(SHAPE, 2, &[1, 2, 3, 4, 5, 6, 7, 8])), whole);
+    }
+
+    #[test]
+    fn the_order_says_which_heads_belong_together() {
+        let grouped = SHAPE;
+        let dealt = DeltaShape { order: HeadOrder::Dealt, ..SHAPE };
+        let keys = |shape: DeltaShape| (0..4).map(move |head| shape.channels_of(head)[0].start / 6);
+        assert_eq!(keys(grouped).collect::<Vec<_>>(), [0, 0, 1, 1]);
+        assert_eq!(keys(dealt).collect::<Vec<_>>(), [0, 1, 0, 1]);
+        let heads = |shape| -> Vec<Vec<f32>> {
+            let (out, _) = run(shape, 2, &[]);
+            (0..4).map(|head| out[head * 40..][..40].to_vec()).collect()
+        };
+        let (grouped, dealt) = (heads(grouped), heads(dealt));
+        // The first and the last head have the same key in both orders.
+        for head in 0..4 {
+            assert_eq!(grouped[head] == dealt[head], head == 0 || head == 3, "head {head}");
+        }
+    }
+
+    #[test]
+    fn states_of_an_absurd_size_are_no_number() {
+        let absurd = 1 << 30;
+        assert!(DeltaShape { key_dim: absurd, value_dim: absurd, ..SHAPE }.state_floats().is_none());
+        assert!(
+            DeltaShape { kernel: absurd, value_dim: absurd, value_heads: absurd, ..SHAPE }
+                .state_floats()
+                .is_none()
+        );
+    }
+}
