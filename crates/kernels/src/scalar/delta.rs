@@ -84,10 +84,25 @@ pub fn delta_step(
     let before = before.map(|before| before.as_chunks::<STATE_COLUMNS>().0);
     assert!(before.is_none_or(|before| before.len() == state.len()));
 
+    // Two bodies, so that neither asks at every row where it was.
+    match before {
+        Some(before) => {
+            let delta = correction(step, before);
+            correct(step, &delta, state, out, |i, _| before[i]);
+        }
+        None => {
+            let delta = correction(step, state);
+            correct(step, &delta, state, out, |_, row| *row);
+        }
+    }
+}
+
+/// `δ = correct · (v − (keep · S)ᵀ k)`
+#[inline(always)]
+fn correction(step: &DeltaStep<'_>, state: &[[f32; STATE_COLUMNS]]) -> [f32; STATE_COLUMNS] {
     let mut even = [0.0; STATE_COLUMNS];
     let mut odd = [0.0; STATE_COLUMNS];
-    let old: &[[f32; STATE_COLUMNS]] = before.unwrap_or(state);
-    let (pairs, last) = old.as_chunks::<2>();
+    let (pairs, last) = state.as_chunks::<2>();
     let (keys, last_key) = step.k.as_chunks::<2>();
     for ([first, second], k) in pairs.iter().zip(keys) {
         multiply_add(&mut even, k[0], first);
@@ -96,31 +111,43 @@ pub fn delta_step(
     for (row, k) in last.iter().zip(last_key) {
         multiply_add(&mut even, *k, row);
     }
-
     let mut delta = [0.0; STATE_COLUMNS];
     for (j, delta) in delta.iter_mut().enumerate() {
         let found = step.keep * (even[j] + odd[j]);
         *delta = step.correct * (step.v[j] - found);
     }
+    delta
+}
 
-    even.fill(0.0);
-    odd.fill(0.0);
-    let mut update = |i: usize, sum: &mut [f32; STATE_COLUMNS]| {
-        let row = before.map_or(state[i], |before| before[i]);
-        let (k, q) = (step.k[i], step.q[i]);
-        let new = &mut state[i];
-        for j in 0..STATE_COLUMNS {
-            new[j] = k.mul_add(delta[j], step.keep * row[j]);
-            sum[j] = q.mul_add(new[j], sum[j]);
-        }
-    };
-    let rows = step.k.len();
-    for i in 0..rows / 2 {
-        update(2 * i, &mut even);
-        update(2 * i + 1, &mut odd);
+/// `S ← keep · S + k δᵀ`, `out = Sᵀ q`, where `old` gives a row of S by its number and what is in its place.
+#[inline(always)]
+fn correct(
+    step: &DeltaStep<'_>,
+    delta: &[f32; STATE_COLUMNS],
+    state: &mut [[f32; STATE_COLUMNS]],
+    out: &mut [f32; STATE_COLUMNS],
+    old: impl Fn(usize, &[f32; STATE_COLUMNS]) -> [f32; STATE_COLUMNS],
+) {
+    let mut even = [0.0; STATE_COLUMNS];
+    let mut odd = [0.0; STATE_COLUMNS];
+    let update =
+        |i: usize, k: f32, q: f32, row: &mut [f32; STATE_COLUMNS], sum: &mut [f32; STATE_COLUMNS]| {
+            let old = old(i, row);
+            for j in 0..STATE_COLUMNS {
+                row[j] = k.mul_add(delta[j], step.keep * old[j]);
+                sum[j] = q.mul_add(row[j], sum[j]);
+            }
+        };
+    let (pairs, last) = state.as_chunks_mut::<2>();
+    let (keys, last_key) = step.k.as_chunks::<2>();
+    let (queries, last_query) = step.q.as_chunks::<2>();
+    let rows = 2 * pairs.len();
+    for (i, (([first, second], k), q)) in pairs.iter_mut().zip(keys).zip(queries).enumerate() {
+        update(2 * i, k[0], q[0], first, &mut even);
+        update(2 * i + 1, k[1], q[1], second, &mut odd);
     }
-    if rows % 2 == 1 {
-        update(rows - 1, &mut even);
+    for ((row, k), q) in last.iter_mut().zip(last_key).zip(last_query) {
+        update(rows, *k, *q, row, &mut even);
     }
     for (out, (even, odd)) in out.iter_mut().zip(even.iter().zip(&odd)) {
         *out = even + odd;
