@@ -257,7 +257,8 @@ fn policy(s: &str) -> Result<PolicyKind> {
     PolicyKind::parse(s).ok_or_else(|| anyhow!("there is {}", known()))
 }
 
-fn on_off(s: &str) -> Result<bool> {
+/// Reads `on` or `off` for clap.
+pub fn on_off(s: &str) -> Result<bool> {
     match s {
         "on" => Ok(true),
         "off" => Ok(false),

@@ -1,6 +1,7 @@
 //! The `forebay` program.
 
 mod args;
+mod batch;
 mod bench;
 mod chat;
 mod demo;
@@ -9,10 +10,12 @@ mod inspect;
 mod interrupt;
 mod logits;
 mod memory_speed;
+mod openai;
 mod output;
 mod perplexity;
 mod plan;
 mod progress;
+mod prompting;
 mod run;
 mod simulate;
 mod stats;
@@ -37,6 +40,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
+    Batch(batch::BatchArgs),
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
+        Command::Batch(args) => batch::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),

@@ -52,6 +52,14 @@ impl Progress {
         Progress::new(Some(runs as u64), "simulating {bar:30} {pos} of {len} · {elapsed} · {msg}")
     }
 
+    /// Requests are being answered; how fast, is told by [`say`](Self::say).
+    pub fn answering(requests: usize) -> Progress {
+        Progress::new(
+            Some(requests as u64),
+            "answering {bar:30} {pos} of {len} · {elapsed}, {eta} left · {msg}",
+        )
+    }
+
     fn new(total: Option<u64>, template: &str) -> Progress {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
         let style = ProgressStyle::with_template(template).expect("the template is well-formed");

@@ -6,25 +6,29 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
+use forebay_engine::chat::Message;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Answer, Engine, Event, FinishReason, Request, Session, TokenId};
+use forebay_engine::{Answer, Event, FinishReason, Request, Session};
 
-use crate::args::{LoadArgs, SamplingArgs, read_stdin};
+use crate::args::{LoadArgs, SamplingArgs, read_stdin, read_text};
+use crate::chat::thinking::{Kind, Splitter};
 use crate::output::{STDOUT_FAILED, print};
 use crate::progress::Progress;
+use crate::prompting::{Prompting, PromptingArgs};
 use crate::{chat, demo, errors, interrupt, stats};
 
 /// Answer a prompt, or chat
 ///
 /// Without a prompt, on a terminal, this is a chat: Ctrl-C stops an answer, Ctrl-C again or Ctrl-D leaves.
-/// In a pipe the prompt is read from standard input, and only the answer is written to standard output.
+/// In a pipe the prompt is read from standard input, and only the answer is written to standard output. A model's
+/// reasoning is shown dim on a terminal, and left out in a pipe.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay run                                         chat with the demo model
   forebay run -p 'Tell me a story about a cat.'       one answer
   forebay run model.gguf --temp 0 < question.txt > answer.txt
+  forebay run model.gguf --system 'You are a pirate.' --prompt-file letter.txt
   forebay run model.gguf --raw -p 'Once upon a time' -n 100
   forebay run model.gguf -p 'Hello' --json | jq .stats")]
 pub struct RunArgs {
@@ -33,6 +37,9 @@ pub struct RunArgs {
     /// The prompt [default: a chat on a terminal, else standard input]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
+    /// A file with the prompt
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    prompt_file: Option<PathBuf>,
     /// The most tokens to generate [default: until the context is full]
     #[arg(short = 'n', long = "max-tokens", value_name = "N")]
     max_tokens: Option<usize>,
@@ -45,9 +52,11 @@ pub struct RunArgs {
     /// Continue the prompt as it is, without the model's chat template
     #[arg(long)]
     raw: bool,
-    /// Print one JSON object: text, tokens, finish_reason, stats
+    /// Print one JSON object: text, reasoning, tokens, finish_reason, stats
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    prompting: PromptingArgs,
     #[command(flatten)]
     load: LoadArgs,
     #[command(flatten)]
@@ -58,20 +67,22 @@ pub struct RunArgs {
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     args.sampling.check()?;
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let prompt = match &args.prompt {
-        Some(prompt) => Some(prompt.clone()),
-        None if args.json || args.raw || !terminal => Some(read_stdin()?),
-        None => None,
+    let prompt = match (&args.prompt, &args.prompt_file) {
+        (Some(prompt), _) => Some(prompt.clone()),
+        (None, Some(path)) => Some(read_text(path)?),
+        (None, None) if args.json || args.raw || !terminal => Some(read_stdin()?),
+        (None, None) => None,
     };
     // What a pipe's last line ends with is no part of the question.
     let prompt = if args.raw { prompt } else { prompt.map(|p| p.trim_end_matches(['\r', '\n']).to_owned()) };
     if prompt.as_ref().is_some_and(String::is_empty) {
-        return Err(errors::usage("the prompt is empty: give one with -p, or on standard input"));
+        return Err(errors::usage("the prompt is empty: give one with -p, in a file, or on standard input"));
     }
     let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
-    let mut session = engine.session();
+    let prompting = args.prompting.prompting(&engine)?;
+    let session = engine.session();
     interrupt::install(session.cancel())?;
-    let template = Request {
+    let request = Request {
         prompt: Vec::new(),
         max_tokens: args.max_tokens,
         sampling: args.sampling.resolve(&engine)?,
@@ -79,33 +90,86 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         ignore_end: args.ignore_eos,
     };
     match prompt {
-        Some(prompt) => answer(args, &mut session, &prompt, template),
-        None => chat::run(&mut session, &template),
+        Some(prompt) => answer(args, session, &prompt, request, &prompting),
+        None => chat::run(session, request, prompting),
     }
 }
 
-/// The tokens of a conversation, ready for the model's answer.
-pub fn conversation_tokens(engine: &Engine, messages: &[Message]) -> Result<Vec<TokenId>> {
-    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-    let text = chat_template(engine)?.render(messages, &options)?;
-    // A template writes the BOS token itself where the model wants one.
-    let options = EncodeOptions { special: true, bos: Bos::Never };
-    Ok(engine.tokenizer().encode(&text, options)?)
+/// An answer, and what of its text is what.
+pub struct Said {
+    pub answer: Answer,
+    /// What the model said.
+    pub text: String,
+    /// What it said to itself before.
+    pub reasoning: String,
 }
 
-/// The model's chat template.
-pub fn chat_template(engine: &Engine) -> Result<&ChatTemplate> {
-    engine.template()?.with_context(|| {
-        let path = engine.file().path().display();
-        format!("{path} has no chat template; use --raw -p TEXT to continue a text as it is")
+/// Generates an answer and writes its text to standard output as it comes. `after` is the text of the prompt where
+/// there may be reasoning: it is written dim on a terminal, and not at all elsewhere.
+pub fn stream(session: &mut Session, request: &Request, after: Option<&str>) -> Result<Said> {
+    let mut stdout = io::stdout().lock();
+    let terminal = stdout.is_terminal();
+    let bar = if terminal { WritingBar::No } else { WritingBar::Yes };
+    let dim = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    said(session, request, bar, after, |kind, text, before| {
+        if kind == Kind::Reasoning && !terminal {
+            return Ok(());
+        }
+        if kind == Kind::Answer && before == Some(Kind::Reasoning) && terminal {
+            stdout.write_all(b"\n\n")?;
+        }
+        if kind == Kind::Reasoning && dim {
+            write!(stdout, "\x1b[2m{text}\x1b[0m")?;
+        } else {
+            stdout.write_all(text.as_bytes())?;
+        }
+        stdout.flush()
     })
 }
 
-/// Generates an answer and writes its text to standard output as it comes.
-pub fn stream(session: &mut Session, request: &Request) -> Result<Answer> {
-    let mut stdout = std::io::stdout().lock();
-    let bar = if stdout.is_terminal() { WritingBar::No } else { WritingBar::Yes };
-    generate(session, request, bar, |text| stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+/// Generates an answer and tells `write` what comes, and what came before it.
+fn said(
+    session: &mut Session,
+    request: &Request,
+    bar: WritingBar,
+    after: Option<&str>,
+    write: impl FnMut(Kind, &str, Option<Kind>) -> io::Result<()>,
+) -> Result<Said> {
+    let mut hearer = Hearer { parts: Default::default(), last: None, result: Ok(()), write };
+    let mut splitter = after.map(Splitter::after);
+    let answer = generate(session, request, bar, |text| {
+        match &mut splitter {
+            Some(splitter) => splitter.push(text, &mut |kind, text| hearer.take(kind, text)),
+            None => hearer.take(Kind::Answer, text),
+        }
+        std::mem::replace(&mut hearer.result, Ok(()))
+    })?;
+    if let Some(splitter) = splitter {
+        splitter.finish(&mut |kind, text| hearer.take(kind, text));
+    }
+    hearer.result.context(STDOUT_FAILED)?;
+    let [reasoning, text] = hearer.parts;
+    Ok(Said { answer, text, reasoning })
+}
+
+/// Collects what is said and passes it on.
+struct Hearer<W> {
+    /// Reasoning and answer.
+    parts: [String; 2],
+    last: Option<Kind>,
+    /// Of passing on.
+    result: io::Result<()>,
+    write: W,
+}
+
+impl<W: FnMut(Kind, &str, Option<Kind>) -> io::Result<()>> Hearer<W> {
+    fn take(&mut self, kind: Kind, text: &str) {
+        self.parts[kind as usize].push_str(text);
+        let before = self.last.replace(kind);
+        if self.result.is_ok() {
+            self.result = (self.write)(kind, text, before);
+        }
+    }
 }
 
 /// Generates an answer that nobody reads while it is written.
@@ -159,24 +223,34 @@ fn generate(
     }
 }
 
-fn answer(args: &RunArgs, session: &mut Session, prompt: &str, mut request: Request) -> Result<ExitCode> {
-    let engine = session.engine();
-    request.prompt = if args.raw {
-        engine.tokenizer().encode(prompt, EncodeOptions { special: true, bos: Bos::AsFileSays })?
+fn answer(
+    args: &RunArgs,
+    mut session: Session,
+    prompt: &str,
+    mut request: Request,
+    prompting: &Prompting,
+) -> Result<ExitCode> {
+    let engine = session.engine().clone();
+    let after = if args.raw {
+        let options = EncodeOptions { special: true, bos: Bos::AsFileSays };
+        request.prompt = engine.tokenizer().encode(prompt, options)?;
+        None
     } else {
-        conversation_tokens(engine, &[Message::new("user", prompt)])?
+        let prompt = prompting.prompt(&engine, &[Message::new("user", prompt)])?;
+        request.prompt = prompt.tokens;
+        Some(prompt.text)
     };
-    let answer = if args.json {
-        let answer = generate_unseen(session, &request)?;
-        print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(session.engine(), &answer))?))?;
-        answer
+    let said = if args.json {
+        let said = said(&mut session, &request, WritingBar::Yes, after.as_deref(), |_, _, _| Ok(()))?;
+        print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(&engine, &said))?))?;
+        said
     } else {
-        let answer = stream(session, &request)?;
+        let said = stream(&mut session, &request, after.as_deref())?;
         print("\n")?;
-        stats::close(session.engine(), &answer);
-        answer
+        stats::close(&engine, &said.answer);
+        said
     };
-    Ok(match answer.finish_reason {
+    Ok(match said.answer.finish_reason {
         FinishReason::Cancelled => ExitCode::from(interrupt::EXIT_CODE),
         FinishReason::Stop | FinishReason::Length => ExitCode::SUCCESS,
     })

@@ -7,14 +7,21 @@ use forebay_engine::store::Meters;
 use forebay_engine::{Answer, Bytes, Engine, FinishReason, Stats};
 use serde_json::{Value, json};
 
+use crate::run::Said;
+
 /// Closes an answer with a line on stderr, where that is a terminal.
 pub fn close(engine: &Engine, answer: &Answer) {
     // An answer that was stopped while its prompt was read has nothing to measure.
     let begun = answer.finish_reason != FinishReason::Cancelled || !answer.tokens.is_empty();
     if begun && std::io::stderr().is_terminal() {
-        let streams = !engine.plan().holds_all_experts();
-        eprintln!("\n{}", line(&answer.stats, streams, bound(engine, &answer.stats)));
+        eprintln!("\n{}", line_of(engine, answer));
     }
+}
+
+/// The line for an answer.
+pub fn line_of(engine: &Engine, answer: &Answer) -> String {
+    let streams = !engine.plan().holds_all_experts();
+    line(&answer.stats, streams, bound(engine, &answer.stats))
 }
 
 /// What bounded the writing of an answer, and the share of it that was reached.
@@ -49,13 +56,15 @@ fn line(stats: &Stats, streams: bool, bound: Option<(Bound, f64)>) -> String {
 }
 
 /// An answer as JSON.
-pub fn answer(engine: &Engine, answer: &Answer) -> Value {
+pub fn answer(engine: &Engine, said: &Said) -> Value {
+    let answer = &said.answer;
     let stats = &answer.stats;
     let bound = bound(engine, stats).map(|(bound, ratio)| {
         json!({ "name": bound.by.name(), "tokens_per_second": bound.tokens_per_second, "ratio": ratio })
     });
     json!({
-        "text": answer.text,
+        "text": said.text,
+        "reasoning": (!said.reasoning.is_empty()).then_some(&said.reasoning),
         "tokens": answer.tokens,
         "finish_reason": answer.finish_reason.name(),
         "seed": answer.seed,

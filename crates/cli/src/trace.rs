@@ -13,7 +13,8 @@ use forebay_engine::{FinishReason, Request};
 
 use crate::args::{LoadArgs, SamplingArgs, read_text};
 use crate::output::{Output, print};
-use crate::run::{conversation_tokens, generate_unseen};
+use crate::prompting::Prompting;
+use crate::run::generate_unseen;
 use crate::{demo, errors, interrupt};
 
 /// Record which experts a conversation chooses
@@ -86,7 +87,7 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
         prompt: if args.raw {
             engine.tokenizer().encode(&prompt, EncodeOptions { special: true, bos: Bos::AsFileSays })?
         } else {
-            conversation_tokens(&engine, &[Message::new("user", &prompt)])?
+            Prompting::default().prompt(&engine, &[Message::new("user", &prompt)])?.tokens
         },
         max_tokens: args.max_tokens,
         sampling: args.sampling.resolve(&engine)?,

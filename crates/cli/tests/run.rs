@@ -64,7 +64,7 @@ fn a_prompt_may_start_with_a_hyphen() {
 fn json_has_the_promised_shape() {
     let answer = json(&["-p", STORY, "--temp", "0", "-n", "20"]);
     let keys: Vec<_> = answer.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(keys, ["text", "tokens", "finish_reason", "seed", "stats"]);
+    assert_eq!(keys, ["text", "reasoning", "tokens", "finish_reason", "seed", "stats"]);
     assert!(answer["text"].as_str().unwrap().len() > 20);
     let tokens = answer["tokens"].as_array().unwrap();
     assert!(tokens.iter().all(Value::is_u64));
@@ -199,10 +199,15 @@ fn a_model_without_a_template_points_to_raw() {
     bytes[at..at + key.len()].copy_from_slice(other);
     std::fs::write(&path, bytes).unwrap();
     let message = call(&["run", &text(&path), "-p", "Hi"]).failure(1);
-    assert_eq!(
-        message,
-        format!("{} has no chat template; use --raw -p TEXT to continue a text as it is", path.display())
-    );
+    let expected = format!("{} has no chat template; give one with --chat-template-file", path.display());
+    assert!(message.starts_with(&expected) && message.contains("--raw -p TEXT"), "{message}");
+    let template = folder.path().join("template.jinja");
+    std::fs::write(&template, "{% for m in messages %}{{ m.content }}{% endfor %}").unwrap();
+    call(&["run", &text(&path), "--chat-template-file", &text(&template), "-p", "Hi", "-n", "1"]).success();
+    std::fs::write(&template, "{% for %}").unwrap();
+    let message =
+        call(&["run", &text(&path), "--chat-template-file", &text(&template), "-p", "Hi"]).failure(1);
+    assert!(message.contains("template.jinja is not a chat template"), "{message}");
     call(&["run", &text(&path), "--raw", "-p", "Hi", "-n", "1"]).success();
 }
 
@@ -215,4 +220,17 @@ fn a_full_disk_is_an_error() {
         let message = outcome.failure(1);
         assert!(message.starts_with("cannot write to standard output: No space left"), "{message}");
     }
+}
+
+#[test]
+fn a_system_message_and_a_prompt_from_a_file_reach_the_template() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prompt.txt");
+    std::fs::write(&path, format!("{STORY}\n")).unwrap();
+    let plain = json(&["-p", STORY, "--temp", "0", "-n", "5"]);
+    let from_file = json(&["--prompt-file", &text(&path), "--temp", "0", "-n", "5"]);
+    assert_eq!(from_file["tokens"], plain["tokens"]);
+    let told = json(&["-p", STORY, "--system", "You tell stories.", "--temp", "0", "-n", "5"]);
+    let tokens = |answer: &Value| answer["stats"]["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens(&told) > tokens(&plain) + 4);
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::engine::Engine;
 use crate::error::{Bytes, Error, Result};
 use crate::plan::Plan;
 use crate::store::ExpertStore;
@@ -62,5 +63,46 @@ impl ContextMemory {
     fn lock(&self) -> MutexGuard<'_, Held> {
         // Numbers change together, after everything that can fail.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes that an engine counts for a conversation, until it is dropped.
+pub(crate) struct Hold {
+    engine: Engine,
+    bytes: u64,
+}
+
+impl Hold {
+    /// Nothing yet.
+    pub fn none(engine: &Engine) -> Hold {
+        Hold { engine: engine.clone(), bytes: 0 }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Goes on to so many bytes.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if there is no room for them. Then nothing has changed.
+    pub fn resize(&mut self, bytes: u64) -> Result<()> {
+        self.engine.hold_context(self.bytes, bytes)?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Takes so many bytes of it, or all if it has fewer.
+    pub fn split(&mut self, bytes: u64) -> Hold {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Hold { engine: self.engine.clone(), bytes }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Giving memory back does not fail.
+        let _ = self.resize(0);
     }
 }

@@ -11,6 +11,7 @@ use crate::bound::{Speeds, read_speed};
 use crate::chat::ChatTemplate;
 use crate::context_memory::ContextMemory;
 use crate::error::{Bytes, Error, Result};
+use crate::fingerprint::fingerprint;
 use crate::format::ModelFile;
 use crate::heat::{Heat, hottest_first};
 use crate::memory::Region;
@@ -105,6 +106,8 @@ struct Inner {
     /// All dense weights.
     dense: Arc<Region>,
     speeds: OnceLock<Speeds>,
+    fingerprint: OnceLock<u64>,
+    precision: Precision,
     vocab: usize,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
@@ -232,6 +235,21 @@ impl Engine {
     /// A conversation goes from holding `from` bytes of keys and values to holding `to`.
     pub(crate) fn hold_context(&self, from: u64, to: u64) -> Result<()> {
         self.0.context_memory.resize(&self.0.store, from, to)
+    }
+
+    /// The number that tells this model, computed with this precision, from others. Found when first asked for.
+    pub(crate) fn fingerprint(&self) -> Result<u64> {
+        if let Some(number) = self.0.fingerprint.get() {
+            return Ok(*number);
+        }
+        let number = fingerprint(&self.0.file, &self.0.dense, self.0.store.layers())?;
+        let number = number ^ self.0.precision as u64;
+        Ok(*self.0.fingerprint.get_or_init(|| number))
+    }
+
+    /// Whether both are the same loaded model.
+    pub(crate) fn is(&self, other: &Engine) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     pub(crate) fn chunk(&self) -> usize {
@@ -435,6 +453,8 @@ impl Prospect {
             io: options.io,
             dense,
             speeds: OnceLock::new(),
+            fingerprint: OnceLock::new(),
+            precision: options.precision,
             compute: Mutex::new(compute),
         })))
     }

@@ -117,73 +117,127 @@ impl Session {
     /// If the request makes no sense, the prompt does not fit the context, or the computation fails.
     pub fn generate(&mut self, request: &Request, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Answer> {
         let engine = self.engine().clone();
-        let tokenizer = engine.tokenizer();
+        let mut writing = Writing::new(&engine, request)?;
+        let start = Instant::now();
+        let before = engine.meters();
+        let mut progress = |done, total| on_event(Event::Prompt { done, total });
+        let watch = Watch { progress: Some(&mut progress), logits: None };
+        match self.extend_watched(&request.prompt, watch) {
+            Ok(extended) => writing.stats().reused_tokens = extended.reused,
+            Err(Error::Cancelled) => writing.cancel(),
+            Err(error) => return Err(error),
+        }
+        let read = engine.meters();
+        writing.stats().prompt_seconds = start.elapsed().as_secs_f64();
+        writing.stats().prompt_experts = read - before;
+        let mut on_text = |text: &str| on_event(Event::Text(text));
+        while let Some(token) = writing.choose(self.logits(), &mut on_text)? {
+            if writing.stats().ttft_seconds == 0.0 {
+                writing.stats().ttft_seconds = start.elapsed().as_secs_f64();
+            }
+            match self.push(token) {
+                Ok(()) => {}
+                Err(Error::Cancelled) => writing.cancel(),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut answer = writing.finish(&mut on_text);
+        answer.stats.decode_seconds = start.elapsed().as_secs_f64() - answer.stats.prompt_seconds;
+        answer.stats.experts = engine.meters() - read;
+        Ok(answer)
+    }
+}
+
+/// An answer that is being written: takes logits, gives tokens, and turns these into text.
+pub struct Writing {
+    engine: Engine,
+    sampler: Sampler,
+    text: TextStream,
+    answer: Answer,
+    /// The most tokens of the answer.
+    most: usize,
+    ended: bool,
+}
+
+impl Writing {
+    /// The beginning of an answer.
+    ///
+    /// # Errors
+    /// If the request makes no sense.
+    pub fn new(engine: &Engine, request: &Request) -> Result<Writing> {
         let mut sampling = request.sampling.clone();
         if request.ignore_end {
-            sampling.logit_bias.extend(tokenizer.end_tokens().iter().map(|&t| (t, f32::NEG_INFINITY)));
+            let ends = engine.tokenizer().end_tokens().iter();
+            sampling.logit_bias.extend(ends.map(|&t| (t, f32::NEG_INFINITY)));
         }
         let mut sampler = Sampler::new(sampling, engine.vocab_size())?;
         sampler.accept_prompt(&request.prompt);
-        let mut text = TextStream {
-            decoder: StreamDecoder::continuing(false),
-            stops: StopMatcher::new(request.stop.clone())?,
-            text: String::new(),
-        };
-        let mut answer = Answer {
+        let room = engine.context().saturating_sub(request.prompt.len());
+        let answer = Answer {
             text: String::new(),
             tokens: Vec::new(),
             finish_reason: FinishReason::Length,
             seed: sampler.seed(),
             stats: Stats { prompt_tokens: request.prompt.len(), ..Stats::default() },
         };
+        Ok(Writing {
+            sampler,
+            text: TextStream {
+                decoder: StreamDecoder::continuing(false),
+                stops: StopMatcher::new(request.stop.clone())?,
+                text: String::new(),
+            },
+            answer,
+            most: request.max_tokens.map_or(room, |n| n.min(room)),
+            ended: false,
+            engine: engine.clone(),
+        })
+    }
 
-        let start = Instant::now();
-        let before = engine.meters();
-        let mut progress = |done, total| on_event(Event::Prompt { done, total });
-        let watch = Watch { progress: Some(&mut progress), logits: None };
-        match self.extend_watched(&request.prompt, watch) {
-            Ok(extended) => answer.stats.reused_tokens = extended.reused,
-            Err(Error::Cancelled) => answer.finish_reason = FinishReason::Cancelled,
-            Err(error) => return Err(error),
+    /// Chooses the next token by the logits after the last one. `None` if nothing more is to be computed: the answer has
+    /// ended.
+    ///
+    /// # Errors
+    /// If the logits are not numbers.
+    pub fn choose(&mut self, logits: &[f32], on_text: &mut dyn FnMut(&str)) -> Result<Option<TokenId>> {
+        if self.ended || self.answer.tokens.len() == self.most {
+            return Ok(None);
         }
-        answer.stats.prompt_seconds = start.elapsed().as_secs_f64();
-        let read = engine.meters();
-        answer.stats.prompt_experts = read - before;
+        let tokenizer = self.engine.tokenizer();
+        let token = self.sampler.sample(logits)?;
+        let ends = tokenizer.end_tokens().contains(&token);
+        if !ends {
+            self.sampler.accept(token);
+            self.answer.tokens.push(token);
+        }
+        if ends || self.text.push(tokenizer, token, on_text) {
+            self.answer.finish_reason = FinishReason::Stop;
+            self.ended = true;
+        }
+        Ok((!self.ended && self.answer.tokens.len() < self.most).then_some(token))
+    }
 
-        let room = engine.context() - request.prompt.len();
-        let most = request.max_tokens.map_or(room, |n| n.min(room));
-        while answer.finish_reason != FinishReason::Cancelled && answer.tokens.len() < most {
-            let token = sampler.sample(self.logits())?;
-            if answer.tokens.is_empty() {
-                answer.stats.ttft_seconds = start.elapsed().as_secs_f64();
-            }
-            if tokenizer.end_tokens().contains(&token) {
-                answer.finish_reason = FinishReason::Stop;
-                break;
-            }
-            sampler.accept(token);
-            answer.tokens.push(token);
-            if text.push(tokenizer, token, on_event) {
-                answer.finish_reason = FinishReason::Stop;
-                break;
-            }
-            if answer.tokens.len() < most {
-                match self.push(token) {
-                    Ok(()) => {}
-                    Err(Error::Cancelled) => answer.finish_reason = FinishReason::Cancelled,
-                    Err(error) => return Err(error),
-                }
-            }
-        }
+    /// Ends the answer where it is.
+    pub fn cancel(&mut self) {
+        self.answer.finish_reason = FinishReason::Cancelled;
+        self.ended = true;
+    }
+
+    /// What was measured so far; whoever computes fills it in.
+    pub fn stats(&mut self) -> &mut Stats {
+        &mut self.answer.stats
+    }
+
+    /// The answer, after the text that was held back.
+    pub fn finish(self, on_text: &mut dyn FnMut(&str)) -> Answer {
+        let mut answer = self.answer;
         let stopped;
-        (answer.text, stopped) = text.finish(on_event);
+        (answer.text, stopped) = self.text.finish(on_text);
         if stopped {
             answer.finish_reason = FinishReason::Stop;
         }
         answer.stats.generated_tokens = answer.tokens.len();
-        answer.stats.decode_seconds = start.elapsed().as_secs_f64() - answer.stats.prompt_seconds;
-        answer.stats.experts = engine.meters() - read;
-        Ok(answer)
+        answer
     }
 }
 
@@ -196,26 +250,26 @@ struct TextStream {
 
 impl TextStream {
     /// Takes a token; true if a stop string came up.
-    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, on_event: &mut dyn FnMut(Event<'_>)) -> bool {
+    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, on_text: &mut dyn FnMut(&str)) -> bool {
         let outcome = self.stops.push(&self.decoder.push(tokenizer, token));
-        self.emit(&outcome.emit, on_event);
+        self.emit(&outcome.emit, on_text);
         outcome.stopped
     }
 
     /// Emits what was held back; gives the whole text, and whether it ends before a stop string.
-    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, bool) {
+    fn finish(mut self, on_text: &mut dyn FnMut(&str)) -> (String, bool) {
         let tail = self.decoder.finish();
         let outcome = self.stops.push(&tail);
-        self.emit(&outcome.emit, on_event);
+        self.emit(&outcome.emit, on_text);
         let held = self.stops.finish();
-        self.emit(&held, on_event);
+        self.emit(&held, on_text);
         (self.text, self.stops.stopped())
     }
 
-    fn emit(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) {
+    fn emit(&mut self, text: &str, on_text: &mut dyn FnMut(&str)) {
         if !text.is_empty() {
             self.text.push_str(text);
-            on_event(Event::Text(text));
+            on_text(text);
         }
     }
 }

@@ -6,6 +6,8 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crate::files::write_whole;
+use crate::fingerprint::Fnv;
 use crate::format::ModelFile;
 
 /// Before the numbers: what the file is, and its version.
@@ -21,12 +23,7 @@ impl Heat {
     /// where it has moved.
     pub fn of(folder: &Path, model: &ModelFile, expert_bytes: u64) -> Heat {
         let mut hash = Fnv::default();
-        for tensor in &model.tensors {
-            hash.add(tensor.name.as_bytes());
-            hash.add(tensor.dtype.name().as_bytes());
-            hash.add(&tensor.offset.to_le_bytes());
-            hash.add(&tensor.len.to_le_bytes());
-        }
+        hash.add_table(model);
         hash.add(&expert_bytes.to_le_bytes());
         Heat { path: folder.join(format!("{:016x}.heat", hash.0)) }
     }
@@ -67,15 +64,7 @@ impl Heat {
         if let Some(folder) = self.path.parent() {
             fs::create_dir_all(folder)?;
         }
-        // Another process may write the same file, and the drive may be full.
-        let temporary = self.path.with_extension(format!("heat.{}", std::process::id()));
-        let written = fs::File::create(&temporary)
-            .and_then(|mut file| file.write_all(&bytes))
-            .and_then(|()| fs::rename(&temporary, &self.path));
-        if written.is_err() {
-            let _ = fs::remove_file(&temporary);
-        }
-        written
+        write_whole(&self.path, |file| file.write_all(&bytes))
     }
 }
 
@@ -93,23 +82,6 @@ fn parse(bytes: &[u8]) -> Option<Vec<f32>> {
     let numbers = bytes.strip_prefix(MAGIC).filter(|_| hash.0 == u64::from_le_bytes(*checksum))?;
     let (numbers, rest) = numbers.as_chunks();
     rest.is_empty().then(|| numbers.iter().map(|n| f32::from_le_bytes(*n)).collect())
-}
-
-/// FNV-1a: the same on every machine and in every version.
-struct Fnv(u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Fnv(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
 }
 
 #[cfg(test)]

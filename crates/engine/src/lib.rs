@@ -21,8 +21,11 @@ pub mod blocks;
 pub mod bound;
 pub mod chat;
 mod context_memory;
+mod crowd;
 mod engine;
 mod error;
+mod files;
+mod fingerprint;
 pub mod format;
 mod generate;
 mod heat;
@@ -37,10 +40,11 @@ pub mod tokenizer;
 
 pub use backend::Precision;
 pub use blocks::Cancel;
+pub use crowd::{Crowd, Finished};
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
-pub use generate::{Answer, Event, FinishReason, Request, Stats};
-pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Watch};
+pub use generate::{Answer, Event, FinishReason, Request, Stats, Writing};
+pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch};
 
 /// A token of a model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

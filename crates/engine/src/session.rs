@@ -1,76 +1,27 @@
-//! One conversation: the tokens it holds and what attention remembers of them.
+//! One conversation: the tokens it holds and what the layers remember of them.
+
+mod snapshot;
+mod state;
+mod together;
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::backend::{Backend, LayerState, Routing};
+use smallvec::SmallVec;
+
+pub use state::{MARKS, State};
+pub use together::Turn;
+
+use crate::backend::Routing;
 use crate::blocks::Cancel;
+use crate::context_memory::Hold;
 use crate::engine::{Engine, Pass};
 use crate::error::{Error, Result};
-use crate::models::Model;
 use crate::store::trace::Phase;
 use crate::{LayerIdx, TokenId};
 
-/// The most marks of a conversation: positions that it can go back to at no cost, whatever its layers keep.
-pub const MARKS: usize = 6;
-
-/// What the layers of a model remember of one sequence of tokens.
-pub struct State {
-    layers: Vec<Box<dyn LayerState>>,
-    len: usize,
-    /// Numbers of positions that all layers can go back to, ascending; some may be ahead.
-    marks: Vec<usize>,
-}
-
-impl State {
-    fn new(model: &dyn Model, backend: &dyn Backend) -> State {
-        let layers = model.state().iter().map(|&shape| backend.new_state(shape)).collect();
-        State { layers, len: 0, marks: Vec::with_capacity(MARKS) }
-    }
-
-    /// Positions remembered by all layers. While a batch is computed, the layers it has passed hold more.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether nothing is remembered.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// One layer's state, and the positions to which all must be able to go back.
-    pub fn layer(&mut self, layer: LayerIdx) -> (&mut dyn LayerState, &[usize]) {
-        (&mut *self.layers[layer.0], &self.marks)
-    }
-
-    /// Bytes that so many positions take in all layers.
-    fn bytes_for(&self, len: usize) -> u64 {
-        self.layers.iter().map(|layer| layer.bytes_for(len, &self.marks)).sum()
-    }
-
-    /// The largest number of positions, not more than `len`, that all layers can go back to.
-    fn reach(&self, mut len: usize) -> usize {
-        loop {
-            let reach = self.layers.iter().map(|layer| layer.reach(len)).min().unwrap_or(len);
-            if reach == len {
-                return len;
-            }
-            len = reach;
-        }
-    }
-
-    /// Goes back to `len` positions, which must be within reach.
-    fn truncate(&mut self, len: usize) {
-        self.layers.iter_mut().for_each(|layer| layer.truncate(len));
-        self.marks.retain(|&mark| mark <= len);
-        self.len = len;
-    }
-
-    /// All layers have computed up to `len`.
-    fn settle(&mut self, len: usize) {
-        self.len = len;
-        self.layers.iter_mut().for_each(|layer| layer.settle(&self.marks));
-    }
-}
+/// While an answer is written, and in a long prompt, there is a mark after every so many tokens.
+const MARK_EVERY: usize = 512;
 
 /// A sequence's part in a batch.
 pub struct Sequence<'a> {
@@ -126,10 +77,11 @@ pub type RoutedWatch = dyn FnMut(Routed<'_>) + Send;
 
 /// One conversation with an [`Engine`].
 pub struct Session {
-    engine: Engine,
     state: State,
-    /// Bytes that the engine counts for it.
-    held: u64,
+    /// The memory that the engine counts for it.
+    hold: Hold,
+    /// What it shares with its forks, each with the number of positions up to which it does.
+    shared: Vec<(usize, Arc<Hold>)>,
     tokens: Vec<TokenId>,
     /// After the last token; empty if they are not known.
     logits: Vec<f32>,
@@ -139,6 +91,7 @@ pub struct Session {
     /// Rows of the chunk at hand whose logits are wanted; kept for the next.
     wanted: Vec<usize>,
     routed: Option<Box<RoutedWatch>>,
+    engine: Engine,
 }
 
 impl Session {
@@ -146,15 +99,43 @@ impl Session {
         let state = State::new(engine.model(), engine.compute().backend());
         Session {
             state,
-            held: 0,
+            hold: Hold::none(&engine),
+            shared: Vec::new(),
             tokens: Vec::with_capacity(engine.plan().reserved),
-            engine,
             logits: Vec::new(),
             cancel: Cancel::default(),
             positions: Vec::new(),
             wanted: Vec::new(),
             routed: None,
+            engine,
         }
+    }
+
+    /// Another conversation that holds the same tokens, and goes its own way from here. Both share what they have
+    /// computed; only what follows is kept twice.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if there is no memory for what cannot be shared.
+    pub fn fork(&mut self) -> Result<Session> {
+        let state = self.state.fork();
+        let (all, common) = (state.bytes_for(state.len()), state.shared_bytes());
+        let counted: u64 = self.shared.iter().map(|(_, hold)| hold.bytes()).sum();
+        let mut shared = self.shared.clone();
+        if common > counted {
+            shared.push((state.len(), Arc::new(self.hold.split(common - counted))));
+        }
+        let mut hold = Hold::none(&self.engine);
+        let counted = common.max(counted);
+        hold.resize(all.saturating_sub(counted))?;
+        self.shared.clone_from(&shared);
+        Ok(Session {
+            state,
+            hold,
+            shared,
+            tokens: self.tokens.clone(),
+            logits: self.logits.clone(),
+            ..Session::new(self.engine.clone())
+        })
     }
 
     /// The engine it runs on.
@@ -177,6 +158,11 @@ impl Session {
     /// [taken back](Cancel::reset), so a request that comes between two chunks is not lost.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
+    }
+
+    /// Lets requests to stop be made through this handle, instead of the one it had.
+    pub fn obey(&mut self, cancel: &Cancel) {
+        self.cancel = cancel.clone();
     }
 
     /// Has a watch told what every router chooses, layer by layer, from now on; `None` ends that. A batch that
@@ -210,11 +196,11 @@ impl Session {
             // The last token is computed again for its logits, if nothing else.
             self.state.reach(same.min(tokens.len() - 1))
         };
-        self.tokens.truncate(reused);
-        self.logits.clear();
+        self.go_back(reused);
         while self.tokens.len() < tokens.len() {
             let start = self.tokens.len();
             let end = tokens.len().min(start + self.engine.chunk());
+            self.mark(&tokens[start..end], true);
             let last = end == tokens.len();
             self.compute(Phase::Prompt, &tokens[start..end], last, &mut watch)?;
             if let Some(progress) = &mut watch.progress {
@@ -233,6 +219,8 @@ impl Session {
             return Err(Error::Context { tokens: self.tokens.len() + 1, limit: self.engine.context() });
         }
         self.check(&[token])?;
+        self.go_back(self.tokens.len());
+        self.mark(&[token], false);
         self.compute(Phase::Answer, &[token], true, &mut Watch::default())
     }
 
@@ -252,19 +240,51 @@ impl Session {
         }
     }
 
-    /// Has the engine count so many bytes for the conversation, and make room for them.
-    fn hold(&mut self, bytes: u64) -> Result<()> {
-        self.engine.hold_context(self.held, bytes)?;
-        self.held = bytes;
-        Ok(())
+    /// Lets go of all tokens after the first `len`, which must be within reach.
+    fn go_back(&mut self, len: usize) {
+        if len < self.tokens.len() {
+            self.tokens.truncate(len);
+            self.logits.clear();
+            self.shared.retain(|(shared, _)| *shared <= len);
+        }
+        // The layers may hold more all the same: of a batch that failed or whose watcher panicked.
+        self.state.truncate(len);
+    }
+
+    /// Marks the places among tokens that come next which a later prompt may go back to. Those of a prompt: its end,
+    /// where an answer starts that may come back without its reasoning, and the last turn's start, whose opening may
+    /// come back in other words. And now and then one between.
+    fn mark(&mut self, tokens: &[TokenId], are_prompt: bool) {
+        let start = self.tokens.len();
+        let end = start + tokens.len();
+        let between = (start / MARK_EVERY + 1..=end / MARK_EVERY).map(|n| n * MARK_EVERY);
+        let mut places: SmallVec<[usize; 8]> = between.collect();
+        if are_prompt {
+            let turn = tokens.iter().rposition(|&token| self.engine.tokenizer().is_control(token));
+            places.extend(turn.map(|turn| start + turn).filter(|&turn| turn > start));
+            places.push(end);
+        }
+        places.sort_unstable();
+        places.into_iter().for_each(|place| self.state.mark(place, end));
+    }
+
+    /// Has the engine count what the conversation takes when it has `len` tokens, and make room for that.
+    fn make_room(&mut self, len: usize) -> Result<()> {
+        let shared: u64 = self.shared.iter().map(|(_, hold)| hold.bytes()).sum();
+        match self.hold.resize(self.state.bytes_for(len).saturating_sub(shared)) {
+            Err(Error::Budget { .. }) if !self.state.marks().is_empty() => {
+                // Going back is a convenience; going on is not.
+                self.state.forget_marks();
+                self.hold.resize(self.state.bytes_for(len).saturating_sub(shared))
+            }
+            other => other,
+        }
     }
 
     /// Computes one chunk after the tokens held. If it fails, the session is as it was before the chunk.
     fn compute(&mut self, phase: Phase, tokens: &[TokenId], last: bool, watch: &mut Watch<'_>) -> Result<()> {
         let start = self.tokens.len();
-        // The layers may hold more: of tokens that were let go, of a chunk that failed or whose watcher panicked.
-        self.state.truncate(start);
-        self.hold(self.state.bytes_for(start + tokens.len()))?;
+        self.make_room(start + tokens.len())?;
         self.positions.clear();
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
         self.wanted.clear();
@@ -293,65 +313,13 @@ impl Session {
             }
         });
         result?;
-        self.tokens.extend_from_slice(tokens);
-        self.state.settle(self.tokens.len());
+        self.commit(tokens);
         Ok(())
     }
-}
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.state.truncate(0);
-        // Giving memory back does not fail.
-        let _ = self.hold(0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Options, Precision};
-
-    /// Three sequences of different lengths, the second of which is in the middle of its conversation.
-    #[test]
-    fn a_sequence_gives_the_same_bits_alone_and_beside_others() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/qwen3moe.gguf");
-        for precision in [Precision::Fast, Precision::Exact] {
-            let options = Options { precision, threads: Some(2), ..Options::default() };
-            let engine = Engine::open(path.as_ref(), &options).unwrap();
-            let tokens: Vec<TokenId> = (0..90).map(|i| TokenId(i * 7 % 160)).collect();
-            let parts = [(0, 0..20), (70, 70..75), (0, 40..41)];
-
-            let mut sessions: Vec<Session> = parts.iter().map(|_| engine.session()).collect();
-            sessions[1].extend(&tokens[..70]).unwrap();
-            let mut batch_tokens = Vec::new();
-            let mut positions = Vec::new();
-            let mut sequences = Vec::new();
-            for (session, (start, range)) in sessions.iter_mut().zip(&parts) {
-                let first = batch_tokens.len();
-                batch_tokens.extend_from_slice(&tokens[range.clone()]);
-                positions.extend((0..range.len()).map(|i| (start + i) as u32));
-                sequences.push(Sequence { state: &mut session.state, rows: first..batch_tokens.len() });
-            }
-            let mut batch = Batch { tokens: &batch_tokens, positions: &positions, sequences: &mut sequences };
-            let wanted: Vec<usize> = (0..batch_tokens.len()).collect();
-            let mut together: Vec<Vec<u32>> = Vec::new();
-            let keep = |_, logits: &[f32]| together.push(logits.iter().map(|l| l.to_bits()).collect());
-            let pass = Pass { wanted: &wanted, cancel: &Cancel::default(), observer: &mut |_, _| {} };
-            engine.compute().forward(&mut batch, pass, keep).unwrap();
-
-            let mut together = together.into_iter();
-            for (start, range) in parts {
-                let mut alone = engine.session();
-                if start > 0 {
-                    alone.extend(&tokens[..start]).unwrap();
-                }
-                for position in range {
-                    alone.push(tokens[position]).unwrap();
-                    let bits: Vec<u32> = alone.logits().iter().map(|l| l.to_bits()).collect();
-                    assert_eq!(together.next(), Some(bits), "{precision:?}, token {position}");
-                }
-            }
-        }
+    /// The tokens have been computed.
+    fn commit(&mut self, tokens: &[TokenId]) {
+        self.tokens.extend_from_slice(tokens);
+        self.state.settle(self.tokens.len());
     }
 }

@@ -11,6 +11,7 @@ use forebay_engine::{Engine, Error, Options, Prospect};
 fn conversations_share_the_budget_with_experts() {
     conversations_beyond_the_plan_take_expert_slots();
     a_conversation_that_finds_no_memory_is_refused_and_others_go_on();
+    forks_take_memory_only_for_what_is_their_own();
 }
 
 /// The plan sets memory aside for one conversation. Others take expert slots, and give them back.
@@ -52,6 +53,31 @@ fn a_conversation_that_finds_no_memory_is_refused_and_others_go_on() {
     first.extend(&tokens).unwrap();
     drop(first);
     second.extend(&tokens).unwrap();
+}
+
+fn forks_take_memory_only_for_what_is_their_own() {
+    let engine = Engine::open(&demo_model(), &memory_for_slots(8 << 20)).unwrap();
+    let planned = engine.plan().slot_bytes;
+    let tokens = random_tokens(1000, 4096, 17);
+    let mut first = engine.session();
+    first.extend(&tokens).unwrap();
+    // Each has a page of its own; eight copies would take eight thousand positions.
+    let mut forks: Vec<_> = (0..8).map(|_| first.fork().unwrap()).collect();
+    for (i, fork) in forks.iter_mut().enumerate() {
+        fork.push(tokens[i]).unwrap();
+    }
+    let taken = planned - engine.slot_bytes();
+    let pages = 8 * 64 * engine.traffic().position;
+    assert!(taken > 0 && taken <= 2 * pages, "{taken} bytes for {pages} of pages");
+    // What is shared counts for as long as one has it.
+    drop(first);
+    let mut another = engine.session();
+    another.extend(&tokens[..1000]).unwrap();
+    assert!(engine.slot_bytes() + 1000 * engine.traffic().position <= planned);
+    forks[0].extend(&tokens[..10]).unwrap();
+    drop(forks.split_off(1));
+    drop(another);
+    assert_eq!(engine.slot_bytes(), planned, "what is left fits the plan");
 }
 
 /// Memory for the fixed part of the demo model and about so many bytes of slots.

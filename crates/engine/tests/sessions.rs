@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use common::{assert_same_bits, data, demo_model, random_tokens};
-use forebay_engine::{Engine, Error, Extended, Options, Session, TokenId, Watch};
+use common::{KEEPING, assert_same_bits, containers, data, demo_model, options, random_tokens};
+use forebay_engine::{Cancel, Engine, Error, Extended, Options, Precision, Session, TokenId, Turn, Watch};
 
 fn open(options: Options) -> Engine {
     Engine::open(&data("golden/qwen3moe.gguf"), &Options { threads: Some(2), ..options }).unwrap()
@@ -238,5 +238,172 @@ fn sessions_in_two_threads_do_not_disturb_each_other() {
     });
     for answer in answers {
         assert_as_fresh(&answer.join().unwrap(), "beside another session");
+    }
+}
+
+/// Four conversations of different lengths take steps together: two read prompts, two write.
+#[test]
+fn conversations_that_step_together_give_the_bits_of_each_alone() {
+    for family in KEEPING {
+        for precision in [Precision::Fast, Precision::Exact] {
+            let [file, _] = containers(family);
+            let engine = Engine::open(&file, &options(precision)).unwrap();
+            let stories = [22, 23, 24, 25].map(|seed| random_tokens(60, 160, seed));
+            let mut sessions = [0, 7, 33, 1].map(|len| {
+                let mut session = engine.session();
+                if len > 0 {
+                    session.extend(&stories[0][..len]).unwrap();
+                }
+                session
+            });
+            for cuts in [[20, 1, 1, 1], [1, 1, 13, 1], [1, 1, 1, 1]] {
+                let mut turns: Vec<Turn<'_>> = sessions
+                    .iter_mut()
+                    .zip(&stories)
+                    .zip(cuts)
+                    .map(|((session, story), count)| {
+                        let at = session.tokens().len();
+                        Turn { tokens: &story[at..at + count], session, logits: count != 13 }
+                    })
+                    .collect();
+                let mut given = Vec::new();
+                let collect = |turn, logits: &[f32]| given.push((turn, logits.to_vec()));
+                engine.step(&mut turns, &Cancel::default(), collect).unwrap();
+                for (i, logits) in &given {
+                    let mut fresh = engine.session();
+                    fresh.extend(sessions[*i].tokens()).unwrap();
+                    let what = format!("{family}, {precision:?}, {cuts:?}, turn {i}");
+                    assert_same_bits(logits, fresh.logits(), &what);
+                }
+                let wanted = (0..4).filter(|&i| cuts[i] != 13);
+                assert!(given.iter().map(|(turn, _)| *turn).eq(wanted));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_that_fails_changes_no_conversation() {
+    let engine = open(Options { chunk: Some(16), ..Options::default() });
+    let story = tokens(60);
+    let mut sessions = [engine.session(), engine.session()];
+    sessions[0].extend(&story[..10]).unwrap();
+    sessions[1].extend(&story[..30]).unwrap();
+    let cancelled = Cancel::default();
+    cancelled.cancel();
+    let outside = [TokenId(u32::MAX)];
+    for (first, second, cancel, expected) in [
+        (&story[10..11], &story[30..31], &cancelled, "cancelled"),
+        (&story[10..11], &outside[..], &Cancel::default(), "vocabulary"),
+        (&story[10..11], &story[..0], &Cancel::default(), "no tokens"),
+        (&story[10..20], &story[30..40], &Cancel::default(), "16 tokens at most, not 20"),
+    ] {
+        let [a, b] = &mut sessions;
+        let mut turns = [
+            Turn { session: a, tokens: first, logits: true },
+            Turn { session: b, tokens: second, logits: true },
+        ];
+        let error = engine.step(&mut turns, cancel, |_, _| {}).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!((sessions[0].tokens(), sessions[1].tokens()), (&story[..10], &story[..30]));
+    }
+    let mut stranger = open(Options::default()).session();
+    let mut turns = [Turn { session: &mut stranger, tokens: &story[..1], logits: false }];
+    assert!(engine.step(&mut turns, &Cancel::default(), |_, _| {}).is_err());
+    for session in &mut sessions {
+        session.push(other_than(story[30])).unwrap();
+        assert_as_fresh(session, "after steps that failed");
+    }
+}
+
+#[test]
+fn forks_go_their_own_ways() {
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let engine = Engine::open(&file, &options(Precision::Fast)).unwrap();
+        let story = random_tokens(200, 160, 26);
+        let mut session = engine.session();
+        session.extend(&story[..150]).unwrap();
+        let mut fork = session.fork().unwrap();
+        assert_eq!(fork.tokens(), session.tokens());
+        assert_same_bits(fork.logits(), session.logits(), family);
+        let mut grandchild = fork.fork().unwrap();
+        session.push(story[150]).unwrap();
+        fork.push(other_than(story[150])).unwrap();
+        grandchild.extend(&[&story[..150], &story[..30]].concat()).unwrap();
+        assert_as_fresh(&session, family);
+        drop(session);
+        for token in &story[..20] {
+            fork.push(*token).unwrap();
+        }
+        fork.extend(&story[..100]).unwrap();
+        assert_as_fresh(&fork, family);
+        assert_as_fresh(&grandchild, family);
+    }
+}
+
+/// A batch that is cancelled in the middle has changed the states of some layers and not of others.
+#[test]
+fn a_batch_that_is_cancelled_between_layers_leaves_no_trace() {
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let engine = Engine::open(&file, &Options { chunk: Some(32), ..options(Precision::Fast) }).unwrap();
+        let story = random_tokens(100, 160, 27);
+        let mut session = engine.session();
+        session.extend(&story[..40]).unwrap();
+        for (batch, last_layer) in [(1, 0), (1, 1), (20, 0), (20, 1)] {
+            let cancel = session.cancel().clone();
+            session.watch_routing(Some(Box::new(move |routed| {
+                if routed.layer.0 >= last_layer {
+                    cancel.cancel();
+                }
+            })));
+            let held = session.tokens().to_vec();
+            let result = match batch {
+                1 => session.push(story[60]),
+                _ => session.extend(&[&held[..], &story[60..80]].concat()).map(drop),
+            };
+            assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+            assert_eq!(session.tokens(), held);
+            session.watch_routing(None);
+            session.cancel().reset();
+            session.push(other_than(story[60])).unwrap();
+            assert_as_fresh(
+                &session,
+                &format!("{family}, {batch} tokens cancelled after layer {last_layer}"),
+            );
+        }
+    }
+}
+
+/// Reasoning is dropped from the history with the next turn, so that each prompt diverges where the last answer began.
+#[test]
+fn a_history_without_its_reasoning_costs_no_more_than_the_last_answer() {
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let engine = Engine::open(&file, &options(Precision::Fast)).unwrap();
+        let mut session = engine.session();
+        let mut history: Vec<TokenId> = Vec::new();
+        for turn in 0..20 {
+            let question = random_tokens(4, 160, 100 + turn);
+            let prompt = [&history[..], &question].concat();
+            let before = session.tokens().len();
+            let extended = session.extend(&prompt).unwrap();
+            // What the last answer is without its reasoning, and the question.
+            let new = if turn == 0 { 4 } else { 3 + 4 };
+            assert_eq!(
+                extended,
+                Extended { reused: prompt.len() - new, computed: new },
+                "{family}, turn {turn}"
+            );
+            assert!(before == 0 || extended.reused < before, "there was reasoning to forget");
+            assert_as_fresh(&session, &format!("{family}, turn {turn}"));
+            let [reasoning, answer] =
+                [(5, 200), (3, 300)].map(|(n, seed)| random_tokens(n, 160, seed + turn));
+            for token in reasoning.into_iter().chain(answer.iter().copied()) {
+                session.push(token).unwrap();
+            }
+            history = [prompt, answer].concat();
+        }
     }
 }

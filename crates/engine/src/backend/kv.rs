@@ -142,6 +142,12 @@ impl LayerState for CpuKv {
         Box::new(CpuKv { shape: self.shape, kind: self.kind, pages: self.pages.clone(), len: self.len })
     }
 
+    fn shared_bytes(&self) -> u64 {
+        // The last page is written to, and a window moves on.
+        let full = if self.shape.window.is_none() { self.len / KEY_BLOCK } else { 0 };
+        full as u64 * self.page_bytes()
+    }
+
     fn save(&self, to: &mut dyn Write) -> io::Result<()> {
         for page in &self.pages {
             to.write_all(&[u8::from(page.is_some())])?;

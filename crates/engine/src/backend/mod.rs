@@ -121,6 +121,9 @@ pub trait LayerState: Any + Send {
     /// The same state again. What both have seen they share.
     fn fork(&self) -> Box<dyn LayerState>;
 
+    /// Bytes of what it shares with a fork for as long as neither goes back.
+    fn shared_bytes(&self) -> u64;
+
     /// Writes it to a snapshot.
     ///
     /// # Errors

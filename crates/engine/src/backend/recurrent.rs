@@ -20,7 +20,7 @@ pub struct CpuRecurrent {
     /// The states that are kept, each with the number of positions it has seen, ascending. Before the first position
     /// the state is zero and not kept.
     kept: Vec<(usize, Arc<Region>)>,
-    /// The memory of a state that is no longer needed, by nobody else either.
+    /// The memory of a state that is no longer needed.
     spare: Option<Arc<Region>>,
 }
 
@@ -105,6 +105,10 @@ impl LayerState for CpuRecurrent {
 
     fn fork(&self) -> Box<dyn LayerState> {
         Box::new(CpuRecurrent { floats: self.floats, kept: self.kept.clone(), spare: None })
+    }
+
+    fn shared_bytes(&self) -> u64 {
+        0
     }
 
     fn save(&self, to: &mut dyn Write) -> io::Result<()> {

@@ -20,6 +20,9 @@ pub const MIXTURES: [&str; 8] =
     ["qwen3moe", "mixtral", "olmoe", "qwen2moe", "minimax_m2", "glm4moe", "qwen3next", "qwen35moe"];
 pub const DENSE: [&str; 3] = ["qwen2", "qwen3", "llama"];
 
+/// Of these, one for each way in which layers remember.
+pub const KEEPING: [&str; 1] = ["qwen3moe"];
+
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {
     [data(&format!("golden/{family}.gguf")), data(&format!("golden/{family}"))]

@@ -1,0 +1,66 @@
+//! Conversations in files: what was said as JSON, for people and for other models, and beside it what the model
+//! remembers of it, so that it need not be read again.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use forebay_engine::chat::Message;
+use forebay_engine::{Engine, Error, Session};
+use serde::{Deserialize, Serialize};
+
+use crate::args::read_text;
+use crate::output::Output;
+
+/// A conversation.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    /// What the file is: the number of its version.
+    forebay_chat: u32,
+    /// The model it was had with.
+    pub model: String,
+    /// What the model was told first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// What was said.
+    pub messages: Vec<Message>,
+}
+
+const VERSION: u32 = 1;
+
+impl Saved {
+    pub fn new(model: &str, system: Option<&str>, messages: &[Message]) -> Saved {
+        let system = system.map(str::to_owned);
+        Saved { forebay_chat: VERSION, model: model.to_owned(), system, messages: messages.to_vec() }
+    }
+
+    /// Writes it, and what the session remembers beside it.
+    pub fn write(&self, path: &Path, session: &Session) -> Result<()> {
+        session.save(&state_path(path))?;
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        Output::create(path)?.finish(text.as_bytes())
+    }
+
+    pub fn read(path: &Path) -> Result<Saved> {
+        let text = read_text(path)?;
+        let saved: Saved = serde_json::from_str(&text)
+            .with_context(|| format!("{} is not a conversation that /save wrote", path.display()))?;
+        ensure!(
+            saved.forebay_chat == VERSION,
+            "{}: a conversation of version {}; this program reads version {VERSION}",
+            path.display(),
+            saved.forebay_chat
+        );
+        Ok(saved)
+    }
+}
+
+/// What the model remembers of a saved conversation; why it does not, if the conversation has to be read again.
+pub fn remembered(engine: &Engine, path: &Path) -> Result<Session, Error> {
+    Session::load(engine, &state_path(path))
+}
+
+fn state_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".state");
+    name.into()
+}

@@ -1,0 +1,175 @@
+//! Requests and answers in the words of OpenAI's API.
+
+use std::collections::BTreeMap;
+
+use forebay_engine::chat::Message;
+use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
+use forebay_engine::{Engine, FinishReason, Request, TokenId};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::chat::thinking::{Kind, Splitter};
+use crate::prompting::{Prompt, Prompting};
+
+/// What cannot be answered, and which field is the reason.
+#[derive(Debug)]
+pub struct Refusal {
+    pub message: String,
+    pub param: Option<&'static str>,
+}
+
+impl Refusal {
+    pub fn new(param: &'static str, message: impl Into<String>) -> Refusal {
+        Refusal { message: message.into(), param: Some(param) }
+    }
+
+    /// An error in OpenAI's shape.
+    pub fn body(&self) -> Value {
+        let Refusal { message, param } = self;
+        let error = json!({
+            "message": message, "type": "invalid_request_error", "param": param, "code": null,
+        });
+        json!({ "error": error })
+    }
+}
+
+/// The body of a request for a chat's next message. Fields that are not here are ignored.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ChatBody {
+    messages: Vec<Message>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    min_p: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    repeat_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    seed: Option<u64>,
+    stop: Option<Stop>,
+    tools: Option<Vec<Value>>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    // Known, and not supported here:
+    n: Option<u64>,
+    stream: Option<bool>,
+    logprobs: Option<bool>,
+    response_format: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Stop {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl ChatBody {
+    /// The request for an engine, and the text of its prompt. Without a seed, `seed` is used.
+    pub fn request(&self, engine: &Engine, seed: u64) -> Result<(Request, String), Refusal> {
+        self.refuse_others()?;
+        let mut prompting = Prompting::default();
+        prompting.kwargs.extend(self.chat_template_kwargs.clone().unwrap_or_default());
+        prompting.tools = self.tools.clone().unwrap_or_default();
+        if self.messages.is_empty() {
+            return Err(Refusal::new("messages", "there are no messages"));
+        }
+        let Prompt { text, tokens } = prompting
+            .prompt(engine, &self.messages)
+            .map_err(|error| Refusal::new("messages", format!("{error:#}")))?;
+        let limit = engine.context();
+        if tokens.len() >= limit {
+            let message =
+                format!("the messages have {} tokens, the context of the model {limit}", tokens.len());
+            return Err(Refusal::new("messages", message));
+        }
+        let request = Request {
+            prompt: tokens,
+            max_tokens: self.max_completion_tokens.or(self.max_tokens),
+            sampling: self.sampling(engine, seed)?,
+            stop: match &self.stop {
+                None => Vec::new(),
+                Some(Stop::One(text)) => vec![text.clone()],
+                Some(Stop::Several(texts)) => texts.clone(),
+            },
+            ignore_end: false,
+        };
+        Ok((request, text))
+    }
+
+    fn sampling(&self, engine: &Engine, seed: u64) -> Result<SamplingParams, Refusal> {
+        let refused = |message: String| Refusal { message, param: None };
+        let bias = self.logit_bias.iter().flatten().map(|(token, bias)| match token.parse() {
+            Ok(id) if (id as usize) < engine.vocab_size() => Ok((TokenId(id), *bias)),
+            _ => Err(Refusal::new("logit_bias", format!("{token} is not a token of the model"))),
+        });
+        let overrides = SamplingOverrides {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_last_n: None,
+            logit_bias: Some(bias.collect::<Result<Vec<_>, _>>()?),
+            seed: Some(self.seed.unwrap_or(seed)),
+        };
+        let file = engine.file();
+        let sampling = overrides.resolve(&file.metadata, file.path()).map_err(|e| refused(e.to_string()))?;
+        sampling.validate().map_err(|e| refused(e.to_string()))?;
+        Ok(sampling)
+    }
+
+    fn refuse_others(&self) -> Result<(), Refusal> {
+        let text = |format: &Value| format.get("type").and_then(Value::as_str) == Some("text");
+        if self.n.is_some_and(|n| n != 1) {
+            return Err(Refusal::new("n", "only one answer can be asked for"));
+        }
+        if self.stream == Some(true) {
+            return Err(Refusal::new("stream", "answers to a file are not streamed"));
+        }
+        if self.logprobs == Some(true) {
+            return Err(Refusal::new("logprobs", "probabilities are not supported"));
+        }
+        if self.response_format.as_ref().is_some_and(|format| !text(format)) {
+            return Err(Refusal::new("response_format", "only text is supported"));
+        }
+        Ok(())
+    }
+}
+
+/// An answer in OpenAI's shape. `prompt` is the text that it follows.
+pub fn completion(
+    id: &str,
+    created: u64,
+    model: &str,
+    prompt: &str,
+    answer: &forebay_engine::Answer,
+) -> Value {
+    let mut parts = [String::new(), String::new()];
+    let mut take = |kind: Kind, text: &str| parts[kind as usize].push_str(text);
+    let mut splitter = Splitter::after(prompt);
+    splitter.push(&answer.text, &mut take);
+    splitter.finish(&mut take);
+    let [reasoning, content] = parts;
+    let mut message = json!({ "role": "assistant", "content": content });
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = reasoning.into();
+    }
+    let finish = match answer.finish_reason {
+        FinishReason::Length => "length",
+        FinishReason::Stop | FinishReason::Cancelled => "stop",
+    };
+    let (read, written) = (answer.stats.prompt_tokens, answer.stats.generated_tokens);
+    json!({
+        "id": id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [{ "index": 0, "message": message, "logprobs": null, "finish_reason": finish }],
+        "usage": { "prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written },
+    })
+}

@@ -1,0 +1,110 @@
+//! From a conversation to the tokens that the model continues.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
+use forebay_engine::tokenizer::{Bos, EncodeOptions};
+use forebay_engine::{Engine, TokenId};
+
+use crate::args::{on_off, read_text};
+
+/// How a conversation is put to the model.
+#[derive(Args)]
+pub struct PromptingArgs {
+    /// What the model is told first
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "raw")]
+    system: Option<String>,
+    /// Let the model reason first or not, where its chat template can say that [default: the template's]
+    #[arg(long, value_name = "on|off", value_parser = on_off, conflicts_with = "raw")]
+    think: Option<bool>,
+    /// A chat template to use instead of the model's, in Jinja
+    #[arg(long, value_name = "FILE", conflicts_with = "raw")]
+    chat_template_file: Option<PathBuf>,
+}
+
+impl PromptingArgs {
+    /// Reads the template's file, if there is one.
+    pub fn prompting(&self, engine: &Engine) -> Result<Prompting> {
+        let template = self.chat_template_file.as_ref().map(|path| {
+            let tokenizer = engine.tokenizer();
+            let special = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())];
+            let texts: Vec<(&str, String)> = special
+                .into_iter()
+                .filter_map(|(name, id)| Some((name, tokenizer.token_text(id?).into_owned())))
+                .collect();
+            let texts: Vec<(&str, &str)> = texts.iter().map(|(name, text)| (*name, text.as_str())).collect();
+            ChatTemplate::new(&read_text(path)?, &texts)
+                .with_context(|| format!("{} is not a chat template", path.display()))
+        });
+        Ok(Prompting {
+            template: template.transpose()?,
+            system: self.system.clone(),
+            think: self.think,
+            ..Prompting::default()
+        })
+    }
+}
+
+/// How messages become a prompt.
+#[derive(Default)]
+pub struct Prompting {
+    /// Instead of the model's.
+    template: Option<ChatTemplate>,
+    /// What the model is told first.
+    pub system: Option<String>,
+    /// Whether it reasons first; if nothing is said, as the template has it.
+    pub think: Option<bool>,
+    /// The tools that the model may call.
+    pub tools: Vec<serde_json::Value>,
+    /// Further variables of the template.
+    pub kwargs: serde_json::Map<String, serde_json::Value>,
+}
+
+/// A prompt.
+pub struct Prompt {
+    pub text: String,
+    pub tokens: Vec<TokenId>,
+}
+
+impl Prompting {
+    /// Finds out whether there is a template, before anybody types a question.
+    pub fn check(&self, engine: &Engine) -> Result<()> {
+        self.template(engine).map(drop)
+    }
+
+    /// The prompt that has the last of these messages answered.
+    pub fn prompt(&self, engine: &Engine, messages: &[Message]) -> Result<Prompt> {
+        let mut all: Vec<Message> = self.system.iter().map(|text| Message::new("system", text)).collect();
+        all.extend_from_slice(messages);
+        let mut options = RenderOptions {
+            add_generation_prompt: true,
+            tools: self.tools.clone(),
+            kwargs: self.kwargs.clone(),
+            ..RenderOptions::default()
+        };
+        if let Some(think) = self.think {
+            // Templates have either name.
+            options.kwargs.insert("enable_thinking".into(), think.into());
+            options.kwargs.insert("thinking".into(), think.into());
+        }
+        let text = self.template(engine)?.render(&all, &options)?;
+        // A template writes the BOS token itself where the model wants one.
+        let tokens = engine.tokenizer().encode(&text, EncodeOptions { special: true, bos: Bos::Never })?;
+        Ok(Prompt { text, tokens })
+    }
+
+    fn template<'a>(&'a self, engine: &'a Engine) -> Result<&'a ChatTemplate> {
+        match &self.template {
+            Some(template) => Ok(template),
+            None => engine.template()?.with_context(|| {
+                let path = engine.file().path().display();
+                format!(
+                    "{path} has no chat template; give one with --chat-template-file, or use --raw -p TEXT to \
+                     continue a text as it is"
+                )
+            }),
+        }
+    }
+}

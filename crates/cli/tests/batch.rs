@@ -1,0 +1,184 @@
+//! `forebay batch`: the same answers whatever goes on beside them, and every one once whatever happens.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{call, forebay, text};
+use serde_json::{Value, json};
+
+const THINGS: [&str; 12] = [
+    "a cat",
+    "a boat",
+    "the sea",
+    "two dogs",
+    "a tree",
+    "a red ball",
+    "a king",
+    "rain",
+    "a mouse",
+    "bread",
+    "a song",
+    "the moon",
+];
+
+/// A file of requests, some with randomness and a seed of their own, some without.
+fn requests(folder: &Path) -> PathBuf {
+    let path = folder.join("in.jsonl");
+    let mut lines = String::new();
+    for (i, thing) in THINGS.iter().enumerate() {
+        let mut body = json!({
+            "model": "whatever",
+            "messages": [{ "role": "user", "content": format!("Tell me a story about {thing}.") }],
+            "max_tokens": 8 + i * 3,
+        });
+        if i % 3 == 1 {
+            body["temperature"] = 0.into();
+        }
+        if i % 3 == 2 {
+            body["seed"] = 7.into();
+            body["stop"] = json!(["the "]);
+        }
+        let line =
+            json!({ "custom_id": thing, "method": "POST", "url": "/v1/chat/completions", "body": body });
+        lines.push_str(&format!("{line}\n"));
+    }
+    std::fs::write(&path, lines).unwrap();
+    path
+}
+
+/// The answers by name; each must be there once.
+fn answers(path: &Path) -> BTreeMap<String, Value> {
+    let mut answers = BTreeMap::new();
+    for line in std::fs::read_to_string(path).unwrap().lines() {
+        let mut answer: Value = serde_json::from_str(line).unwrap();
+        answer["response"]["body"].as_object_mut().unwrap().remove("created");
+        let name = answer["custom_id"].as_str().unwrap().to_owned();
+        assert!(answers.insert(name.clone(), answer).is_none(), "{name} is there twice");
+    }
+    answers
+}
+
+fn batch(input: &Path, out: &Path, more: &[&str]) -> common::Outcome {
+    let (input, out) = (text(input), text(out));
+    call(&[&["batch", &input, "--out", &out, "--threads", "2"], more].concat())
+}
+
+#[test]
+fn answers_do_not_depend_on_what_is_answered_beside_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = requests(folder.path());
+    let out = |name: &str| folder.path().join(name);
+    let said = batch(&input, &out("together"), &[]).success();
+    assert!(said.starts_with("12 requests answered · "), "{said}");
+    batch(&input, &out("alone"), &["--parallel", "1"]).success();
+    batch(&input, &out("streamed"), &["--parallel", "5", "--expert-memory", "20%"]).success();
+    let together = answers(&out("together"));
+    assert_eq!(together.len(), THINGS.len());
+    assert_eq!(together, answers(&out("alone")));
+    assert_eq!(together, answers(&out("streamed")));
+
+    let cat = &together["a cat"]["response"];
+    assert_eq!((&cat["status_code"], &cat["body"]["object"]), (&json!(200), &json!("chat.completion")));
+    assert_eq!(cat["body"]["usage"]["completion_tokens"], 8);
+    assert_eq!(cat["body"]["choices"][0]["finish_reason"], "length");
+    let sea = &together["the sea"]["response"]["body"]["choices"][0];
+    assert!(!sea["message"]["content"].as_str().unwrap().contains("the "), "{sea}");
+
+    // With temperature 0 it is what `run` answers.
+    let prompt = "Tell me a story about a boat.";
+    let run = call(&["run", "-p", prompt, "--temp", "0", "-n", "11", "--threads", "2"]).success();
+    assert_eq!(together["a boat"]["response"]["body"]["choices"][0]["message"]["content"], run.trim_end());
+}
+
+#[test]
+fn a_call_that_was_killed_goes_on_and_every_answer_is_there_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = requests(folder.path());
+    let (out, whole) = (folder.path().join("out"), folder.path().join("whole"));
+    batch(&input, &whole, &[]).success();
+    // One after another, so that there is a middle.
+    let args = ["batch", &text(&input), "--out", &text(&out), "--threads", "1", "--parallel", "1", "--exact"];
+    let mut child = forebay(args).spawn().unwrap();
+    let start = Instant::now();
+    while std::fs::read_to_string(&out).unwrap_or_default().lines().count() < 3 {
+        assert!(start.elapsed() < Duration::from_secs(60), "no answers");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = std::fs::read_to_string(&out).unwrap();
+    assert!(before.lines().count() < THINGS.len(), "it was too fast to be killed");
+    // As if it had been in the middle of a line.
+    std::fs::write(&out, format!("{before}{{\"custom_id\": \"a k")).unwrap();
+    let said = batch(&input, &out, &["--exact"]).success();
+    assert!(said.contains("had been before"), "{said}");
+    let after = std::fs::read_to_string(&out).unwrap();
+    assert!(after.starts_with(&before), "what was there has changed");
+    assert_eq!(answers(&out).keys().collect::<Vec<_>>(), answers(&whole).keys().collect::<Vec<_>>());
+    let said = batch(&input, &out, &[]).success();
+    assert!(said.contains("all 12 requests have been answered"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_answered_is_said_in_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, out) = (folder.path().join("in"), folder.path().join("out"));
+    let hello = json!([{ "role": "user", "content": "Hello" }]);
+    let long = json!([{ "role": "user", "content": "word ".repeat(5000) }]);
+    let bodies = [
+        ("good", json!({ "messages": hello, "max_tokens": 2 })),
+        ("empty", json!({ "messages": [] })),
+        ("two", json!({ "messages": hello, "n": 2 })),
+        ("hot", json!({ "messages": hello, "temperature": -1 })),
+        ("long", json!({ "messages": long })),
+        ("wrong", json!({ "messages": "Hello" })),
+    ];
+    let lines: String =
+        bodies.iter().map(|(id, body)| format!("{}\n", json!({ "custom_id": id, "body": body }))).collect();
+    std::fs::write(&input, lines).unwrap();
+    let outcome = batch(&input, &out, &[]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stdout.starts_with("1 requests answered, 5 refused (see their lines)"), "{outcome:?}");
+    let answers = answers(&out);
+    assert_eq!(answers["good"]["response"]["status_code"], 200);
+    for (id, param, said) in [
+        ("empty", json!("messages"), "no messages"),
+        ("two", json!("n"), "only one"),
+        ("hot", Value::Null, "temperature"),
+        ("long", json!("messages"), "1024"),
+        ("wrong", Value::Null, "makes no sense"),
+    ] {
+        let response = &answers[id]["response"];
+        assert_eq!(response["status_code"], 400, "{id}");
+        let error = &response["body"]["error"];
+        assert_eq!(error["param"], param, "{id}");
+        assert!(error["message"].as_str().unwrap().contains(said), "{id}: {error}");
+    }
+}
+
+#[test]
+fn files_that_make_no_sense_are_refused_before_anything_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, out) = (folder.path().join("in"), folder.path().join("out"));
+    let line = json!({ "custom_id": "a", "body": { "messages": [] } }).to_string();
+    for (content, said) in [
+        (String::new(), "has no requests"),
+        ("{}".to_owned(), "line 1: not a request with custom_id and body"),
+        (format!("{line}\n\n{line}\n"), "line 3: custom_id \"a\" is that of line 1, too"),
+    ] {
+        std::fs::write(&input, content).unwrap();
+        let message = batch(&input, &out, &[]).failure(1);
+        assert!(message.contains(said), "{message}");
+        assert!(!out.exists(), "{said}");
+    }
+    std::fs::write(&input, &line).unwrap();
+    std::fs::write(&out, "A diary.\nDo not overwrite.\n").unwrap();
+    let message = batch(&input, &out, &[]).failure(1);
+    assert!(message.contains("line 1: not an answer; is it another file?"), "{message}");
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), "A diary.\nDo not overwrite.\n");
+    let missing = folder.path().join("missing");
+    assert!(batch(&missing, &out, &[]).failure(1).contains("cannot open"));
+}
