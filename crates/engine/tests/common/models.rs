@@ -21,7 +21,7 @@ pub const MIXTURES: [&str; 8] =
 pub const DENSE: [&str; 3] = ["qwen2", "qwen3", "llama"];
 
 /// Of these, one for each way in which layers remember.
-pub const KEEPING: [&str; 1] = ["qwen3moe"];
+pub const KEEPING: [&str; 2] = ["qwen3moe", "qwen35moe"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {
