@@ -59,17 +59,20 @@ fn choosing_a_token_allocates_nothing_after_the_first_ones() {
 /// Other threads run the loops that the caller starts, so what they would allocate the caller would too.
 #[test]
 fn computing_a_token_allocates_nothing_but_a_page_of_context_now_and_then() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/qwen3moe.gguf");
-    let engine = Engine::open(path.as_ref(), &Options { threads: Some(2), ..Options::default() }).unwrap();
-    let mut session = engine.session();
-    session.extend(&[TokenId(1), TokenId(2), TokenId(3)]).unwrap();
-    // Whichever thread has not attended yet has no scratch memory yet.
-    for token in 0..8 {
-        session.push(TokenId(token)).unwrap();
+    for model in ["qwen3moe", "qwen3next", "qwen35moe"] {
+        let path = format!("{}/tests/data/golden/{model}.gguf", env!("CARGO_MANIFEST_DIR"));
+        let options = Options { threads: Some(2), ..Options::default() };
+        let engine = Engine::open(path.as_ref(), &options).unwrap();
+        let mut session = engine.session();
+        session.extend(&[TokenId(1), TokenId(2), TokenId(3)]).unwrap();
+        // Whichever thread has not attended yet has no scratch memory yet.
+        for token in 0..8 {
+            session.push(TokenId(token)).unwrap();
+        }
+        let before = ALLOCATIONS.get();
+        for token in 0..40 {
+            session.push(TokenId(token)).unwrap();
+        }
+        assert_eq!(ALLOCATIONS.get() - before, 0, "{model}");
     }
-    let before = ALLOCATIONS.get();
-    for token in 0..40 {
-        session.push(TokenId(token)).unwrap();
-    }
-    assert_eq!(ALLOCATIONS.get() - before, 0);
 }

@@ -3,13 +3,15 @@
 
 use forebay_kernels::RopePairs;
 
+use super::linear::Linear;
 use super::{Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
 use crate::backend::{
-    Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, StateShape, Vector,
+    Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, StateShape, Vector,
 };
 use crate::blocks::Context;
-use crate::blocks::gqa::{Gqa, GqaWeights};
+use crate::blocks::delta_net::{DeltaNet, DeltaWeights};
+use crate::blocks::gqa::{AttentionGate, Gqa, GqaWeights};
 use crate::blocks::head::Head;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
@@ -48,6 +50,12 @@ pub struct Recipe {
     pub qk_norm: Option<NormSpan>,
     /// Whether the configuration may let only the first channels of a head rotate.
     pub partial_rope: bool,
+    /// Whether the projection of queries also yields a gate for what is attended to.
+    pub gated: bool,
+    /// The heads of those layers that have linear attention, if there are any.
+    pub linear: Option<DeltaShape>,
+    /// Whether the file has the weights of norms less one.
+    pub zero_centred_norms: bool,
     /// What the norm before the feed-forward block is called.
     pub ffn_norm: Name,
     /// The feed-forward blocks.
@@ -65,9 +73,16 @@ impl Recipe {
             qkv_bias: false,
             qk_norm: None,
             partial_rope: false,
+            gated: false,
+            linear: None,
+            zero_centred_norms: false,
             ffn_norm: Recipe::FFN_NORM,
             feed_forward,
         }
+    }
+
+    fn norm(&self, b: &mut Builder<'_>, name: Name, len: usize) -> Result<Vector> {
+        if self.zero_centred_norms { b.vector_of(name, len, |w| w + 1.0) } else { b.vector(name, len) }
     }
 }
 
@@ -177,9 +192,15 @@ struct Decoder {
 
 struct Layer {
     attn_norm: Vector, // [hidden]
-    attn: GqaWeights,
+    mixer: Mixer,
     ffn_norm: Vector, // [hidden]
     ffn: Ffn,
+}
+
+/// How a layer's tokens learn of each other.
+enum Mixer {
+    Attention(GqaWeights),
+    Linear(DeltaNet, DeltaWeights),
 }
 
 /// A layer's feed-forward block.
@@ -270,27 +291,38 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let eps = config.float(keys::NORM_EPS)?;
     let rope_base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
     refuse_others(config)?;
+    if recipe.gated && kv.value_dim != kv.key_dim {
+        return Err(config.error(keys::VALUE_DIM, "is not the number of channels of a key, as gates need"));
+    }
     let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
     let vocab = b.rows_of(EMBED)?;
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
     let blocks = Blocks::new(b, &recipe.feed_forward, normed);
+    let linear = linear_layers(config, b, recipe, layers)?;
     let embed = b.table(EMBED, vocab, hidden)?;
     let layers = (0..layers)
         .map(|l| {
             Ok(Layer {
-                attn_norm: b.vector(ATTN_NORM.of_layer(l), hidden)?,
-                attn: attention(b, recipe, l, &sizes)?,
-                ffn_norm: b.vector(recipe.ffn_norm.of_layer(l), hidden)?,
+                attn_norm: recipe.norm(b, ATTN_NORM.of_layer(l), hidden)?,
+                mixer: match &linear {
+                    Some(linear) if Linear::is_layer(b, l) => Mixer::Linear(linear.net, linear.layer(b, l)?),
+                    _ => Mixer::Attention(attention(b, recipe, l, &sizes)?),
+                },
+                ffn_norm: recipe.norm(b, recipe.ffn_norm.of_layer(l), hidden)?,
                 ffn: blocks.layer(b, l)?,
             })
         })
         .collect::<Result<Vec<_>>>()?;
-    let norm = b.vector(NORM, hidden)?;
+    let norm = recipe.norm(b, NORM, hidden)?;
     // Without an output matrix of its own, a model uses the embedding for both, unless it says otherwise.
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
     let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
 
+    let gate = recipe.gated.then(|| AttentionGate {
+        queries_and_gate: b.buffer(2 * heads * kv.key_dim),
+        gate: b.buffer(heads * kv.key_dim),
+    });
     let attention = Gqa {
         kv,
         scale: 1.0 / (kv.key_dim as f32).sqrt(),
@@ -301,6 +333,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
         v: b.buffer(kv.heads * kv.value_dim),
         attended: b.buffer(heads * kv.value_dim),
         angles: b.buffer(rotated),
+        gate,
     };
     let head = Head {
         norm,
@@ -311,6 +344,18 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
         logits: b.buffer_of(BufShape { rows: Head::ROWS, width: vocab }),
     };
     Ok(Box::new(Decoder { embed, eps, layers, attention, head, x, normed, added }))
+}
+
+/// The layers of linear attention of a model that has any.
+fn linear_layers(
+    config: &Config<'_>,
+    b: &mut Builder<'_>,
+    recipe: &Recipe,
+    layers: usize,
+) -> Result<Option<Linear>> {
+    let Some(shape) = recipe.linear else { return Ok(None) };
+    let first = (0..layers).find(|&l| Linear::is_layer(b, l));
+    first.map(|first| Linear::new(b, config, shape, first)).transpose()
 }
 
 /// The attention weights of a layer.
@@ -326,7 +371,7 @@ fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> R
         ]),
     };
     let mut norms = |q: usize, k: usize| -> Result<_> {
-        Ok(Some([b.vector(Q_NORM.of_layer(l), q)?, b.vector(K_NORM.of_layer(l), k)?]))
+        Ok(Some([recipe.norm(b, Q_NORM.of_layer(l), q)?, recipe.norm(b, K_NORM.of_layer(l), k)?]))
     };
     let norms = match recipe.qk_norm {
         None => None,
@@ -334,7 +379,7 @@ fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> R
         Some(NormSpan::Projection) => norms(q, k)?,
     };
     Ok(GqaWeights {
-        q: b.matrix(Q.of_layer(l), q, hidden)?,
+        q: b.matrix(Q.of_layer(l), if recipe.gated { 2 * q } else { q }, hidden)?,
         k: b.matrix(K.of_layer(l), k, hidden)?,
         v: b.matrix(V.of_layer(l), v, hidden)?,
         out: b.matrix(ATTN_OUT.of_layer(l), hidden, heads * kv.value_dim)?,
@@ -450,7 +495,10 @@ impl Model for Decoder {
             cx.cancel.check()?;
             let i = LayerIdx(i);
             cx.backend.rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
-            self.attention.forward(cx, batch, i, &layer.attn, self.normed, self.added)?;
+            match &layer.mixer {
+                Mixer::Attention(w) => self.attention.forward(cx, batch, i, w, self.normed, self.added)?,
+                Mixer::Linear(net, w) => net.forward(cx, batch, i, w, self.normed, self.added)?,
+            }
             cx.backend.add(self.x, self.added)?;
 
             cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
@@ -471,6 +519,10 @@ impl Model for Decoder {
     }
 
     fn state(&self) -> Vec<StateShape> {
-        vec![StateShape::Attention(self.attention.kv); self.layers.len()]
+        let state = |layer: &Layer| match layer.mixer {
+            Mixer::Attention(_) => StateShape::Attention(self.attention.kv),
+            Mixer::Linear(net, _) => StateShape::Recurrent(net.state),
+        };
+        self.layers.iter().map(state).collect()
     }
 }

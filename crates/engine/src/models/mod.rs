@@ -7,6 +7,7 @@ mod decoder;
 mod experts;
 mod glm4moe;
 pub mod keys;
+mod linear;
 mod llama;
 mod minimax_m2;
 mod names;
@@ -14,6 +15,7 @@ mod olmoe;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35moe;
 mod qwen3moe;
 
 pub use blueprint::{Blueprint, Builder};
@@ -37,6 +39,8 @@ pub const ARCHS: &[Arch] = &[
     qwen2moe::ARCH,
     minimax_m2::ARCH,
     glm4moe::ARCH,
+    qwen35moe::ARCH,
+    qwen35moe::QWEN3_NEXT,
 ];
 
 /// A family's entry in the registry.
