@@ -6,7 +6,11 @@
 //!
 //! Kernels are inlined always, so that an instruction set's own module can compile them with its instructions.
 
+mod delta;
+
 use half::f16;
+
+pub use delta::{DeltaStep, STATE_COLUMNS, Tap, convolve, delta_gates, delta_step, l2_norm};
 
 use crate::encoding::{Encoding, MXFP4_GROUP};
 use crate::math::{exp, sigmoid, silu};
@@ -346,6 +350,15 @@ pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
     for (g, u) in gate.iter_mut().zip(up) {
         let cut = if *g > limit { limit } else { *g };
         *g = (u.clamp(-limit, limit) + 1.0) * (cut * sigmoid(alpha * cut));
+    }
+}
+
+/// `x ← x · σ(gate)`
+#[inline(always)]
+pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
+    assert_eq!(x.len(), gate.len());
+    for (x, gate) in x.iter_mut().zip(gate) {
+        *x *= sigmoid(*gate);
     }
 }
 

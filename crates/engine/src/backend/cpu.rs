@@ -12,11 +12,12 @@ use forebay_kernels::{Encoding, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs
 use smallvec::SmallVec;
 
 use super::attend::{GroupedHeads, QUERY_TILE};
+use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
-use super::recurrent::CpuRecurrent;
+use super::recurrent::{Advance, CpuRecurrent};
 use super::{
-    Activation, Attention, Backend, Buf, BufShape, Experts, HostMatrix, LayerState, Matrix, Rope, Router,
-    Routing, StateShape, Vector, Weight,
+    Activation, Attention, Backend, Buf, BufShape, DeltaRule, Experts, HostMatrix, LayerState, Matrix, Part,
+    Rope, Router, Routing, StateShape, Vector, Weight,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -242,6 +243,68 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn delta_rule(&mut self, d: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
+        let [mut keep, mut correct, mut convolved, mut out] =
+            [d.a, d.b, d.convolved, d.out].map(|buf| self.take(buf));
+        let (rates, biases) = (&self.vectors[d.rates.0], &self.vectors[d.biases.0]);
+        let gates = [(&mut keep, d.a), (&mut correct, d.b)]
+            .map(|(data, buf)| TileMut::new(&mut data[..self.rows * buf.width], buf.width));
+        let row = Grain { rows: 1, cols: d.a.width };
+        self.pool.for_tile_pairs(gates, [row, row], |_, [mut a, mut b]| {
+            (self.kernels.delta_gates)(a.row(0), b.row(0), rates, biases);
+        });
+
+        let filters = &self.vectors[d.filters.0];
+        let layer = DeltaLayer { kernels: self.kernels, pool: &self.pool, shape: d.shape, filters };
+        let qkv = self.get(d.qkv);
+        for sequence in batch.sequences.iter_mut() {
+            let mut start = sequence.state.len();
+            let (state, marks) = sequence.state.layer(d.layer);
+            let state = state
+                .as_any_mut()
+                .downcast_mut::<CpuRecurrent>()
+                .expect("the state was made by this backend");
+            let mut row = sequence.rows.start;
+            let Advance { from: mut before, to } =
+                state.advance(start, start + sequence.rows.len(), marks)?;
+            for (end, after) in to {
+                let rows = row..row + end - start;
+                let of = |buf: Buf| rows.start * buf.width..rows.end * buf.width;
+                let stretch = Stretch {
+                    start,
+                    qkv: &qkv[of(d.qkv)],
+                    keep: &keep[of(d.a)],
+                    correct: &correct[of(d.b)],
+                    convolved: &mut convolved[of(d.convolved)],
+                    out: &mut out[of(d.out)],
+                };
+                layer.advance(stretch, before, after);
+                before = Some(after);
+                (start, row) = (end, rows.end);
+            }
+        }
+        for (buf, data) in [(d.a, keep), (d.b, correct), (d.convolved, convolved), (d.out, out)] {
+            self.put(buf, data);
+        }
+        Ok(())
+    }
+
+    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[Part]) -> Result<()> {
+        let width = x.width / groups;
+        let mut first = 0;
+        for part in parts {
+            self.each_row(part.to, |this, row, values| {
+                let groups = this.get(x)[row * x.width..][..x.width].chunks_exact(width);
+                let to = values[part.at..].chunks_exact_mut(part.width);
+                for (to, group) in to.zip(groups) {
+                    to.copy_from_slice(&group[first..][..part.width]);
+                }
+            });
+            first += part.width;
+        }
+        Ok(())
+    }
+
     fn route(
         &mut self,
         logits: Buf,
@@ -378,6 +441,9 @@ impl Backend for CpuBackend {
     fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()> {
         self.each_row(x, |this, row, values| {
             let gates = &this.get(gate)[row * gate.width..][..gate.width];
+            if gate.width == x.width {
+                return (this.kernels.sigmoid_gate)(values, gates);
+            }
             for (values, gate) in values.chunks_exact_mut(x.width / gate.width).zip(gates) {
                 let open = sigmoid(*gate);
                 values.iter_mut().for_each(|value| *value *= open);

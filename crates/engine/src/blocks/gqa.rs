@@ -1,7 +1,7 @@
 //! Grouped-query attention: several query heads share a key and a value head.
 
 use crate::LayerIdx;
-use crate::backend::{Attention, Buf, KvShape, Matrix, Rope, Vector};
+use crate::backend::{Attention, Buf, KvShape, Matrix, Part, Rope, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
 use crate::session::Batch;
@@ -27,12 +27,23 @@ pub struct Gqa {
     pub attended: Buf,
     /// `[rows, rotated channels]`
     pub angles: Buf,
+    /// The gate of what was attended to, if there is one.
+    pub gate: Option<AttentionGate>,
+}
+
+/// The buffers of a gate whose logits come out of the projection of queries, head by head after them.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionGate {
+    /// `[rows, query heads · 2 · key_dim]`
+    pub queries_and_gate: Buf,
+    /// `[rows, query heads · key_dim]`
+    pub gate: Buf,
 }
 
 /// The weights of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct GqaWeights {
-    /// `[query heads · key_dim, hidden]`
+    /// `[query heads · key_dim, hidden]`, twice as many rows if there is a gate.
     pub q: Matrix,
     /// `[key heads · key_dim, hidden]`
     pub k: Matrix,
@@ -73,7 +84,12 @@ impl Gqa {
         out: Buf,
     ) -> Result<()> {
         let b = &mut *cx.backend;
-        b.matmul(x, &[(w.q, self.q), (w.k, self.k), (w.v, self.v)])?;
+        let q = self.gate.map_or(self.q, |gate| gate.queries_and_gate);
+        b.matmul(x, &[(w.q, q), (w.k, self.k), (w.v, self.v)])?;
+        if let Some(AttentionGate { queries_and_gate, gate }) = self.gate {
+            let parts = [self.q, gate].map(|to| Part { width: self.kv.key_dim, to, at: 0 });
+            b.ungroup(queries_and_gate, gate.width / self.kv.key_dim, &parts)?;
+        }
         for (heads, bias) in [self.q, self.k, self.v].into_iter().zip(w.biases.into_iter().flatten()) {
             b.add_bias(heads, bias)?;
         }
@@ -93,6 +109,9 @@ impl Gqa {
             sinks: w.sinks,
         };
         b.attention(&attention, batch)?;
+        if let Some(AttentionGate { gate, .. }) = self.gate {
+            b.sigmoid_gate(self.attended, gate)?;
+        }
         b.matmul(self.attended, &[(w.out, out)])?;
         match w.out_bias {
             Some(bias) => b.add_bias(out, bias),

@@ -3,13 +3,16 @@
 
 use forebay_kernels::RopePairs;
 
-use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, Part, keys};
+use super::linear::Linear;
+use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
 use crate::backend::{
-    Activation, Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, StateShape, Vector,
+    Activation, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, StateShape,
+    Vector,
 };
 use crate::blocks::Context;
-use crate::blocks::gqa::{Gqa, GqaWeights};
+use crate::blocks::delta_net::{DeltaNet, DeltaWeights};
+use crate::blocks::gqa::{AttentionGate, Gqa, GqaWeights};
 use crate::blocks::head::Head;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
@@ -59,6 +62,12 @@ pub struct Recipe {
     pub qk_norm: Option<NormSpan>,
     /// Whether the configuration may let only the first channels of a head rotate.
     pub partial_rope: bool,
+    /// Whether the projection of queries also yields a gate for what is attended to.
+    pub gated: bool,
+    /// The heads of those layers that have linear attention, if there are any.
+    pub linear: Option<DeltaShape>,
+    /// Whether the file has the weights of norms less one.
+    pub zero_centred_norms: bool,
     /// What the norm before the feed-forward block is called.
     pub ffn_norm: Name,
     /// The feed-forward blocks.
@@ -80,9 +89,16 @@ impl Recipe {
             windows: Vec::new(),
             qk_norm: None,
             partial_rope: false,
+            gated: false,
+            linear: None,
+            zero_centred_norms: false,
             ffn_norm: Recipe::FFN_NORM,
             feed_forward,
         }
+    }
+
+    fn norm(&self, b: &mut Builder<'_>, name: Name, len: usize) -> Result<Vector> {
+        if self.zero_centred_norms { b.vector_of(name, len, |w| w + 1.0) } else { b.vector(name, len) }
     }
 }
 
@@ -177,14 +193,15 @@ impl BiasNames {
         let both = self.alternating.of_layer(l);
         let [beside_two, beside_one] = self.down.map(|name| name.of_layer(l));
         if b.has(both) {
-            let shape = [experts, 2 * inner];
-            let (gate, up) =
-                (b.vector_part(both, &shape, Part::Even)?, b.vector_part(both, &shape, Part::Odd)?);
-            return Ok([gate, up, b.vector_part(beside_one, &[experts, hidden], Part::Whole)?]);
+            let [gate, up] = b.alternating_biases(both, experts, inner)?;
+            return Ok([gate, up, b.expert_biases(beside_one, experts, hidden)?]);
         }
-        let mut whole = |name: Name, width: usize| b.vector_part(name, &[experts, width], Part::Whole);
         let [gate, up] = self.apart.map(|name| name.of_layer(l));
-        Ok([whole(gate, inner)?, whole(up, inner)?, whole(beside_two, hidden)?])
+        Ok([
+            b.expert_biases(gate, experts, inner)?,
+            b.expert_biases(up, experts, inner)?,
+            b.expert_biases(beside_two, experts, hidden)?,
+        ])
     }
 }
 
@@ -231,16 +248,22 @@ struct Decoder {
 
 struct Layer {
     attn_norm: Vector, // [hidden]
-    attn: GqaWeights,
+    mixer: Mixer,
     window: Option<usize>,
     ffn_norm: Vector, // [hidden]
     ffn: Ffn,
 }
 
+/// How a layer's tokens learn of each other.
+enum Mixer {
+    Attention(GqaWeights),
+    Linear(DeltaNet, DeltaWeights),
+}
+
 /// A layer's feed-forward block.
 enum Ffn {
     Dense(Mlp, MlpWeights),
-    Mixture { moe: Moe, gate: Gate, shared: Option<SharedWeights>, biases: Option<[Vector; 3]> },
+    Mixture { moe: Box<Moe>, gate: Gate, shared: Option<SharedWeights>, biases: Option<[Vector; 3]> },
 }
 
 impl Layer {
@@ -339,30 +362,41 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let Sizes { hidden, heads, kv } = sizes;
     let eps = config.float(keys::NORM_EPS)?;
     refuse_others(config)?;
+    if recipe.gated && kv.value_dim != kv.key_dim {
+        return Err(config.error(keys::VALUE_DIM, "is not the number of channels of a key, as gates need"));
+    }
     let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
     let vocab = b.rows_of(EMBED)?;
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
     let blocks = Blocks::new(b, &recipe.feed_forward, normed);
+    let linear = linear_layers(config, b, recipe, layers)?;
     let embed = b.table(EMBED, vocab, hidden)?;
     let layers = (0..layers)
         .map(|l| {
             Ok(Layer {
-                attn_norm: b.vector(ATTN_NORM.of_layer(l), hidden)?,
-                attn: attention(b, recipe, l, &sizes)?,
+                attn_norm: recipe.norm(b, ATTN_NORM.of_layer(l), hidden)?,
+                mixer: match &linear {
+                    Some(linear) if Linear::is_layer(b, l) => Mixer::Linear(linear.net, linear.layer(b, l)?),
+                    _ => Mixer::Attention(attention(b, recipe, l, &sizes)?),
+                },
                 window: recipe.windows.get(l).copied().flatten(),
-                ffn_norm: b.vector(recipe.ffn_norm.of_layer(l), hidden)?,
+                ffn_norm: recipe.norm(b, recipe.ffn_norm.of_layer(l), hidden)?,
                 ffn: blocks.layer(b, l)?,
             })
         })
         .collect::<Result<Vec<_>>>()?;
-    let norm = b.vector(NORM, hidden)?;
+    let norm = recipe.norm(b, NORM, hidden)?;
     // Without an output matrix of its own, a model uses the embedding for both, unless it says otherwise.
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
     let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
 
     let scaling = recipe.scaling.map_or_else(|| config.rope_scaling(), Ok)?;
     let rope = rope(config, b, scaling, rotated, recipe.pairs)?;
+    let gate = recipe.gated.then(|| AttentionGate {
+        queries_and_gate: b.buffer(2 * heads * kv.key_dim),
+        gate: b.buffer(heads * kv.key_dim),
+    });
     let attention = Gqa {
         kv,
         scale: 1.0 / (kv.key_dim as f32).sqrt(),
@@ -373,6 +407,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
         v: b.buffer(kv.heads * kv.value_dim),
         attended: b.buffer(heads * kv.value_dim),
         angles: b.buffer(rotated),
+        gate,
     };
     let head = Head {
         norm,
@@ -383,6 +418,18 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
         logits: b.buffer_of(BufShape { rows: Head::ROWS, width: vocab }),
     };
     Ok(Box::new(Decoder { embed, eps, layers, attention, head, x, normed, added }))
+}
+
+/// The layers of linear attention of a model that has any.
+fn linear_layers(
+    config: &Config<'_>,
+    b: &mut Builder<'_>,
+    recipe: &Recipe,
+    layers: usize,
+) -> Result<Option<Linear>> {
+    let Some(shape) = recipe.linear else { return Ok(None) };
+    let first = (0..layers).find(|&l| Linear::is_layer(b, l));
+    first.map(|first| Linear::new(b, config, shape, first)).transpose()
 }
 
 /// The attention weights of a layer.
@@ -403,7 +450,7 @@ fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> R
     };
     let sinks = recipe.sinks.map(|name| b.vector(name.of_layer(l), heads)).transpose()?;
     let mut norms = |q: usize, k: usize| -> Result<_> {
-        Ok(Some([b.vector(Q_NORM.of_layer(l), q)?, b.vector(K_NORM.of_layer(l), k)?]))
+        Ok(Some([recipe.norm(b, Q_NORM.of_layer(l), q)?, recipe.norm(b, K_NORM.of_layer(l), k)?]))
     };
     let norms = match recipe.qk_norm {
         None => None,
@@ -411,7 +458,7 @@ fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> R
         Some(NormSpan::Projection) => norms(q, k)?,
     };
     Ok(GqaWeights {
-        q: b.matrix(Q.of_layer(l), q, hidden)?,
+        q: b.matrix(Q.of_layer(l), if recipe.gated { 2 * q } else { q }, hidden)?,
         k: b.matrix(K.of_layer(l), k, hidden)?,
         v: b.matrix(V.of_layer(l), v, hidden)?,
         out: b.matrix(ATTN_OUT.of_layer(l), hidden, heads * kv.value_dim)?,
@@ -490,7 +537,12 @@ impl<'r> Blocks<'r> {
                 let shared =
                     mixture.shared.as_ref().map(|shared| shared.weights(b, l, hidden)).transpose()?;
                 let biases = mixture.biases.map(|names| names.vectors(b, l, mixture, hidden)).transpose()?;
-                Ok(Ffn::Mixture { moe, gate: Gate { weights, bias, correction }, shared, biases })
+                Ok(Ffn::Mixture {
+                    moe: Box::new(moe),
+                    gate: Gate { weights, bias, correction },
+                    shared,
+                    biases,
+                })
             }
             Blocks::DenseFirst { layers, dense, mixtures } => {
                 if l < *layers {
@@ -533,7 +585,10 @@ impl Model for Decoder {
             cx.cancel.check()?;
             let i = LayerIdx(i);
             cx.backend.rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
-            self.attention.forward(cx, batch, i, &layer.attn, self.normed, self.added)?;
+            match &layer.mixer {
+                Mixer::Attention(w) => self.attention.forward(cx, batch, i, w, self.normed, self.added)?,
+                Mixer::Linear(net, w) => net.forward(cx, batch, i, w, self.normed, self.added)?,
+            }
             cx.backend.add(self.x, self.added)?;
 
             cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
@@ -554,7 +609,12 @@ impl Model for Decoder {
     }
 
     fn state(&self) -> Vec<StateShape> {
-        let shape = |layer: &Layer| KvShape { window: layer.window, ..self.attention.kv };
-        self.layers.iter().map(|layer| StateShape::Attention(shape(layer))).collect()
+        let state = |layer: &Layer| match layer.mixer {
+            Mixer::Attention(_) => {
+                StateShape::Attention(KvShape { window: layer.window, ..self.attention.kv })
+            }
+            Mixer::Linear(net, _) => StateShape::Recurrent(net.state),
+        };
+        self.layers.iter().map(state).collect()
     }
 }

@@ -8,6 +8,7 @@ mod experts;
 mod glm4moe;
 mod gpt_oss;
 pub mod keys;
+mod linear;
 mod llama;
 mod minimax_m2;
 mod names;
@@ -15,9 +16,10 @@ mod olmoe;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35moe;
 mod qwen3moe;
 
-pub use blueprint::{Blueprint, Builder, Part};
+pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
 pub use names::{BiasNames, ExpertNames, Fused, Name};
 
@@ -39,6 +41,8 @@ pub const ARCHS: &[Arch] = &[
     minimax_m2::ARCH,
     glm4moe::ARCH,
     gpt_oss::ARCH,
+    qwen35moe::ARCH,
+    qwen35moe::QWEN3_NEXT,
 ];
 
 /// A family's entry in the registry.

@@ -16,12 +16,21 @@ pub fn demo_model() -> PathBuf {
 }
 
 /// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
-pub const MIXTURES: [&str; 7] =
-    ["qwen3moe", "mixtral", "olmoe", "qwen2moe", "minimax_m2", "glm4moe", "gpt_oss"];
+pub const MIXTURES: [&str; 9] = [
+    "qwen3moe",
+    "mixtral",
+    "olmoe",
+    "qwen2moe",
+    "minimax_m2",
+    "glm4moe",
+    "gpt_oss",
+    "qwen3next",
+    "qwen35moe",
+];
 pub const DENSE: [&str; 4] = ["qwen2", "qwen3", "llama", "llama3"];
 
 /// Of these, one for each way in which layers remember.
-pub const KEEPING: [&str; 2] = ["qwen3moe", "gpt_oss"];
+pub const KEEPING: [&str; 3] = ["qwen3moe", "gpt_oss", "qwen35moe"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {
@@ -31,6 +40,16 @@ pub fn containers(family: &str) -> [PathBuf; 2] {
 /// A file of the tests' data.
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+/// A trained model, or what belongs to one: too large for the repository, they are beside it.
+pub fn trained(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(name);
+    if !path.exists() {
+        eprintln!("skipped: {} is not there", path.display());
+        return None;
+    }
+    Some(path)
 }
 
 pub fn options(precision: Precision) -> Options {
