@@ -8,8 +8,8 @@ use std::hint::black_box;
 use common::{Random, Stored};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use forebay_kernels::{
-    Affine, AttentionStep, DType, Encoding, Isa, KEY_BLOCK, Kernels, KvRef, Q8Panel, Rows, RunningSoftmax,
-    TileMut, Tiles,
+    Affine, AttentionStep, DType, DeltaStep, Encoding, Isa, KEY_BLOCK, Kernels, KvRef, Q8Panel, Rows,
+    RunningSoftmax, STATE_COLUMNS, TileMut, Tiles,
 };
 use half::f16;
 
@@ -113,6 +113,43 @@ fn attention(c: &mut Criterion) {
     });
 }
 
+/// One token of a layer with 32 value heads of 128×128: its state where it is, and moved from elsewhere.
+fn delta_rule(c: &mut Criterion) {
+    const HEADS: usize = 32;
+    const DIM: usize = 128;
+    const BLOCK: usize = DIM * STATE_COLUMNS;
+    let mut random = Random(4);
+    let (q, mut k) = (random.normals(DIM), random.normals(DIM));
+    (kernels().l2_norm)(&mut k, 1e-6, 1.0);
+    let v: [f32; STATE_COLUMNS] = random.normals(STATE_COLUMNS).try_into().expect("as many");
+    let before = random.normals(HEADS * DIM * DIM);
+    let mut state = before.clone();
+    let mut out = [0.0; STATE_COLUMNS];
+    let mut group = c.benchmark_group("delta rule");
+    group.throughput(Throughput::Elements((HEADS * DIM * DIM) as u64));
+    for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::Scalar) {
+        let kernels = Kernels::for_isa(isa);
+        let step = DeltaStep { q: &q, k: &k, v: &v, keep: 0.99, correct: 0.5 };
+        group.bench_function(BenchmarkId::new(isa.name(), "one token"), |b| {
+            b.iter(|| {
+                for (before, state) in before.chunks_exact(BLOCK).zip(state.chunks_exact_mut(BLOCK)) {
+                    (kernels.delta_step)(black_box(&step), Some(before), state, &mut out);
+                }
+                black_box(&mut out);
+            });
+        });
+        // As many tokens find the columns in the first-level cache.
+        group.bench_function(BenchmarkId::new(isa.name(), "of many tokens"), |b| {
+            b.iter(|| {
+                for _ in 0..HEADS * DIM / STATE_COLUMNS {
+                    (kernels.delta_step)(black_box(&step), None, &mut state[..BLOCK], &mut out);
+                }
+                black_box(&mut out);
+            });
+        });
+    }
+}
+
 /// What works on one row of activations.
 fn rows(c: &mut Criterion) {
     let mut random = Random(3);
@@ -146,6 +183,6 @@ criterion_group! {
         .sample_size(30)
         .warm_up_time(std::time::Duration::from_millis(300))
         .measurement_time(std::time::Duration::from_secs(1));
-    targets = one_token, many_tokens, attention, rows
+    targets = one_token, many_tokens, attention, delta_rule, rows
 }
 criterion_main!(benches);

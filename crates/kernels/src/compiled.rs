@@ -52,6 +52,47 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::swiglu(gate, up);
         }
 
+        /// As [`scalar::clamped_swiglu`](crate::scalar::clamped_swiglu).
+        #[target_feature(enable = $features)]
+        pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+            $crate::scalar::clamped_swiglu(gate, up, alpha, limit);
+        }
+
+        /// As [`scalar::sigmoid_gate`](crate::scalar::sigmoid_gate).
+        #[target_feature(enable = $features)]
+        pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
+            $crate::scalar::sigmoid_gate(x, gate);
+        }
+
+        /// As [`scalar::convolve`](crate::scalar::convolve).
+        #[target_feature(enable = $features)]
+        pub fn convolve(taps: &[$crate::Tap<'_>], out: &mut [f32]) {
+            $crate::scalar::convolve(taps, out);
+        }
+
+        /// As [`scalar::l2_norm`](crate::scalar::l2_norm).
+        #[target_feature(enable = $features)]
+        pub fn l2_norm(x: &mut [f32], eps: f32, scale: f32) {
+            $crate::scalar::l2_norm(x, eps, scale);
+        }
+
+        /// As [`scalar::delta_gates`](crate::scalar::delta_gates).
+        #[target_feature(enable = $features)]
+        pub fn delta_gates(a: &mut [f32], b: &mut [f32], rates: &[f32], biases: &[f32]) {
+            $crate::scalar::delta_gates(a, b, rates, biases);
+        }
+
+        /// As [`scalar::delta_step`](crate::scalar::delta_step).
+        #[target_feature(enable = $features)]
+        pub fn delta_step(
+            step: &$crate::DeltaStep<'_>,
+            before: Option<&[f32]>,
+            state: &mut [f32],
+            out: &mut [f32; $crate::STATE_COLUMNS],
+        ) {
+            $crate::scalar::delta_step(step, before, state, out);
+        }
+
         /// As [`scalar::add`](crate::scalar::add).
         #[target_feature(enable = $features)]
         pub fn add(x: &mut [f32], y: &[f32]) {

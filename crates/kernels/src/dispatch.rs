@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 #[cfg(target_arch = "aarch64")]
 use crate::neon;
-use crate::scalar::{self, AttentionStep, RopePairs, RunningSoftmax};
+use crate::scalar::{self, AttentionStep, DeltaStep, RopePairs, RunningSoftmax, STATE_COLUMNS, Tap};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 #[cfg(target_arch = "x86_64")]
 use crate::{avx2, avx512};
@@ -63,7 +63,7 @@ impl Isa {
 
 /// Every kernel, for one instruction set. What each does is written in [`crate::scalar`].
 #[derive(Debug)]
-#[allow(missing_docs)]
+#[allow(missing_docs, clippy::type_complexity)]
 pub struct Kernels {
     pub isa: Isa,
     pub matmul_f32: fn(MatRef<'_>, Rows<'_, f32>, &mut TileMut<'_, f32>),
@@ -76,6 +76,12 @@ pub struct Kernels {
     pub attend: fn(&AttentionStep<'_>, &mut [RunningSoftmax], &mut [f32]),
     pub attend_finish: fn(&[RunningSoftmax], &mut [f32]),
     pub swiglu: fn(&mut [f32], &[f32]),
+    pub clamped_swiglu: fn(&mut [f32], &[f32], f32, f32),
+    pub sigmoid_gate: fn(&mut [f32], &[f32]),
+    pub convolve: fn(&[Tap<'_>], &mut [f32]),
+    pub l2_norm: fn(&mut [f32], f32, f32),
+    pub delta_gates: fn(&mut [f32], &mut [f32], &[f32], &[f32]),
+    pub delta_step: fn(&DeltaStep<'_>, Option<&[f32]>, &mut [f32], &mut [f32; STATE_COLUMNS]),
     pub add: fn(&mut [f32], &[f32]),
     pub add_scaled: fn(&mut [f32], f32, &[f32]),
     pub top_k: fn(&[f32], &mut [u32]),
@@ -126,6 +132,12 @@ macro_rules! table {
             attend: entry!($module::attend, step, running, out),
             attend_finish: entry!($module::attend_finish, running, out),
             swiglu: entry!($module::swiglu, gate, up),
+            clamped_swiglu: entry!($module::clamped_swiglu, gate, up, alpha, limit),
+            sigmoid_gate: entry!($module::sigmoid_gate, x, gate),
+            convolve: entry!($module::convolve, taps, out),
+            l2_norm: entry!($module::l2_norm, x, eps, scale),
+            delta_gates: entry!($module::delta_gates, a, b, rates, biases),
+            delta_step: entry!($module::delta_step, step, before, state, out),
             add: entry!($module::add, x, y),
             add_scaled: entry!($module::add_scaled, out, weight, y),
             top_k: scalar::top_k,
@@ -162,6 +174,12 @@ static SCALAR: Kernels = Kernels {
     attend: scalar::attend,
     attend_finish: scalar::attend_finish,
     swiglu: scalar::swiglu,
+    clamped_swiglu: scalar::clamped_swiglu,
+    sigmoid_gate: scalar::sigmoid_gate,
+    convolve: scalar::convolve,
+    l2_norm: scalar::l2_norm,
+    delta_gates: scalar::delta_gates,
+    delta_step: scalar::delta_step,
     add: scalar::add,
     add_scaled: scalar::add_scaled,
     top_k: scalar::top_k,

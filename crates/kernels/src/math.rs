@@ -37,6 +37,24 @@ pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
+/// `ln(1 + e^x)`, within four units in the last place.
+#[inline(always)]
+pub fn softplus(x: f32) -> f32 {
+    // ln(1 + t) = 2 artanh(t / (2 + t)), whose argument is at most a third.
+    let t = exp(-x.abs());
+    let s = t / (2.0 + t);
+    let square = s * s;
+    let mut p = ARTANH_SERIES[0];
+    for c in &ARTANH_SERIES[1..] {
+        p = p.mul_add(square, *c);
+    }
+    (2.0 * s).mul_add(p, x.max(0.0))
+}
+
+/// `artanh(s) / s` in powers of `s²`, highest first.
+const ARTANH_SERIES: [f32; 8] =
+    [1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0];
+
 pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
 pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Below this the result would not be a normal number.
@@ -76,6 +94,20 @@ mod tests {
         assert_eq!(exp(89.0), f32::INFINITY);
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn softplus_is_close_to_the_true_value_everywhere() {
+        let mut worst = 0.0f64;
+        let mut x = -80.0f32;
+        while x < 100.0 {
+            let truth = f64::from(x).exp().ln_1p();
+            worst = worst.max((f64::from(softplus(x)) - truth).abs() / truth);
+            x += 0.000_937;
+        }
+        assert!(worst < 4.8e-7, "relative error {worst}");
+        assert_eq!((softplus(-100.0), softplus(1e30)), (0.0, 1e30));
+        assert!(softplus(f32::NAN).is_nan());
     }
 
     #[test]

@@ -99,22 +99,39 @@ impl Pool {
         body: impl Fn(Piece, TileMut<'_, T>) + Sync,
     ) {
         let matrices = &*matrices;
-        let across = |m: &TileMut<'_, T>| m.cols().div_ceil(grain.cols);
-        let pieces = |m: &TileMut<'_, T>| across(m) * m.rows().div_ceil(grain.rows);
-        self.run(matrices.iter().map(pieces).sum(), |mut task| {
+        self.run(matrices.iter().map(|m| pieces(m, grain)).sum(), |mut task| {
             let mut matrix = 0;
-            while task >= pieces(&matrices[matrix]) {
-                task -= pieces(&matrices[matrix]);
+            while task >= pieces(&matrices[matrix], grain) {
+                task -= pieces(&matrices[matrix], grain);
                 matrix += 1;
             }
             let whole = &matrices[matrix];
-            let (row, col) = (task / across(whole) * grain.rows, task % across(whole) * grain.cols);
-            let rows = row..whole.rows().min(row + grain.rows);
-            let cols = col..whole.cols().min(col + grain.cols);
+            let (rows, cols) = piece(whole, grain, task);
             // SAFETY: every task is a different cell of the grid, so parts do not overlap, and the
             // matrices are borrowed exclusively while the loop runs.
             let tile = unsafe { whole.part(rows.clone(), cols.clone()) };
             body(Piece { matrix, rows, cols }, tile);
+        });
+    }
+
+    /// Cuts two matrices into equally many pieces, and calls `body` with the number of each piece and those of both,
+    /// once, on any thread.
+    pub fn for_tile_pairs<T: Send>(
+        &self,
+        matrices: [TileMut<'_, T>; 2],
+        grains: [Grain; 2],
+        body: impl Fn(usize, [TileMut<'_, T>; 2]) + Sync,
+    ) {
+        let pieces = [0, 1].map(|i| pieces(&matrices[i], grains[i]));
+        assert_eq!(pieces[0], pieces[1], "pieces of two matrices");
+        self.run(pieces[0], |task| {
+            let tiles = [0, 1].map(|i| {
+                let (rows, cols) = piece(&matrices[i], grains[i], task);
+                // SAFETY: every task is a different cell of the grid, so parts do not overlap, and the
+                // matrices are this loop's own.
+                unsafe { matrices[i].part(rows, cols) }
+            });
+            body(task, tiles);
         });
     }
 
@@ -125,6 +142,18 @@ impl Pool {
             body(piece.rows.start, tile.row(0));
         });
     }
+}
+
+/// The number of pieces of a matrix.
+fn pieces<T>(matrix: &TileMut<'_, T>, grain: Grain) -> usize {
+    matrix.rows().div_ceil(grain.rows) * matrix.cols().div_ceil(grain.cols)
+}
+
+/// The rows and columns of a piece.
+fn piece<T>(matrix: &TileMut<'_, T>, grain: Grain, number: usize) -> (Range<usize>, Range<usize>) {
+    let across = matrix.cols().div_ceil(grain.cols);
+    let (row, col) = (number / across * grain.rows, number % across * grain.cols);
+    (row..matrix.rows().min(row + grain.rows), col..matrix.cols().min(col + grain.cols))
 }
 
 impl Drop for Pool {
@@ -323,6 +352,24 @@ mod tests {
         });
         assert!((0..35).all(|i| a[i] as usize == 1 + i / 7 * 10 + i % 7));
         assert!((0..12).all(|i| b[i] as usize == 1001 + i / 4 * 10 + i % 4));
+    }
+
+    #[test]
+    fn pieces_of_two_matrices_come_together() {
+        let pool = Pool::new(3).unwrap();
+        // The first is cut into columns, the second into rows.
+        let (mut a, mut b) = (vec![0; 2 * 7], vec![0; 4 * 3]);
+        let matrices = [TileMut::new(&mut a, 7), TileMut::new(&mut b, 3)];
+        let grains = [Grain { rows: 2, cols: 2 }, Grain { rows: 1, cols: 3 }];
+        pool.for_tile_pairs(matrices, grains, |piece, mut tiles| {
+            for tile in &mut tiles {
+                for row in 0..tile.rows() {
+                    tile.row(row).iter_mut().for_each(|x| *x += piece + 1);
+                }
+            }
+        });
+        assert_eq!(a, [1, 1, 2, 2, 3, 3, 4, 1, 1, 2, 2, 3, 3, 4]);
+        assert_eq!(b, [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]);
     }
 
     #[test]

@@ -6,10 +6,14 @@
 //!
 //! Kernels are inlined always, so that an instruction set's own module can compile them with its instructions.
 
+mod delta;
+
 use half::f16;
 
+pub use delta::{DeltaStep, STATE_COLUMNS, Tap, convolve, delta_gates, delta_step, l2_norm};
+
 use crate::encoding::{Encoding, MXFP4_GROUP};
-use crate::math::{exp, silu};
+use crate::math::{exp, sigmoid, silu};
 use crate::quant::planes::{Group, dequantise};
 use crate::quant::{MAX_BLOCK, Quant, SUB, Unpacked, with_quant};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
@@ -368,6 +372,25 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len());
     for (g, u) in gate.iter_mut().zip(up) {
         *g = silu(*g) * u;
+    }
+}
+
+/// `gate ← (up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`.
+#[inline(always)]
+pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    assert_eq!(gate.len(), up.len());
+    for (g, u) in gate.iter_mut().zip(up) {
+        let cut = if *g > limit { limit } else { *g };
+        *g = (u.clamp(-limit, limit) + 1.0) * (cut * sigmoid(alpha * cut));
+    }
+}
+
+/// `x ← x · σ(gate)`
+#[inline(always)]
+pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
+    assert_eq!(x.len(), gate.len());
+    for (x, gate) in x.iter_mut().zip(gate) {
+        *x *= sigmoid(*gate);
     }
 }
 

@@ -5,7 +5,9 @@ mod common;
 
 use common::{Random, Stored, block_len, encodings, quantised};
 use forebay_kernels::scalar::{AttentionStep, KvRef, RopePairs, RunningSoftmax};
-use forebay_kernels::{Isa, KEY_BLOCK, Kernels, MatRef, Q8Panel, Rows, TileMut};
+use forebay_kernels::{
+    DeltaStep, Isa, KEY_BLOCK, Kernels, MatRef, Q8Panel, Rows, STATE_COLUMNS, Tap, TileMut,
+};
 use half::f16;
 
 /// Calls `check` with every instruction set this processor has, apart from the scalar one.
@@ -275,6 +277,15 @@ fn everything_element_by_element_has_the_scalar_bits() {
             check("rms_norm", &|k, v| (k.rms_norm)(v, &y, 1e-6));
             check("softmax", &|k, v| (k.softmax)(v));
             check("swiglu", &|k, v| (k.swiglu)(v, &y));
+            check("clamped_swiglu", &|k, v| (k.clamped_swiglu)(v, &y, 1.702, 0.5));
+            check("sigmoid_gate", &|k, v| (k.sigmoid_gate)(v, &y));
+            check("l2_norm", &|k, v| (k.l2_norm)(v, 1e-6, 0.37));
+            check("convolve", &|k, v| (k.convolve)(&[Tap { w: &x, x: &y }, Tap { w: &y, x: &y }], v));
+            check("delta_gates", &|k, v| {
+                let mut b = y.clone();
+                (k.delta_gates)(v, &mut b, &y, &x);
+                v.iter_mut().zip(b).for_each(|(v, b)| *v += b);
+            });
             check("add", &|k, v| (k.add)(v, &y));
             check("add_scaled", &|k, v| (k.add_scaled)(v, 0.37, &y));
             for pairs in [RopePairs::HalfSplit, RopePairs::Interleaved] {
@@ -283,6 +294,28 @@ fn everything_element_by_element_has_the_scalar_bits() {
                     check("rope", &|k, v| (k.rope)(v, len, pairs, cos, sin));
                 }
             }
+        }
+    });
+}
+
+#[test]
+fn the_delta_rule_has_the_scalar_bits() {
+    each_isa(|ours, scalar| {
+        let mut random = Random(8);
+        for key_dim in [1, 2, 7, 16, 128] {
+            let (q, k) = (random.normals(key_dim), random.normals(key_dim));
+            let v: [f32; STATE_COLUMNS] = random.normals(STATE_COLUMNS).try_into().unwrap();
+            let step = DeltaStep { q: &q, k: &k, v: &v, keep: 0.9, correct: 0.4 };
+            let before = random.normals(key_dim * STATE_COLUMNS);
+            let run = |kernels: &Kernels| {
+                let mut state = vec![f32::NAN; before.len()];
+                let mut out = [f32::NAN; STATE_COLUMNS];
+                (kernels.delta_step)(&step, Some(&before), &mut state, &mut out);
+                (kernels.delta_step)(&step, None, &mut state, &mut out);
+                state.extend(out);
+                state
+            };
+            assert_same_bits(&run(ours), &run(scalar), &format!("{key_dim} rows"));
         }
     });
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Random, Stored, block_len, encodings, quantised, relative_error};
 use forebay_kernels::scalar::{self, AttentionStep, KvRef, RopePairs, RunningSoftmax};
-use forebay_kernels::{Encoding, KEY_BLOCK, MatRef, Q8Panel, Rows, TileMut};
+use forebay_kernels::{DeltaStep, Encoding, KEY_BLOCK, MatRef, Q8Panel, Rows, STATE_COLUMNS, Tap, TileMut};
 use half::f16;
 
 fn naive_matmul(w: MatRef<'_>, x: &[f32]) -> Vec<f64> {
@@ -257,7 +257,7 @@ fn values_may_lie_inside_the_keys() {
 }
 
 #[test]
-fn swiglu_add_and_add_scaled_do_what_they_say() {
+fn swiglu_and_sums_do_what_they_say() {
     let mut random = Random(8);
     let (gate, up) = (random.normals(100), random.normals(100));
     let mut out = gate.clone();
@@ -267,10 +267,112 @@ fn swiglu_add_and_add_scaled_do_what_they_say() {
     assert!(relative_error(&out, &expected) < 1e-6);
 
     let mut out = gate.clone();
+    scalar::clamped_swiglu(&mut out, &up, 1.702, 0.5);
+    let clamped = |(&g, &u): (&f32, &f32)| {
+        let (g, u) = (f64::from(g).min(0.5), f64::from(u).clamp(-0.5, 0.5));
+        (u + 1.0) * g / (1.0 + (-1.702 * g).exp())
+    };
+    let expected: Vec<f64> = gate.iter().zip(&up).map(clamped).collect();
+    assert!(relative_error(&out, &expected) < 1e-6);
+
+    let mut out = gate.clone();
     scalar::add(&mut out, &up);
     scalar::add_scaled(&mut out, 0.5, &up);
     let expected: Vec<f64> = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) + 1.5 * f64::from(u)).collect();
     assert!(relative_error(&out, &expected) < 1e-6);
+}
+
+#[test]
+fn a_gate_lets_through_what_its_sigmoid_says() {
+    let mut random = Random(10);
+    let (x, gate) = (random.normals(100), random.normals(100));
+    let mut out = x.clone();
+    scalar::sigmoid_gate(&mut out, &gate);
+    let sigmoid = |g: f64| 1.0 / (1.0 + (-g).exp());
+    let expected: Vec<f64> = x.iter().zip(&gate).map(|(&x, &g)| f64::from(x) * sigmoid(g.into())).collect();
+    assert!(relative_error(&out, &expected) < 1e-6);
+}
+
+#[test]
+fn a_convolution_adds_up_its_taps_and_activates() {
+    let mut random = Random(11);
+    let (w, x) = (random.normals(4 * 50), random.normals(4 * 50));
+    let taps: Vec<Tap<'_>> = w.chunks(50).zip(x.chunks(50)).map(|(w, x)| Tap { w, x }).collect();
+    let mut out = vec![f32::NAN; 50];
+    scalar::convolve(&taps, &mut out);
+    let expected: Vec<f64> = (0..50)
+        .map(|c| taps.iter().map(|tap| f64::from(tap.w[c]) * f64::from(tap.x[c])).sum::<f64>())
+        .map(|sum| sum / (1.0 + (-sum).exp()))
+        .collect();
+    assert!(relative_error(&out, &expected) < 1e-6);
+}
+
+#[test]
+fn l2_norm_gives_a_vector_its_length() {
+    let x = Random(12).normals(50);
+    let mut out = x.clone();
+    scalar::l2_norm(&mut out, 1e-2, 0.5);
+    let square: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+    let expected: Vec<f64> = x.iter().map(|&x| f64::from(x) * 0.5 / (square + 1e-2).sqrt()).collect();
+    assert!(relative_error(&out, &expected) < 1e-6);
+}
+
+#[test]
+fn gates_of_the_delta_rule_are_what_their_formulas_say() {
+    let mut random = Random(13);
+    let [a, b, rates, biases] = [0; 4].map(|_| random.normals(40));
+    let rates: Vec<f32> = rates.iter().map(|rate| -rate.abs()).collect();
+    let (mut keep, mut correct) = (a.clone(), b.clone());
+    scalar::delta_gates(&mut keep, &mut correct, &rates, &biases);
+    let expected = |i: usize| {
+        let softplus = (f64::from(a[i]) + f64::from(biases[i])).exp().ln_1p();
+        (f64::from(rates[i]) * softplus).exp()
+    };
+    assert!(relative_error(&keep, &(0..40).map(expected).collect::<Vec<_>>()) < 1e-6);
+    let expected: Vec<f64> = b.iter().map(|&b| 1.0 / (1.0 + (-f64::from(b)).exp())).collect();
+    assert!(relative_error(&correct, &expected) < 1e-6);
+}
+
+/// As the rule is written, line by line, over several tokens, the state moving from place to place and staying.
+#[test]
+fn steps_of_the_delta_rule_are_what_its_formulas_say() {
+    const C: usize = STATE_COLUMNS;
+    let mut random = Random(14);
+    for key_dim in [1, 2, 15, 16, 128] {
+        let mut state = vec![0.0f32; key_dim * C];
+        let mut expected_state = vec![0.0f64; key_dim * C];
+        for token in 0..12 {
+            let (q, mut k) = (random.normals(key_dim), random.normals(key_dim));
+            scalar::l2_norm(&mut k, 1e-6, 1.0);
+            let v: [f32; C] = random.normals(C).try_into().unwrap();
+            let (keep, correct) = (random.unit().abs(), random.unit().abs());
+            let step = DeltaStep { q: &q, k: &k, v: &v, keep, correct };
+            let mut out = [f32::NAN; C];
+            if token % 3 == 1 {
+                let before = std::mem::replace(&mut state, vec![f32::NAN; key_dim * C]);
+                scalar::delta_step(&step, Some(&before), &mut state, &mut out);
+            } else {
+                scalar::delta_step(&step, None, &mut state, &mut out);
+            }
+
+            let mut expected = vec![0.0; C];
+            for c in 0..C {
+                let mut column: Vec<f64> =
+                    (0..key_dim).map(|i| f64::from(keep) * expected_state[i * C + c]).collect();
+                let found: f64 = column.iter().zip(&k).map(|(s, &k)| s * f64::from(k)).sum();
+                let delta = f64::from(correct) * (f64::from(v[c]) - found);
+                for (s, &k) in column.iter_mut().zip(&k) {
+                    *s += f64::from(k) * delta;
+                }
+                expected[c] = column.iter().zip(&q).map(|(s, &q)| s * f64::from(q)).sum();
+                for (i, s) in column.into_iter().enumerate() {
+                    expected_state[i * C + c] = s;
+                }
+            }
+            assert!(relative_error(&out, &expected) < 1e-5, "{key_dim} rows, token {token}");
+            assert!(relative_error(&state, &expected_state) < 1e-5, "{key_dim} rows, token {token}");
+        }
+    }
 }
 
 #[test]

@@ -12,11 +12,12 @@ use forebay_kernels::{Encoding, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs
 use smallvec::SmallVec;
 
 use super::attend::{GroupedHeads, QUERY_TILE, heads_at_once};
+use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
-use super::recurrent::CpuRecurrent;
+use super::recurrent::{Advance, CpuRecurrent};
 use super::{
-    Attention, Backend, Buf, BufShape, ExpertBuffers, HeadMatrices, HostMatrix, LayerState, Matrix, Rope,
-    Router, Routing, StateShape, Vector, Weight,
+    Activation, Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, HostMatrix, LayerState,
+    Matrix, Part, Rope, Router, Routing, StateShape, Vector, Weight,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -225,6 +226,7 @@ impl Backend for CpuBackend {
     fn attention(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let mut data = self.take(a.out);
         let (q, k, v) = (self.get(a.q), self.get(a.k), self.get(a.v));
+        let sinks = a.sinks.map(|w| &self.vectors[w.0][..]);
         for sequence in batch.sequences.iter_mut() {
             let start = sequence.state.len();
             let (kv, _) = sequence.state.layer(a.layer);
@@ -245,12 +247,74 @@ impl Backend for CpuBackend {
             let kv = &*kv;
             self.pool.for_tiles(&mut outs, grain, |piece, mut tile| {
                 let first = piece.cols.start / shape.value_dim;
-                let head = first / sharing;
-                let heads = GroupedHeads { kernels: self.kernels, kv, head, first, group, scale: a.scale };
+                let (kernels, head, scale) = (self.kernels, first / sharing, a.scale);
+                let heads = GroupedHeads { kernels, kv, head, first, group, scale, sinks };
                 heads.attend(queries, piece.rows, start, &mut tile);
             });
         }
         self.put(a.out, data);
+        Ok(())
+    }
+
+    fn delta_rule(&mut self, d: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
+        let [mut keep, mut correct, mut convolved, mut out] =
+            [d.a, d.b, d.convolved, d.out].map(|buf| self.take(buf));
+        let (rates, biases) = (&self.vectors[d.rates.0], &self.vectors[d.biases.0]);
+        let gates = [(&mut keep, d.a), (&mut correct, d.b)]
+            .map(|(data, buf)| TileMut::new(&mut data[..self.rows * buf.width], buf.width));
+        let row = Grain { rows: 1, cols: d.a.width };
+        self.pool.for_tile_pairs(gates, [row, row], |_, [mut a, mut b]| {
+            (self.kernels.delta_gates)(a.row(0), b.row(0), rates, biases);
+        });
+
+        let filters = &self.vectors[d.filters.0];
+        let layer = DeltaLayer { kernels: self.kernels, pool: &self.pool, shape: d.shape, filters };
+        let qkv = self.get(d.qkv);
+        for sequence in batch.sequences.iter_mut() {
+            let mut start = sequence.state.len();
+            let (state, marks) = sequence.state.layer(d.layer);
+            let state = state
+                .as_any_mut()
+                .downcast_mut::<CpuRecurrent>()
+                .expect("the state was made by this backend");
+            let mut row = sequence.rows.start;
+            let Advance { from: mut before, to } =
+                state.advance(start, start + sequence.rows.len(), marks)?;
+            for (end, after) in to {
+                let rows = row..row + end - start;
+                let of = |buf: Buf| rows.start * buf.width..rows.end * buf.width;
+                let stretch = Stretch {
+                    start,
+                    qkv: &qkv[of(d.qkv)],
+                    keep: &keep[of(d.a)],
+                    correct: &correct[of(d.b)],
+                    convolved: &mut convolved[of(d.convolved)],
+                    out: &mut out[of(d.out)],
+                };
+                layer.advance(stretch, before, after);
+                before = Some(after);
+                (start, row) = (end, rows.end);
+            }
+        }
+        for (buf, data) in [(d.a, keep), (d.b, correct), (d.convolved, convolved), (d.out, out)] {
+            self.put(buf, data);
+        }
+        Ok(())
+    }
+
+    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[Part]) -> Result<()> {
+        let width = x.width / groups;
+        let mut first = 0;
+        for part in parts {
+            self.each_row(part.to, |this, row, values| {
+                let groups = this.get(x)[row * x.width..][..x.width].chunks_exact(width);
+                let to = values[part.at..].chunks_exact_mut(part.width);
+                for (to, group) in to.zip(groups) {
+                    to.copy_from_slice(&group[first..][..part.width]);
+                }
+            });
+            first += part.width;
+        }
         Ok(())
     }
 
@@ -279,7 +343,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn experts(&mut self, b: &ExpertBuffers, routing: &Routing, leases: &[Lease]) -> Result<()> {
+    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: &[Lease]) -> Result<()> {
+        let Experts { buffers: b, activation, biases } = *experts;
         let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
         let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
@@ -302,11 +367,31 @@ impl Backend for CpuBackend {
         compute.matmul(x, &self.expert_panels, &reads_x, &mut outs);
         drop(outs);
 
+        // Each expert adds its own part of a vector to its rows.
+        let add_bias = |data: &mut [f32], width: usize, bias: Vector| {
+            let bias = &self.vectors[bias.0];
+            let mut tiles = bucket_tiles(data, width, &buckets);
+            self.pool.for_tiles(&mut tiles, Grain { rows: 1, cols: width }, |piece, mut tile| {
+                let expert = leases[piece.matrix].expert().0 as usize;
+                (self.kernels.add)(tile.row(0), &bias[expert * width..][..width]);
+            });
+        };
+        if let Some([gate_bias, up_bias, _]) = biases {
+            add_bias(&mut gate, inner, gate_bias);
+            add_bias(&mut up, inner, up_bias);
+        }
+
         let mut gates = bucket_tiles(&mut gate, inner, &buckets);
         let whole_rows = Grain { rows: 1, cols: inner };
         self.pool.for_tiles(&mut gates, whole_rows, |piece, mut tile| {
             let row = buckets[piece.matrix].start + piece.rows.start;
-            (self.kernels.swiglu)(tile.row(0), &up[row * inner..][..inner]);
+            let up = &up[row * inner..][..inner];
+            match activation {
+                Activation::SwiGlu => (self.kernels.swiglu)(tile.row(0), up),
+                Activation::Clamped { alpha, limit } => {
+                    (self.kernels.clamped_swiglu)(tile.row(0), up, alpha, limit);
+                }
+            }
         });
         drop(gates);
 
@@ -325,6 +410,9 @@ impl Backend for CpuBackend {
         let mut outs = bucket_tiles(&mut out, hidden, &buckets);
         compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
         drop(outs);
+        if let Some([.., down_bias]) = biases {
+            add_bias(&mut out, hidden, down_bias);
+        }
 
         self.put(b.gate, gate);
         self.put(b.up, up);
@@ -366,6 +454,9 @@ impl Backend for CpuBackend {
     fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()> {
         self.each_row(x, |this, row, values| {
             let gates = &this.get(gate)[row * gate.width..][..gate.width];
+            if gate.width == x.width {
+                return (this.kernels.sigmoid_gate)(values, gates);
+            }
             for (values, gate) in values.chunks_exact_mut(x.width / gate.width).zip(gates) {
                 let open = sigmoid(*gate);
                 values.iter_mut().for_each(|value| *value *= open);

@@ -85,18 +85,25 @@ impl CpuKv {
         Ok(())
     }
 
-    /// One head's keys and values on one page, as far as the first `len` positions reach. Latent values are inside the
+    /// The positions that the last of the first `len` sees.
+    pub fn sight(&self, len: usize) -> Range<usize> {
+        self.shape.window.map_or(0, |window| len.saturating_sub(window))..len
+    }
+
+    /// One head's keys and values on one page, as far as they are among these positions. Latent values are inside the
     /// keys, and as far from each other as those.
-    pub fn page(&self, head: usize, page: usize, len: usize) -> (KvRef<'_>, KvRef<'_>) {
+    pub fn page(&self, head: usize, page: usize, positions: Range<usize>) -> (KvRef<'_>, KvRef<'_>) {
         let KvShape { key_dim, value_dim, .. } = self.shape;
-        let rows = KEY_BLOCK.min(len - page * KEY_BLOCK);
+        let first = page * KEY_BLOCK;
+        let rows = positions.start.max(first) - first..KEY_BLOCK.min(positions.end - first);
         let page = self.pages[page].as_ref().expect("pages in sight are kept");
-        let keys = page.keys.read(head * KEY_BLOCK * key_dim, rows * key_dim);
+        let row = head * KEY_BLOCK + rows.start;
+        let keys = page.keys.read(row * key_dim, rows.len() * key_dim);
         let values = match &page.values {
-            Some(values) => values.read(head * KEY_BLOCK * value_dim, rows * value_dim),
+            Some(values) => values.read(row * value_dim, rows.len() * value_dim),
             None => {
                 let own = self.shape.own_key_dim();
-                page.keys.read(head * KEY_BLOCK * key_dim + own, rows * key_dim - own)
+                page.keys.read(row * key_dim + own, rows.len() * key_dim - own)
             }
         };
         (keys, values)
@@ -110,8 +117,7 @@ impl CpuKv {
 
     /// The pages that the position after the first `len` sees, and those that it shares a page with.
     fn seen_from(&self, len: usize) -> Range<usize> {
-        let first = self.shape.window.map_or(0, |window| (len + 1).saturating_sub(window));
-        first / KEY_BLOCK..len.div_ceil(KEY_BLOCK)
+        self.sight(len + 1).start / KEY_BLOCK..len.div_ceil(KEY_BLOCK)
     }
 }
 
@@ -272,7 +278,7 @@ mod tests {
     fn seen(kv: &CpuKv) -> Vec<f32> {
         let mut seen = Vec::new();
         for page in kv.seen_from(kv.len()) {
-            match kv.page(0, page, kv.len()).0 {
+            match kv.page(0, page, 0..kv.len()).0 {
                 KvRef::F16(keys) => seen.extend(keys.iter().map(|key| key.to_f32())),
                 KvRef::F32(keys) => seen.extend(keys),
             }
@@ -340,7 +346,7 @@ mod tests {
             assert_eq!(kv.len(), 80);
             let mut seen = Vec::new();
             for page in 0..2 {
-                match kv.page(1, page, 70).1 {
+                match kv.page(1, page, 0..70).1 {
                     KvRef::F16(v) => seen.extend(v.iter().map(|v| v.to_f32())),
                     KvRef::F32(v) => seen.extend(v),
                 }
@@ -364,7 +370,7 @@ mod tests {
         let mut loaded = CpuKv::new(shape, KvType::F32);
         loaded.load(70, &mut &saved[..]).unwrap();
         for kv in [&kv, &loaded] {
-            let (KvRef::F32(keys), KvRef::F32(values)) = kv.page(0, 1, 66) else { panic!("they are f32") };
+            let (KvRef::F32(keys), KvRef::F32(values)) = kv.page(0, 1, 0..66) else { panic!("they are f32") };
             assert_eq!(keys, [64.0, 640.0, -64.0, 65.0, 650.0, -65.0]);
             assert_eq!(values, &keys[1..]);
         }

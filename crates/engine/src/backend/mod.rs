@@ -6,6 +6,7 @@
 
 mod attend;
 mod cpu;
+mod delta;
 mod heads;
 mod kv;
 mod recurrent;
@@ -13,6 +14,7 @@ mod routing;
 
 use std::any::Any;
 use std::io::{self, Read, Write};
+use std::ops::Range;
 
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
@@ -197,6 +199,114 @@ pub struct Attention {
     pub out: Buf,
     /// Multiplies every score.
     pub scale: f32,
+    /// `[query heads]` Scores that count in the softmax's sum and have no value.
+    pub sinks: Option<Vector>,
+}
+
+/// The routed experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts {
+    /// Where they work.
+    pub buffers: ExpertBuffers,
+    /// The function inside.
+    pub activation: Activation,
+    /// What gate, up and down add to their products, all experts one after another: `[experts · inner]` twice, then
+    /// `[experts · hidden]`
+    pub biases: Option<[Vector; 3]>,
+}
+
+/// How an expert joins its gate and its up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `SiLU(gate) · up`
+    SwiGlu,
+    /// `(up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`
+    Clamped {
+        /// How steep the sigmoid is.
+        alpha: f32,
+        /// Where both are cut off.
+        limit: f32,
+    },
+}
+
+/// The heads of linear attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple of those.
+    pub value_heads: usize,
+    /// Channels of a query and of a key.
+    pub key_dim: usize,
+    /// Channels of a value.
+    pub value_dim: usize,
+    /// Positions that the convolution spans, its own among them; at least two.
+    pub kernel: usize,
+    /// Which value heads share a key head.
+    pub order: HeadOrder,
+}
+
+/// Which value heads share a key head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// Neighbours.
+    Grouped,
+    /// Every so many, as cards are dealt.
+    Dealt,
+}
+
+impl DeltaShape {
+    /// Channels of all queries, keys and values together, which lie in this order.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// The channels of a value head's query, key and value.
+    pub fn channels_of(&self, head: usize) -> [Range<usize>; 3] {
+        let key_head = match self.order {
+            HeadOrder::Grouped => head / (self.value_heads / self.key_heads),
+            HeadOrder::Dealt => head % self.key_heads,
+        };
+        let key = |at: usize| at * self.key_dim..(at + 1) * self.key_dim;
+        let value = 2 * self.key_heads * self.key_dim + head * self.value_dim;
+        [key(key_head), key(self.key_heads + key_head), value..value + self.value_dim]
+    }
+}
+
+/// Linear attention of one layer by the gated delta rule.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaRule {
+    /// The layer, which says whose state it is.
+    pub layer: crate::LayerIdx,
+    /// The heads.
+    pub shape: DeltaShape,
+    /// `[rows, channels]` Queries, keys and values before the convolution.
+    pub qkv: Buf,
+    /// `[rows, channels]` Where they are put after it.
+    pub convolved: Buf,
+    /// `[rows, value_heads]` How much of the state stays, before its function. Overwritten.
+    pub a: Buf,
+    /// `[rows, value_heads]` How much is corrected, before its function. Overwritten.
+    pub b: Buf,
+    /// `[rows, value_heads · value_dim]`
+    pub out: Buf,
+    /// `[kernel, channels]`
+    pub filters: Vector,
+    /// `[value_heads]` How fast states fade, negative.
+    pub rates: Vector,
+    /// `[value_heads]` Added to `a`.
+    pub biases: Vector,
+}
+
+/// A part of every group of a row, and where it goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Floats of it in a group.
+    pub width: usize,
+    /// Where those of all groups are put, one after the other.
+    pub to: Buf,
+    /// From which float of a row on.
+    pub at: usize,
 }
 
 /// A matrix for each head, as rows of one that is stored.
@@ -266,8 +376,17 @@ pub trait Backend: Send {
     fn rope(&mut self, x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf) -> Result<()>;
 
     /// Appends the batch's keys and values to its sequences, then attends from every row to all positions
-    /// of its sequence up to its own.
+    /// of its sequence up to its own, or to those in the layer's window.
     fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()>;
+
+    /// Convolves the batch's queries, keys and values over the positions of their sequences, each channel by itself,
+    /// with SiLU after it; gives queries and keys the length one, queries also the factor `1 / √key_dim`; then takes
+    /// every value head's state through the tokens: with `g = exp(rate · softplus(a + bias))`,
+    /// `S ← g · S`, `S ← S + k · (σ(b) · (v − Sᵀ k))ᵀ`, `out = Sᵀ q`.
+    fn delta_rule(&mut self, rule: &DeltaRule, batch: &mut Batch<'_>) -> Result<()>;
+
+    /// Parts rows of `x` that are `groups` groups, each made of these parts in order.
+    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[Part]) -> Result<()>;
 
     /// Chooses experts for every row from the router's logits, with a correction `[experts]` of the scores if there
     /// is one, and tells the host.
@@ -279,8 +398,9 @@ pub trait Backend: Send {
         routing: &mut Routing,
     ) -> Result<()>;
 
-    /// Computes `W_d( SiLU(W_g x) · (W_u x) )` for the leased experts and the rows routed to them.
-    fn experts(&mut self, buffers: &ExpertBuffers, routing: &Routing, leases: &[Lease]) -> Result<()>;
+    /// Computes `W_d( activation(W_g x, W_u x) )`, with biases if there are any, for the leased experts and the rows
+    /// routed to them.
+    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: &[Lease]) -> Result<()>;
 
     /// `out[t] = Σ weight · expert output`, in rank order.
     fn combine(&mut self, routing: &Routing, experts: Buf, out: Buf) -> Result<()>;

@@ -1,7 +1,7 @@
 //! Grouped-query attention: several query heads share a key and a value head.
 
 use crate::LayerIdx;
-use crate::backend::{Attention, Buf, KvShape, Matrix, Rope, Vector};
+use crate::backend::{Attention, Buf, KvShape, Matrix, Part, Rope, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
 use crate::session::Batch;
@@ -9,7 +9,7 @@ use crate::session::Batch;
 /// The sizes and buffers of attention, alike in all layers of a model.
 #[derive(Clone, Debug)]
 pub struct Gqa {
-    /// Keys and values kept per layer.
+    /// Keys and values kept per layer, all of them; a layer may keep fewer.
     pub kv: KvShape,
     /// Multiplies every score.
     pub scale: f32,
@@ -27,12 +27,23 @@ pub struct Gqa {
     pub attended: Buf,
     /// `[rows, rotated channels]`
     pub angles: Buf,
+    /// The gate of what was attended to, if there is one.
+    pub gate: Option<AttentionGate>,
+}
+
+/// The buffers of a gate whose logits come out of the projection of queries, head by head after them.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionGate {
+    /// `[rows, query heads · 2 · key_dim]`
+    pub queries_and_gate: Buf,
+    /// `[rows, query heads · key_dim]`
+    pub gate: Buf,
 }
 
 /// The weights of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct GqaWeights {
-    /// `[query heads · key_dim, hidden]`
+    /// `[query heads · key_dim, hidden]`, twice as many rows if there is a gate.
     pub q: Matrix,
     /// `[key heads · key_dim, hidden]`
     pub k: Matrix,
@@ -42,6 +53,10 @@ pub struct GqaWeights {
     pub out: Matrix,
     /// Added to queries, keys and values: `[query heads · key_dim]`, `[key heads · key_dim]`, `[key heads · value_dim]`
     pub biases: Option<[Vector; 3]>,
+    /// Added to the output: `[hidden]`
+    pub out_bias: Option<Vector>,
+    /// `[query heads]` Scores that count in the softmax's sum and have no value.
+    pub sinks: Option<Vector>,
     /// Of queries and keys before the rotation: `[key_dim]`, applied to every head, or as long as all heads together.
     pub norms: Option<[Vector; 2]>,
 }
@@ -69,7 +84,12 @@ impl Gqa {
         out: Buf,
     ) -> Result<()> {
         let b = &mut *cx.backend;
-        b.matmul(x, &[(w.q, self.q), (w.k, self.k), (w.v, self.v)])?;
+        let q = self.gate.map_or(self.q, |gate| gate.queries_and_gate);
+        b.matmul(x, &[(w.q, q), (w.k, self.k), (w.v, self.v)])?;
+        if let Some(AttentionGate { queries_and_gate, gate }) = self.gate {
+            let parts = [self.q, gate].map(|to| Part { width: self.kv.key_dim, to, at: 0 });
+            b.ungroup(queries_and_gate, gate.width / self.kv.key_dim, &parts)?;
+        }
         for (heads, bias) in [self.q, self.k, self.v].into_iter().zip(w.biases.into_iter().flatten()) {
             b.add_bias(heads, bias)?;
         }
@@ -79,9 +99,23 @@ impl Gqa {
         for heads in [self.q, self.k] {
             b.rope(heads, self.kv.key_dim, self.rope.pairs, self.angles)?;
         }
-        let attention =
-            Attention { layer, q: self.q, k: self.k, v: self.v, out: self.attended, scale: self.scale };
+        let attention = Attention {
+            layer,
+            q: self.q,
+            k: self.k,
+            v: self.v,
+            out: self.attended,
+            scale: self.scale,
+            sinks: w.sinks,
+        };
         b.attention(&attention, batch)?;
-        b.matmul(self.attended, &[(w.out, out)])
+        if let Some(AttentionGate { gate, .. }) = self.gate {
+            b.sigmoid_gate(self.attended, gate)?;
+        }
+        b.matmul(self.attended, &[(w.out, out)])?;
+        match w.out_bias {
+            Some(bias) => b.add_bias(out, bias),
+            None => Ok(()),
+        }
     }
 }

@@ -120,6 +120,7 @@ impl Mla {
             v: self.latent,
             out: self.attended,
             scale: self.scale,
+            sinks: None,
         };
         b.attention(&attention, batch)?;
         b.head_products(self.attended, &w.v, self.values)?;

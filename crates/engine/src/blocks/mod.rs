@@ -2,6 +2,7 @@
 //!
 //! A block knows its weights, its buffers and its arithmetic. It never asks which architecture it serves.
 
+pub mod delta_net;
 pub mod gqa;
 pub mod head;
 pub mod mla;

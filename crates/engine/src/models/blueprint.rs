@@ -39,7 +39,36 @@ enum Declared {
     Matrix(Planes),
     /// A matrix of which a token reads one row.
     Table(Planes),
-    Vector(TensorInfo),
+    Vector(TensorInfo, Prepared),
+}
+
+/// What becomes of the numbers of a vector when they are loaded.
+#[derive(Clone, Copy)]
+enum Prepared {
+    /// They stay as they are.
+    Plainly,
+    /// Each becomes another.
+    By(fn(f32) -> f32),
+    /// Rows of so many become columns.
+    Transposed(usize),
+    /// Every other one stays, from this one on.
+    EveryOther(usize),
+}
+
+impl Prepared {
+    fn apply(self, mut values: Vec<f32>) -> Vec<f32> {
+        match self {
+            Prepared::Plainly => values,
+            Prepared::By(function) => {
+                values.iter_mut().for_each(|value| *value = function(*value));
+                values
+            }
+            Prepared::Transposed(cols) => {
+                (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)).copied().collect()
+            }
+            Prepared::EveryOther(first) => values.into_iter().skip(first).step_by(2).collect(),
+        }
+    }
 }
 
 impl Declared {
@@ -47,14 +76,18 @@ impl Declared {
     fn ranges(&self) -> impl Iterator<Item = ByteRange> {
         let ranges = match self {
             Declared::Matrix(m) | Declared::Table(m) => m.ranges,
-            Declared::Vector(t) => [Some(whole(t)), None, None],
+            Declared::Vector(t, _) => [Some(whole(t)), None, None],
         };
         ranges.into_iter().flatten()
     }
 
-    /// How many they are.
+    /// How many they are in memory, where vectors are f32.
     fn bytes(&self) -> u64 {
-        self.ranges().map(|range| range.len as u64).sum()
+        match self {
+            Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
+            Declared::Vector(t, Prepared::EveryOther(_)) => t.elements() / 2 * 4,
+            Declared::Vector(t, _) => t.elements() * 4,
+        }
     }
 }
 
@@ -101,20 +134,14 @@ fn whole(tensor: &TensorInfo) -> ByteRange {
 impl Blueprint {
     /// Bytes of the dense weights.
     pub fn dense_bytes(&self) -> u64 {
-        self.weights
-            .iter()
-            .map(|w| match w {
-                Declared::Matrix(_) | Declared::Table(_) => w.bytes(),
-                Declared::Vector(t) => t.elements() * 4,
-            })
-            .sum()
+        self.weights.iter().map(Declared::bytes).sum()
     }
 
     /// Bytes of dense weights that one token reads: every matrix whole, of the embedding table one row. A table
     /// that is also the output matrix is read whole for that, besides its row.
     pub fn dense_bytes_per_token(&self) -> u64 {
         let output = self.model.head().output;
-        let matrices = self.weights.iter().filter(|w| !matches!(w, Declared::Vector(_)));
+        let matrices = self.weights.iter().filter(|w| !matches!(w, Declared::Vector(..)));
         let read = matrices.enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
                 let row = w.bytes() / t.rows as u64;
@@ -122,11 +149,8 @@ impl Blueprint {
             }
             other => other.bytes(),
         });
-        let vectors = self.weights.iter().map(|w| match w {
-            Declared::Vector(t) => t.elements() * 4,
-            Declared::Matrix(_) | Declared::Table(_) => 0,
-        });
-        read.chain(vectors).sum()
+        let vectors = self.weights.iter().filter(|w| matches!(w, Declared::Vector(..)));
+        read.chain(vectors.map(Declared::bytes)).sum()
     }
 
     /// Bytes of routed experts that one token reads.
@@ -159,7 +183,7 @@ impl Blueprint {
     fn activation_blocks(&self) -> usize {
         let dense = self.weights.iter().filter_map(|w| match w {
             Declared::Matrix(m) | Declared::Table(m) => Some(m.encoding),
-            Declared::Vector(_) => None,
+            Declared::Vector(..) => None,
         });
         let experts = self.experts.iter().flatten().flat_map(|l| l.parts.map(|part| part.encoding));
         dense.chain(experts).filter_map(Encoding::activation_block).collect::<HashSet<_>>().len()
@@ -199,10 +223,10 @@ impl Blueprint {
                     cols: m.cols,
                     planes: m.ranges.map(|range| region.share(range.map_or(0..0, |_| next()))),
                 }),
-                Declared::Vector(t) => {
-                    let mut values = vec![0.0; t.shape[0]];
+                Declared::Vector(t, prepared) => {
+                    let mut values = vec![0.0; t.elements() as usize];
                     dequantise_row(t.dtype, &region[next()], &mut values);
-                    Weight::Vector(values)
+                    Weight::Vector(prepared.apply(values))
                 }
             })?;
         }
@@ -322,13 +346,55 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If it is missing, has another length, or is not of a float type.
     pub fn vector(&mut self, name: Name, len: usize) -> Result<Vector> {
+        self.prepared(name, &[len], Prepared::Plainly)
+    }
+
+    /// A vector of weights, each of which becomes what a function makes of it.
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    pub fn vector_of(&mut self, name: Name, len: usize, function: fn(f32) -> f32) -> Result<Vector> {
+        self.prepared(name, &[len], Prepared::By(function))
+    }
+
+    /// The weights of a convolution of each channel by itself: `[kernel, channels]`, which files have transposed.
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    pub fn filters(&mut self, name: Name, channels: usize, kernel: usize) -> Result<Vector> {
+        let shape: &[usize] = match self.format() {
+            Format::Gguf => &[channels, kernel],
+            Format::HuggingFace => &[channels, 1, kernel],
+            Format::Mlx => &[channels, kernel, 1],
+        };
+        self.prepared(name, shape, Prepared::Transposed(kernel))
+    }
+
+    /// The biases of all experts of a layer, one after another: `[experts · width]`
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    pub fn expert_biases(&mut self, name: Name, experts: usize, width: usize) -> Result<Vector> {
+        self.prepared(name, &[experts, width], Prepared::Plainly)
+    }
+
+    /// The same for two that alternate in one tensor, `[experts, 2 · width]`.
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    pub fn alternating_biases(&mut self, name: Name, experts: usize, width: usize) -> Result<[Vector; 2]> {
+        let mut every_other = |first| self.prepared(name, &[experts, 2 * width], Prepared::EveryOther(first));
+        Ok([every_other(0)?, every_other(1)?])
+    }
+
+    fn prepared(&mut self, name: Name, shape: &[usize], prepared: Prepared) -> Result<Vector> {
         self.count_layer(name);
-        let weight = self.weight(&name.in_format(self.format()), &[len])?;
+        let weight = self.weight(&name.in_format(self.format()), shape)?;
         let tensor = weight.planes[0].expect("a weight has codes");
         if !tensor.dtype.is_float() {
             return Err(self.cannot_compute(tensor, "F32, F16, BF16"));
         }
-        self.weights.push(Declared::Vector(tensor.clone()));
+        self.weights.push(Declared::Vector(tensor.clone(), prepared));
         self.vectors += 1;
         Ok(Vector(self.vectors - 1))
     }
@@ -441,7 +507,11 @@ impl<'a> Builder<'a> {
 
     fn planes(&mut self, name: Name, rows: usize, cols: usize) -> Result<Planes> {
         self.count_layer(name);
-        let weight = self.weight(&name.in_format(self.format()), &[rows, cols])?;
+        let name = name.in_format(self.format());
+        let shape = [rows, cols];
+        // A matrix of one row may be stored as a vector.
+        let from = usize::from(rows == 1 && self.found(&name)?.shape.len() == 1);
+        let weight = self.weight(&name, &shape[from..])?;
         Ok(Planes::of(&weight, rows, cols))
     }
 

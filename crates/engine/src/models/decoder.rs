@@ -3,39 +3,30 @@
 
 use forebay_kernels::RopePairs;
 
+use super::grouped::GroupedSizes;
 use super::latent::LatentSizes;
-use super::{Builder, Config, ExpertNames, Model, Name, keys};
+use super::linear::Linear;
+use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
 use crate::backend::{
-    Buf, BufShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, StateShape, Vector,
+    Activation, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Router, Scores, StateShape, Vector,
 };
 use crate::blocks::Context;
+use crate::blocks::delta_net::{DeltaNet, DeltaWeights};
 use crate::blocks::gqa::{Gqa, GqaWeights};
 use crate::blocks::head::Head;
 use crate::blocks::mla::{Mla, MlaWeights};
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
+use crate::blocks::rope::RopeScaling;
 use crate::error::Result;
 use crate::session::Batch;
 
 const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
 const NORM: Name = Name::new("output_norm.weight", "model.norm.weight");
 const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
-/// What frequencies are divided by, in GGUF files of Llama 3.1 and later.
-const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
 // Of every layer:
 const ATTN_NORM: Name = Name::new("attn_norm.weight", "input_layernorm.weight");
-const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
-const K: Name = Name::new("attn_k.weight", "self_attn.k_proj.weight");
-const V: Name = Name::new("attn_v.weight", "self_attn.v_proj.weight");
-const ATTN_OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight");
-/// The bias of queries.
-pub const Q_BIAS: Name = Name::new("attn_q.bias", "self_attn.q_proj.bias");
-const K_BIAS: Name = Name::new("attn_k.bias", "self_attn.k_proj.bias");
-const V_BIAS: Name = Name::new("attn_v.bias", "self_attn.v_proj.bias");
-/// The norm of queries.
-pub const Q_NORM: Name = Name::new("attn_q_norm.weight", "self_attn.q_norm.weight");
-const K_NORM: Name = Name::new("attn_k_norm.weight", "self_attn.k_norm.weight");
 // Of dense layers:
 const GATE: Name = Name::new("ffn_gate.weight", "mlp.gate_proj.weight");
 const UP: Name = Name::new("ffn_up.weight", "mlp.up_proj.weight");
@@ -47,12 +38,26 @@ pub struct Recipe {
     pub attention: AttentionKind,
     /// Which channels rotate together.
     pub pairs: RopePairs,
+    /// How the rotation is stretched, where the configuration does not tell all of it.
+    pub scaling: Option<RopeScaling>,
     /// Whether queries, keys and values have biases.
     pub qkv_bias: bool,
+    /// Whether the output of attention has a bias.
+    pub out_bias: bool,
+    /// What the scores are called that count in the softmax's sum and have no value, if there are any.
+    pub sinks: Option<Name>,
+    /// How many positions each layer sees, if not all; layers beyond the list see all.
+    pub windows: Vec<Option<usize>>,
     /// What the norms of queries and keys span.
     pub qk_norm: Option<NormSpan>,
     /// Whether the configuration may let only the first channels of a head rotate.
     pub partial_rope: bool,
+    /// Whether the projection of queries also yields a gate for what is attended to.
+    pub gated: bool,
+    /// The heads of those layers that have linear attention, if there are any.
+    pub linear: Option<DeltaShape>,
+    /// Whether the file has the weights of norms less one.
+    pub zero_centred_norms: bool,
     /// What the norm before the feed-forward block is called.
     pub ffn_norm: Name,
     /// The feed-forward blocks.
@@ -68,12 +73,27 @@ impl Recipe {
         Recipe {
             attention: AttentionKind::Grouped,
             pairs: RopePairs::HalfSplit,
+            scaling: None,
             qkv_bias: false,
+            out_bias: false,
+            sinks: None,
+            windows: Vec::new(),
             qk_norm: None,
             partial_rope: false,
+            gated: false,
+            linear: None,
+            zero_centred_norms: false,
             ffn_norm: Recipe::FFN_NORM,
             feed_forward,
         }
+    }
+
+    /// A norm's weights.
+    ///
+    /// # Errors
+    /// As [`Builder::vector`].
+    pub fn norm(&self, b: &mut Builder<'_>, name: Name, len: usize) -> Result<Vector> {
+        if self.zero_centred_norms { b.vector_of(name, len, |w| w + 1.0) } else { b.vector(name, len) }
     }
 }
 
@@ -116,10 +136,16 @@ pub enum FeedForward {
 pub struct Mixture {
     /// What the router is called.
     pub gate: Name,
+    /// What the bias of its logits is called, if it has one.
+    pub gate_bias: Option<Name>,
     /// What the correction of its scores is called, if it has one.
     pub correction: Option<Name>,
     /// What the experts are called in folders.
     pub names: ExpertNames,
+    /// What their biases are called, if they have any.
+    pub biases: Option<BiasNames>,
+    /// The function inside them.
+    pub activation: Activation,
     /// How experts are chosen.
     pub router: Router,
     /// Channels inside an expert.
@@ -158,8 +184,42 @@ impl Mixture {
 
     /// The plainest mixture of experts that are `inner` channels wide inside.
     pub fn new(router: Router, inner: usize) -> Mixture {
-        let (gate, names) = (Mixture::GATE, ExpertNames::USUAL);
-        Mixture { gate, correction: None, names, router, inner, shared: None }
+        Mixture {
+            gate: Mixture::GATE,
+            gate_bias: None,
+            correction: None,
+            names: ExpertNames::USUAL,
+            biases: None,
+            activation: Activation::SwiGlu,
+            router,
+            inner,
+            shared: None,
+        }
+    }
+}
+
+impl BiasNames {
+    /// The biases of layer `l`: gate, up and down.
+    fn vectors(
+        &self,
+        b: &mut Builder<'_>,
+        l: usize,
+        mixture: &Mixture,
+        hidden: usize,
+    ) -> Result<[Vector; 3]> {
+        let (experts, inner) = (mixture.router.experts, mixture.inner);
+        let both = self.alternating.of_layer(l);
+        let [beside_two, beside_one] = self.down.map(|name| name.of_layer(l));
+        if b.has(both) {
+            let [gate, up] = b.alternating_biases(both, experts, inner)?;
+            return Ok([gate, up, b.expert_biases(beside_one, experts, hidden)?]);
+        }
+        let [gate, up] = self.apart.map(|name| name.of_layer(l));
+        Ok([
+            b.expert_biases(gate, experts, inner)?,
+            b.expert_biases(up, experts, inner)?,
+            b.expert_biases(beside_two, experts, hidden)?,
+        ])
     }
 }
 
@@ -206,27 +266,29 @@ struct Decoder {
 
 struct Layer {
     attn_norm: Vector, // [hidden]
-    attn: AttentionWeights,
+    mixer: Mixer,
+    window: Option<usize>,
     ffn_norm: Vector, // [hidden]
     ffn: Ffn,
 }
 
-/// Attention, alike in all layers.
+/// Attention, alike in all layers that have it.
 enum Attention {
     Grouped(Gqa),
     Latent(Mla),
 }
 
-/// Its weights in one of them.
-enum AttentionWeights {
+/// How a layer's tokens learn of each other.
+enum Mixer {
     Grouped(GqaWeights),
     Latent(Box<MlaWeights>),
+    Linear(DeltaNet, DeltaWeights),
 }
 
 /// A layer's feed-forward block.
 enum Ffn {
     Dense(Mlp, MlpWeights),
-    Mixture { moe: Moe, gate: Gate, shared: Option<SharedWeights> },
+    Mixture { moe: Box<Moe>, gate: Gate, shared: Option<SharedWeights>, biases: Option<[Vector; 3]> },
 }
 
 impl Layer {
@@ -248,7 +310,7 @@ enum Sizes {
 impl Sizes {
     fn read(config: &Config<'_>, recipe: &Recipe) -> Result<Sizes> {
         Ok(match recipe.attention {
-            AttentionKind::Grouped => Sizes::Grouped(GroupedSizes::read(config)?),
+            AttentionKind::Grouped => Sizes::Grouped(GroupedSizes::read(config, recipe)?),
             AttentionKind::Latent => Sizes::Latent(LatentSizes::read(config)?),
         })
     }
@@ -262,89 +324,12 @@ impl Sizes {
     }
 
     /// The weights of a layer.
-    fn weights(&self, b: &mut Builder<'_>, recipe: &Recipe, l: usize) -> Result<AttentionWeights> {
+    fn weights(&self, b: &mut Builder<'_>, recipe: &Recipe, l: usize) -> Result<Mixer> {
         Ok(match self {
-            Sizes::Grouped(sizes) => AttentionWeights::Grouped(grouped(b, recipe, l, sizes)?),
-            Sizes::Latent(sizes) => AttentionWeights::Latent(Box::new(sizes.weights(b, l)?)),
+            Sizes::Grouped(sizes) => Mixer::Grouped(sizes.weights(b, recipe, l)?),
+            Sizes::Latent(sizes) => Mixer::Latent(Box::new(sizes.weights(b, l)?)),
         })
     }
-}
-
-/// The sizes of grouped attention.
-struct GroupedSizes {
-    hidden: usize,
-    heads: usize,
-    kv: KvShape,
-}
-
-impl GroupedSizes {
-    fn read(config: &Config<'_>) -> Result<GroupedSizes> {
-        let hidden = config.count(keys::HIDDEN)?;
-        let heads = config.count(keys::HEADS)?;
-        let kv_heads = config.optional_count(keys::KV_HEADS)?.unwrap_or(heads);
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(config.error(keys::KV_HEADS, "does not divide the number of heads"));
-        }
-        let key_dim = config.optional_count(keys::KEY_DIM)?.unwrap_or(hidden / heads);
-        let value_dim = config.optional_count(keys::VALUE_DIM)?.unwrap_or(key_dim);
-        if key_dim == 0 || !key_dim.is_multiple_of(2) {
-            return Err(config.error(keys::KEY_DIM, "is not an even number of channels"));
-        }
-        let kv = KvShape { heads: kv_heads, key_dim, value_dim, window: None, latent: false };
-        Ok(GroupedSizes { hidden, heads, kv })
-    }
-
-    fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Gqa> {
-        let &GroupedSizes { heads, kv, .. } = self;
-        let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
-        Ok(Gqa {
-            kv,
-            scale: 1.0 / (kv.key_dim as f32).sqrt(),
-            rope: rope(config, b, rotated, recipe.pairs)?,
-            eps: config.float(keys::NORM_EPS)?,
-            q: b.buffer(heads * kv.key_dim),
-            k: b.buffer(kv.heads * kv.key_dim),
-            v: b.buffer(kv.heads * kv.value_dim),
-            attended: b.buffer(heads * kv.value_dim),
-            angles: b.buffer(rotated),
-        })
-    }
-}
-
-/// How many channels of a head rotate.
-fn rotated_channels(config: &Config<'_>, key_dim: usize, partial: bool) -> Result<usize> {
-    let channels = config.optional_count(keys::ROPE_DIM)?;
-    let share = config.optional_float(keys::ROPE_SHARE)?;
-    if !partial {
-        if let Some(channels) = channels.filter(|&n| n != key_dim) {
-            return Err(config.unsupported(keys::ROPE_DIM, &channels.to_string()));
-        }
-        if let Some(share) = share.filter(|&share| share != 1.0) {
-            return Err(config.unsupported(keys::ROPE_SHARE, &share.to_string()));
-        }
-    }
-    let (key, rotated) = match (channels, share) {
-        (Some(channels), _) => (keys::ROPE_DIM, channels),
-        (None, Some(share)) => (keys::ROPE_SHARE, (key_dim as f32 * share) as usize),
-        (None, None) => (keys::ROPE_DIM, key_dim),
-    };
-    if rotated == 0 || rotated > key_dim || !rotated.is_multiple_of(2) {
-        let problem =
-            format!("lets {rotated} of {key_dim} channels rotate, which must be even and not more than all");
-        return Err(config.error(key, &problem));
-    }
-    Ok(rotated)
-}
-
-/// The rotary embedding over this many channels.
-pub fn rope(config: &Config<'_>, b: &mut Builder<'_>, channels: usize, pairs: RopePairs) -> Result<Rope> {
-    let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
-    let scaling = config.rope_scaling()?;
-    let divisors = match b.has(ROPE_DIVISORS) {
-        true => Some(b.vector(ROPE_DIVISORS, channels / 2)?),
-        false => None,
-    };
-    Ok(Rope { frequencies: scaling.frequencies(base, channels), divisors, scale: scaling.scale(), pairs })
 }
 
 /// Refuses what some files ask for and no family here has.
@@ -372,18 +357,23 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
     let blocks = Blocks::new(b, &recipe.feed_forward, normed);
+    let linear = linear_layers(config, b, recipe, layers)?;
     let embed = b.table(EMBED, vocab, hidden)?;
     let layers = (0..layers)
         .map(|l| {
             Ok(Layer {
-                attn_norm: b.vector(ATTN_NORM.of_layer(l), hidden)?,
-                attn: sizes.weights(b, recipe, l)?,
-                ffn_norm: b.vector(recipe.ffn_norm.of_layer(l), hidden)?,
+                attn_norm: recipe.norm(b, ATTN_NORM.of_layer(l), hidden)?,
+                mixer: match &linear {
+                    Some(linear) if Linear::is_layer(b, l) => Mixer::Linear(linear.net, linear.layer(b, l)?),
+                    _ => sizes.weights(b, recipe, l)?,
+                },
+                window: recipe.windows.get(l).copied().flatten(),
+                ffn_norm: recipe.norm(b, recipe.ffn_norm.of_layer(l), hidden)?,
                 ffn: blocks.layer(b, l)?,
             })
         })
         .collect::<Result<Vec<_>>>()?;
-    let norm = b.vector(NORM, hidden)?;
+    let norm = recipe.norm(b, NORM, hidden)?;
     // Without an output matrix of its own, a model uses the embedding for both, unless it says otherwise.
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
     let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
@@ -401,34 +391,16 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     Ok(Box::new(Decoder { embed, eps, layers, attention, head, x, normed, added }))
 }
 
-/// The weights of grouped attention in a layer.
-fn grouped(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &GroupedSizes) -> Result<GqaWeights> {
-    let GroupedSizes { hidden, heads, kv } = *sizes;
-    let (q, k, v) = (heads * kv.key_dim, kv.heads * kv.key_dim, kv.heads * kv.value_dim);
-    let biases = match recipe.qkv_bias {
-        false => None,
-        true => Some([
-            b.vector(Q_BIAS.of_layer(l), q)?,
-            b.vector(K_BIAS.of_layer(l), k)?,
-            b.vector(V_BIAS.of_layer(l), v)?,
-        ]),
-    };
-    let mut norms = |q: usize, k: usize| -> Result<_> {
-        Ok(Some([b.vector(Q_NORM.of_layer(l), q)?, b.vector(K_NORM.of_layer(l), k)?]))
-    };
-    let norms = match recipe.qk_norm {
-        None => None,
-        Some(NormSpan::Head) => norms(kv.key_dim, kv.key_dim)?,
-        Some(NormSpan::Projection) => norms(q, k)?,
-    };
-    Ok(GqaWeights {
-        q: b.matrix(Q.of_layer(l), q, hidden)?,
-        k: b.matrix(K.of_layer(l), k, hidden)?,
-        v: b.matrix(V.of_layer(l), v, hidden)?,
-        out: b.matrix(ATTN_OUT.of_layer(l), hidden, heads * kv.value_dim)?,
-        biases,
-        norms,
-    })
+/// The layers of linear attention of a model that has any.
+fn linear_layers(
+    config: &Config<'_>,
+    b: &mut Builder<'_>,
+    recipe: &Recipe,
+    layers: usize,
+) -> Result<Option<Linear>> {
+    let Some(shape) = recipe.linear else { return Ok(None) };
+    let first = (0..layers).find(|&l| Linear::is_layer(b, l));
+    first.map(|first| Linear::new(b, config, shape, first)).transpose()
 }
 
 /// The feed-forward blocks, whose buffers all layers share.
@@ -461,6 +433,7 @@ impl<'r> Blocks<'r> {
         let moe = Moe {
             router,
             logits: b.buffer(router.experts),
+            activation: mixture.activation,
             buffers: ExpertBuffers {
                 x,
                 gate: b.buffer(router.top_k * inner),
@@ -491,11 +464,19 @@ impl<'r> Blocks<'r> {
                 let hidden = moe.buffers.x.width;
                 b.experts(&mixture.names, &router, hidden, inner)?;
                 let weights = b.matrix(mixture.gate.of_layer(l), router.experts, hidden)?;
+                let bias =
+                    mixture.gate_bias.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()?;
                 let correction =
                     mixture.correction.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()?;
                 let shared =
                     mixture.shared.as_ref().map(|shared| shared.weights(b, l, hidden)).transpose()?;
-                Ok(Ffn::Mixture { moe, gate: Gate { weights, correction }, shared })
+                let biases = mixture.biases.map(|names| names.vectors(b, l, mixture, hidden)).transpose()?;
+                Ok(Ffn::Mixture {
+                    moe: Box::new(moe),
+                    gate: Gate { weights, bias, correction },
+                    shared,
+                    biases,
+                })
             }
             Blocks::DenseFirst { layers, dense, mixtures } => {
                 if l < *layers {
@@ -542,23 +523,20 @@ impl Model for Decoder {
             let i = LayerIdx(i);
             cx.backend.rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
             let (x, out) = (self.normed, self.added);
-            match (&self.attention, &layer.attn) {
-                (Attention::Grouped(gqa), AttentionWeights::Grouped(w)) => {
-                    gqa.forward(cx, batch, i, w, x, out)?
-                }
-                (Attention::Latent(mla), AttentionWeights::Latent(w)) => {
-                    mla.forward(cx, batch, i, w, x, out)?
-                }
-                _ => unreachable!("all layers have the same attention"),
+            match (&layer.mixer, &self.attention) {
+                (Mixer::Grouped(w), Attention::Grouped(gqa)) => gqa.forward(cx, batch, i, w, x, out)?,
+                (Mixer::Latent(w), Attention::Latent(mla)) => mla.forward(cx, batch, i, w, x, out)?,
+                (Mixer::Linear(net, w), _) => net.forward(cx, batch, i, w, x, out)?,
+                _ => unreachable!("all layers with attention have the same"),
             }
             cx.backend.add(self.x, self.added)?;
 
             cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
             match layer.ffn {
                 Ffn::Dense(mlp, ref w) => mlp.forward(cx.backend, w, self.normed, self.added)?,
-                Ffn::Mixture { ref moe, gate, shared } => {
+                Ffn::Mixture { ref moe, gate, shared, biases } => {
                     let next = self.layers.get(i.0 + 1).and_then(Layer::gate);
-                    moe.forward(cx, i, Gates { here: gate, next, shared }, self.added)?;
+                    moe.forward(cx, i, Gates { here: gate, next, shared, biases }, self.added)?;
                 }
             }
             cx.backend.add(self.x, self.added)?;
@@ -575,6 +553,12 @@ impl Model for Decoder {
             Attention::Grouped(gqa) => gqa.kv,
             Attention::Latent(mla) => mla.kv,
         };
-        vec![StateShape::Attention(kv); self.layers.len()]
+        let state = |layer: &Layer| match layer.mixer {
+            Mixer::Grouped(_) | Mixer::Latent(_) => {
+                StateShape::Attention(KvShape { window: layer.window, ..kv })
+            }
+            Mixer::Linear(net, _) => StateShape::Recurrent(net.state),
+        };
+        self.layers.iter().map(state).collect()
     }
 }

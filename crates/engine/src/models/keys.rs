@@ -98,7 +98,7 @@ pub const INNER: Key = key("feed_forward_length", &["intermediate_size"]);
 pub const SHARED_INNER: Key = key("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"]);
 /// Whether the weights of the chosen experts are made to sum to one.
 pub const ROUTER_NORMALISES: Key = key("expert_weights_norm", &["norm_topk_prob"]);
-/// What the router's logits become: 1 softmax, 2 sigmoid.
+/// What the router's logits become: 1 softmax, 2 sigmoid, 3 softmax over the chosen.
 pub const ROUTER_FUNCTION: Key = key("expert_gating_func", &[]);
 /// What the router's logits become.
 pub const ROUTER_SCORES: Key = key("", &["scoring_func"]);
@@ -131,5 +131,11 @@ pub const TIED: Key = key("", &["tie_word_embeddings"]);
 pub const SLIDING_WINDOW: Key = key("", &["use_sliding_window"]);
 /// How many positions such a window has.
 pub const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
+/// Which layers do.
+pub const LAYER_TYPES: Key = key("", &["layer_types"]);
+/// How steep the sigmoid inside an expert is.
+pub const SWIGLU_ALPHA: Key = key("", &["swiglu_alpha"]);
+/// Where gate and up are cut off inside an expert.
+pub const SWIGLU_LIMIT: Key = key("", &["swiglu_limit"]);
 /// The bound that queries, keys and values are cut off at.
 pub const CLIP_QKV: Key = key("attention.clamp_kqv", &["clip_qkv"]);

@@ -2,7 +2,7 @@
 
 use forebay_kernels::RopePairs;
 
-use super::{Builder, Config, Name, decoder, keys};
+use super::{Builder, Config, Name, grouped, keys};
 use crate::backend::{HeadMatrices, KvShape};
 use crate::blocks::mla::{Mla, MlaWeights, QueryWeights};
 use crate::blocks::rope::{RopeScaling, Yarn};
@@ -90,8 +90,9 @@ impl LatentSizes {
     /// If the configuration asks for a rotation that is not supported.
     pub fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, pairs: RopePairs) -> Result<Mla> {
         let &LatentSizes { heads, rank, plain, rotated, value, .. } = self;
-        let mut rope = decoder::rope(config, b, rotated, pairs)?;
-        let magnitude = match config.rope_scaling()? {
+        let scaling = config.rope_scaling()?;
+        let mut rope = grouped::rope(config, b, scaling, rotated, pairs)?;
+        let magnitude = match scaling {
             RopeScaling::Yarn(yarn) => yarn.mscale_all_dim.map_or(1.0, |m| Yarn::magnitude(yarn.factor, m)),
             _ => 1.0,
         };

@@ -7,8 +7,11 @@ mod decoder;
 mod deepseek2;
 mod experts;
 mod glm4moe;
+mod gpt_oss;
+mod grouped;
 pub mod keys;
 mod latent;
+mod linear;
 mod llama;
 mod minimax_m2;
 mod names;
@@ -16,11 +19,12 @@ mod olmoe;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35moe;
 mod qwen3moe;
 
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
-pub use names::{ExpertNames, Fused, Name};
+pub use names::{BiasNames, ExpertNames, Fused, Name};
 
 use crate::backend::StateShape;
 use crate::blocks::Context;
@@ -40,6 +44,9 @@ pub const ARCHS: &[Arch] = &[
     minimax_m2::ARCH,
     glm4moe::ARCH,
     deepseek2::ARCH,
+    gpt_oss::ARCH,
+    qwen35moe::ARCH,
+    qwen35moe::QWEN3_NEXT,
 ];
 
 /// A family's entry in the registry.
@@ -77,7 +84,7 @@ pub fn describe(file: &ModelFile) -> Result<Blueprint> {
     let config = Config::new(file);
     let mut builder = Builder::new(file);
     let model = (arch.describe)(&config, &mut builder)?;
-    let context = config.count(keys::CONTEXT)?;
+    let context = config.context()?;
     builder.finish(model, context)
 }
 

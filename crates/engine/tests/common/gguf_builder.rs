@@ -21,6 +21,7 @@ pub mod tensor_type {
     pub const F32: u32 = 0;
     pub const Q8_0: u32 = 8;
     pub const Q4_K: u32 = 12;
+    pub const BF16: u32 = 30;
     pub const F64: u32 = 28;
     pub const TQ2_0: u32 = 35;
 }
@@ -62,6 +63,15 @@ impl Default for GgufBuilder {
 impl GgufBuilder {
     pub fn new() -> GgufBuilder {
         GgufBuilder::default()
+    }
+
+    /// A file with all entries of another, whose first tensor has this name.
+    pub fn with_entries_of(file: &[u8], first_tensor: &str) -> GgufBuilder {
+        let (name, counts) = (string(first_tensor.as_bytes()), 8..24);
+        let end = file.windows(name.len()).position(|window| window == name).expect("the tensor is there");
+        let count = u64::from_le_bytes(file[counts.end - 8..counts.end].try_into().unwrap());
+        let entries = vec![file[counts.end..end].to_vec()];
+        GgufBuilder { entries, entry_count: Some(count), ..GgufBuilder::default() }
     }
 
     pub fn version(mut self, version: u32) -> Self {

@@ -1,0 +1,270 @@
+//! Linear attention on the CPU: which thread takes which channels and heads of a layer.
+
+use std::ops::Range;
+
+use forebay_kernels::{DeltaStep, Grain, Kernels, Pool, Rows, STATE_COLUMNS, Tap, TileMut};
+use smallvec::SmallVec;
+
+use super::DeltaShape;
+
+/// Of the norms of queries and keys.
+const NORM_EPS: f32 = 1e-6;
+
+impl DeltaShape {
+    /// Floats of what a layer keeps of a sequence; `None` if that is no number. First the last inputs of the
+    /// convolution, `[kernel − 1, channels]`, then the states of the heads, each in blocks of columns:
+    /// `[value_heads, blocks, key_dim, STATE_COLUMNS]`.
+    pub fn state_floats(&self) -> Option<usize> {
+        let inputs = (self.kernel - 1).checked_mul(self.channels())?;
+        let columns = self.value_dim.checked_next_multiple_of(STATE_COLUMNS)?;
+        let states = columns.checked_mul(self.key_dim)?.checked_mul(self.value_heads)?;
+        // A state's bytes are counted, and several of them.
+        inputs.checked_add(states).filter(|&floats| floats < usize::MAX >> 8)
+    }
+
+    /// Floats of the state of one head.
+    fn head_floats(&self) -> usize {
+        self.value_dim.next_multiple_of(STATE_COLUMNS) * self.key_dim
+    }
+
+    /// Cuts a layer's memory into the inputs of the convolution and the states.
+    fn split_at(&self) -> usize {
+        (self.kernel - 1) * self.channels()
+    }
+}
+
+/// One layer's linear attention.
+pub struct DeltaLayer<'a> {
+    pub kernels: &'a Kernels,
+    pub pool: &'a Pool,
+    pub shape: DeltaShape,
+    /// `[kernel, channels]`
+    pub filters: &'a [f32],
+}
+
+/// Consecutive tokens of a sequence.
+pub struct Stretch<'a> {
+    /// How many tokens the sequence has before them.
+    pub start: usize,
+    /// `[tokens, channels]`
+    pub qkv: &'a [f32],
+    /// `[tokens, value_heads]`
+    pub keep: &'a [f32],
+    /// `[tokens, value_heads]`
+    pub correct: &'a [f32],
+    /// `[tokens, channels]` The convolved queries, keys and values.
+    pub convolved: &'a mut [f32],
+    /// `[tokens, value_heads · value_dim]`
+    pub out: &'a mut [f32],
+}
+
+impl DeltaLayer<'_> {
+    /// Takes a stretch from the state before it to the state after it.
+    pub fn advance(&self, stretch: Stretch<'_>, before: Option<&[f32]>, after: &mut [f32]) {
+        let at = self.shape.split_at();
+        let before = before.map(|before| before.split_at(at));
+        let (inputs, states) = after.split_at_mut(at);
+        let Stretch { start, qkv, keep, correct, convolved, out } = stretch;
+        let qkv = Rows::new(qkv, self.shape.channels());
+        self.convolve(start, qkv, before.map(|(inputs, _)| inputs), convolved, inputs);
+        let convolved = Rows::new(convolved, self.shape.channels());
+        let gates = [keep, correct].map(|gates| Rows::new(gates, self.shape.value_heads));
+        self.recur(convolved, gates, before.map(|(_, states)| states), states, out);
+    }
+
+    /// Convolves all channels and norms queries and keys; a piece is a head of those, or as many channels of values.
+    fn convolve(
+        &self,
+        start: usize,
+        qkv: Rows<'_, f32>,
+        before: Option<&[f32]>,
+        convolved: &mut [f32],
+        inputs: &mut [f32],
+    ) {
+        let DeltaShape { key_heads, key_dim, kernel, .. } = self.shape;
+        let (channels, kept) = (qkv.width(), kernel - 1);
+        let matrices = [TileMut::new(convolved, channels), TileMut::new(inputs, channels)];
+        let grains = [qkv.len(), kept].map(|rows| Grain { rows, cols: key_dim });
+        self.pool.for_tile_pairs(matrices, grains, |piece, [mut convolved, mut inputs]| {
+            let cols = piece * key_dim..piece * key_dim + convolved.cols();
+            // The inputs kept of the tokens before, then those of the stretch. Before the first token there are none,
+            // whatever is kept of them.
+            let input = |i: usize| match i.checked_sub(kept) {
+                Some(row) => Some(&qkv.row(row)[cols.clone()]),
+                None if start + i < kept => None,
+                None => before.map(|before| &before[i * channels..][cols.clone()]),
+            };
+            let scale = match piece / key_heads {
+                0 => Some(1.0 / (key_dim as f32).sqrt()),
+                1 => Some(1.0),
+                _ => None,
+            };
+            for row in 0..qkv.len() {
+                let taps: SmallVec<[Tap<'_>; 8]> = (0..kernel)
+                    .filter_map(|j| {
+                        Some(Tap { w: &self.filters[j * channels..][cols.clone()], x: input(row + j)? })
+                    })
+                    .collect();
+                (self.kernels.convolve)(&taps, convolved.row(row));
+                if let Some(scale) = scale {
+                    (self.kernels.l2_norm)(convolved.row(row), NORM_EPS, scale);
+                }
+            }
+            for i in 0..kept {
+                match input(qkv.len() + i) {
+                    Some(input) => inputs.row(i).copy_from_slice(input),
+                    None => inputs.row(i).fill(0.0),
+                }
+            }
+        });
+    }
+
+    /// The recurrence; a piece is a value head.
+    fn recur(
+        &self,
+        qkv: Rows<'_, f32>,
+        gates: [Rows<'_, f32>; 2],
+        before: Option<&[f32]>,
+        states: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let DeltaShape { value_heads, value_dim, .. } = self.shape;
+        let floats = self.shape.head_floats();
+        let matrices = [TileMut::new(states, floats), TileMut::new(out, value_heads * value_dim)];
+        let grains = [Grain { rows: 1, cols: floats }, Grain { rows: qkv.len(), cols: value_dim }];
+        self.pool.for_tile_pairs(matrices, grains, |head, [mut state, mut out]| {
+            let before = before.map(|before| &before[head * floats..][..floats]);
+            self.head(head, qkv, gates, before, state.row(0), &mut out);
+        });
+    }
+
+    /// All tokens of one head, for some columns of its state after the others.
+    fn head(
+        &self,
+        head: usize,
+        qkv: Rows<'_, f32>,
+        [keep, correct]: [Rows<'_, f32>; 2],
+        before: Option<&[f32]>,
+        state: &mut [f32],
+        out: &mut TileMut<'_, f32>,
+    ) {
+        let DeltaShape { value_dim, key_dim, .. } = self.shape;
+        let [q, k, v] = self.shape.channels_of(head);
+        let floats = key_dim * STATE_COLUMNS;
+        for (block, state) in state.chunks_exact_mut(floats).enumerate() {
+            let cols: Range<usize> = block * STATE_COLUMNS..value_dim.min((block + 1) * STATE_COLUMNS);
+            let mut before = before.map(|before| &before[block * floats..][..floats]);
+            if before.is_none() {
+                state.fill(0.0);
+            }
+            for row in 0..qkv.len() {
+                let channels = qkv.row(row);
+                let mut value = [0.0; STATE_COLUMNS];
+                value[..cols.len()].copy_from_slice(&channels[v.clone()][cols.clone()]);
+                let step = DeltaStep {
+                    q: &channels[q.clone()],
+                    k: &channels[k.clone()],
+                    v: &value,
+                    keep: keep.row(row)[head],
+                    correct: correct.row(row)[head],
+                };
+                let mut answer = [0.0; STATE_COLUMNS];
+                (self.kernels.delta_step)(&step, before.take(), state, &mut answer);
+                out.row(row)[cols.clone()].copy_from_slice(&answer[..cols.len()]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::HeadOrder;
+
+    /// More columns than a block has, and not whole blocks.
+    const SHAPE: DeltaShape = DeltaShape {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 6,
+        value_dim: 40,
+        kernel: 4,
+        order: HeadOrder::Grouped,
+    };
+    const TOKENS: usize = 9;
+
+    /// Any numbers between −1 and 1.
+    fn noise(len: usize, seed: u32) -> Vec<f32> {
+        let bits = |i: u32| (i ^ seed).wrapping_mul(0x9e37_79b9).rotate_left(13).wrapping_mul(0x85eb_ca6b);
+        (0..len as u32).map(|i| bits(i) as f32 / (1u64 << 31) as f32 - 1.0).collect()
+    }
+
+    /// What the heads give, and the state after the last token, the tokens cut at these places.
+    fn run(shape: DeltaShape, threads: usize, cuts: &[usize]) -> (Vec<f32>, Vec<f32>) {
+        let (channels, heads, values) = (shape.channels(), shape.value_heads, 4 * shape.value_dim);
+        let filters = noise(shape.kernel * channels, 1);
+        let qkv = noise(TOKENS * channels, 2);
+        let [keep, correct] =
+            [3, 4].map(|seed| noise(TOKENS * heads, seed).iter().map(|gate| gate.abs()).collect::<Vec<_>>());
+        let pool = Pool::new(threads).unwrap();
+        let layer = DeltaLayer { kernels: Kernels::detect().unwrap(), pool: &pool, shape, filters: &filters };
+        let mut convolved = vec![f32::NAN; TOKENS * channels];
+        let mut out = vec![f32::NAN; TOKENS * values];
+        let mut state = None;
+        let mut start = 0;
+        for &end in cuts.iter().chain([&TOKENS]) {
+            let mut after = vec![f32::NAN; shape.state_floats().unwrap()];
+            let stretch = Stretch {
+                start,
+                qkv: &qkv[start * channels..end * channels],
+                keep: &keep[start * heads..end * heads],
+                correct: &correct[start * heads..end * heads],
+                convolved: &mut convolved[start * channels..end * channels],
+                out: &mut out[start * values..end * values],
+            };
+            layer.advance(stretch, state.as_deref(), &mut after);
+            (state, start) = (Some(after), end);
+        }
+        (out, state.unwrap())
+    }
+
+    #[test]
+    fn tokens_may_be_cut_anywhere() {
+        let bits = |(out, state): (Vec<f32>, Vec<f32>)| -> Vec<u32> {
+            out.iter().chain(&state).map(|x| x.to_bits()).collect()
+        };
+        let whole = bits(run(SHAPE, 1, &[]));
+        for cut in 1..TOKENS {
+            assert_eq!(bits(run(SHAPE, 3, &[cut])), whole, "cut at {cut}");
+        }
+        assert_eq!(bits(run(SHAPE, 2, &[1, 2, 3, 4, 5, 6, 7, 8])), whole);
+    }
+
+    #[test]
+    fn the_order_says_which_heads_belong_together() {
+        let grouped = SHAPE;
+        let dealt = DeltaShape { order: HeadOrder::Dealt, ..SHAPE };
+        let keys = |shape: DeltaShape| (0..4).map(move |head| shape.channels_of(head)[0].start / 6);
+        assert_eq!(keys(grouped).collect::<Vec<_>>(), [0, 0, 1, 1]);
+        assert_eq!(keys(dealt).collect::<Vec<_>>(), [0, 1, 0, 1]);
+        let heads = |shape| -> Vec<Vec<f32>> {
+            let (out, _) = run(shape, 2, &[]);
+            (0..4).map(|head| out[head * 40..][..40].to_vec()).collect()
+        };
+        let (grouped, dealt) = (heads(grouped), heads(dealt));
+        // The first and the last head have the same key in both orders.
+        for head in 0..4 {
+            assert_eq!(grouped[head] == dealt[head], head == 0 || head == 3, "head {head}");
+        }
+    }
+
+    #[test]
+    fn states_of_an_absurd_size_are_no_number() {
+        let absurd = 1 << 30;
+        assert!(DeltaShape { key_dim: absurd, value_dim: absurd, ..SHAPE }.state_floats().is_none());
+        assert!(
+            DeltaShape { kernel: absurd, value_dim: absurd, value_heads: absurd, ..SHAPE }
+                .state_floats()
+                .is_none()
+        );
+    }
+}

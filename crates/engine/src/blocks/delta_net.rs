@@ -1,0 +1,126 @@
+//! Linear attention by the gated delta rule: every head has a matrix that maps keys to values, and each token corrects it.
+
+use smallvec::SmallVec;
+
+use crate::LayerIdx;
+use crate::backend::{Buf, DeltaRule, DeltaShape, Matrix, Part, Vector};
+use crate::blocks::Context;
+use crate::error::Result;
+use crate::session::Batch;
+
+/// The sizes and buffers of linear attention, alike in all layers of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaNet {
+    /// The heads.
+    pub shape: DeltaShape,
+    /// Floats that a layer keeps of a sequence.
+    pub state: usize,
+    /// Of the norm of what the heads give.
+    pub eps: f32,
+    /// `[rows, channels]` Queries, keys and values.
+    pub qkv: Buf,
+    /// `[rows, channels]` The same after the convolution.
+    pub convolved: Buf,
+    /// `[rows, value_heads · value_dim]` What lets the output through.
+    pub z: Buf,
+    /// `[rows, value_heads]` How much is corrected.
+    pub b: Buf,
+    /// `[rows, value_heads]` How much stays.
+    pub a: Buf,
+    /// `[rows, value_heads · value_dim]`
+    pub out: Buf,
+}
+
+/// The weights of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaWeights {
+    /// `[channels, hidden]` and `[value_heads · value_dim, hidden]`
+    pub qkv_z: Pair,
+    /// `[value_heads, hidden]` each
+    pub b_a: Pair,
+    /// `[kernel, channels]` Of the convolution.
+    pub filters: Vector,
+    /// `[value_heads]` How fast the states fade, negative.
+    pub rates: Vector,
+    /// `[value_heads]` Added to `a`.
+    pub biases: Vector,
+    /// `[value_dim]` Of what each head gives.
+    pub norm: Vector,
+    /// `[hidden, value_heads · value_dim]`
+    pub out: Matrix,
+}
+
+/// Two projections of the same.
+#[derive(Clone, Copy, Debug)]
+pub enum Pair {
+    /// Two matrices.
+    Apart(Matrix, Matrix),
+    /// One whose rows are in groups, one for each key head with all that belongs to it, and the buffer for its product.
+    Woven(Matrix, Buf),
+}
+
+impl DeltaNet {
+    /// `out = W_o( norm(heads) · SiLU(z) )`
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn forward(
+        &self,
+        cx: &mut Context<'_>,
+        batch: &mut Batch<'_>,
+        layer: LayerIdx,
+        w: &DeltaWeights,
+        x: Buf,
+        out: Buf,
+    ) -> Result<()> {
+        self.project(cx, w, x)?;
+        let b = &mut *cx.backend;
+        let rule = DeltaRule {
+            layer,
+            shape: self.shape,
+            qkv: self.qkv,
+            convolved: self.convolved,
+            a: self.a,
+            b: self.b,
+            out: self.out,
+            filters: w.filters,
+            rates: w.rates,
+            biases: w.biases,
+        };
+        b.delta_rule(&rule, batch)?;
+        b.rms_norm(self.out, w.norm, self.eps, self.out)?;
+        b.swiglu(self.z, self.out)?;
+        b.matmul(self.z, &[(w.out, out)])
+    }
+
+    /// Computes `qkv`, `z`, `b` and `a`.
+    fn project(&self, cx: &mut Context<'_>, w: &DeltaWeights, x: Buf) -> Result<()> {
+        let pairs = [(w.qkv_z, [self.qkv, self.z]), (w.b_a, [self.b, self.a])];
+        let mut products: SmallVec<[(Matrix, Buf); 4]> = SmallVec::new();
+        for (pair, bufs) in pairs {
+            match pair {
+                Pair::Apart(first, second) => products.extend([(first, bufs[0]), (second, bufs[1])]),
+                Pair::Woven(both, buf) => products.push((both, buf)),
+            }
+        }
+        cx.backend.matmul(x, &products)?;
+
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = self.shape;
+        let group = value_heads / key_heads;
+        if let Pair::Woven(_, buf) = w.qkv_z {
+            let keys = key_heads * key_dim;
+            let parts = [
+                Part { width: key_dim, to: self.qkv, at: 0 },
+                Part { width: key_dim, to: self.qkv, at: keys },
+                Part { width: group * value_dim, to: self.qkv, at: 2 * keys },
+                Part { width: group * value_dim, to: self.z, at: 0 },
+            ];
+            cx.backend.ungroup(buf, key_heads, &parts)?;
+        }
+        if let Pair::Woven(_, buf) = w.b_a {
+            let parts = [self.b, self.a].map(|to| Part { width: group, to, at: 0 });
+            cx.backend.ungroup(buf, key_heads, &parts)?;
+        }
+        Ok(())
+    }
+}
