@@ -51,6 +51,17 @@ fn a_prompt_of_several_pages_may_be_cut_anywhere() {
     }
 }
 
+/// Layers that see 16 positions forget the pages before them, between chunks and in the middle of a prompt.
+#[test]
+fn windows_may_be_cut_anywhere() {
+    let tokens = random_tokens(200, 512, 9);
+    for precision in PRECISIONS {
+        let cuts = [(512, 2), (1, 1), (64, 2), (65, 3), (13, 1)];
+        compare_cuts(&data("golden/gpt_oss-mxfp4"), precision, &tokens, &cuts);
+        compare_pieces(&data("golden/gpt_oss-mxfp4"), precision, &tokens);
+    }
+}
+
 #[test]
 fn tokens_that_come_one_by_one_or_in_pieces_give_the_bits_of_the_whole() {
     let tiny = data("golden/qwen3moe.gguf");

@@ -149,7 +149,7 @@ fn settings_that_make_no_sense_are_named() {
     for (key, value, word) in [
         ("hidden_act", json!("gelu"), "gelu"),
         ("use_sliding_window", json!(true), "true"),
-        ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e6 }), "yarn"),
+        ("rope_parameters", json!({ "rope_type": "dynamic", "rope_theta": 1e6 }), "dynamic"),
         ("rope_parameters", json!({ "factor": 4.0, "rope_theta": 1e6 }), "4"),
         ("partial_rotary_factor", json!(0.5), "0.5"),
         ("architectures", json!(["NewForCausalLM"]), "NewForCausalLM"),
@@ -160,8 +160,42 @@ fn settings_that_make_no_sense_are_named() {
         });
         assert_unsupported(&error, &[word]);
     }
+    for (rope, problem) in [
+        (json!({ "rope_type": "yarn" }), "factor is missing"),
+        (json!({ "rope_type": "yarn", "factor": 0 }), "factor is not a positive number"),
+        (
+            json!({ "rope_type": "llama3", "low_freq_factor": 4, "high_freq_factor": 1 }),
+            "high_freq_factor is not above",
+        ),
+    ] {
+        let error = refusal("qwen3moe", |f| drop(f.config.insert("rope_parameters".into(), rope)));
+        assert_damaged(&error, &[problem]);
+    }
     let error = refusal("qwen3moe", |f| f.config.clear());
     assert_damaged(&error, &["architectures is missing"]);
+}
+
+#[test]
+fn settings_of_windows_and_experts_with_biases_that_make_no_sense_are_named() {
+    let types = |name: &str| json!(["full_attention", name, "full_attention", "full_attention"]);
+    for (key, value, word) in [
+        ("sliding_window", json!(null), "missing"),
+        ("sliding_window", json!(0), "between"),
+        ("layer_types", json!(["full_attention"]), "one type for each layer"),
+        ("layer_types", json!(7), "not a list of texts"),
+        ("swiglu_limit", json!(-7.0), "positive number"),
+    ] {
+        let error = refusal("gpt_oss", |f| drop(f.config.insert(key.into(), value)));
+        assert_damaged(&error, &["config.json", key, word]);
+    }
+    let error = refusal("gpt_oss", |f| drop(f.config.insert("layer_types".into(), types("chunked"))));
+    assert_unsupported(&error, &["layer_types", "chunked"]);
+    for name in ["mlp.experts.down_proj_bias", "self_attn.sinks", "mlp.router.bias"] {
+        let name = format!("model.layers.1.{name}");
+        assert_damaged(&refusal("gpt_oss", |f| drop(f.take(&name))), &[&name, "missing"]);
+        let error = refusal("gpt_oss", |f| f.tensor(&name).shape.insert(0, 1));
+        assert_damaged(&error, &[&name, "shape"]);
+    }
 }
 
 #[test]

@@ -121,6 +121,32 @@ fn extreme_settings_are_refused_or_run() {
     }
 }
 
+/// The same for settings of the rotation, which end in frequencies that are not numbers at worst.
+#[test]
+fn extreme_rotations_are_refused_or_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hostile.gguf");
+    let keys = ["factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_attn_factor", "yarn_log_multiplier"];
+    for kind in ["linear", "yarn"] {
+        for key in keys {
+            let key = format!("qwen3moe.rope.scaling.{key}");
+            for value in [f32::MIN_POSITIVE, 1e-45, f32::MAX, f32::INFINITY, f32::NAN, -1.0, 1.0] {
+                for original in [1, 1 << 30] {
+                    let file = tiny_model(32)
+                        .str("qwen3moe.rope.scaling.type", kind)
+                        .u32("qwen3moe.rope.scaling.original_context_length", original)
+                        .f32(&key, value);
+                    std::fs::write(&path, file.build()).unwrap();
+                    let (result, memory) = measure(|| run(&path, Precision::Fast));
+                    assert!(memory.peak <= MOST, "{kind}, {key} = {value}: {memory:?}");
+                    let sound = value == 1.0 && (kind == "yarn" || key.ends_with(".factor"));
+                    assert!(result.is_ok() || !sound, "{kind}, {key} = {value}: {:?}", result.err());
+                }
+            }
+        }
+    }
+}
+
 /// Weights that are not numbers make logits that are not numbers, and nothing worse.
 #[test]
 fn weights_of_any_bits_are_computed() {

@@ -77,6 +77,12 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::delta_step(step, before, state, out);
         }
 
+        /// As [`scalar::clamped_swiglu`](crate::scalar::clamped_swiglu).
+        #[target_feature(enable = $features)]
+        pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+            $crate::scalar::clamped_swiglu(gate, up, alpha, limit);
+        }
+
         /// As [`scalar::add`](crate::scalar::add).
         #[target_feature(enable = $features)]
         pub fn add(x: &mut [f32], y: &[f32]) {

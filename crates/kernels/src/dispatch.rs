@@ -63,7 +63,7 @@ impl Isa {
 
 /// Every kernel, for one instruction set. What each does is written in [`crate::scalar`].
 #[derive(Debug)]
-#[allow(missing_docs)]
+#[allow(missing_docs, clippy::type_complexity)]
 pub struct Kernels {
     pub isa: Isa,
     pub matmul_f32: fn(MatRef<'_>, Rows<'_, f32>, &mut TileMut<'_, f32>),
@@ -80,6 +80,7 @@ pub struct Kernels {
     pub l2_norm: fn(&mut [f32], f32, f32),
     pub delta_gates: fn(&mut [f32], &mut [f32], &[f32], &[f32]),
     pub delta_step: fn(&DeltaStep<'_>, Option<&[f32]>, &mut [f32], &mut [f32; STATE_COLUMNS]),
+    pub clamped_swiglu: fn(&mut [f32], &[f32], f32, f32),
     pub add: fn(&mut [f32], &[f32]),
     pub add_scaled: fn(&mut [f32], f32, &[f32]),
     pub top_k: fn(&[f32], &mut [u32]),
@@ -134,6 +135,7 @@ macro_rules! table {
             l2_norm: entry!($module::l2_norm, x, eps, scale),
             delta_gates: entry!($module::delta_gates, a, b, rates, biases),
             delta_step: entry!($module::delta_step, step, before, state, out),
+            clamped_swiglu: entry!($module::clamped_swiglu, gate, up, alpha, limit),
             add: entry!($module::add, x, y),
             add_scaled: entry!($module::add_scaled, out, weight, y),
             top_k: scalar::top_k,
@@ -174,6 +176,7 @@ static SCALAR: Kernels = Kernels {
     l2_norm: scalar::l2_norm,
     delta_gates: scalar::delta_gates,
     delta_step: scalar::delta_step,
+    clamped_swiglu: scalar::clamped_swiglu,
     add: scalar::add,
     add_scaled: scalar::add_scaled,
     top_k: scalar::top_k,

@@ -352,6 +352,16 @@ pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
     }
 }
 
+/// `gate ← (up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`.
+#[inline(always)]
+pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    assert_eq!(gate.len(), up.len());
+    for (g, u) in gate.iter_mut().zip(up) {
+        let cut = if *g > limit { limit } else { *g };
+        *g = (u.clamp(-limit, limit) + 1.0) * (cut * sigmoid(alpha * cut));
+    }
+}
+
 /// `x ← x + y`
 #[inline(always)]
 pub fn add(x: &mut [f32], y: &[f32]) {

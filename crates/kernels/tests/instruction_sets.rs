@@ -254,6 +254,7 @@ fn everything_element_by_element_has_the_scalar_bits() {
                 (k.delta_gates)(v, &mut b, &y, &x);
                 v.iter_mut().zip(b).for_each(|(v, b)| *v += b);
             });
+            check("clamped_swiglu", &|k, v| (k.clamped_swiglu)(v, &y, 1.702, 0.5));
             check("add", &|k, v| (k.add)(v, &y));
             check("add_scaled", &|k, v| (k.add_scaled)(v, 0.37, &y));
             for pairs in [RopePairs::HalfSplit, RopePairs::Interleaved] {

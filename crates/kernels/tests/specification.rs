@@ -211,13 +211,22 @@ fn attention_in_steps_is_attention_over_all_keys() {
 }
 
 #[test]
-fn swiglu_add_and_add_scaled_do_what_they_say() {
+fn swiglu_and_sums_do_what_they_say() {
     let mut random = Random(8);
     let (gate, up) = (random.normals(100), random.normals(100));
     let mut out = gate.clone();
     scalar::swiglu(&mut out, &up);
     let silu = |g: f64| g / (1.0 + (-g).exp());
     let expected: Vec<f64> = gate.iter().zip(&up).map(|(&g, &u)| silu(g.into()) * f64::from(u)).collect();
+    assert!(relative_error(&out, &expected) < 1e-6);
+
+    let mut out = gate.clone();
+    scalar::clamped_swiglu(&mut out, &up, 1.702, 0.5);
+    let clamped = |(&g, &u): (&f32, &f32)| {
+        let (g, u) = (f64::from(g).min(0.5), f64::from(u).clamp(-0.5, 0.5));
+        (u + 1.0) * g / (1.0 + (-1.702 * g).exp())
+    };
+    let expected: Vec<f64> = gate.iter().zip(&up).map(clamped).collect();
     assert!(relative_error(&out, &expected) < 1e-6);
 
     let mut out = gate.clone();

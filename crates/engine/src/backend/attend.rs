@@ -20,6 +20,8 @@ pub struct GroupedHeads<'a> {
     pub group: usize,
     /// Multiplies every score.
     pub scale: f32,
+    /// A score for each query head that counts in the softmax's sum and has no value.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Memory of one thread, kept from call to call.
@@ -35,7 +37,7 @@ thread_local! {
 }
 
 impl GroupedHeads<'_> {
-    /// Rows `tokens` of a chunk that starts at position `start` attend to all positions up to their own;
+    /// Rows `tokens` of a chunk that starts at position `start` attend to all positions in their sight;
     /// `out` receives `[tokens, group · value_dim]`.
     ///
     /// A query meets the pages in order, whatever queries are beside it, so tiles change no bit.
@@ -48,16 +50,22 @@ impl GroupedHeads<'_> {
     ) {
         SCRATCH.with_borrow_mut(|scratch| {
             self.gather(queries, tokens.clone(), scratch);
-            let all = 0..tokens.len();
-            // Pages that even the first token sees whole.
-            let common = (start + tokens.start + 1) / KEY_BLOCK;
-            for page in 0..common {
-                self.step(page, (page + 1) * KEY_BLOCK, all.clone(), scratch);
+            let sight = |token: usize| self.kv.sight(start + token + 1);
+            let pages = |token: usize| sight(token).start / KEY_BLOCK..sight(token).end.div_ceil(KEY_BLOCK);
+            // Pages that both the first token and the last see whole.
+            let first = sight(tokens.end - 1).start.div_ceil(KEY_BLOCK);
+            let common = first..first.max(sight(tokens.start).end / KEY_BLOCK);
+            for (i, token) in tokens.clone().enumerate() {
+                for page in pages(token).start..common.start.min(pages(token).end) {
+                    self.step(page, sight(token), i..i + 1, scratch);
+                }
+            }
+            for page in common.clone() {
+                self.step(page, sight(tokens.start), 0..tokens.len(), scratch);
             }
             for (i, token) in tokens.enumerate() {
-                let len = start + token + 1;
-                for page in common..len.div_ceil(KEY_BLOCK) {
-                    self.step(page, len, i..i + 1, scratch);
+                for page in common.end.max(pages(token).start)..pages(token).end {
+                    self.step(page, sight(token), i..i + 1, scratch);
                 }
             }
             (self.kernels.attend_finish)(&scratch.running, &mut scratch.out);
@@ -77,15 +85,22 @@ impl GroupedHeads<'_> {
             scratch.queries.extend_from_slice(&queries.row(token)[self.head * width..][..width]);
         }
         scratch.running.clear();
-        scratch.running.resize(heads, RunningSoftmax::START);
+        match self.sinks {
+            None => scratch.running.resize(heads, RunningSoftmax::START),
+            Some(sinks) => {
+                let sinks = &sinks[self.head * self.group..][..self.group];
+                let begun = sinks.iter().map(|&sink| RunningSoftmax { max: sink, sum: 1.0 });
+                scratch.running.extend(begun.cycle().take(heads));
+            }
+        }
         scratch.out.clear();
         scratch.out.resize(heads * shape.value_dim, 0.0);
     }
 
-    /// Some of the tokens pass over one page, as far as the first `len` positions reach.
-    fn step(&self, page: usize, len: usize, tokens: Range<usize>, scratch: &mut Scratch) {
+    /// Some of the tokens pass over one page, as far as it is among these positions.
+    fn step(&self, page: usize, positions: Range<usize>, tokens: Range<usize>, scratch: &mut Scratch) {
         let shape = self.kv.shape();
-        let (keys, values) = self.kv.page(self.head, page, len);
+        let (keys, values) = self.kv.page(self.head, page, positions);
         let heads = tokens.start * self.group..tokens.end * self.group;
         let step = AttentionStep {
             queries: &scratch.queries[heads.start * shape.key_dim..heads.end * shape.key_dim],

@@ -16,8 +16,8 @@ use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
 use super::recurrent::{Advance, CpuRecurrent};
 use super::{
-    Attention, Backend, Buf, BufShape, DeltaRule, ExpertBuffers, HostMatrix, LayerState, Matrix, Part, Rope,
-    Router, Routing, StateShape, Vector, Weight,
+    Activation, Attention, Backend, Buf, BufShape, DeltaRule, Experts, HostMatrix, LayerState, Matrix, Part,
+    Rope, Router, Routing, StateShape, Vector, Weight,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -190,9 +190,11 @@ impl Backend for CpuBackend {
     }
 
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()> {
-        self.each_row(out, |_, row, values| {
+        self.each_row(out, |this, row, values| {
+            let divisors = rope.divisors.map(|w| &this.vectors[w.0]);
             let (cos, sin) = values.split_at_mut(rope.frequencies.len());
-            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&rope.frequencies) {
+            for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
+                let frequency = rope.frequencies[i] / divisors.map_or(1.0, |divisors| divisors[i]);
                 // The product is rounded to f32, as it was when the models were trained.
                 let angle = f64::from(positions[row] as f32 * frequency);
                 *cos = angle.cos() as f32 * rope.scale;
@@ -214,6 +216,7 @@ impl Backend for CpuBackend {
     fn attention(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let mut data = self.take(a.out);
         let (q, k, v) = (self.get(a.q), self.get(a.k), self.get(a.v));
+        let sinks = a.sinks.map(|w| &self.vectors[w.0][..]);
         for sequence in batch.sequences.iter_mut() {
             let start = sequence.state.len();
             let (kv, _) = sequence.state.layer(a.layer);
@@ -232,7 +235,7 @@ impl Backend for CpuBackend {
             let kv = &*kv;
             self.pool.for_tiles(&mut outs, grain, |piece, mut tile| {
                 let head = piece.cols.start / grain.cols;
-                let heads = GroupedHeads { kernels: self.kernels, kv, head, group, scale: a.scale };
+                let heads = GroupedHeads { kernels: self.kernels, kv, head, group, scale: a.scale, sinks };
                 heads.attend(queries, piece.rows, start, &mut tile);
             });
         }
@@ -327,7 +330,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn experts(&mut self, b: &ExpertBuffers, routing: &Routing, leases: &[Lease]) -> Result<()> {
+    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: &[Lease]) -> Result<()> {
+        let Experts { buffers: b, activation, biases } = *experts;
         let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
         let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
@@ -350,11 +354,31 @@ impl Backend for CpuBackend {
         compute.matmul(x, &self.expert_panels, &reads_x, &mut outs);
         drop(outs);
 
+        // Each expert adds its own part of a vector to its rows.
+        let add_bias = |data: &mut [f32], width: usize, bias: Vector| {
+            let bias = &self.vectors[bias.0];
+            let mut tiles = bucket_tiles(data, width, &buckets);
+            self.pool.for_tiles(&mut tiles, Grain { rows: 1, cols: width }, |piece, mut tile| {
+                let expert = leases[piece.matrix].expert().0 as usize;
+                (self.kernels.add)(tile.row(0), &bias[expert * width..][..width]);
+            });
+        };
+        if let Some([gate_bias, up_bias, _]) = biases {
+            add_bias(&mut gate, inner, gate_bias);
+            add_bias(&mut up, inner, up_bias);
+        }
+
         let mut gates = bucket_tiles(&mut gate, inner, &buckets);
         let whole_rows = Grain { rows: 1, cols: inner };
         self.pool.for_tiles(&mut gates, whole_rows, |piece, mut tile| {
             let row = buckets[piece.matrix].start + piece.rows.start;
-            (self.kernels.swiglu)(tile.row(0), &up[row * inner..][..inner]);
+            let up = &up[row * inner..][..inner];
+            match activation {
+                Activation::SwiGlu => (self.kernels.swiglu)(tile.row(0), up),
+                Activation::Clamped { alpha, limit } => {
+                    (self.kernels.clamped_swiglu)(tile.row(0), up, alpha, limit);
+                }
+            }
         });
         drop(gates);
 
@@ -373,6 +397,9 @@ impl Backend for CpuBackend {
         let mut outs = bucket_tiles(&mut out, hidden, &buckets);
         compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
         drop(outs);
+        if let Some([.., down_bias]) = biases {
+            add_bias(&mut out, hidden, down_bias);
+        }
 
         self.put(b.gate, gate);
         self.put(b.up, up);

@@ -80,13 +80,20 @@ impl CpuKv {
         Ok(())
     }
 
-    /// One head's keys and values on one page, as far as the first `len` positions reach.
-    pub fn page(&self, head: usize, page: usize, len: usize) -> (KvRef<'_>, KvRef<'_>) {
+    /// The positions that the last of the first `len` sees.
+    pub fn sight(&self, len: usize) -> Range<usize> {
+        self.shape.window.map_or(0, |window| len.saturating_sub(window))..len
+    }
+
+    /// One head's keys and values on one page, as far as they are among these positions.
+    pub fn page(&self, head: usize, page: usize, positions: Range<usize>) -> (KvRef<'_>, KvRef<'_>) {
         let KvShape { key_dim, value_dim, .. } = self.shape;
-        let rows = KEY_BLOCK.min(len - page * KEY_BLOCK);
+        let first = page * KEY_BLOCK;
+        let rows = positions.start.max(first) - first..KEY_BLOCK.min(positions.end - first);
         let page = self.pages[page].as_ref().expect("pages in sight are kept");
-        let keys = page.keys.read(head * KEY_BLOCK * key_dim, rows * key_dim);
-        (keys, page.values.read(head * KEY_BLOCK * value_dim, rows * value_dim))
+        let row = head * KEY_BLOCK + rows.start;
+        let keys = page.keys.read(row * key_dim, rows.len() * key_dim);
+        (keys, page.values.read(row * value_dim, rows.len() * value_dim))
     }
 }
 
@@ -98,8 +105,7 @@ impl CpuKv {
 
     /// The pages that the position after the first `len` sees, and those that it shares a page with.
     fn seen_from(&self, len: usize) -> Range<usize> {
-        let first = self.shape.window.map_or(0, |window| (len + 1).saturating_sub(window));
-        first / KEY_BLOCK..len.div_ceil(KEY_BLOCK)
+        self.sight(len + 1).start / KEY_BLOCK..len.div_ceil(KEY_BLOCK)
     }
 }
 
@@ -246,7 +252,7 @@ mod tests {
     fn seen(kv: &CpuKv) -> Vec<f32> {
         let mut seen = Vec::new();
         for page in kv.seen_from(kv.len()) {
-            match kv.page(0, page, kv.len()).0 {
+            match kv.page(0, page, 0..kv.len()).0 {
                 KvRef::F16(keys) => seen.extend(keys.iter().map(|key| key.to_f32())),
                 KvRef::F32(keys) => seen.extend(keys),
             }
@@ -314,7 +320,7 @@ mod tests {
             assert_eq!(kv.len(), 80);
             let mut seen = Vec::new();
             for page in 0..2 {
-                match kv.page(1, page, 70).1 {
+                match kv.page(1, page, 0..70).1 {
                     KvRef::F16(v) => seen.extend(v.iter().map(|v| v.to_f32())),
                     KvRef::F32(v) => seen.extend(v),
                 }

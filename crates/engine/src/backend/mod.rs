@@ -161,6 +161,8 @@ fn damaged() -> io::Error {
 pub struct Rope {
     /// Half as many as the channels that rotate.
     pub frequencies: Vec<f32>,
+    /// What divides them, one by one.
+    pub divisors: Option<Vector>,
     /// Multiplies cosine and sine.
     pub scale: f32,
     /// Which channels rotate together.
@@ -182,6 +184,34 @@ pub struct Attention {
     pub out: Buf,
     /// Multiplies every score.
     pub scale: f32,
+    /// `[query heads]` Scores that count in the softmax's sum and have no value.
+    pub sinks: Option<Vector>,
+}
+
+/// The routed experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts {
+    /// Where they work.
+    pub buffers: ExpertBuffers,
+    /// The function inside.
+    pub activation: Activation,
+    /// What gate, up and down add to their products, all experts one after another: `[experts · inner]` twice, then
+    /// `[experts · hidden]`
+    pub biases: Option<[Vector; 3]>,
+}
+
+/// How an expert joins its gate and its up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `SiLU(gate) · up`
+    SwiGlu,
+    /// `(up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`
+    Clamped {
+        /// How steep the sigmoid is.
+        alpha: f32,
+        /// Where both are cut off.
+        limit: f32,
+    },
 }
 
 /// The heads of linear attention.
@@ -312,7 +342,7 @@ pub trait Backend: Send {
     fn rope(&mut self, x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf) -> Result<()>;
 
     /// Appends the batch's keys and values to its sequences, then attends from every row to all positions
-    /// of its sequence up to its own.
+    /// of its sequence up to its own, or to those in the layer's window.
     fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()>;
 
     /// Convolves the batch's queries, keys and values over the positions of their sequences, each channel by itself,
@@ -334,8 +364,9 @@ pub trait Backend: Send {
         routing: &mut Routing,
     ) -> Result<()>;
 
-    /// Computes `W_d( SiLU(W_g x) · (W_u x) )` for the leased experts and the rows routed to them.
-    fn experts(&mut self, buffers: &ExpertBuffers, routing: &Routing, leases: &[Lease]) -> Result<()>;
+    /// Computes `W_d( activation(W_g x, W_u x) )`, with biases if there are any, for the leased experts and the rows
+    /// routed to them.
+    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: &[Lease]) -> Result<()>;
 
     /// `out[t] = Σ weight · expert output`, in rank order.
     fn combine(&mut self, routing: &Routing, experts: Buf, out: Buf) -> Result<()>;

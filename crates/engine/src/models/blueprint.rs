@@ -51,9 +51,19 @@ enum Prepared {
     By(fn(f32) -> f32),
     /// Rows of so many become columns.
     Transposed(usize),
+    /// Every other one stays, from this one on.
+    EveryOther(usize),
 }
 
 impl Prepared {
+    /// How many numbers become of so many.
+    fn count(self, len: u64) -> u64 {
+        match self {
+            Prepared::Plainly | Prepared::By(_) | Prepared::Transposed(_) => len,
+            Prepared::EveryOther(_) => len / 2,
+        }
+    }
+
     fn apply(self, mut values: Vec<f32>) -> Vec<f32> {
         match self {
             Prepared::Plainly => values,
@@ -64,6 +74,7 @@ impl Prepared {
             Prepared::Transposed(cols) => {
                 (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)).copied().collect()
             }
+            Prepared::EveryOther(first) => values.into_iter().skip(first).step_by(2).collect(),
         }
     }
 }
@@ -78,9 +89,12 @@ impl Declared {
         ranges.into_iter().flatten()
     }
 
-    /// How many they are.
+    /// How many they are in memory, where vectors are f32.
     fn bytes(&self) -> u64 {
-        self.ranges().map(|range| range.len as u64).sum()
+        match self {
+            Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
+            Declared::Vector(tensor, prepared) => prepared.count(tensor.elements()) * 4,
+        }
     }
 }
 
@@ -100,32 +114,23 @@ fn whole(tensor: &TensorInfo) -> ByteRange {
 impl Blueprint {
     /// Bytes of the dense weights.
     pub fn dense_bytes(&self) -> u64 {
-        self.weights
-            .iter()
-            .map(|w| match w {
-                Declared::Matrix(_) | Declared::Table(_) => w.bytes(),
-                Declared::Vector(t, _) => t.elements() * 4,
-            })
-            .sum()
+        self.weights.iter().map(Declared::bytes).sum()
     }
 
     /// Bytes of dense weights that one token reads: every matrix whole, of the embedding table one row. A table
     /// that is also the output matrix is read whole for that, besides its row.
     pub fn dense_bytes_per_token(&self) -> u64 {
         let output = self.model.head().output;
-        let matrices = self.weights.iter().filter(|w| !matches!(w, Declared::Vector(..)));
-        let read = matrices.enumerate().map(|(i, w)| match w {
+        let (vectors, matrices): (Vec<_>, Vec<_>) =
+            self.weights.iter().partition(|w| matches!(w, Declared::Vector(..)));
+        let read = matrices.into_iter().enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
                 let row = w.bytes() / t.rows as u64;
                 if Matrix(i) == output { w.bytes() + row } else { row }
             }
             other => other.bytes(),
         });
-        let vectors = self.weights.iter().map(|w| match w {
-            Declared::Vector(t, _) => t.elements() * 4,
-            Declared::Matrix(_) | Declared::Table(_) => 0,
-        });
-        read.chain(vectors).sum()
+        read.chain(vectors.into_iter().map(Declared::bytes)).sum()
     }
 
     /// Bytes of routed experts that one token reads.
@@ -312,6 +317,22 @@ impl<'a> Builder<'a> {
             Format::Mlx => &[channels, kernel, 1],
         };
         self.prepared(name, shape, Prepared::Transposed(kernel))
+    }
+
+    /// Weights of a tensor of this shape, in their order.
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    pub fn flat(&mut self, name: Name, shape: &[usize]) -> Result<Vector> {
+        self.prepared(name, shape, Prepared::Plainly)
+    }
+
+    /// Every other of the weights of a tensor of this shape, from the first or the second on.
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    pub fn every_other(&mut self, name: Name, shape: &[usize], first: usize) -> Result<Vector> {
+        self.prepared(name, shape, Prepared::EveryOther(first))
     }
 
     fn prepared(&mut self, name: Name, shape: &[usize], prepared: Prepared) -> Result<Vector> {

@@ -4,10 +4,11 @@
 use forebay_kernels::RopePairs;
 
 use super::linear::Linear;
-use super::{Builder, Config, ExpertNames, Model, Name, keys};
+use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
 use crate::backend::{
-    Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, StateShape, Vector,
+    Activation, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, StateShape,
+    Vector,
 };
 use crate::blocks::Context;
 use crate::blocks::delta_net::{DeltaNet, DeltaWeights};
@@ -15,13 +16,15 @@ use crate::blocks::gqa::{AttentionGate, Gqa, GqaWeights};
 use crate::blocks::head::Head;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
-use crate::blocks::rope::plain_frequencies;
+use crate::blocks::rope::RopeScaling;
 use crate::error::Result;
 use crate::session::Batch;
 
 const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
 const NORM: Name = Name::new("output_norm.weight", "model.norm.weight");
 const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
+/// What frequencies are divided by, in GGUF files of Llama 3.1 and later.
+const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
 // Of every layer:
 const ATTN_NORM: Name = Name::new("attn_norm.weight", "input_layernorm.weight");
 const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
@@ -32,6 +35,7 @@ const ATTN_OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight"
 pub const Q_BIAS: Name = Name::new("attn_q.bias", "self_attn.q_proj.bias");
 const K_BIAS: Name = Name::new("attn_k.bias", "self_attn.k_proj.bias");
 const V_BIAS: Name = Name::new("attn_v.bias", "self_attn.v_proj.bias");
+const OUT_BIAS: Name = Name::new("attn_output.bias", "self_attn.o_proj.bias");
 /// The norm of queries.
 pub const Q_NORM: Name = Name::new("attn_q_norm.weight", "self_attn.q_norm.weight");
 const K_NORM: Name = Name::new("attn_k_norm.weight", "self_attn.k_norm.weight");
@@ -44,8 +48,16 @@ const DOWN: Name = Name::new("ffn_down.weight", "mlp.down_proj.weight");
 pub struct Recipe {
     /// Which channels rotate together.
     pub pairs: RopePairs,
+    /// How the rotation is stretched, where the configuration does not tell all of it.
+    pub scaling: Option<RopeScaling>,
     /// Whether queries, keys and values have biases.
     pub qkv_bias: bool,
+    /// Whether the output of attention has a bias.
+    pub out_bias: bool,
+    /// What the scores are called that count in the softmax's sum and have no value, if there are any.
+    pub sinks: Option<Name>,
+    /// How many positions each layer sees, if not all; layers beyond the list see all.
+    pub windows: Vec<Option<usize>>,
     /// What the norms of queries and keys span.
     pub qk_norm: Option<NormSpan>,
     /// Whether the configuration may let only the first channels of a head rotate.
@@ -70,7 +82,11 @@ impl Recipe {
     pub fn new(feed_forward: FeedForward) -> Recipe {
         Recipe {
             pairs: RopePairs::HalfSplit,
+            scaling: None,
             qkv_bias: false,
+            out_bias: false,
+            sinks: None,
+            windows: Vec::new(),
             qk_norm: None,
             partial_rope: false,
             gated: false,
@@ -116,10 +132,16 @@ pub enum FeedForward {
 pub struct Mixture {
     /// What the router is called.
     pub gate: Name,
+    /// What the bias of its logits is called, if it has one.
+    pub gate_bias: Option<Name>,
     /// What the correction of its scores is called, if it has one.
     pub correction: Option<Name>,
     /// What the experts are called in folders.
     pub names: ExpertNames,
+    /// What their biases are called, if they have any.
+    pub biases: Option<BiasNames>,
+    /// The function inside them.
+    pub activation: Activation,
     /// How experts are chosen.
     pub router: Router,
     /// Channels inside an expert.
@@ -144,8 +166,40 @@ impl Mixture {
 
     /// The plainest mixture of experts that are `inner` channels wide inside.
     pub fn new(router: Router, inner: usize) -> Mixture {
-        let (gate, names) = (Mixture::GATE, ExpertNames::USUAL);
-        Mixture { gate, correction: None, names, router, inner, shared: None }
+        Mixture {
+            gate: Mixture::GATE,
+            gate_bias: None,
+            correction: None,
+            names: ExpertNames::USUAL,
+            biases: None,
+            activation: Activation::SwiGlu,
+            router,
+            inner,
+            shared: None,
+        }
+    }
+}
+
+impl BiasNames {
+    /// The biases of layer `l`: gate, up and down.
+    fn vectors(
+        &self,
+        b: &mut Builder<'_>,
+        l: usize,
+        mixture: &Mixture,
+        hidden: usize,
+    ) -> Result<[Vector; 3]> {
+        let (experts, inner) = (mixture.router.experts, mixture.inner);
+        let both = self.alternating.of_layer(l);
+        let [beside_two, beside_one] = self.down.map(|name| name.of_layer(l));
+        if b.has(both) {
+            let shape = [experts, 2 * inner];
+            let (gate, up) = (b.every_other(both, &shape, 0)?, b.every_other(both, &shape, 1)?);
+            return Ok([gate, up, b.flat(beside_one, &[experts, hidden])?]);
+        }
+        let mut whole = |name: Name, width: usize| b.flat(name, &[experts, width]);
+        let [gate, up] = self.apart.map(|name| name.of_layer(l));
+        Ok([whole(gate, inner)?, whole(up, inner)?, whole(beside_two, hidden)?])
     }
 }
 
@@ -193,6 +247,7 @@ struct Decoder {
 struct Layer {
     attn_norm: Vector, // [hidden]
     mixer: Mixer,
+    window: Option<usize>,
     ffn_norm: Vector, // [hidden]
     ffn: Ffn,
 }
@@ -206,7 +261,7 @@ enum Mixer {
 /// A layer's feed-forward block.
 enum Ffn {
     Dense(Mlp, MlpWeights),
-    Mixture { moe: Moe, gate: Gate, shared: Option<SharedWeights> },
+    Mixture { moe: Box<Moe>, gate: Gate, shared: Option<SharedWeights>, biases: Option<[Vector; 3]> },
 }
 
 impl Layer {
@@ -268,9 +323,24 @@ fn rotated_channels(config: &Config<'_>, key_dim: usize, partial: bool) -> Resul
     Ok(rotated)
 }
 
+/// The rotary embedding over this many channels.
+pub fn rope(
+    config: &Config<'_>,
+    b: &mut Builder<'_>,
+    scaling: RopeScaling,
+    channels: usize,
+    pairs: RopePairs,
+) -> Result<Rope> {
+    let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
+    let divisors = match b.has(ROPE_DIVISORS) {
+        true => Some(b.vector(ROPE_DIVISORS, channels / 2)?),
+        false => None,
+    };
+    Ok(Rope { frequencies: scaling.frequencies(base, channels), divisors, scale: scaling.scale(), pairs })
+}
+
 /// Refuses what some files ask for and no family here has.
 fn refuse_others(config: &Config<'_>) -> Result<()> {
-    config.plain_rope()?;
     if let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu") {
         return Err(config.unsupported(keys::ACTIVATION, other));
     }
@@ -289,7 +359,6 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let sizes = Sizes::read(config)?;
     let Sizes { hidden, heads, kv } = sizes;
     let eps = config.float(keys::NORM_EPS)?;
-    let rope_base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
     refuse_others(config)?;
     if recipe.gated && kv.value_dim != kv.key_dim {
         return Err(config.error(keys::VALUE_DIM, "is not the number of channels of a key, as gates need"));
@@ -309,6 +378,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
                     Some(linear) if Linear::is_layer(b, l) => Mixer::Linear(linear.net, linear.layer(b, l)?),
                     _ => Mixer::Attention(attention(b, recipe, l, &sizes)?),
                 },
+                window: recipe.windows.get(l).copied().flatten(),
                 ffn_norm: recipe.norm(b, recipe.ffn_norm.of_layer(l), hidden)?,
                 ffn: blocks.layer(b, l)?,
             })
@@ -323,10 +393,12 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
         queries_and_gate: b.buffer(2 * heads * kv.key_dim),
         gate: b.buffer(heads * kv.key_dim),
     });
+    let scaling = recipe.scaling.map_or_else(|| config.rope_scaling(), Ok)?;
+    let rope = rope(config, b, scaling, rotated, recipe.pairs)?;
     let attention = Gqa {
         kv,
         scale: 1.0 / (kv.key_dim as f32).sqrt(),
-        rope: Rope { frequencies: plain_frequencies(rope_base, rotated), scale: 1.0, pairs: recipe.pairs },
+        rope,
         eps,
         q: b.buffer(heads * kv.key_dim),
         k: b.buffer(kv.heads * kv.key_dim),
@@ -370,6 +442,11 @@ fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> R
             b.vector(V_BIAS.of_layer(l), v)?,
         ]),
     };
+    let out_bias = match recipe.out_bias {
+        false => None,
+        true => Some(b.vector(OUT_BIAS.of_layer(l), hidden)?),
+    };
+    let sinks = recipe.sinks.map(|name| b.vector(name.of_layer(l), heads)).transpose()?;
     let mut norms = |q: usize, k: usize| -> Result<_> {
         Ok(Some([recipe.norm(b, Q_NORM.of_layer(l), q)?, recipe.norm(b, K_NORM.of_layer(l), k)?]))
     };
@@ -384,6 +461,8 @@ fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> R
         v: b.matrix(V.of_layer(l), v, hidden)?,
         out: b.matrix(ATTN_OUT.of_layer(l), hidden, heads * kv.value_dim)?,
         biases,
+        out_bias,
+        sinks,
         norms,
     })
 }
@@ -418,6 +497,7 @@ impl<'r> Blocks<'r> {
         let moe = Moe {
             router,
             logits: b.buffer(router.experts),
+            activation: mixture.activation,
             buffers: ExpertBuffers {
                 x,
                 gate: b.buffer(router.top_k * inner),
@@ -448,11 +528,15 @@ impl<'r> Blocks<'r> {
                 let hidden = moe.buffers.x.width;
                 b.experts(&mixture.names, &router, hidden, inner)?;
                 let weights = b.matrix(mixture.gate.of_layer(l), router.experts, hidden)?;
+                let bias =
+                    mixture.gate_bias.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()?;
                 let correction =
                     mixture.correction.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()?;
                 let shared =
                     mixture.shared.as_ref().map(|shared| shared.weights(b, l, hidden)).transpose()?;
-                Ok(Ffn::Mixture { moe, gate: Gate { weights, correction }, shared })
+                let biases = mixture.biases.map(|names| names.vectors(b, l, mixture, hidden)).transpose()?;
+                let gate = Gate { weights, bias, correction };
+                Ok(Ffn::Mixture { moe: Box::new(moe), gate, shared, biases })
             }
             Blocks::DenseFirst { layers, dense, mixtures } => {
                 if l < *layers {
@@ -504,9 +588,9 @@ impl Model for Decoder {
             cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
             match layer.ffn {
                 Ffn::Dense(mlp, ref w) => mlp.forward(cx.backend, w, self.normed, self.added)?,
-                Ffn::Mixture { ref moe, gate, shared } => {
+                Ffn::Mixture { ref moe, gate, shared, biases } => {
                     let next = self.layers.get(i.0 + 1).and_then(Layer::gate);
-                    moe.forward(cx, i, Gates { here: gate, next, shared }, self.added)?;
+                    moe.forward(cx, i, Gates { here: gate, next, shared, biases }, self.added)?;
                 }
             }
             cx.backend.add(self.x, self.added)?;
@@ -520,7 +604,9 @@ impl Model for Decoder {
 
     fn state(&self) -> Vec<StateShape> {
         let state = |layer: &Layer| match layer.mixer {
-            Mixer::Attention(_) => StateShape::Attention(self.attention.kv),
+            Mixer::Attention(_) => {
+                StateShape::Attention(KvShape { window: layer.window, ..self.attention.kv })
+            }
             Mixer::Linear(net, _) => StateShape::Recurrent(net.state),
         };
         self.layers.iter().map(state).collect()

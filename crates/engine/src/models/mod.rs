@@ -6,6 +6,7 @@ mod config;
 mod decoder;
 mod experts;
 mod glm4moe;
+mod gpt_oss;
 pub mod keys;
 mod linear;
 mod llama;
@@ -20,7 +21,7 @@ mod qwen3moe;
 
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
-pub use names::{ExpertNames, Fused, Name};
+pub use names::{BiasNames, ExpertNames, Fused, Name};
 
 use crate::backend::StateShape;
 use crate::blocks::Context;
@@ -41,6 +42,7 @@ pub const ARCHS: &[Arch] = &[
     glm4moe::ARCH,
     qwen35moe::ARCH,
     qwen35moe::QWEN3_NEXT,
+    gpt_oss::ARCH,
 ];
 
 /// A family's entry in the registry.
@@ -78,7 +80,7 @@ pub fn describe(file: &ModelFile) -> Result<Blueprint> {
     let config = Config::new(file);
     let mut builder = Builder::new(file);
     let model = (arch.describe)(&config, &mut builder)?;
-    let context = config.count(keys::CONTEXT)?;
+    let context = config.context()?;
     builder.finish(model, context)
 }
 
