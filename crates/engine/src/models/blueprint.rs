@@ -5,7 +5,7 @@
 //! byte is loaded, and the memory plan is the sum of the declarations.
 
 use std::collections::HashSet;
-
+use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_kernels::quant::dequantise_row;
@@ -104,6 +104,33 @@ struct Planes {
     rows: usize,
     cols: usize,
     ranges: [Option<ByteRange>; 3],
+}
+
+impl Planes {
+    /// A weight as a matrix.
+    fn of(weight: &StoredWeight<'_>, rows: usize, cols: usize) -> Planes {
+        let ranges = weight.planes.map(|plane| plane.map(whole));
+        Planes { encoding: weight.encoding, rows, cols, ranges }
+    }
+
+    /// Some of its rows; `None` if they share scales with others.
+    fn part(&self, rows: Range<usize>) -> Option<Planes> {
+        if let Encoding::Tiles(tiles) = self.encoding
+            && !rows.start.is_multiple_of(tiles.rows)
+        {
+            return None;
+        }
+        let before = self.encoding.plane_bytes(rows.start, self.cols)?;
+        let bytes = self.encoding.plane_bytes(rows.len(), self.cols)?;
+        let mut ranges = self.ranges;
+        for (i, range) in ranges.iter_mut().enumerate() {
+            if let Some(range) = range {
+                *range =
+                    ByteRange { file: range.file, offset: range.offset + before[i] as u64, len: bytes[i] };
+            }
+        }
+        Some(Planes { encoding: self.encoding, rows: rows.len(), cols: self.cols, ranges })
+    }
 }
 
 /// The place of a tensor.
@@ -290,6 +317,37 @@ impl<'a> Builder<'a> {
         Ok(self.push_matrix(Declared::Table(planes)))
     }
 
+    /// Two matrices that are one tensor, the first above the second.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix), or if they cannot be parted.
+    pub fn matrix_in_two(&mut self, name: Name, rows: [usize; 2], cols: usize) -> Result<[Matrix; 2]> {
+        let planes = self.planes(name, rows[0] + rows[1], cols)?;
+        let parted = [planes.part(0..rows[0]), planes.part(rows[0]..rows[0] + rows[1])];
+        let [Some(first), Some(second)] = parted else { return Err(self.cannot_part(name)) };
+        Ok([first, second].map(|planes| self.push_matrix(Declared::Matrix(planes))))
+    }
+
+    /// `count` matrices of the same shape in one tensor, as one with all their rows.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix), or if they cannot be joined.
+    pub fn matrices(&mut self, name: Name, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
+        self.count_layer(name);
+        let weight = self.weight(&name.in_format(self.format()), &[count, rows, cols])?;
+        let planes = Planes::of(&weight, count * rows, cols);
+        // Each matrix must begin where one does that is cut out of the whole.
+        if planes.part(rows..count * rows).is_none() {
+            return Err(self.cannot_part(name));
+        }
+        Ok(self.push_matrix(Declared::Matrix(planes)))
+    }
+
+    fn cannot_part(&self, name: Name) -> Error {
+        let name = name.in_format(self.format());
+        self.error(format!("tensor {name}: its matrices share scales, so they cannot be parted"))
+    }
+
     /// A vector of weights, kept in f32.
     ///
     /// # Errors
@@ -460,8 +518,7 @@ impl<'a> Builder<'a> {
         // A matrix of one row may be stored as a vector.
         let from = usize::from(rows == 1 && self.found(&name)?.shape.len() == 1);
         let weight = self.weight(&name, &shape[from..])?;
-        let ranges = weight.planes.map(|plane| plane.map(whole));
-        Ok(Planes { encoding: weight.encoding, rows, cols, ranges })
+        Ok(Planes::of(&weight, rows, cols))
     }
 
     fn count_layer(&mut self, name: Name) {
