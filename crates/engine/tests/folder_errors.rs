@@ -176,6 +176,29 @@ fn settings_that_make_no_sense_are_named() {
 }
 
 #[test]
+fn settings_of_windows_and_experts_with_biases_that_make_no_sense_are_named() {
+    let types = |name: &str| json!(["full_attention", name, "full_attention", "full_attention"]);
+    for (key, value, word) in [
+        ("sliding_window", json!(null), "missing"),
+        ("sliding_window", json!(0), "between"),
+        ("layer_types", json!(["full_attention"]), "one type for each layer"),
+        ("layer_types", json!(7), "not a list of texts"),
+        ("swiglu_limit", json!(-7.0), "positive number"),
+    ] {
+        let error = refusal("gpt_oss", |f| drop(f.config.insert(key.into(), value)));
+        assert_damaged(&error, &["config.json", key, word]);
+    }
+    let error = refusal("gpt_oss", |f| drop(f.config.insert("layer_types".into(), types("chunked"))));
+    assert_unsupported(&error, &["layer_types", "chunked"]);
+    for name in ["mlp.experts.down_proj_bias", "self_attn.sinks", "mlp.router.bias"] {
+        let name = format!("model.layers.1.{name}");
+        assert_damaged(&refusal("gpt_oss", |f| drop(f.take(&name))), &[&name, "missing"]);
+        let error = refusal("gpt_oss", |f| f.tensor(&name).shape.insert(0, 1));
+        assert_damaged(&error, &[&name, "shape"]);
+    }
+}
+
+#[test]
 fn settings_of_latent_attention_and_groups_that_make_no_sense_are_named() {
     for (key, value, word) in [
         ("kv_lora_rank", json!(null), "missing"),
@@ -217,29 +240,6 @@ fn settings_of_latent_attention_and_groups_that_make_no_sense_are_named() {
         f.add(format!("{name}_scale_inv"), "F32", &[2, 1], vec![0; 8]);
     });
     assert_damaged(&error, &["kv_a_proj_with_mqa.weight", "share scales"]);
-}
-
-#[test]
-fn settings_of_windows_and_experts_with_biases_that_make_no_sense_are_named() {
-    let types = |name: &str| json!(["full_attention", name, "full_attention", "full_attention"]);
-    for (key, value, word) in [
-        ("sliding_window", json!(null), "missing"),
-        ("sliding_window", json!(0), "between"),
-        ("layer_types", json!(["full_attention"]), "one type for each layer"),
-        ("layer_types", json!(7), "not a list of texts"),
-        ("swiglu_limit", json!(-7.0), "positive number"),
-    ] {
-        let error = refusal("gpt_oss", |f| drop(f.config.insert(key.into(), value)));
-        assert_damaged(&error, &["config.json", key, word]);
-    }
-    let error = refusal("gpt_oss", |f| drop(f.config.insert("layer_types".into(), types("chunked"))));
-    assert_unsupported(&error, &["layer_types", "chunked"]);
-    for name in ["mlp.experts.down_proj_bias", "self_attn.sinks", "mlp.router.bias"] {
-        let name = format!("model.layers.1.{name}");
-        assert_damaged(&refusal("gpt_oss", |f| drop(f.take(&name))), &[&name, "missing"]);
-        let error = refusal("gpt_oss", |f| f.tensor(&name).shape.insert(0, 1));
-        assert_damaged(&error, &[&name, "shape"]);
-    }
 }
 
 #[test]

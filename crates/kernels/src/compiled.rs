@@ -52,12 +52,6 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::swiglu(gate, up);
         }
 
-        /// As [`scalar::clamped_swiglu`](crate::scalar::clamped_swiglu).
-        #[target_feature(enable = $features)]
-        pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
-            $crate::scalar::clamped_swiglu(gate, up, alpha, limit);
-        }
-
         /// As [`scalar::sigmoid_gate`](crate::scalar::sigmoid_gate).
         #[target_feature(enable = $features)]
         pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
@@ -91,6 +85,12 @@ macro_rules! compiled_scalar_kernels {
             out: &mut [f32; $crate::STATE_COLUMNS],
         ) {
             $crate::scalar::delta_step(step, before, state, out);
+        }
+
+        /// As [`scalar::clamped_swiglu`](crate::scalar::clamped_swiglu).
+        #[target_feature(enable = $features)]
+        pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+            $crate::scalar::clamped_swiglu(gate, up, alpha, limit);
         }
 
         /// As [`scalar::add`](crate::scalar::add).

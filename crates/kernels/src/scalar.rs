@@ -375,6 +375,15 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// `x ← x · σ(gate)`
+#[inline(always)]
+pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
+    assert_eq!(x.len(), gate.len());
+    for (x, gate) in x.iter_mut().zip(gate) {
+        *x *= sigmoid(*gate);
+    }
+}
+
 /// `gate ← (up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`.
 #[inline(always)]
 pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
@@ -382,15 +391,6 @@ pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
     for (g, u) in gate.iter_mut().zip(up) {
         let cut = if *g > limit { limit } else { *g };
         *g = (u.clamp(-limit, limit) + 1.0) * (cut * sigmoid(alpha * cut));
-    }
-}
-
-/// `x ← x · σ(gate)`
-#[inline(always)]
-pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
-    assert_eq!(x.len(), gate.len());
-    for (x, gate) in x.iter_mut().zip(gate) {
-        *x *= sigmoid(*gate);
     }
 }
 

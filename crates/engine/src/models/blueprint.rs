@@ -56,6 +56,14 @@ enum Prepared {
 }
 
 impl Prepared {
+    /// How many numbers become of so many.
+    fn count(self, len: u64) -> u64 {
+        match self {
+            Prepared::Plainly | Prepared::By(_) | Prepared::Transposed(_) => len,
+            Prepared::EveryOther(_) => len / 2,
+        }
+    }
+
     fn apply(self, mut values: Vec<f32>) -> Vec<f32> {
         match self {
             Prepared::Plainly => values,
@@ -85,8 +93,7 @@ impl Declared {
     fn bytes(&self) -> u64 {
         match self {
             Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
-            Declared::Vector(t, Prepared::EveryOther(_)) => t.elements() / 2 * 4,
-            Declared::Vector(t, _) => t.elements() * 4,
+            Declared::Vector(tensor, prepared) => prepared.count(tensor.elements()) * 4,
         }
     }
 }
@@ -141,16 +148,16 @@ impl Blueprint {
     /// that is also the output matrix is read whole for that, besides its row.
     pub fn dense_bytes_per_token(&self) -> u64 {
         let output = self.model.head().output;
-        let matrices = self.weights.iter().filter(|w| !matches!(w, Declared::Vector(..)));
-        let read = matrices.enumerate().map(|(i, w)| match w {
+        let (vectors, matrices): (Vec<_>, Vec<_>) =
+            self.weights.iter().partition(|w| matches!(w, Declared::Vector(..)));
+        let read = matrices.into_iter().enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
                 let row = w.bytes() / t.rows as u64;
                 if Matrix(i) == output { w.bytes() + row } else { row }
             }
             other => other.bytes(),
         });
-        let vectors = self.weights.iter().filter(|w| matches!(w, Declared::Vector(..)));
-        read.chain(vectors.map(Declared::bytes)).sum()
+        read.chain(vectors.into_iter().map(Declared::bytes)).sum()
     }
 
     /// Bytes of routed experts that one token reads.
@@ -370,21 +377,20 @@ impl<'a> Builder<'a> {
         self.prepared(name, shape, Prepared::Transposed(kernel))
     }
 
-    /// The biases of all experts of a layer, one after another: `[experts · width]`
+    /// Weights of a tensor of this shape, in their order.
     ///
     /// # Errors
     /// As [`vector`](Self::vector).
-    pub fn expert_biases(&mut self, name: Name, experts: usize, width: usize) -> Result<Vector> {
-        self.prepared(name, &[experts, width], Prepared::Plainly)
+    pub fn flat(&mut self, name: Name, shape: &[usize]) -> Result<Vector> {
+        self.prepared(name, shape, Prepared::Plainly)
     }
 
-    /// The same for two that alternate in one tensor, `[experts, 2 · width]`.
+    /// Every other of the weights of a tensor of this shape, from the first or the second on.
     ///
     /// # Errors
     /// As [`vector`](Self::vector).
-    pub fn alternating_biases(&mut self, name: Name, experts: usize, width: usize) -> Result<[Vector; 2]> {
-        let mut every_other = |first| self.prepared(name, &[experts, 2 * width], Prepared::EveryOther(first));
-        Ok([every_other(0)?, every_other(1)?])
+    pub fn every_other(&mut self, name: Name, shape: &[usize], first: usize) -> Result<Vector> {
+        self.prepared(name, shape, Prepared::EveryOther(first))
     }
 
     fn prepared(&mut self, name: Name, shape: &[usize], prepared: Prepared) -> Result<Vector> {

@@ -3,8 +3,8 @@
 
 use forebay_kernels::RopePairs;
 
-use super::grouped::GroupedSizes;
-use super::latent::LatentSizes;
+use super::attention::{Attention, Mixer, Sizes};
+pub use super::attention::{AttentionKind, NormSpan, Q_BIAS, Q_NORM};
 use super::linear::Linear;
 use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
@@ -12,10 +12,7 @@ use crate::backend::{
     Activation, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Router, Scores, StateShape, Vector,
 };
 use crate::blocks::Context;
-use crate::blocks::delta_net::{DeltaNet, DeltaWeights};
-use crate::blocks::gqa::{Gqa, GqaWeights};
 use crate::blocks::head::Head;
-use crate::blocks::mla::{Mla, MlaWeights};
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
 use crate::blocks::rope::RopeScaling;
@@ -88,31 +85,10 @@ impl Recipe {
         }
     }
 
-    /// A norm's weights.
-    ///
-    /// # Errors
-    /// As [`Builder::vector`].
+    /// A norm of the family's kind.
     pub fn norm(&self, b: &mut Builder<'_>, name: Name, len: usize) -> Result<Vector> {
         if self.zero_centred_norms { b.vector_of(name, len, |w| w + 1.0) } else { b.vector(name, len) }
     }
-}
-
-/// What attention keeps of a position.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum AttentionKind {
-    /// Keys and values, which several query heads share.
-    Grouped,
-    /// A latent that keys and values are made from.
-    Latent,
-}
-
-/// What a norm of queries or keys spans.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum NormSpan {
-    /// Each head by itself.
-    Head,
-    /// All heads together.
-    Projection,
 }
 
 /// The feed-forward blocks of a family.
@@ -211,15 +187,13 @@ impl BiasNames {
         let both = self.alternating.of_layer(l);
         let [beside_two, beside_one] = self.down.map(|name| name.of_layer(l));
         if b.has(both) {
-            let [gate, up] = b.alternating_biases(both, experts, inner)?;
-            return Ok([gate, up, b.expert_biases(beside_one, experts, hidden)?]);
+            let shape = [experts, 2 * inner];
+            let (gate, up) = (b.every_other(both, &shape, 0)?, b.every_other(both, &shape, 1)?);
+            return Ok([gate, up, b.flat(beside_one, &[experts, hidden])?]);
         }
+        let mut whole = |name: Name, width: usize| b.flat(name, &[experts, width]);
         let [gate, up] = self.apart.map(|name| name.of_layer(l));
-        Ok([
-            b.expert_biases(gate, experts, inner)?,
-            b.expert_biases(up, experts, inner)?,
-            b.expert_biases(beside_two, experts, hidden)?,
-        ])
+        Ok([whole(gate, inner)?, whole(up, inner)?, whole(beside_two, hidden)?])
     }
 }
 
@@ -272,19 +246,6 @@ struct Layer {
     ffn: Ffn,
 }
 
-/// Attention, alike in all layers that have it.
-enum Attention {
-    Grouped(Gqa),
-    Latent(Mla),
-}
-
-/// How a layer's tokens learn of each other.
-enum Mixer {
-    Grouped(GqaWeights),
-    Latent(Box<MlaWeights>),
-    Linear(DeltaNet, DeltaWeights),
-}
-
 /// A layer's feed-forward block.
 enum Ffn {
     Dense(Mlp, MlpWeights),
@@ -298,37 +259,6 @@ impl Layer {
             Ffn::Dense(..) => None,
             Ffn::Mixture { gate, .. } => Some(gate),
         }
-    }
-}
-
-/// The sizes of attention.
-enum Sizes {
-    Grouped(GroupedSizes),
-    Latent(LatentSizes),
-}
-
-impl Sizes {
-    fn read(config: &Config<'_>, recipe: &Recipe) -> Result<Sizes> {
-        Ok(match recipe.attention {
-            AttentionKind::Grouped => Sizes::Grouped(GroupedSizes::read(config, recipe)?),
-            AttentionKind::Latent => Sizes::Latent(LatentSizes::read(config)?),
-        })
-    }
-
-    /// The block of all layers.
-    fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Attention> {
-        Ok(match self {
-            Sizes::Grouped(sizes) => Attention::Grouped(sizes.block(config, b, recipe)?),
-            Sizes::Latent(sizes) => Attention::Latent(sizes.block(config, b, recipe.pairs)?),
-        })
-    }
-
-    /// The weights of a layer.
-    fn weights(&self, b: &mut Builder<'_>, recipe: &Recipe, l: usize) -> Result<Mixer> {
-        Ok(match self {
-            Sizes::Grouped(sizes) => Mixer::Grouped(sizes.weights(b, recipe, l)?),
-            Sizes::Latent(sizes) => Mixer::Latent(Box::new(sizes.weights(b, l)?)),
-        })
     }
 }
 
@@ -471,12 +401,8 @@ impl<'r> Blocks<'r> {
                 let shared =
                     mixture.shared.as_ref().map(|shared| shared.weights(b, l, hidden)).transpose()?;
                 let biases = mixture.biases.map(|names| names.vectors(b, l, mixture, hidden)).transpose()?;
-                Ok(Ffn::Mixture {
-                    moe: Box::new(moe),
-                    gate: Gate { weights, bias, correction },
-                    shared,
-                    biases,
-                })
+                let gate = Gate { weights, bias, correction };
+                Ok(Ffn::Mixture { moe: Box::new(moe), gate, shared, biases })
             }
             Blocks::DenseFirst { layers, dense, mixtures } => {
                 if l < *layers {
@@ -527,7 +453,7 @@ impl Model for Decoder {
                 (Mixer::Grouped(w), Attention::Grouped(gqa)) => gqa.forward(cx, batch, i, w, x, out)?,
                 (Mixer::Latent(w), Attention::Latent(mla)) => mla.forward(cx, batch, i, w, x, out)?,
                 (Mixer::Linear(net, w), _) => net.forward(cx, batch, i, w, x, out)?,
-                _ => unreachable!("all layers with attention have the same"),
+                _ => unreachable!("all layers have the same attention"),
             }
             cx.backend.add(self.x, self.added)?;
 

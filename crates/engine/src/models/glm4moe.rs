@@ -2,7 +2,7 @@
 //! shared expert, whose router has sigmoids and a correction.
 
 use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe, Shared};
-use super::{Arch, Builder, Config, Model, Name, grouped, keys};
+use super::{Arch, Builder, Config, Model, Name, keys};
 use crate::backend::Router;
 use crate::error::Result;
 
@@ -28,9 +28,9 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         mixture,
     };
     // GGUF files say these two by having the tensors.
-    let qk_norm = config.optional_bool(keys::QK_NORM)?.unwrap_or_else(|| b.has(grouped::Q_NORM.of_layer(0)));
+    let qk_norm = config.optional_bool(keys::QK_NORM)?.unwrap_or_else(|| b.has(decoder::Q_NORM.of_layer(0)));
     let qkv_bias =
-        config.optional_bool(keys::QKV_BIAS)?.unwrap_or_else(|| b.has(grouped::Q_BIAS.of_layer(0)));
+        config.optional_bool(keys::QKV_BIAS)?.unwrap_or_else(|| b.has(decoder::Q_BIAS.of_layer(0)));
     let recipe = Recipe {
         qkv_bias,
         qk_norm: qk_norm.then_some(NormSpan::Head),

@@ -2,7 +2,7 @@
 
 use forebay_kernels::RopePairs;
 
-use super::{Builder, Config, Name, grouped, keys};
+use super::{Builder, Config, Name, attention, keys};
 use crate::backend::{HeadMatrices, KvShape};
 use crate::blocks::mla::{Mla, MlaWeights, QueryWeights};
 use crate::blocks::rope::{RopeScaling, Yarn};
@@ -91,7 +91,7 @@ impl LatentSizes {
     pub fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, pairs: RopePairs) -> Result<Mla> {
         let &LatentSizes { heads, rank, plain, rotated, value, .. } = self;
         let scaling = config.rope_scaling()?;
-        let mut rope = grouped::rope(config, b, scaling, rotated, pairs)?;
+        let mut rope = attention::rope(config, b, scaling, rotated, pairs)?;
         let magnitude = match scaling {
             RopeScaling::Yarn(yarn) => yarn.mscale_all_dim.map_or(1.0, |m| Yarn::magnitude(yarn.factor, m)),
             _ => 1.0,

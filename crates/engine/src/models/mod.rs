@@ -1,6 +1,7 @@
 //! The model families. Each has a file with its configuration and the names of its tensors; the forward pass is that of
 //! the decoder that most of them share, or a straight line of its own. The registry below lists them.
 
+mod attention;
 mod blueprint;
 mod config;
 mod decoder;
@@ -8,7 +9,6 @@ mod deepseek2;
 mod experts;
 mod glm4moe;
 mod gpt_oss;
-mod grouped;
 pub mod keys;
 mod latent;
 mod linear;
@@ -43,10 +43,10 @@ pub const ARCHS: &[Arch] = &[
     qwen2moe::ARCH,
     minimax_m2::ARCH,
     glm4moe::ARCH,
-    deepseek2::ARCH,
-    gpt_oss::ARCH,
     qwen35moe::ARCH,
     qwen35moe::QWEN3_NEXT,
+    gpt_oss::ARCH,
+    deepseek2::ARCH,
 ];
 
 /// A family's entry in the registry.
