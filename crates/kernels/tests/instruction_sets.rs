@@ -5,7 +5,7 @@ mod common;
 
 use common::{Random, Stored, block_len, encodings, quantised};
 use forebay_kernels::scalar::{AttentionStep, KvRef, RopePairs, RunningSoftmax};
-use forebay_kernels::{Isa, KEY_BLOCK, Kernels, MatRef, Q8Panel, Rows, TileMut};
+use forebay_kernels::{DType, Encoding, Isa, KEY_BLOCK, Kernels, MatRef, Q8Panel, Rows, TileMut, Tiles};
 use half::f16;
 
 /// Calls `check` with every instruction set this processor has, apart from the scalar one.
@@ -118,6 +118,42 @@ fn products_with_f32_activations_have_the_scalar_bits() {
                 };
                 let what = format!("{encoding} [{rows}, {cols}] × {tokens}");
                 assert_same_bits(&run(ours), &run(scalar), &what);
+            }
+        }
+    });
+}
+
+#[test]
+fn fp8_with_any_code_and_any_scale_has_the_scalar_bits() {
+    let (rows, cols) = (6, 256);
+    let encoding = Encoding::Tiles(Tiles { rows: 1, cols: 32, scales: DType::F32 });
+    let scales = [0.0, 1e-40, -1e-30, 3.0, 2f32.powi(119), 2f32.powi(120), f32::INFINITY, f32::NAN];
+    each_isa(|ours, scalar| {
+        let mut random = Random(8);
+        // One code is not a number, of either sign: in one row, or in none.
+        for not_a_number in [None, Some(0x7f), Some(0xff)] {
+            for scale in scales {
+                let mut stored = Stored::random(&mut random, encoding, rows, cols);
+                stored.codes[..255]
+                    .copy_from_slice(&Vec::from_iter((0..255).map(|b| b - u8::from(b == 127))));
+                if let Some(code) = not_a_number {
+                    stored.codes[2 * cols + 77] = code;
+                }
+                stored.scales[4 * 11..][..4].copy_from_slice(&scale.to_le_bytes());
+                for tokens in [1, 3] {
+                    let x = random.normals(tokens * cols);
+                    let run = |kernels: &Kernels| {
+                        let mut out = vec![0.0; tokens * rows];
+                        let x = Rows::new(&x, cols);
+                        (kernels.matmul_f32)(stored.view(), x, &mut TileMut::new(&mut out, rows));
+                        out
+                    };
+                    for (i, (a, b)) in run(ours).into_iter().zip(run(scalar)).enumerate() {
+                        let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                        assert!(same, "{not_a_number:?}, scale {scale}, {tokens} tokens, {i}: {a}, not {b}");
+                        assert!(i % rows != 2 || not_a_number.is_none() || a.is_nan(), "a NaN is hidden");
+                    }
+                }
             }
         }
     });
