@@ -5,7 +5,9 @@ mod common;
 
 use common::{Random, Stored, block_len, encodings, quantised};
 use forebay_kernels::scalar::{AttentionStep, KvRef, RopePairs, RunningSoftmax};
-use forebay_kernels::{DType, Encoding, Isa, KEY_BLOCK, Kernels, MatRef, Q8Panel, Rows, TileMut, Tiles};
+use forebay_kernels::{
+    DType, Encoding, Isa, KEY_BLOCK, Kernels, MatRef, Planes, Q8Panel, Rows, TileMut, Tiles,
+};
 use half::f16;
 
 /// Calls `check` with every instruction set this processor has, apart from the scalar one.
@@ -119,6 +121,58 @@ fn products_with_f32_activations_have_the_scalar_bits() {
                 let what = format!("{encoding} [{rows}, {cols}] × {tokens}");
                 assert_same_bits(&run(ours), &run(scalar), &what);
             }
+        }
+    });
+}
+
+#[test]
+fn sums_that_are_negative_zeros_have_the_scalar_bits() {
+    // Products below the smallest float: they leave the sign, also in lanes that the last columns do not reach.
+    let (rows, cols) = (5, 37);
+    let weights: Vec<u8> = (0..rows * cols).flat_map(|_| 1e-30f32.to_le_bytes()).collect();
+    let x = vec![-1e-30; 3 * cols];
+    each_isa(|ours, _| {
+        for encoding in [Encoding::Blocks(DType::F32), Encoding::Columns(DType::F32)] {
+            let planes = Planes { codes: &weights, ..Planes::default() };
+            let w = MatRef::from_planes(encoding, rows, cols, planes);
+            for tokens in [1, 3] {
+                let mut out = vec![f32::NAN; tokens * rows];
+                let x = Rows::new(&x[..tokens * cols], cols);
+                (ours.matmul_f32)(w, x, &mut TileMut::new(&mut out, rows));
+                assert_same_bits(&out, &vec![-0.0; out.len()], &format!("{encoding}, {tokens} tokens"));
+            }
+        }
+    });
+}
+
+#[test]
+fn mxfp4_with_any_exponent_has_the_scalar_bits() {
+    let (rows, cols) = (256, 96);
+    each_isa(|ours, scalar| {
+        let mut random = Random(9);
+        let mut stored = Stored::random(&mut random, Encoding::Mxfp4, rows, cols);
+        // A row for each exponent, in one of its groups; the others are zero, so that the smallest does not vanish.
+        for row in 0..rows {
+            stored.scales[3 * row + row % 3] = row as u8;
+            for (group, codes) in stored.codes[48 * row..][..48].chunks_exact_mut(16).enumerate() {
+                if group != row % 3 {
+                    codes.fill(0);
+                }
+            }
+        }
+        for tokens in [1, 3] {
+            let mut panels = vec![Q8Panel::default(); tokens];
+            for panel in panels.chunks_exact_mut(1) {
+                (scalar.quantise)(&random.normals(cols), 32, panel);
+            }
+            let run = |kernels: &Kernels| {
+                let mut out = vec![f32::NAN; tokens * rows];
+                (kernels.matmul_q8)(stored.view(), Rows::new(&panels, 1), &mut TileMut::new(&mut out, rows));
+                out
+            };
+            let ours = run(ours);
+            assert!(ours[0] != 0.0 && ours[1] != 0.0, "the smallest exponents vanish");
+            assert_same_bits(&ours, &run(scalar), &format!("{tokens} tokens"));
         }
     });
 }
