@@ -63,7 +63,7 @@ impl Isa {
 
 /// Every kernel, for one instruction set. What each does is written in [`crate::scalar`].
 #[derive(Debug)]
-#[allow(missing_docs)]
+#[allow(missing_docs, clippy::type_complexity)]
 pub struct Kernels {
     pub isa: Isa,
     pub matmul_f32: fn(MatRef<'_>, Rows<'_, f32>, &mut TileMut<'_, f32>),
