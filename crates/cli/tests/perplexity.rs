@@ -62,7 +62,11 @@ fn perplexity_is_the_exponential_of_the_mean_surprise() {
     // For people the same figures, rounded.
     let line = call(&["perplexity", &demo_model(), "-f", &text(&file)]).success();
     let (value, error) = (number(&object, "perplexity"), number(&object, "error"));
-    let expected = format!("perplexity {value:.4} ± {error:.4} · {n} tokens in 1 window of 512\n");
+    let [low, high] = [0, 1].map(|end| object["interval"][end].as_f64().unwrap());
+    assert!((low * high / value / value - 1.0).abs() < 1e-9 && high > value + 1.9 * error, "{object}");
+    let expected = format!(
+        "perplexity {value:.4} ± {error:.4} (95 %: {low:.4} to {high:.4}) · {n} tokens in 1 window of 512\n"
+    );
     assert_eq!(line, expected);
 }
 

@@ -149,7 +149,7 @@ fn settings_that_make_no_sense_are_named() {
     for (key, value, word) in [
         ("hidden_act", json!("gelu"), "gelu"),
         ("use_sliding_window", json!(true), "true"),
-        ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e6 }), "yarn"),
+        ("rope_parameters", json!({ "rope_type": "dynamic", "rope_theta": 1e6 }), "dynamic"),
         ("rope_parameters", json!({ "factor": 4.0, "rope_theta": 1e6 }), "4"),
         ("partial_rotary_factor", json!(0.5), "0.5"),
         ("architectures", json!(["NewForCausalLM"]), "NewForCausalLM"),
@@ -160,8 +160,85 @@ fn settings_that_make_no_sense_are_named() {
         });
         assert_unsupported(&error, &[word]);
     }
+    for (rope, problem) in [
+        (json!({ "rope_type": "yarn" }), "factor is missing"),
+        (json!({ "rope_type": "yarn", "factor": 0 }), "factor is not a positive number"),
+        (
+            json!({ "rope_type": "llama3", "low_freq_factor": 4, "high_freq_factor": 1 }),
+            "high_freq_factor is not above",
+        ),
+    ] {
+        let error = refusal("qwen3moe", |f| drop(f.config.insert("rope_parameters".into(), rope)));
+        assert_damaged(&error, &[problem]);
+    }
     let error = refusal("qwen3moe", |f| f.config.clear());
     assert_damaged(&error, &["architectures is missing"]);
+}
+
+#[test]
+fn settings_of_windows_and_experts_with_biases_that_make_no_sense_are_named() {
+    let types = |name: &str| json!(["full_attention", name, "full_attention", "full_attention"]);
+    for (key, value, word) in [
+        ("sliding_window", json!(null), "missing"),
+        ("sliding_window", json!(0), "between"),
+        ("layer_types", json!(["full_attention"]), "one type for each layer"),
+        ("layer_types", json!(7), "not a list of texts"),
+        ("swiglu_limit", json!(-7.0), "positive number"),
+    ] {
+        let error = refusal("gpt_oss", |f| drop(f.config.insert(key.into(), value)));
+        assert_damaged(&error, &["config.json", key, word]);
+    }
+    let error = refusal("gpt_oss", |f| drop(f.config.insert("layer_types".into(), types("chunked"))));
+    assert_unsupported(&error, &["layer_types", "chunked"]);
+    for name in ["mlp.experts.down_proj_bias", "self_attn.sinks", "mlp.router.bias"] {
+        let name = format!("model.layers.1.{name}");
+        assert_damaged(&refusal("gpt_oss", |f| drop(f.take(&name))), &[&name, "missing"]);
+        let error = refusal("gpt_oss", |f| f.tensor(&name).shape.insert(0, 1));
+        assert_damaged(&error, &[&name, "shape"]);
+    }
+}
+
+#[test]
+fn settings_of_latent_attention_and_groups_that_make_no_sense_are_named() {
+    for (key, value, word) in [
+        ("kv_lora_rank", json!(null), "missing"),
+        ("kv_lora_rank", json!(0), "between"),
+        ("q_lora_rank", json!(-1), "positive integer"),
+        ("qk_rope_head_dim", json!(7), "even"),
+        ("qk_nope_head_dim", json!(null), "missing"),
+        ("v_head_dim", json!(0), "between"),
+        ("n_group", json!(3), "does not divide"),
+        ("topk_group", json!(5), "larger than the number of groups"),
+        ("num_experts_per_tok", json!(9), "fewer experts"),
+        ("routed_scaling_factor", json!(0), "positive number"),
+    ] {
+        let message = if key == "num_experts_per_tok" { "topk_group" } else { key };
+        let error = refusal("deepseek_v3", |f| drop(f.config.insert(key.into(), value)));
+        assert_damaged(&error, &["config.json", message, word]);
+    }
+    for (key, value, word) in [
+        ("topk_method", json!("best"), "best"),
+        ("scoring_func", json!("tanh"), "tanh"),
+        ("attention_bias", json!(true), "true"),
+        ("moe_layer_freq", json!(2), "2"),
+    ] {
+        let error = refusal("deepseek_v3", |f| drop(f.config.insert(key.into(), value)));
+        assert_unsupported(&error, &[key, word]);
+    }
+    let error = refusal("deepseek_v2_lite", |f| drop(f.config.insert("norm_topk_prob".into(), json!(true))));
+    assert_unsupported(&error, &["norm_topk_prob"]);
+    let error = refusal("deepseek_v3", |f| drop(f.take("model.layers.1.self_attn.kv_b_proj.weight")));
+    assert_damaged(&error, &["kv_b_proj.weight is missing"]);
+
+    let error = refusal("deepseek_v3", |f| {
+        let scheme = json!({ "quant_method": "fp8", "weight_block_size": [24, 64] });
+        f.config.insert("quantization_config".into(), scheme);
+        let name = "model.layers.0.self_attn.kv_a_proj_with_mqa.weight";
+        f.take(name);
+        f.add(name, "F8_E4M3", &[40, 64], vec![0; 40 * 64]);
+        f.add(format!("{name}_scale_inv"), "F32", &[2, 1], vec![0; 8]);
+    });
+    assert_damaged(&error, &["kv_a_proj_with_mqa.weight", "share scales"]);
 }
 
 #[test]

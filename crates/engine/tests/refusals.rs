@@ -184,12 +184,16 @@ fn an_absurd_number_of_layers_ends_at_the_first_missing_one() {
 }
 
 #[test]
-fn rotary_scaling_is_refused_by_name() {
+fn unknown_rotary_scaling_is_refused_by_name() {
+    let opens = |file: &GgufBuilder| open_with(&file.build(), &options()).is_ok();
     let scaled = tiny_model(HIDDEN).f32("qwen3moe.rope.scaling.factor", 4.0);
-    assert_says(&unsupported(&scaled), &["qwen3moe.rope.scaling.factor", "4"]);
-    let message = unsupported(&scaled.clone().str("qwen3moe.rope.scaling.type", "yarn"));
-    assert_says(&message, &["qwen3moe.rope.scaling.type", "yarn"]);
-    assert!(open_with(&scaled.str("qwen3moe.rope.scaling.type", "none").build(), &options()).is_ok());
+    let typed = |name: &str| scaled.clone().str("qwen3moe.rope.scaling.type", name);
+    assert_says(&unsupported(&typed("longrope")), &["qwen3moe.rope.scaling.type", "longrope"]);
+    assert!(opens(&scaled) && ["none", "linear", "yarn"].iter().all(|name| opens(&typed(name))));
+    let mixed = typed("yarn").f32("qwen3moe.rope.scaling.yarn_ext_factor", 0.5);
+    assert_says(&unsupported(&mixed), &["yarn_ext_factor", "0.5"]);
+    let without = tiny_model(HIDDEN).str("qwen3moe.rope.scaling.type", "yarn");
+    assert_says(&damaged(&without), &["qwen3moe.rope.scaling.factor", "missing"]);
 
     let rotated = |channels| tiny_model(HIDDEN).u32("qwen3moe.rope.dimension_count", channels);
     assert_says(&unsupported(&rotated(4)), &["qwen3moe.rope.dimension_count", "4"]);

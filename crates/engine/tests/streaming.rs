@@ -146,10 +146,15 @@ fn a_file_that_is_replaced_changes_nothing() {
     assert_same_bits(session.logits(), &expected[expected.len() - engine.vocab_size()..], "replaced");
 }
 
-/// Experts of three, six and nine ranges, the shortest of them a few bytes.
+/// Experts of three, six and nine ranges, the shortest of them a few bytes, and of four that gate and up share.
 #[test]
 fn the_budget_changes_no_bit_of_models_in_folders() {
-    for (folder, ranges) in [("golden/qwen3moe", 3), ("golden/qwen3moe-fp8", 6), ("golden/qwen3moe-mlx", 9)] {
+    for (folder, ranges) in [
+        ("golden/qwen3moe", 3),
+        ("golden/qwen3moe-fp8", 6),
+        ("golden/qwen3moe-mlx", 9),
+        ("golden/gpt_oss-mxfp4", 4),
+    ] {
         let folder = data(folder);
         let blueprint = describe(&ModelFile::open(&folder).unwrap()).unwrap();
         let layers = blueprint.experts.iter().flatten();

@@ -10,16 +10,30 @@ use super::kv::CpuKv;
 /// Consecutive tokens whose queries pass over the keys together, so that keys and values are read once for all.
 pub const QUERY_TILE: usize = 8;
 
-/// The query heads that share a key head.
+/// The most query heads that pass over the keys together. Their queries and outputs stay in the cache.
+const HEAD_TILE: usize = 16;
+
+/// How many of the query heads that share a key head one thread takes, so that `pieces` pieces of work with all of them
+/// become enough for the threads. It divides their number.
+pub fn heads_at_once(sharing: usize, pieces: usize, threads: usize) -> usize {
+    let most = (sharing * pieces / threads).clamp(1, HEAD_TILE).min(sharing);
+    (1..=most).rev().find(|&heads| sharing.is_multiple_of(heads)).unwrap_or(1)
+}
+
+/// Query heads that share a key head.
 pub struct GroupedHeads<'a> {
     pub kernels: &'a Kernels,
     pub kv: &'a CpuKv,
     /// The key head.
     pub head: usize,
-    /// Query heads for each key head.
+    /// The first query head.
+    pub first: usize,
+    /// How many query heads there are.
     pub group: usize,
     /// Multiplies every score.
     pub scale: f32,
+    /// A score for each query head that counts in the softmax's sum and has no value.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Memory of one thread, kept from call to call.
@@ -35,7 +49,7 @@ thread_local! {
 }
 
 impl GroupedHeads<'_> {
-    /// Rows `tokens` of a chunk that starts at position `start` attend to all positions up to their own;
+    /// Rows `tokens` of a chunk that starts at position `start` attend to all positions in their sight;
     /// `out` receives `[tokens, group · value_dim]`.
     ///
     /// A query meets the pages in order, whatever queries are beside it, so tiles change no bit.
@@ -48,16 +62,22 @@ impl GroupedHeads<'_> {
     ) {
         SCRATCH.with_borrow_mut(|scratch| {
             self.gather(queries, tokens.clone(), scratch);
-            let all = 0..tokens.len();
-            // Pages that even the first token sees whole.
-            let common = (start + tokens.start + 1) / KEY_BLOCK;
-            for page in 0..common {
-                self.step(page, (page + 1) * KEY_BLOCK, all.clone(), scratch);
+            let sight = |token: usize| self.kv.sight(start + token + 1);
+            let pages = |token: usize| sight(token).start / KEY_BLOCK..sight(token).end.div_ceil(KEY_BLOCK);
+            // Pages that both the first token and the last see whole.
+            let first = sight(tokens.end - 1).start.div_ceil(KEY_BLOCK);
+            let common = first..first.max(sight(tokens.start).end / KEY_BLOCK);
+            for (i, token) in tokens.clone().enumerate() {
+                for page in pages(token).start..common.start.min(pages(token).end) {
+                    self.step(page, sight(token), i..i + 1, scratch);
+                }
+            }
+            for page in common.clone() {
+                self.step(page, sight(tokens.start), 0..tokens.len(), scratch);
             }
             for (i, token) in tokens.enumerate() {
-                let len = start + token + 1;
-                for page in common..len.div_ceil(KEY_BLOCK) {
-                    self.step(page, len, i..i + 1, scratch);
+                for page in common.end.max(pages(token).start)..pages(token).end {
+                    self.step(page, sight(token), i..i + 1, scratch);
                 }
             }
             (self.kernels.attend_finish)(&scratch.running, &mut scratch.out);
@@ -74,18 +94,25 @@ impl GroupedHeads<'_> {
         let heads = tokens.len() * self.group;
         scratch.queries.clear();
         for token in tokens {
-            scratch.queries.extend_from_slice(&queries.row(token)[self.head * width..][..width]);
+            scratch.queries.extend_from_slice(&queries.row(token)[self.first * shape.key_dim..][..width]);
         }
         scratch.running.clear();
-        scratch.running.resize(heads, RunningSoftmax::START);
+        match self.sinks {
+            None => scratch.running.resize(heads, RunningSoftmax::START),
+            Some(sinks) => {
+                let sinks = &sinks[self.first..][..self.group];
+                let begun = sinks.iter().map(|&sink| RunningSoftmax { max: sink, sum: 1.0 });
+                scratch.running.extend(begun.cycle().take(heads));
+            }
+        }
         scratch.out.clear();
         scratch.out.resize(heads * shape.value_dim, 0.0);
     }
 
-    /// Some of the tokens pass over one page, as far as the first `len` positions reach.
-    fn step(&self, page: usize, len: usize, tokens: Range<usize>, scratch: &mut Scratch) {
+    /// Some of the tokens pass over one page, as far as it is among these positions.
+    fn step(&self, page: usize, positions: Range<usize>, tokens: Range<usize>, scratch: &mut Scratch) {
         let shape = self.kv.shape();
-        let (keys, values) = self.kv.page(self.head, page, len);
+        let (keys, values) = self.kv.page(self.head, page, positions);
         let heads = tokens.start * self.group..tokens.end * self.group;
         let step = AttentionStep {
             queries: &scratch.queries[heads.start * shape.key_dim..heads.end * shape.key_dim],
@@ -93,9 +120,26 @@ impl GroupedHeads<'_> {
             values,
             head_dim: shape.key_dim,
             value_dim: shape.value_dim,
+            value_stride: if shape.latent { shape.key_dim } else { shape.value_dim },
             scale: self.scale,
         };
         let out = &mut scratch.out[heads.start * shape.value_dim..heads.end * shape.value_dim];
         (self.kernels.attend)(&step, &mut scratch.running[heads], out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_cut_into_enough_equal_parts() {
+        // One token of many heads with one key head, many tokens of them, and groups that are cut only as far as needed.
+        assert_eq!(heads_at_once(128, 1, 16), 8);
+        assert_eq!(heads_at_once(128, 64, 16), 16);
+        assert_eq!(heads_at_once(16, 1, 12), 1);
+        assert_eq!(heads_at_once(4, 8, 2), 4);
+        assert_eq!(heads_at_once(6, 8, 12), 3);
+        assert_eq!(heads_at_once(1, 1, 64), 1);
     }
 }

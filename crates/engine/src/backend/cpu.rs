@@ -11,13 +11,13 @@ use forebay_kernels::{Encoding, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs
 
 use smallvec::SmallVec;
 
-use super::attend::{GroupedHeads, QUERY_TILE};
+use super::attend::{GroupedHeads, QUERY_TILE, heads_at_once};
 use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
 use super::recurrent::{Advance, CpuRecurrent};
 use super::{
-    Attention, Backend, Buf, BufShape, DeltaRule, ExpertBuffers, HostMatrix, LayerState, Matrix, Part, Rope,
-    Router, Routing, StateShape, Vector, Weight,
+    Activation, Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, HostMatrix, LayerState,
+    Matrix, Part, Rope, Router, Routing, StateShape, Vector, Weight,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -189,10 +189,22 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn head_products(&mut self, x: Buf, w: &HeadMatrices, out: Buf) -> Result<()> {
+        let mut data = self.take(out);
+        let x = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
+        let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
+        let tile = TileMut::new(&mut data[..self.rows * out.width], out.width);
+        compute.head_products(self.matrices[w.stored.0].view(), w, x, &mut self.panels, tile);
+        self.put(out, data);
+        Ok(())
+    }
+
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()> {
-        self.each_row(out, |_, row, values| {
+        self.each_row(out, |this, row, values| {
+            let divisors = rope.divisors.map(|w| &this.vectors[w.0]);
             let (cos, sin) = values.split_at_mut(rope.frequencies.len());
-            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&rope.frequencies) {
+            for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
+                let frequency = rope.frequencies[i] / divisors.map_or(1.0, |divisors| divisors[i]);
                 // The product is rounded to f32, as it was when the models were trained.
                 let angle = f64::from(positions[row] as f32 * frequency);
                 *cos = angle.cos() as f32 * rope.scale;
@@ -214,6 +226,7 @@ impl Backend for CpuBackend {
     fn attention(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let mut data = self.take(a.out);
         let (q, k, v) = (self.get(a.q), self.get(a.k), self.get(a.v));
+        let sinks = a.sinks.map(|w| &self.vectors[w.0][..]);
         for sequence in batch.sequences.iter_mut() {
             let start = sequence.state.len();
             let (kv, _) = sequence.state.layer(a.layer);
@@ -224,15 +237,18 @@ impl Backend for CpuBackend {
             }
             let shape = kv.shape();
             let q_heads = a.q.width / shape.key_dim;
-            let group = q_heads / shape.heads;
+            let sharing = q_heads / shape.heads;
+            let pieces = shape.heads * rows.len().div_ceil(QUERY_TILE);
+            let group = heads_at_once(sharing, pieces, self.pool.threads());
             let outs = &mut data[rows.start * a.out.width..rows.end * a.out.width];
             let mut outs = [TileMut::new(outs, a.out.width)];
             let grain = Grain { rows: QUERY_TILE, cols: group * shape.value_dim };
             let queries = Rows::new(&q[rows.start * a.q.width..rows.end * a.q.width], a.q.width);
             let kv = &*kv;
             self.pool.for_tiles(&mut outs, grain, |piece, mut tile| {
-                let head = piece.cols.start / grain.cols;
-                let heads = GroupedHeads { kernels: self.kernels, kv, head, group, scale: a.scale };
+                let first = piece.cols.start / shape.value_dim;
+                let (kernels, head, scale) = (self.kernels, first / sharing, a.scale);
+                let heads = GroupedHeads { kernels, kv, head, first, group, scale, sinks };
                 heads.attend(queries, piece.rows, start, &mut tile);
             });
         }
@@ -327,7 +343,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn experts(&mut self, b: &ExpertBuffers, routing: &Routing, leases: &[Lease]) -> Result<()> {
+    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: &[Lease]) -> Result<()> {
+        let Experts { buffers: b, activation, biases } = *experts;
         let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
         let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
@@ -350,11 +367,31 @@ impl Backend for CpuBackend {
         compute.matmul(x, &self.expert_panels, &reads_x, &mut outs);
         drop(outs);
 
+        // Each expert adds its own part of a vector to its rows.
+        let add_bias = |data: &mut [f32], width: usize, bias: Vector| {
+            let bias = &self.vectors[bias.0];
+            let mut tiles = bucket_tiles(data, width, &buckets);
+            self.pool.for_tiles(&mut tiles, Grain { rows: 1, cols: width }, |piece, mut tile| {
+                let expert = leases[piece.matrix].expert().0 as usize;
+                (self.kernels.add)(tile.row(0), &bias[expert * width..][..width]);
+            });
+        };
+        if let Some([gate_bias, up_bias, _]) = biases {
+            add_bias(&mut gate, inner, gate_bias);
+            add_bias(&mut up, inner, up_bias);
+        }
+
         let mut gates = bucket_tiles(&mut gate, inner, &buckets);
         let whole_rows = Grain { rows: 1, cols: inner };
         self.pool.for_tiles(&mut gates, whole_rows, |piece, mut tile| {
             let row = buckets[piece.matrix].start + piece.rows.start;
-            (self.kernels.swiglu)(tile.row(0), &up[row * inner..][..inner]);
+            let up = &up[row * inner..][..inner];
+            match activation {
+                Activation::SwiGlu => (self.kernels.swiglu)(tile.row(0), up),
+                Activation::Clamped { alpha, limit } => {
+                    (self.kernels.clamped_swiglu)(tile.row(0), up, alpha, limit);
+                }
+            }
         });
         drop(gates);
 
@@ -373,6 +410,9 @@ impl Backend for CpuBackend {
         let mut outs = bucket_tiles(&mut out, hidden, &buckets);
         compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
         drop(outs);
+        if let Some([.., down_bias]) = biases {
+            add_bias(&mut out, hidden, down_bias);
+        }
 
         self.put(b.gate, gate);
         self.put(b.up, up);
@@ -457,9 +497,9 @@ fn bucket_tiles<'a, T>(mut data: &'a mut [T], width: usize, buckets: &[Range<usi
 
 /// Rows of f32 activations.
 #[derive(Clone, Copy)]
-struct Activations<'a> {
-    rows: &'a [f32],
-    width: usize,
+pub(super) struct Activations<'a> {
+    pub rows: &'a [f32],
+    pub width: usize,
 }
 
 /// One product: a matrix and the rows it reads.
@@ -488,16 +528,16 @@ type Few<T> = SmallVec<[T; 16]>;
 
 /// Quantised copies of the same activations, one for each block length that some type wants.
 #[derive(Default)]
-struct Panels {
+pub(super) struct Panels {
     by_block: Vec<(usize, Vec<Q8Panel>)>,
 }
 
 impl Panels {
-    fn get(&self, block: usize) -> &[Q8Panel] {
+    pub fn get(&self, block: usize) -> &[Q8Panel] {
         &self.by_block.iter().find(|(b, _)| *b == block).expect("it was quantised").1
     }
 
-    fn get_mut(&mut self, block: usize) -> &mut Vec<Q8Panel> {
+    pub fn get_mut(&mut self, block: usize) -> &mut Vec<Q8Panel> {
         let at = self.by_block.iter().position(|(b, _)| *b == block).unwrap_or_else(|| {
             self.by_block.push((block, Vec::new()));
             self.by_block.len() - 1
@@ -507,15 +547,15 @@ impl Panels {
 }
 
 /// What products need, apart from the buffers.
-struct Compute<'a> {
-    kernels: &'static Kernels,
-    pool: &'a Pool,
+pub(super) struct Compute<'a> {
+    pub kernels: &'static Kernels,
+    pub pool: &'a Pool,
     precision: Precision,
 }
 
 impl Compute<'_> {
     /// The block length of the quantised activations that products with this encoding read; `None` if they read f32.
-    fn panel_block(&self, encoding: Encoding) -> Option<usize> {
+    pub fn panel_block(&self, encoding: Encoding) -> Option<usize> {
         encoding.activation_block().filter(|_| self.precision == Precision::Fast)
     }
 

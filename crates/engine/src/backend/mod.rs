@@ -7,6 +7,7 @@
 mod attend;
 mod cpu;
 mod delta;
+mod heads;
 mod kv;
 mod recurrent;
 mod routing;
@@ -18,7 +19,7 @@ use std::ops::Range;
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
 pub use cpu::{CpuBackend, Precision};
-pub use routing::{Router, Routing, Scores};
+pub use routing::{GroupScore, Groups, Router, Routing, Scores};
 
 use crate::TokenId;
 use crate::error::Result;
@@ -91,6 +92,20 @@ pub struct KvShape {
     pub value_dim: usize,
     /// How many positions a query sees, its own among them, if not all.
     pub window: Option<usize>,
+    /// Whether a value is nothing but the last channels of its key, and kept only there.
+    pub latent: bool,
+}
+
+impl KvShape {
+    /// Channels of a key before those that are its value, where they are; else all.
+    pub fn own_key_dim(&self) -> usize {
+        if self.latent { self.key_dim - self.value_dim } else { self.key_dim }
+    }
+
+    /// Numbers kept of a position.
+    pub fn position(&self) -> usize {
+        self.heads * (self.own_key_dim() + self.value_dim)
+    }
 }
 
 /// What one layer keeps of one sequence, where the backend computes.
@@ -161,6 +176,8 @@ fn damaged() -> io::Error {
 pub struct Rope {
     /// Half as many as the channels that rotate.
     pub frequencies: Vec<f32>,
+    /// What divides them, one by one.
+    pub divisors: Option<Vector>,
     /// Multiplies cosine and sine.
     pub scale: f32,
     /// Which channels rotate together.
@@ -174,7 +191,7 @@ pub struct Attention {
     pub layer: crate::LayerIdx,
     /// `[rows, query heads · key_dim]`
     pub q: Buf,
-    /// `[rows, key heads · key_dim]`
+    /// `[rows, key heads · key_dim]`, of latent keys without the channels that are their values.
     pub k: Buf,
     /// `[rows, key heads · value_dim]`
     pub v: Buf,
@@ -182,6 +199,34 @@ pub struct Attention {
     pub out: Buf,
     /// Multiplies every score.
     pub scale: f32,
+    /// `[query heads]` Scores that count in the softmax's sum and have no value.
+    pub sinks: Option<Vector>,
+}
+
+/// The routed experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts {
+    /// Where they work.
+    pub buffers: ExpertBuffers,
+    /// The function inside.
+    pub activation: Activation,
+    /// What gate, up and down add to their products, all experts one after another: `[experts · inner]` twice, then
+    /// `[experts · hidden]`
+    pub biases: Option<[Vector; 3]>,
+}
+
+/// How an expert joins its gate and its up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `SiLU(gate) · up`
+    SwiGlu,
+    /// `(up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`
+    Clamped {
+        /// How steep the sigmoid is.
+        alpha: f32,
+        /// Where both are cut off.
+        limit: f32,
+    },
 }
 
 /// The heads of linear attention.
@@ -264,6 +309,21 @@ pub struct Part {
     pub at: usize,
 }
 
+/// A matrix for each head, as rows of one that is stored.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadMatrices {
+    /// The heads' rows one after another, as many for each.
+    pub stored: Matrix,
+    /// How many heads there are.
+    pub heads: usize,
+    /// The first of a head's rows that belong to its matrix.
+    pub first: usize,
+    /// How many do.
+    pub rows: usize,
+    /// Whether they are the columns of its matrix.
+    pub transposed: bool,
+}
+
 /// The buffers of the routed experts of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertBuffers {
@@ -305,6 +365,10 @@ pub trait Backend: Send {
     /// `out = W x` for several matrices that read the same `x`.
     fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()>;
 
+    /// `out[h] = [rest | W[h] part]` for every head `h` of a row, with `x[h] = [part | rest]`: as many channels as the
+    /// head's matrix has columns are multiplied, and those after them, if there are any, come first.
+    fn head_products(&mut self, x: Buf, w: &HeadMatrices, out: Buf) -> Result<()>;
+
     /// Cosines and sines of the batch's positions: `[rows, cos… | sin…]`.
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()>;
 
@@ -312,7 +376,7 @@ pub trait Backend: Send {
     fn rope(&mut self, x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf) -> Result<()>;
 
     /// Appends the batch's keys and values to its sequences, then attends from every row to all positions
-    /// of its sequence up to its own.
+    /// of its sequence up to its own, or to those in the layer's window.
     fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()>;
 
     /// Convolves the batch's queries, keys and values over the positions of their sequences, each channel by itself,
@@ -334,8 +398,9 @@ pub trait Backend: Send {
         routing: &mut Routing,
     ) -> Result<()>;
 
-    /// Computes `W_d( SiLU(W_g x) · (W_u x) )` for the leased experts and the rows routed to them.
-    fn experts(&mut self, buffers: &ExpertBuffers, routing: &Routing, leases: &[Lease]) -> Result<()>;
+    /// Computes `W_d( activation(W_g x, W_u x) )`, with biases if there are any, for the leased experts and the rows
+    /// routed to them.
+    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: &[Lease]) -> Result<()>;
 
     /// `out[t] = Σ weight · expert output`, in rank order.
     fn combine(&mut self, routing: &Routing, experts: Buf, out: Buf) -> Result<()>;

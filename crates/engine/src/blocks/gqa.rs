@@ -9,7 +9,7 @@ use crate::session::Batch;
 /// The sizes and buffers of attention, alike in all layers of a model.
 #[derive(Clone, Debug)]
 pub struct Gqa {
-    /// Keys and values kept per layer.
+    /// Keys and values kept per layer, all of them; a layer may keep fewer.
     pub kv: KvShape,
     /// Multiplies every score.
     pub scale: f32,
@@ -53,6 +53,10 @@ pub struct GqaWeights {
     pub out: Matrix,
     /// Added to queries, keys and values: `[query heads · key_dim]`, `[key heads · key_dim]`, `[key heads · value_dim]`
     pub biases: Option<[Vector; 3]>,
+    /// Added to the output: `[hidden]`
+    pub out_bias: Option<Vector>,
+    /// `[query heads]` Scores that count in the softmax's sum and have no value.
+    pub sinks: Option<Vector>,
     /// Of queries and keys before the rotation: `[key_dim]`, applied to every head, or as long as all heads together.
     pub norms: Option<[Vector; 2]>,
 }
@@ -95,12 +99,23 @@ impl Gqa {
         for heads in [self.q, self.k] {
             b.rope(heads, self.kv.key_dim, self.rope.pairs, self.angles)?;
         }
-        let attention =
-            Attention { layer, q: self.q, k: self.k, v: self.v, out: self.attended, scale: self.scale };
+        let attention = Attention {
+            layer,
+            q: self.q,
+            k: self.k,
+            v: self.v,
+            out: self.attended,
+            scale: self.scale,
+            sinks: w.sinks,
+        };
         b.attention(&attention, batch)?;
         if let Some(AttentionGate { gate, .. }) = self.gate {
             b.sigmoid_gate(self.attended, gate)?;
         }
-        b.matmul(self.attended, &[(w.out, out)])
+        b.matmul(self.attended, &[(w.out, out)])?;
+        match w.out_bias {
+            Some(bias) => b.add_bias(out, bias),
+            None => Ok(()),
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! A mixture of experts: the router picks a few experts for each token, their outputs are added up.
 
 use crate::LayerIdx;
-use crate::backend::{Backend, Buf, ExpertBuffers, Matrix, Router, Vector};
+use crate::backend::{Activation, Backend, Buf, ExpertBuffers, Experts, Matrix, Router, Routing, Vector};
 use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
@@ -15,6 +15,8 @@ pub struct Moe {
     pub logits: Buf,
     /// Where the experts work.
     pub buffers: ExpertBuffers,
+    /// The function inside them.
+    pub activation: Activation,
     /// Where the shared expert works, if there is one.
     pub shared: Option<SharedExpert>,
 }
@@ -44,6 +46,8 @@ pub struct SharedWeights {
 pub struct Gate {
     /// `[experts, hidden]`
     pub weights: Matrix,
+    /// `[experts]` Added to the logits.
+    pub bias: Option<Vector>,
     /// `[experts]` Added to the scores for the choice alone.
     pub correction: Option<Vector>,
 }
@@ -58,6 +62,8 @@ pub struct Gates {
     pub next: Option<Gate>,
     /// Those of the shared expert, if there is one.
     pub shared: Option<SharedWeights>,
+    /// What the experts' gate, up and down add to their products.
+    pub biases: Option<[Vector; 3]>,
 }
 
 impl Moe {
@@ -70,13 +76,11 @@ impl Moe {
     /// The backend's, and the store's if an expert cannot be read.
     pub fn forward(&self, cx: &mut Context<'_>, layer: LayerIdx, gates: Gates, out: Buf) -> Result<()> {
         let b = &mut *cx.backend;
-        b.matmul(self.buffers.x, &[(gates.here.weights, self.logits)])?;
-        b.route(self.logits, &self.router, gates.here.correction, cx.routing)?;
+        self.route(b, gates.here, cx.routing)?;
         (cx.observer)(layer, cx.routing);
         let mut acquisition = cx.store.acquire(layer, cx.routing.chosen(), cx.purpose);
         if let (Some(expected), Some(next)) = (&mut cx.expected, gates.next) {
-            b.matmul(self.buffers.x, &[(next.weights, self.logits)])?;
-            b.route(self.logits, &self.router, next.correction, expected)?;
+            self.route(b, next, expected)?;
             cx.store.prefetch(LayerIdx(layer.0 + 1), expected.chosen());
         }
         // The drive is at work meanwhile.
@@ -84,15 +88,25 @@ impl Moe {
         if let Some((shared, w)) = shared {
             shared.forward(b, &w, self.buffers.x)?;
         }
+        let experts = Experts { buffers: self.buffers, activation: self.activation, biases: gates.biases };
         while let Some(mut leases) = acquisition.next_ready()? {
             leases.sort_unstable_by_key(|lease| lease.expert());
-            b.experts(&self.buffers, cx.routing, &leases)?;
+            b.experts(&experts, cx.routing, &leases)?;
         }
         b.combine(cx.routing, self.buffers.out, out)?;
         match shared {
             Some((shared, _)) => b.add(out, shared.out),
             None => Ok(()),
         }
+    }
+
+    /// What a router chooses for the rows of `x`.
+    fn route(&self, b: &mut dyn Backend, gate: Gate, routing: &mut Routing) -> Result<()> {
+        b.matmul(self.buffers.x, &[(gate.weights, self.logits)])?;
+        if let Some(bias) = gate.bias {
+            b.add_bias(self.logits, bias)?;
+        }
+        b.route(self.logits, &self.router, gate.correction, routing)
     }
 }
 

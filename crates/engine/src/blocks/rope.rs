@@ -1,23 +1,172 @@
-//! Rotary frequencies.
+//! Rotary frequencies: plain, or stretched so that a model sees farther than it was first trained to.
+//!
+//! All are computed in f64 and rounded once, which is what the f32 references come to within a rounding.
 
-/// Plain rotary embedding over `channels` channels: `base^(−2i / channels)`.
-///
-/// Computed in f64 and rounded once, which is what the f32 reference comes to within a rounding.
-pub fn plain_frequencies(base: f32, channels: usize) -> Vec<f32> {
-    let exponent = |i: usize| -2.0 * i as f64 / channels as f64;
-    (0..channels / 2).map(|i| f64::from(base).powf(exponent(i)) as f32).collect()
+use std::f64::consts::TAU;
+
+/// How the rotation is stretched to longer contexts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    Plain,
+    /// All frequencies are divided by a factor.
+    Linear(f64),
+    /// Slow frequencies are divided by a factor, fast ones are not.
+    Llama3(Llama3),
+    /// As before, with other borders; cosine and sine are scaled, too.
+    Yarn(Yarn),
+}
+
+/// Llama 3.1's stretching: where a frequency lies is told by how often it turns in the original context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Llama3 {
+    /// Divides the slow frequencies.
+    pub factor: f64,
+    /// Positions of the original context.
+    pub original: f64,
+    /// Frequencies that turn less often are slow.
+    pub low: f64,
+    /// Frequencies that turn more often are fast.
+    pub high: f64,
+}
+
+/// YaRN: where a frequency lies is told by its number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// Divides the slow frequencies.
+    pub factor: f64,
+    /// Positions of the original context.
+    pub original: f64,
+    /// A frequency that turns so often in the original context is the last of the fast ones.
+    pub beta_fast: f64,
+    /// A frequency that turns so often in the original context is the first of the slow ones.
+    pub beta_slow: f64,
+    /// Whether the borders are rounded outwards to whole numbers.
+    pub round: bool,
+    /// Multiplies cosine and sine.
+    pub scale: f64,
+    /// For attention that scales its scores by [`magnitude`](Self::magnitude) of it.
+    pub mscale_all_dim: Option<f64>,
+}
+
+impl RopeScaling {
+    /// The frequencies over `channels` channels: `base^(−2i / channels)`, stretched.
+    pub fn frequencies(&self, base: f32, channels: usize) -> Vec<f32> {
+        let base = f64::from(base);
+        let plain = (0..channels / 2).map(|i| base.powf(-2.0 * i as f64 / channels as f64));
+        let stretched = |(i, f): (usize, f64)| match self {
+            RopeScaling::Plain => f,
+            RopeScaling::Linear(factor) => f / factor,
+            RopeScaling::Llama3(llama3) => llama3.stretch(f),
+            RopeScaling::Yarn(yarn) => yarn.stretch(i, f, base, channels),
+        };
+        plain.enumerate().map(|f| stretched(f) as f32).collect()
+    }
+
+    /// What multiplies cosine and sine.
+    pub fn scale(&self) -> f32 {
+        match self {
+            RopeScaling::Plain | RopeScaling::Linear(_) | RopeScaling::Llama3(_) => 1.0,
+            RopeScaling::Yarn(yarn) => yarn.scale as f32,
+        }
+    }
+}
+
+impl Llama3 {
+    fn stretch(&self, f: f64) -> f64 {
+        let turns = self.original * f / TAU;
+        let fast = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
+        f / self.factor * (1.0 - fast) + f * fast
+    }
+}
+
+impl Yarn {
+    fn stretch(&self, i: usize, f: f64, base: f64, channels: usize) -> f64 {
+        let channels = channels as f64;
+        // The number of the frequency that turns so often in the original context.
+        let border = |turns: f64| channels * (self.original / (turns * TAU)).ln() / (2.0 * base.ln());
+        let (mut first, mut last) = (border(self.beta_fast), border(self.beta_slow));
+        if self.round {
+            (first, last) = (first.floor(), last.ceil());
+        }
+        (first, last) = (first.max(0.0), last.min(channels - 1.0));
+        if first == last {
+            last += 0.001;
+        }
+        let slow = ((i as f64 - first) / (last - first)).clamp(0.0, 1.0);
+        f / self.factor * slow + f * (1.0 - slow)
+    }
+
+    /// By how much cosine and sine grow with the context, if `mscale` says how strongly.
+    pub fn magnitude(factor: f64, mscale: f64) -> f64 {
+        if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn assert_close(ours: &[f32], truth: &[f64]) {
+        assert_eq!(ours.len(), truth.len());
+        for (&ours, &truth) in ours.iter().zip(truth) {
+            assert!((f64::from(ours) - truth).abs() < 1e-6 * truth, "{ours} instead of {truth}");
+        }
+    }
+
     #[test]
     fn frequencies_fall_from_one_by_equal_factors() {
-        let f = plain_frequencies(10_000.0, 8);
-        for (f, truth) in f.iter().zip([1.0, 0.1, 0.01, 0.001]) {
-            assert!((f - truth).abs() < 1e-7 * truth, "{f} instead of {truth}");
-        }
-        assert_eq!(f.len(), 4);
+        assert_close(&RopeScaling::Plain.frequencies(10_000.0, 8), &[1.0, 0.1, 0.01, 0.001]);
+        assert_close(&RopeScaling::Linear(4.0).frequencies(10_000.0, 8), &[0.25, 0.025, 0.0025, 0.00025]);
+    }
+
+    #[test]
+    fn llama3_divides_what_turns_seldom() {
+        let llama3 = Llama3 { factor: 8.0, original: 1000.0, low: 1.0, high: 4.0 };
+        // They turn 159, 15.9, 1.59 and 0.159 times.
+        let fast = (10.0 / TAU - 1.0) / 3.0;
+        let between = 0.01 * (fast + (1.0 - fast) / 8.0);
+        let ours = RopeScaling::Llama3(llama3).frequencies(10_000.0, 8);
+        assert_close(&ours, &[1.0, 0.1, between, 0.001 / 8.0]);
+    }
+
+    #[test]
+    fn yarn_divides_what_comes_late() {
+        let yarn = Yarn {
+            factor: 8.0,
+            original: 1000.0 * TAU,
+            beta_fast: 32.0,
+            beta_slow: 0.2,
+            round: true,
+            scale: Yarn::magnitude(8.0, 1.0),
+            mscale_all_dim: None,
+        };
+        // The borders are the frequencies of number 1.49 and 3.7, rounded to 1 and 4.
+        let mix = |f: f64, slow: f64| f / 8.0 * slow + f * (1.0 - slow);
+        let ours = RopeScaling::Yarn(yarn).frequencies(10_000.0, 8);
+        assert_close(&ours, &[1.0, 0.1, mix(0.01, 1.0 / 3.0), mix(0.001, 2.0 / 3.0)]);
+        assert!((RopeScaling::Yarn(yarn).scale() - 1.207_944_2).abs() < 1e-6);
+
+        let [first, last] = [32.0f64, 0.2].map(|turns| (1000.0 / turns).log10());
+        let slow = |i: f64| (i - first) / (last - first);
+        let ours = RopeScaling::Yarn(Yarn { round: false, ..yarn }).frequencies(10_000.0, 8);
+        assert_close(&ours, &[1.0, 0.1, mix(0.01, slow(2.0)), mix(0.001, slow(3.0))]);
+    }
+
+    #[test]
+    fn borders_outside_the_frequencies_are_cut_off() {
+        let yarn = Yarn {
+            factor: 4.0,
+            original: 8.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            round: true,
+            scale: 1.0,
+            mscale_all_dim: None,
+        };
+        // Even the first frequency turns less than twice: all from the second on are slow.
+        let ours = RopeScaling::Yarn(yarn).frequencies(10_000.0, 8);
+        assert_close(&ours, &[1.0, 0.1 / 4.0, 0.01 / 4.0, 0.001 / 4.0]);
+        assert_eq!(Yarn::magnitude(0.5, 1.0), 1.0);
     }
 }

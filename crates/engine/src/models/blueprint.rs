@@ -5,7 +5,7 @@
 //! byte is loaded, and the memory plan is the sum of the declarations.
 
 use std::collections::HashSet;
-
+use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_kernels::quant::dequantise_row;
@@ -51,9 +51,19 @@ enum Prepared {
     By(fn(f32) -> f32),
     /// Rows of so many become columns.
     Transposed(usize),
+    /// Every other one stays, from this one on.
+    EveryOther(usize),
 }
 
 impl Prepared {
+    /// How many numbers become of so many.
+    fn count(self, len: u64) -> u64 {
+        match self {
+            Prepared::Plainly | Prepared::By(_) | Prepared::Transposed(_) => len,
+            Prepared::EveryOther(_) => len / 2,
+        }
+    }
+
     fn apply(self, mut values: Vec<f32>) -> Vec<f32> {
         match self {
             Prepared::Plainly => values,
@@ -64,6 +74,7 @@ impl Prepared {
             Prepared::Transposed(cols) => {
                 (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)).copied().collect()
             }
+            Prepared::EveryOther(first) => values.into_iter().skip(first).step_by(2).collect(),
         }
     }
 }
@@ -78,9 +89,12 @@ impl Declared {
         ranges.into_iter().flatten()
     }
 
-    /// How many they are.
+    /// How many they are in memory, where vectors are f32.
     fn bytes(&self) -> u64 {
-        self.ranges().map(|range| range.len as u64).sum()
+        match self {
+            Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
+            Declared::Vector(tensor, prepared) => prepared.count(tensor.elements()) * 4,
+        }
     }
 }
 
@@ -92,6 +106,33 @@ struct Planes {
     ranges: [Option<ByteRange>; 3],
 }
 
+impl Planes {
+    /// A weight as a matrix.
+    fn of(weight: &StoredWeight<'_>, rows: usize, cols: usize) -> Planes {
+        let ranges = weight.planes.map(|plane| plane.map(whole));
+        Planes { encoding: weight.encoding, rows, cols, ranges }
+    }
+
+    /// Some of its rows; `None` if they share scales with others.
+    fn part(&self, rows: Range<usize>) -> Option<Planes> {
+        if let Encoding::Tiles(tiles) = self.encoding
+            && !rows.start.is_multiple_of(tiles.rows)
+        {
+            return None;
+        }
+        let before = self.encoding.plane_bytes(rows.start, self.cols)?;
+        let bytes = self.encoding.plane_bytes(rows.len(), self.cols)?;
+        let mut ranges = self.ranges;
+        for (i, range) in ranges.iter_mut().enumerate() {
+            if let Some(range) = range {
+                *range =
+                    ByteRange { file: range.file, offset: range.offset + before[i] as u64, len: bytes[i] };
+            }
+        }
+        Some(Planes { encoding: self.encoding, rows: rows.len(), cols: self.cols, ranges })
+    }
+}
+
 /// The place of a tensor.
 fn whole(tensor: &TensorInfo) -> ByteRange {
     ByteRange { file: tensor.file, offset: tensor.offset, len: tensor.len as usize }
@@ -100,32 +141,23 @@ fn whole(tensor: &TensorInfo) -> ByteRange {
 impl Blueprint {
     /// Bytes of the dense weights.
     pub fn dense_bytes(&self) -> u64 {
-        self.weights
-            .iter()
-            .map(|w| match w {
-                Declared::Matrix(_) | Declared::Table(_) => w.bytes(),
-                Declared::Vector(t, _) => t.elements() * 4,
-            })
-            .sum()
+        self.weights.iter().map(Declared::bytes).sum()
     }
 
     /// Bytes of dense weights that one token reads: every matrix whole, of the embedding table one row. A table
     /// that is also the output matrix is read whole for that, besides its row.
     pub fn dense_bytes_per_token(&self) -> u64 {
         let output = self.model.head().output;
-        let matrices = self.weights.iter().filter(|w| !matches!(w, Declared::Vector(..)));
-        let read = matrices.enumerate().map(|(i, w)| match w {
+        let (vectors, matrices): (Vec<_>, Vec<_>) =
+            self.weights.iter().partition(|w| matches!(w, Declared::Vector(..)));
+        let read = matrices.into_iter().enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
                 let row = w.bytes() / t.rows as u64;
                 if Matrix(i) == output { w.bytes() + row } else { row }
             }
             other => other.bytes(),
         });
-        let vectors = self.weights.iter().map(|w| match w {
-            Declared::Vector(t, _) => t.elements() * 4,
-            Declared::Matrix(_) | Declared::Table(_) => 0,
-        });
-        read.chain(vectors).sum()
+        read.chain(vectors.into_iter().map(Declared::bytes)).sum()
     }
 
     /// Bytes of routed experts that one token reads.
@@ -285,6 +317,37 @@ impl<'a> Builder<'a> {
         Ok(self.push_matrix(Declared::Table(planes)))
     }
 
+    /// Two matrices that are one tensor, the first above the second.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix), or if they cannot be parted.
+    pub fn matrix_in_two(&mut self, name: Name, rows: [usize; 2], cols: usize) -> Result<[Matrix; 2]> {
+        let planes = self.planes(name, rows[0] + rows[1], cols)?;
+        let parted = [planes.part(0..rows[0]), planes.part(rows[0]..rows[0] + rows[1])];
+        let [Some(first), Some(second)] = parted else { return Err(self.cannot_part(name)) };
+        Ok([first, second].map(|planes| self.push_matrix(Declared::Matrix(planes))))
+    }
+
+    /// `count` matrices of the same shape in one tensor, as one with all their rows.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix), or if they cannot be joined.
+    pub fn matrices(&mut self, name: Name, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
+        self.count_layer(name);
+        let weight = self.weight(&name.in_format(self.format()), &[count, rows, cols])?;
+        let planes = Planes::of(&weight, count * rows, cols);
+        // Each matrix must begin where one does that is cut out of the whole.
+        if planes.part(rows..count * rows).is_none() {
+            return Err(self.cannot_part(name));
+        }
+        Ok(self.push_matrix(Declared::Matrix(planes)))
+    }
+
+    fn cannot_part(&self, name: Name) -> Error {
+        let name = name.in_format(self.format());
+        self.error(format!("tensor {name}: its matrices share scales, so they cannot be parted"))
+    }
+
     /// A vector of weights, kept in f32.
     ///
     /// # Errors
@@ -312,6 +375,22 @@ impl<'a> Builder<'a> {
             Format::Mlx => &[channels, kernel, 1],
         };
         self.prepared(name, shape, Prepared::Transposed(kernel))
+    }
+
+    /// Weights of a tensor of this shape, in their order.
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    pub fn flat(&mut self, name: Name, shape: &[usize]) -> Result<Vector> {
+        self.prepared(name, shape, Prepared::Plainly)
+    }
+
+    /// Every other of the weights of a tensor of this shape, from the first or the second on.
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    pub fn every_other(&mut self, name: Name, shape: &[usize], first: usize) -> Result<Vector> {
+        self.prepared(name, shape, Prepared::EveryOther(first))
     }
 
     fn prepared(&mut self, name: Name, shape: &[usize], prepared: Prepared) -> Result<Vector> {
@@ -439,8 +518,7 @@ impl<'a> Builder<'a> {
         // A matrix of one row may be stored as a vector.
         let from = usize::from(rows == 1 && self.found(&name)?.shape.len() == 1);
         let weight = self.weight(&name, &shape[from..])?;
-        let ranges = weight.planes.map(|plane| plane.map(whole));
-        Ok(Planes { encoding: weight.encoding, rows, cols, ranges })
+        Ok(Planes::of(&weight, rows, cols))
     }
 
     fn count_layer(&mut self, name: Name) {

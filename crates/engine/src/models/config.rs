@@ -1,8 +1,9 @@
 //! A model's configuration in its file's settings. Every value is hostile until checked.
 
 use super::keys;
+use crate::blocks::rope::{Llama3, RopeScaling, Yarn};
 use crate::error::{Error, Result};
-use crate::format::{Format, Key, ModelFile, Quoted, Value};
+use crate::format::{Format, Key, ModelFile, Quoted, StringArray, Value};
 
 /// No real model has a dimension or a count above this. The limit keeps products of two in range.
 const LARGEST: u64 = 1 << 30;
@@ -82,6 +83,15 @@ impl<'a> Config<'a> {
         value.as_str().map(Some).ok_or_else(|| self.error(key, "is not text"))
     }
 
+    /// A list of texts that may be absent.
+    ///
+    /// # Errors
+    /// If it is there and something else.
+    pub fn optional_texts(&self, key: Key) -> Result<Option<&'a StringArray>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_strings().map(Some).ok_or_else(|| self.error(key, "is not a list of texts"))
+    }
+
     /// The layers of the text model. GGUF files count those that predict further tokens, too.
     ///
     /// # Errors
@@ -109,23 +119,117 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Checks that the rotation is not stretched.
+    /// The longest context that the model was made for: as long as YaRN stretches it, even where the file gives the
+    /// original length.
     ///
     /// # Errors
-    /// If it is.
-    pub fn plain_rope(&self) -> Result<()> {
-        match self.optional_text(keys::ROPE_SCALING)? {
-            Some("none" | "default") => return Ok(()),
-            Some(other) => return Err(self.unsupported(keys::ROPE_SCALING, other)),
-            None => {}
+    /// If it is missing or makes no sense.
+    pub fn context(&self) -> Result<usize> {
+        let context = self.count(keys::CONTEXT)?;
+        match self.rope_scaling()? {
+            RopeScaling::Yarn(yarn) => {
+                let stretched = yarn.original * yarn.factor;
+                if stretched > LARGEST as f64 {
+                    return Err(self.error(keys::ROPE_FACTOR, "makes the context absurdly long"));
+                }
+                Ok(context.max(stretched as usize))
+            }
+            _ => Ok(context),
         }
-        // A factor without a type means linear scaling; older files have it under another name.
+    }
+
+    /// What multiplies the weights of the chosen experts. In GGUF files zero is as good as nothing.
+    ///
+    /// # Errors
+    /// If it is there and not a positive number.
+    pub fn router_scale(&self) -> Result<f32> {
+        let scale = match self.format() {
+            Format::Gguf => self.nonzero_float(keys::ROUTER_SCALE)?.map(|scale| scale as f32),
+            Format::HuggingFace | Format::Mlx => self.optional_float(keys::ROUTER_SCALE)?,
+        };
+        Ok(scale.unwrap_or(1.0))
+    }
+
+    /// How the rotation is stretched. GGUF files of Llama 3 do not say it here, but in a tensor.
+    ///
+    /// # Errors
+    /// If it is in a way that is not supported, or a number for it is missing or makes no sense.
+    pub fn rope_scaling(&self) -> Result<RopeScaling> {
+        match self.optional_text(keys::ROPE_SCALING)? {
+            Some("none" | "default") => Ok(RopeScaling::Plain),
+            Some("linear") => Ok(RopeScaling::Linear(self.float(keys::ROPE_FACTOR)?.into())),
+            Some("llama3") => self.llama3().map(RopeScaling::Llama3),
+            Some("yarn") => self.yarn().map(RopeScaling::Yarn),
+            Some(other) => Err(self.unsupported(keys::ROPE_SCALING, other)),
+            None => self.untyped_rope_scaling(),
+        }
+    }
+
+    /// In GGUF files, a factor without a type means linear scaling; older ones have it under another name.
+    fn untyped_rope_scaling(&self) -> Result<RopeScaling> {
         for key in [keys::ROPE_FACTOR, keys::ROPE_LINEAR] {
             if let Some(factor) = self.optional_float(key)?.filter(|&f| f != 1.0) {
-                return Err(self.unsupported(key, &factor.to_string()));
+                return match self.format() {
+                    Format::Gguf => Ok(RopeScaling::Linear(factor.into())),
+                    Format::HuggingFace | Format::Mlx => Err(self.unsupported(key, &factor.to_string())),
+                };
             }
         }
-        Ok(())
+        Ok(RopeScaling::Plain)
+    }
+
+    fn llama3(&self) -> Result<Llama3> {
+        let (low, high) = (self.float(keys::ROPE_LOW)?.into(), self.float(keys::ROPE_HIGH)?.into());
+        if low >= high {
+            return Err(self.error(keys::ROPE_HIGH, "is not above the low one"));
+        }
+        let original = self.count(keys::ROPE_ORIGINAL)? as f64;
+        Ok(Llama3 { factor: self.float(keys::ROPE_FACTOR)?.into(), original, low, high })
+    }
+
+    fn yarn(&self) -> Result<Yarn> {
+        for key in [keys::ROPE_ATTENTION_MULTIPLIER, keys::ROPE_EXTRAPOLATION] {
+            if let Some(other) = self.optional_float(key)?.filter(|&factor| factor != 1.0) {
+                return Err(self.unsupported(key, &other.to_string()));
+            }
+        }
+        let context = self.count(keys::CONTEXT)?;
+        let original = self.optional_count(keys::ROPE_ORIGINAL)?;
+        let factor = match (self.optional_float(keys::ROPE_FACTOR)?, original) {
+            (Some(factor), _) => f64::from(factor),
+            (None, Some(original)) => context as f64 / original as f64,
+            (None, None) => return Err(self.error(keys::ROPE_FACTOR, "is missing")),
+        };
+        let mscale = self.nonzero_float(keys::ROPE_MSCALE)?;
+        let mscale_all_dim = self.nonzero_float(keys::ROPE_MSCALE_ALL_DIM)?.map(|m| match self.format() {
+            Format::Gguf => m / 0.1,
+            Format::HuggingFace | Format::Mlx => m,
+        });
+        let magnitude = |mscale| Yarn::magnitude(factor, mscale);
+        let scale = match (self.nonzero_float(keys::ROPE_ATTENTION)?, mscale, mscale_all_dim) {
+            (Some(scale), ..) => scale,
+            (None, Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
+            // GGUF files have only one of the two, and mean both.
+            (None, None, Some(_)) if self.format() == Format::Gguf => 1.0,
+            _ => magnitude(1.0),
+        };
+        Ok(Yarn {
+            factor,
+            original: original.unwrap_or(context) as f64,
+            beta_fast: self.nonzero_float(keys::ROPE_BETA_FAST)?.unwrap_or(32.0),
+            beta_slow: self.nonzero_float(keys::ROPE_BETA_SLOW)?.unwrap_or(1.0),
+            round: self.optional_bool(keys::ROPE_TRUNCATE)?.unwrap_or(true),
+            scale,
+            mscale_all_dim,
+        })
+    }
+
+    /// A positive float that may be absent, or zero and count as absent.
+    fn nonzero_float(&self, key: Key) -> Result<Option<f64>> {
+        match self.get(key).map(Value::as_f64) {
+            Some(Some(0.0)) => Ok(None),
+            _ => Ok(self.optional_float(key)?.map(f64::from)),
+        }
     }
 
     /// An error about a setting.
@@ -147,5 +251,62 @@ impl<'a> Config<'a> {
     /// What the setting is called in this file, or would be.
     fn name(&self, key: Key) -> String {
         self.file.setting(&key).map_or_else(|| self.file.setting_name(&key), |(name, _)| name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// A folder with these settings and a tensor.
+    fn folder(path: &Path, settings: &serde_json::Value) -> ModelFile {
+        let header = r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat();
+        std::fs::write(path.join("model.safetensors"), file).unwrap();
+        std::fs::write(path.join("config.json"), settings.to_string()).unwrap();
+        ModelFile::open(path).unwrap()
+    }
+
+    #[test]
+    fn stretched_frequencies_are_those_of_transformers() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/rope.json");
+        let cases: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        assert!(cases.len() > 10);
+        let temporary = tempfile::tempdir().unwrap();
+        for case in &cases {
+            let file = folder(temporary.path(), &case["settings"]);
+            let config = Config::new(&file);
+            let scaling = config.rope_scaling().unwrap();
+            let base = config.float(keys::ROPE_BASE).unwrap();
+            let ours = scaling.frequencies(base, case["channels"].as_u64().unwrap() as usize);
+            let theirs = case["frequencies"].as_array().unwrap().iter().map(|f| f.as_f64().unwrap());
+            assert_eq!(ours.len(), theirs.len(), "{case}");
+            for (ours, theirs) in ours.into_iter().map(f64::from).zip(theirs) {
+                assert!((ours - theirs).abs() < 2e-6 * theirs, "{ours} instead of {theirs}: {case}");
+            }
+            let scale = case["scale"].as_f64().unwrap();
+            assert!((f64::from(scaling.scale()) - scale).abs() < 1e-6, "{case}");
+            assert_eq!(config.context().unwrap(), config.count(keys::CONTEXT).unwrap(), "{case}");
+        }
+    }
+
+    #[test]
+    fn yarn_makes_the_context_longer_than_the_original() {
+        let temporary = tempfile::tempdir().unwrap();
+        let context = |rope: serde_json::Value| {
+            let settings = serde_json::json!({ "max_position_embeddings": 40_960, "rope_scaling": rope });
+            Config::new(&folder(temporary.path(), &settings)).context()
+        };
+        let yarn = |factor: f64| {
+            context(serde_json::json!({
+                "type": "yarn", "factor": factor, "original_max_position_embeddings": 32_768
+            }))
+        };
+        assert_eq!(yarn(4.0).unwrap(), 131_072);
+        assert_eq!(yarn(1.0).unwrap(), 40_960);
+        assert!(yarn(1e6).unwrap_err().to_string().contains("absurdly"));
+        assert_eq!(context(serde_json::json!({ "type": "linear", "factor": 4.0 })).unwrap(), 40_960);
     }
 }

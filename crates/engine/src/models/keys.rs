@@ -21,6 +21,20 @@ pub const KV_HEADS: Key = key("attention.head_count_kv", &["num_key_value_heads"
 pub const KEY_DIM: Key = key("attention.key_length", &["head_dim"]);
 /// Channels of a value.
 pub const VALUE_DIM: Key = key("attention.value_length", &["v_head_dim"]);
+/// Channels of the latent that keys and values are made from.
+pub const KV_RANK: Key = key("attention.kv_lora_rank", &["kv_lora_rank"]);
+/// Channels of the latent that queries are made from.
+pub const Q_RANK: Key = key("attention.q_lora_rank", &["q_lora_rank"]);
+/// Channels of a head's key where keys are made from latents.
+pub const HEAD_KEY_DIM: Key = key("attention.key_length_mla", &[]);
+/// Channels of a head's value where values are made from latents.
+pub const HEAD_VALUE_DIM: Key = key("attention.value_length_mla", &[]);
+/// Channels of a head's key that do not rotate.
+pub const PLAIN_DIM: Key = key("", &["qk_nope_head_dim"]);
+/// Channels of a head's key that rotate.
+pub const ROTATED_DIM: Key = key("rope.dimension_count", &["qk_rope_head_dim"]);
+/// Whether neighbouring channels rotate together.
+pub const ROPE_INTERLEAVED: Key = key("", &["rope_interleave"]);
 /// Of the norms.
 pub const NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps"]);
 /// The base of the rotation's frequencies.
@@ -39,6 +53,39 @@ pub const ROPE_SCALING: Key = key(
 pub const ROPE_FACTOR: Key = key("rope.scaling.factor", &["rope_parameters.factor", "rope_scaling.factor"]);
 /// How much it is stretched, in older GGUF files.
 pub const ROPE_LINEAR: Key = key("rope.scale_linear", &[]);
+/// The context that the model was first trained on.
+pub const ROPE_ORIGINAL: Key = key(
+    "rope.scaling.original_context_length",
+    &["rope_parameters.original_max_position_embeddings", "rope_scaling.original_max_position_embeddings"],
+);
+/// Turns in the original context below which Llama 3 stretches all the way.
+pub const ROPE_LOW: Key = key("", &["rope_parameters.low_freq_factor", "rope_scaling.low_freq_factor"]);
+/// Turns in the original context above which Llama 3 does not stretch.
+pub const ROPE_HIGH: Key = key("", &["rope_parameters.high_freq_factor", "rope_scaling.high_freq_factor"]);
+/// Turns in the original context above which YaRN does not stretch.
+pub const ROPE_BETA_FAST: Key =
+    key("rope.scaling.yarn_beta_fast", &["rope_parameters.beta_fast", "rope_scaling.beta_fast"]);
+/// Turns in the original context below which YaRN stretches all the way.
+pub const ROPE_BETA_SLOW: Key =
+    key("rope.scaling.yarn_beta_slow", &["rope_parameters.beta_slow", "rope_scaling.beta_slow"]);
+/// Whether YaRN rounds the borders between.
+pub const ROPE_TRUNCATE: Key = key("", &["rope_parameters.truncate", "rope_scaling.truncate"]);
+/// What YaRN multiplies cosine and sine with.
+pub const ROPE_ATTENTION: Key = key(
+    "rope.scaling.yarn_attn_factor",
+    &["rope_parameters.attention_factor", "rope_scaling.attention_factor"],
+);
+/// How strongly YaRN scales cosine and sine.
+pub const ROPE_MSCALE: Key = key("", &["rope_parameters.mscale", "rope_scaling.mscale"]);
+/// How strongly YaRN scales the scores instead; in GGUF files a tenth of it.
+pub const ROPE_MSCALE_ALL_DIM: Key = key(
+    "rope.scaling.yarn_log_multiplier",
+    &["rope_parameters.mscale_all_dim", "rope_scaling.mscale_all_dim"],
+);
+/// What multiplies cosine and sine besides.
+pub const ROPE_ATTENTION_MULTIPLIER: Key = key("rope.scaling.attn_factor", &[]);
+/// How much of YaRN is mixed with linear scaling.
+pub const ROPE_EXTRAPOLATION: Key = key("rope.scaling.yarn_ext_factor", &[]);
 /// Routed experts of a layer.
 pub const EXPERTS: Key = key("expert_count", &["num_experts", "num_local_experts", "n_routed_experts"]);
 /// Experts that a token uses.
@@ -51,7 +98,7 @@ pub const INNER: Key = key("feed_forward_length", &["intermediate_size"]);
 pub const SHARED_INNER: Key = key("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"]);
 /// Whether the weights of the chosen experts are made to sum to one.
 pub const ROUTER_NORMALISES: Key = key("expert_weights_norm", &["norm_topk_prob"]);
-/// What the router's logits become: 1 softmax, 2 sigmoid.
+/// What the router's logits become: 1 softmax, 2 sigmoid, 3 softmax over the chosen.
 pub const ROUTER_FUNCTION: Key = key("expert_gating_func", &[]);
 /// What the router's logits become.
 pub const ROUTER_SCORES: Key = key("", &["scoring_func"]);
@@ -59,6 +106,12 @@ pub const ROUTER_SCORES: Key = key("", &["scoring_func"]);
 pub const ROUTER_SCALE: Key = key("expert_weights_scale", &["routed_scaling_factor"]);
 /// Groups that experts are chosen from.
 pub const ROUTER_GROUPS: Key = key("expert_group_count", &["n_group"]);
+/// Groups that a token's experts may be in.
+pub const ROUTER_GROUPS_USED: Key = key("expert_group_used_count", &["topk_group"]);
+/// How the router chooses groups.
+pub const ROUTER_METHOD: Key = key("", &["topk_method"]);
+/// Every so many layers there is one with experts.
+pub const MIXTURE_INTERVAL: Key = key("", &["moe_layer_freq"]);
 /// Experts that every token uses.
 pub const SHARED_EXPERTS: Key = key("expert_shared_count", &["n_shared_experts"]);
 /// Layers at the start that have no experts.
@@ -78,5 +131,11 @@ pub const TIED: Key = key("", &["tie_word_embeddings"]);
 pub const SLIDING_WINDOW: Key = key("", &["use_sliding_window"]);
 /// How many positions such a window has.
 pub const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
+/// Which layers do.
+pub const LAYER_TYPES: Key = key("", &["layer_types"]);
+/// How steep the sigmoid inside an expert is.
+pub const SWIGLU_ALPHA: Key = key("", &["swiglu_alpha"]);
+/// Where gate and up are cut off inside an expert.
+pub const SWIGLU_LIMIT: Key = key("", &["swiglu_limit"]);
 /// The bound that queries, keys and values are cut off at.
 pub const CLIP_QKV: Key = key("attention.clamp_kqv", &["clip_qkv"]);

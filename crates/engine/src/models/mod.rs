@@ -1,12 +1,16 @@
 //! The model families. Each has a file with its configuration and the names of its tensors; the forward pass is that of
 //! the decoder that most of them share, or a straight line of its own. The registry below lists them.
 
+mod attention;
 mod blueprint;
 mod config;
 mod decoder;
+mod deepseek2;
 mod experts;
 mod glm4moe;
+mod gpt_oss;
 pub mod keys;
+mod latent;
 mod linear;
 mod llama;
 mod minimax_m2;
@@ -20,7 +24,7 @@ mod qwen3moe;
 
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
-pub use names::{ExpertNames, Fused, Name};
+pub use names::{BiasNames, ExpertNames, Fused, Name};
 
 use crate::backend::StateShape;
 use crate::blocks::Context;
@@ -41,6 +45,8 @@ pub const ARCHS: &[Arch] = &[
     glm4moe::ARCH,
     qwen35moe::ARCH,
     qwen35moe::QWEN3_NEXT,
+    gpt_oss::ARCH,
+    deepseek2::ARCH,
 ];
 
 /// A family's entry in the registry.
@@ -78,7 +84,7 @@ pub fn describe(file: &ModelFile) -> Result<Blueprint> {
     let config = Config::new(file);
     let mut builder = Builder::new(file);
     let model = (arch.describe)(&config, &mut builder)?;
-    let context = config.count(keys::CONTEXT)?;
+    let context = config.context()?;
     builder.finish(model, context)
 }
 

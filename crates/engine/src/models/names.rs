@@ -43,6 +43,17 @@ pub struct ExpertNames {
     pub fused: Fused,
 }
 
+/// What the biases of a layer's routed experts are called.
+#[derive(Clone, Copy, Debug)]
+pub struct BiasNames {
+    /// Those of gate and up, `[experts, inner]`, where each has its own.
+    pub apart: [Name; 2],
+    /// Both in one tensor, `[experts, 2 · inner]`, in which they alternate.
+    pub alternating: Name,
+    /// Those of down, `[experts, hidden]`: beside the two, and beside the one.
+    pub down: [Name; 2],
+}
+
 /// How gate and up are one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fused {

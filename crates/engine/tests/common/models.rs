@@ -16,12 +16,23 @@ pub fn demo_model() -> PathBuf {
 }
 
 /// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
-pub const MIXTURES: [&str; 8] =
-    ["qwen3moe", "mixtral", "olmoe", "qwen2moe", "minimax_m2", "glm4moe", "qwen3next", "qwen35moe"];
-pub const DENSE: [&str; 3] = ["qwen2", "qwen3", "llama"];
+pub const MIXTURES: [&str; 11] = [
+    "qwen3moe",
+    "mixtral",
+    "olmoe",
+    "qwen2moe",
+    "minimax_m2",
+    "glm4moe",
+    "qwen3next",
+    "qwen35moe",
+    "gpt_oss",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+];
+pub const DENSE: [&str; 4] = ["qwen2", "qwen3", "llama", "llama3"];
 
 /// Of these, one for each way in which layers remember.
-pub const KEEPING: [&str; 2] = ["qwen3moe", "qwen35moe"];
+pub const KEEPING: [&str; 4] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {
@@ -50,6 +61,7 @@ pub fn options(precision: Precision) -> Options {
 /// Logits that another program computed.
 pub struct Reference {
     pub tokens: Vec<TokenId>,
+    /// Of all positions, or of the last ones.
     pub logits: Vec<f32>,
 }
 
@@ -65,6 +77,12 @@ impl Reference {
             logits: words("logits").into_iter().map(f32::from_le_bytes).collect(),
         }
     }
+}
+
+/// How far the logits of a model are from a reference: ‖ours − reference‖ / ‖reference‖
+pub fn distance(model: &Path, options: &Options, reference: &Reference) -> f64 {
+    let ours = logits(model, options, &reference.tokens);
+    relative_error(&ours[ours.len() - reference.logits.len()..], &reference.logits)
 }
 
 /// The logits of every position.
