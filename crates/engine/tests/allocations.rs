@@ -59,7 +59,7 @@ fn choosing_a_token_allocates_nothing_after_the_first_ones() {
 /// Other threads run the loops that the caller starts, so what they would allocate the caller would too.
 #[test]
 fn computing_a_token_allocates_nothing_but_a_page_of_context_now_and_then() {
-    for model in ["qwen3moe", "gpt_oss", "qwen3next", "qwen35moe"] {
+    for model in ["qwen3moe", "qwen3next", "qwen35moe", "gpt_oss", "deepseek_v3"] {
         let path = format!("{}/tests/data/golden/{model}.gguf", env!("CARGO_MANIFEST_DIR"));
         let options = Options { threads: Some(2), ..Options::default() };
         let engine = Engine::open(path.as_ref(), &options).unwrap();

@@ -6,7 +6,9 @@ mod common;
 
 use std::path::Path;
 
-use common::{DENSE, MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens};
+use common::{
+    DENSE, MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens, trained,
+};
 use forebay_engine::{Engine, Options, Precision, TokenId};
 
 const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
@@ -30,6 +32,16 @@ fn chunks_and_threads_change_no_bit_of_any_family() {
     }
 }
 
+/// Weights of types that the tiny models do not have.
+#[test]
+fn chunks_and_threads_change_no_bit_of_trained_models() {
+    for model in ["tales-deepseek_v3-Q4_K_M.gguf", "tales-deepseek_v3-mlx-4bit"] {
+        if let Some(model) = trained(model) {
+            compare_cuts(&model, Precision::Fast, &random_tokens(40, 4096, 9), &CUTS);
+        }
+    }
+}
+
 #[test]
 fn chunks_and_threads_change_no_bit_of_the_demo_model_when_fast() {
     compare_cuts(&demo_model(), Precision::Fast, &random_tokens(40, 4096, 2), &CUTS);
@@ -47,7 +59,9 @@ fn a_prompt_of_several_pages_may_be_cut_anywhere() {
     compare_cuts(&demo_model(), Precision::Fast, &random_tokens(150, 4096, 4), &cuts);
     for precision in PRECISIONS {
         let cuts = [(512, 2), (1, 1), (64, 2), (65, 3), (13, 1)];
-        compare_cuts(&data("golden/qwen3moe.gguf"), precision, &random_tokens(150, 160, 5), &cuts);
+        for model in ["golden/qwen3moe.gguf", "golden/deepseek_v3.gguf", "golden/deepseek_v3"] {
+            compare_cuts(&data(model), precision, &random_tokens(150, 160, 5), &cuts);
+        }
     }
 }
 
@@ -67,6 +81,7 @@ fn tokens_that_come_one_by_one_or_in_pieces_give_the_bits_of_the_whole() {
     let tiny = data("golden/qwen3moe.gguf");
     for precision in PRECISIONS {
         compare_pieces(&tiny, precision, &random_tokens(150, 160, 6));
+        compare_pieces(&data("golden/deepseek_v3.gguf"), precision, &random_tokens(150, 160, 6));
         compare_pieces(&demo_model(), precision, &random_tokens(12, 4096, 7));
     }
 }

@@ -199,6 +199,49 @@ fn settings_of_windows_and_experts_with_biases_that_make_no_sense_are_named() {
 }
 
 #[test]
+fn settings_of_latent_attention_and_groups_that_make_no_sense_are_named() {
+    for (key, value, word) in [
+        ("kv_lora_rank", json!(null), "missing"),
+        ("kv_lora_rank", json!(0), "between"),
+        ("q_lora_rank", json!(-1), "positive integer"),
+        ("qk_rope_head_dim", json!(7), "even"),
+        ("qk_nope_head_dim", json!(null), "missing"),
+        ("v_head_dim", json!(0), "between"),
+        ("n_group", json!(3), "does not divide"),
+        ("topk_group", json!(5), "larger than the number of groups"),
+        ("num_experts_per_tok", json!(9), "fewer experts"),
+        ("routed_scaling_factor", json!(0), "positive number"),
+    ] {
+        let message = if key == "num_experts_per_tok" { "topk_group" } else { key };
+        let error = refusal("deepseek_v3", |f| drop(f.config.insert(key.into(), value)));
+        assert_damaged(&error, &["config.json", message, word]);
+    }
+    for (key, value, word) in [
+        ("topk_method", json!("best"), "best"),
+        ("scoring_func", json!("tanh"), "tanh"),
+        ("attention_bias", json!(true), "true"),
+        ("moe_layer_freq", json!(2), "2"),
+    ] {
+        let error = refusal("deepseek_v3", |f| drop(f.config.insert(key.into(), value)));
+        assert_unsupported(&error, &[key, word]);
+    }
+    let error = refusal("deepseek_v2_lite", |f| drop(f.config.insert("norm_topk_prob".into(), json!(true))));
+    assert_unsupported(&error, &["norm_topk_prob"]);
+    let error = refusal("deepseek_v3", |f| drop(f.take("model.layers.1.self_attn.kv_b_proj.weight")));
+    assert_damaged(&error, &["kv_b_proj.weight is missing"]);
+
+    let error = refusal("deepseek_v3", |f| {
+        let scheme = json!({ "quant_method": "fp8", "weight_block_size": [24, 64] });
+        f.config.insert("quantization_config".into(), scheme);
+        let name = "model.layers.0.self_attn.kv_a_proj_with_mqa.weight";
+        f.take(name);
+        f.add(name, "F8_E4M3", &[40, 64], vec![0; 40 * 64]);
+        f.add(format!("{name}_scale_inv"), "F32", &[2, 1], vec![0; 8]);
+    });
+    assert_damaged(&error, &["kv_a_proj_with_mqa.weight", "share scales"]);
+}
+
+#[test]
 fn files_that_are_missing_are_named() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path();

@@ -7,7 +7,7 @@ mod folder_builder;
 
 use std::path::{Path, PathBuf};
 
-use common::{Reference, assert_same_bits, data, logits, options, relative_error};
+use common::{Reference, assert_same_bits, data, logits, options, random_tokens, relative_error};
 use folder_builder::{Folder, Tensor};
 use forebay_engine::format::{Format, ModelFile};
 use forebay_engine::{Engine, Precision, Request};
@@ -200,4 +200,37 @@ fn parameters_are_counted_without_scales() {
     assert_eq!(count("golden/qwen3moe.gguf"), plain);
     assert_eq!(count("golden/qwen3moe-mlx"), plain);
     assert_eq!(count("golden/qwen3moe-fp8"), plain);
+}
+
+/// Latent attention takes one tensor in two parts and the rows of another as columns: in FP8, their scales go with them.
+#[test]
+fn latent_attention_in_fp8_computes_what_its_numbers_mean() {
+    const TILE: usize = 16;
+    const CODES: [(u8, f32); 4] = [(0x30, 0.5), (0xb8, -1.0), (0x39, 1.125), (0x01, 0.001953125)];
+    let mut coded = Folder::read(&data("golden/deepseek_v3"));
+    let mut plain = coded.clone();
+    let scheme = json!({ "quant_method": "fp8", "weight_block_size": [TILE, TILE] });
+    coded.config.insert("quantization_config".into(), scheme);
+    for (layer, part) in (0..3).flat_map(|l| ["kv_a_proj_with_mqa", "kv_b_proj"].map(|part| (l, part))) {
+        let name = format!("model.layers.{layer}.self_attn.{part}.weight");
+        let shape = coded.take(&name).shape;
+        plain.take(&name);
+        let [rows, cols] = shape[..] else { panic!("{name} is a matrix") };
+        let tiles = [rows.div_ceil(TILE), cols.div_ceil(TILE)];
+        let scale = |tile: usize| 0.02 + tile as f32 / 256.0;
+        let weight = |i: usize| CODES[(i * 7919 + layer) / 5 % 4];
+        let value = |i: usize| weight(i).1 * scale(i / cols / TILE * tiles[1] + i % cols / TILE);
+        let bytes = |floats: Vec<f32>| floats.into_iter().flat_map(f32::to_le_bytes).collect();
+        plain.add(&name, "F32", &shape, bytes((0..rows * cols).map(value).collect()));
+        coded.add(&name, "F8_E4M3", &shape, (0..rows * cols).map(|i| weight(i).0).collect());
+        let scales = (0..tiles[0] * tiles[1]).map(scale).collect();
+        coded.add(format!("{name}_scale_inv"), "F32", &tiles, bytes(scales));
+    }
+    let tokens = random_tokens(20, 512, 21);
+    let [coded, plain] = [coded, plain].map(|folder| {
+        let temporary = tempfile::tempdir().unwrap();
+        folder.write(temporary.path());
+        logits(temporary.path(), &options(Precision::Exact), &tokens)
+    });
+    assert_same_bits(&coded, &plain, "FP8");
 }

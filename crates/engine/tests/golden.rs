@@ -35,6 +35,22 @@ fn exact_logits_of_published_peculiarities_equal_those_of_transformers() {
     }
 }
 
+/// V2's router chooses groups by their best expert; the tiny V3 does so by the best two.
+#[test]
+fn exact_logits_of_a_softmax_router_with_groups_equal_those_of_transformers() {
+    let reference = Reference::read("golden/deepseek_v2-groups.logits.safetensors");
+    let error = distance(&data("golden/deepseek_v2-groups"), &options(Precision::Exact), &reference);
+    assert!(error < 1e-3, "relative error {error}");
+}
+
+/// Files from before latent attention had a form of its own hold the same weights in another arrangement.
+#[test]
+fn exact_logits_of_an_old_file_with_latents_equal_those_of_the_new_one() {
+    let reference = Reference::read("golden/deepseek_v2_lite.logits.safetensors");
+    let error = distance(&data("golden/deepseek_v2_lite-kv_b.gguf"), &options(Precision::Exact), &reference);
+    assert!(error < 1e-3, "relative error {error}");
+}
+
 #[test]
 fn exact_logits_of_the_demo_model_equal_those_of_transformers() {
     let reference = Reference::read("golden/tales-qwen3moe-Q4_K_M.f32.logits.safetensors");
@@ -50,7 +66,7 @@ fn fast_logits_of_the_demo_model_are_close_to_those_of_llama_cpp() {
 }
 
 /// A trained model of each of these families, in all containers.
-const TRAINED: [&str; 1] = ["tales-qwen35moe"];
+const TRAINED: [&str; 2] = ["tales-qwen35moe", "tales-deepseek_v3"];
 
 #[test]
 fn logits_of_trained_models_are_those_of_others() {

@@ -16,6 +16,7 @@ use memory::measure;
 use mutate::mutate;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+use serde_json::Value;
 
 /// What a tiny model may take: its buffers are as many rows as a chunk has.
 const MOST: usize = 64 << 20;
@@ -171,4 +172,43 @@ fn weights_of_any_bits_are_computed() {
             }
         }
     }
+}
+
+/// The same for settings that only latent attention and groups of experts have.
+#[test]
+fn extreme_settings_of_latent_attention_are_refused_or_run() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/deepseek_v3");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        std::fs::copy(golden.join(name), path.join(name)).unwrap();
+    }
+    let config = std::fs::read(golden.join("config.json")).unwrap();
+    let config: serde_json::Map<String, Value> = serde_json::from_slice(&config).unwrap();
+    let (mut refused, mut ran) = (0, 0);
+    for key in [
+        "kv_lora_rank",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "num_attention_heads",
+        "n_group",
+        "topk_group",
+        "n_routed_experts",
+        "num_experts_per_tok",
+        "n_shared_experts",
+        "first_k_dense_replace",
+        "routed_scaling_factor",
+    ] {
+        for value in [0, 1, 2, 3, 4, 16, 1 << 16, 1 << 30, (1 << 30) + 1, 1 << 32, u64::MAX] {
+            let mut config = config.clone();
+            config.insert(key.into(), value.into());
+            std::fs::write(path.join("config.json"), Value::Object(config).to_string()).unwrap();
+            let (result, memory) = measure(|| run(path, Precision::Fast));
+            assert!(memory.peak <= MOST, "{key} = {value}: {memory:?}");
+            *(if result.is_ok() { &mut ran } else { &mut refused }) += 1;
+        }
+    }
+    assert!(refused > 80 && ran > 10, "{refused} refused, {ran} ran");
 }

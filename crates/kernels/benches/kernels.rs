@@ -104,6 +104,7 @@ fn attention(c: &mut Criterion) {
                 values: KvRef::F16(&values),
                 head_dim: DIM,
                 value_dim: DIM,
+                value_stride: DIM,
                 scale: 0.1,
             };
             (kernels().attend)(&step, &mut running, &mut out);

@@ -126,17 +126,12 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     }
     assert_eq!(step.queries.len(), running.len() * step.head_dim);
     assert_eq!(out.len(), running.len() * step.value_dim);
-    let check = |keys: usize, values: usize| {
-        let count = keys / step.head_dim;
-        assert!(count <= KEY_BLOCK && keys == count * step.head_dim && values == count * step.value_dim);
-        count
-    };
     let (keys, values, count) = match (step.keys, step.values) {
         (KvRef::F16(keys), KvRef::F16(values)) => {
-            (keys.as_ptr().cast(), values.as_ptr().cast(), check(keys.len(), values.len()))
+            (keys.as_ptr().cast(), values.as_ptr().cast(), step.count(keys.len(), values.len()))
         }
         (KvRef::F32(keys), KvRef::F32(values)) => {
-            (keys.as_ptr().cast(), values.as_ptr().cast(), check(keys.len(), values.len()))
+            (keys.as_ptr().cast(), values.as_ptr().cast(), step.count(keys.len(), values.len()))
         }
         _ => panic!("keys and values of different types"),
     };
@@ -148,7 +143,7 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     for ((queries, running), out) in heads {
         let step = AttentionStep { queries, ..*step };
         let f16 = matches!(step.keys, KvRef::F16(_));
-        // SAFETY: keys and values are of that type and `count` long, as the check says.
+        // SAFETY: keys and values are of that type and `count` long, as `count` says.
         unsafe {
             match (f16, running.len() <= 8) {
                 (true, true) => attend_heads::<true, 8>(&step, keys, values, count, running, out),
@@ -869,10 +864,10 @@ unsafe fn attend_heads<const F16: bool, const H: usize>(
         // SAFETY: the caller's promise; as many heads as asked for are left.
         unsafe {
             head += match running.len() - head {
-                8.. => add_values::<F16, 8, 1>(step.value_dim, values, count, scores, out),
-                4.. => add_values::<F16, 4, 2>(step.value_dim, values, count, scores, out),
-                2.. => add_values::<F16, 2, 4>(step.value_dim, values, count, scores, out),
-                _ => add_values::<F16, 1, 4>(step.value_dim, values, count, scores, out),
+                8.. => add_values::<F16, 8, 1>(step, values, count, scores, out),
+                4.. => add_values::<F16, 4, 2>(step, values, count, scores, out),
+                2.. => add_values::<F16, 2, 4>(step, values, count, scores, out),
+                _ => add_values::<F16, 1, 4>(step, values, count, scores, out),
             }
         }
     }
@@ -949,16 +944,17 @@ fn soften(running: &mut RunningSoftmax, scores: &mut [f32]) -> f32 {
 /// Adds the weighted values to the outputs of `H` heads, `C` chunks of sixteen channels at a time; returns `H`.
 ///
 /// # Safety
-/// There must be `count` values, and scores and outputs for `H` heads.
+/// There must be `count` values as `step` says, and scores and outputs for `H` heads.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
-    dim: usize,
+    step: &AttentionStep<'_>,
     values: *const u8,
     count: usize,
     scores: &[[f32; KEY_BLOCK]],
     out: &mut [f32],
 ) -> usize {
+    let dim = step.value_dim;
     let scores = scores.first_chunk::<H>().expect("scores for all heads");
     for first in (0..dim).step_by(16 * C) {
         let at = |h: usize, c: usize| h * dim + first + c * 16;
@@ -974,7 +970,7 @@ unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
             let mut v = [_mm512_setzero_ps(); C];
             for (c, v) in v.iter_mut().enumerate() {
                 // SAFETY: the value exists, and the mask ends with its channels.
-                *v = unsafe { cells::<F16>(values, key * dim + first + c * 16, mask(c)) };
+                *v = unsafe { cells::<F16>(values, key * step.value_stride + first + c * 16, mask(c)) };
             }
             for h in 0..H {
                 let weight = _mm512_set1_ps(scores[h][key]);

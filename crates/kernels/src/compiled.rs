@@ -12,6 +12,16 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::quantise(x, block, out);
         }
 
+        /// As [`scalar::matmul_transposed`](crate::scalar::matmul_transposed).
+        #[target_feature(enable = $features)]
+        pub fn matmul_transposed(
+            w: $crate::MatRef<'_>,
+            x: $crate::Rows<'_, f32>,
+            out: &mut $crate::TileMut<'_, f32>,
+        ) {
+            $crate::scalar::matmul_transposed(w, x, out);
+        }
+
         /// As [`scalar::rms_norm`](crate::scalar::rms_norm).
         #[target_feature(enable = $features)]
         pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {
@@ -40,12 +50,6 @@ macro_rules! compiled_scalar_kernels {
         #[target_feature(enable = $features)]
         pub fn swiglu(gate: &mut [f32], up: &[f32]) {
             $crate::scalar::swiglu(gate, up);
-        }
-
-        /// As [`scalar::clamped_swiglu`](crate::scalar::clamped_swiglu).
-        #[target_feature(enable = $features)]
-        pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
-            $crate::scalar::clamped_swiglu(gate, up, alpha, limit);
         }
 
         /// As [`scalar::sigmoid_gate`](crate::scalar::sigmoid_gate).
@@ -81,6 +85,12 @@ macro_rules! compiled_scalar_kernels {
             out: &mut [f32; $crate::STATE_COLUMNS],
         ) {
             $crate::scalar::delta_step(step, before, state, out);
+        }
+
+        /// As [`scalar::clamped_swiglu`](crate::scalar::clamped_swiglu).
+        #[target_feature(enable = $features)]
+        pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+            $crate::scalar::clamped_swiglu(gate, up, alpha, limit);
         }
 
         /// As [`scalar::add`](crate::scalar::add).

@@ -82,11 +82,6 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     }
     assert_eq!(step.queries.len(), running.len() * step.head_dim);
     assert_eq!(out.len(), running.len() * step.value_dim);
-    let check = |keys: usize, values: usize| {
-        let count = keys / step.head_dim;
-        assert!(count <= KEY_BLOCK && keys == count * step.head_dim && values == count * step.value_dim);
-        count
-    };
     let heads = step
         .queries
         .chunks(HEAD_TILE * step.head_dim)
@@ -96,13 +91,13 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
         let step = AttentionStep { queries, ..*step };
         match (step.keys, step.values) {
             (KvRef::F16(keys), KvRef::F16(values)) => {
-                let count = check(keys.len(), values.len());
+                let count = step.count(keys.len(), values.len());
                 let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
-                // SAFETY: keys and values are `count` long, as the check says.
+                // SAFETY: keys and values are `count` long, as `count` says.
                 unsafe { attend_heads::<f16>(&step, keys, values, count, running, out) }
             }
             (KvRef::F32(keys), KvRef::F32(values)) => {
-                let count = check(keys.len(), values.len());
+                let count = step.count(keys.len(), values.len());
                 let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
                 // SAFETY: as above.
                 unsafe { attend_heads::<f32>(&step, keys, values, count, running, out) }
@@ -479,10 +474,10 @@ unsafe fn attend_heads<C: Cell>(
         // SAFETY: the caller's promise; as many heads as asked for are left.
         unsafe {
             head += match running.len() - head {
-                8.. => add_values::<C, 8, 2>(step.value_dim, values, count, scores, out),
-                4.. => add_values::<C, 4, 4>(step.value_dim, values, count, scores, out),
-                2.. => add_values::<C, 2, 8>(step.value_dim, values, count, scores, out),
-                _ => add_values::<C, 1, 8>(step.value_dim, values, count, scores, out),
+                8.. => add_values::<C, 8, 2>(step, values, count, scores, out),
+                4.. => add_values::<C, 4, 4>(step, values, count, scores, out),
+                2.. => add_values::<C, 2, 8>(step, values, count, scores, out),
+                _ => add_values::<C, 1, 8>(step, values, count, scores, out),
             }
         }
     }
@@ -568,27 +563,28 @@ fn soften(running: &mut RunningSoftmax, scores: &mut [f32; KEY_BLOCK], count: us
 /// Adds the weighted values to the outputs of `H` heads, `N` chunks of four channels at a time; returns `H`.
 ///
 /// # Safety
-/// There must be `count` values of `dim` channels, a multiple of four, and scores and outputs for `H` heads.
+/// There must be `count` values as `step` says, their channels a multiple of four, and scores and outputs for `H` heads.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn add_values<C: Cell, const H: usize, const N: usize>(
-    dim: usize,
+    step: &AttentionStep<'_>,
     values: *const u8,
     count: usize,
     scores: &[[f32; KEY_BLOCK]],
     out: &mut [f32],
 ) -> usize {
+    let dim = step.value_dim;
     let scores = scores.first_chunk::<H>().expect("scores for all heads");
     let out = out[..H * dim].as_mut_ptr();
     let mut first = 0;
     while first + 4 * N <= dim {
         // SAFETY: that many channels are left, by the condition above.
-        unsafe { add_channels::<C, H, N>(dim, first, values, count, scores, out) };
+        unsafe { add_channels::<C, H, N>(step, first, values, count, scores, out) };
         first += 4 * N;
     }
     while first < dim {
         // SAFETY: the channels are a multiple of four.
-        unsafe { add_channels::<C, H, 1>(dim, first, values, count, scores, out) };
+        unsafe { add_channels::<C, H, 1>(step, first, values, count, scores, out) };
         first += 4;
     }
     H
@@ -601,13 +597,14 @@ unsafe fn add_values<C: Cell, const H: usize, const N: usize>(
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn add_channels<C: Cell, const H: usize, const N: usize>(
-    dim: usize,
+    step: &AttentionStep<'_>,
     first: usize,
     values: *const u8,
     count: usize,
     scores: &[[f32; KEY_BLOCK]; H],
     out: *mut f32,
 ) {
+    let dim = step.value_dim;
     let mut acc = [[vdupq_n_f32(0.0); N]; H];
     for h in 0..H {
         for c in 0..N {
@@ -618,7 +615,7 @@ unsafe fn add_channels<C: Cell, const H: usize, const N: usize>(
     for key in 0..count {
         for c in 0..N {
             // SAFETY: the caller's promise.
-            let v = unsafe { C::four(values, key * dim + first + c * 4) };
+            let v = unsafe { C::four(values, key * step.value_stride + first + c * 4) };
             for h in 0..H {
                 acc[h][c] = vfmaq_n_f32(acc[h][c], v, scores[h][key]);
             }

@@ -142,6 +142,26 @@ fn matmul_groups<const BIASES: bool>(
     }
 }
 
+/// `out[t][c] = Σ w[r][c] · x[t][r]`, for any type: the product with the transposed matrix, as a sum over its rows
+/// from the first to the last.
+#[inline(always)]
+pub fn matmul_transposed(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
+    assert_eq!((x.width(), out.rows(), out.cols()), (w.rows, x.len(), w.cols));
+    let mut weights = [0.0; MAX_BLOCK];
+    for t in 0..x.len() {
+        out.row(t).fill(0.0);
+    }
+    for r in 0..w.rows {
+        for col in (0..w.cols).step_by(MAX_BLOCK) {
+            let cols = MAX_BLOCK.min(w.cols - col);
+            dequantise(w, r, col, &mut weights[..cols]);
+            for t in 0..x.len() {
+                add_scaled(&mut out.row(t)[col..col + cols], x.row(t)[r], &weights[..cols]);
+            }
+        }
+    }
+}
+
 /// A float whose last bit is worth one: a small number added to it is rounded, ties to even, and its lowest byte is
 /// the result. Unlike a conversion, which has to consider values that do not fit, that is one instruction for many
 /// lanes.
@@ -260,14 +280,27 @@ pub struct AttentionStep<'a> {
     pub queries: &'a [f32],
     /// `[keys, head_dim]`
     pub keys: KvRef<'a>,
-    /// `[keys, value_dim]`
+    /// `[keys, value_dim]`, each so far from the last as `value_stride` says. They may be a part of the keys.
     pub values: KvRef<'a>,
     /// Channels of a key.
     pub head_dim: usize,
     /// Channels of a value.
     pub value_dim: usize,
+    /// Channels from where one value starts to where the next one does.
+    pub value_stride: usize,
     /// Multiplies every score.
     pub scale: f32,
+}
+
+impl AttentionStep<'_> {
+    /// The number of keys, where keys and values have so many channels in all.
+    pub(crate) fn count(&self, keys: usize, values: usize) -> usize {
+        let count = keys / self.head_dim;
+        assert!(count <= KEY_BLOCK && keys == count * self.head_dim && self.value_dim <= self.value_stride);
+        // After the last value there need not be a gap.
+        assert!(count == 0 || values >= (count - 1) * self.value_stride + self.value_dim);
+        count
+    }
 }
 
 /// Takes one [`AttentionStep`]: updates each head's softmax and its unnormalised output `[heads, value_dim]`.
@@ -290,8 +323,7 @@ fn attend_typed<T: Copy + Into<f32>>(
     running: &mut [RunningSoftmax],
     out: &mut [f32],
 ) {
-    let count = keys.len() / step.head_dim;
-    assert!(count <= KEY_BLOCK && values.len() == count * step.value_dim);
+    let count = step.count(keys.len(), values.len());
     let heads =
         step.queries.chunks_exact(step.head_dim).zip(running).zip(out.chunks_exact_mut(step.value_dim));
     for ((query, running), out) in heads {
@@ -315,7 +347,7 @@ fn attend_typed<T: Copy + Into<f32>>(
         for out in out.iter_mut() {
             *out *= correction;
         }
-        for (p, value) in scores.iter().zip(values.chunks_exact(step.value_dim)) {
+        for (p, value) in scores[..count].iter().zip(values.chunks(step.value_stride)) {
             for (out, v) in out.iter_mut().zip(value) {
                 *out = p.mul_add((*v).into(), *out);
             }
@@ -343,6 +375,15 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// `x ← x · σ(gate)`
+#[inline(always)]
+pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
+    assert_eq!(x.len(), gate.len());
+    for (x, gate) in x.iter_mut().zip(gate) {
+        *x *= sigmoid(*gate);
+    }
+}
+
 /// `gate ← (up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`.
 #[inline(always)]
 pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
@@ -350,15 +391,6 @@ pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
     for (g, u) in gate.iter_mut().zip(up) {
         let cut = if *g > limit { limit } else { *g };
         *g = (u.clamp(-limit, limit) + 1.0) * (cut * sigmoid(alpha * cut));
-    }
-}
-
-/// `x ← x · σ(gate)`
-#[inline(always)]
-pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
-    assert_eq!(x.len(), gate.len());
-    for (x, gate) in x.iter_mut().zip(gate) {
-        *x *= sigmoid(*gate);
     }
 }
 

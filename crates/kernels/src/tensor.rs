@@ -118,11 +118,14 @@ impl<'a> MatRef<'a> {
     }
 }
 
-/// Rows of activations, perhaps picked by index from a larger set: the tokens that one expert serves.
+/// Rows of activations, perhaps picked by index from a larger set: the tokens that one expert serves. They may be
+/// parts of longer rows: one head of each token.
 #[derive(Debug)]
 pub struct Rows<'a, T> {
     data: &'a [T],
     width: usize,
+    /// Values from where one row starts to where the next one does.
+    stride: usize,
     index: Option<&'a [u32]>,
 }
 
@@ -139,7 +142,14 @@ impl<'a, T> Rows<'a, T> {
     /// All rows of `data`, which holds `width` values for each.
     pub fn new(data: &'a [T], width: usize) -> Self {
         assert!(width > 0 && data.len().is_multiple_of(width));
-        Rows { data, width, index: None }
+        Rows { data, width, stride: width, index: None }
+    }
+
+    /// The parts at `columns` of all rows.
+    pub fn columns(self, columns: Range<usize>) -> Self {
+        assert!(columns.start < columns.end && columns.end <= self.width);
+        // Without the last row's end, the rest is still as many rows as before.
+        Rows { data: &self.data[columns.start.min(self.data.len())..], width: columns.len(), ..self }
     }
 
     /// The rows of `data` that `index` names, in its order.
@@ -149,7 +159,7 @@ impl<'a, T> Rows<'a, T> {
 
     /// The number of rows.
     pub fn len(&self) -> usize {
-        self.index.map_or(self.data.len() / self.width, <[u32]>::len)
+        self.index.map_or(self.data.len().div_ceil(self.stride), <[u32]>::len)
     }
 
     /// Whether there is none.
@@ -166,7 +176,7 @@ impl<'a, T> Rows<'a, T> {
     #[inline]
     pub fn row(&self, i: usize) -> &'a [T] {
         let i = self.index.map_or(i, |index| index[i] as usize);
-        &self.data[i * self.width..][..self.width]
+        &self.data[i * self.stride..][..self.width]
     }
 }
 
@@ -215,6 +225,17 @@ impl<'a, T> TileMut<'a, T> {
         // SAFETY: the row lies inside the matrix this tile was cut from, and the tile is borrowed
         // exclusively for as long as the slice lives.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(row * self.stride), self.cols) }
+    }
+
+    /// The tile's first columns and the others.
+    pub fn split_cols(self, at: usize) -> (Self, Self) {
+        assert!(at <= self.cols);
+        // SAFETY: the corner is inside the tile's first row, or at its end.
+        let second = unsafe { self.first.add(at) };
+        let lifetime = PhantomData;
+        let (rows, stride) = (self.rows, self.stride);
+        let right = TileMut { first: second, rows, cols: self.cols - at, stride, lifetime };
+        (TileMut { cols: at, ..self }, right)
     }
 
     /// The part of the tile at `rows` and `cols`.

@@ -126,6 +126,27 @@ fn products_with_f32_activations_have_the_scalar_bits() {
 }
 
 #[test]
+fn products_with_transposed_matrices_have_the_scalar_bits() {
+    each_isa(|ours, scalar| {
+        let mut random = Random(8);
+        for encoding in encodings() {
+            for (rows, blocks, tokens) in [(1, 1, 1), (17, 3, 1), (16, 9, 3)] {
+                let cols = blocks * block_len(encoding).max(33).next_multiple_of(block_len(encoding));
+                let stored = Stored::random(&mut random, encoding, rows, cols);
+                let x = random.normals(tokens * rows);
+                let run = |kernels: &Kernels| {
+                    let mut out = vec![f32::NAN; tokens * cols];
+                    let mut tile = TileMut::new(&mut out, cols);
+                    (kernels.matmul_transposed)(stored.view(), Rows::new(&x, rows), &mut tile);
+                    out
+                };
+                assert_same_bits(&run(ours), &run(scalar), &format!("{encoding} [{rows}, {cols}]"));
+            }
+        }
+    });
+}
+
+#[test]
 fn products_with_some_of_the_rows_have_the_scalar_bits() {
     each_isa(|ours, scalar| {
         let mut random = Random(7);
@@ -204,14 +225,22 @@ fn attention_has_the_scalar_bits() {
                 let values = random.normals(count * value_dim);
                 let half = |x: &[f32]| x.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>();
                 let (keys16, values16) = (half(&keys), half(&values));
-                for f16_cache in [false, true] {
-                    let (keys, values) = if f16_cache {
-                        (KvRef::F16(&keys16), KvRef::F16(&values16))
-                    } else {
-                        (KvRef::F32(&keys), KvRef::F32(&values))
-                    };
+                // Values of their own, or the last channels of the keys.
+                let inside = head_dim.saturating_sub(value_dim);
+                let caches = [
+                    (KvRef::F32(&keys), KvRef::F32(&values), value_dim),
+                    (KvRef::F16(&keys16), KvRef::F16(&values16), value_dim),
+                    (KvRef::F32(&keys), KvRef::F32(&keys[inside..]), head_dim),
+                    (KvRef::F16(&keys16), KvRef::F16(&keys16[inside..]), head_dim),
+                ];
+                for (keys, values, value_stride) in caches {
+                    if value_dim > value_stride {
+                        continue;
+                    }
+                    let scale = 0.1;
+                    let queries = &queries;
                     let step =
-                        AttentionStep { queries: &queries, keys, values, head_dim, value_dim, scale: 0.1 };
+                        AttentionStep { queries, keys, values, head_dim, value_dim, value_stride, scale };
                     let run = |kernels: &Kernels| {
                         let mut running = vec![RunningSoftmax::START; heads];
                         let mut out = vec![0.0; heads * value_dim];
@@ -223,7 +252,9 @@ fn attention_has_the_scalar_bits() {
                         out.extend(running.iter().flat_map(|running| [running.max, running.sum]));
                         out
                     };
-                    let what = format!("{heads} heads of {head_dim}, {count} keys, f16 {f16_cache}");
+                    let what = format!(
+                        "{heads} heads of {head_dim}, {count} keys, {value_stride} from value to value"
+                    );
                     assert_same_bits(&run(ours), &run(scalar), &what);
                 }
             }
@@ -246,7 +277,6 @@ fn everything_element_by_element_has_the_scalar_bits() {
             check("rms_norm", &|k, v| (k.rms_norm)(v, &y, 1e-6));
             check("softmax", &|k, v| (k.softmax)(v));
             check("swiglu", &|k, v| (k.swiglu)(v, &y));
-            check("clamped_swiglu", &|k, v| (k.clamped_swiglu)(v, &y, 1.702, 0.5));
             check("sigmoid_gate", &|k, v| (k.sigmoid_gate)(v, &y));
             check("l2_norm", &|k, v| (k.l2_norm)(v, 1e-6, 0.37));
             check("convolve", &|k, v| (k.convolve)(&[Tap { w: &x, x: &y }, Tap { w: &y, x: &y }], v));
@@ -255,6 +285,7 @@ fn everything_element_by_element_has_the_scalar_bits() {
                 (k.delta_gates)(v, &mut b, &y, &x);
                 v.iter_mut().zip(b).for_each(|(v, b)| *v += b);
             });
+            check("clamped_swiglu", &|k, v| (k.clamped_swiglu)(v, &y, 1.702, 0.5));
             check("add", &|k, v| (k.add)(v, &y));
             check("add_scaled", &|k, v| (k.add_scaled)(v, 0.37, &y));
             for pairs in [RopePairs::HalfSplit, RopePairs::Interleaved] {

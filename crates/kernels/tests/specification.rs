@@ -44,6 +44,33 @@ fn matmul_with_f32_activations_is_the_sum_of_products() {
 }
 
 #[test]
+fn matmul_transposed_is_the_sum_of_scaled_rows() {
+    let mut random = Random(11);
+    for encoding in encodings() {
+        for (rows, cols, tokens) in shapes(encoding) {
+            let stored = Stored::random(&mut random, encoding, rows, cols);
+            let w = stored.view();
+            // The rows of a part of longer ones.
+            let x = random.normals(tokens * (rows + 3));
+            let part = Rows::new(&x, rows + 3).columns(2..rows + 2);
+            let mut out = vec![f32::NAN; tokens * cols];
+            scalar::matmul_transposed(w, part, &mut TileMut::new(&mut out, cols));
+            let mut expected = vec![0.0; tokens * cols];
+            let mut row = vec![0.0; cols];
+            for r in 0..rows {
+                w.dequantise_row(r, &mut row);
+                for (t, expected) in expected.chunks_exact_mut(cols).enumerate() {
+                    let x = f64::from(x[t * (rows + 3) + 2 + r]);
+                    expected.iter_mut().zip(&row).for_each(|(sum, &w)| *sum += x * f64::from(w));
+                }
+            }
+            let error = relative_error(&out, &expected);
+            assert!(error < 3e-6, "{encoding} [{rows}, {cols}] × {tokens}: {error}");
+        }
+    }
+}
+
+#[test]
 fn matmul_with_quantised_activations_is_within_a_percent() {
     let mut random = Random(2);
     for encoding in quantised() {
@@ -188,7 +215,8 @@ fn attention_in_steps_is_attention_over_all_keys() {
                 } else {
                     (KvRef::F32(&keys[k]), KvRef::F32(&values[v]))
                 };
-                let step = AttentionStep { queries: &queries, keys, values, head_dim, value_dim, scale: 0.3 };
+                let (queries, value_stride, scale) = (&queries, value_dim, 0.3);
+                let step = AttentionStep { queries, keys, values, head_dim, value_dim, value_stride, scale };
                 scalar::attend(&step, &mut running, &mut out);
             }
             scalar::attend_finish(&running, &mut out);
@@ -208,6 +236,24 @@ fn attention_in_steps_is_attention_over_all_keys() {
             assert!(error < 1e-5, "{count} keys, f16 {f16_cache}: {error}");
         }
     }
+}
+
+/// What follows a value up to the next one is not read.
+#[test]
+fn values_may_lie_inside_the_keys() {
+    let (head_dim, value_dim) = (12, 8);
+    let mut random = Random(10);
+    let (queries, keys) = (random.normals(2 * head_dim), random.normals(5 * head_dim));
+    let values: Vec<f32> = keys.chunks_exact(head_dim).flat_map(|key| key[3..11].to_vec()).collect();
+    let run = |values: &[f32], value_stride: usize| {
+        let (keys, values) = (KvRef::F32(&keys), KvRef::F32(values));
+        let (queries, scale) = (&queries, 0.3);
+        let step = AttentionStep { queries, keys, values, head_dim, value_dim, value_stride, scale };
+        let mut out = vec![0.0; 2 * value_dim];
+        scalar::attend(&step, &mut [RunningSoftmax::START; 2], &mut out);
+        out
+    };
+    assert_eq!(run(&keys[3..], head_dim), run(&values, value_dim));
 }
 
 #[test]

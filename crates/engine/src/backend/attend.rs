@@ -10,13 +10,25 @@ use super::kv::CpuKv;
 /// Consecutive tokens whose queries pass over the keys together, so that keys and values are read once for all.
 pub const QUERY_TILE: usize = 8;
 
-/// The query heads that share a key head.
+/// The most query heads that pass over the keys together. Their queries and outputs stay in the cache.
+const HEAD_TILE: usize = 16;
+
+/// How many of the query heads that share a key head one thread takes, so that `pieces` pieces of work with all of them
+/// become enough for the threads. It divides their number.
+pub fn heads_at_once(sharing: usize, pieces: usize, threads: usize) -> usize {
+    let most = (sharing * pieces / threads).clamp(1, HEAD_TILE).min(sharing);
+    (1..=most).rev().find(|&heads| sharing.is_multiple_of(heads)).unwrap_or(1)
+}
+
+/// Query heads that share a key head.
 pub struct GroupedHeads<'a> {
     pub kernels: &'a Kernels,
     pub kv: &'a CpuKv,
     /// The key head.
     pub head: usize,
-    /// Query heads for each key head.
+    /// The first query head.
+    pub first: usize,
+    /// How many query heads there are.
     pub group: usize,
     /// Multiplies every score.
     pub scale: f32,
@@ -82,13 +94,13 @@ impl GroupedHeads<'_> {
         let heads = tokens.len() * self.group;
         scratch.queries.clear();
         for token in tokens {
-            scratch.queries.extend_from_slice(&queries.row(token)[self.head * width..][..width]);
+            scratch.queries.extend_from_slice(&queries.row(token)[self.first * shape.key_dim..][..width]);
         }
         scratch.running.clear();
         match self.sinks {
             None => scratch.running.resize(heads, RunningSoftmax::START),
             Some(sinks) => {
-                let sinks = &sinks[self.head * self.group..][..self.group];
+                let sinks = &sinks[self.first..][..self.group];
                 let begun = sinks.iter().map(|&sink| RunningSoftmax { max: sink, sum: 1.0 });
                 scratch.running.extend(begun.cycle().take(heads));
             }
@@ -108,9 +120,26 @@ impl GroupedHeads<'_> {
             values,
             head_dim: shape.key_dim,
             value_dim: shape.value_dim,
+            value_stride: if shape.latent { shape.key_dim } else { shape.value_dim },
             scale: self.scale,
         };
         let out = &mut scratch.out[heads.start * shape.value_dim..heads.end * shape.value_dim];
         (self.kernels.attend)(&step, &mut scratch.running[heads], out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_cut_into_enough_equal_parts() {
+        // One token of many heads with one key head, many tokens of them, and groups that are cut only as far as needed.
+        assert_eq!(heads_at_once(128, 1, 16), 8);
+        assert_eq!(heads_at_once(128, 64, 16), 16);
+        assert_eq!(heads_at_once(16, 1, 12), 1);
+        assert_eq!(heads_at_once(4, 8, 2), 4);
+        assert_eq!(heads_at_once(6, 8, 12), 3);
+        assert_eq!(heads_at_once(1, 1, 64), 1);
     }
 }

@@ -11,13 +11,13 @@ use forebay_kernels::{Encoding, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs
 
 use smallvec::SmallVec;
 
-use super::attend::{GroupedHeads, QUERY_TILE};
+use super::attend::{GroupedHeads, QUERY_TILE, heads_at_once};
 use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
 use super::recurrent::{Advance, CpuRecurrent};
 use super::{
-    Activation, Attention, Backend, Buf, BufShape, DeltaRule, Experts, HostMatrix, LayerState, Matrix, Part,
-    Rope, Router, Routing, StateShape, Vector, Weight,
+    Activation, Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, HostMatrix, LayerState,
+    Matrix, Part, Rope, Router, Routing, StateShape, Vector, Weight,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -189,6 +189,16 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn head_products(&mut self, x: Buf, w: &HeadMatrices, out: Buf) -> Result<()> {
+        let mut data = self.take(out);
+        let x = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
+        let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
+        let tile = TileMut::new(&mut data[..self.rows * out.width], out.width);
+        compute.head_products(self.matrices[w.stored.0].view(), w, x, &mut self.panels, tile);
+        self.put(out, data);
+        Ok(())
+    }
+
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()> {
         self.each_row(out, |this, row, values| {
             let divisors = rope.divisors.map(|w| &this.vectors[w.0]);
@@ -227,15 +237,18 @@ impl Backend for CpuBackend {
             }
             let shape = kv.shape();
             let q_heads = a.q.width / shape.key_dim;
-            let group = q_heads / shape.heads;
+            let sharing = q_heads / shape.heads;
+            let pieces = shape.heads * rows.len().div_ceil(QUERY_TILE);
+            let group = heads_at_once(sharing, pieces, self.pool.threads());
             let outs = &mut data[rows.start * a.out.width..rows.end * a.out.width];
             let mut outs = [TileMut::new(outs, a.out.width)];
             let grain = Grain { rows: QUERY_TILE, cols: group * shape.value_dim };
             let queries = Rows::new(&q[rows.start * a.q.width..rows.end * a.q.width], a.q.width);
             let kv = &*kv;
             self.pool.for_tiles(&mut outs, grain, |piece, mut tile| {
-                let head = piece.cols.start / grain.cols;
-                let heads = GroupedHeads { kernels: self.kernels, kv, head, group, scale: a.scale, sinks };
+                let first = piece.cols.start / shape.value_dim;
+                let (kernels, head, scale) = (self.kernels, first / sharing, a.scale);
+                let heads = GroupedHeads { kernels, kv, head, first, group, scale, sinks };
                 heads.attend(queries, piece.rows, start, &mut tile);
             });
         }
@@ -484,9 +497,9 @@ fn bucket_tiles<'a, T>(mut data: &'a mut [T], width: usize, buckets: &[Range<usi
 
 /// Rows of f32 activations.
 #[derive(Clone, Copy)]
-struct Activations<'a> {
-    rows: &'a [f32],
-    width: usize,
+pub(super) struct Activations<'a> {
+    pub rows: &'a [f32],
+    pub width: usize,
 }
 
 /// One product: a matrix and the rows it reads.
@@ -515,16 +528,16 @@ type Few<T> = SmallVec<[T; 16]>;
 
 /// Quantised copies of the same activations, one for each block length that some type wants.
 #[derive(Default)]
-struct Panels {
+pub(super) struct Panels {
     by_block: Vec<(usize, Vec<Q8Panel>)>,
 }
 
 impl Panels {
-    fn get(&self, block: usize) -> &[Q8Panel] {
+    pub fn get(&self, block: usize) -> &[Q8Panel] {
         &self.by_block.iter().find(|(b, _)| *b == block).expect("it was quantised").1
     }
 
-    fn get_mut(&mut self, block: usize) -> &mut Vec<Q8Panel> {
+    pub fn get_mut(&mut self, block: usize) -> &mut Vec<Q8Panel> {
         let at = self.by_block.iter().position(|(b, _)| *b == block).unwrap_or_else(|| {
             self.by_block.push((block, Vec::new()));
             self.by_block.len() - 1
@@ -534,15 +547,15 @@ impl Panels {
 }
 
 /// What products need, apart from the buffers.
-struct Compute<'a> {
-    kernels: &'static Kernels,
-    pool: &'a Pool,
+pub(super) struct Compute<'a> {
+    pub kernels: &'static Kernels,
+    pub pool: &'a Pool,
     precision: Precision,
 }
 
 impl Compute<'_> {
     /// The block length of the quantised activations that products with this encoding read; `None` if they read f32.
-    fn panel_block(&self, encoding: Encoding) -> Option<usize> {
+    pub fn panel_block(&self, encoding: Encoding) -> Option<usize> {
         encoding.activation_block().filter(|_| self.precision == Precision::Fast)
     }
 

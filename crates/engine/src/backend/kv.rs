@@ -6,6 +6,7 @@
 
 use std::any::Any;
 use std::io::{self, Read, Write};
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -56,12 +57,13 @@ impl CpuKv {
         self.shape
     }
 
-    /// Adds one position: keys `[heads, key_dim]` and values `[heads, value_dim]`.
+    /// Adds one position: keys `[heads, own_key_dim]` and values `[heads, value_dim]`.
     ///
     /// # Errors
     /// If the system has no memory for another page.
     pub fn push(&mut self, keys: &[f32], values: &[f32]) -> Result<()> {
         let KvShape { key_dim, value_dim, .. } = self.shape;
+        let own = self.shape.own_key_dim();
         let (page, row) = (self.len / KEY_BLOCK, self.len % KEY_BLOCK);
         if page == self.pages.len() {
             self.pages.push(Some(Arc::new(Page::new(self.shape, self.kind)?)));
@@ -71,10 +73,13 @@ impl CpuKv {
             *page = Arc::new(page.copy(self.shape, self.kind)?);
         }
         let page = Arc::get_mut(page).expect("it is ours alone");
-        for (head, (key, value)) in keys.chunks_exact(key_dim).zip(values.chunks_exact(value_dim)).enumerate()
-        {
-            page.keys.write((head * KEY_BLOCK + row) * key_dim, key);
-            page.values.write((head * KEY_BLOCK + row) * value_dim, value);
+        for (head, (key, value)) in keys.chunks_exact(own).zip(values.chunks_exact(value_dim)).enumerate() {
+            let row = head * KEY_BLOCK + row;
+            page.keys.write(row * key_dim, key);
+            match &mut page.values {
+                Some(values) => values.write(row * value_dim, value),
+                None => page.keys.write(row * key_dim + own, value),
+            }
         }
         self.len += 1;
         Ok(())
@@ -85,7 +90,8 @@ impl CpuKv {
         self.shape.window.map_or(0, |window| len.saturating_sub(window))..len
     }
 
-    /// One head's keys and values on one page, as far as they are among these positions.
+    /// One head's keys and values on one page, as far as they are among these positions. Latent values are inside the
+    /// keys, and as far from each other as those.
     pub fn page(&self, head: usize, page: usize, positions: Range<usize>) -> (KvRef<'_>, KvRef<'_>) {
         let KvShape { key_dim, value_dim, .. } = self.shape;
         let first = page * KEY_BLOCK;
@@ -93,14 +99,20 @@ impl CpuKv {
         let page = self.pages[page].as_ref().expect("pages in sight are kept");
         let row = head * KEY_BLOCK + rows.start;
         let keys = page.keys.read(row * key_dim, rows.len() * key_dim);
-        (keys, page.values.read(row * value_dim, rows.len() * value_dim))
+        let values = match &page.values {
+            Some(values) => values.read(row * value_dim, rows.len() * value_dim),
+            None => {
+                let own = self.shape.own_key_dim();
+                page.keys.read(row * key_dim + own, rows.len() * key_dim - own)
+            }
+        };
+        (keys, values)
     }
 }
 
 impl CpuKv {
     fn page_bytes(&self) -> u64 {
-        let KvShape { heads, key_dim, value_dim, .. } = self.shape;
-        (heads * KEY_BLOCK * (key_dim + value_dim) * self.kind.bytes()) as u64
+        (KEY_BLOCK * self.shape.position() * self.kind.bytes()) as u64
     }
 
     /// The pages that the position after the first `len` sees, and those that it shares a page with.
@@ -158,8 +170,9 @@ impl LayerState for CpuKv {
         for page in &self.pages {
             to.write_all(&[u8::from(page.is_some())])?;
             if let Some(page) = page {
-                to.write_all(&page.keys.bytes)?;
-                to.write_all(&page.values.bytes)?;
+                for cells in page.cells() {
+                    to.write_all(&cells.bytes)?;
+                }
             }
         }
         Ok(())
@@ -173,8 +186,9 @@ impl LayerState for CpuKv {
                 [0] => None,
                 [1] => {
                     let mut page = Page::new(self.shape, self.kind).map_err(io::Error::other)?;
-                    from.read_exact(&mut page.keys.bytes)?;
-                    from.read_exact(&mut page.values.bytes)?;
+                    for cells in page.cells_mut() {
+                        from.read_exact(&mut cells.bytes)?;
+                    }
                     Some(Arc::new(page))
                 }
                 _ => return Err(damaged()),
@@ -192,20 +206,31 @@ impl LayerState for CpuKv {
 /// Keys and values of [`KEY_BLOCK`] positions, each `[heads, KEY_BLOCK, dim]`.
 struct Page {
     keys: Cells,
-    values: Cells,
+    /// `None` where they are inside the keys.
+    values: Option<Cells>,
 }
 
 impl Page {
     fn new(shape: KvShape, kind: KvType) -> Result<Page> {
         let cells = |dim| Cells::new(kind, shape.heads * KEY_BLOCK * dim);
-        Ok(Page { keys: cells(shape.key_dim)?, values: cells(shape.value_dim)? })
+        let values = if shape.latent { None } else { Some(cells(shape.value_dim)?) };
+        Ok(Page { keys: cells(shape.key_dim)?, values })
     }
 
     fn copy(&self, shape: KvShape, kind: KvType) -> Result<Page> {
         let mut page = Page::new(shape, kind)?;
-        page.keys.bytes.copy_from_slice(&self.keys.bytes);
-        page.values.bytes.copy_from_slice(&self.values.bytes);
+        for (to, from) in page.cells_mut().zip(self.cells()) {
+            to.bytes.copy_from_slice(&from.bytes);
+        }
         Ok(page)
+    }
+
+    fn cells(&self) -> impl Iterator<Item = &Cells> {
+        iter::once(&self.keys).chain(&self.values)
+    }
+
+    fn cells_mut(&mut self) -> impl Iterator<Item = &mut Cells> {
+        iter::once(&mut self.keys).chain(&mut self.values)
     }
 }
 
@@ -240,7 +265,8 @@ impl Cells {
 mod tests {
     use super::*;
 
-    const WINDOWED: KvShape = KvShape { heads: 1, key_dim: 1, value_dim: 1, window: Some(100) };
+    const WINDOWED: KvShape =
+        KvShape { heads: 1, key_dim: 1, value_dim: 1, window: Some(100), latent: false };
 
     fn push(kv: &mut CpuKv, end: usize) {
         for position in kv.len()..end {
@@ -309,7 +335,7 @@ mod tests {
 
     #[test]
     fn positions_come_back_head_by_head_and_page_by_page() {
-        let shape = KvShape { heads: 2, key_dim: 3, value_dim: 2, window: None };
+        let shape = KvShape { heads: 2, key_dim: 3, value_dim: 2, window: None, latent: false };
         for kind in [KvType::F16, KvType::F32] {
             let mut kv = CpuKv::new(shape, kind);
             for p in 0..100 {
@@ -327,6 +353,26 @@ mod tests {
             }
             let expected: Vec<f32> = (0..70).flat_map(|p| [-(p as f32), -2.0 * p as f32]).collect();
             assert_eq!(seen, expected);
+        }
+    }
+
+    #[test]
+    fn latent_values_are_kept_once_inside_the_keys() {
+        let shape = KvShape { heads: 1, key_dim: 3, value_dim: 2, window: None, latent: true };
+        let mut kv = CpuKv::new(shape, KvType::F32);
+        for p in 0..70 {
+            let p = p as f32;
+            kv.push(&[p], &[10.0 * p, -p]).unwrap();
+        }
+        assert_eq!(kv.bytes_for(70, &[]), 2 * 64 * 3 * 4);
+        let mut saved = Vec::new();
+        kv.save(&mut saved).unwrap();
+        let mut loaded = CpuKv::new(shape, KvType::F32);
+        loaded.load(70, &mut &saved[..]).unwrap();
+        for kv in [&kv, &loaded] {
+            let (KvRef::F32(keys), KvRef::F32(values)) = kv.page(0, 1, 0..66) else { panic!("they are f32") };
+            assert_eq!(keys, [64.0, 640.0, -64.0, 65.0, 650.0, -65.0]);
+            assert_eq!(values, &keys[1..]);
         }
     }
 }

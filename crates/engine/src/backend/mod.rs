@@ -7,6 +7,7 @@
 mod attend;
 mod cpu;
 mod delta;
+mod heads;
 mod kv;
 mod recurrent;
 mod routing;
@@ -18,7 +19,7 @@ use std::ops::Range;
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
 pub use cpu::{CpuBackend, Precision};
-pub use routing::{Router, Routing, Scores};
+pub use routing::{GroupScore, Groups, Router, Routing, Scores};
 
 use crate::TokenId;
 use crate::error::Result;
@@ -91,6 +92,20 @@ pub struct KvShape {
     pub value_dim: usize,
     /// How many positions a query sees, its own among them, if not all.
     pub window: Option<usize>,
+    /// Whether a value is nothing but the last channels of its key, and kept only there.
+    pub latent: bool,
+}
+
+impl KvShape {
+    /// Channels of a key before those that are its value, where they are; else all.
+    pub fn own_key_dim(&self) -> usize {
+        if self.latent { self.key_dim - self.value_dim } else { self.key_dim }
+    }
+
+    /// Numbers kept of a position.
+    pub fn position(&self) -> usize {
+        self.heads * (self.own_key_dim() + self.value_dim)
+    }
 }
 
 /// What one layer keeps of one sequence, where the backend computes.
@@ -176,7 +191,7 @@ pub struct Attention {
     pub layer: crate::LayerIdx,
     /// `[rows, query heads · key_dim]`
     pub q: Buf,
-    /// `[rows, key heads · key_dim]`
+    /// `[rows, key heads · key_dim]`, of latent keys without the channels that are their values.
     pub k: Buf,
     /// `[rows, key heads · value_dim]`
     pub v: Buf,
@@ -294,6 +309,21 @@ pub struct Part {
     pub at: usize,
 }
 
+/// A matrix for each head, as rows of one that is stored.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadMatrices {
+    /// The heads' rows one after another, as many for each.
+    pub stored: Matrix,
+    /// How many heads there are.
+    pub heads: usize,
+    /// The first of a head's rows that belong to its matrix.
+    pub first: usize,
+    /// How many do.
+    pub rows: usize,
+    /// Whether they are the columns of its matrix.
+    pub transposed: bool,
+}
+
 /// The buffers of the routed experts of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertBuffers {
@@ -334,6 +364,10 @@ pub trait Backend: Send {
 
     /// `out = W x` for several matrices that read the same `x`.
     fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()>;
+
+    /// `out[h] = [rest | W[h] part]` for every head `h` of a row, with `x[h] = [part | rest]`: as many channels as the
+    /// head's matrix has columns are multiplied, and those after them, if there are any, come first.
+    fn head_products(&mut self, x: Buf, w: &HeadMatrices, out: Buf) -> Result<()>;
 
     /// Cosines and sines of the batch's positions: `[rows, cos… | sin…]`.
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()>;

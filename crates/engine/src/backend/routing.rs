@@ -2,6 +2,7 @@
 
 use forebay_kernels::Kernels;
 use forebay_kernels::math::sigmoid;
+use smallvec::SmallVec;
 
 use crate::ExpertIdx;
 
@@ -14,6 +15,8 @@ pub struct Router {
     pub top_k: usize,
     /// What logits become.
     pub scores: Scores,
+    /// The groups that a token's experts are chosen from, if it does not choose from all.
+    pub groups: Option<Groups>,
     /// Whether the weights of the chosen are divided by their sum.
     pub normalise: bool,
     /// Multiplies the weights in the end.
@@ -29,10 +32,62 @@ pub enum Scores {
     Sigmoid,
 }
 
+/// Experts in groups of equal size: a token chooses groups first, then experts in them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// How many there are.
+    pub count: usize,
+    /// How many a token chooses.
+    pub used: usize,
+    /// How they are chosen.
+    pub score: GroupScore,
+}
+
+/// What a group is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// As much as its best expert.
+    Best,
+    /// As much as its two best experts together.
+    BestTwo,
+}
+
+impl Groups {
+    /// Rules out the experts of all but the best groups, ties to the lower index.
+    fn mask(&self, kernels: &Kernels, scores: &mut [f32]) {
+        let size = scores.len() / self.count;
+        let value: SmallVec<[f32; 32]> = scores.chunks_exact(size).map(|group| self.value(group)).collect();
+        let mut chosen: SmallVec<[u32; 32]> = SmallVec::from_elem(0, self.used);
+        (kernels.top_k)(&value, &mut chosen);
+        for (i, group) in scores.chunks_exact_mut(size).enumerate() {
+            if !chosen.contains(&(i as u32)) {
+                group.fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+
+    fn value(&self, scores: &[f32]) -> f32 {
+        let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for &score in scores {
+            if score > best {
+                (best, second) = (score, best);
+            } else if score > second {
+                second = score;
+            }
+        }
+        match self.score {
+            GroupScore::BestTwo if scores.len() > 1 => best + second,
+            GroupScore::BestTwo | GroupScore::Best => best,
+        }
+    }
+}
+
 impl Router {
-    /// Chooses for one token: the `top_k` largest scores, ties to the lower index. The logits become the scores.
+    /// Chooses for one token: the `top_k` largest scores, ties to the lower index. The logits become the scores, those of
+    /// groups that are not chosen minus infinity.
     pub fn choose(&self, kernels: &Kernels, logits: &mut [f32], experts: &mut [u32], weights: &mut [f32]) {
         self.score(kernels, logits);
+        self.choose_groups(kernels, logits);
         (kernels.top_k)(logits, experts);
         self.weigh(logits, experts, weights);
     }
@@ -49,8 +104,15 @@ impl Router {
     ) {
         self.score(kernels, logits);
         (kernels.add)(corrected, logits);
+        self.choose_groups(kernels, corrected);
         (kernels.top_k)(corrected, experts);
         self.weigh(logits, experts, weights);
+    }
+
+    fn choose_groups(&self, kernels: &Kernels, scores: &mut [f32]) {
+        if let Some(groups) = &self.groups {
+            groups.mask(kernels, scores);
+        }
     }
 
     fn score(&self, kernels: &Kernels, logits: &mut [f32]) {
@@ -170,6 +232,29 @@ mod tests {
     use super::*;
     use forebay_kernels::Isa;
 
+    const ROUTER: Router =
+        Router { experts: 4, top_k: 2, scores: Scores::Softmax, groups: None, normalise: false, scale: 1.0 };
+
+    #[test]
+    fn experts_come_from_the_best_groups() {
+        let kernels = Kernels::for_isa(Isa::Scalar);
+        // Of two groups of three, the first has the best expert, the second the best two.
+        let logits = [5.0, 0.0, 0.0, 4.8, 4.8, 4.9f32];
+        let choose = |score: GroupScore| {
+            let groups = Some(Groups { count: 2, used: 1, score });
+            let router = Router { experts: 6, groups, ..ROUTER };
+            let (mut experts, mut weights) = ([0; 2], [0.0; 2]);
+            router.choose(kernels, &mut logits.clone(), &mut experts, &mut weights);
+            let mut corrected = [0.0; 6];
+            let mut again = [0; 2];
+            router.choose_corrected(kernels, &mut logits.clone(), &mut corrected, &mut again, &mut weights);
+            assert_eq!(experts, again);
+            experts
+        };
+        assert_eq!(choose(GroupScore::Best), [0, 1]);
+        assert_eq!(choose(GroupScore::BestTwo), [5, 3]);
+    }
+
     #[test]
     fn buckets_hold_every_pair_once() {
         let mut routing = Routing::default();
@@ -190,8 +275,7 @@ mod tests {
     #[test]
     fn the_router_normalises_only_when_told() {
         let kernels = Kernels::for_isa(Isa::Scalar);
-        let mut router =
-            Router { experts: 4, top_k: 2, scores: Scores::Softmax, normalise: false, scale: 1.0 };
+        let mut router = ROUTER;
         let logits = [2.0f32.ln(), 0.0, 3.0f32.ln(), 0.0];
         let (mut experts, mut weights) = ([0; 2], [0.0; 2]);
         router.choose(kernels, &mut logits.clone(), &mut experts, &mut weights);
@@ -205,7 +289,7 @@ mod tests {
     #[test]
     fn a_correction_counts_in_the_choice_and_not_in_the_weights() {
         let kernels = Kernels::for_isa(Isa::Scalar);
-        let router = Router { experts: 4, top_k: 2, scores: Scores::Sigmoid, normalise: true, scale: 2.0 };
+        let router = Router { scores: Scores::Sigmoid, normalise: true, scale: 2.0, ..ROUTER };
         // Scores of 3/4, 1/2, 1/4 and 1/2.
         let mut logits = [3.0f32.ln(), 0.0, -(3.0f32.ln()), 0.0];
         let (mut experts, mut weights) = ([0; 2], [0.0; 2]);

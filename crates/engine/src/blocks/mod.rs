@@ -5,6 +5,7 @@
 pub mod delta_net;
 pub mod gqa;
 pub mod head;
+pub mod mla;
 pub mod mlp;
 pub mod moe;
 pub mod rope;

@@ -5,7 +5,7 @@
 //! byte is loaded, and the memory plan is the sum of the declarations.
 
 use std::collections::HashSet;
-
+use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_kernels::quant::dequantise_row;
@@ -56,6 +56,14 @@ enum Prepared {
 }
 
 impl Prepared {
+    /// How many numbers become of so many.
+    fn count(self, len: u64) -> u64 {
+        match self {
+            Prepared::Plainly | Prepared::By(_) | Prepared::Transposed(_) => len,
+            Prepared::EveryOther(_) => len / 2,
+        }
+    }
+
     fn apply(self, mut values: Vec<f32>) -> Vec<f32> {
         match self {
             Prepared::Plainly => values,
@@ -85,8 +93,7 @@ impl Declared {
     fn bytes(&self) -> u64 {
         match self {
             Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
-            Declared::Vector(t, Prepared::EveryOther(_)) => t.elements() / 2 * 4,
-            Declared::Vector(t, _) => t.elements() * 4,
+            Declared::Vector(tensor, prepared) => prepared.count(tensor.elements()) * 4,
         }
     }
 }
@@ -97,6 +104,33 @@ struct Planes {
     rows: usize,
     cols: usize,
     ranges: [Option<ByteRange>; 3],
+}
+
+impl Planes {
+    /// A weight as a matrix.
+    fn of(weight: &StoredWeight<'_>, rows: usize, cols: usize) -> Planes {
+        let ranges = weight.planes.map(|plane| plane.map(whole));
+        Planes { encoding: weight.encoding, rows, cols, ranges }
+    }
+
+    /// Some of its rows; `None` if they share scales with others.
+    fn part(&self, rows: Range<usize>) -> Option<Planes> {
+        if let Encoding::Tiles(tiles) = self.encoding
+            && !rows.start.is_multiple_of(tiles.rows)
+        {
+            return None;
+        }
+        let before = self.encoding.plane_bytes(rows.start, self.cols)?;
+        let bytes = self.encoding.plane_bytes(rows.len(), self.cols)?;
+        let mut ranges = self.ranges;
+        for (i, range) in ranges.iter_mut().enumerate() {
+            if let Some(range) = range {
+                *range =
+                    ByteRange { file: range.file, offset: range.offset + before[i] as u64, len: bytes[i] };
+            }
+        }
+        Some(Planes { encoding: self.encoding, rows: rows.len(), cols: self.cols, ranges })
+    }
 }
 
 /// The place of a tensor.
@@ -114,16 +148,16 @@ impl Blueprint {
     /// that is also the output matrix is read whole for that, besides its row.
     pub fn dense_bytes_per_token(&self) -> u64 {
         let output = self.model.head().output;
-        let matrices = self.weights.iter().filter(|w| !matches!(w, Declared::Vector(..)));
-        let read = matrices.enumerate().map(|(i, w)| match w {
+        let (vectors, matrices): (Vec<_>, Vec<_>) =
+            self.weights.iter().partition(|w| matches!(w, Declared::Vector(..)));
+        let read = matrices.into_iter().enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
                 let row = w.bytes() / t.rows as u64;
                 if Matrix(i) == output { w.bytes() + row } else { row }
             }
             other => other.bytes(),
         });
-        let vectors = self.weights.iter().filter(|w| matches!(w, Declared::Vector(..)));
-        read.chain(vectors.map(Declared::bytes)).sum()
+        read.chain(vectors.into_iter().map(Declared::bytes)).sum()
     }
 
     /// Bytes of routed experts that one token reads.
@@ -283,6 +317,37 @@ impl<'a> Builder<'a> {
         Ok(self.push_matrix(Declared::Table(planes)))
     }
 
+    /// Two matrices that are one tensor, the first above the second.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix), or if they cannot be parted.
+    pub fn matrix_in_two(&mut self, name: Name, rows: [usize; 2], cols: usize) -> Result<[Matrix; 2]> {
+        let planes = self.planes(name, rows[0] + rows[1], cols)?;
+        let parted = [planes.part(0..rows[0]), planes.part(rows[0]..rows[0] + rows[1])];
+        let [Some(first), Some(second)] = parted else { return Err(self.cannot_part(name)) };
+        Ok([first, second].map(|planes| self.push_matrix(Declared::Matrix(planes))))
+    }
+
+    /// `count` matrices of the same shape in one tensor, as one with all their rows.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix), or if they cannot be joined.
+    pub fn matrices(&mut self, name: Name, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
+        self.count_layer(name);
+        let weight = self.weight(&name.in_format(self.format()), &[count, rows, cols])?;
+        let planes = Planes::of(&weight, count * rows, cols);
+        // Each matrix must begin where one does that is cut out of the whole.
+        if planes.part(rows..count * rows).is_none() {
+            return Err(self.cannot_part(name));
+        }
+        Ok(self.push_matrix(Declared::Matrix(planes)))
+    }
+
+    fn cannot_part(&self, name: Name) -> Error {
+        let name = name.in_format(self.format());
+        self.error(format!("tensor {name}: its matrices share scales, so they cannot be parted"))
+    }
+
     /// A vector of weights, kept in f32.
     ///
     /// # Errors
@@ -312,21 +377,20 @@ impl<'a> Builder<'a> {
         self.prepared(name, shape, Prepared::Transposed(kernel))
     }
 
-    /// The biases of all experts of a layer, one after another: `[experts · width]`
+    /// Weights of a tensor of this shape, in their order.
     ///
     /// # Errors
     /// As [`vector`](Self::vector).
-    pub fn expert_biases(&mut self, name: Name, experts: usize, width: usize) -> Result<Vector> {
-        self.prepared(name, &[experts, width], Prepared::Plainly)
+    pub fn flat(&mut self, name: Name, shape: &[usize]) -> Result<Vector> {
+        self.prepared(name, shape, Prepared::Plainly)
     }
 
-    /// The same for two that alternate in one tensor, `[experts, 2 · width]`.
+    /// Every other of the weights of a tensor of this shape, from the first or the second on.
     ///
     /// # Errors
     /// As [`vector`](Self::vector).
-    pub fn alternating_biases(&mut self, name: Name, experts: usize, width: usize) -> Result<[Vector; 2]> {
-        let mut every_other = |first| self.prepared(name, &[experts, 2 * width], Prepared::EveryOther(first));
-        Ok([every_other(0)?, every_other(1)?])
+    pub fn every_other(&mut self, name: Name, shape: &[usize], first: usize) -> Result<Vector> {
+        self.prepared(name, shape, Prepared::EveryOther(first))
     }
 
     fn prepared(&mut self, name: Name, shape: &[usize], prepared: Prepared) -> Result<Vector> {
@@ -454,8 +518,7 @@ impl<'a> Builder<'a> {
         // A matrix of one row may be stored as a vector.
         let from = usize::from(rows == 1 && self.found(&name)?.shape.len() == 1);
         let weight = self.weight(&name, &shape[from..])?;
-        let ranges = weight.planes.map(|plane| plane.map(whole));
-        Ok(Planes { encoding: weight.encoding, rows, cols, ranges })
+        Ok(Planes::of(&weight, rows, cols))
     }
 
     fn count_layer(&mut self, name: Name) {

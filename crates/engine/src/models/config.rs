@@ -138,6 +138,18 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// What multiplies the weights of the chosen experts. In GGUF files zero is as good as nothing.
+    ///
+    /// # Errors
+    /// If it is there and not a positive number.
+    pub fn router_scale(&self) -> Result<f32> {
+        let scale = match self.format() {
+            Format::Gguf => self.nonzero_float(keys::ROUTER_SCALE)?.map(|scale| scale as f32),
+            Format::HuggingFace | Format::Mlx => self.optional_float(keys::ROUTER_SCALE)?,
+        };
+        Ok(scale.unwrap_or(1.0))
+    }
+
     /// How the rotation is stretched. GGUF files of Llama 3 do not say it here, but in a tensor.
     ///
     /// # Errors

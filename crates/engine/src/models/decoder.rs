@@ -3,16 +3,15 @@
 
 use forebay_kernels::RopePairs;
 
+use super::attention::{Attention, Mixer, Sizes};
+pub use super::attention::{AttentionKind, NormSpan, Q_BIAS, Q_NORM};
 use super::linear::Linear;
 use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
 use crate::backend::{
-    Activation, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Rope, Router, Scores, StateShape,
-    Vector,
+    Activation, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Router, Scores, StateShape, Vector,
 };
 use crate::blocks::Context;
-use crate::blocks::delta_net::{DeltaNet, DeltaWeights};
-use crate::blocks::gqa::{AttentionGate, Gqa, GqaWeights};
 use crate::blocks::head::Head;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
@@ -23,22 +22,8 @@ use crate::session::Batch;
 const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
 const NORM: Name = Name::new("output_norm.weight", "model.norm.weight");
 const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
-/// What frequencies are divided by, in GGUF files of Llama 3.1 and later.
-const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
 // Of every layer:
 const ATTN_NORM: Name = Name::new("attn_norm.weight", "input_layernorm.weight");
-const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
-const K: Name = Name::new("attn_k.weight", "self_attn.k_proj.weight");
-const V: Name = Name::new("attn_v.weight", "self_attn.v_proj.weight");
-const ATTN_OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight");
-/// The bias of queries.
-pub const Q_BIAS: Name = Name::new("attn_q.bias", "self_attn.q_proj.bias");
-const K_BIAS: Name = Name::new("attn_k.bias", "self_attn.k_proj.bias");
-const V_BIAS: Name = Name::new("attn_v.bias", "self_attn.v_proj.bias");
-const OUT_BIAS: Name = Name::new("attn_output.bias", "self_attn.o_proj.bias");
-/// The norm of queries.
-pub const Q_NORM: Name = Name::new("attn_q_norm.weight", "self_attn.q_norm.weight");
-const K_NORM: Name = Name::new("attn_k_norm.weight", "self_attn.k_norm.weight");
 // Of dense layers:
 const GATE: Name = Name::new("ffn_gate.weight", "mlp.gate_proj.weight");
 const UP: Name = Name::new("ffn_up.weight", "mlp.up_proj.weight");
@@ -46,6 +31,8 @@ const DOWN: Name = Name::new("ffn_down.weight", "mlp.down_proj.weight");
 
 /// What a family has of its own.
 pub struct Recipe {
+    /// What attention keeps.
+    pub attention: AttentionKind,
     /// Which channels rotate together.
     pub pairs: RopePairs,
     /// How the rotation is stretched, where the configuration does not tell all of it.
@@ -81,6 +68,7 @@ impl Recipe {
     /// The plainest decoder with these feed-forward blocks.
     pub fn new(feed_forward: FeedForward) -> Recipe {
         Recipe {
+            attention: AttentionKind::Grouped,
             pairs: RopePairs::HalfSplit,
             scaling: None,
             qkv_bias: false,
@@ -97,18 +85,10 @@ impl Recipe {
         }
     }
 
-    fn norm(&self, b: &mut Builder<'_>, name: Name, len: usize) -> Result<Vector> {
+    /// A norm of the family's kind.
+    pub fn norm(&self, b: &mut Builder<'_>, name: Name, len: usize) -> Result<Vector> {
         if self.zero_centred_norms { b.vector_of(name, len, |w| w + 1.0) } else { b.vector(name, len) }
     }
-}
-
-/// What a norm of queries or keys spans.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum NormSpan {
-    /// Each head by itself.
-    Head,
-    /// All heads together.
-    Projection,
 }
 
 /// The feed-forward blocks of a family.
@@ -160,9 +140,23 @@ pub struct Shared {
     pub open: Option<Name>,
 }
 
+impl Shared {
+    /// `count` experts `inner` channels wide, which are one that is so many times as wide, always let through.
+    pub fn plain(count: usize, inner: usize) -> Option<Shared> {
+        const NAMES: [Name; 3] = [
+            Name::new("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
+            Name::new("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
+            Name::new("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
+        ];
+        (count > 0).then(|| Shared { inner: count * inner, names: NAMES, open: None })
+    }
+}
+
 impl Mixture {
     /// What most families call the router.
     pub const GATE: Name = Name::new("ffn_gate_inp.weight", "mlp.gate.weight");
+    /// What most families call the correction of its scores.
+    pub const CORRECTION: Name = Name::new("exp_probs_b.bias", "mlp.gate.e_score_correction_bias");
 
     /// The plainest mixture of experts that are `inner` channels wide inside.
     pub fn new(router: Router, inner: usize) -> Mixture {
@@ -193,15 +187,13 @@ impl BiasNames {
         let both = self.alternating.of_layer(l);
         let [beside_two, beside_one] = self.down.map(|name| name.of_layer(l));
         if b.has(both) {
-            let [gate, up] = b.alternating_biases(both, experts, inner)?;
-            return Ok([gate, up, b.expert_biases(beside_one, experts, hidden)?]);
+            let shape = [experts, 2 * inner];
+            let (gate, up) = (b.every_other(both, &shape, 0)?, b.every_other(both, &shape, 1)?);
+            return Ok([gate, up, b.flat(beside_one, &[experts, hidden])?]);
         }
+        let mut whole = |name: Name, width: usize| b.flat(name, &[experts, width]);
         let [gate, up] = self.apart.map(|name| name.of_layer(l));
-        Ok([
-            b.expert_biases(gate, experts, inner)?,
-            b.expert_biases(up, experts, inner)?,
-            b.expert_biases(beside_two, experts, hidden)?,
-        ])
+        Ok([whole(gate, inner)?, whole(up, inner)?, whole(beside_two, hidden)?])
     }
 }
 
@@ -215,7 +207,7 @@ pub fn softmax_router(config: &Config<'_>, normalise: bool) -> Result<Router> {
     if top_k > experts {
         return Err(config.error(keys::EXPERTS_USED, "is larger than the number of experts"));
     }
-    Ok(Router { experts, top_k, scores: Scores::Softmax, normalise, scale: 1.0 })
+    Ok(Router { experts, top_k, scores: Scores::Softmax, groups: None, normalise, scale: 1.0 })
 }
 
 /// A router as the configuration describes it: the sigmoids choose, and the weights of the chosen sum to one.
@@ -239,7 +231,7 @@ struct Decoder {
     embed: Matrix, // [vocab, hidden]
     eps: f32,
     layers: Vec<Layer>,
-    attention: Gqa,
+    attention: Attention,
     head: Head,
     x: Buf,      // [rows, hidden] the residual stream
     normed: Buf, // [rows, hidden] what a block reads
@@ -252,12 +244,6 @@ struct Layer {
     window: Option<usize>,
     ffn_norm: Vector, // [hidden]
     ffn: Ffn,
-}
-
-/// How a layer's tokens learn of each other.
-enum Mixer {
-    Attention(GqaWeights),
-    Linear(DeltaNet, DeltaWeights),
 }
 
 /// A layer's feed-forward block.
@@ -274,71 +260,6 @@ impl Layer {
             Ffn::Mixture { gate, .. } => Some(gate),
         }
     }
-}
-
-/// The sizes of attention.
-struct Sizes {
-    hidden: usize,
-    heads: usize,
-    kv: KvShape,
-}
-
-impl Sizes {
-    fn read(config: &Config<'_>) -> Result<Sizes> {
-        let hidden = config.count(keys::HIDDEN)?;
-        let heads = config.count(keys::HEADS)?;
-        let kv_heads = config.optional_count(keys::KV_HEADS)?.unwrap_or(heads);
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(config.error(keys::KV_HEADS, "does not divide the number of heads"));
-        }
-        let key_dim = config.optional_count(keys::KEY_DIM)?.unwrap_or(hidden / heads);
-        let value_dim = config.optional_count(keys::VALUE_DIM)?.unwrap_or(key_dim);
-        if key_dim == 0 || !key_dim.is_multiple_of(2) {
-            return Err(config.error(keys::KEY_DIM, "is not an even number of channels"));
-        }
-        Ok(Sizes { hidden, heads, kv: KvShape { heads: kv_heads, key_dim, value_dim, window: None } })
-    }
-}
-
-/// How many channels of a head rotate.
-fn rotated_channels(config: &Config<'_>, key_dim: usize, partial: bool) -> Result<usize> {
-    let channels = config.optional_count(keys::ROPE_DIM)?;
-    let share = config.optional_float(keys::ROPE_SHARE)?;
-    if !partial {
-        if let Some(channels) = channels.filter(|&n| n != key_dim) {
-            return Err(config.unsupported(keys::ROPE_DIM, &channels.to_string()));
-        }
-        if let Some(share) = share.filter(|&share| share != 1.0) {
-            return Err(config.unsupported(keys::ROPE_SHARE, &share.to_string()));
-        }
-    }
-    let (key, rotated) = match (channels, share) {
-        (Some(channels), _) => (keys::ROPE_DIM, channels),
-        (None, Some(share)) => (keys::ROPE_SHARE, (key_dim as f32 * share) as usize),
-        (None, None) => (keys::ROPE_DIM, key_dim),
-    };
-    if rotated == 0 || rotated > key_dim || !rotated.is_multiple_of(2) {
-        let problem =
-            format!("lets {rotated} of {key_dim} channels rotate, which must be even and not more than all");
-        return Err(config.error(key, &problem));
-    }
-    Ok(rotated)
-}
-
-/// The rotary embedding over this many channels.
-pub fn rope(
-    config: &Config<'_>,
-    b: &mut Builder<'_>,
-    scaling: RopeScaling,
-    channels: usize,
-    pairs: RopePairs,
-) -> Result<Rope> {
-    let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
-    let divisors = match b.has(ROPE_DIVISORS) {
-        true => Some(b.vector(ROPE_DIVISORS, channels / 2)?),
-        false => None,
-    };
-    Ok(Rope { frequencies: scaling.frequencies(base, channels), divisors, scale: scaling.scale(), pairs })
 }
 
 /// Refuses what some files ask for and no family here has.
@@ -358,14 +279,10 @@ fn refuse_others(config: &Config<'_>) -> Result<()> {
 /// If the configuration or a tensor does not fit, or asks for what is not supported.
 pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Box<dyn Model>> {
     let layers = config.layers()?;
-    let sizes = Sizes::read(config)?;
-    let Sizes { hidden, heads, kv } = sizes;
+    let sizes = Sizes::read(config, recipe)?;
+    let hidden = config.count(keys::HIDDEN)?;
     let eps = config.float(keys::NORM_EPS)?;
     refuse_others(config)?;
-    if recipe.gated && kv.value_dim != kv.key_dim {
-        return Err(config.error(keys::VALUE_DIM, "is not the number of channels of a key, as gates need"));
-    }
-    let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
     let vocab = b.rows_of(EMBED)?;
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
@@ -378,7 +295,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
                 attn_norm: recipe.norm(b, ATTN_NORM.of_layer(l), hidden)?,
                 mixer: match &linear {
                     Some(linear) if Linear::is_layer(b, l) => Mixer::Linear(linear.net, linear.layer(b, l)?),
-                    _ => Mixer::Attention(attention(b, recipe, l, &sizes)?),
+                    _ => sizes.weights(b, recipe, l)?,
                 },
                 window: recipe.windows.get(l).copied().flatten(),
                 ffn_norm: recipe.norm(b, recipe.ffn_norm.of_layer(l), hidden)?,
@@ -391,24 +308,8 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
     let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
 
-    let scaling = recipe.scaling.map_or_else(|| config.rope_scaling(), Ok)?;
-    let rope = rope(config, b, scaling, rotated, recipe.pairs)?;
-    let gate = recipe.gated.then(|| AttentionGate {
-        queries_and_gate: b.buffer(2 * heads * kv.key_dim),
-        gate: b.buffer(heads * kv.key_dim),
-    });
-    let attention = Gqa {
-        kv,
-        scale: 1.0 / (kv.key_dim as f32).sqrt(),
-        rope,
-        eps,
-        q: b.buffer(heads * kv.key_dim),
-        k: b.buffer(kv.heads * kv.key_dim),
-        v: b.buffer(kv.heads * kv.value_dim),
-        attended: b.buffer(heads * kv.value_dim),
-        angles: b.buffer(rotated),
-        gate,
-    };
+    // Only now have the tensors shown that the sizes are true.
+    let attention = sizes.block(config, b, recipe)?;
     let head = Head {
         norm,
         eps,
@@ -430,43 +331,6 @@ fn linear_layers(
     let Some(shape) = recipe.linear else { return Ok(None) };
     let first = (0..layers).find(|&l| Linear::is_layer(b, l));
     first.map(|first| Linear::new(b, config, shape, first)).transpose()
-}
-
-/// The attention weights of a layer.
-fn attention(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &Sizes) -> Result<GqaWeights> {
-    let Sizes { hidden, heads, kv } = *sizes;
-    let (q, k, v) = (heads * kv.key_dim, kv.heads * kv.key_dim, kv.heads * kv.value_dim);
-    let biases = match recipe.qkv_bias {
-        false => None,
-        true => Some([
-            b.vector(Q_BIAS.of_layer(l), q)?,
-            b.vector(K_BIAS.of_layer(l), k)?,
-            b.vector(V_BIAS.of_layer(l), v)?,
-        ]),
-    };
-    let out_bias = match recipe.out_bias {
-        false => None,
-        true => Some(b.vector(OUT_BIAS.of_layer(l), hidden)?),
-    };
-    let sinks = recipe.sinks.map(|name| b.vector(name.of_layer(l), heads)).transpose()?;
-    let mut norms = |q: usize, k: usize| -> Result<_> {
-        Ok(Some([recipe.norm(b, Q_NORM.of_layer(l), q)?, recipe.norm(b, K_NORM.of_layer(l), k)?]))
-    };
-    let norms = match recipe.qk_norm {
-        None => None,
-        Some(NormSpan::Head) => norms(kv.key_dim, kv.key_dim)?,
-        Some(NormSpan::Projection) => norms(q, k)?,
-    };
-    Ok(GqaWeights {
-        q: b.matrix(Q.of_layer(l), if recipe.gated { 2 * q } else { q }, hidden)?,
-        k: b.matrix(K.of_layer(l), k, hidden)?,
-        v: b.matrix(V.of_layer(l), v, hidden)?,
-        out: b.matrix(ATTN_OUT.of_layer(l), hidden, heads * kv.value_dim)?,
-        biases,
-        out_bias,
-        sinks,
-        norms,
-    })
 }
 
 /// The feed-forward blocks, whose buffers all layers share.
@@ -537,12 +401,8 @@ impl<'r> Blocks<'r> {
                 let shared =
                     mixture.shared.as_ref().map(|shared| shared.weights(b, l, hidden)).transpose()?;
                 let biases = mixture.biases.map(|names| names.vectors(b, l, mixture, hidden)).transpose()?;
-                Ok(Ffn::Mixture {
-                    moe: Box::new(moe),
-                    gate: Gate { weights, bias, correction },
-                    shared,
-                    biases,
-                })
+                let gate = Gate { weights, bias, correction };
+                Ok(Ffn::Mixture { moe: Box::new(moe), gate, shared, biases })
             }
             Blocks::DenseFirst { layers, dense, mixtures } => {
                 if l < *layers {
@@ -580,14 +440,20 @@ fn mlp_weights(b: &mut Builder<'_>, names: [Name; 3], inner: usize, hidden: usiz
 impl Model for Decoder {
     fn forward(&self, cx: &mut Context<'_>, batch: &mut Batch<'_>) -> Result<()> {
         cx.backend.embed(self.embed, batch.tokens, self.x)?;
-        self.attention.begin(cx, batch)?;
+        match &self.attention {
+            Attention::Grouped(gqa) => gqa.begin(cx, batch)?,
+            Attention::Latent(mla) => mla.begin(cx, batch)?,
+        }
         for (i, layer) in self.layers.iter().enumerate() {
             cx.cancel.check()?;
             let i = LayerIdx(i);
             cx.backend.rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
-            match &layer.mixer {
-                Mixer::Attention(w) => self.attention.forward(cx, batch, i, w, self.normed, self.added)?,
-                Mixer::Linear(net, w) => net.forward(cx, batch, i, w, self.normed, self.added)?,
+            let (x, out) = (self.normed, self.added);
+            match (&layer.mixer, &self.attention) {
+                (Mixer::Grouped(w), Attention::Grouped(gqa)) => gqa.forward(cx, batch, i, w, x, out)?,
+                (Mixer::Latent(w), Attention::Latent(mla)) => mla.forward(cx, batch, i, w, x, out)?,
+                (Mixer::Linear(net, w), _) => net.forward(cx, batch, i, w, x, out)?,
+                _ => unreachable!("all layers have the same attention"),
             }
             cx.backend.add(self.x, self.added)?;
 
@@ -609,9 +475,13 @@ impl Model for Decoder {
     }
 
     fn state(&self) -> Vec<StateShape> {
+        let kv = match &self.attention {
+            Attention::Grouped(gqa) => gqa.kv,
+            Attention::Latent(mla) => mla.kv,
+        };
         let state = |layer: &Layer| match layer.mixer {
-            Mixer::Attention(_) => {
-                StateShape::Attention(KvShape { window: layer.window, ..self.attention.kv })
+            Mixer::Grouped(_) | Mixer::Latent(_) => {
+                StateShape::Attention(KvShape { window: layer.window, ..kv })
             }
             Mixer::Linear(net, _) => StateShape::Recurrent(net.state),
         };

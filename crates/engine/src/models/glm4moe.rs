@@ -10,26 +10,16 @@ use crate::error::Result;
 pub const ARCH: Arch = Arch { gguf: "glm4moe", hugging_face: &["Glm4MoeForCausalLM", "glm4_moe"], describe };
 
 const FFN_NORM: Name = Name::new("post_attention_norm.weight", "post_attention_layernorm.weight");
-const CORRECTION: Name = Name::new("exp_probs_b.bias", "mlp.gate.e_score_correction_bias");
-const SHARED: [Name; 3] = [
-    Name::new("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
-    Name::new("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
-    Name::new("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
-];
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     if config.optional_bool(keys::ROUTER_NORMALISES)? == Some(false) {
         return Err(config.unsupported(keys::ROUTER_NORMALISES, "false"));
     }
-    let scale = config.optional_float(keys::ROUTER_SCALE)?.unwrap_or(1.0);
+    let scale = config.router_scale()?;
     let inner = config.count(keys::EXPERT_INNER)?;
-    let shared = match config.number(keys::SHARED_EXPERTS)? {
-        0 => None,
-        count => Some(Shared { inner: count * inner, names: SHARED, open: None }),
-    };
     let mixture = Mixture {
-        correction: Some(CORRECTION),
-        shared,
+        correction: Some(Mixture::CORRECTION),
+        shared: Shared::plain(config.number(keys::SHARED_EXPERTS)?, inner),
         ..Mixture::new(Router { scale, ..decoder::sigmoid_router(config)? }, inner)
     };
     let feed_forward = FeedForward::DenseFirst {

@@ -21,6 +21,20 @@ pub const KV_HEADS: Key = key("attention.head_count_kv", &["num_key_value_heads"
 pub const KEY_DIM: Key = key("attention.key_length", &["head_dim"]);
 /// Channels of a value.
 pub const VALUE_DIM: Key = key("attention.value_length", &["v_head_dim"]);
+/// Channels of the latent that keys and values are made from.
+pub const KV_RANK: Key = key("attention.kv_lora_rank", &["kv_lora_rank"]);
+/// Channels of the latent that queries are made from.
+pub const Q_RANK: Key = key("attention.q_lora_rank", &["q_lora_rank"]);
+/// Channels of a head's key where keys are made from latents.
+pub const HEAD_KEY_DIM: Key = key("attention.key_length_mla", &[]);
+/// Channels of a head's value where values are made from latents.
+pub const HEAD_VALUE_DIM: Key = key("attention.value_length_mla", &[]);
+/// Channels of a head's key that do not rotate.
+pub const PLAIN_DIM: Key = key("", &["qk_nope_head_dim"]);
+/// Channels of a head's key that rotate.
+pub const ROTATED_DIM: Key = key("rope.dimension_count", &["qk_rope_head_dim"]);
+/// Whether neighbouring channels rotate together.
+pub const ROPE_INTERLEAVED: Key = key("", &["rope_interleave"]);
 /// Of the norms.
 pub const NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps"]);
 /// The base of the rotation's frequencies.
@@ -92,6 +106,12 @@ pub const ROUTER_SCORES: Key = key("", &["scoring_func"]);
 pub const ROUTER_SCALE: Key = key("expert_weights_scale", &["routed_scaling_factor"]);
 /// Groups that experts are chosen from.
 pub const ROUTER_GROUPS: Key = key("expert_group_count", &["n_group"]);
+/// Groups that a token's experts may be in.
+pub const ROUTER_GROUPS_USED: Key = key("expert_group_used_count", &["topk_group"]);
+/// How the router chooses groups.
+pub const ROUTER_METHOD: Key = key("", &["topk_method"]);
+/// Every so many layers there is one with experts.
+pub const MIXTURE_INTERVAL: Key = key("", &["moe_layer_freq"]);
 /// Experts that every token uses.
 pub const SHARED_EXPERTS: Key = key("expert_shared_count", &["n_shared_experts"]);
 /// Layers at the start that have no experts.

@@ -1,13 +1,16 @@
 //! The model families. Each has a file with its configuration and the names of its tensors; the forward pass is that of
 //! the decoder that most of them share, or a straight line of its own. The registry below lists them.
 
+mod attention;
 mod blueprint;
 mod config;
 mod decoder;
+mod deepseek2;
 mod experts;
 mod glm4moe;
 mod gpt_oss;
 pub mod keys;
+mod latent;
 mod linear;
 mod llama;
 mod minimax_m2;
@@ -40,9 +43,10 @@ pub const ARCHS: &[Arch] = &[
     qwen2moe::ARCH,
     minimax_m2::ARCH,
     glm4moe::ARCH,
-    gpt_oss::ARCH,
     qwen35moe::ARCH,
     qwen35moe::QWEN3_NEXT,
+    gpt_oss::ARCH,
+    deepseek2::ARCH,
 ];
 
 /// A family's entry in the registry.

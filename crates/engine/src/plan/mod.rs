@@ -253,7 +253,7 @@ fn position_bytes(kv: &KvShape, precision: Precision) -> u64 {
         Precision::Fast => 2,
         Precision::Exact => 4,
     };
-    (kv.heads as u64 * (kv.key_dim + kv.value_dim) as u64).saturating_mul(cell)
+    (kv.position() as u64).saturating_mul(cell)
 }
 
 /// Bytes of what a conversation of so many positions keeps, with all its marks.

@@ -16,21 +16,23 @@ pub fn demo_model() -> PathBuf {
 }
 
 /// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
-pub const MIXTURES: [&str; 9] = [
+pub const MIXTURES: [&str; 11] = [
     "qwen3moe",
     "mixtral",
     "olmoe",
     "qwen2moe",
     "minimax_m2",
     "glm4moe",
-    "gpt_oss",
     "qwen3next",
     "qwen35moe",
+    "gpt_oss",
+    "deepseek_v2_lite",
+    "deepseek_v3",
 ];
 pub const DENSE: [&str; 4] = ["qwen2", "qwen3", "llama", "llama3"];
 
 /// Of these, one for each way in which layers remember.
-pub const KEEPING: [&str; 3] = ["qwen3moe", "gpt_oss", "qwen35moe"];
+pub const KEEPING: [&str; 4] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {

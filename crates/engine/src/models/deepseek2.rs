@@ -1,0 +1,96 @@
+//! DeepSeek-V2, V3, V3.1, R1 and what is built like them, Kimi-K2 and GLM-4.7-Flash: latent attention, the first layers
+//! dense, the others mixtures with shared experts, whose router chooses groups of experts first.
+
+use super::decoder::{self, AttentionKind, FeedForward, Mixture, Recipe, Shared};
+use super::{Arch, Builder, Config, Model, keys};
+use crate::backend::{GroupScore, Groups, Router, Scores};
+use crate::error::Result;
+use crate::format::Format;
+use forebay_kernels::RopePairs;
+
+/// The family's entry in the registry.
+pub const ARCH: Arch = Arch {
+    gguf: "deepseek2",
+    hugging_face: &[
+        "DeepseekV3ForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "deepseek_v3",
+        "deepseek_v2",
+        "kimi_k2",
+        "glm4_moe_lite",
+    ],
+    describe,
+};
+
+fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    if config.optional_bool(keys::QKV_BIAS)? == Some(true) {
+        return Err(config.unsupported(keys::QKV_BIAS, "true"));
+    }
+    if let Some(other) = config.optional_count(keys::MIXTURE_INTERVAL)?.filter(|&every| every != 1) {
+        return Err(config.unsupported(keys::MIXTURE_INTERVAL, &other.to_string()));
+    }
+    let layers = config.number(keys::DENSE_LAYERS)?;
+    let inner = config.count(keys::EXPERT_INNER)?;
+    // Only routers with a correction have the tensor, and all of their layers do.
+    let corrected = b.has(Mixture::CORRECTION.of_layer(layers));
+    let mixture = Mixture {
+        correction: corrected.then_some(Mixture::CORRECTION),
+        shared: Shared::plain(config.number(keys::SHARED_EXPERTS)?, inner),
+        ..Mixture::new(router(config, corrected)?, inner)
+    };
+    let feed_forward = FeedForward::DenseFirst { layers, inner: config.count(keys::INNER)?, mixture };
+    let pairs = match config.optional_bool(keys::ROPE_INTERLEAVED)? {
+        Some(false) => RopePairs::HalfSplit,
+        Some(true) | None => RopePairs::Interleaved,
+    };
+    let recipe = Recipe { attention: AttentionKind::Latent, pairs, ..Recipe::new(feed_forward) };
+    decoder::describe(config, b, &recipe)
+}
+
+/// V3's router has sigmoids with a correction, V2's a softmax without one.
+fn router(config: &Config<'_>, corrected: bool) -> Result<Router> {
+    let gguf = config.format() == Format::Gguf;
+    let scores =
+        match (config.optional_count(keys::ROUTER_FUNCTION)?, config.optional_text(keys::ROUTER_SCORES)?) {
+            (Some(1), _) | (None, Some("softmax")) => Scores::Softmax,
+            (Some(2), _) | (None, Some("sigmoid")) => Scores::Sigmoid,
+            (Some(other), _) => return Err(config.unsupported(keys::ROUTER_FUNCTION, &other.to_string())),
+            (None, Some(other)) => return Err(config.unsupported(keys::ROUTER_SCORES, other)),
+            (None, None) if corrected && !gguf => Scores::Sigmoid,
+            (None, None) => Scores::Softmax,
+        };
+    let normalise = config.optional_bool(keys::ROUTER_NORMALISES)?;
+    if normalise == Some(true) && scores == Scores::Softmax && !gguf {
+        // The published code and the one in general use disagree about what it means.
+        return Err(config.unsupported(keys::ROUTER_NORMALISES, "true"));
+    }
+    let normalise = normalise.unwrap_or(scores == Scores::Sigmoid && !gguf);
+    let score = match config.optional_text(keys::ROUTER_METHOD)? {
+        Some("greedy") => None,
+        Some("group_limited_greedy") => Some(GroupScore::Best),
+        Some("noaux_tc") => Some(GroupScore::BestTwo),
+        Some(other) => return Err(config.unsupported(keys::ROUTER_METHOD, other)),
+        None if corrected => Some(GroupScore::BestTwo),
+        None => gguf.then_some(GroupScore::Best),
+    };
+    let router =
+        Router { scores, scale: config.router_scale()?, ..decoder::softmax_router(config, normalise)? };
+    Ok(Router { groups: score.map(|score| groups(config, &router, score)).transpose()?.flatten(), ..router })
+}
+
+/// The groups that experts are chosen from, unless all of them are.
+fn groups(config: &Config<'_>, router: &Router, score: GroupScore) -> Result<Option<Groups>> {
+    let count = config.number(keys::ROUTER_GROUPS)?.max(1);
+    let used = config.optional_count(keys::ROUTER_GROUPS_USED)?.unwrap_or(count);
+    if !router.experts.is_multiple_of(count) {
+        return Err(config.error(keys::ROUTER_GROUPS, "does not divide the number of experts"));
+    }
+    if used > count {
+        return Err(config.error(keys::ROUTER_GROUPS_USED, "is larger than the number of groups"));
+    }
+    if router.top_k > router.experts / count * used {
+        return Err(config.error(keys::ROUTER_GROUPS_USED, "leaves fewer experts than a token uses"));
+    }
+    Ok((used < count).then_some(Groups { count, used, score }))
+}
