@@ -124,6 +124,48 @@ fn fuse_experts(folder: &mut Folder) {
     }
 }
 
+/// As mlx-lm arranges gpt-oss: a tensor each for gate, up and down, and for their biases.
+#[test]
+fn alternating_experts_and_biases_may_be_apart() {
+    let mut folder = Folder::read(&data("golden/gpt_oss"));
+    // What older files leave to the reader.
+    folder.config.remove("layer_types").unwrap();
+    folder.config.remove("swiglu_alpha").unwrap();
+    const EXPERTS: usize = 8;
+    const WIDTH: usize = 64;
+    for layer in 0..4 {
+        let prefix = format!("model.layers.{layer}.mlp.experts");
+        for (part, from, first, step) in
+            [("gate", "gate_up_proj", 0, 2), ("up", "gate_up_proj", 1, 2), ("down", "down_proj", 0, 1)]
+        {
+            let pick = |name: String, places: &mut dyn Iterator<Item = usize>| -> Vec<u8> {
+                let data = &folder.tensors.iter().find(|t| t.name == name).unwrap().data;
+                places.flat_map(|at| &data[2 * at..][..2]).copied().collect()
+            };
+            let mut places = (0..EXPERTS * WIDTH).map(|i| i * step + first);
+            let biases = pick(format!("{prefix}.{from}_bias"), &mut places);
+            let mut places = (0..EXPERTS * WIDTH * WIDTH).map(|i| {
+                let (expert, row, column) = (i / WIDTH / WIDTH, i / WIDTH % WIDTH, i % WIDTH);
+                (expert * WIDTH + column) * WIDTH * step + row * step + first
+            });
+            let weights = pick(format!("{prefix}.{from}"), &mut places);
+            folder.add(format!("{prefix}.{part}_proj.bias"), "BF16", &[EXPERTS, WIDTH], biases);
+            folder.add(format!("{prefix}.{part}_proj.weight"), "BF16", &[EXPERTS, WIDTH, WIDTH], weights);
+        }
+        for name in ["gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"] {
+            folder.take(&format!("{prefix}.{name}"));
+        }
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    folder.write(temporary.path());
+    let tokens = Reference::read("golden/gpt_oss.logits.safetensors").tokens;
+    for precision in [Precision::Fast, Precision::Exact] {
+        let expected = logits(&data("golden/gpt_oss.gguf"), &options(precision), &tokens);
+        let ours = logits(temporary.path(), &options(precision), &tokens);
+        assert_same_bits(&ours, &expected, &format!("{precision:?}"));
+    }
+}
+
 #[test]
 fn older_settings_mean_the_same_as_newer_ones() {
     let mut folder = Folder::read(&golden());
