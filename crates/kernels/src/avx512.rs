@@ -57,7 +57,11 @@ const MAX_HEAD_DIM: usize = 1024;
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
     assert_eq!(x.width(), w.cols);
-    if x.len() == 1 && matches!(w.encoding, Encoding::Blocks(dtype) if dtype.is_float()) {
+    let is_float = match w.encoding {
+        Encoding::Blocks(dtype) => dtype.is_float(),
+        encoding => matches!(encoding, Encoding::Tiles(_)),
+    };
+    if x.len() == 1 && is_float {
         return avx2::matmul_f32(w, x, out);
     }
     // Four rows, widened piece by piece.
@@ -282,6 +286,7 @@ fn widen(w: MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
                 }
             }
         }
+        Encoding::Tiles(tiles) => avx2::widened::widen_tiles(w, tiles, row, col, out),
         _ => dequantise(w, row, col, out),
     }
 }

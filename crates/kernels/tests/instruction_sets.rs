@@ -6,7 +6,8 @@ mod common;
 use common::{Random, Stored, block_len, encodings, quantised};
 use forebay_kernels::scalar::{AttentionStep, KvRef, RopePairs, RunningSoftmax};
 use forebay_kernels::{
-    DeltaStep, Isa, KEY_BLOCK, Kernels, MatRef, Q8Panel, Rows, STATE_COLUMNS, Tap, TileMut,
+    DType, DeltaStep, Encoding, Isa, KEY_BLOCK, Kernels, MatRef, Planes, Q8Panel, Rows, STATE_COLUMNS, Tap,
+    TileMut, Tiles,
 };
 use half::f16;
 
@@ -141,6 +142,94 @@ fn products_with_transposed_matrices_have_the_scalar_bits() {
                     out
                 };
                 assert_same_bits(&run(ours), &run(scalar), &format!("{encoding} [{rows}, {cols}]"));
+            }
+        }
+    });
+}
+
+#[test]
+fn sums_that_are_negative_zeros_have_the_scalar_bits() {
+    // Products below the smallest float: they leave the sign, also in lanes that the last columns do not reach.
+    let (rows, cols) = (5, 37);
+    let weights: Vec<u8> = (0..rows * cols).flat_map(|_| 1e-30f32.to_le_bytes()).collect();
+    let x = vec![-1e-30; 3 * cols];
+    each_isa(|ours, _| {
+        for encoding in [Encoding::Blocks(DType::F32), Encoding::Columns(DType::F32)] {
+            let planes = Planes { codes: &weights, ..Planes::default() };
+            let w = MatRef::from_planes(encoding, rows, cols, planes);
+            for tokens in [1, 3] {
+                let mut out = vec![f32::NAN; tokens * rows];
+                let x = Rows::new(&x[..tokens * cols], cols);
+                (ours.matmul_f32)(w, x, &mut TileMut::new(&mut out, rows));
+                assert_same_bits(&out, &vec![-0.0; out.len()], &format!("{encoding}, {tokens} tokens"));
+            }
+        }
+    });
+}
+
+#[test]
+fn mxfp4_with_any_exponent_has_the_scalar_bits() {
+    let (rows, cols) = (256, 96);
+    each_isa(|ours, scalar| {
+        let mut random = Random(9);
+        let mut stored = Stored::random(&mut random, Encoding::Mxfp4, rows, cols);
+        // A row for each exponent, in one of its groups; the others are zero, so that the smallest does not vanish.
+        for row in 0..rows {
+            stored.scales[3 * row + row % 3] = row as u8;
+            for (group, codes) in stored.codes[48 * row..][..48].chunks_exact_mut(16).enumerate() {
+                if group != row % 3 {
+                    codes.fill(0);
+                }
+            }
+        }
+        for tokens in [1, 3] {
+            let mut panels = vec![Q8Panel::default(); tokens];
+            for panel in panels.chunks_exact_mut(1) {
+                (scalar.quantise)(&random.normals(cols), 32, panel);
+            }
+            let run = |kernels: &Kernels| {
+                let mut out = vec![f32::NAN; tokens * rows];
+                (kernels.matmul_q8)(stored.view(), Rows::new(&panels, 1), &mut TileMut::new(&mut out, rows));
+                out
+            };
+            let ours = run(ours);
+            assert!(ours[0] != 0.0 && ours[1] != 0.0, "the smallest exponents vanish");
+            assert_same_bits(&ours, &run(scalar), &format!("{tokens} tokens"));
+        }
+    });
+}
+
+#[test]
+fn fp8_with_any_code_and_any_scale_has_the_scalar_bits() {
+    let (rows, cols) = (6, 256);
+    let encoding = Encoding::Tiles(Tiles { rows: 1, cols: 32, scales: DType::F32 });
+    let scales = [0.0, 1e-40, -1e-30, 3.0, 2f32.powi(119), 2f32.powi(120), f32::INFINITY, f32::NAN];
+    each_isa(|ours, scalar| {
+        let mut random = Random(8);
+        // One code is not a number, of either sign: in one row, or in none.
+        for not_a_number in [None, Some(0x7f), Some(0xff)] {
+            for scale in scales {
+                let mut stored = Stored::random(&mut random, encoding, rows, cols);
+                stored.codes[..255]
+                    .copy_from_slice(&Vec::from_iter((0..255).map(|b| b - u8::from(b == 127))));
+                if let Some(code) = not_a_number {
+                    stored.codes[2 * cols + 77] = code;
+                }
+                stored.scales[4 * 11..][..4].copy_from_slice(&scale.to_le_bytes());
+                for tokens in [1, 3] {
+                    let x = random.normals(tokens * cols);
+                    let run = |kernels: &Kernels| {
+                        let mut out = vec![0.0; tokens * rows];
+                        let x = Rows::new(&x, cols);
+                        (kernels.matmul_f32)(stored.view(), x, &mut TileMut::new(&mut out, rows));
+                        out
+                    };
+                    for (i, (a, b)) in run(ours).into_iter().zip(run(scalar)).enumerate() {
+                        let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                        assert!(same, "{not_a_number:?}, scale {scale}, {tokens} tokens, {i}: {a}, not {b}");
+                        assert!(i % rows != 2 || not_a_number.is_none() || a.is_nan(), "a NaN is hidden");
+                    }
+                }
             }
         }
     });

@@ -10,6 +10,10 @@ use super::DeltaShape;
 /// Of the norms of queries and keys.
 const NORM_EPS: f32 = 1e-6;
 
+/// Heads of queries or keys, or as many channels of values, that are convolved together: enough for memory to be read
+/// ahead, few enough for all threads to have some.
+const HEADS_TOGETHER: usize = 4;
+
 impl DeltaShape {
     /// Floats of what a layer keeps of a sequence; `None` if that is no number. First the last inputs of the
     /// convolution, `[kernel − 1, channels]`, then the states of the heads, each in blocks of columns:
@@ -72,7 +76,7 @@ impl DeltaLayer<'_> {
         self.recur(convolved, gates, before.map(|(_, states)| states), states, out);
     }
 
-    /// Convolves all channels and norms queries and keys; a piece is a head of those, or as many channels of values.
+    /// Convolves all channels and norms queries and keys; a piece is some channels of all tokens.
     fn convolve(
         &self,
         start: usize,
@@ -84,9 +88,10 @@ impl DeltaLayer<'_> {
         let DeltaShape { key_heads, key_dim, kernel, .. } = self.shape;
         let (channels, kept) = (qkv.width(), kernel - 1);
         let matrices = [TileMut::new(convolved, channels), TileMut::new(inputs, channels)];
-        let grains = [qkv.len(), kept].map(|rows| Grain { rows, cols: key_dim });
+        let width = HEADS_TOGETHER * key_dim;
+        let grains = [qkv.len(), kept].map(|rows| Grain { rows, cols: width });
         self.pool.for_tile_pairs(matrices, grains, |piece, [mut convolved, mut inputs]| {
-            let cols = piece * key_dim..piece * key_dim + convolved.cols();
+            let cols = piece * width..piece * width + convolved.cols();
             // The inputs kept of the tokens before, then those of the stretch. Before the first token there are none,
             // whatever is kept of them.
             let input = |i: usize| match i.checked_sub(kept) {
@@ -94,7 +99,8 @@ impl DeltaLayer<'_> {
                 None if start + i < kept => None,
                 None => before.map(|before| &before[i * channels..][cols.clone()]),
             };
-            let scale = match piece / key_heads {
+            // Queries, keys, and what is left as it is.
+            let scale = |head: usize| match head / key_heads {
                 0 => Some(1.0 / (key_dim as f32).sqrt()),
                 1 => Some(1.0),
                 _ => None,
@@ -106,8 +112,10 @@ impl DeltaLayer<'_> {
                     })
                     .collect();
                 (self.kernels.convolve)(&taps, convolved.row(row));
-                if let Some(scale) = scale {
-                    (self.kernels.l2_norm)(convolved.row(row), NORM_EPS, scale);
+                for (i, head) in convolved.row(row).chunks_mut(key_dim).enumerate() {
+                    if let Some(scale) = scale(piece * HEADS_TOGETHER + i) {
+                        (self.kernels.l2_norm)(head, NORM_EPS, scale);
+                    }
                 }
             }
             for i in 0..kept {

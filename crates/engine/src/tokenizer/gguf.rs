@@ -57,7 +57,7 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
     let model = bpe::model(words(texts), merges.into_iter(), rules)
         .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?;
     let encoder = Bpe {
-        normaliser: vec![],
+        normaliser: pre.normaliser(texts.len()),
         metaspace: None,
         splitter: pre.splitter(),
         spelled_splitter: pre.spelled_splitter(),

@@ -1,5 +1,6 @@
 //! The pre-tokenisers that model files name.
 
+use super::normalise::{Form, Normalise};
 use super::split::Splitter;
 
 /// What a model file means by a value of `tokenizer.ggml.pre`.
@@ -15,10 +16,16 @@ pub(super) struct Pre {
     pub(super) adds_bos: bool,
     /// Whether a piece that is a token is that token, whatever the merges would make of it.
     pub(super) ignores_merges: bool,
+    /// Whether the models' own files compose characters (NFC) before they cut. A GGUF file has no place to say so.
+    composes: bool,
 }
 
 /// What a file without a name means.
 pub(super) const DEFAULT: &str = "default";
+
+/// Tokens that the vocabulary of every published model has whose files compose. A file with fewer has a vocabulary of
+/// its own, like the demo model, and has borrowed no more than the way of cutting.
+const PUBLISHED: usize = 50_000;
 
 /// The expression of GPT-2, which byte-level pre-tokenisers use where they bring none of their own.
 pub(super) const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -46,7 +53,14 @@ const GPT_4O: &str = concat!(
 );
 
 /// What most entries have in common.
-const PLAIN: Pre = Pre { names: &[], steps: &[], spelled_steps: &[], adds_bos: false, ignores_merges: false };
+const PLAIN: Pre = Pre {
+    names: &[],
+    steps: &[],
+    spelled_steps: &[],
+    adds_bos: false,
+    ignores_merges: false,
+    composes: false,
+};
 
 /// All that are supported. A new one is a new entry here.
 const PRES: &[Pre] = &[
@@ -54,8 +68,6 @@ const PRES: &[Pre] = &[
     Pre {
         names: &[
             "gpt-2",
-            "mpt",
-            "olmo",
             "phi-2",
             "jais",
             "trillion",
@@ -68,11 +80,14 @@ const PRES: &[Pre] = &[
         steps: &[GPT_2],
         ..PLAIN
     },
+    // Both have the tokenizer of GPT-NeoX.
+    Pre { names: &["mpt", "olmo"], steps: &[GPT_2], composes: true, ..PLAIN },
     Pre {
-        names: &["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"],
+        names: &["starcoder", "refact", "smollm", "codeshell", "exaone", "minerva-7b"],
         steps: &[DIGIT, GPT_2],
         ..PLAIN
     },
+    Pre { names: &["command-r"], steps: &[DIGIT, GPT_2], composes: true, ..PLAIN },
     Pre {
         names: &["falcon"],
         steps: &[PUNCTUATION, GPT_2],
@@ -80,17 +95,15 @@ const PRES: &[Pre] = &[
         spelled_steps: &[DIGITS, "[0-9][0-9][0-9]"],
         ..PLAIN
     },
-    Pre {
-        names: &["qwen2", "deepseek-r1-qwen", "megrez", "kormo", "stablelm2", "hunyuan", "grok-2"],
-        steps: &[QWEN2],
-        ..PLAIN
-    },
+    Pre { names: &["qwen2", "deepseek-r1-qwen", "stablelm2"], steps: &[QWEN2], composes: true, ..PLAIN },
+    Pre { names: &["megrez", "kormo", "hunyuan", "grok-2"], steps: &[QWEN2], ..PLAIN },
     Pre {
         names: &["qwen35"],
         steps: &[concat!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
             r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         )],
+        composes: true,
         ..PLAIN
     },
     Pre {
@@ -178,6 +191,11 @@ impl Pre {
     /// All names, for people.
     pub(super) fn names() -> String {
         PRES.iter().flat_map(|pre| pre.names).copied().collect::<Vec<_>>().join(", ")
+    }
+
+    /// What is done to a text before it is cut, with a vocabulary of `tokens` tokens.
+    pub(super) fn normaliser(&self, tokens: usize) -> Vec<Normalise> {
+        if self.composes && tokens >= PUBLISHED { vec![Normalise::Form(Form::Nfc)] } else { vec![] }
     }
 
     /// Compiles what cuts the text.

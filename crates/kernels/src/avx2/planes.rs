@@ -8,7 +8,6 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::*;
-use crate::encoding::Affine;
 use crate::quant::fp4::{E2M1, half_of_power};
 use crate::quant::planes::float_at;
 
@@ -18,8 +17,8 @@ pub(crate) trait GroupLanes {
     const BYTES: usize;
     /// What is to be added to a lane.
     const OFFSET: i32;
-    /// Whether lanes need all eight bits.
-    const WIDE: bool;
+    /// The largest lane.
+    const LARGEST: u8;
     /// Whether there are biases.
     const BIASES: bool;
 
@@ -67,7 +66,7 @@ impl<const BITS: usize> Codes<BITS> {
 impl<const BITS: usize> GroupLanes for Codes<BITS> {
     const BYTES: usize = 4 * BITS;
     const OFFSET: i32 = 0;
-    const WIDE: bool = BITS == 8;
+    const LARGEST: u8 = 0xff >> (8 - BITS);
     const BIASES: bool = true;
 
     #[inline]
@@ -113,7 +112,7 @@ pub(crate) struct Fp4;
 impl GroupLanes for Fp4 {
     const BYTES: usize = 16;
     const OFFSET: i32 = -12;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 24;
     const BIASES: bool = false;
 
     #[inline]
@@ -156,55 +155,76 @@ pub(crate) use with_group_lanes;
 /// As [`scalar::matmul_q8`], for matrices in planes.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
-    with_group_lanes!(w.encoding, L, group => {
-        if x.len() == 1 {
-            one_token::<L>(w, group, x.row(0), out.row(0))
-        } else {
-            many_tokens::<L>(w, group, x, out)
-        }
+    with_group_lanes!(w.encoding, L, group => match (x.len(), group) {
+        (1, 32) => one_token::<L, 1>(w, x.row(0), out.row(0)),
+        (1, 64) => one_token::<L, 2>(w, x.row(0), out.row(0)),
+        (1, _) => one_token::<L, 4>(w, x.row(0), out.row(0)),
+        _ => many_tokens::<L>(w, group, x, out),
     });
 }
 
-/// The scale of a group, and its bias or zero.
-#[inline(always)]
-pub(crate) fn floats_of_group(w: MatRef<'_>, row: usize, index: usize) -> (f32, f32) {
-    match w.encoding {
-        Encoding::Affine(Affine { scales, .. }) => {
-            (float_at(scales, w.scales(row), index), float_at(scales, w.biases(row), index))
+/// Writes the scales of a row's groups from `first` on, and their biases where it has any, to column `lane` of the
+/// tables.
+pub(crate) fn floats_of_row<const N: usize>(
+    w: MatRef<'_>,
+    row: usize,
+    first: usize,
+    lane: usize,
+    scales: &mut [[f32; N]],
+    biases: &mut [[f32; N]],
+) {
+    let fill = |plane: &[u8], dtype: DType, out: &mut [[f32; N]]| {
+        let size = dtype.block_bytes();
+        let values = plane[first * size..][..out.len() * size].chunks_exact(size).zip(out);
+        // The type is asked for once, and not for every number.
+        match dtype {
+            DType::BF16 => {
+                values
+                    .for_each(|(b, out)| out[lane] = f32::from_bits(u32::from_le_bytes([0, 0, b[0], b[1]])));
+            }
+            DType::F8_E8M0 => values.for_each(|(b, out)| out[lane] = half_of_power(b[0])),
+            _ => values.for_each(|(b, out)| out[lane] = float_at(dtype, b, 0)),
         }
-        _ => (half_of_power(w.scales(row)[index]), 0.0),
+    };
+    match w.encoding {
+        Encoding::Affine(affine) => {
+            fill(w.scales(row), affine.scales, scales);
+            fill(w.biases(row), affine.scales, biases);
+        }
+        _ => fill(w.scales(row), DType::F8_E8M0, scales),
     }
 }
 
-/// Products of 32 lanes with 32 activations, added in fours.
+/// As [`dot_signed`] with signed bytes, for lanes that need all eight bits: they are taken 128 too low.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot<L: GroupLanes>(lanes: __m256i, x: __m256i) -> __m256i {
-    if L::WIDE {
-        // As signed bytes, 128 too low.
-        dot_signed(_mm256_xor_si256(lanes, _mm256_set1_epi8(-128)), x)
-    } else {
-        _mm256_madd_epi16(_mm256_maddubs_epi16(lanes, x), _mm256_set1_epi16(1))
-    }
+fn dot_wide(lanes: __m256i, x: __m256i) -> __m256i {
+    dot_signed(_mm256_xor_si256(lanes, _mm256_set1_epi8(-128)), x)
 }
 
-/// What is to be added to a lane, as [`dot`] takes them.
+/// Whether a pair of products does not fit sixteen bits.
+const fn is_wide<L: GroupLanes>() -> bool {
+    L::LARGEST as i32 * 2 * 127 > i16::MAX as i32
+}
+
+/// What is to be added to a lane, as products take them.
 const fn offset<L: GroupLanes>() -> i32 {
-    if L::WIDE { L::OFFSET + 128 } else { L::OFFSET }
+    if is_wide::<L>() { L::OFFSET + 128 } else { L::OFFSET }
 }
 
 // ---------------------------------------------------------------------------------------------------
 // One token
 
-/// The scales or biases of two groups of four rows: lane `4 · group + row`.
-struct Floats<'a> {
-    rows: [&'a [u8]; 4],
+/// The scales or biases of four rows.
+#[derive(Clone, Copy)]
+struct Floats {
+    rows: [*const u8; 4],
     dtype: DType,
 }
 
-impl<'a> Floats<'a> {
-    fn new(w: MatRef<'a>, first: usize, plane: impl Fn(usize) -> &'a [u8]) -> Floats<'a> {
-        let row = |i: usize| plane((first + i).min(w.rows - 1));
+impl Floats {
+    fn new<'a>(w: MatRef<'_>, first: usize, plane: impl Fn(usize) -> &'a [u8]) -> Floats {
+        let row = |i: usize| plane((first + i).min(w.rows - 1)).as_ptr();
         let dtype = match w.encoding {
             Encoding::Affine(affine) => affine.scales,
             _ => DType::F8_E8M0,
@@ -212,95 +232,159 @@ impl<'a> Floats<'a> {
         Floats { rows: [row(0), row(1), row(2), row(3)], dtype }
     }
 
-    /// Those of group `index` and of the next one, if there is one.
+    /// Those of `N` groups, one or two, from `index` on: lane `4 · group + row`.
+    ///
+    /// # Safety
+    /// The rows must have as many.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn get(&self, index: usize) -> __m256 {
-        let mut eight = [0.0f32; 8];
+    unsafe fn get<const N: usize>(&self, index: usize) -> __m256 {
+        let [a, b, c, d] = self.rows;
+        // A closure that takes closures would not be inlined.
+        macro_rules! four {
+            ($at:expr) => {
+                _mm_setr_epi32($at(a), $at(b), $at(c), $at(d))
+            };
+        }
+        // SAFETY: the caller's promise.
+        let byte = |row: *const u8, at: usize| i32::from(unsafe { row.add(at).read() });
+        // SAFETY: as above.
+        let word =
+            |row: *const u8, at: usize| i32::from(unsafe { row.add(at).cast::<u16>().read_unaligned() });
+        // SAFETY: as above.
+        let dword = |row: *const u8, at: usize| unsafe { row.add(at).cast::<i32>().read_unaligned() };
+        // Both groups of a row in one load: two halves of a dword.
+        let halves = || match N {
+            2 => four!(|row| dword(row, 2 * index)),
+            _ => four!(|row| word(row, 2 * index)),
+        };
         match self.dtype {
             DType::BF16 => {
-                // Both groups of a row in one load.
-                let mut pairs = [0u32; 4];
-                for (pair, row) in pairs.iter_mut().zip(self.rows) {
-                    let bytes = &row[2 * index..];
-                    *pair = match bytes.first_chunk() {
-                        Some(both) => u32::from_le_bytes(*both),
-                        None => u32::from(bytes[0]) | u32::from(bytes[1]) << 8,
-                    };
-                }
-                for (row, pair) in pairs.iter().enumerate() {
-                    eight[row] = f32::from_bits(pair << 16);
-                    eight[4 + row] = f32::from_bits(pair & 0xffff_0000);
-                }
+                let pairs = halves();
+                let high = _mm_and_si128(pairs, _mm_set1_epi32(0xffff_0000_u32 as i32));
+                _mm256_castsi256_ps(_mm256_set_m128i(high, _mm_slli_epi32::<16>(pairs)))
             }
-            dtype => {
-                let groups = self.rows[0].len() / dtype.block_bytes();
-                for lane in 0..8 {
-                    let group = (index + lane / 4).min(groups - 1);
-                    eight[lane] = match dtype {
-                        DType::F8_E8M0 => half_of_power(self.rows[lane % 4][group]),
-                        dtype => float_at(dtype, self.rows[lane % 4], group),
-                    };
-                }
+            DType::F16 => {
+                let pairs = halves();
+                let low = _mm_and_si128(pairs, _mm_set1_epi32(0xffff));
+                _mm256_cvtph_ps(_mm_packus_epi32(low, _mm_srli_epi32::<16>(pairs)))
+            }
+            DType::F32 => {
+                let group = |g: usize| four!(|row| dword(row, 4 * (index + g)));
+                _mm256_castsi256_ps(_mm256_set_m128i(group(N - 1), group(0)))
+            }
+            _ => {
+                let group = |g: usize| four!(|row| byte(row, index + g));
+                let exponents = _mm256_set_m128i(group(N - 1), group(0));
+                // As `fp4::half_of_power`.
+                let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(exponents, _mm256_set1_epi32(1)));
+                let small = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), exponents);
+                let is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), exponents);
+                _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small))
             }
         }
-        // SAFETY: it is one register long.
-        unsafe { _mm256_loadu_ps(eight.as_ptr()) }
     }
 }
 
+/// Four rows of a matrix.
+struct FourRows {
+    codes: [*const u8; 4],
+    scales: Floats,
+    biases: Floats,
+}
+
+/// Products with groups of `32 · PARTS` lanes.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn one_token<L: GroupLanes>(w: MatRef<'_>, group: usize, x: &[Q8Panel], out: &mut [f32]) {
-    let (parts, count) = (group / 32, w.cols / group);
+fn one_token<L: GroupLanes, const PARTS: usize>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
+    let count = w.cols / (32 * PARTS);
     let mut ahead = Ahead::new(w, 4);
     for first in (0..w.rows).step_by(4) {
-        let rows = four_rows(w, first);
-        let scales = Floats::new(w, first, |row| w.scales(row));
-        let biases = Floats::new(w, first, |row| if L::BIASES { w.biases(row) } else { &[] });
+        let rows = FourRows {
+            codes: four_rows(w, first),
+            scales: Floats::new(w, first, |row| w.scales(row)),
+            biases: Floats::new(w, first, |row| if L::BIASES { w.biases(row) } else { &[] }),
+        };
         let mut acc = _mm_setzero_ps();
         for g in (0..count).step_by(2) {
-            let here = 2.min(count - g);
-            ahead.advance(4 * here * parts * L::BYTES);
-            let mut sums = [_mm256_setzero_si256(); 8];
-            for lane in 0..4 * here {
-                for part in 0..parts {
-                    let at = (g + lane / 4) * parts + part;
-                    // SAFETY: a row has the codes of all its groups, and a panel 256 lanes.
-                    let dot = unsafe {
-                        let x = x[at / 8].lanes.as_ptr().add(at % 8 * 32);
-                        dot::<L>(L::lanes(rows[lane % 4].add(at * L::BYTES)), _mm256_loadu_si256(x.cast()))
-                    };
-                    sums[lane] = _mm256_add_epi32(sums[lane], dot);
+            // Two groups that start at an even one are in the same panel.
+            let panel = &x[g * PARTS / 8];
+            ahead.advance(4 * 2.min(count - g) * PARTS * L::BYTES);
+            // SAFETY: the rows have that many groups.
+            acc = unsafe {
+                match count - g {
+                    1 => add_groups::<L, PARTS, 1>(&rows, panel, g, acc),
+                    _ => add_groups::<L, PARTS, 2>(&rows, panel, g, acc),
                 }
-            }
-            let products = sum_across_i32(&sums);
-            let (mut x_sums, mut x_scales) = ([0; 2], [0.0; 2]);
-            for b in 0..here {
-                let lane = (g + b) * group;
-                let panel = &x[lane / Q8Panel::LEN];
-                x_sums[b] = panel.sum_of(lane % Q8Panel::LEN, group);
-                x_scales[b] = panel.scales[lane % Q8Panel::LEN / 32];
-            }
-            let x_sums = _mm256_set_m128i(_mm_set1_epi32(x_sums[1]), _mm_set1_epi32(x_sums[0]));
-            let x_scales = _mm256_set_m128(_mm_set1_ps(x_scales[1]), _mm_set1_ps(x_scales[0]));
-            let shift = _mm256_mullo_epi32(x_sums, _mm256_set1_epi32(offset::<L>()));
-            let products = _mm256_cvtepi32_ps(_mm256_add_epi32(products, shift));
-            let d = _mm256_mul_ps(scales.get(g), x_scales);
-            if L::BIASES {
-                let bias = _mm256_mul_ps(biases.get(g), x_scales);
-                let x_sums = _mm256_cvtepi32_ps(x_sums);
-                for b in 0..here {
-                    acc = _mm_fmadd_ps(half(d, b), half(products, b), acc);
-                    acc = _mm_fmadd_ps(half(bias, b), half(x_sums, b), acc);
-                }
-            } else {
-                for b in 0..here {
-                    acc = _mm_fmadd_ps(half(d, b), half(products, b), acc);
-                }
-            }
+            };
         }
         store_four(acc, &mut out[first..]);
     }
+}
+
+/// Adds the products of `N` groups of four rows, one or two, from group `g` on.
+///
+/// # Safety
+/// The rows must have that many groups.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_groups<L: GroupLanes, const PARTS: usize, const N: usize>(
+    rows: &FourRows,
+    panel: &Q8Panel,
+    g: usize,
+    mut acc: __m128,
+) -> __m128 {
+    // Parts whose products, added up, fit sixteen bits.
+    let run = (i16::MAX as usize / (2 * 127 * L::LARGEST as usize)).clamp(1, PARTS);
+    let first = g * PARTS % 8;
+    let mut sums = [_mm256_setzero_si256(); 8];
+    for group in 0..N {
+        for row in 0..4 {
+            let (mut products, mut words) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+            for part in 0..PARTS {
+                let at = group * PARTS + part;
+                // SAFETY: the row has the codes of the group, and a panel 256 lanes.
+                let (lanes, x) = unsafe {
+                    let codes = rows.codes[row].add((g * PARTS + at) * L::BYTES);
+                    let x = panel.lanes.as_ptr().add((first + at) * 32);
+                    (L::lanes(codes), _mm256_load_si256(x.cast()))
+                };
+                if is_wide::<L>() {
+                    products = _mm256_add_epi32(products, dot_wide(lanes, x));
+                } else {
+                    words = _mm256_add_epi16(words, _mm256_maddubs_epi16(lanes, x));
+                    if part % run == run - 1 || part == PARTS - 1 {
+                        let dwords = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+                        products = _mm256_add_epi32(products, dwords);
+                        words = _mm256_setzero_si256();
+                    }
+                }
+            }
+            sums[4 * group + row] = products;
+        }
+    }
+    let products = sum_across_i32(&sums);
+    let sum = |group: usize| panel.sum_of((first + group * PARTS) * 32, PARTS * 32);
+    let scale = |group: usize| panel.scales[first + group * PARTS];
+    let x_sums = _mm256_set_m128i(_mm_set1_epi32(sum(N - 1)), _mm_set1_epi32(sum(0)));
+    let x_scales = _mm256_set_m128(_mm_set1_ps(scale(N - 1)), _mm_set1_ps(scale(0)));
+    let shift = _mm256_mullo_epi32(x_sums, _mm256_set1_epi32(offset::<L>()));
+    let products = _mm256_cvtepi32_ps(_mm256_add_epi32(products, shift));
+    // SAFETY: the caller's promise.
+    let d = _mm256_mul_ps(unsafe { rows.scales.get::<N>(g) }, x_scales);
+    if L::BIASES {
+        // SAFETY: as above.
+        let bias = _mm256_mul_ps(unsafe { rows.biases.get::<N>(g) }, x_scales);
+        let x_sums = _mm256_cvtepi32_ps(x_sums);
+        for group in 0..N {
+            acc = _mm_fmadd_ps(half(d, group), half(products, group), acc);
+            acc = _mm_fmadd_ps(half(bias, group), half(x_sums, group), acc);
+        }
+    } else {
+        for group in 0..N {
+            acc = _mm_fmadd_ps(half(d, group), half(products, group), acc);
+        }
+    }
+    acc
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -355,13 +439,10 @@ impl GroupPanel {
                 }
             }
         }
-        for g in 0..lanes / group {
-            for row in 0..ROWS {
-                let index = panel * (Q8Panel::LEN / group) + g;
-                let (scale, bias) = floats_of_group(w, (first + row).min(w.rows - 1), index);
-                self.scales[g][row] = scale;
-                self.biases[g][row] = bias;
-            }
+        let (groups, index) = (lanes / group, panel * (Q8Panel::LEN / group));
+        for lane in 0..ROWS {
+            let row = (first + lane).min(w.rows - 1);
+            floats_of_row(w, row, index, lane, &mut self.scales[..groups], &mut self.biases[..groups]);
         }
     }
 }
@@ -403,19 +484,40 @@ fn multiply<L: GroupLanes, const T: usize>(
     at: At,
 ) -> usize {
     let x: [&Q8Panel; T] = pick(x, at.token, at.panel);
+    // Vectors of lanes whose products, added up, fit sixteen bits; a group has a multiple of eight.
+    let run = match L::LARGEST {
+        0..=16 => 8,
+        17..=32 => 4,
+        33..=64 => 2,
+        _ => 1,
+    };
     let mut acc = [_mm256_setzero_ps(); T];
     for t in 0..T {
         acc[t] = at.load(out, t);
     }
     for g in 0..count {
         let mut dots = [_mm256_setzero_si256(); T];
-        for four in g * group / 4..(g + 1) * group / 4 {
-            // SAFETY: it is one register long.
-            let lanes = unsafe { _mm256_load_si256(weights.lanes[four].as_ptr().cast()) };
-            for t in 0..T {
-                // SAFETY: a panel of activations has 64 groups of four.
-                let four = unsafe { x[t].lanes.as_ptr().add(4 * four).cast::<i32>().read() };
-                dots[t] = _mm256_add_epi32(dots[t], dot::<L>(lanes, _mm256_set1_epi32(four)));
+        for first in (g * group / 4..(g + 1) * group / 4).step_by(run) {
+            let mut words = [_mm256_setzero_si256(); T];
+            for four in first..first + run {
+                // SAFETY: it is one register long.
+                let lanes = unsafe { _mm256_load_si256(weights.lanes[four].as_ptr().cast()) };
+                for t in 0..T {
+                    // SAFETY: a panel of activations has 64 groups of four.
+                    let four = unsafe { x[t].lanes.as_ptr().add(4 * four).cast::<i32>().read() };
+                    let four = _mm256_set1_epi32(four);
+                    if is_wide::<L>() {
+                        dots[t] = _mm256_add_epi32(dots[t], dot_wide(lanes, four));
+                    } else {
+                        words[t] = _mm256_add_epi16(words[t], _mm256_maddubs_epi16(lanes, four));
+                    }
+                }
+            }
+            if !is_wide::<L>() {
+                for t in 0..T {
+                    let products = _mm256_madd_epi16(words[t], _mm256_set1_epi16(1));
+                    dots[t] = _mm256_add_epi32(dots[t], products);
+                }
             }
         }
         // SAFETY: they are one register long.

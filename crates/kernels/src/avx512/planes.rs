@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::*;
-use crate::avx2::planes::{GroupLanes, floats_of_group, with_group_lanes};
+use crate::avx2::planes::{GroupLanes, floats_of_row, with_group_lanes};
 
 /// As [`scalar::matmul_q8`], for matrices in planes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -63,13 +63,10 @@ impl GroupPanel {
                 }
             }
         }
-        for g in 0..lanes / group {
-            for row in 0..ROWS {
-                let index = panel * (Q8Panel::LEN / group) + g;
-                let (scale, bias) = floats_of_group(w, (first + row).min(w.rows - 1), index);
-                self.scales[g][row] = scale;
-                self.biases[g][row] = bias;
-            }
+        let (groups, index) = (lanes / group, panel * (Q8Panel::LEN / group));
+        for lane in 0..ROWS {
+            let row = (first + lane).min(w.rows - 1);
+            floats_of_row(w, row, index, lane, &mut self.scales[..groups], &mut self.biases[..groups]);
         }
     }
 }

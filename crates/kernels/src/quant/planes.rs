@@ -132,7 +132,7 @@ pub fn fp8(code: u8) -> f32 {
 #[inline(always)]
 pub fn float_at(dtype: DType, bytes: &[u8], index: usize) -> f32 {
     match dtype {
-        DType::F32 => f32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[4 * index + i])),
+        DType::F32 => f32::from_le_bytes(*bytes[4 * index..].first_chunk().expect("a float there")),
         DType::F16 => f16_at(bytes, 2 * index),
         DType::BF16 => {
             f32::from_bits(u32::from(bytes[2 * index]) << 16 | u32::from(bytes[2 * index + 1]) << 24)

@@ -14,8 +14,10 @@ pub fn encodings() -> Vec<Encoding> {
         }
     }
     all.push(Encoding::Mxfp4);
-    for (rows, cols, scales) in [(128, 128, DType::F32), (4, 32, DType::BF16), (3, 7, DType::F8_E8M0)] {
-        all.push(Encoding::Tiles(Tiles { rows, cols, scales }));
+    for (rows, cols) in [(128, 128), (4, 32), (5, 48), (3, 7)] {
+        for scales in [DType::F32, DType::BF16, DType::F8_E8M0] {
+            all.push(Encoding::Tiles(Tiles { rows, cols, scales }));
+        }
     }
     all.extend([DType::F32, DType::F16, DType::BF16].map(Encoding::Columns));
     all

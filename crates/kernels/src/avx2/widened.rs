@@ -1,0 +1,249 @@
+//! Products with f32 activations of what is no plain float: FP8 in tiles, and whatever type where activations are to
+//! stay exact. Four rows are widened to floats piece by piece, and the pieces serve a few tokens. One token and FP8,
+//! which is how such models write, goes from registers to registers.
+
+// Loops over registers go by index, so that they are unrolled.
+#![allow(clippy::needless_range_loop)]
+
+use super::*;
+use crate::encoding::Tiles;
+use crate::quant::MAX_BLOCK;
+use crate::quant::planes::float_at;
+
+/// Tokens that share four widened rows; a multiple of two.
+const TOKENS: usize = 32;
+
+/// The accumulators of [`scalar::dot`] for four rows.
+type Sums = [[__m256; 2]; 4];
+
+/// As [`scalar::matmul_f32`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn matmul(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
+    assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
+    assert_eq!(x.width(), w.cols);
+    match (x.len(), w.encoding) {
+        (1, Encoding::Tiles(tiles)) if one_token(w, tiles, x.row(0), out.row(0)) => {}
+        (1, _) => in_chunks::<1>(w, x, out),
+        _ => in_chunks::<TOKENS>(w, x, out),
+    }
+}
+
+/// As [`matmul`], `T` tokens at a time.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn in_chunks<const T: usize>(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
+    let mut weights = [[0.0f32; MAX_BLOCK]; 4];
+    for chunk in (0..x.len()).step_by(T) {
+        let tokens = T.min(x.len() - chunk);
+        for first in (0..w.rows).step_by(4) {
+            let mut acc: [Sums; T] = [[[_mm256_setzero_ps(); 2]; 4]; T];
+            for col in (0..w.cols).step_by(MAX_BLOCK) {
+                let cols = MAX_BLOCK.min(w.cols - col);
+                for (row, weights) in weights.iter_mut().enumerate() {
+                    widen(w, (first + row).min(w.rows - 1), col, &mut weights[..cols]);
+                }
+                for (t, acc) in acc[..tokens].iter_mut().enumerate() {
+                    multiply(&weights, &x.row(chunk + t)[col..col + cols], acc);
+                }
+            }
+            for t in (0..tokens).step_by(2) {
+                let here = 2.min(tokens - t);
+                let mut sums = [_mm256_setzero_ps(); 8];
+                for i in 0..4 * here {
+                    let [low, high] = acc[t + i / 4][i % 4];
+                    sums[i] = _mm256_add_ps(low, high);
+                }
+                let sums = sum_across_f32(&sums);
+                for i in 0..here {
+                    store_four(half(sums, i), &mut out.row(chunk + t + i)[first..]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of four rows' pieces with those of a token, lane by lane.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn multiply(weights: &[[f32; MAX_BLOCK]; 4], x: &[f32], acc: &mut Sums) {
+    assert!(x.len() <= MAX_BLOCK);
+    let mut sums = *acc;
+    let whole = x.len() / 16 * 16;
+    for col in (0..whole).step_by(16) {
+        for half in 0..2 {
+            let at = col + 8 * half;
+            // SAFETY: both have as many columns.
+            let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) };
+            for row in 0..4 {
+                // SAFETY: as above.
+                let weights = unsafe { _mm256_loadu_ps(weights[row].as_ptr().add(at)) };
+                sums[row][half] = _mm256_fmadd_ps(weights, x, sums[row][half]);
+            }
+        }
+    }
+    for half in 0..2 {
+        let col = whole + 8 * half;
+        if col >= x.len() {
+            break;
+        }
+        let mask = tail_mask(x.len() - col);
+        // SAFETY: the mask ends with the columns.
+        let x = unsafe { _mm256_maskload_ps(x.as_ptr().add(col), mask) };
+        for row in 0..4 {
+            // SAFETY: as above.
+            let weights = unsafe { _mm256_maskload_ps(weights[row].as_ptr().add(col), mask) };
+            let sum = _mm256_fmadd_ps(weights, x, sums[row][half]);
+            // A lane without a column keeps its sum, also a negative zero.
+            sums[row][half] = _mm256_blendv_ps(sums[row][half], sum, _mm256_castsi256_ps(mask));
+        }
+    }
+    *acc = sums;
+}
+
+/// A piece of a row, from column `col` on, as floats.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widen(w: MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
+    match w.encoding {
+        Encoding::Tiles(tiles) => widen_tiles(w, tiles, row, col, out),
+        _ => dequantise(w, row, col, out),
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// FP8
+
+/// Numbers whose codes are where a half float has its exponent and its mantissa: they are 2⁸ times too small, also
+/// those below the smallest exponent with a leading one. A tile's scale takes the power of two back, and since that is
+/// exact, the product with it is rounded once, as it should be.
+///
+/// Two things break this rule and are left to the specification: the code that is not a number, and a scale that has no
+/// such multiple.
+struct Fp8 {
+    /// The largest code so far, without its sign.
+    largest: __m128i,
+}
+
+impl Fp8 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn new() -> Fp8 {
+        Fp8 { largest: _mm_setzero_si128() }
+    }
+
+    /// What a tile's numbers are to be multiplied with.
+    #[inline(always)]
+    fn factor(tiles: Tiles, scales: &[u8], tile: usize) -> f32 {
+        float_at(tiles.scales, scales, tile) * 256.0
+    }
+
+    /// Sixteen numbers, 2⁸ times too small.
+    ///
+    /// # Safety
+    /// There must be sixteen codes.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn sixteen(&mut self, codes: *const u8) -> [__m256; 2] {
+        // SAFETY: the caller's promise.
+        let codes = unsafe { _mm_loadu_si128(codes.cast()) };
+        self.largest = _mm_max_epu8(self.largest, _mm_and_si128(codes, _mm_set1_epi8(0x7f)));
+        // The sign comes twice, and the second one is removed.
+        let words = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
+        let halves = _mm256_and_si256(words, _mm256_set1_epi16(0xbf80_u16 as i16));
+        [
+            _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+        ]
+    }
+
+    /// Adds the products of a token with a tile's codes in two rows, a multiple of sixteen, lane by lane.
+    ///
+    /// It is a function of its own because its loop needs all registers there are.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_tile(&mut self, codes: [&[u8]; 2], factors: [f32; 2], x: &[f32], acc: &mut [[__m256; 2]; 2]) {
+        assert!(codes[0].len() == x.len() && codes[1].len() == x.len() && x.len().is_multiple_of(16));
+        let factors = [_mm256_set1_ps(factors[0]), _mm256_set1_ps(factors[1])];
+        let (mut numbers, mut sums) = (Fp8 { ..*self }, *acc);
+        for col in (0..x.len()).step_by(16) {
+            // SAFETY: there are sixteen columns.
+            let x = unsafe {
+                let x = x.as_ptr().add(col);
+                [_mm256_loadu_ps(x), _mm256_loadu_ps(x.add(8))]
+            };
+            for row in 0..2 {
+                // SAFETY: as above.
+                let weights = unsafe { numbers.sixteen(codes[row].as_ptr().add(col)) };
+                for half in 0..2 {
+                    let weights = _mm256_mul_ps(weights[half], factors[row]);
+                    sums[row][half] = _mm256_fmadd_ps(weights, x[half], sums[row][half]);
+                }
+            }
+        }
+        (*self, *acc) = (numbers, sums);
+    }
+
+    /// Whether all codes were numbers.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn all_numbers(&self) -> bool {
+        _mm_movemask_epi8(_mm_cmpeq_epi8(self.largest, _mm_set1_epi8(0x7f))) == 0
+    }
+}
+
+/// As [`widen`], for tiles of FP8 numbers.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn widen_tiles(w: MatRef<'_>, tiles: Tiles, row: usize, col: usize, out: &mut [f32]) {
+    let (codes, scales) = (&w.row(row)[col..col + out.len()], w.scales(row));
+    let mut numbers = Fp8::new();
+    let mut done = 0;
+    while done < out.len() {
+        let tile = (col + done) / tiles.cols;
+        let end = out.len().min((tile + 1) * tiles.cols - col);
+        let factor = Fp8::factor(tiles, scales, tile);
+        if !factor.is_finite() || !(end - done).is_multiple_of(16) {
+            return dequantise(w, row, col, out);
+        }
+        for at in (done..end).step_by(16) {
+            // SAFETY: there are sixteen codes, and there is room for sixteen numbers.
+            unsafe {
+                let [low, high] = numbers.sixteen(codes.as_ptr().add(at));
+                let out = out.as_mut_ptr().add(at);
+                _mm256_storeu_ps(out, _mm256_mul_ps(low, _mm256_set1_ps(factor)));
+                _mm256_storeu_ps(out.add(8), _mm256_mul_ps(high, _mm256_set1_ps(factor)));
+            }
+        }
+        done = end;
+    }
+    if !numbers.all_numbers() {
+        dequantise(w, row, col, out);
+    }
+}
+
+/// The products of one token with tiles of FP8 numbers; false if there is something that [`Fp8`] cannot do.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn one_token(w: MatRef<'_>, tiles: Tiles, x: &[f32], out: &mut [f32]) -> bool {
+    if !tiles.cols.is_multiple_of(16) || !w.cols.is_multiple_of(16) {
+        return false;
+    }
+    let mut numbers = Fp8::new();
+    let mut ahead = Ahead::new(w, 2);
+    for (first, out) in out.chunks_mut(2).enumerate() {
+        let row = |i: usize| (2 * first + i).min(w.rows - 1);
+        let (codes, scales) = ([w.row(row(0)), w.row(row(1))], [w.scales(row(0)), w.scales(row(1))]);
+        let mut acc = [[_mm256_setzero_ps(); 2]; 2];
+        for (tile, start) in (0..w.cols).step_by(tiles.cols).enumerate() {
+            let factors = [Fp8::factor(tiles, scales[0], tile), Fp8::factor(tiles, scales[1], tile)];
+            if !factors[0].is_finite() || !factors[1].is_finite() {
+                return false;
+            }
+            let cols = start..w.cols.min(start + tiles.cols);
+            ahead.advance(2 * cols.len());
+            numbers.add_tile([&codes[0][cols.clone()], &codes[1][cols.clone()]], factors, &x[cols], &mut acc);
+        }
+        for (out, acc) in out.iter_mut().zip(acc) {
+            *out = scalar::sum_lanes(&to_lanes(acc));
+        }
+    }
+    numbers.all_numbers()
+}
