@@ -221,6 +221,7 @@ fn settings_of_latent_attention_and_groups_that_make_no_sense_are_named() {
         ("scoring_func", json!("tanh"), "tanh"),
         ("attention_bias", json!(true), "true"),
         ("moe_layer_freq", json!(2), "2"),
+        ("mlp_layer_types", json!(["dense", "sparse", "dense"]), "dense"),
     ] {
         let error = refusal("deepseek_v3", |f| drop(f.config.insert(key.into(), value)));
         assert_unsupported(&error, &[key, word]);

@@ -30,7 +30,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     if let Some(other) = config.optional_count(keys::MIXTURE_INTERVAL)?.filter(|&every| every != 1) {
         return Err(config.unsupported(keys::MIXTURE_INTERVAL, &other.to_string()));
     }
-    let layers = config.number(keys::DENSE_LAYERS)?;
+    let layers = dense_layers(config)?;
     let inner = config.count(keys::EXPERT_INNER)?;
     // Only routers with a correction have the tensor, and all of their layers do.
     let corrected = b.has(Mixture::CORRECTION.of_layer(layers));
@@ -46,6 +46,18 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     };
     let recipe = Recipe { attention: AttentionKind::Latent, pairs, ..Recipe::new(feed_forward) };
     decoder::describe(config, b, &recipe)
+}
+
+/// How many layers at the start have no experts.
+fn dense_layers(config: &Config<'_>) -> Result<usize> {
+    let Some(types) = config.optional_texts(keys::FEED_FORWARD_TYPES)? else {
+        return config.number(keys::DENSE_LAYERS);
+    };
+    let dense = types.iter().take_while(|&name| name == "dense").count();
+    match types.iter().skip(dense).find(|&name| name != "sparse") {
+        Some(other) => Err(config.unsupported(keys::FEED_FORWARD_TYPES, other)),
+        None => Ok(dense),
+    }
 }
 
 /// V3's router has sigmoids with a correction, V2's a softmax without one.

@@ -116,6 +116,8 @@ pub const MIXTURE_INTERVAL: Key = key("", &["moe_layer_freq"]);
 pub const SHARED_EXPERTS: Key = key("expert_shared_count", &["n_shared_experts"]);
 /// Layers at the start that have no experts.
 pub const DENSE_LAYERS: Key = key("leading_dense_block_count", &["first_k_dense_replace"]);
+/// Which layers have no experts, one by one.
+pub const FEED_FORWARD_TYPES: Key = key("", &["mlp_layer_types"]);
 /// Whether queries and keys are normed.
 pub const QK_NORM: Key = key("", &["use_qk_norm"]);
 /// Whether queries, keys and values have biases.
