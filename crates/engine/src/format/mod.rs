@@ -140,6 +140,36 @@ impl ModelFile {
         Ok(ModelFile { format, files, metadata, tensors, by_name, folder: None })
     }
 
+    /// A GGUF file that has settings and no tensors yet, and may be nowhere.
+    pub(crate) fn without_tensors(path: &Path, metadata: Metadata) -> ModelFile {
+        ModelFile {
+            format: Format::Gguf,
+            files: vec![FilePart { path: path.to_owned(), len: 0 }],
+            metadata,
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+            folder: None,
+        }
+    }
+
+    /// Adds a tensor of which only the shape matters.
+    pub(crate) fn imagine(&mut self, name: &str, shape: &[usize]) -> Result<()> {
+        let len = shape.iter().try_fold(4u64, |product, &d| product.checked_mul(d as u64));
+        let len = len.ok_or_else(|| {
+            Error::format(self.path(), format!("tensor {name} of shape {shape:?} would be too large"))
+        })?;
+        self.by_name.insert(name.to_owned(), self.tensors.len());
+        self.tensors.push(TensorInfo {
+            name: name.to_owned(),
+            dtype: DType::F32,
+            shape: shape.to_vec(),
+            file: FileIdx(0),
+            offset: 0,
+            len,
+        });
+        Ok(())
+    }
+
     /// The architecture that the model says it is: a family's name in GGUF files, a class or a type in folders.
     pub fn architecture(&self) -> Option<&str> {
         match self.format {
