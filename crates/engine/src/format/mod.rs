@@ -12,8 +12,7 @@ use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use forebay_kernels::DType;
-
+pub use forebay_kernels::DType;
 pub use json::parse_object;
 pub use metadata::{Metadata, NumberArray, NumberKind, StringArray, Value};
 pub use weights::StoredWeight;

@@ -54,8 +54,7 @@ pub fn needs(
     let mut needs = Vec::new();
     loop {
         let config = Config::new(&file);
-        let mut builder =
-            Builder::discovering(&file, Discovery { vocabulary, optional, missing: None });
+        let mut builder = Builder::discovering(&file, Discovery { vocabulary, optional, missing: None });
         let described = describe(&config, &mut builder).and_then(|_| config.context());
         let Some(need) = builder.into_missing() else { return described.map(|_| needs) };
         if needs.len() as u64 == MAX_TENSORS {
@@ -85,7 +84,8 @@ mod tests {
             let has = |name: &str| file.tensor(name).is_some();
             let needs = needs(&path, file.metadata.clone(), vocabulary, &has).unwrap();
             for need in &needs {
-                let tensor = file.tensor(&need.name).unwrap_or_else(|| panic!("{}: {need:?}", path.display()));
+                let tensor =
+                    file.tensor(&need.name).unwrap_or_else(|| panic!("{}: {need:?}", path.display()));
                 assert_eq!(tensor.shape, need.shape, "{}: {need:?}", path.display());
                 let norm = need.name.contains("norm");
                 assert!(!norm || need.kind == NeedKind::Vector, "{need:?}");
