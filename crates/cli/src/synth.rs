@@ -35,7 +35,7 @@ pub struct SynthArgs {
     #[command(flatten)]
     types: TypeArgs,
     /// How unevenly experts are chosen: 0 gives all routers' rows the same length
-    #[arg(long, value_name = "X", default_value_t = 0.4, value_parser = skew)]
+    #[arg(long, value_name = "X", default_value_t = 0.4, allow_negative_numbers = true, value_parser = skew)]
     skew: f32,
     /// Where the random numbers start
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -286,6 +286,10 @@ impl<'a> Builder<'a> {
         Builder { discovery: Some(discovery), ..Builder::new(file) }
     }
 
+    pub(super) fn is_discovering(&self) -> bool {
+        self.discovery.is_some()
+    }
+
     /// The tensor that a discovering builder missed.
     pub(super) fn into_missing(self) -> Option<Need> {
         self.discovery.and_then(|discovery| discovery.missing)

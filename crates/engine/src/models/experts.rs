@@ -95,7 +95,9 @@ impl Search<'_, '_> {
                 let mut stacks = Vec::new();
                 for (name, (rows, cols)) in names.iter().zip(self.matrices()) {
                     let weight = self.b.weight(name, &[self.shape.experts, rows, cols])?;
-                    stacks.push(Stack::of(&weight, self.shape.experts));
+                    // While tensors are being found out, nobody asks where each expert is.
+                    let listed = if self.b.is_discovering() { 1 } else { self.shape.experts };
+                    stacks.push(Stack::of(&weight, listed));
                 }
                 return Ok(stacks.try_into().ok());
             }
