@@ -3,7 +3,7 @@
 use super::Shape;
 use super::types::Types;
 use crate::error::{Error, Result};
-use crate::format::{Metadata, Value};
+use crate::format::{Metadata, NumberArray, NumberKind, Value};
 
 /// A family and the shape that its models have unless something else is asked for.
 pub struct Family {
@@ -91,7 +91,7 @@ pub const FAMILIES: &[Family] = &[
         settings: "block_count=62 context_length=196608 embedding_length=3072 feed_forward_length=1536
             attention.head_count=48 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
             attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=5e6 rope.dimension_count=64
-            expert_count=256 expert_used_count=8 expert_gating_func=2",
+            expert_count=256 expert_used_count=8 expert_feed_forward_length=1536 expert_gating_func=2",
         ..PLAIN
     },
     Family {
@@ -108,7 +108,7 @@ pub const FAMILIES: &[Family] = &[
     Family {
         name: "qwen35moe",
         model: "Qwen3.5-35B-A3B",
-        settings: "block_count=40 context_length=262144 embedding_length=2048
+        settings: "rope.dimension_sections=11,11,10,0 block_count=40 context_length=262144 embedding_length=2048
             attention.head_count=16 attention.head_count_kv=2 attention.key_length=256 attention.value_length=256
             attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e7 rope.dimension_count=64
             expert_count=256 expert_used_count=8 expert_feed_forward_length=512
@@ -154,6 +154,16 @@ pub const FAMILIES: &[Family] = &[
         optional: &["output.weight", "attn_k_b.weight", "exp_probs_b.bias"],
         ..PLAIN
     },
+    Family {
+        name: "dots1",
+        model: "dots.llm1",
+        settings: "block_count=62 context_length=32768 embedding_length=4096 feed_forward_length=10944
+            attention.head_count=32 attention.head_count_kv=32 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=1e7 rope.dimension_count=128
+            expert_count=128 expert_used_count=6 expert_feed_forward_length=1408 expert_shared_count=2
+            leading_dense_block_count=1 expert_gating_func=2 expert_weights_norm=true expert_weights_scale=2.5",
+        ..PLAIN
+    },
 ];
 
 /// The settings of one model: keys without the family's name, in order.
@@ -183,6 +193,9 @@ impl std::str::FromStr for Change {
             Value::Float(number)
         } else if let Ok(truth) = value.parse() {
             Value::Bool(truth)
+        } else if let Ok(numbers) = value.split(',').map(str::parse::<i32>).collect::<Result<Vec<_>, _>>() {
+            let bytes = numbers.into_iter().flat_map(i32::to_le_bytes).collect();
+            Value::Numbers(NumberArray::new(NumberKind::I32, bytes))
         } else {
             Value::String(value.to_owned())
         };
@@ -205,10 +218,11 @@ impl Settings {
     /// What a shape changes.
     fn reshape(&mut self, shape: &Shape) -> Result<()> {
         let latent = self.get("attention.kv_lora_rank").is_some();
-        let inner = match self.get("expert_feed_forward_length") {
-            Some(_) => "expert_feed_forward_length",
-            None => "feed_forward_length",
-        };
+        // Where there are experts it is about those, and about both where files have one number under two names.
+        let [dense, experts] =
+            ["feed_forward_length", "expert_feed_forward_length"].map(|key| self.count(key));
+        let of_experts = shape.inter.filter(|_| experts.is_some());
+        let of_all = shape.inter.filter(|_| experts.is_none() || experts == dense);
         // Of a head, the same share rotates.
         let rotated =
             match (shape.head_dim, self.count("rope.dimension_count"), self.count("attention.key_length")) {
@@ -225,7 +239,8 @@ impl Settings {
             ("head-dim", rotated, "rope.dimension_count"),
             ("experts", shape.experts, "expert_count"),
             ("top-k", shape.top_k, "expert_used_count"),
-            ("inter", shape.inter, inner),
+            ("inter", of_experts, "expert_feed_forward_length"),
+            ("inter", of_all, "feed_forward_length"),
             ("ctx", shape.ctx, "context_length"),
         ];
         for (field, value, key) in fields {
@@ -301,16 +316,32 @@ mod tests {
 
     #[test]
     fn every_family_of_the_registry_has_a_shape() {
-        let ours: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
-        let theirs: Vec<_> = ARCHS.iter().map(|arch| arch.gguf).collect();
-        assert_eq!(ours, theirs);
+        for arch in ARCHS {
+            assert!(FAMILIES.iter().any(|family| family.name == arch.gguf), "{}", arch.gguf);
+        }
+        assert_eq!(FAMILIES.len(), ARCHS.len());
     }
 
     #[test]
     fn the_shapes_are_those_of_the_models() {
-        // Billions of weights without the vocabulary's, as its publishers count them or their files add up to.
-        let sizes = [29.9, 6.5, 6.9, 6.98, 6.7, 13.7, 228.0, 105.6, 34.0, 79.0, 19.7, 15.3];
-        for (family, size) in FAMILIES.iter().zip(sizes) {
+        // Billions of weights without the vocabulary's, as their publishers count them or their files add up to.
+        let sizes = [
+            ("qwen3moe", 29.9),
+            ("qwen2", 6.5),
+            ("qwen3", 6.95),
+            ("llama", 6.98),
+            ("olmoe", 6.7),
+            ("qwen2moe", 13.7),
+            ("minimax-m2", 228.0),
+            ("glm4moe", 105.6),
+            ("qwen35moe", 34.0),
+            ("qwen3next", 79.0),
+            ("gpt-oss", 19.7),
+            ("deepseek2", 15.3),
+            ("dots1", 141.5),
+        ];
+        for (name, size) in sizes {
+            let family = FAMILIES.iter().find(|family| family.name == name).unwrap();
             let settings = Settings::new(family, &Shape::default(), &[]).unwrap();
             let metadata = settings.metadata();
             let needs = models::needs("x".as_ref(), metadata, 1000, &|n| settings.has_optional(n)).unwrap();
@@ -322,10 +353,13 @@ mod tests {
     #[test]
     fn flags_and_settings_change_the_shape() {
         let family = FAMILIES.iter().find(|family| family.name == "minimax-m2").unwrap();
-        let shape = Shape { head_dim: Some(32), ..Shape::default() };
+        let shape = Shape { head_dim: Some(32), inter: Some(64), ..Shape::default() };
         let changes = ["rope.freq_base=7".parse().unwrap(), "new.key=yes".parse().unwrap()];
         let settings = Settings::new(family, &shape, &changes).unwrap();
         assert_eq!(settings.count("rope.dimension_count"), Some(16));
+        for key in ["feed_forward_length", "expert_feed_forward_length"] {
+            assert_eq!(settings.count(key), Some(64));
+        }
         assert_eq!(settings.get("rope.freq_base"), Some(&Value::Float(7.0)));
         assert_eq!(settings.get("new.key"), Some(&Value::String("yes".into())));
         let shape = Shape { experts: Some(3), ..Shape::default() };
