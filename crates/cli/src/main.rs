@@ -19,6 +19,7 @@ mod prompting;
 mod run;
 mod simulate;
 mod stats;
+mod synth;
 mod tokenize;
 mod trace;
 
@@ -49,6 +50,7 @@ enum Command {
     Plan(plan::PlanArgs),
     Trace(trace::TraceArgs),
     Simulate(simulate::SimulateArgs),
+    Synth(synth::SynthArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Synth(args) => synth::run(&args),
     };
     result.unwrap_or_else(|error| errors::report(&error))
 }

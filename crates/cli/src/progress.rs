@@ -37,6 +37,11 @@ impl Progress {
         Progress::new(None, "writing {pos} bytes · {elapsed}")
     }
 
+    /// A file of so many bytes is being written.
+    pub fn producing(bytes: u64) -> Progress {
+        Progress::new(Some(bytes), "writing {bar:30} {bytes} of {total_bytes} · {bytes_per_sec} · {eta} left")
+    }
+
     /// A text is being scored; the estimate so far is told by [`say`](Self::say).
     pub fn scoring(tokens: usize) -> Progress {
         Progress::new(Some(tokens as u64), "scoring {bar:30} {pos} of {len} tokens · {elapsed} · {msg}")
