@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::Cancel;
 
-pub use cache::{Downloaded, Downloads, Held, link};
+pub use cache::{Downloaded, Downloads, link};
 pub use choice::{Undecided, Variant, choose, list, variants};
 pub use client::{Client, Listing, RemoteFile};
 pub use download::{Watcher, fetch, is_sound, partial};
