@@ -182,6 +182,19 @@ fn a_damaged_beginning_is_downloaded_anew() {
 }
 
 #[test]
+fn two_programs_do_not_download_the_same_file_together() {
+    let (hub, home, bytes) = one_model();
+    let blobs = repo_folder(home.path()).join("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let other = fs::File::create(blobs.join(format!("{}.part", sha256(&bytes)))).unwrap();
+    other.lock().unwrap();
+    let error = hub.call(home.path(), &["pull", REPO]).failure(1);
+    assert!(error.contains("another program is downloading") && error.contains(FILE), "{error}");
+    drop(other);
+    hub.call(home.path(), &["pull", REPO]).success();
+}
+
+#[test]
 fn refusals_say_what_to_do() {
     let (hub, home, _) = one_model();
     let call = |args: &[&str]| hub.call(home.path(), args).failure(1);
