@@ -6,8 +6,10 @@ mod bench;
 mod chat;
 mod demo;
 mod errors;
+mod hub;
 mod inspect;
 mod interrupt;
+mod list;
 mod logits;
 mod memory_speed;
 mod openai;
@@ -16,6 +18,8 @@ mod perplexity;
 mod plan;
 mod progress;
 mod prompting;
+mod pull;
+mod remove;
 mod run;
 mod simulate;
 mod stats;
@@ -42,6 +46,9 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Batch(batch::BatchArgs),
+    Pull(pull::PullArgs),
+    List(list::ListArgs),
+    Rm(remove::RmArgs),
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
@@ -57,6 +64,7 @@ const EXAMPLES: &str = "\
 Examples:
   forebay run                    Chat with the demo model, which tells stories
   forebay run model.gguf         Chat with a model of yours
+  forebay pull OWNER/NAME:Q4_K_M Download a model
   forebay inspect model.gguf     See what is in a file
   forebay plan model.gguf        See where it would be in memory, and how fast it would run
   forebay bench model.gguf       Measure how fast it runs here
@@ -74,6 +82,9 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Batch(args) => batch::run(&args),
+        Command::Pull(args) => pull::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Rm(args) => remove::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::args::LoadArgs;
 use crate::demo;
+use crate::hub::{self, Sight};
 use crate::memory_speed::memory_speed;
 use crate::output::print;
 use crate::progress::Progress;
@@ -19,15 +20,18 @@ use crate::progress::Progress;
 ///
 /// No weight is loaded. The memory's and the drive's speed are measured for a moment, unless --no-probe is given.
 /// The dense part of a model is always in memory; experts are kept in slots as far as the budget goes, and
-/// the others are read from the drive when the router asks for them.
+/// the others are read from the drive when the router asks for them. Of a model on the hub that was not pulled only
+/// the header is read, a few megabytes, and the speed is not predicted.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay plan model.gguf                     with the memory that is free now
   forebay plan model.gguf --memory 8G         with 8 GiB for the whole process
-  forebay plan model.gguf --memory 8G --ctx 32768 --json")]
+  forebay plan model.gguf --memory 8G --ctx 32768 --json
+  forebay plan OWNER/NAME:Q4_K_M              before it is downloaded")]
 pub struct PlanArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files [default: the demo model]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME[:QUANT] on the hub
+    /// [default: the demo model]
     model: Option<PathBuf>,
     /// Do not measure the machine, so do not predict the speed
     #[arg(long)]
@@ -49,8 +53,12 @@ struct Speeds {
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let options = args.load.options();
-    let prospect = Prospect::new(&demo::or_demo(args.model.as_deref())?, &options)?;
-    let speeds = if args.no_probe {
+    let sight = args.model.as_deref().map(hub::sight).transpose()?;
+    let path = sight.as_ref().map_or_else(|| demo::or_demo(None), |sight| Ok(sight.path.clone()))?;
+    let prospect = Prospect::new(&path, &options)?;
+    // How fast a drive reads a file that is not on it cannot be measured.
+    let is_remote = sight.as_ref().is_some_and(Sight::is_remote);
+    let speeds = if args.no_probe || is_remote {
         None
     } else {
         let bar = Progress::measuring();
@@ -62,7 +70,8 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
         Some(Speeds { memory: memory_speed(threads)?, drive })
     };
     let forecast = Forecast::new(&prospect, speeds.as_ref());
-    print(&if args.json { forecast.json() } else { forecast.text() })?;
+    let note = sight.map_or(String::new(), |sight| sight.note());
+    print(&if args.json { forecast.json() } else { note + &forecast.text() })?;
     Ok(ExitCode::SUCCESS)
 }
 
