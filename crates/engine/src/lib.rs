@@ -32,6 +32,8 @@ mod heat;
 pub mod memory;
 pub mod models;
 pub mod plan;
+pub mod predict;
+mod rehearsal;
 pub mod sampler;
 mod session;
 pub mod stop;
@@ -44,6 +46,7 @@ pub use crowd::{Crowd, Finished};
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
 pub use generate::{Answer, Event, FinishReason, Request, Stats, Writing};
+pub use rehearsal::ComputeTime;
 pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch};
 
 /// A token of a model's vocabulary.
