@@ -1,5 +1,7 @@
 //! `forebay inspect`: what is in a model file.
 
+mod portrait;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +12,7 @@ use forebay_engine::format::{ModelFile, NumberArray, StringArray, Value};
 use forebay_engine::models::keys;
 use serde_json::{Map, json};
 
+use self::portrait::Portrait;
 use crate::output::print;
 
 /// Arrays up to this length are printed whole; a vocabulary is only counted.
@@ -17,8 +20,8 @@ const SHORT_ARRAY: usize = 32;
 
 /// Show what is in a model file, without reading its weights
 ///
-/// Works on every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot
-/// be run.
+/// Says what the model is, what its parts take on disk, what a token reads, and the smallest memory it runs in. Works on
+/// every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot be run.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -97,6 +100,7 @@ fn as_json(file: &ModelFile, list_tensors: bool) -> serde_json::Value {
         "context": summary.context,
         "metadata": metadata,
     });
+    Portrait::new(file).add_to(&mut object);
     if list_tensors {
         let tensors = file.tensors.iter().map(|t| {
             json!({
@@ -115,7 +119,8 @@ fn as_json(file: &ModelFile, list_tensors: bool) -> serde_json::Value {
 
 fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     let summary = Summary::new(file);
-    let mut text = String::new();
+    let portrait = Portrait::new(file);
+    let mut text = format!("{}\n\n", portrait.sentence());
     let mut row = |label: &str, value: Option<String>| {
         if let Some(value) = value {
             text += &format!("{label:<14}{value}\n");
@@ -133,6 +138,7 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     row("experts", count(summary.experts));
     row("experts used", count(summary.experts_used));
     row("context", count(summary.context));
+    text += &portrait.text();
     text += "\nmetadata\n";
     for (key, value) in file.metadata.iter() {
         text += &format!("  {key} = {}\n", value_text(value));

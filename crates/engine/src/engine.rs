@@ -23,7 +23,9 @@ use crate::session::{Batch, Session};
 use crate::store::policy::PolicyKind;
 use crate::store::probe;
 use crate::store::trace::RoutedLayer;
-use crate::store::{DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions};
+use crate::store::{
+    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions,
+};
 use crate::tokenizer::Tokenizer;
 
 /// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
@@ -389,13 +391,21 @@ impl Prospect {
         self.traffic
     }
 
+    /// Where memory would go with other options.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if memory does not suffice.
+    pub fn plan_with(&self, options: &Options) -> Result<Plan> {
+        let wishes = options.wishes(self.blueprint.context)?;
+        Plan::new(&self.blueprint, &self.classes, &wishes, &Machine::now())
+    }
+
     /// Where memory would go if the process might use so much.
     ///
     /// # Errors
     /// [`Error::Budget`] if that is too little.
     pub fn plan_for(&self, options: &Options, memory: u64) -> Result<Plan> {
-        let wishes = Wishes { memory: Some(memory), ..options.wishes(self.blueprint.context)? };
-        Plan::new(&self.blueprint, &self.classes, &wishes, &Machine::now())
+        self.plan_with(&Options { memory: Some(memory), ..options.clone() })
     }
 
     /// The smallest memory that the model runs in.

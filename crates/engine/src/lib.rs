@@ -61,3 +61,8 @@ pub struct LayerIdx(pub usize);
 /// A routed expert of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExpertIdx(pub u32);
+
+/// The instruction sets of this processor that the kernels use, best first.
+pub fn instruction_sets() -> Vec<&'static str> {
+    forebay_kernels::Isa::available().into_iter().map(forebay_kernels::Isa::name).collect()
+}
