@@ -1,5 +1,7 @@
 //! `forebay inspect`: what is in a model file.
 
+mod portrait;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +12,7 @@ use forebay_engine::format::{ModelFile, NumberArray, StringArray, Value};
 use forebay_engine::models::keys;
 use serde_json::{Map, json};
 
+use self::portrait::Portrait;
 use crate::hub::{self, Sight};
 use crate::output::print;
 
@@ -18,8 +21,9 @@ const SHORT_ARRAY: usize = 32;
 
 /// Show what is in a model file, without reading its weights
 ///
-/// Works on every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot
-/// be run. Of a model on the hub that was not pulled only the header is read, a few megabytes.
+/// Says what the model is, what its parts take on disk, what a token reads, and the smallest memory it runs in. Works on
+/// every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot be run. Of a
+/// model on the hub that was not pulled only the header is read, a few megabytes.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -100,6 +104,7 @@ fn as_json(file: &ModelFile, sight: &Sight, list_tensors: bool) -> serde_json::V
         "context": summary.context,
         "metadata": metadata,
     });
+    Portrait::new(file).add_to(&mut object);
     if list_tensors {
         let tensors = file.tensors.iter().map(|t| {
             json!({
@@ -118,7 +123,8 @@ fn as_json(file: &ModelFile, sight: &Sight, list_tensors: bool) -> serde_json::V
 
 fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     let summary = Summary::new(file);
-    let mut text = String::new();
+    let portrait = Portrait::new(file);
+    let mut text = format!("{}\n\n", portrait.sentence());
     let mut row = |label: &str, value: Option<String>| {
         if let Some(value) = value {
             text += &format!("{label:<14}{value}\n");
@@ -136,6 +142,7 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     row("experts", count(summary.experts));
     row("experts used", count(summary.experts_used));
     row("context", count(summary.context));
+    text += &portrait.text();
     text += "\nmetadata\n";
     for (key, value) in file.metadata.iter() {
         text += &format!("  {key} = {}\n", value_text(value));

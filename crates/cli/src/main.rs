@@ -5,12 +5,14 @@ mod batch;
 mod bench;
 mod chat;
 mod demo;
+mod doctor;
 mod errors;
 mod hub;
 mod inspect;
 mod interrupt;
 mod list;
 mod logits;
+mod measured;
 mod memory_speed;
 mod openai;
 mod output;
@@ -55,6 +57,7 @@ enum Command {
     Perplexity(perplexity::PerplexityArgs),
     Bench(bench::BenchArgs),
     Plan(plan::PlanArgs),
+    Doctor(doctor::DoctorArgs),
     Trace(trace::TraceArgs),
     Simulate(simulate::SimulateArgs),
     Synth(synth::SynthArgs),
@@ -68,6 +71,7 @@ Examples:
   forebay inspect model.gguf     See what is in a file
   forebay plan model.gguf        See where it would be in memory, and how fast it would run
   forebay bench model.gguf       Measure how fast it runs here
+  forebay doctor model.gguf      See what this machine is short of
 
 `forebay help COMMAND` says more about a command. Exit codes: 0 done, 1 failed,
 2 called wrongly, 130 stopped by Ctrl-C.";
@@ -91,6 +95,7 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Synth(args) => synth::run(&args),

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::hub::{self, Client, Downloads, Listing, ModelName, RemoteFile, Variant, Watcher};
 use crate::interrupt;
-use crate::output::print;
+use crate::output::{free_space, print};
 use crate::progress::Progress;
 
 /// Download a model from the Hugging Face hub
@@ -222,21 +222,6 @@ impl Order<'_> {
         let free = free.map_or(String::new(), |free| format!(", {} is free", Bytes(free)));
         text += &format!("{}: {} to download{free}\n", self.name, Bytes(need));
         print(&text)
-    }
-}
-
-/// Bytes that are free where a folder is or will be; `None` where nobody says.
-fn free_space(folder: &Path) -> Option<u64> {
-    #[cfg(unix)]
-    {
-        let existing = folder.ancestors().find(|folder| folder.exists())?;
-        let drive = rustix::fs::statvfs(existing).ok()?;
-        Some(drive.f_bavail.saturating_mul(drive.f_frsize))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = folder;
-        None
     }
 }
 
