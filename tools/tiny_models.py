@@ -4,6 +4,7 @@
 - `qwen2`: the dense Llama with biases, as a folder and a GGUF file
 - `llama3`: the dense Llama with its rotation stretched as in Llama 3.1, as a folder and a GGUF file
 - `gpt_oss-mxfp4`: gpt-oss with MXFP4 experts, as published, a folder; its context is several windows and pages long
+- `dots1`: GLM-4.5 without biases, with norms of queries and keys, and with all channels rotated, as a folder and a GGUF file
 - `glm4moe-mtp`: GLM-4.5 whose last layer predicts further tokens instead, a folder
 
     tools/tiny_models.py
@@ -49,6 +50,7 @@ def main() -> None:
     make_llama3()
     make_gpt_oss()
     make_glm4moe()
+    make_dots1()
 
 
 def make_qwen2() -> None:
@@ -139,6 +141,36 @@ def make_glm4moe() -> None:
     write_logits("glm4moe-mtp", load_file(GOLDEN / "glm4moe.logits.safetensors")["tokens"])
 
 
+def make_dots1() -> None:
+    tensors, config = source("glm4moe")
+    tensors = {name: values for name, values in tensors.items() if not name.endswith("_proj.bias")}
+    random = torch.Generator().manual_seed(6)
+    width = config["head_dim"]
+    for layer in range(config["num_hidden_layers"]):
+        for part in "qk":
+            norm = 1 + torch.randn(width, generator=random) * 0.2
+            tensors[f"model.layers.{layer}.self_attn.{part}_norm.weight"] = norm.bfloat16()
+    config |= {"architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "attention_bias": False}
+    config["rope_parameters"] = {"rope_theta": 10000.0, "rope_type": "default"}
+    config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    config["sliding_window"] = None
+    for key in ["use_qk_norm", "partial_rotary_factor"]:
+        config.pop(key, None)
+    write_folder("dots1", "glm4moe", tensors, config)
+    writer = gguf_like("glm4moe", "dots1", "dots1", {"rope.dimension_count": width, "rope.freq_base": 10000.0})
+    for tensor in gguf.GGUFReader(GOLDEN / "glm4moe.gguf").tensors:
+        name = tensor.name.replace("post_attention_norm", "ffn_norm")
+        others = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_q_norm.weight", ".attn_k_norm.weight")
+        if not name.endswith(others):
+            writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+    for name, values in tensors.items():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            layer, part = name.split(".")[2], name.split(".")[4]
+            writer.add_tensor(f"blk.{layer}.attn_{part}.weight", values.float().numpy())
+    finish(writer)
+    write_logits("dots1", load_file(GOLDEN / "glm4moe.logits.safetensors")["tokens"])
+
+
 def source(family: str) -> tuple[Tensors, dict]:
     """A tiny model to start from: its weights and its configuration."""
     folder = GOLDEN / family
@@ -178,15 +210,16 @@ def gguf_name(name: str) -> str:
     return f"{GGUF_NAMES[stem]}.{kind}"
 
 
-def gguf_like(family: str, name: str, architecture: str) -> gguf.GGUFWriter:
-    """A GGUF file with the settings of another, but no tensors yet."""
+def gguf_like(family: str, name: str, architecture: str, others: dict = {}) -> gguf.GGUFWriter:
+    """A GGUF file with the settings of another, but for some, and no tensors yet."""
     writer = gguf.GGUFWriter(GOLDEN / f"{name}.gguf", architecture)
     for key, field in gguf.GGUFReader(GOLDEN / f"{family}.gguf").fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":
             continue
         kind = field.types[0]
         inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(key.replace(f"{family}.", f"{architecture}."), field.contents(), kind, inner)
+        value = others.get(key.removeprefix(f"{family}."), field.contents())
+        writer.add_key_value(key.replace(f"{family}.", f"{architecture}."), value, kind, inner)
     return writer
 
 

@@ -82,6 +82,12 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
     }
 }
 
+/// As [`scalar::matmul_transposed`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn matmul_transposed(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
+    scalar::matmul_transposed_by(w, x, out, |w, row, col, out| widened::widen(w, row, col, out));
+}
+
 /// As [`scalar::attend`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {

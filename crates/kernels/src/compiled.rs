@@ -12,16 +12,6 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::quantise(x, block, out);
         }
 
-        /// As [`scalar::matmul_transposed`](crate::scalar::matmul_transposed).
-        #[target_feature(enable = $features)]
-        pub fn matmul_transposed(
-            w: $crate::MatRef<'_>,
-            x: $crate::Rows<'_, f32>,
-            out: &mut $crate::TileMut<'_, f32>,
-        ) {
-            $crate::scalar::matmul_transposed(w, x, out);
-        }
-
         /// As [`scalar::rms_norm`](crate::scalar::rms_norm).
         #[target_feature(enable = $features)]
         pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {

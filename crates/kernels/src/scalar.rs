@@ -146,6 +146,17 @@ fn matmul_groups<const BIASES: bool>(
 /// from the first to the last.
 #[inline(always)]
 pub fn matmul_transposed(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
+    matmul_transposed_by(w, x, out, dequantise);
+}
+
+/// As [`matmul_transposed`], with another way to the weights of a row from a column on.
+#[inline(always)]
+pub(crate) fn matmul_transposed_by(
+    w: MatRef<'_>,
+    x: Rows<'_, f32>,
+    out: &mut TileMut<'_, f32>,
+    widen: impl Fn(MatRef<'_>, usize, usize, &mut [f32]),
+) {
     assert_eq!((x.width(), out.rows(), out.cols()), (w.rows, x.len(), w.cols));
     let mut weights = [0.0; MAX_BLOCK];
     for t in 0..x.len() {
@@ -154,7 +165,7 @@ pub fn matmul_transposed(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, 
     for r in 0..w.rows {
         for col in (0..w.cols).step_by(MAX_BLOCK) {
             let cols = MAX_BLOCK.min(w.cols - col);
-            dequantise(w, r, col, &mut weights[..cols]);
+            widen(w, r, col, &mut weights[..cols]);
             for t in 0..x.len() {
                 add_scaled(&mut out.row(t)[col..col + cols], x.row(t)[r], &weights[..cols]);
             }

@@ -6,6 +6,7 @@ mod blueprint;
 mod config;
 mod decoder;
 mod deepseek2;
+mod dots1;
 mod experts;
 mod glm4moe;
 mod gpt_oss;
@@ -47,6 +48,7 @@ pub const ARCHS: &[Arch] = &[
     qwen35moe::QWEN3_NEXT,
     gpt_oss::ARCH,
     deepseek2::ARCH,
+    dots1::ARCH,
 ];
 
 /// A family's entry in the registry.

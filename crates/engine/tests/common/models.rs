@@ -16,7 +16,7 @@ pub fn demo_model() -> PathBuf {
 }
 
 /// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
-pub const MIXTURES: [&str; 11] = [
+pub const MIXTURES: [&str; 12] = [
     "qwen3moe",
     "mixtral",
     "olmoe",
@@ -28,6 +28,7 @@ pub const MIXTURES: [&str; 11] = [
     "gpt_oss",
     "deepseek_v2_lite",
     "deepseek_v3",
+    "dots1",
 ];
 pub const DENSE: [&str; 4] = ["qwen2", "qwen3", "llama", "llama3"];
 

@@ -103,7 +103,7 @@ fn multiply(weights: &[[f32; MAX_BLOCK]; 4], x: &[f32], acc: &mut Sums) {
 /// A piece of a row, from column `col` on, as floats.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn widen(w: MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
+pub(super) fn widen(w: MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
     match w.encoding {
         Encoding::Tiles(tiles) => widen_tiles(w, tiles, row, col, out),
         _ => dequantise(w, row, col, out),

@@ -1,0 +1,37 @@
+//! dots.llm1: attention with norms of queries and keys, the first layers dense, the others mixtures with shared experts,
+//! whose router has sigmoids and a correction.
+
+use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe, Shared};
+use super::{Arch, Builder, Config, Model, keys};
+use crate::backend::Router;
+use crate::error::Result;
+
+/// The family's entry in the registry.
+pub const ARCH: Arch = Arch { gguf: "dots1", hugging_face: &["Dots1ForCausalLM", "dots1"], describe };
+
+fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    if config.optional_bool(keys::QKV_BIAS)? == Some(true) {
+        return Err(config.unsupported(keys::QKV_BIAS, "true"));
+    }
+    let types = config.optional_texts(keys::LAYER_TYPES)?;
+    if let Some(other) = types.and_then(|types| types.iter().find(|&name| name != "full_attention")) {
+        return Err(config.unsupported(keys::LAYER_TYPES, other));
+    }
+    let inner = config.count(keys::EXPERT_INNER)?;
+    let router = Router {
+        scale: config.router_scale()?,
+        normalise: config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
+        ..decoder::sigmoid_router(config)?
+    };
+    let mixture = Mixture {
+        correction: Some(Mixture::CORRECTION),
+        shared: Shared::plain(config.number(keys::SHARED_EXPERTS)?, inner),
+        ..Mixture::new(router, inner)
+    };
+    let feed_forward = FeedForward::DenseFirst {
+        layers: config.number(keys::DENSE_LAYERS)?,
+        inner: config.count(keys::INNER)?,
+        mixture,
+    };
+    decoder::describe(config, b, &Recipe { qk_norm: Some(NormSpan::Head), ..Recipe::new(feed_forward) })
+}
