@@ -46,6 +46,9 @@ pub struct BatchArgs {
     /// file alone the demo model answers
     #[arg(value_name = "MODEL] [IN", num_args = 1..=2, required = true)]
     files: Vec<PathBuf>,
+    /// The model where only the file of requests is named: a place for the one that the settings name
+    #[arg(long, hide = true)]
+    model: Option<PathBuf>,
     /// Where answers go
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -71,7 +74,7 @@ struct Line {
 /// Runs the command.
 pub fn run(args: &BatchArgs) -> Result<ExitCode> {
     let (model, input) = match &args.files[..] {
-        [input] => (None, input),
+        [input] => (args.model.as_deref(), input),
         [model, input] => (Some(model.as_path()), input),
         _ => unreachable!("clap counts them"),
     };

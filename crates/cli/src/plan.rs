@@ -56,8 +56,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let prospect = Prospect::new(&path, &options)?;
     // How fast a drive reads a file that is not on it cannot be measured.
     let is_remote = sight.as_ref().is_some_and(Sight::is_remote);
-    let measured =
-        if args.no_probe || is_remote { None } else { Some(Measured::new(&prospect, &options)?) };
+    let measured = if args.no_probe || is_remote { None } else { Some(Measured::new(&prospect, &options)?) };
     let forecast = Forecast::new(&prospect, &options, measured.as_ref())?;
     let note = sight.map_or(String::new(), |sight| sight.note());
     print(&if args.json { forecast.json() } else { note + &forecast.text(picture::width()) })?;

@@ -595,7 +595,8 @@ fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {
         None => Ok(limit),
         Some(0) => Err(Error::Invalid("a context holds at least one token".into())),
         Some(asked) if asked > limit => Err(Error::Invalid(format!(
-            "a context of {asked} tokens was asked for, but the model was made for at most {limit}"
+            "a context of {asked} tokens was asked for, but the model was made for at most {limit}; \
+             ask for fewer with --ctx"
         ))),
         Some(asked) => Ok(asked),
     }

@@ -633,7 +633,7 @@ impl<'a> Builder<'a> {
 
     fn cannot_compute(&self, tensor: &TensorInfo, instead: &str) -> Error {
         Error::Unsupported(format!(
-            "{}: tensor {} has type {}, which cannot be computed; supported here: {instead}",
+            "{}: tensor {} has type {}, which cannot be computed; use a file with one of these: {instead}",
             self.file.files[tensor.file.0].path.display(),
             tensor.name,
             tensor.dtype
