@@ -56,7 +56,7 @@ pub struct SynthArgs {
 #[command(next_help_heading = "Shape (the defaults are the family's)")]
 struct ShapeArgs {
     /// Layers
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     layers: Option<u64>,
     /// Channels of the residual stream
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
