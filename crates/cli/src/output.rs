@@ -106,10 +106,14 @@ impl Drop for Output {
     }
 }
 
-/// Bytes that a file in this folder may have; `None` where the system does not tell.
-fn free_space(folder: &Path) -> Option<u64> {
+/// Bytes that are free where a folder is or will be; `None` where the system does not tell.
+pub fn free_space(folder: &Path) -> Option<u64> {
     #[cfg(unix)]
-    return rustix::fs::statvfs(folder).ok().map(|drive| drive.f_bavail.saturating_mul(drive.f_frsize));
+    {
+        let existing = folder.ancestors().find(|folder| folder.exists())?;
+        let drive = rustix::fs::statvfs(existing).ok()?;
+        Some(drive.f_bavail.saturating_mul(drive.f_frsize))
+    }
     #[cfg(not(unix))]
     {
         let _ = folder;

@@ -65,6 +65,18 @@ impl Progress {
         )
     }
 
+    /// Files are being downloaded, of which some may be here; which, is told by [`say`](Self::say).
+    pub fn pulling(done: u64, total: u64) -> Progress {
+        let progress = Progress::new(
+            Some(total),
+            "pulling {bar:30} {binary_bytes} of {binary_total_bytes} · {binary_bytes_per_sec}, {eta} left · {msg}",
+        );
+        progress.bar.set_position(done);
+        // The speed is that of what comes now.
+        progress.bar.reset_eta();
+        progress
+    }
+
     fn new(total: Option<u64>, template: &str) -> Progress {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
         let style = ProgressStyle::with_template(template).expect("the template is well-formed");

@@ -1,6 +1,7 @@
 //! Model files as directories of tensors: name, type, shape and place. No weight is read here.
 
 pub mod folder;
+pub(crate) mod foreign;
 pub mod gguf;
 mod json;
 mod metadata;

@@ -19,7 +19,8 @@ use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Router, Vector,
 use crate::error::{Error, Result};
 use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
 use crate::memory::{ALIGNMENT, Region};
-use crate::store::{ByteRange, ByteSource, ExpertLayer};
+use crate::rehearsal::Product;
+use crate::store::{ByteRange, ByteSource, ExpertLayer, PartShape};
 
 /// No real model has more experts in a layer. The limit keeps the lists of them far smaller than the model.
 const MAX_EXPERTS: usize = 1 << 16;
@@ -134,6 +135,19 @@ impl Planes {
     }
 }
 
+/// Adds a product to those of its type, of which the largest matrix is the typical one.
+fn join(products: &mut Vec<Product>, product: Product) {
+    let Some(known) = products.iter_mut().find(|known| known.encoding == product.encoding) else {
+        products.push(product);
+        return;
+    };
+    let (read, stored) = (known.read + product.read, known.stored + product.stored);
+    if product.rows * product.cols > known.rows * known.cols {
+        *known = product;
+    }
+    (known.read, known.stored) = (read, stored);
+}
+
 /// The place of a tensor.
 fn whole(tensor: &TensorInfo) -> ByteRange {
     ByteRange { file: tensor.file, offset: tensor.offset, len: tensor.len as usize }
@@ -169,6 +183,34 @@ impl Blueprint {
     /// Bytes of all routed experts.
     pub fn expert_bytes(&self) -> u64 {
         self.experts.iter().flatten().map(|l| l.expert_bytes() * l.experts.len() as u64).sum()
+    }
+
+    /// The products that a token takes part in: those of the dense part, and those of the experts.
+    pub fn products(&self) -> (Vec<Product>, Vec<Product>) {
+        let output = self.model.head().output;
+        let matrices = self.weights.iter().filter_map(|w| match w {
+            Declared::Matrix(m) => Some((m, w.bytes(), false)),
+            Declared::Table(m) => Some((m, w.bytes(), true)),
+            Declared::Vector(..) => None,
+        });
+        let mut dense = Vec::new();
+        for (i, (m, bytes, table)) in matrices.enumerate() {
+            if !table || Matrix(i) == output {
+                let (encoding, rows, cols) = (m.encoding, m.rows, m.cols);
+                let product = Product { encoding, rows, cols, together: 1, read: bytes, stored: bytes };
+                join(&mut dense, product);
+            }
+        }
+        let mut experts = Vec::new();
+        for layer in self.experts.iter().flatten() {
+            for &PartShape { encoding, rows, cols, .. } in &layer.parts {
+                let bytes = encoding.plane_bytes(rows, cols).map_or(0, |planes| planes.iter().sum());
+                let all = |count: usize| (bytes as u64).saturating_mul(count as u64);
+                let (read, stored) = (all(layer.used), all(layer.experts.len()));
+                join(&mut experts, Product { encoding, rows, cols, together: layer.used, read, stored });
+            }
+        }
+        (dense, experts)
     }
 
     /// The scratch buffers for chunks of this many tokens.
@@ -591,7 +633,7 @@ impl<'a> Builder<'a> {
 
     fn cannot_compute(&self, tensor: &TensorInfo, instead: &str) -> Error {
         Error::Unsupported(format!(
-            "{}: tensor {} has type {}, which cannot be computed; supported here: {instead}",
+            "{}: tensor {} has type {}, which cannot be computed; use a file with one of these: {instead}",
             self.file.files[tensor.file.0].path.display(),
             tensor.name,
             tensor.dtype

@@ -111,7 +111,7 @@ fn recognise(file: &ModelFile) -> Result<&'static Arch> {
     ARCHS.iter().find(|arch| known(arch).iter().any(|name| said.contains(name))).ok_or_else(|| {
         let supported: Vec<_> = ARCHS.iter().map(|arch| known(arch)[0]).collect();
         Error::Unsupported(format!(
-            "{}: architecture {} is not supported; supported: {}",
+            "{}: architecture {} is not supported; use a model of one of these: {}",
             path.display(),
             Quoted(first),
             supported.join(", ")
