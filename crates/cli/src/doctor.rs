@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use self::drive::{Drive, Effort};
 use self::system::{Gpu, Memory, Processor};
 use crate::args::ComputeArgs;
+use crate::hub;
 use crate::interrupt;
 use crate::measured::{hits_text, prediction_json, rate, speed_text, threads};
 use crate::memory_speed::memory_speed;
@@ -61,7 +62,8 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let options = args.compute.options(None);
     // What the model needs is to be told also where there is not so much.
     let unlimited = Options { memory: Some(u64::MAX), ..options.clone() };
-    let prospect = args.model.as_deref().map(|model| Prospect::new(model, &unlimited)).transpose()?;
+    let path = args.model.as_deref().map(hub::locate).transpose()?;
+    let prospect = path.map(|path| Prospect::new(&path, &unlimited)).transpose()?;
     let report = Report::new(args, &options, prospect.as_ref(), &cancel)?;
     print(&if args.json { format!("{:#}\n", report.json()) } else { report.text() })?;
     Ok(ExitCode::SUCCESS)

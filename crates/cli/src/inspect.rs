@@ -32,7 +32,7 @@ Examples:
   forebay inspect folder --json | jq .metadata
   forebay inspect OWNER/NAME:Q4_K_M")]
 pub struct InspectArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME[:QUANT] on the hub
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME:QUANT on the hub
     model: PathBuf,
     /// Print one JSON object; arrays of more than 32 elements are given by type and length
     #[arg(long)]

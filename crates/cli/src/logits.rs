@@ -24,7 +24,7 @@ Examples:
   ids=$(forebay tokenize model.gguf --text Hi --ids)
   forebay logits model.gguf --tokens \"$ids\" --out hi.safetensors")]
 pub struct LogitsArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as OWNER/NAME[:QUANT]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as OWNER/NAME:QUANT
     model: PathBuf,
     /// The tokens, separated by commas: 1,2,3
     #[arg(long, value_name = "IDS")]

@@ -35,7 +35,7 @@ Examples:
   forebay plan model.gguf --memory 8G --ctx 32768 --json
   forebay plan OWNER/NAME:Q4_K_M              before it is downloaded")]
 pub struct PlanArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME[:QUANT] on the hub
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME:QUANT on the hub
     /// [default: the demo model]
     model: Option<PathBuf>,
     /// Do not measure the machine, so do not predict the speed

@@ -23,7 +23,7 @@ Examples:
   forebay tokenize model.gguf --file story.txt --ids
   cat story.txt | forebay tokenize model.gguf | wc -l")]
 pub struct TokenizeArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as OWNER/NAME[:QUANT]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as OWNER/NAME:QUANT
     model: PathBuf,
     #[command(flatten)]
     text: TextArgs,

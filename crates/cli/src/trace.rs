@@ -30,7 +30,7 @@ Examples:
   forebay simulate cat.trace")]
 pub struct TraceArgs {
     /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
-    /// OWNER/NAME[:QUANT] [default: the demo model]
+    /// OWNER/NAME:QUANT [default: the demo model]
     model: Option<PathBuf>,
     #[command(flatten)]
     prompt: PromptArgs,
