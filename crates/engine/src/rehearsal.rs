@@ -43,7 +43,7 @@ pub struct ComputeTime {
 const TRIAL: u64 = 128 << 20;
 
 /// How long each type is tried.
-const DURATION: Duration = Duration::from_millis(120);
+const DURATION: Duration = Duration::from_millis(250);
 
 /// In every type of scale this is a small number: neither zero, nor so small that processors are slow with it, nor
 /// infinite.
