@@ -137,10 +137,12 @@ pub struct SamplingArgs {
 impl SamplingArgs {
     /// Finds values that no model takes, before a model is loaded.
     pub fn check(&self) -> Result<()> {
-        match self.overrides().resolve(&Metadata::default(), Path::new("")) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(errors::usage(error)),
-        }
+        self.refusal().map_or(Ok(()), |error| Err(errors::usage(error)))
+    }
+
+    /// Why no model takes these values.
+    pub fn refusal(&self) -> Option<forebay_engine::Error> {
+        self.overrides().resolve(&Metadata::default(), Path::new("")).err()
     }
 
     /// The parameters in effect for this model.

@@ -1,6 +1,7 @@
 //! What goes wrong, told to a person: one line that says what, where and what to do; and the exit code.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::process::ExitCode;
 
 use forebay_engine::{Engine, Error};
@@ -59,7 +60,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {}", message(error));
+    eprintln!("error: {}{}", message(error), advice(error));
     ExitCode::FAILURE
 }
 
@@ -74,6 +75,57 @@ fn message(error: &anyhow::Error) -> String {
             format!("{text}: {cause}")
         }
     })
+}
+
+/// What to do where the operating system refused something: its own words do not say that.
+fn advice(error: &anyhow::Error) -> String {
+    let file = error.downcast_ref().and_then(|error| match error {
+        Error::Io { path, source, .. } => Some((path.as_path(), source)),
+        _ => None,
+    });
+    let source =
+        file.map(|(_, source)| source).or_else(|| error.chain().find_map(|cause| cause.downcast_ref()));
+    let advice = match (source.map(io::Error::kind), file) {
+        (Some(ErrorKind::NotFound), Some((path, _))) => what_is_there(path),
+        (Some(ErrorKind::NotFound), None) => "is the path right?".into(),
+        (Some(ErrorKind::PermissionDenied), _) => {
+            "`ls -l` shows whose it is: ask for the right, or choose another place".into()
+        }
+        (Some(ErrorKind::StorageFull | ErrorKind::QuotaExceeded), _) => {
+            "make room on the drive, or choose another place".into()
+        }
+        _ => return String::new(),
+    };
+    format!("; {advice}")
+}
+
+/// What there is in place of a model that is not there.
+fn what_is_there(path: &Path) -> String {
+    let folder = match path.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => return "is the path right?".into(),
+    };
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return format!("there is no folder {} either", folder.display());
+    };
+    let is_model = |path: &Path| {
+        path.extension().is_some_and(|extension| extension == "gguf") || path.join("config.json").exists()
+    };
+    let models = entries.flatten().map(|entry| entry.path()).filter(|path| is_model(path));
+    let mut models: Vec<_> =
+        models.filter_map(|path| path.file_name()?.to_str().map(str::to_owned)).collect();
+    // What was meant is likely to begin in the same way.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let alike = |other: &str| name.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
+    models.sort_by(|a, b| alike(b).cmp(&alike(a)).then(a.cmp(b)));
+    match &models[..] {
+        [] => "is the path right? There are no models in its folder".into(),
+        [first, rest @ ..] => {
+            let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+            format!("its folder has {first:?}{more}")
+        }
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use forebay_engine::models::keys;
 use serde_json::{Map, json};
 
 use self::portrait::Portrait;
+use crate::hub::{self, Sight};
 use crate::output::print;
 
 /// Arrays up to this length are printed whole; a vocabulary is only counted.
@@ -21,15 +22,17 @@ const SHORT_ARRAY: usize = 32;
 /// Show what is in a model file, without reading its weights
 ///
 /// Says what the model is, what its parts take on disk, what a token reads, and the smallest memory it runs in. Works on
-/// every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot be run.
+/// every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot be run. Of a
+/// model on the hub that was not pulled only the header is read, a few megabytes.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay inspect model.gguf
   forebay inspect model.gguf --tensors | grep exps
-  forebay inspect folder --json | jq .metadata")]
+  forebay inspect folder --json | jq .metadata
+  forebay inspect OWNER/NAME:Q4_K_M")]
 pub struct InspectArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME[:QUANT] on the hub
     model: PathBuf,
     /// Print one JSON object; arrays of more than 32 elements are given by type and length
     #[arg(long)]
@@ -41,9 +44,10 @@ pub struct InspectArgs {
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Result<ExitCode> {
-    let file = ModelFile::open(&args.model)?;
+    let sight = hub::sight(&args.model)?;
+    let file = ModelFile::open(&sight.path)?;
     let text = if args.json {
-        let mut text = serde_json::to_string_pretty(&as_json(&file, args.tensors))?;
+        let mut text = serde_json::to_string_pretty(&as_json(&file, &sight, args.tensors))?;
         text.push('\n');
         text
     } else {
@@ -83,7 +87,7 @@ impl<'a> Summary<'a> {
     }
 }
 
-fn as_json(file: &ModelFile, list_tensors: bool) -> serde_json::Value {
+fn as_json(file: &ModelFile, sight: &Sight, list_tensors: bool) -> serde_json::Value {
     let summary = Summary::new(file);
     let metadata: Map<_, _> = file.metadata.iter().map(|(k, v)| (k.to_owned(), value_json(v))).collect();
     let mut object = json!({
@@ -92,7 +96,7 @@ fn as_json(file: &ModelFile, list_tensors: bool) -> serde_json::Value {
         "name": summary.name,
         "parameters": summary.parameters,
         "bytes": file.bytes(),
-        "files": file.files.iter().map(|f| f.path.display().to_string()).collect::<Vec<_>>(),
+        "files": file.files.iter().map(|f| sight.name_of(&f.path)).collect::<Vec<_>>(),
         "tensors": file.tensors.len(),
         "layers": summary.layers,
         "experts": summary.experts,

@@ -4,11 +4,16 @@ mod args;
 mod batch;
 mod bench;
 mod chat;
+mod completions;
+mod config;
 mod demo;
+mod docs;
 mod doctor;
 mod errors;
+mod hub;
 mod inspect;
 mod interrupt;
+mod list;
 mod logits;
 mod measured;
 mod memory_speed;
@@ -18,31 +23,40 @@ mod perplexity;
 mod plan;
 mod progress;
 mod prompting;
+mod pull;
+mod remove;
 mod run;
 mod simulate;
 mod stats;
+mod synth;
 mod tokenize;
 mod trace;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Result;
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Run Mixture-of-Experts language models that are larger than memory.
 #[derive(Parser)]
-#[command(name = "forebay", version, after_help = EXAMPLES)]
+#[command(name = "forebay", version, after_help = EXAMPLES, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
     /// Say more on stderr about what happens; twice for every detail
     #[arg(short, long, action = clap::ArgAction::Count, global = true, display_order = 1000)]
     verbose: u8,
+    #[command(flatten)]
+    config: config::ConfigArgs,
 }
 
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
     Batch(batch::BatchArgs),
+    Pull(pull::PullArgs),
+    List(list::ListArgs),
+    Rm(remove::RmArgs),
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
@@ -52,30 +66,49 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Trace(trace::TraceArgs),
     Simulate(simulate::SimulateArgs),
+    Synth(synth::SynthArgs),
+    Completions(completions::CompletionsArgs),
+    #[command(hide = true)]
+    Docs(docs::DocsArgs),
 }
 
 const EXAMPLES: &str = "\
 Examples:
   forebay run                    Chat with the demo model, which tells stories
   forebay run model.gguf         Chat with a model of yours
+  forebay pull OWNER/NAME:Q4_K_M Download a model
   forebay inspect model.gguf     See what is in a file
   forebay plan model.gguf        See where it would be in memory, and how fast it would run
   forebay bench model.gguf       Measure how fast it runs here
   forebay doctor model.gguf      See what this machine is short of
 
 `forebay help COMMAND` says more about a command. Exit codes: 0 done, 1 failed,
-2 called wrongly, 130 stopped by Ctrl-C.";
+2 called or set up wrongly, 130 stopped by Ctrl-C.";
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    config::parse().and_then(run).unwrap_or_else(|error| errors::report(&error))
+}
+
+fn run(parsed: config::Parsed<Cli>) -> Result<ExitCode> {
+    if let Some(settings) = parsed.shown {
+        output::print(&settings)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let cli = parsed.cli;
     let level = ["warn", "info", "debug"][usize::from(cli.verbose.min(2))];
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
         .with_writer(std::io::stderr)
         .init();
-    let result = match cli.command {
+    let Some(command) = cli.command else {
+        return Err(errors::usage("no command was given; `forebay --help` lists them"));
+    };
+    match command {
         Command::Run(args) => run::run(&args),
         Command::Batch(args) => batch::run(&args),
+        Command::Pull(args) => pull::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Rm(args) => remove::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
@@ -85,6 +118,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Simulate(args) => simulate::run(&args),
-    };
-    result.unwrap_or_else(|error| errors::report(&error))
+        Command::Synth(args) => synth::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Docs(args) => docs::run(&args, Cli::command()),
+    }
 }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::args::LoadArgs;
 use crate::demo;
+use crate::hub::{self, Sight};
 use crate::measured::{Measured, hits_text, prediction_json, range_json, rate, speed_text};
 use crate::output::print;
 
@@ -21,7 +22,8 @@ use crate::output::print;
 ///
 /// No weight is loaded. The memory, the drive and products like the model's are measured for a moment, unless --no-probe
 /// is given. The dense part of a model is always in memory; experts are kept in slots as far as the budget goes, and
-/// the others are read from the drive when the router asks for them.
+/// the others are read from the drive when the router asks for them. Of a model on the hub that was not pulled only
+/// the header is read, a few megabytes, and the speed is not predicted.
 ///
 /// The speed of writing is a range, because it depends on how unevenly experts are used. That is known after the model has
 /// been run here (what was hot is remembered); before, the range is that of models whose use was recorded.
@@ -30,9 +32,11 @@ use crate::output::print;
 Examples:
   forebay plan model.gguf                     with the memory that is free now
   forebay plan model.gguf --memory 8G         with 8 GiB for the whole process
-  forebay plan model.gguf --memory 8G --ctx 32768 --json")]
+  forebay plan model.gguf --memory 8G --ctx 32768 --json
+  forebay plan OWNER/NAME:Q4_K_M              before it is downloaded")]
 pub struct PlanArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files [default: the demo model]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME[:QUANT] on the hub
+    /// [default: the demo model]
     model: Option<PathBuf>,
     /// Do not measure the machine, so do not predict the speed
     #[arg(long)]
@@ -47,10 +51,15 @@ pub struct PlanArgs {
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let options = args.load.options();
-    let prospect = Prospect::new(&demo::or_demo(args.model.as_deref())?, &options)?;
-    let measured = if args.no_probe { None } else { Some(Measured::new(&prospect, &options)?) };
+    let sight = args.model.as_deref().map(hub::sight).transpose()?;
+    let path = sight.as_ref().map_or_else(|| demo::or_demo(None), |sight| Ok(sight.path.clone()))?;
+    let prospect = Prospect::new(&path, &options)?;
+    // How fast a drive reads a file that is not on it cannot be measured.
+    let is_remote = sight.as_ref().is_some_and(Sight::is_remote);
+    let measured = if args.no_probe || is_remote { None } else { Some(Measured::new(&prospect, &options)?) };
     let forecast = Forecast::new(&prospect, &options, measured.as_ref())?;
-    print(&if args.json { forecast.json() } else { forecast.text(picture::width()) })?;
+    let note = sight.map_or(String::new(), |sight| sight.note());
+    print(&if args.json { forecast.json() } else { note + &forecast.text(picture::width()) })?;
     Ok(ExitCode::SUCCESS)
 }
 

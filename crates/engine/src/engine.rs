@@ -32,6 +32,9 @@ use crate::tokenizer::Tokenizer;
 /// memory from expert slots.
 const DEFAULT_CONTEXT: usize = 8192;
 
+/// So many tokens of different conversations choose experts like one does: few, and mostly those they chose before.
+const FEW_TOKENS: usize = 8;
+
 /// Long enough for a drive's own cache not to matter, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(800);
 
@@ -311,9 +314,11 @@ impl ComputeGuard<'_> {
         let Pass { wanted, cancel, observer } = pass;
         let Compute { backend, routing, expected, pressure, logits: out } = &mut *self.held;
         let one_each = batch.tokens.len() == batch.sequences.len();
-        let purpose = if one_each { Purpose::Token } else { Purpose::Prompt };
+        // Many tokens together need nearly all experts, whether they are a prompt or the next ones of many answers.
+        let few = one_each && batch.tokens.len() <= FEW_TOKENS;
+        let purpose = if few { Purpose::Token } else { Purpose::Prompt };
         // A prompt needs nearly all experts, which the store reads far ahead as it is.
-        let expected = (self.inner.prefetch && one_each).then_some(expected);
+        let expected = (self.inner.prefetch && few).then_some(expected);
         let mut cx = Context {
             backend: &mut **backend,
             store: &self.inner.store,
@@ -590,7 +595,8 @@ fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {
         None => Ok(limit),
         Some(0) => Err(Error::Invalid("a context holds at least one token".into())),
         Some(asked) if asked > limit => Err(Error::Invalid(format!(
-            "a context of {asked} tokens was asked for, but the model was made for at most {limit}"
+            "a context of {asked} tokens was asked for, but the model was made for at most {limit}; \
+             ask for fewer with --ctx"
         ))),
         Some(asked) => Ok(asked),
     }

@@ -38,6 +38,7 @@ pub mod sampler;
 mod session;
 pub mod stop;
 pub mod store;
+pub mod synth;
 pub mod tokenizer;
 
 pub use backend::Precision;

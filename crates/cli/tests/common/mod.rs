@@ -11,6 +11,8 @@ use std::process::{Command, Output, Stdio};
 pub fn forebay<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Whoever runs the tests may have settings.
+    command.env("XDG_CONFIG_HOME", "/nonexistent");
     command
 }
 

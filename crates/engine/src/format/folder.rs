@@ -55,7 +55,8 @@ pub(super) fn open(folder: &Path, named: &Path) -> Result<ModelFile> {
     }
     for name in shards {
         let path = folder.join(&name);
-        let cannot_open = |e| Error::io(&path, "cannot open a part of the model", e);
+        let cannot_open =
+            |e| Error::io(&path, "cannot open a part of the model (download all of them into its folder)", e);
         // Opening a pipe would wait for a writer, so the kind of file is asked first.
         if !fs::metadata(&path).map_err(cannot_open)?.is_file() {
             return Err(cannot_open(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
@@ -115,10 +116,27 @@ pub fn config_metadata(path: &Path, mut config: Map<String, Json>) -> Result<Met
 }
 
 /// What else the folder may be, for the mistakes people make.
-fn hint(folder: &Path) -> &'static str {
-    let mut names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let is_gguf = |name: std::ffi::OsString| name.to_string_lossy().ends_with(".gguf");
-    if names.any(is_gguf) { "; it has GGUF files: name one of them" } else { "" }
+fn hint(folder: &Path) -> String {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let with = |suffix: &str| names.iter().find(|name| name.ends_with(suffix));
+    if let Some(name) = with(".gguf") {
+        format!("; it has GGUF files: name one of them, such as {}", folder.join(name).display())
+    } else if let Some(name) = names.iter().find(|name| folder.join(name).join(CONFIG).exists()) {
+        format!("; a folder in it has one: {}", folder.join(name).display())
+    } else if names.iter().any(|name| name == "snapshots") {
+        "; it is part of a cache of downloads: name a folder in its snapshots".into()
+    } else if with(".safetensors").is_some() {
+        format!("; download {CONFIG} and tokenizer.json from where its weights come from")
+    } else if with(".bin").or(with(".pt")).or(with(".pth")).is_some() {
+        "; PyTorch's files are not read: download the model's safetensors files, or a GGUF file".into()
+    } else if names.is_empty() {
+        "; it is empty".into()
+    } else {
+        "; name a GGUF file, or a folder with config.json and safetensors files".into()
+    }
 }
 
 /// Weights that are packed in ways of their own are refused by the name of the way.
@@ -163,9 +181,10 @@ fn shards(folder: &Path) -> Result<Vec<String>> {
     match (names.next(), names.next()) {
         (None, _) => Err(Error::format(folder, format!("it has no safetensors files{}", hint(folder)))),
         (Some(only), None) => Ok(vec![only]),
-        (Some(_), Some(_)) => {
-            Err(Error::format(folder, format!("it has several safetensors files, but no {INDEX}")))
-        }
+        (Some(_), Some(_)) => Err(Error::format(
+            folder,
+            format!("it has several safetensors files, but no {INDEX}; download that, too"),
+        )),
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-use super::{Metadata, NumberArray, NumberKind, Quoted, StringArray, Value};
+use super::{Metadata, NumberArray, NumberKind, Quoted, StringArray, Value, foreign};
 use crate::error::{Error, Result};
 
 /// Settings are a few kilobytes; those with an entry for every layer, a few hundred.
@@ -34,8 +34,14 @@ pub fn parse_object(path: &Path, text: &[u8]) -> Result<Map<String, Json>> {
             format!("it has more than {MAX_BYTES} bytes: no settings are that long"),
         ));
     }
-    serde_json::from_slice(text)
-        .map_err(|e| Error::format(path, format!("it is not a JSON object: {}", Quoted(&e.to_string()))))
+    serde_json::from_slice(text).map_err(|e| {
+        let reason = match foreign::recognise(text) {
+            Some(what) => format!("it looks like {what}"),
+            None if e.is_eof() => format!("{}; {}", Quoted(&e.to_string()), foreign::CUT_SHORT),
+            None => Quoted(&e.to_string()).to_string(),
+        };
+        Error::format(path, format!("it is not a JSON object: {reason}"))
+    })
 }
 
 /// Adds an object's values to the metadata, under keys that start with `prefix`.

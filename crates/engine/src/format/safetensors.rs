@@ -12,6 +12,7 @@ use forebay_kernels::DType;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
+use super::foreign::{self, CUT_SHORT};
 use super::{FileIdx, Quoted, TensorInfo};
 use crate::error::{Error, Result};
 
@@ -42,28 +43,32 @@ pub fn parse(path: &Path, source: &mut dyn Read, len: u64, file: FileIdx) -> Res
     let damaged = |message: String| Error::format(path, message);
     let cannot_read = |e| Error::io(path, "cannot read the header", e);
     if len < 8 {
-        return Err(damaged(format!("not a safetensors file: it has only {len} bytes")));
+        return Err(damaged(format!("not a safetensors file: it has only {len} bytes; {CUT_SHORT}")));
     }
     let mut prefix = [0; 8];
     source.read_exact(&mut prefix).map_err(cannot_read)?;
     let header_len = u64::from_le_bytes(prefix);
     if header_len > MAX_HEADER_BYTES {
-        return Err(damaged(format!(
-            "not a safetensors file: its header would have {header_len} bytes, more than {MAX_HEADER_BYTES}"
-        )));
+        let mut head = prefix.to_vec();
+        source.take(64).read_to_end(&mut head).map_err(cannot_read)?;
+        return Err(damaged(match foreign::recognise(&head) {
+            Some(what) => format!("not a safetensors file: it looks like {what}"),
+            None => format!(
+                "not a safetensors file: its header would have {header_len} bytes, more than {MAX_HEADER_BYTES}"
+            ),
+        }));
     }
     let data_start = 8 + header_len;
     if data_start > len {
         return Err(damaged(format!(
-            "the file is incomplete: its header has {header_len} bytes, but the file only {len}; perhaps a download \
-             was cut short"
+            "the file is incomplete: its header has {header_len} bytes, but the file only {len}; {CUT_SHORT}"
         )));
     }
     let mut text = Vec::new();
     source.take(header_len).read_to_end(&mut text).map_err(cannot_read)?;
     if text.len() as u64 != header_len {
         return Err(damaged(format!(
-            "the file is incomplete: it ends in its header, after {} bytes",
+            "the file is incomplete: it ends in its header, after {} bytes; {CUT_SHORT}",
             text.len()
         )));
     }
@@ -132,7 +137,7 @@ fn check_places(path: &Path, tensors: &mut [TensorInfo], data_start: u64, len: u
         if end > data_len {
             return damaged(format!(
                 "the file is incomplete: tensor {name} ends at byte {end} of the data, but there are only {data_len}; \
-                 perhaps a download was cut short"
+                 {CUT_SHORT}"
             ));
         }
         tensors[i].offset = data_start + offset;

@@ -13,6 +13,7 @@ use forebay_kernels::{DType, Encoding};
 
 use super::experts::{self, ExpertShape};
 use super::names::{ExpertNames, Name};
+use super::needs::{Discovery, Need, NeedKind};
 use super::{Model, keys};
 use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Router, Vector, Weight};
 use crate::error::{Error, Result};
@@ -302,6 +303,8 @@ pub struct Builder<'a> {
     layers: usize,
     /// The names of all tensors asked for.
     declared: HashSet<&'a str>,
+    /// Set while it is being found out which tensors a file needs.
+    discovery: Option<Discovery<'a>>,
 }
 
 impl<'a> Builder<'a> {
@@ -316,7 +319,22 @@ impl<'a> Builder<'a> {
             experts: Vec::new(),
             layers: 0,
             declared: HashSet::new(),
+            discovery: None,
         }
+    }
+
+    /// A builder that finds out which tensors `file` needs.
+    pub(super) fn discovering(file: &'a ModelFile, discovery: Discovery<'a>) -> Builder<'a> {
+        Builder { discovery: Some(discovery), ..Builder::new(file) }
+    }
+
+    pub(super) fn is_discovering(&self) -> bool {
+        self.discovery.is_some()
+    }
+
+    /// The tensor that a discovering builder missed.
+    pub(super) fn into_missing(self) -> Option<Need> {
+        self.discovery.and_then(|discovery| discovery.missing)
     }
 
     /// The container, where a family's arithmetic depends on it.
@@ -326,7 +344,8 @@ impl<'a> Builder<'a> {
 
     /// Whether the file has a tensor.
     pub fn has(&self, name: Name) -> bool {
-        self.file.tensor(&name.in_format(self.format())).is_some()
+        let name = name.in_format(self.format());
+        self.file.tensor(&name).is_some() || self.discovery.as_ref().is_some_and(|d| (d.optional)(&name))
     }
 
     /// The first dimension of a matrix, where it is not in the configuration: a vocabulary.
@@ -334,8 +353,12 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If the tensor is missing or not a matrix.
     pub fn rows_of(&self, name: Name) -> Result<usize> {
+        if let Some(discovery) = &self.discovery {
+            return Ok(discovery.vocabulary);
+        }
         let name = name.in_format(self.format());
-        match self.found(&name)?.shape[..] {
+        let weight = self.find(&name)?.ok_or_else(|| self.is_missing(&name))?;
+        match weight.shape[..] {
             [rows, _] => Ok(rows),
             ref shape => Err(self.error(format!("tensor {name} has shape {shape:?}, not that of a matrix"))),
         }
@@ -437,7 +460,7 @@ impl<'a> Builder<'a> {
 
     fn prepared(&mut self, name: Name, shape: &[usize], prepared: Prepared) -> Result<Vector> {
         self.count_layer(name);
-        let weight = self.weight(&name.in_format(self.format()), shape)?;
+        let weight = self.stored(&name.in_format(self.format()), shape, NeedKind::Vector)?;
         let tensor = weight.planes[0].expect("a weight has codes");
         if !tensor.dtype.is_float() {
             return Err(self.cannot_compute(tensor, "F32, F16, BF16"));
@@ -558,7 +581,7 @@ impl<'a> Builder<'a> {
         let name = name.in_format(self.format());
         let shape = [rows, cols];
         // A matrix of one row may be stored as a vector.
-        let from = usize::from(rows == 1 && self.found(&name)?.shape.len() == 1);
+        let from = usize::from(rows == 1 && self.find(&name)?.is_some_and(|w| w.shape.len() == 1));
         let weight = self.weight(&name, &shape[from..])?;
         Ok(Planes::of(&weight, rows, cols))
     }
@@ -572,13 +595,13 @@ impl<'a> Builder<'a> {
         self.file.weight(name)
     }
 
-    fn found(&self, name: &str) -> Result<StoredWeight<'a>> {
-        self.find(name)?.ok_or_else(|| self.error(format!("tensor {name} is missing")))
+    /// A matrix, or several in one tensor, of this shape that can be computed, and that is now asked for.
+    pub(super) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
+        self.stored(name, shape, NeedKind::Matrix)
     }
 
-    /// A weight of this shape that can be computed, and that is now asked for.
-    pub(super) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
-        let weight = self.found(name)?;
+    fn stored(&mut self, name: &str, shape: &[usize], kind: NeedKind) -> Result<StoredWeight<'a>> {
+        let Some(weight) = self.find(name)? else { return Err(self.miss(name, shape, kind)) };
         self.declared.extend(weight.planes.iter().flatten().map(|plane| plane.name.as_str()));
         if weight.shape != shape {
             let message = format!(
@@ -595,9 +618,22 @@ impl<'a> Builder<'a> {
         Ok(weight)
     }
 
+    /// Says that a tensor is missing, and notes it where that is being found out.
+    pub(super) fn miss(&mut self, name: &str, shape: &[usize], kind: NeedKind) -> Error {
+        if let Some(discovery) = &mut self.discovery {
+            let need = || Need { name: name.to_owned(), shape: shape.to_vec(), kind };
+            discovery.missing.get_or_insert_with(need);
+        }
+        self.is_missing(name)
+    }
+
+    fn is_missing(&self, name: &str) -> Error {
+        self.error(format!("tensor {name} is missing"))
+    }
+
     fn cannot_compute(&self, tensor: &TensorInfo, instead: &str) -> Error {
         Error::Unsupported(format!(
-            "{}: tensor {} has type {}, which cannot be computed; supported here: {instead}",
+            "{}: tensor {} has type {}, which cannot be computed; use a file with one of these: {instead}",
             self.file.files[tensor.file.0].path.display(),
             tensor.name,
             tensor.dtype

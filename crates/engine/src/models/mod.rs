@@ -16,6 +16,7 @@ mod linear;
 mod llama;
 mod minimax_m2;
 mod names;
+mod needs;
 mod olmoe;
 mod qwen2;
 mod qwen2moe;
@@ -26,6 +27,7 @@ mod qwen3moe;
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
 pub use names::{BiasNames, ExpertNames, Fused, Name};
+pub use needs::{Need, NeedKind, needs};
 
 use crate::backend::StateShape;
 use crate::blocks::Context;
@@ -109,7 +111,7 @@ fn recognise(file: &ModelFile) -> Result<&'static Arch> {
     ARCHS.iter().find(|arch| known(arch).iter().any(|name| said.contains(name))).ok_or_else(|| {
         let supported: Vec<_> = ARCHS.iter().map(|arch| known(arch)[0]).collect();
         Error::Unsupported(format!(
-            "{}: architecture {} is not supported; supported: {}",
+            "{}: architecture {} is not supported; use a model of one of these: {}",
             path.display(),
             Quoted(first),
             supported.join(", ")

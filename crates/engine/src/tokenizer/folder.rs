@@ -18,7 +18,8 @@ pub(super) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join("tokenizer.json");
     let Some(document) = read(&path)? else {
         return Err(Error::Unsupported(format!(
-            "{}: there is no tokenizer.json, and no other tokenizer of a folder is supported",
+            "{}: there is no tokenizer.json, and no other tokenizer of a folder is supported; download it from where \
+             the weights come from",
             folder.display()
         )));
     };

@@ -215,7 +215,9 @@ impl<'a> Keys<'a> {
     }
 
     fn required<T>(&self, key: &str, what: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<T> {
-        let value = self.metadata.get(key).ok_or_else(|| self.wrong(format!("the key {key} is missing")))?;
+        let missing =
+            || self.wrong(format!("the key {key} is missing; convert the model again, with its tokenizer"));
+        let value = self.metadata.get(key).ok_or_else(missing)?;
         read(value).ok_or_else(|| self.wrong(format!("{key} is not {what}")))
     }
 

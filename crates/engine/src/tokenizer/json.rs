@@ -22,6 +22,7 @@ use super::vocabulary::{Kind, SPACE, Spelling, Vocabulary};
 use super::{Encoder, LiteralSets, Tokenizer};
 use crate::TokenId;
 use crate::error::{Error, Result};
+use crate::format::foreign;
 
 /// Ids that no token has, at most. Files leave gaps, but a file of one token must not ask for a table of billions.
 const MAX_GAPS: usize = 1 << 20;
@@ -29,8 +30,12 @@ const MAX_GAPS: usize = 1 << 20;
 /// Builds the tokenizer but for what other files of its folder say. `path` names the file in messages.
 pub(super) fn tokenizer(path: &Path, document: &[u8]) -> Result<Tokenizer> {
     let file = File { path };
-    let document: Document =
-        serde_json::from_slice(document).map_err(|e| file.wrong(format!("not a tokenizer: {e}")))?;
+    let document: Document = serde_json::from_slice(document).map_err(|e| {
+        file.wrong(match foreign::recognise(document) {
+            Some(what) => format!("not a tokenizer: it looks like {what}"),
+            None => format!("not a tokenizer: {e}; download it again"),
+        })
+    })?;
     let kind: ModelType = file.parse("model", document.model.get())?;
     if kind.name.as_deref().unwrap_or("BPE") != "BPE" {
         return Err(file.unsupported("model", kind.name.as_deref().unwrap_or_default(), "BPE"));

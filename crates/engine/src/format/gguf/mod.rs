@@ -5,7 +5,6 @@
 //! memory stays proportional to the bytes really read. What is damaged is an [`Error::Format`]; what is sound
 //! but not supported is an [`Error::Unsupported`].
 
-mod foreign;
 mod reader;
 mod split;
 mod tensors;
@@ -17,6 +16,7 @@ use std::path::Path;
 
 use reader::Reader;
 
+use super::foreign::{self, CUT_SHORT};
 use super::{FilePart, Format, ModelFile};
 use crate::error::{Error, Result};
 
@@ -72,7 +72,7 @@ fn load(path: &Path) -> Result<ModelFile> {
 
 fn read_preamble(reader: &mut Reader) -> Result<Counts> {
     if reader.is_empty_file() {
-        return Err(reader.damaged("the file is empty"));
+        return Err(reader.damaged("the file is empty; download it again"));
     }
     let magic = reader.array::<4>(format_args!("the magic number"))?;
     if &magic != b"GGUF" {
@@ -112,9 +112,9 @@ fn check_count(reader: &Reader, what: &str, count: u64, limit: u64, min_bytes: u
     }
     if count > reader.remaining() / min_bytes {
         let left = reader.remaining();
-        return Err(
-            reader.damaged(format!("it claims {count} {what}, which its last {left} bytes cannot hold"))
-        );
+        return Err(reader.damaged(format!(
+            "it claims {count} {what}, which its last {left} bytes cannot hold; {CUT_SHORT}"
+        )));
     }
     Ok(())
 }

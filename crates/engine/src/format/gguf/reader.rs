@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::MAX_HEADER_BYTES;
 use crate::error::{Error, Result};
+use crate::format::foreign::CUT_SHORT;
 
 /// The most that is allocated for bytes that have not been seen yet.
 const FIRST_STEP: usize = 64 << 10;
@@ -154,7 +155,8 @@ impl<'a> Reader<'a> {
     fn truncated(&self, need: u64, what: fmt::Arguments) -> Error {
         let Reader { offset, len, .. } = self;
         self.damaged(format!(
-            "truncated while reading {what}: {need} bytes are needed at offset {offset}, and the file has {len} in all"
+            "truncated while reading {what}: {need} bytes are needed at offset {offset}, and the file has {len} in all; \
+             {CUT_SHORT}"
         ))
     }
 

@@ -116,7 +116,7 @@ fn load_sibling(
     let path = path.with_file_name(name.base.clone() + &expected.suffix());
     let part = load(&path).map_err(|error| match error {
         Error::Io { path, source, .. } if source.kind() == io::ErrorKind::NotFound => {
-            Error::io(&path, format!("cannot open {expected}"), source)
+            Error::io(&path, format!("cannot open {expected} (download all of them into one folder)"), source)
         }
         other => other,
     })?;

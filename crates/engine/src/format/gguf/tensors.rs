@@ -4,6 +4,7 @@ use forebay_kernels::DType;
 
 use super::reader::Reader;
 use crate::error::Result;
+use crate::format::foreign::CUT_SHORT;
 use crate::format::{FileIdx, Metadata, Quoted, TensorInfo};
 
 /// The smallest entry: a name's length and one byte of name, the number of dimensions and one dimension, the
@@ -133,7 +134,7 @@ fn locate(reader: &Reader, tensors: &mut [TensorInfo], alignment: u64) -> Result
         None => Ok(()),
         Some(tensor) => Err(reader.damaged(format!(
             "the file is incomplete: it has {} bytes and needs {needed} (tensor {} takes {} bytes at offset {}); \
-             perhaps a download was cut short",
+             {CUT_SHORT}",
             reader.file_len(),
             Quoted(&tensor.name),
             tensor.len,

@@ -1,0 +1,330 @@
+//! Settings for a machine, in a file: defaults for flags, under the flags' names.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Id, Parser};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::args::{ComputeArgs, LoadArgs, SamplingArgs};
+use crate::errors;
+
+/// What a file may set: what suits a machine and its user. Flags of a single question are not among them.
+const SETTINGS: [&str; 17] = [
+    "model",
+    "memory",
+    "expert_memory",
+    "threads",
+    "ctx",
+    "io",
+    "policy",
+    "prefetch",
+    "heat",
+    "temp",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_last_n",
+];
+
+/// Where settings come from.
+#[derive(Args)]
+pub struct ConfigArgs {
+    /// A file with settings [default: ~/.config/forebay/config.toml, if it is there]
+    #[arg(long, value_name = "FILE", global = true, display_order = 1001)]
+    config: Option<PathBuf>,
+    /// Show which settings are in effect and where each comes from, and do nothing else
+    #[arg(long, global = true, display_order = 1002)]
+    print_config: bool,
+}
+
+/// A command line in which what was not given comes from a file.
+pub struct Parsed<C> {
+    /// The arguments in effect.
+    pub cli: C,
+    /// What was asked for with `--print-config`.
+    pub shown: Option<String>,
+}
+
+/// Reads the command line, then the file of settings if the command has any of them. A wrong command line ends the
+/// program here.
+pub fn parse<C: Parser>() -> Result<Parsed<C>> {
+    let matches = C::command().get_matches();
+    let args = ConfigArgs::from_arg_matches(&matches)?;
+    let mut command = match matches.subcommand_name() {
+        Some(name) => C::command().find_subcommand(name).expect("clap has found it").clone(),
+        None => Settings::command(),
+    };
+    let concerned = settings_of(&command).next().is_some();
+    let file = if concerned || args.config.is_some() { File::find(args.config.as_deref())? } else { None };
+    for entry in file.iter().flat_map(|file| &file.entries) {
+        command = entry.as_default(command);
+    }
+    let (cli, shown) = match matches.subcommand_name() {
+        Some(name) => {
+            let matches = C::command().mut_subcommand(name, |_| command.clone()).get_matches();
+            let own = matches.subcommand_matches(name).expect("it is the same command line");
+            (C::from_arg_matches(&matches)?, show(&command, own, file.as_ref()))
+        }
+        None => {
+            let own = command.clone().get_matches_from(None::<&str>);
+            (C::from_arg_matches(&matches)?, show(&command, &own, file.as_ref()))
+        }
+    };
+    Ok(Parsed { cli, shown: args.print_config.then_some(shown) })
+}
+
+/// Every setting as a flag, for checking values: those of a file mean what they mean in a call.
+#[derive(Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct Settings {
+    /// The model of commands that are given none [default: the demo model]
+    #[arg(long)]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    load: LoadArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// A file of settings.
+struct File {
+    path: PathBuf,
+    entries: Vec<Entry>,
+}
+
+/// One setting of a file.
+struct Entry {
+    key: &'static str,
+    /// As it would be written in a call.
+    value: String,
+    line: usize,
+}
+
+impl File {
+    /// The file that was named, or the one in its usual place if it is there.
+    fn find(named: Option<&Path>) -> Result<Option<File>> {
+        let path = match (named, usual_path()) {
+            (Some(path), _) => path.to_owned(),
+            (None, Some(path)) if path.exists() => path,
+            (None, _) => return Ok(None),
+        };
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read the settings in {}", path.display()))?;
+        match parse_entries(&text) {
+            Ok(entries) => Ok(Some(File { path, entries })),
+            Err(wrong) => {
+                Err(errors::usage(format!("{}, line {}: {}", path.display(), wrong.line, wrong.what)))
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// The command with this setting as a default, if it has it.
+    fn as_default(&self, command: Command) -> Command {
+        if settings_of(&command).any(|arg| arg.get_id() == self.key) {
+            command.mut_arg(self.key, |arg| arg.default_value(self.value.clone()))
+        } else {
+            command
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let flag = format!("--{}={}", self.key.replace('_', "-"), self.value);
+        let settings =
+            Settings::try_parse_from([flag]).map_err(|error| match std::error::Error::source(&error) {
+                Some(reason) => reason.to_string(),
+                None => "it needs a value".into(),
+            })?;
+        settings.sampling.refusal().map_or(Ok(()), |error| Err(error.to_string()))
+    }
+}
+
+/// What is wrong in a file.
+#[derive(Debug, PartialEq)]
+struct Wrong {
+    line: usize,
+    what: String,
+}
+
+fn parse_entries(text: &str) -> Result<Vec<Entry>, Wrong> {
+    let line = |offset: usize| 1 + text.as_bytes()[..offset].iter().filter(|&&b| b == b'\n').count();
+    let table = DeTable::parse(text).map_err(|error| Wrong {
+        line: line(error.span().map_or(0, |span| span.start)),
+        what: error.message().replace('\n', ", "),
+    })?;
+    let mut entries = Vec::new();
+    for (name, value) in table.get_ref() {
+        let line = line(name.span().start);
+        let wrong = |what| Wrong { line, what };
+        let name: &str = name.get_ref();
+        let Some(key) = SETTINGS.into_iter().find(|key| *key == name) else {
+            return Err(wrong(format!("there is no setting {name:?}; there are {}", SETTINGS.join(", "))));
+        };
+        let written = &text[value.span()];
+        let Some(value) = in_a_call(key, value) else {
+            return Err(wrong(format!("{key} = {written}: expected a text, a number, true or false")));
+        };
+        let entry = Entry { key, value, line };
+        entry.check().map_err(|reason| wrong(format!("{key} = {written}: {reason}")))?;
+        entries.push(entry);
+    }
+    entries.sort_by_key(|entry| entry.line);
+    Ok(entries)
+}
+
+/// A value as a flag would have it; `None` for lists and the like.
+fn in_a_call(key: &str, value: &Spanned<DeValue>) -> Option<String> {
+    match value.get_ref() {
+        DeValue::String(text) if key == "model" => match (text.strip_prefix("~/"), home()) {
+            (Some(rest), Some(home)) => Some(home.join(rest).to_str()?.to_owned()),
+            _ => Some(text.to_string()),
+        },
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => {
+            Some(i64::from_str_radix(number.as_str(), number.radix()).ok()?.to_string())
+        }
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        DeValue::Boolean(true) => Some("on".into()),
+        DeValue::Boolean(false) => Some("off".into()),
+        _ => None,
+    }
+}
+
+/// The arguments of a command that a file may set: those that come from the flags all commands share, so that a flag
+/// that only has the name of a setting is left alone.
+fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
+    SETTINGS.into_iter().filter_map(move |key| {
+        let arg = command.get_arguments().find(|arg| arg.get_id() == key)?;
+        let is_setting = match key {
+            // Each command has its own, and some cannot do without.
+            "model" => !arg.is_required_set(),
+            key => command.get_groups().any(|group| Some(group.get_id()) == owner(key).as_ref()),
+        };
+        is_setting.then_some(arg)
+    })
+}
+
+/// The struct that has a setting among its fields, by the name of clap's group for it.
+fn owner(key: &str) -> Option<Id> {
+    fn of<A: Args>(key: &str) -> Option<Id> {
+        let command = A::augment_args(Command::new(""));
+        command.get_arguments().any(|arg| arg.get_id() == key).then(A::group_id)?
+    }
+    // The first is a part of the second.
+    of::<ComputeArgs>(key).or_else(|| of::<LoadArgs>(key)).or_else(|| of::<SamplingArgs>(key))
+}
+
+/// The settings in effect, as a file that would bring them about.
+fn show(command: &Command, matches: &ArgMatches, file: Option<&File>) -> String {
+    let place = match file {
+        Some(file) => format!("file: {}", file.path.display()),
+        None => {
+            usual_path().map_or("no file".into(), |path| format!("no file; it would be {}", path.display()))
+        }
+    };
+    let mut text = format!("# {place}\n");
+    for arg in settings_of(command) {
+        let key = arg.get_id().as_str();
+        let value = matches.get_raw(key).and_then(|mut values| values.next());
+        let Some(value) = value.map(|value| value.to_string_lossy()) else {
+            let default = default_in_words(arg).map_or_else(String::new, |words| format!(": {words}"));
+            text.push_str(&format!("# {key} is not set{default}\n"));
+            continue;
+        };
+        let entry = file.and_then(|file| file.entries.iter().find(|entry| entry.key == key));
+        let origin = match (matches.value_source(key), entry) {
+            (Some(ValueSource::CommandLine), _) => "the command line".into(),
+            (_, Some(entry)) => format!("the file, line {}", entry.line),
+            (_, None) => "default".into(),
+        };
+        let assignment = format!("{key} = {}", as_toml(&value));
+        text.push_str(&format!("{assignment:<32}# {origin}\n"));
+    }
+    text
+}
+
+/// What an argument's help says that happens without it.
+fn default_in_words(arg: &Arg) -> Option<String> {
+    let help = arg.get_help()?.to_string();
+    let (_, words) = help.split_once("[default: ")?;
+    Some(words.trim_end().strip_suffix(']')?.replace('\n', " "))
+}
+
+fn as_toml(value: &str) -> String {
+    let is_number = value.parse::<i64>().is_ok() || (value.contains('.') && value.parse::<f64>().is_ok());
+    if is_number { value.to_owned() } else { serde_json::Value::from(value).to_string() }
+}
+
+/// Where people have their settings.
+fn usual_path() -> Option<PathBuf> {
+    let folder = variable("XDG_CONFIG_HOME").or_else(|| Some(home()?.join(".config")));
+    Some(folder.or_else(|| variable("APPDATA"))?.join("forebay").join("config.toml"))
+}
+
+fn home() -> Option<PathBuf> {
+    variable("HOME")
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_is_a_flag() {
+        let command = Settings::command();
+        assert_eq!(settings_of(&command).count(), SETTINGS.len());
+    }
+
+    #[test]
+    fn values_are_those_of_flags() {
+        let text =
+            "memory = \"8G\"\n\n# a comment\nthreads = 0x4\nprefetch = true\nheat = \"off\"\ntemp = 0.5\n";
+        let entries = parse_entries(text).unwrap();
+        let seen: Vec<_> = entries.iter().map(|e| (e.key, e.value.as_str(), e.line)).collect();
+        let expected = [
+            ("memory", "8G", 1),
+            ("threads", "4", 4),
+            ("prefetch", "on", 5),
+            ("heat", "off", 6),
+            ("temp", "0.5", 7),
+        ];
+        assert_eq!(seen, expected);
+        assert!(parse_entries("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        let cases = [
+            ("\nmemry = 1", 2, "there is no setting \"memry\"; there are model, memory"),
+            ("memory = \"lots\"", 1, "memory = \"lots\": expected a size, such as 8G or 512M"),
+            ("threads = 0", 1, "threads = 0: at least 1 is needed"),
+            ("threads = -4", 1, "threads = -4: not a whole number"),
+            ("heat = 1", 1, "heat = 1: on or off"),
+            ("policy = \"best\"", 1, "policy = \"best\": there is "),
+            ("\n\ntop_p = 2", 3, "top_p = 2: top_p is 2, but must be"),
+            ("temp = nan", 1, "temp = nan: temperature is NaN"),
+            ("temp = [1]", 1, "temp = [1]: expected a text, a number"),
+            ("[sampling]\ntemp = 1", 1, "there is no setting \"sampling\""),
+            ("model = \"\"", 1, "model = \"\": it needs a value"),
+            ("threads = 1\nthreads = 2", 2, "duplicate key"),
+            ("threads 1", 1, "key"),
+            ("memory = 8G", 1, ""),
+        ];
+        for (text, line, what) in cases {
+            let wrong = parse_entries(text).map(|_| ()).unwrap_err();
+            assert_eq!(wrong.line, line, "{text}: {wrong:?}");
+            assert!(wrong.what.contains(what), "{text}: {wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `forebay docs`: the documentation of commands, made of the definitions that parse them.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Arg, Args, Command, Subcommand};
+
+use crate::output::print;
+
+/// Write the documentation of all commands
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  forebay docs markdown > docs/cli.md
+  forebay docs man ~/.local/share/man/man1")]
+pub struct DocsArgs {
+    #[command(subcommand)]
+    kind: Kind,
+}
+
+#[derive(Subcommand)]
+enum Kind {
+    /// Print one page of Markdown
+    Markdown,
+    /// Write a man page for each command
+    Man {
+        /// The folder for them, which is made if it is not there
+        folder: PathBuf,
+    },
+}
+
+/// Runs the command for a program of these definitions.
+pub fn run(args: &DocsArgs, mut program: Command) -> Result<ExitCode> {
+    match &args.kind {
+        Kind::Markdown => {
+            program.build();
+            print(&page(&program))?;
+        }
+        Kind::Man { folder } => {
+            std::fs::create_dir_all(folder)
+                .and_then(|()| clap_mangen::generate_to(program, folder))
+                .with_context(|| format!("cannot write man pages to {}", folder.display()))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All commands on one page.
+fn page(program: &Command) -> String {
+    let mut text = String::from(
+        "# The command line\n\nWritten by `forebay docs markdown` from what parses the command line. In a terminal, \
+         `forebay help COMMAND` says the same.\n\n",
+    );
+    let commands: Vec<&Command> =
+        program.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help").collect();
+    for command in &commands {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        let name = command.get_name();
+        text.push_str(&format!("- [`forebay {name}`](#forebay-{name}): {}\n", plain(&about)));
+    }
+    text.push_str("\nFlags of every command:\n\n");
+    text.push_str(&flags(program.get_arguments().filter(|arg| arg.is_global_set())));
+    for command in commands {
+        text.push_str(&section(command));
+    }
+    text
+}
+
+fn section(command: &Command) -> String {
+    let mut text = format!("\n## forebay {}\n", command.get_name());
+    if let Some(about) = command.get_long_about().or(command.get_about()) {
+        text.push_str(&format!("\n{}\n", plain(&about.to_string())));
+    }
+    let usage = command.clone().render_usage().to_string();
+    text.push_str(&format!("\n```text\n{}\n```\n", usage.trim_start_matches("Usage: ")));
+    let mut heading = None;
+    let own = command.get_arguments().filter(|arg| !arg.is_global_set() && arg.get_id() != "help");
+    let mut own: Vec<&Arg> = own.filter(|arg| !arg.is_hide_set()).collect();
+    // Arguments without a heading come first, as they do in help.
+    own.sort_by_key(|arg| (arg.get_help_heading().is_some(), !arg.is_positional()));
+    for arg in own {
+        let its = arg.get_help_heading().unwrap_or("");
+        if heading != Some(its) {
+            text.push_str(&if its.is_empty() { "\n".into() } else { format!("\n### {its}\n\n") });
+            heading = Some(its);
+        }
+        text.push_str(&flags(std::iter::once(arg)));
+    }
+    if let Some(more) = command.get_after_help() {
+        text.push_str(&format!("\n```text\n{}\n```\n", more.to_string().trim()));
+    }
+    for sub in command.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help") {
+        let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
+        text.push_str(&format!("\n`{} {}`: {}\n", command.get_name(), sub.get_name(), plain(&about)));
+    }
+    text
+}
+
+/// A line of a list for each argument.
+fn flags<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
+    args.map(|arg| {
+        let value = if arg.get_action().takes_values() {
+            let names = arg.get_value_names().unwrap_or_default();
+            names.iter().map(|name| format!(" {name}")).collect::<String>()
+        } else {
+            String::new()
+        };
+        let mut names = Vec::new();
+        names.extend(arg.get_short().map(|short| format!("`-{short}`")));
+        match arg.get_long() {
+            Some(long) => names.push(format!("`--{long}{value}`")),
+            None => names.push(format!("`{}`", value.trim_start())),
+        }
+        let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+        let mut line = format!("- {}: {}", names.join(", "), plain(&help.replace('\n', " ")));
+        let defaults: Vec<_> = arg.get_default_values().iter().map(|v| v.to_string_lossy()).collect();
+        if !defaults.is_empty() && arg.get_action().takes_values() {
+            line.push_str(&format!(" [default: {}]", defaults.join(",")));
+        }
+        let possible = arg.get_possible_values();
+        if !possible.is_empty() && arg.get_action().takes_values() {
+            let names: Vec<_> = possible.iter().map(|value| value.get_name()).collect();
+            line.push_str(&format!(" [{}]", names.join(", ")));
+        }
+        line + "\n"
+    })
+    .collect()
+}
+
+/// Text in which Markdown sees no markup that is none.
+fn plain(text: &str) -> String {
+    text.replace('<', "\\<").replace('*', "\\*")
+}
