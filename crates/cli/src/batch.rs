@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::args::{LoadArgs, at_least_one};
-use crate::openai::{ChatBody, Refusal, completion};
+use crate::openai::{Body, Endpoint, Refusal, completion};
 use crate::output::print;
 use crate::progress::Progress;
 use crate::{demo, interrupt};
@@ -24,8 +24,8 @@ const DEFAULT_PARALLEL: usize = 128;
 
 /// Answer a file of requests, overnight
 ///
-/// IN has a line of JSON for each request, in the shape of OpenAI's batches: custom_id, and a body with messages. OUT
-/// gets a line for each answer when it is ready. Many requests go through the model together, so that each expert is
+/// IN has a line of JSON for each request, in the shape of OpenAI's batches: custom_id, and a body with messages; or,
+/// where the url is /v1/completions, with a prompt that is continued as it is. OUT gets a line for each answer when it is ready. Many requests go through the model together, so that each expert is
 /// read once per step for all of them: that is much faster than one after another.
 ///
 /// A call that was ended in the middle, by whatever, goes on when it is made again: what OUT holds is not computed again.
@@ -153,7 +153,7 @@ fn answer(
                 Ok(answer) => {
                     count.answered += 1;
                     let request = format!("chatcmpl-{:016x}", hash(id));
-                    let body = completion(&request, now(), &name, &prompts[&number], &answer);
+                    let body = completion(&request, now(), &name, prompts[&number].as_deref(), &answer);
                     out.write(id, 200, &body)?;
                 }
                 Err(error) => {
@@ -174,14 +174,11 @@ fn request(
     engine: &Engine,
     args: &BatchArgs,
     line: &Line,
-) -> Result<(forebay_engine::Request, String), Refusal> {
-    const URL: &str = "/v1/chat/completions";
-    if let Some(url) = line.url.as_deref().filter(|url| *url != URL) {
-        return Err(Refusal::new("url", format!("{url} is not answered here, only {URL}")));
-    }
-    let body: ChatBody = serde_json::from_value(line.body.clone())
+) -> Result<(forebay_engine::Request, Option<String>), Refusal> {
+    let endpoint = Endpoint::of(line.url.as_deref())?;
+    let body: Body = serde_json::from_value(line.body.clone())
         .map_err(|error| Refusal { message: format!("the body makes no sense: {error}"), param: None })?;
-    let (mut request, prompt) = body.request(engine, hash(&line.custom_id))?;
+    let (mut request, prompt) = body.request(engine, endpoint, hash(&line.custom_id))?;
     request.max_tokens = request.max_tokens.or(args.max_tokens);
     Ok((request, prompt))
 }

@@ -42,7 +42,8 @@ Examples:
   forebay bench model.gguf -p 64,512 -n 0 --threads 4   reading
   forebay bench model.gguf -o jsonl >> results.jsonl")]
 pub struct BenchArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files [default: the demo model]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
+    /// OWNER/NAME[:QUANT] [default: the demo model]
     model: Option<PathBuf>,
     /// Lengths of prompts to read; 0 for none
     #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_value = "512")]

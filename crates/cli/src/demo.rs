@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::hub;
+
 const NAME: &str = "tales-qwen3moe-Q4_K_M.gguf";
 const BYTES: &[u8] = include_bytes!("../../../models/tales-qwen3moe-Q4_K_M.gguf");
 
-/// The model that was named, or the demo model.
+/// The model that was named, by its path or as a download, or the demo model.
 pub fn or_demo(model: Option<&Path>) -> Result<PathBuf> {
-    model.map_or_else(path, |model| Ok(model.to_owned()))
+    model.map_or_else(path, hub::locate)
 }
 
 /// The path of the demo model. An installed binary writes its copy to the user's cache, once.

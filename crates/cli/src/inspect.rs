@@ -1,5 +1,7 @@
 //! `forebay inspect`: what is in a model file.
 
+mod portrait;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +12,8 @@ use forebay_engine::format::{ModelFile, NumberArray, StringArray, Value};
 use forebay_engine::models::keys;
 use serde_json::{Map, json};
 
+use self::portrait::Portrait;
+use crate::hub::{self, Sight};
 use crate::output::print;
 
 /// Arrays up to this length are printed whole; a vocabulary is only counted.
@@ -17,16 +21,18 @@ const SHORT_ARRAY: usize = 32;
 
 /// Show what is in a model file, without reading its weights
 ///
-/// Works on every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot
-/// be run.
+/// Says what the model is, what its parts take on disk, what a token reads, and the smallest memory it runs in. Works on
+/// every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot be run. Of a
+/// model on the hub that was not pulled only the header is read, a few megabytes.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay inspect model.gguf
   forebay inspect model.gguf --tensors | grep exps
-  forebay inspect folder --json | jq .metadata")]
+  forebay inspect folder --json | jq .metadata
+  forebay inspect OWNER/NAME:Q4_K_M")]
 pub struct InspectArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME[:QUANT] on the hub
     model: PathBuf,
     /// Print one JSON object; arrays of more than 32 elements are given by type and length
     #[arg(long)]
@@ -38,9 +44,10 @@ pub struct InspectArgs {
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Result<ExitCode> {
-    let file = ModelFile::open(&args.model)?;
+    let sight = hub::sight(&args.model)?;
+    let file = ModelFile::open(&sight.path)?;
     let text = if args.json {
-        let mut text = serde_json::to_string_pretty(&as_json(&file, args.tensors))?;
+        let mut text = serde_json::to_string_pretty(&as_json(&file, &sight, args.tensors))?;
         text.push('\n');
         text
     } else {
@@ -80,7 +87,7 @@ impl<'a> Summary<'a> {
     }
 }
 
-fn as_json(file: &ModelFile, list_tensors: bool) -> serde_json::Value {
+fn as_json(file: &ModelFile, sight: &Sight, list_tensors: bool) -> serde_json::Value {
     let summary = Summary::new(file);
     let metadata: Map<_, _> = file.metadata.iter().map(|(k, v)| (k.to_owned(), value_json(v))).collect();
     let mut object = json!({
@@ -89,7 +96,7 @@ fn as_json(file: &ModelFile, list_tensors: bool) -> serde_json::Value {
         "name": summary.name,
         "parameters": summary.parameters,
         "bytes": file.bytes(),
-        "files": file.files.iter().map(|f| f.path.display().to_string()).collect::<Vec<_>>(),
+        "files": file.files.iter().map(|f| sight.name_of(&f.path)).collect::<Vec<_>>(),
         "tensors": file.tensors.len(),
         "layers": summary.layers,
         "experts": summary.experts,
@@ -97,6 +104,7 @@ fn as_json(file: &ModelFile, list_tensors: bool) -> serde_json::Value {
         "context": summary.context,
         "metadata": metadata,
     });
+    Portrait::new(file).add_to(&mut object);
     if list_tensors {
         let tensors = file.tensors.iter().map(|t| {
             json!({
@@ -115,7 +123,8 @@ fn as_json(file: &ModelFile, list_tensors: bool) -> serde_json::Value {
 
 fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     let summary = Summary::new(file);
-    let mut text = String::new();
+    let portrait = Portrait::new(file);
+    let mut text = format!("{}\n\n", portrait.sentence());
     let mut row = |label: &str, value: Option<String>| {
         if let Some(value) = value {
             text += &format!("{label:<14}{value}\n");
@@ -133,6 +142,7 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     row("experts", count(summary.experts));
     row("experts used", count(summary.experts_used));
     row("context", count(summary.context));
+    text += &portrait.text();
     text += "\nmetadata\n";
     for (key, value) in file.metadata.iter() {
         text += &format!("  {key} = {}\n", value_text(value));

@@ -12,7 +12,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use crate::args::LoadArgs;
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::{errors, interrupt};
+use crate::{errors, hub, interrupt};
 
 /// Write the logits of every position of a token sequence to a safetensors file
 ///
@@ -24,7 +24,7 @@ Examples:
   ids=$(forebay tokenize model.gguf --text Hi --ids)
   forebay logits model.gguf --tokens \"$ids\" --out hi.safetensors")]
 pub struct LogitsArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as OWNER/NAME[:QUANT]
     model: PathBuf,
     /// The tokens, separated by commas: 1,2,3
     #[arg(long, value_name = "IDS")]
@@ -41,7 +41,7 @@ pub fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let tokens = &args.tokens.0;
     // A file that cannot be written is found before the work and not after it.
     Output::check(&args.out)?;
-    let engine = args.load.load(&args.model)?;
+    let engine = args.load.load(&hub::locate(&args.model)?)?;
     let mut session = engine.session();
     interrupt::install(session.cancel())?;
     let out = Output::create(&args.out)?;

@@ -8,10 +8,14 @@ mod completions;
 mod config;
 mod demo;
 mod docs;
+mod doctor;
 mod errors;
+mod hub;
 mod inspect;
 mod interrupt;
+mod list;
 mod logits;
+mod measured;
 mod memory_speed;
 mod openai;
 mod output;
@@ -19,9 +23,12 @@ mod perplexity;
 mod plan;
 mod progress;
 mod prompting;
+mod pull;
+mod remove;
 mod run;
 mod simulate;
 mod stats;
+mod synth;
 mod tokenize;
 mod trace;
 
@@ -47,14 +54,19 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Batch(batch::BatchArgs),
+    Pull(pull::PullArgs),
+    List(list::ListArgs),
+    Rm(remove::RmArgs),
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
     Perplexity(perplexity::PerplexityArgs),
     Bench(bench::BenchArgs),
     Plan(plan::PlanArgs),
+    Doctor(doctor::DoctorArgs),
     Trace(trace::TraceArgs),
     Simulate(simulate::SimulateArgs),
+    Synth(synth::SynthArgs),
     Completions(completions::CompletionsArgs),
     #[command(hide = true)]
     Docs(docs::DocsArgs),
@@ -64,9 +76,11 @@ const EXAMPLES: &str = "\
 Examples:
   forebay run                    Chat with the demo model, which tells stories
   forebay run model.gguf         Chat with a model of yours
+  forebay pull OWNER/NAME:Q4_K_M Download a model
   forebay inspect model.gguf     See what is in a file
   forebay plan model.gguf        See where it would be in memory, and how fast it would run
   forebay bench model.gguf       Measure how fast it runs here
+  forebay doctor model.gguf      See what this machine is short of
 
 `forebay help COMMAND` says more about a command. Exit codes: 0 done, 1 failed,
 2 called or set up wrongly, 130 stopped by Ctrl-C.";
@@ -92,14 +106,19 @@ fn run(parsed: config::Parsed<Cli>) -> Result<ExitCode> {
     match command {
         Command::Run(args) => run::run(&args),
         Command::Batch(args) => batch::run(&args),
+        Command::Pull(args) => pull::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Rm(args) => remove::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Synth(args) => synth::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Docs(args) => docs::run(&args, Cli::command()),
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use forebay_engine::chat::Message;
 use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
-use forebay_engine::{Engine, FinishReason, Request, TokenId};
+use forebay_engine::tokenizer::{Bos, EncodeOptions};
+use forebay_engine::{Answer, Engine, FinishReason, Request, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -33,11 +34,37 @@ impl Refusal {
     }
 }
 
-/// The body of a request for a chat's next message. Fields that are not here are ignored.
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A chat's next message.
+    Chat,
+    /// A text, continued as it is.
+    Completions,
+}
+
+impl Endpoint {
+    const ALL: [(&'static str, Endpoint); 2] =
+        [("/v1/chat/completions", Endpoint::Chat), ("/v1/completions", Endpoint::Completions)];
+
+    /// That of an address; a chat if none is given.
+    pub fn of(url: Option<&str>) -> Result<Endpoint, Refusal> {
+        let Some(url) = url else { return Ok(Endpoint::Chat) };
+        Endpoint::ALL.into_iter().find(|(known, _)| *known == url).map(|(_, endpoint)| endpoint).ok_or_else(
+            || {
+                let known = Endpoint::ALL.map(|(known, _)| known).join(" and ");
+                Refusal::new("url", format!("{url} is not answered here, only {known}"))
+            },
+        )
+    }
+}
+
+/// The body of a request. Fields that are not here are ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct ChatBody {
+pub struct Body {
     messages: Vec<Message>,
+    prompt: Option<String>,
     max_tokens: Option<usize>,
     max_completion_tokens: Option<usize>,
     temperature: Option<f32>,
@@ -66,19 +93,31 @@ enum Stop {
     Several(Vec<String>),
 }
 
-impl ChatBody {
-    /// The request for an engine, and the text of its prompt. Without a seed, `seed` is used.
-    pub fn request(&self, engine: &Engine, seed: u64) -> Result<(Request, String), Refusal> {
+impl Body {
+    /// The request for an engine, and the text that the answer follows where there may be reasoning. Without a seed,
+    /// `seed` is used.
+    pub fn request(
+        &self,
+        engine: &Engine,
+        endpoint: Endpoint,
+        seed: u64,
+    ) -> Result<(Request, Option<String>), Refusal> {
         self.refuse_others()?;
-        let mut prompting = Prompting::default();
-        prompting.kwargs.extend(self.chat_template_kwargs.clone().unwrap_or_default());
-        prompting.tools = self.tools.clone().unwrap_or_default();
-        if self.messages.is_empty() {
-            return Err(Refusal::new("messages", "there are no messages"));
+        let (param, tokens, text) = match endpoint {
+            Endpoint::Chat => {
+                let Prompt { text, tokens } = self.chat_prompt(engine)?;
+                ("messages", tokens, Some(text))
+            }
+            Endpoint::Completions => {
+                let text = self.prompt.as_deref().unwrap_or_default();
+                let options = EncodeOptions { special: true, bos: Bos::AsFileSays };
+                let tokens = engine.tokenizer().encode(text, options);
+                ("prompt", tokens.map_err(|error| Refusal::new("prompt", error.to_string()))?, None)
+            }
+        };
+        if tokens.is_empty() {
+            return Err(Refusal::new(param, "there is nothing to answer"));
         }
-        let Prompt { text, tokens } = prompting
-            .prompt(engine, &self.messages)
-            .map_err(|error| Refusal::new("messages", format!("{error:#}")))?;
         let limit = engine.context();
         if tokens.len() >= limit {
             let message =
@@ -97,6 +136,18 @@ impl ChatBody {
             ignore_end: false,
         };
         Ok((request, text))
+    }
+
+    fn chat_prompt(&self, engine: &Engine) -> Result<Prompt, Refusal> {
+        if self.messages.is_empty() {
+            return Err(Refusal::new("messages", "there are no messages"));
+        }
+        let mut prompting = Prompting::default();
+        prompting.kwargs.extend(self.chat_template_kwargs.clone().unwrap_or_default());
+        prompting.tools = self.tools.clone().unwrap_or_default();
+        prompting
+            .prompt(engine, &self.messages)
+            .map_err(|error| Refusal::new("messages", format!("{error:#}")))
     }
 
     fn sampling(&self, engine: &Engine, seed: u64) -> Result<SamplingParams, Refusal> {
@@ -141,35 +192,46 @@ impl ChatBody {
     }
 }
 
-/// An answer in OpenAI's shape. `prompt` is the text that it follows.
-pub fn completion(
-    id: &str,
-    created: u64,
-    model: &str,
-    prompt: &str,
-    answer: &forebay_engine::Answer,
-) -> Value {
+/// An answer in OpenAI's shape. `prompt` is the text that it follows where there may be reasoning.
+pub fn completion(id: &str, created: u64, model: &str, prompt: Option<&str>, answer: &Answer) -> Value {
+    let finish = match answer.finish_reason {
+        FinishReason::Length => "length",
+        FinishReason::Stop | FinishReason::Cancelled => "stop",
+    };
+    let (read, written) = (answer.stats.prompt_tokens, answer.stats.generated_tokens);
+    let (kind, choice) = match prompt {
+        None => {
+            let choice =
+                json!({ "index": 0, "text": answer.text, "logprobs": null, "finish_reason": finish });
+            ("text_completion", choice)
+        }
+        Some(prompt) => {
+            let message = message(prompt, &answer.text);
+            let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": finish });
+            ("chat.completion", choice)
+        }
+    };
+    json!({
+        "id": id,
+        "object": kind,
+        "created": created,
+        "model": model,
+        "choices": [choice],
+        "usage": { "prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written },
+    })
+}
+
+/// The assistant's message, its reasoning apart.
+fn message(prompt: &str, text: &str) -> Value {
     let mut parts = [String::new(), String::new()];
     let mut take = |kind: Kind, text: &str| parts[kind as usize].push_str(text);
     let mut splitter = Splitter::after(prompt);
-    splitter.push(&answer.text, &mut take);
+    splitter.push(text, &mut take);
     splitter.finish(&mut take);
     let [reasoning, content] = parts;
     let mut message = json!({ "role": "assistant", "content": content });
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.into();
     }
-    let finish = match answer.finish_reason {
-        FinishReason::Length => "length",
-        FinishReason::Stop | FinishReason::Cancelled => "stop",
-    };
-    let (read, written) = (answer.stats.prompt_tokens, answer.stats.generated_tokens);
-    json!({
-        "id": id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [{ "index": 0, "message": message, "logprobs": null, "finish_reason": finish }],
-        "usage": { "prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written },
-    })
+    message
 }

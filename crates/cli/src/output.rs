@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use forebay_engine::Bytes;
 
 /// Writes a command's result to standard output.
 pub fn print(text: &str) -> Result<()> {
@@ -50,16 +51,45 @@ impl Output {
         Ok(Output { file, path: path.to_owned(), partial })
     }
 
-    /// Writes the file.
-    pub fn finish(mut self, bytes: &[u8]) -> Result<()> {
-        self.write(bytes).with_context(|| cannot_write(&self.path))
+    /// Finds out whether the drive has room for a file of so many bytes, where it tells.
+    pub fn require_space(path: &Path, bytes: u64) -> Result<()> {
+        if is_in_place(path) {
+            return Ok(());
+        }
+        // A file beside it is what will be written.
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match free_space(folder) {
+            Some(free) if free < bytes => {
+                let (path, need, free) = (path.display(), Bytes(bytes), Bytes(free));
+                bail!(
+                    "{path} would have {need}, but its drive has only {free} free: make room or choose another"
+                )
+            }
+            _ => Ok(()),
+        }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// Writes the file.
+    pub fn finish(self, bytes: &[u8]) -> Result<()> {
+        let path = self.path.clone();
+        self.finish_with(|file| file.write_all(bytes).with_context(|| cannot_write(&path)))
+    }
+
+    /// Writes the file bit by bit.
+    pub fn finish_with(mut self, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+        self.begin().with_context(|| cannot_write(&self.path))?;
+        write(&mut self.file)?;
+        self.complete().with_context(|| cannot_write(&self.path))
+    }
+
+    fn begin(&self) -> io::Result<()> {
         if self.partial.is_none() && self.file.metadata()?.is_file() {
             self.file.set_len(0)?;
         }
-        self.file.write_all(bytes)?;
+        Ok(())
+    }
+
+    fn complete(&mut self) -> io::Result<()> {
         if let Some(partial) = &self.partial {
             fs::rename(partial, &self.path)?;
             self.partial = None;
@@ -73,6 +103,21 @@ impl Drop for Output {
         if let Some(partial) = &self.partial {
             let _ = fs::remove_file(partial);
         }
+    }
+}
+
+/// Bytes that are free where a folder is or will be; `None` where the system does not tell.
+pub fn free_space(folder: &Path) -> Option<u64> {
+    #[cfg(unix)]
+    {
+        let existing = folder.ancestors().find(|folder| folder.exists())?;
+        let drive = rustix::fs::statvfs(existing).ok()?;
+        Some(drive.f_bavail.saturating_mul(drive.f_frsize))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = folder;
+        None
     }
 }
 

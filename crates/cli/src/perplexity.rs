@@ -38,7 +38,8 @@ Examples:
   forebay perplexity model.gguf -f wiki.test.raw --ctx 2048 --exact
   forebay perplexity model.gguf -f story.txt --json | jq .perplexity")]
 pub struct PerplexityArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files [default: the demo model]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
+    /// OWNER/NAME[:QUANT] [default: the demo model]
     model: Option<PathBuf>,
     /// The text, in UTF-8
     #[arg(short, long, value_name = "FILE")]

@@ -1,33 +1,42 @@
 //! `forebay plan`: where everything would be, and how fast it would run.
 
+mod picture;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 use forebay_engine::plan::Plan;
-use forebay_engine::{Bytes, Prospect};
-use serde_json::json;
+use forebay_engine::predict::{Outlook, Prediction, Skew};
+use forebay_engine::{Bytes, Options, Prospect};
+use serde_json::{Value, json};
 
 use crate::args::LoadArgs;
 use crate::demo;
-use crate::memory_speed::memory_speed;
+use crate::hub::{self, Sight};
+use crate::measured::{Measured, hits_text, prediction_json, range_json, rate, speed_text};
 use crate::output::print;
-use crate::progress::Progress;
 
 /// Show where a model's parts would be in memory, and how fast it would run
 ///
-/// No weight is loaded. The memory's and the drive's speed are measured for a moment, unless --no-probe is given.
-/// The dense part of a model is always in memory; experts are kept in slots as far as the budget goes, and
-/// the others are read from the drive when the router asks for them.
+/// No weight is loaded. The memory, the drive and products like the model's are measured for a moment, unless --no-probe
+/// is given. The dense part of a model is always in memory; experts are kept in slots as far as the budget goes, and
+/// the others are read from the drive when the router asks for them. Of a model on the hub that was not pulled only
+/// the header is read, a few megabytes, and the speed is not predicted.
+///
+/// The speed of writing is a range, because it depends on how unevenly experts are used. That is known after the model has
+/// been run here (what was hot is remembered); before, the range is that of models whose use was recorded.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay plan model.gguf                     with the memory that is free now
   forebay plan model.gguf --memory 8G         with 8 GiB for the whole process
-  forebay plan model.gguf --memory 8G --ctx 32768 --json")]
+  forebay plan model.gguf --memory 8G --ctx 32768 --json
+  forebay plan OWNER/NAME:Q4_K_M              before it is downloaded")]
 pub struct PlanArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files [default: the demo model]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME[:QUANT] on the hub
+    /// [default: the demo model]
     model: Option<PathBuf>,
     /// Do not measure the machine, so do not predict the speed
     #[arg(long)]
@@ -39,30 +48,18 @@ pub struct PlanArgs {
     load: LoadArgs,
 }
 
-/// Bytes a second, as measured.
-struct Speeds {
-    memory: f64,
-    /// `None` where the model has no experts.
-    drive: Option<f64>,
-}
-
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let options = args.load.options();
-    let prospect = Prospect::new(&demo::or_demo(args.model.as_deref())?, &options)?;
-    let speeds = if args.no_probe {
-        None
-    } else {
-        let bar = Progress::measuring();
-        bar.say("the drive".into());
-        let drive = prospect.drive_speed(options.io)?;
-        bar.say("the memory".into());
-        let threads =
-            options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        Some(Speeds { memory: memory_speed(threads)?, drive })
-    };
-    let forecast = Forecast::new(&prospect, speeds.as_ref());
-    print(&if args.json { forecast.json() } else { forecast.text() })?;
+    let sight = args.model.as_deref().map(hub::sight).transpose()?;
+    let path = sight.as_ref().map_or_else(|| demo::or_demo(None), |sight| Ok(sight.path.clone()))?;
+    let prospect = Prospect::new(&path, &options)?;
+    // How fast a drive reads a file that is not on it cannot be measured.
+    let is_remote = sight.as_ref().is_some_and(Sight::is_remote);
+    let measured = if args.no_probe || is_remote { None } else { Some(Measured::new(&prospect, &options)?) };
+    let forecast = Forecast::new(&prospect, &options, measured.as_ref())?;
+    let note = sight.map_or(String::new(), |sight| sight.note());
+    print(&if args.json { forecast.json() } else { note + &forecast.text(picture::width()) })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -70,28 +67,48 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
 struct Forecast<'a> {
     plan: &'a Plan,
     slots: usize,
-    /// The hit rate if all experts were used alike.
-    hit_rate: f64,
     /// Bytes of experts that a token uses.
     working_set: u64,
-    speeds: Option<&'a Speeds>,
-    tokens_per_second: Option<f64>,
+    measured: Option<&'a Measured>,
+    /// Where the machine was measured.
+    speed: Option<Speed>,
+}
+
+struct Speed {
+    skew: Skew,
+    predicted: Prediction,
+    /// What would come of changes.
+    changes: Vec<Change>,
+}
+
+/// Something that money buys.
+struct Change {
+    what: String,
+    /// Bytes of memory with it.
+    memory: u64,
+    /// How many times as fast the drive is.
+    drive: f64,
+    predicted: Prediction,
 }
 
 impl<'a> Forecast<'a> {
-    fn new(prospect: &'a Prospect, speeds: Option<&'a Speeds>) -> Forecast<'a> {
-        let (plan, traffic) = (prospect.plan(), prospect.traffic());
-        let slots: usize = plan.slots.iter().sum();
-        let hit_rate = if plan.expert_count == 0 { 1.0 } else { slots as f64 / plan.expert_count as f64 };
-        let tokens_per_second = speeds.map(|speeds| {
-            let dense = traffic.dense as f64 / speeds.memory;
-            let compute = traffic.experts as f64 / speeds.memory;
-            let missed = traffic.experts as f64 * (1.0 - hit_rate);
-            let read = speeds.drive.map_or(0.0, |drive| missed / drive);
-            // Experts that are there are computed while the others are read.
-            1.0 / (dense + compute.max(read))
-        });
-        Forecast { plan, slots, hit_rate, working_set: traffic.experts, speeds, tokens_per_second }
+    fn new(
+        prospect: &'a Prospect,
+        options: &Options,
+        measured: Option<&'a Measured>,
+    ) -> Result<Forecast<'a>> {
+        let plan = prospect.plan();
+        let speed = match measured {
+            None => None,
+            Some(measured) => {
+                let outlook = measured.outlook(prospect, options);
+                let predicted = outlook.predict(share(plan));
+                let changes = changes(prospect, options, &outlook)?;
+                Some(Speed { skew: outlook.skew, predicted, changes })
+            }
+        };
+        let slots = plan.slots.iter().sum();
+        Ok(Forecast { plan, slots, working_set: prospect.traffic().experts, measured, speed })
     }
 
     fn verdict(&self) -> String {
@@ -106,11 +123,11 @@ impl<'a> Forecast<'a> {
         }
     }
 
-    fn text(&self) -> String {
+    fn text(&self, width: usize) -> String {
         let plan = self.plan;
-        let share = 100.0 * self.hit_rate;
+        let budget = if plan.budget == u64::MAX { "unknown".into() } else { Bytes(plan.budget).to_string() };
         let mut lines = vec![
-            ("budget".to_owned(), Bytes(plan.budget).to_string(), String::new()),
+            ("budget".to_owned(), budget, String::new()),
             ("dense weights".into(), Bytes(plan.dense).to_string(), String::new()),
             (format!("context of {}", plan.reserved), Bytes(plan.kv).to_string(), context_note(plan)),
             (
@@ -130,40 +147,39 @@ impl<'a> Forecast<'a> {
                 "expert slots".into(),
                 Bytes(plan.slot_bytes).to_string(),
                 format!(
-                    "{} of {} experts ({share:.0} %), all would be {}",
+                    "{} of {} experts ({:.0} %), all would be {}",
                     self.slots,
                     plan.expert_count,
+                    100.0 * share(plan),
                     Bytes(plan.experts)
                 ),
             ));
             lines.push(("experts of a token".into(), Bytes(self.working_set).to_string(), String::new()));
         }
         lines.push(("planned".into(), Bytes(plan.total()).to_string(), self.verdict()));
-        if let Some(speeds) = self.speeds {
-            lines.push(("memory reads".into(), rate(speeds.memory), String::new()));
-            if let Some(drive) = speeds.drive {
-                lines.push(("drive reads".into(), rate(drive), "experts, at random places".into()));
+        if let Some(measured) = self.measured {
+            lines.push(("memory reads".into(), rate(measured.memory), String::new()));
+            if let Some(drive) = measured.drive {
+                let note = format!("one expert at a time; {} together {}", drive.together, rate(drive.many));
+                lines.push(("drive reads".into(), rate(drive.one), note));
             }
         }
-        if let Some(speed) = self.tokens_per_second {
-            let note = if plan.holds_all_experts() {
-                "bound by memory".into()
-            } else {
-                format!("if all experts were used alike: {share:.0} % hits")
-            };
-            lines.push(("at most".into(), format!("{speed:.1} tok/s"), note));
-        }
-        let mut text = String::new();
+        let mut text = picture::picture(plan, width);
+        text.push('\n');
         for (name, value, note) in lines {
             let line = format!("{name:<22}{value:>12}  {note}");
             text.push_str(line.trim_end());
             text.push('\n');
+        }
+        if let Some(speed) = &self.speed {
+            text += &speed.text(plan);
         }
         text
     }
 
     fn json(&self) -> String {
         let plan = self.plan;
+        let speed = self.speed.as_ref();
         let object = json!({
             "budget": plan.budget,
             "planned": plan.total(),
@@ -178,15 +194,101 @@ impl<'a> Forecast<'a> {
             "expert_slots": { "bytes": plan.slot_bytes, "count": self.slots },
             "experts": { "bytes": plan.experts, "count": plan.expert_count },
             "working_set": self.working_set,
-            "uniform_hit_rate": self.hit_rate,
-            "memory_bytes_per_second": self.speeds.map(|s| s.memory),
-            "drive_bytes_per_second": self.speeds.and_then(|s| s.drive),
-            "tokens_per_second": self.tokens_per_second,
+            "uniform_hit_rate": share(plan),
+            "memory_bytes_per_second": self.measured.map(|m| m.memory),
+            "drive_bytes_per_second": self.measured.and_then(|m| m.drive).map(|drive| drive.many),
+            "drive_bytes_per_second_alone": self.measured.and_then(|m| m.drive).map(|drive| drive.one),
+            "compute_seconds": self.measured.map(|m| json!({ "dense": m.compute.dense, "experts": m.compute.experts })),
+            "hit_rate": speed.map(|s| range_json(s.predicted.hit_rate)),
+            "tokens_per_second": speed.map(|s| range_json(s.predicted.speed)),
+            "use_of_experts": speed.map(|s| if s.skew == Skew::Typical { "typical" } else { "remembered" }),
+            "changes": speed.map(|s| s.changes.iter().map(Change::json).collect::<Vec<_>>()),
             "streams": !plan.holds_all_experts(),
             "verdict": self.verdict(),
         });
         format!("{object:#}\n")
     }
+}
+
+impl Speed {
+    fn text(&self, plan: &Plan) -> String {
+        let Prediction { hit_rate, speed, waiting } = self.predicted;
+        let mut text = format!("\nwriting  {}\n", speed_text(speed));
+        if !plan.holds_all_experts() {
+            let waiting = 100.0 * waiting;
+            text += &format!(
+                "         hits {}, {waiting:.0} % of the time waiting for the drive\n",
+                hits_text(hit_rate)
+            );
+        }
+        if !self.changes.is_empty() {
+            text += &format!("\n{:<44}{:<20}{}\n", "what would help", "hits", "writing");
+            for Change { what, predicted, .. } in &self.changes {
+                let hits = hits_text(predicted.hit_rate);
+                text += &format!("  {what:<42}{hits:<20}{}\n", speed_text(predicted.speed));
+            }
+        }
+        text += "\nThe range assumes a short context and a conversation that has gone on for a while; computing that takes 1\n\
+                 to 1.4 times the products alone, which were measured";
+        if !plan.holds_all_experts() {
+            text += "; a drive that gives 65 to 100 % of what it gives the\nprobe; and experts used ";
+            text += match self.skew {
+                Skew::Known(_) => "as in earlier runs here, with 0.6 to 1.5 times the misses",
+                Skew::Typical => {
+                    "as unevenly as in trained models that were recorded. This model has\nnot run here yet: after a \
+                     run the plan knows its own use, and the range is better"
+                }
+            };
+        }
+        text += ".\n";
+        text
+    }
+}
+
+impl Change {
+    fn json(&self) -> Value {
+        let mut object = json!({ "what": self.what, "memory": self.memory, "drive_factor": self.drive });
+        if let (Some(to), Value::Object(from)) = (object.as_object_mut(), prediction_json(&self.predicted)) {
+            to.extend(from);
+        }
+        object
+    }
+}
+
+/// What more memory and faster drives would bring to a model that streams.
+fn changes(prospect: &Prospect, options: &Options, outlook: &Outlook) -> Result<Vec<Change>> {
+    let plan = prospect.plan();
+    // Where the slots have a limit of their own, it is the limit that more memory would meet.
+    if plan.holds_all_experts() || options.expert_memory.is_some() {
+        return Ok(Vec::new());
+    }
+    let all = prospect.memory_for_all(options)?;
+    let mut changes = Vec::new();
+    for memory in [plan.budget / 2 * 3, plan.budget.saturating_mul(2)] {
+        if memory < all {
+            let predicted = outlook.predict(share(&prospect.plan_for(options, memory)?));
+            changes.push(Change {
+                what: format!("{} of memory", Bytes(memory)),
+                memory,
+                drive: 1.0,
+                predicted,
+            });
+        }
+    }
+    let what = format!("{} of memory: all experts fit", Bytes(all));
+    changes.push(Change { what, memory: all, drive: 1.0, predicted: outlook.predict(1.0) });
+    for (what, factor) in [("a drive twice as fast", 2.0), ("a drive four times as fast", 4.0)] {
+        let faster = Outlook { drive: outlook.drive.map(|d| d.times(factor)), ..outlook.clone() };
+        let predicted = faster.predict(share(plan));
+        changes.push(Change { what: what.into(), memory: plan.budget, drive: factor, predicted });
+    }
+    Ok(changes)
+}
+
+/// The share of the experts that there are slots for.
+pub fn share(plan: &Plan) -> f64 {
+    let slots: usize = plan.slots.iter().sum();
+    if plan.expert_count == 0 { 1.0 } else { slots as f64 / plan.expert_count as f64 }
 }
 
 /// What becomes of conversations that are longer than memory is set aside for.
@@ -196,8 +298,4 @@ fn context_note(plan: &Plan) -> String {
         limit if plan.expert_count == 0 => format!("up to {limit} if memory allows"),
         limit => format!("up to {limit}, taking memory from expert slots"),
     }
-}
-
-fn rate(bytes: f64) -> String {
-    format!("{:.1} GB/s", bytes / 1e9)
 }

@@ -37,6 +37,11 @@ impl Progress {
         Progress::new(None, "writing {pos} bytes · {elapsed}")
     }
 
+    /// A file of so many bytes is being written.
+    pub fn producing(bytes: u64) -> Progress {
+        Progress::new(Some(bytes), "writing {bar:30} {bytes} of {total_bytes} · {bytes_per_sec} · {eta} left")
+    }
+
     /// A text is being scored; the estimate so far is told by [`say`](Self::say).
     pub fn scoring(tokens: usize) -> Progress {
         Progress::new(Some(tokens as u64), "scoring {bar:30} {pos} of {len} tokens · {elapsed} · {msg}")
@@ -58,6 +63,18 @@ impl Progress {
             Some(requests as u64),
             "answering {bar:30} {pos} of {len} · {elapsed}, {eta} left · {msg}",
         )
+    }
+
+    /// Files are being downloaded, of which some may be here; which, is told by [`say`](Self::say).
+    pub fn pulling(done: u64, total: u64) -> Progress {
+        let progress = Progress::new(
+            Some(total),
+            "pulling {bar:30} {binary_bytes} of {binary_total_bytes} · {binary_bytes_per_sec}, {eta} left · {msg}",
+        );
+        progress.bar.set_position(done);
+        // The speed is that of what comes now.
+        progress.bar.reset_eta();
+        progress
     }
 
     fn new(total: Option<u64>, template: &str) -> Progress {

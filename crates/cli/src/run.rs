@@ -32,7 +32,8 @@ Examples:
   forebay run model.gguf --raw -p 'Once upon a time' -n 100
   forebay run model.gguf -p 'Hello' --json | jq .stats")]
 pub struct RunArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files [default: the demo model]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
+    /// OWNER/NAME[:QUANT] [default: the demo model]
     model: Option<PathBuf>,
     /// The prompt [default: a chat on a terminal, else standard input]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]

@@ -9,6 +9,7 @@ use forebay_engine::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
 
 use crate::args::TextArgs;
+use crate::hub;
 use crate::output::print;
 
 /// Show the tokens of a text
@@ -22,7 +23,7 @@ Examples:
   forebay tokenize model.gguf --file story.txt --ids
   cat story.txt | forebay tokenize model.gguf | wc -l")]
 pub struct TokenizeArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as OWNER/NAME[:QUANT]
     model: PathBuf,
     #[command(flatten)]
     text: TextArgs,
@@ -39,7 +40,7 @@ pub struct TokenizeArgs {
 
 /// Runs the command.
 pub fn run(args: &TokenizeArgs) -> Result<ExitCode> {
-    let file = ModelFile::open(&args.model)?;
+    let file = ModelFile::open(&hub::locate(&args.model)?)?;
     let tokenizer = Tokenizer::of(&file)?;
     let bos = if args.no_bos { Bos::Never } else { Bos::AsFileSays };
     let tokens = tokenizer.encode(&args.text.read()?, EncodeOptions { special: !args.no_special, bos })?;

@@ -29,7 +29,8 @@ Examples:
   forebay trace model.gguf -f question.txt -n 500 --seed 1 --out question.trace
   forebay simulate cat.trace")]
 pub struct TraceArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files [default: the demo model]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
+    /// OWNER/NAME[:QUANT] [default: the demo model]
     model: Option<PathBuf>,
     #[command(flatten)]
     prompt: PromptArgs,

@@ -136,20 +136,28 @@ fn what_cannot_be_answered_is_said_in_its_line() {
         ("long", json!({ "messages": long })),
         ("wrong", json!({ "messages": "Hello" })),
     ];
-    let lines: String =
+    let mut lines: String =
         bodies.iter().map(|(id, body)| format!("{}\n", json!({ "custom_id": id, "body": body }))).collect();
+    let body = json!({ "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0 });
+    lines.push_str(&format!("{}\n", json!({ "custom_id": "raw", "url": "/v1/completions", "body": body })));
+    lines.push_str(&format!("{}\n", json!({ "custom_id": "lost", "url": "/v1/images", "body": body })));
     std::fs::write(&input, lines).unwrap();
     let outcome = batch(&input, &out, &[]);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
-    assert!(outcome.stdout.starts_with("1 requests answered, 5 refused (see their lines)"), "{outcome:?}");
+    assert!(outcome.stdout.starts_with("2 requests answered, 6 refused (see their lines)"), "{outcome:?}");
     let answers = answers(&out);
     assert_eq!(answers["good"]["response"]["status_code"], 200);
+    let raw = call(&["run", "--raw", "-p", "Once upon a time", "-n", "4", "--temp", "0"]).success();
+    let continued = &answers["raw"]["response"]["body"];
+    assert_eq!(continued["object"], "text_completion");
+    assert_eq!(continued["choices"][0]["text"], raw.trim_end_matches('\n'));
     for (id, param, said) in [
         ("empty", json!("messages"), "no messages"),
         ("two", json!("n"), "only one"),
         ("hot", Value::Null, "temperature"),
         ("long", json!("messages"), "1024"),
         ("wrong", Value::Null, "makes no sense"),
+        ("lost", json!("url"), "/v1/chat/completions and /v1/completions"),
     ] {
         let response = &answers[id]["response"];
         assert_eq!(response["status_code"], 400, "{id}");

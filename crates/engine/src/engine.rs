@@ -17,16 +17,23 @@ use crate::heat::{Heat, hottest_first};
 use crate::memory::Region;
 use crate::models::{self, Blueprint, Model};
 use crate::plan::{ExpertMemory, Machine, Plan, Pressure, Relief, Traffic, Wishes};
+use crate::predict::{DriveSpeed, Outlook, Skew};
+use crate::rehearsal::{ComputeTime, rehearse};
 use crate::session::{Batch, Session};
 use crate::store::policy::PolicyKind;
 use crate::store::probe;
 use crate::store::trace::RoutedLayer;
-use crate::store::{ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions};
+use crate::store::{
+    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions,
+};
 use crate::tokenizer::Tokenizer;
 
 /// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
 /// memory from expert slots.
 const DEFAULT_CONTEXT: usize = 8192;
+
+/// So many tokens of different conversations choose experts like one does: few, and mostly those they chose before.
+const FEW_TOKENS: usize = 8;
 
 /// Long enough for a drive's own cache not to matter, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(800);
@@ -66,6 +73,14 @@ pub struct Options {
 }
 
 impl Options {
+    fn threads(&self) -> Result<usize> {
+        match self.threads {
+            Some(0) => Err(Error::Invalid("at least one thread is needed".into())),
+            Some(threads) => Ok(threads),
+            None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+        }
+    }
+
     fn wishes(&self, limit: usize) -> Result<Wishes> {
         if let Some(chunk) = self.chunk.filter(|chunk| !(1..=MAX_CHUNK).contains(chunk)) {
             return Err(Error::Invalid(format!(
@@ -299,9 +314,11 @@ impl ComputeGuard<'_> {
         let Pass { wanted, cancel, observer } = pass;
         let Compute { backend, routing, expected, pressure, logits: out } = &mut *self.held;
         let one_each = batch.tokens.len() == batch.sequences.len();
-        let purpose = if one_each { Purpose::Token } else { Purpose::Prompt };
+        // Many tokens together need nearly all experts, whether they are a prompt or the next ones of many answers.
+        let few = one_each && batch.tokens.len() <= FEW_TOKENS;
+        let purpose = if few { Purpose::Token } else { Purpose::Prompt };
         // A prompt needs nearly all experts, which the store reads far ahead as it is.
-        let expected = (self.inner.prefetch && one_each).then_some(expected);
+        let expected = (self.inner.prefetch && few).then_some(expected);
         let mut cx = Context {
             backend: &mut **backend,
             store: &self.inner.store,
@@ -379,12 +396,108 @@ impl Prospect {
         self.traffic
     }
 
-    /// Bytes a second at which the drive delivers the model's experts, measured for a moment; `None` if it has none.
+    /// Where memory would go with other options.
     ///
     /// # Errors
-    /// If reading fails.
-    pub fn drive_speed(&self, io: IoMethod) -> Result<Option<f64>> {
-        probe::drive_speed(&self.file, &self.blueprint.experts, io, MOMENT)
+    /// [`Error::Budget`] if memory does not suffice.
+    pub fn plan_with(&self, options: &Options) -> Result<Plan> {
+        let wishes = options.wishes(self.blueprint.context)?;
+        Plan::new(&self.blueprint, &self.classes, &wishes, &Machine::now())
+    }
+
+    /// Where memory would go if the process might use so much.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if that is too little.
+    pub fn plan_for(&self, options: &Options, memory: u64) -> Result<Plan> {
+        self.plan_with(&Options { memory: Some(memory), ..options.clone() })
+    }
+
+    /// The smallest memory that the model runs in.
+    ///
+    /// # Errors
+    /// As [`Engine::open`], where it is not the memory that is wrong.
+    pub fn least_memory(&self, options: &Options) -> Result<u64> {
+        // What is needed grows a little with what there is, because some of it is a share.
+        let mut memory = 0;
+        loop {
+            match self.plan_for(options, memory) {
+                Ok(_) => return Ok(memory),
+                Err(Error::Budget { need, .. }) if need > memory => memory = need,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The memory in which nothing is streamed.
+    ///
+    /// # Errors
+    /// As [`Engine::open`], where it is not the memory that is wrong.
+    pub fn memory_for_all(&self, options: &Options) -> Result<u64> {
+        let options = Options { expert_memory: None, ..options.clone() };
+        let mut memory = self.least_memory(&options)?;
+        loop {
+            let plan = self.plan_for(&options, memory)?;
+            if plan.holds_all_experts() {
+                return Ok(memory);
+            }
+            let need = plan.fixed().saturating_add(plan.experts);
+            memory = need.max(memory.saturating_add(memory / 256 + 1));
+        }
+    }
+
+    /// The routed experts of each layer, in numbers.
+    pub fn routed_layers(&self) -> Vec<RoutedLayer> {
+        self.blueprint.experts.iter().map(RoutedLayer::of).collect()
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// What is known from earlier runs of how unevenly the model uses its experts.
+    pub fn skew(&self, options: &Options) -> Skew {
+        let heat = options.heat.as_ref().and_then(|folder| {
+            let heat = Heat::of(folder, &self.file, self.traffic.experts).read();
+            heat.filter(|heat| heat.len() == self.plan.expert_count)
+        });
+        Skew::of(heat)
+    }
+
+    /// Measures the drives that hold the model's experts; `None` if it has none.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn drive_probe(&self, io: IoMethod) -> Result<Option<DriveProbe>> {
+        DriveProbe::of_experts(&self.file, &self.blueprint.experts, io)
+    }
+
+    /// How long a token's products would take here, tried for a moment on memory of no content.
+    ///
+    /// # Errors
+    /// If there is no memory or no thread for it.
+    pub fn compute_time(&self, options: &Options) -> Result<ComputeTime> {
+        let threads = options.threads()?;
+        let (dense, experts) = self.blueprint.products();
+        Ok(ComputeTime {
+            dense: rehearse(&dense, threads, options.precision)?,
+            experts: rehearse(&experts, threads, options.precision)?,
+        })
+    }
+
+    /// What is known of the model on this machine, given how fast both were found to be.
+    pub fn outlook(&self, options: &Options, compute: ComputeTime, drive: Option<DriveSpeed>) -> Outlook {
+        let layers: Vec<_> = self.blueprint.experts.iter().flatten().collect();
+        let used: usize = layers.iter().map(|layer| layer.used).sum();
+        Outlook {
+            compute,
+            drive,
+            layers: layers.len(),
+            used: used as f64 / layers.len().max(1) as f64,
+            expert_bytes: self.traffic.experts as f64 / used.max(1) as f64,
+            skew: self.skew(options),
+        }
     }
 
     /// Loads the model.
@@ -393,11 +506,7 @@ impl Prospect {
     /// If memory cannot be had or reading fails.
     pub fn load(self, options: &Options) -> Result<Engine> {
         let Prospect { file, blueprint, classes, tokenizer, template, plan, traffic } = self;
-        let threads = match options.threads {
-            Some(0) => return Err(Error::Invalid("at least one thread is needed".into())),
-            Some(threads) => threads,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
+        let threads = options.threads()?;
         let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers(plan.chunk))?;
         // Where everything fits there is nothing to choose.
         let folder = options.heat.as_ref().filter(|_| !plan.holds_all_experts());

@@ -32,10 +32,13 @@ mod heat;
 pub mod memory;
 pub mod models;
 pub mod plan;
+pub mod predict;
+mod rehearsal;
 pub mod sampler;
 mod session;
 pub mod stop;
 pub mod store;
+pub mod synth;
 pub mod tokenizer;
 
 pub use backend::Precision;
@@ -44,6 +47,7 @@ pub use crowd::{Crowd, Finished};
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
 pub use generate::{Answer, Event, FinishReason, Request, Stats, Writing};
+pub use rehearsal::ComputeTime;
 pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch};
 
 /// A token of a model's vocabulary.
@@ -58,3 +62,8 @@ pub struct LayerIdx(pub usize);
 /// A routed expert of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExpertIdx(pub u32);
+
+/// The instruction sets of this processor that the kernels use, best first.
+pub fn instruction_sets() -> Vec<&'static str> {
+    forebay_kernels::Isa::available().into_iter().map(forebay_kernels::Isa::name).collect()
+}

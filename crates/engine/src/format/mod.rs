@@ -13,8 +13,7 @@ use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use forebay_kernels::DType;
-
+pub use forebay_kernels::DType;
 pub use json::parse_object;
 pub use metadata::{Metadata, NumberArray, NumberKind, StringArray, Value};
 pub use weights::StoredWeight;
@@ -139,6 +138,36 @@ impl ModelFile {
             }
         }
         Ok(ModelFile { format, files, metadata, tensors, by_name, folder: None })
+    }
+
+    /// A GGUF file that has settings and no tensors yet, and may be nowhere.
+    pub(crate) fn without_tensors(path: &Path, metadata: Metadata) -> ModelFile {
+        ModelFile {
+            format: Format::Gguf,
+            files: vec![FilePart { path: path.to_owned(), len: 0 }],
+            metadata,
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+            folder: None,
+        }
+    }
+
+    /// Adds a tensor of which only the shape matters.
+    pub(crate) fn imagine(&mut self, name: &str, shape: &[usize]) -> Result<()> {
+        let len = shape.iter().try_fold(4u64, |product, &d| product.checked_mul(d as u64));
+        let len = len.ok_or_else(|| {
+            Error::format(self.path(), format!("tensor {name} of shape {shape:?} would be too large"))
+        })?;
+        self.by_name.insert(name.to_owned(), self.tensors.len());
+        self.tensors.push(TensorInfo {
+            name: name.to_owned(),
+            dtype: DType::F32,
+            shape: shape.to_vec(),
+            file: FileIdx(0),
+            offset: 0,
+            len,
+        });
+        Ok(())
     }
 
     /// The architecture that the model says it is: a family's name in GGUF files, a class or a type in folders.

@@ -13,12 +13,14 @@ use forebay_kernels::{DType, Encoding};
 
 use super::experts::{self, ExpertShape};
 use super::names::{ExpertNames, Name};
+use super::needs::{Discovery, Need, NeedKind};
 use super::{Model, keys};
 use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Router, Vector, Weight};
 use crate::error::{Error, Result};
 use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
 use crate::memory::{ALIGNMENT, Region};
-use crate::store::{ByteRange, ByteSource, ExpertLayer};
+use crate::rehearsal::Product;
+use crate::store::{ByteRange, ByteSource, ExpertLayer, PartShape};
 
 /// No real model has more experts in a layer. The limit keeps the lists of them far smaller than the model.
 const MAX_EXPERTS: usize = 1 << 16;
@@ -133,6 +135,19 @@ impl Planes {
     }
 }
 
+/// Adds a product to those of its type, of which the largest matrix is the typical one.
+fn join(products: &mut Vec<Product>, product: Product) {
+    let Some(known) = products.iter_mut().find(|known| known.encoding == product.encoding) else {
+        products.push(product);
+        return;
+    };
+    let (read, stored) = (known.read + product.read, known.stored + product.stored);
+    if product.rows * product.cols > known.rows * known.cols {
+        *known = product;
+    }
+    (known.read, known.stored) = (read, stored);
+}
+
 /// The place of a tensor.
 fn whole(tensor: &TensorInfo) -> ByteRange {
     ByteRange { file: tensor.file, offset: tensor.offset, len: tensor.len as usize }
@@ -168,6 +183,34 @@ impl Blueprint {
     /// Bytes of all routed experts.
     pub fn expert_bytes(&self) -> u64 {
         self.experts.iter().flatten().map(|l| l.expert_bytes() * l.experts.len() as u64).sum()
+    }
+
+    /// The products that a token takes part in: those of the dense part, and those of the experts.
+    pub fn products(&self) -> (Vec<Product>, Vec<Product>) {
+        let output = self.model.head().output;
+        let matrices = self.weights.iter().filter_map(|w| match w {
+            Declared::Matrix(m) => Some((m, w.bytes(), false)),
+            Declared::Table(m) => Some((m, w.bytes(), true)),
+            Declared::Vector(..) => None,
+        });
+        let mut dense = Vec::new();
+        for (i, (m, bytes, table)) in matrices.enumerate() {
+            if !table || Matrix(i) == output {
+                let (encoding, rows, cols) = (m.encoding, m.rows, m.cols);
+                let product = Product { encoding, rows, cols, together: 1, read: bytes, stored: bytes };
+                join(&mut dense, product);
+            }
+        }
+        let mut experts = Vec::new();
+        for layer in self.experts.iter().flatten() {
+            for &PartShape { encoding, rows, cols, .. } in &layer.parts {
+                let bytes = encoding.plane_bytes(rows, cols).map_or(0, |planes| planes.iter().sum());
+                let all = |count: usize| (bytes as u64).saturating_mul(count as u64);
+                let (read, stored) = (all(layer.used), all(layer.experts.len()));
+                join(&mut experts, Product { encoding, rows, cols, together: layer.used, read, stored });
+            }
+        }
+        (dense, experts)
     }
 
     /// The scratch buffers for chunks of this many tokens.
@@ -260,6 +303,8 @@ pub struct Builder<'a> {
     layers: usize,
     /// The names of all tensors asked for.
     declared: HashSet<&'a str>,
+    /// Set while it is being found out which tensors a file needs.
+    discovery: Option<Discovery<'a>>,
 }
 
 impl<'a> Builder<'a> {
@@ -274,7 +319,22 @@ impl<'a> Builder<'a> {
             experts: Vec::new(),
             layers: 0,
             declared: HashSet::new(),
+            discovery: None,
         }
+    }
+
+    /// A builder that finds out which tensors `file` needs.
+    pub(super) fn discovering(file: &'a ModelFile, discovery: Discovery<'a>) -> Builder<'a> {
+        Builder { discovery: Some(discovery), ..Builder::new(file) }
+    }
+
+    pub(super) fn is_discovering(&self) -> bool {
+        self.discovery.is_some()
+    }
+
+    /// The tensor that a discovering builder missed.
+    pub(super) fn into_missing(self) -> Option<Need> {
+        self.discovery.and_then(|discovery| discovery.missing)
     }
 
     /// The container, where a family's arithmetic depends on it.
@@ -284,7 +344,8 @@ impl<'a> Builder<'a> {
 
     /// Whether the file has a tensor.
     pub fn has(&self, name: Name) -> bool {
-        self.file.tensor(&name.in_format(self.format())).is_some()
+        let name = name.in_format(self.format());
+        self.file.tensor(&name).is_some() || self.discovery.as_ref().is_some_and(|d| (d.optional)(&name))
     }
 
     /// The first dimension of a matrix, where it is not in the configuration: a vocabulary.
@@ -292,8 +353,12 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If the tensor is missing or not a matrix.
     pub fn rows_of(&self, name: Name) -> Result<usize> {
+        if let Some(discovery) = &self.discovery {
+            return Ok(discovery.vocabulary);
+        }
         let name = name.in_format(self.format());
-        match self.found(&name)?.shape[..] {
+        let weight = self.find(&name)?.ok_or_else(|| self.is_missing(&name))?;
+        match weight.shape[..] {
             [rows, _] => Ok(rows),
             ref shape => Err(self.error(format!("tensor {name} has shape {shape:?}, not that of a matrix"))),
         }
@@ -395,7 +460,7 @@ impl<'a> Builder<'a> {
 
     fn prepared(&mut self, name: Name, shape: &[usize], prepared: Prepared) -> Result<Vector> {
         self.count_layer(name);
-        let weight = self.weight(&name.in_format(self.format()), shape)?;
+        let weight = self.stored(&name.in_format(self.format()), shape, NeedKind::Vector)?;
         let tensor = weight.planes[0].expect("a weight has codes");
         if !tensor.dtype.is_float() {
             return Err(self.cannot_compute(tensor, "F32, F16, BF16"));
@@ -516,7 +581,7 @@ impl<'a> Builder<'a> {
         let name = name.in_format(self.format());
         let shape = [rows, cols];
         // A matrix of one row may be stored as a vector.
-        let from = usize::from(rows == 1 && self.found(&name)?.shape.len() == 1);
+        let from = usize::from(rows == 1 && self.find(&name)?.is_some_and(|w| w.shape.len() == 1));
         let weight = self.weight(&name, &shape[from..])?;
         Ok(Planes::of(&weight, rows, cols))
     }
@@ -530,13 +595,13 @@ impl<'a> Builder<'a> {
         self.file.weight(name)
     }
 
-    fn found(&self, name: &str) -> Result<StoredWeight<'a>> {
-        self.find(name)?.ok_or_else(|| self.error(format!("tensor {name} is missing")))
+    /// A matrix, or several in one tensor, of this shape that can be computed, and that is now asked for.
+    pub(super) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
+        self.stored(name, shape, NeedKind::Matrix)
     }
 
-    /// A weight of this shape that can be computed, and that is now asked for.
-    pub(super) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
-        let weight = self.found(name)?;
+    fn stored(&mut self, name: &str, shape: &[usize], kind: NeedKind) -> Result<StoredWeight<'a>> {
+        let Some(weight) = self.find(name)? else { return Err(self.miss(name, shape, kind)) };
         self.declared.extend(weight.planes.iter().flatten().map(|plane| plane.name.as_str()));
         if weight.shape != shape {
             let message = format!(
@@ -551,6 +616,19 @@ impl<'a> Builder<'a> {
             return Err(self.cannot_compute(tensor, &known.join(", ")));
         }
         Ok(weight)
+    }
+
+    /// Says that a tensor is missing, and notes it where that is being found out.
+    pub(super) fn miss(&mut self, name: &str, shape: &[usize], kind: NeedKind) -> Error {
+        if let Some(discovery) = &mut self.discovery {
+            let need = || Need { name: name.to_owned(), shape: shape.to_vec(), kind };
+            discovery.missing.get_or_insert_with(need);
+        }
+        self.is_missing(name)
+    }
+
+    fn is_missing(&self, name: &str) -> Error {
+        self.error(format!("tensor {name} is missing"))
     }
 
     fn cannot_compute(&self, tensor: &TensorInfo, instead: &str) -> Error {

@@ -9,6 +9,7 @@ use forebay_kernels::Encoding;
 
 use super::blueprint::Builder;
 use super::names::{ExpertNames, Fused};
+use super::needs::NeedKind;
 use crate::error::{Error, Result};
 use crate::format::{Format, StoredWeight};
 use crate::store::{ByteRange, ExpertLayer, PartShape, Ranges, RowPick};
@@ -94,7 +95,9 @@ impl Search<'_, '_> {
                 let mut stacks = Vec::new();
                 for (name, (rows, cols)) in names.iter().zip(self.matrices()) {
                     let weight = self.b.weight(name, &[self.shape.experts, rows, cols])?;
-                    stacks.push(Stack::of(&weight, self.shape.experts));
+                    // While tensors are being found out, nobody asks where each expert is.
+                    let listed = if self.b.is_discovering() { 1 } else { self.shape.experts };
+                    stacks.push(Stack::of(&weight, listed));
                 }
                 return Ok(stacks.try_into().ok());
             }
@@ -172,13 +175,14 @@ impl Search<'_, '_> {
     }
 
     /// Names what is missing the way in which most files have it.
-    fn missing(&self) -> Error {
+    fn missing(&mut self) -> Error {
         let expected = match self.b.format() {
             Format::Gguf => self.name("ffn_gate_exps.weight"),
             Format::Mlx => self.name("switch_mlp.gate_proj.weight"),
             Format::HuggingFace => self.name(&format!("experts.0.{}.weight", self.names.parts[0])),
         };
-        self.b.error(format!("tensor {expected} is missing"))
+        let ExpertShape { experts, hidden, inner, .. } = self.shape;
+        self.b.miss(&expected, &[experts, inner, hidden], NeedKind::Matrix)
     }
 }
 

@@ -16,6 +16,7 @@ mod linear;
 mod llama;
 mod minimax_m2;
 mod names;
+mod needs;
 mod olmoe;
 mod qwen2;
 mod qwen2moe;
@@ -26,6 +27,7 @@ mod qwen3moe;
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
 pub use names::{BiasNames, ExpertNames, Fused, Name};
+pub use needs::{Need, NeedKind, needs};
 
 use crate::backend::StateShape;
 use crate::blocks::Context;

@@ -1,7 +1,7 @@
 //! What memory there is: the machine's, the control group's, the process's.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Memory at this moment, in bytes.
@@ -17,6 +17,29 @@ impl Machine {
     /// Looks.
     pub fn now() -> Machine {
         Machine { available: available(Path::new("/")), resident: resident() }
+    }
+}
+
+/// What a control group above the process may use of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupLimit {
+    /// The version of control groups: 1 or 2.
+    pub version: u8,
+    /// Where the group is.
+    pub folder: PathBuf,
+    /// Bytes that all its processes may use together.
+    pub limit: u64,
+    /// Bytes of that which are not used, or only by cached files.
+    pub left: u64,
+}
+
+impl GroupLimit {
+    /// All that are in force, from the process's group up to the root.
+    pub fn all() -> Vec<GroupLimit> {
+        let root = Path::new("/");
+        let groups = read(root, "proc/self/cgroup").map_or_else(Vec::new, |groups| limits(root, &groups));
+        // Version 1 writes a number near the largest where there is no limit.
+        groups.into_iter().filter(|group| group.limit < 1 << 62).collect()
     }
 }
 
@@ -85,7 +108,7 @@ impl Pressure {
 fn available(root: &Path) -> Option<u64> {
     let machine = read(root, "proc/meminfo").and_then(|info| mem_available(&info));
     let groups = read(root, "proc/self/cgroup").map_or_else(Vec::new, |groups| limits(root, &groups));
-    machine.into_iter().chain(groups).min()
+    machine.into_iter().chain(groups.into_iter().map(|group| group.left)).min()
 }
 
 fn mem_available(meminfo: &str) -> Option<u64> {
@@ -96,15 +119,21 @@ fn mem_available(meminfo: &str) -> Option<u64> {
 
 /// What the memory controllers that `/proc/self/cgroup` names leave, from the process's group up to the root. In a
 /// container the path may be that of the host, of which only the root is to be seen.
-fn limits(root: &Path, groups: &str) -> Vec<u64> {
-    let mut left = Vec::new();
+fn limits(root: &Path, groups: &str) -> Vec<GroupLimit> {
+    let mut found = Vec::new();
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (mount, limit, usage, cache) = if controllers.is_empty() {
-            ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file ")
+        let (version, mount, limit, usage, cache) = if controllers.is_empty() {
+            (2, "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file ")
         } else if controllers.split(',').any(|c| c == "memory") {
-            ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
+            (
+                1,
+                "sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file ",
+            )
         } else {
             continue;
         };
@@ -117,14 +146,15 @@ fn limits(root: &Path, groups: &str) -> Vec<u64> {
                 let cached = read(&folder, "memory.stat")
                     .and_then(|stat| stat.lines().find_map(|l| l.strip_prefix(cache)?.parse().ok()))
                     .unwrap_or(0);
-                left.push(limit.saturating_sub(usage.saturating_sub(cached)));
+                let left = limit.saturating_sub(usage.saturating_sub(cached));
+                found.push(GroupLimit { version, folder: folder.clone(), limit, left });
             }
             if folder == mount || !folder.pop() {
                 break;
             }
         }
     }
-    left
+    found
 }
 
 fn read(folder: &Path, name: &str) -> Option<String> {

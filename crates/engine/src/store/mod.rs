@@ -26,6 +26,7 @@ use smallvec::SmallVec;
 pub use io::{ByteSource, FileSource, IoMethod};
 pub use lease::{Acquisition, Lease, Leases};
 pub use meters::Meters;
+pub use probe::DriveProbe;
 pub use slots::{SlotClass, SlotClasses};
 
 use crate::error::{Error, Result};

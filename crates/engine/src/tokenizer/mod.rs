@@ -225,3 +225,8 @@ impl Tokenizer {
 }
 
 static ALPHABET: ByteAlphabet = ByteAlphabet::new();
+
+/// The character that stands for a byte in the texts of byte-level tokens.
+pub(crate) fn byte_character(byte: u8) -> char {
+    ALPHABET.char(byte)
+}

@@ -170,7 +170,8 @@ pub fn pool(source: Arc<dyn ByteSource>, threads: usize, on_done: OnDone) -> Res
     Ok(Box::new(pool::start(source, Drives::one(), pool::Setup { threads, how }, on_done)?))
 }
 
-fn open_paths(
+/// [`open`], for files that are no model's.
+pub(super) fn open_paths(
     paths: &[PathBuf],
     method: IoMethod,
     buffers: &[(*mut u8, usize)],

@@ -1,0 +1,77 @@
+//! What a model on the hub is called: `OWNER/NAME`, or `OWNER/NAME:QUANT`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Error, anyhow};
+
+/// A repository, and which of the models in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelName {
+    /// `OWNER/NAME`.
+    pub repo: String,
+    /// How its weights are quantised, or another part of a file's name.
+    pub quant: Option<String>,
+}
+
+impl FromStr for ModelName {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<ModelName, Error> {
+        let (repo, quant) = match s.split_once(':') {
+            Some((repo, quant)) => (repo, Some(quant)),
+            None => (s, None),
+        };
+        let sound = repo.split_once('/').is_some_and(|(owner, name)| is_word(owner) && is_word(name));
+        if !sound || !quant.is_none_or(|quant| quant.split('/').all(is_word)) {
+            return Err(anyhow!("a model on the hub is called OWNER/NAME or OWNER/NAME:QUANT"));
+        }
+        Ok(ModelName { repo: repo.to_owned(), quant: quant.map(str::to_owned) })
+    }
+}
+
+impl fmt::Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.repo)?;
+        self.quant.iter().try_for_each(|quant| write!(f, ":{quant}"))
+    }
+}
+
+/// What the hub allows in names, so that none leads out of a folder.
+fn is_word(s: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    s.bytes().all(allowed) && s.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_an_owner_a_name_and_perhaps_a_quantisation() {
+        let name: ModelName = "someone/Some-Model.v2-GGUF:UD-Q4_K_XL".parse().unwrap();
+        assert_eq!(name.repo, "someone/Some-Model.v2-GGUF");
+        assert_eq!(name.quant.as_deref(), Some("UD-Q4_K_XL"));
+        assert_eq!(name.to_string(), "someone/Some-Model.v2-GGUF:UD-Q4_K_XL");
+        assert_eq!("a/b".parse::<ModelName>().unwrap().quant, None);
+    }
+
+    #[test]
+    fn paths_and_nonsense_are_no_names() {
+        for wrong in [
+            "",
+            "model.gguf",
+            "/a/b",
+            "a/b/c",
+            "./b",
+            "../b",
+            "a/..",
+            "a/b:",
+            "a/b:../c",
+            "a b/c",
+            "a/b:Q4:Q5",
+        ] {
+            assert!(wrong.parse::<ModelName>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! `forebay rm`: removes downloads.
+
+use std::io::{IsTerminal, Write, stdin, stdout};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use forebay_engine::Bytes;
+
+use crate::errors;
+use crate::hub::{self, Downloaded, Downloads, ModelName};
+use crate::output::print;
+
+/// Remove downloaded models
+///
+/// With a QUANT that model is removed, without one everything of the repository, also downloads that were stopped.
+/// Other tools that use the same downloads lose them, too.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  forebay rm OWNER/NAME:Q8_0
+  forebay rm OWNER/NAME --yes")]
+pub struct RmArgs {
+    /// What to remove, as `forebay list` calls it
+    #[arg(value_name = "OWNER/NAME[:QUANT]", required = true)]
+    models: Vec<ModelName>,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+}
+
+/// What is removed for a name.
+enum Doomed {
+    Repo(String, u64),
+    Model(Box<Downloaded>),
+}
+
+/// Runs the command.
+pub fn run(args: &RmArgs) -> Result<ExitCode> {
+    let downloads = hub::downloads()?;
+    // All are found before any is removed.
+    let doomed: Vec<Doomed> = args.models.iter().map(|name| find(&downloads, name)).collect::<Result<_>>()?;
+    if !args.yes && !stdin().is_terminal() {
+        return Err(errors::usage("nobody can be asked here; --yes removes without asking"));
+    }
+    for one in doomed {
+        let (what, bytes) = match &one {
+            Doomed::Repo(repo, bytes) => (repo.clone(), *bytes),
+            Doomed::Model(model) => (model.name.to_string(), model.variant.bytes()),
+        };
+        if !args.yes && !agreed(&what, bytes)? {
+            continue;
+        }
+        match one {
+            Doomed::Repo(repo, _) => downloads.remove_repo(&repo)?,
+            Doomed::Model(model) => downloads.remove(&model)?,
+        }
+        print(&format!("removed {what} ({})\n", Bytes(bytes)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn find(downloads: &Downloads, name: &ModelName) -> Result<Doomed> {
+    let repos = downloads.all()?;
+    let Some(held) = repos.into_iter().find(|held| held.repo == name.repo) else {
+        bail!(
+            "{} is not among the downloads in {}; `forebay list` shows them",
+            name.repo,
+            downloads.folder().display()
+        );
+    };
+    let Some(quant) = &name.quant else {
+        let bytes = held.models.iter().map(|m| m.variant.bytes()).sum::<u64>() + held.unfinished;
+        return Ok(Doomed::Repo(held.repo, bytes));
+    };
+    let mut models = held.models;
+    match models.iter().position(|m| m.variant.label.eq_ignore_ascii_case(quant)) {
+        Some(at) => Ok(Doomed::Model(Box::new(models.swap_remove(at)))),
+        None => bail!("{name} is not among the downloads; `forebay list` shows them"),
+    }
+}
+
+fn agreed(what: &str, bytes: u64) -> Result<bool> {
+    print!("remove {what} ({})? [y/N] ", Bytes(bytes));
+    stdout().flush()?;
+    let mut answer = String::new();
+    stdin().read_line(&mut answer).context("cannot read the answer")?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}

@@ -1,0 +1,239 @@
+//! `forebay synth`: models of any size, to measure with.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use forebay_engine::format::DType;
+use forebay_engine::synth::{Change, FAMILIES, FEWEST_TOKENS, Order, Shape, Synthesis, TypeChoice};
+use forebay_engine::{Bytes, Cancel, Error};
+use serde_json::json;
+
+use crate::output::{Output, print};
+use crate::progress::Progress;
+use crate::{errors, interrupt};
+
+/// Write a model with random weights, to measure speed and memory with
+///
+/// The file has the shape of a real model, and runs like one: same sizes, same types, experts that are chosen unevenly.
+/// What it says is noise. Each family has the shape of one of its models unless flags change it, but a vocabulary of
+/// 32000; --dry-run tells the size. The same flags and seed give the same bytes, everywhere.
+#[derive(Args)]
+#[command(after_help = after_help(), after_long_help = after_long_help())]
+pub struct SynthArgs {
+    /// The file to write
+    out: PathBuf,
+    /// The family
+    #[arg(long, value_name = "NAME", default_value = FAMILIES[0].name, hide_possible_values = true,
+        value_parser = PossibleValuesParser::new(FAMILIES.iter().map(|family| family.name)))]
+    family: String,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    types: TypeArgs,
+    /// How unevenly experts are chosen: 0 gives all routers' rows the same length
+    #[arg(long, value_name = "X", default_value_t = 0.4, allow_negative_numbers = true, value_parser = skew)]
+    skew: f32,
+    /// Where the random numbers start
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Replace the file if it is there
+    #[arg(long)]
+    force: bool,
+    /// Only tell what would be written
+    #[arg(long)]
+    dry_run: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What changes a family's shape.
+#[derive(Args)]
+#[command(next_help_heading = "Shape (the defaults are the family's)")]
+struct ShapeArgs {
+    /// Layers
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    layers: Option<u64>,
+    /// Channels of the residual stream
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    hidden: Option<u64>,
+    /// Channels inside an expert, or inside the feed-forward blocks of families without experts
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    inter: Option<u64>,
+    /// Experts of a layer
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    experts: Option<u64>,
+    /// Experts that a token uses
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    top_k: Option<u64>,
+    /// Heads of queries
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    heads: Option<u64>,
+    /// Heads of keys and values
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    kv_heads: Option<u64>,
+    /// Channels of a head
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    head_dim: Option<u64>,
+    /// Tokens of the longest context
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    ctx: Option<u64>,
+    /// Tokens of the vocabulary [default: 32000]
+    #[arg(long, value_name = "N", default_value_t = 32_000, hide_default_value = true,
+        value_parser = clap::value_parser!(u64).range(FEWEST_TOKENS..=1 << 20))]
+    vocab: u64,
+    /// Any setting of the family, as its GGUF files call it (may be given several times)
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Change>,
+}
+
+/// What changes the types of matrices.
+#[derive(Args)]
+#[command(
+    next_help_heading = "Types (rows that a type's blocks do not divide have the next larger that fits)"
+)]
+struct TypeArgs {
+    /// Of all matrices [default: Q4_K, with Q6_K for down, values and output; gpt-oss: MXFP4 with Q8_0]
+    #[arg(long = "type", value_name = "TYPE", value_parser = dtype)]
+    all: Option<DType>,
+    /// Of gate and up of routed experts
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    expert_type: Option<DType>,
+    /// Of down projections, experts' and others
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    down_type: Option<DType>,
+    /// Of the output matrix, and of values
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    output_type: Option<DType>,
+}
+
+fn after_help() -> String {
+    let names: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
+    format!("Families: {}\n\n{EXAMPLES}", names.join(", "))
+}
+
+fn after_long_help() -> String {
+    let list: String =
+        FAMILIES.iter().map(|family| format!("  {:<11} {}\n", family.name, family.model)).collect();
+    format!("Families, and whose shape they have:\n{list}\n{EXAMPLES}")
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  forebay synth big.gguf                        18 GiB, as Qwen3-30B-A3B
+  forebay synth big.gguf --layers 12            a quarter of it
+  forebay synth q8.gguf --type Q8_0 --dry-run   how large would it be?
+  forebay synth oss.gguf --family gpt-oss --layers 36 --experts 128
+  forebay plan big.gguf --memory 6G && forebay bench big.gguf --memory 6G";
+
+/// Runs the command.
+pub fn run(args: &SynthArgs) -> Result<ExitCode> {
+    let synthesis = match Synthesis::new(&args.out, &args.order()?) {
+        Err(error @ Error::Invalid(_)) => return Err(errors::usage(error)),
+        other => other?,
+    };
+    for (wanted, got) in &synthesis.fallbacks {
+        eprintln!("note: where rows are no whole number of {wanted}'s blocks, weights are {got}");
+    }
+    let seconds = if args.dry_run { None } else { Some(args.write(&synthesis)?) };
+    print(&if args.json { args.json(&synthesis, seconds) } else { args.text(&synthesis, seconds) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl SynthArgs {
+    fn order(&self) -> Result<Order> {
+        let family = FAMILIES.iter().find(|family| family.name == self.family);
+        let shape = &self.shape;
+        Ok(Order {
+            family: family.with_context(|| format!("there is no family {}", self.family))?,
+            shape: Shape {
+                layers: shape.layers,
+                hidden: shape.hidden,
+                inter: shape.inter,
+                experts: shape.experts,
+                top_k: shape.top_k,
+                heads: shape.heads,
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_dim,
+                ctx: shape.ctx,
+            },
+            changes: shape.set.clone(),
+            types: TypeChoice {
+                all: self.types.all,
+                experts: self.types.expert_type,
+                down: self.types.down_type,
+                output: self.types.output_type,
+            },
+            vocabulary: shape.vocab,
+            skew: self.skew,
+            seed: self.seed,
+        })
+    }
+
+    /// Writes the file; gives the seconds that it took.
+    fn write(&self, synthesis: &Synthesis) -> Result<f64> {
+        if !self.force && self.out.is_file() {
+            bail!("{} is there already; --force replaces it", self.out.display());
+        }
+        let bytes = synthesis.bytes();
+        Output::require_space(&self.out, bytes)
+            .map_err(|error| anyhow!("{error}, or a smaller model (--layers, --type)"))?;
+        let cancel = Cancel::default();
+        interrupt::install(&cancel)?;
+        let started = Instant::now();
+        let bar = Progress::producing(bytes);
+        let mut progress = |done| bar.set(done, bytes);
+        Output::create(&self.out)?
+            .finish_with(|file| Ok(synthesis.write(file, &cancel, &mut progress)?))?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    fn json(&self, synthesis: &Synthesis, seconds: Option<f64>) -> String {
+        let object = json!({
+            "file": self.out.display().to_string(),
+            "family": self.family,
+            "written": seconds.is_some(),
+            "bytes": synthesis.bytes(),
+            "expert_bytes": synthesis.expert_bytes,
+            "tensors": synthesis.tensors(),
+            "parameters": synthesis.parameters(),
+            "seconds": seconds,
+        });
+        format!("{object:#}\n")
+    }
+
+    fn text(&self, synthesis: &Synthesis, seconds: Option<f64>) -> String {
+        let bytes = synthesis.bytes();
+        let end = match seconds {
+            Some(seconds) => format!("{seconds:.1} s, {:.2} GB/s", bytes as f64 / 1e9 / seconds.max(1e-9)),
+            None => "nothing written".to_owned(),
+        };
+        format!(
+            "{}: {} ({} of experts) · {:.2} billion weights in {} tensors · {end}\n",
+            self.out.display(),
+            Bytes(bytes),
+            Bytes(synthesis.expert_bytes),
+            synthesis.parameters() as f64 / 1e9,
+            synthesis.tensors()
+        )
+    }
+}
+
+/// Reads a type for clap.
+fn dtype(s: &str) -> Result<DType> {
+    DType::computable().find(|dtype| dtype.name().eq_ignore_ascii_case(s)).ok_or_else(|| {
+        let known: Vec<_> = DType::computable().map(DType::name).collect();
+        anyhow!("there is {}", known.join(", "))
+    })
+}
+
+fn skew(s: &str) -> Result<f32> {
+    match s.parse() {
+        Ok(skew) if (0.0..=4.0).contains(&skew) => Ok(skew),
+        _ => Err(anyhow!("expected a number from 0 to 4")),
+    }
+}

@@ -1,0 +1,370 @@
+//! The shapes of real models, one for each family, as the settings that their GGUF files have.
+
+use super::Shape;
+use super::types::Types;
+use crate::error::{Error, Result};
+use crate::format::{Metadata, NumberArray, NumberKind, Value};
+
+/// A family and the shape that its models have unless something else is asked for.
+pub struct Family {
+    /// `general.architecture`.
+    pub name: &'static str,
+    /// The model whose shape it is.
+    pub model: &'static str,
+    /// `KEY=VALUE`, without the family's name before the key.
+    settings: &'static str,
+    /// Settings that it has only if they are given.
+    if_given: &'static [&'static str],
+    /// Tensors that the family can do without and this model has, without the layer's prefix.
+    optional: &'static [&'static str],
+    /// The types of its matrices.
+    pub(super) types: Types,
+}
+
+const PLAIN: Family = Family {
+    name: "",
+    model: "",
+    settings: "",
+    if_given: &[],
+    optional: &["output.weight"],
+    types: Types::Q4_K_M,
+};
+
+/// All families that can be run. The first is the default.
+pub const FAMILIES: &[Family] = &[
+    Family {
+        name: "qwen3moe",
+        model: "Qwen3-30B-A3B",
+        settings: "block_count=48 context_length=32768 embedding_length=2048 feed_forward_length=6144
+            attention.head_count=32 attention.head_count_kv=4 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e6
+            expert_count=128 expert_used_count=8 expert_feed_forward_length=768",
+        ..PLAIN
+    },
+    Family {
+        name: "qwen2",
+        model: "Qwen2.5-7B",
+        settings: "block_count=28 context_length=32768 embedding_length=3584 feed_forward_length=18944
+            attention.head_count=28 attention.head_count_kv=4 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e6",
+        ..PLAIN
+    },
+    Family {
+        name: "qwen3",
+        model: "Qwen3-8B",
+        settings: "block_count=36 context_length=40960 embedding_length=4096 feed_forward_length=12288
+            attention.head_count=32 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e6",
+        ..PLAIN
+    },
+    Family {
+        name: "llama",
+        model: "Llama-3.1-8B; with 8 experts, of which a token uses 2, Mixtral-8x7B",
+        settings: "block_count=32 context_length=32768 embedding_length=4096 feed_forward_length=14336
+            attention.head_count=32 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=5e5 rope.dimension_count=128",
+        if_given: &["expert_count", "expert_used_count"],
+        ..PLAIN
+    },
+    Family {
+        name: "olmoe",
+        model: "OLMoE-1B-7B",
+        settings: "block_count=16 context_length=4096 embedding_length=2048 feed_forward_length=1024
+            attention.head_count=16 attention.head_count_kv=16 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=1e4
+            expert_count=64 expert_used_count=8",
+        ..PLAIN
+    },
+    Family {
+        name: "qwen2moe",
+        model: "Qwen1.5-MoE-A2.7B",
+        settings: "block_count=24 context_length=8192 embedding_length=2048 feed_forward_length=5632
+            attention.head_count=16 attention.head_count_kv=16 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e6
+            expert_count=60 expert_used_count=4 expert_feed_forward_length=1408
+            expert_shared_feed_forward_length=5632",
+        ..PLAIN
+    },
+    Family {
+        name: "minimax-m2",
+        model: "MiniMax-M2",
+        settings: "block_count=62 context_length=196608 embedding_length=3072 feed_forward_length=1536
+            attention.head_count=48 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=5e6 rope.dimension_count=64
+            expert_count=256 expert_used_count=8 expert_feed_forward_length=1536 expert_gating_func=2",
+        ..PLAIN
+    },
+    Family {
+        name: "glm4moe",
+        model: "GLM-4.5-Air",
+        settings: "block_count=46 context_length=131072 embedding_length=4096 feed_forward_length=10944
+            attention.head_count=96 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=1e6 rope.dimension_count=64
+            expert_count=128 expert_used_count=8 expert_feed_forward_length=1408 expert_shared_count=1
+            leading_dense_block_count=1 expert_gating_func=2 expert_weights_norm=true expert_weights_scale=1.0",
+        optional: &["output.weight", "attn_q.bias"],
+        ..PLAIN
+    },
+    Family {
+        name: "qwen35moe",
+        model: "Qwen3.5-35B-A3B",
+        settings: "rope.dimension_sections=11,11,10,0 block_count=40 context_length=262144 embedding_length=2048
+            attention.head_count=16 attention.head_count_kv=2 attention.key_length=256 attention.value_length=256
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e7 rope.dimension_count=64
+            expert_count=256 expert_used_count=8 expert_feed_forward_length=512
+            expert_shared_feed_forward_length=512 full_attention_interval=4
+            ssm.conv_kernel=4 ssm.state_size=128 ssm.group_count=16 ssm.time_step_rank=32 ssm.inner_size=4096",
+        optional: &["output.weight", "ssm_conv1d.weight"],
+        ..PLAIN
+    },
+    Family {
+        name: "qwen3next",
+        model: "Qwen3-Next-80B-A3B",
+        settings: "block_count=48 context_length=262144 embedding_length=2048 feed_forward_length=5120
+            attention.head_count=16 attention.head_count_kv=2 attention.key_length=256 attention.value_length=256
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e7 rope.dimension_count=64
+            expert_count=512 expert_used_count=10 expert_feed_forward_length=512
+            expert_shared_feed_forward_length=512 full_attention_interval=4
+            ssm.conv_kernel=4 ssm.state_size=128 ssm.group_count=16 ssm.time_step_rank=32 ssm.inner_size=4096",
+        optional: &["output.weight", "ssm_conv1d.weight", "ssm_ba.weight"],
+        ..PLAIN
+    },
+    Family {
+        name: "gpt-oss",
+        model: "gpt-oss-20b",
+        settings: "block_count=24 context_length=131072 embedding_length=2880 feed_forward_length=2880
+            attention.head_count=64 attention.head_count_kv=8 attention.key_length=64 attention.value_length=64
+            attention.layer_norm_rms_epsilon=1e-5 attention.sliding_window=128
+            rope.freq_base=150000.0 rope.scaling.type=yarn rope.scaling.factor=32.0
+            rope.scaling.original_context_length=4096
+            expert_count=32 expert_used_count=4 expert_feed_forward_length=2880",
+        types: Types::GPT_OSS,
+        ..PLAIN
+    },
+    Family {
+        name: "deepseek2",
+        model: "DeepSeek-V2-Lite",
+        settings: "block_count=27 context_length=32768 embedding_length=2048 feed_forward_length=10944
+            attention.head_count=16 attention.head_count_kv=1 attention.key_length=576 attention.value_length=512
+            attention.key_length_mla=192 attention.value_length_mla=128 attention.kv_lora_rank=512
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e4 rope.dimension_count=64
+            expert_count=64 expert_used_count=6 expert_feed_forward_length=1408 expert_shared_count=2
+            leading_dense_block_count=1 expert_gating_func=1 expert_weights_norm=false expert_weights_scale=1.0",
+        // With sigmoids instead of a softmax, as V3 has them, the router has a correction.
+        optional: &["output.weight", "attn_k_b.weight", "exp_probs_b.bias"],
+        ..PLAIN
+    },
+    Family {
+        name: "dots1",
+        model: "dots.llm1",
+        settings: "block_count=62 context_length=32768 embedding_length=4096 feed_forward_length=10944
+            attention.head_count=32 attention.head_count_kv=32 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=1e7 rope.dimension_count=128
+            expert_count=128 expert_used_count=6 expert_feed_forward_length=1408 expert_shared_count=2
+            leading_dense_block_count=1 expert_gating_func=2 expert_weights_norm=true expert_weights_scale=2.5",
+        ..PLAIN
+    },
+];
+
+/// The settings of one model: keys without the family's name, in order.
+pub(super) struct Settings {
+    family: &'static Family,
+    values: Vec<(String, Value)>,
+}
+
+/// A setting that takes the place of the family's: `KEY=VALUE`.
+#[derive(Clone)]
+pub struct Change {
+    key: String,
+    value: Value,
+}
+
+impl std::str::FromStr for Change {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Change> {
+        let (key, value) = s
+            .split_once('=')
+            .filter(|(key, value)| !key.is_empty() && !value.is_empty())
+            .ok_or_else(|| Error::Invalid("expected KEY=VALUE, such as attention.kv_lora_rank=512".into()))?;
+        let value = if let Ok(number) = value.parse() {
+            Value::Unsigned(number)
+        } else if let Ok(number) = value.parse() {
+            Value::Float(number)
+        } else if let Ok(truth) = value.parse() {
+            Value::Bool(truth)
+        } else if let Ok(numbers) = value.split(',').map(str::parse::<i32>).collect::<Result<Vec<_>, _>>() {
+            let bytes = numbers.into_iter().flat_map(i32::to_le_bytes).collect();
+            Value::Numbers(NumberArray::new(NumberKind::I32, bytes))
+        } else {
+            Value::String(value.to_owned())
+        };
+        Ok(Change { key: key.to_owned(), value })
+    }
+}
+
+impl Settings {
+    /// The family's settings, as changed.
+    pub fn new(family: &'static Family, shape: &Shape, changes: &[Change]) -> Result<Settings> {
+        let mut settings = Settings { family, values: Vec::new() };
+        for setting in family.settings.split_whitespace() {
+            settings.set(&setting.parse()?);
+        }
+        settings.reshape(shape)?;
+        changes.iter().for_each(|change| settings.set(change));
+        Ok(settings)
+    }
+
+    /// What a shape changes.
+    fn reshape(&mut self, shape: &Shape) -> Result<()> {
+        let latent = self.get("attention.kv_lora_rank").is_some();
+        // Where there are experts it is about those, and about both where files have one number under two names.
+        let [dense, experts] =
+            ["feed_forward_length", "expert_feed_forward_length"].map(|key| self.count(key));
+        let of_experts = shape.inter.filter(|_| experts.is_some());
+        let of_all = shape.inter.filter(|_| experts.is_none() || experts == dense);
+        // Of a head, the same share rotates.
+        let rotated =
+            match (shape.head_dim, self.count("rope.dimension_count"), self.count("attention.key_length")) {
+                (Some(head), Some(rotated), Some(key)) => Some(head * rotated / key),
+                _ => None,
+            };
+        let fields = [
+            ("layers", shape.layers, "block_count"),
+            ("hidden", shape.hidden, "embedding_length"),
+            ("heads", shape.heads, "attention.head_count"),
+            ("kv-heads", shape.kv_heads, "attention.head_count_kv"),
+            ("head-dim", shape.head_dim, "attention.key_length"),
+            ("head-dim", shape.head_dim, "attention.value_length"),
+            ("head-dim", rotated, "rope.dimension_count"),
+            ("experts", shape.experts, "expert_count"),
+            ("top-k", shape.top_k, "expert_used_count"),
+            ("inter", of_experts, "expert_feed_forward_length"),
+            ("inter", of_all, "feed_forward_length"),
+            ("ctx", shape.ctx, "context_length"),
+        ];
+        for (field, value, key) in fields {
+            let Some(value) = value else { continue };
+            let known = self.get(key).is_some() || self.family.if_given.contains(&key);
+            if !known || latent && matches!(field, "kv-heads" | "head-dim") {
+                let name = self.family.name;
+                return Err(Error::Invalid(format!(
+                    "{field} says nothing about models of the family {name}, whose settings can be given by their names"
+                )));
+            }
+            self.set(&Change { key: key.to_owned(), value: Value::Unsigned(value) });
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, change: &Change) {
+        let Change { key, value } = change.clone();
+        match self.values.iter_mut().find(|(known, _)| *known == key) {
+            // A whole number may be meant as a float.
+            Some((_, Value::Float(known))) if value.as_f64().is_some() => {
+                *known = value.as_f64().unwrap_or(*known);
+            }
+            Some((_, known)) => *known = value,
+            None => self.values.push((key, value)),
+        }
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.values.iter().find(|(known, _)| known == key).map(|(_, value)| value)
+    }
+
+    /// A whole number.
+    pub fn count(&self, key: &str) -> Option<u64> {
+        self.get(key)?.as_u64()
+    }
+
+    /// Whether a tensor that the family can do without is to be there.
+    pub fn has_optional(&self, name: &str) -> bool {
+        let (layer, rest) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, rest)) => (layer.parse::<u64>().ok(), rest),
+            None => (None, name),
+        };
+        let fits = match (rest, layer, self.count("full_attention_interval")) {
+            ("exp_probs_b.bias", ..) => self.count("expert_gating_func") == Some(2),
+            // Only layers of linear attention have filters.
+            ("ssm_conv1d.weight", Some(layer), Some(interval @ 1..)) => !(layer + 1).is_multiple_of(interval),
+            _ => true,
+        };
+        fits && self.family.optional.contains(&rest)
+    }
+
+    /// As the metadata of a file.
+    pub fn metadata(&self) -> Metadata {
+        let name = self.family.name;
+        let mut metadata = Metadata::default();
+        let mut insert = |key: String, value: Value| {
+            // Keys here are distinct; a second one would lose to the first.
+            let _ = metadata.insert(key, value);
+        };
+        insert("general.architecture".into(), Value::String(name.into()));
+        for (key, value) in &self.values {
+            insert(format!("{name}.{key}"), value.clone());
+        }
+        metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{self, ARCHS};
+
+    #[test]
+    fn every_family_of_the_registry_has_a_shape() {
+        for arch in ARCHS {
+            assert!(FAMILIES.iter().any(|family| family.name == arch.gguf), "{}", arch.gguf);
+        }
+        assert_eq!(FAMILIES.len(), ARCHS.len());
+    }
+
+    #[test]
+    fn the_shapes_are_those_of_the_models() {
+        // Billions of weights without the vocabulary's, as their publishers count them or their files add up to.
+        let sizes = [
+            ("qwen3moe", 29.9),
+            ("qwen2", 6.5),
+            ("qwen3", 6.95),
+            ("llama", 6.98),
+            ("olmoe", 6.7),
+            ("qwen2moe", 13.7),
+            ("minimax-m2", 228.0),
+            ("glm4moe", 105.6),
+            ("qwen35moe", 34.0),
+            ("qwen3next", 79.0),
+            ("gpt-oss", 19.7),
+            ("deepseek2", 15.3),
+            ("dots1", 141.5),
+        ];
+        for (name, size) in sizes {
+            let family = FAMILIES.iter().find(|family| family.name == name).unwrap();
+            let settings = Settings::new(family, &Shape::default(), &[]).unwrap();
+            let metadata = settings.metadata();
+            let needs = models::needs("x".as_ref(), metadata, 1000, &|n| settings.has_optional(n)).unwrap();
+            let count: f64 = needs.iter().map(|n| n.shape.iter().map(|&d| d as f64).product::<f64>()).sum();
+            assert!((count / 1e9 / size - 1.0).abs() < 0.03, "{}: {}", family.name, count / 1e9);
+        }
+    }
+
+    #[test]
+    fn flags_and_settings_change_the_shape() {
+        let family = FAMILIES.iter().find(|family| family.name == "minimax-m2").unwrap();
+        let shape = Shape { head_dim: Some(32), inter: Some(64), ..Shape::default() };
+        let changes = ["rope.freq_base=7".parse().unwrap(), "new.key=yes".parse().unwrap()];
+        let settings = Settings::new(family, &shape, &changes).unwrap();
+        assert_eq!(settings.count("rope.dimension_count"), Some(16));
+        for key in ["feed_forward_length", "expert_feed_forward_length"] {
+            assert_eq!(settings.count(key), Some(64));
+        }
+        assert_eq!(settings.get("rope.freq_base"), Some(&Value::Float(7.0)));
+        assert_eq!(settings.get("new.key"), Some(&Value::String("yes".into())));
+        let shape = Shape { experts: Some(3), ..Shape::default() };
+        let dense = FAMILIES.iter().find(|family| family.name == "qwen3").unwrap();
+        let Err(error) = Settings::new(dense, &shape, &[]) else { panic!("a dense family has no experts") };
+        assert!(error.to_string().contains("experts"), "{error}");
+    }
+}
