@@ -110,7 +110,8 @@ fn flags<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
         names.extend(arg.get_short().map(|short| format!("`-{short}`")));
         match arg.get_long() {
             Some(long) => names.push(format!("`--{long}{value}`")),
-            None => names.push(format!("`{}`", value.trim_start())),
+            // Two that stand for one argument have brackets between them, for the line of usage.
+            None => names.push(format!("`{}`", value.trim_start().replace("] [", " "))),
         }
         let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
         let mut line = format!("- {}: {}", names.join(", "), plain(&help.replace('\n', " ")));

@@ -30,10 +30,6 @@ pub struct SynthArgs {
     #[arg(long, value_name = "NAME", default_value = FAMILIES[0].name, hide_possible_values = true,
         value_parser = PossibleValuesParser::new(FAMILIES.iter().map(|family| family.name)))]
     family: String,
-    #[command(flatten)]
-    shape: ShapeArgs,
-    #[command(flatten)]
-    types: TypeArgs,
     /// How unevenly experts are chosen: 0 gives all routers' rows the same length
     #[arg(long, value_name = "X", default_value_t = 0.4, allow_negative_numbers = true, value_parser = skew)]
     skew: f32,
@@ -49,6 +45,10 @@ pub struct SynthArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    types: TypeArgs,
 }
 
 /// What changes a family's shape.
@@ -56,7 +56,7 @@ pub struct SynthArgs {
 #[command(next_help_heading = "Shape (the defaults are the family's)")]
 struct ShapeArgs {
     /// Layers
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     layers: Option<u64>,
     /// Channels of the residual stream
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]

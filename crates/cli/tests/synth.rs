@@ -227,7 +227,7 @@ fn control_c_leaves_nothing() {
 
 #[test]
 fn shapes_that_make_no_sense_are_refused_by_name() {
-    let calls: [(&[&str], &str); 9] = [
+    let calls: [(&[&str], &str); 10] = [
         (&["--family", "gpt-5"], "--family"),
         (&["--family", "qwen3", "--experts", "8"], "experts says nothing about"),
         (&["--family", "deepseek2", "--head-dim", "64"], "head-dim says nothing about"),
@@ -237,6 +237,7 @@ fn shapes_that_make_no_sense_are_refused_by_name() {
         (&["--vocab", "100"], "--vocab"),
         (&["--skew", "-1"], "--skew"),
         (&["--set", "nothing"], "KEY=VALUE"),
+        (&["--set", "block_count=100000"], "at most 256 layers"),
     ];
     for (flags, mention) in calls {
         let outcome = call(&[&["synth", "/never/written.gguf"], flags].concat());

@@ -59,7 +59,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "llama",
-        model: "Llama-3.1-8B; with 8 experts, of which a token uses 2, Mixtral-8x7B",
+        model: "Llama-3.1-8B; with 8 experts, 2 used, Mixtral-8x7B",
         settings: "block_count=32 context_length=32768 embedding_length=4096 feed_forward_length=14336
             attention.head_count=32 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
             attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=5e5 rope.dimension_count=128",

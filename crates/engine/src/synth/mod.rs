@@ -22,6 +22,9 @@ use crate::error::{Error, Result};
 use crate::format::{DType, Metadata, Value, gguf};
 use crate::models;
 
+/// No real model has more. Finding out the tensors takes time that grows with the square.
+const MOST_LAYERS: u64 = 256;
+
 /// What is to be written.
 pub struct Order {
     /// Which family.
@@ -102,6 +105,9 @@ impl Synthesis {
             return Err(Error::Invalid(format!("a vocabulary has at least {FEWEST_TOKENS} tokens")));
         }
         let settings = Settings::new(family, &order.shape, &order.changes)?;
+        if settings.count("block_count").is_some_and(|layers| layers > MOST_LAYERS) {
+            return Err(Error::Invalid(format!("a model has at most {MOST_LAYERS} layers here")));
+        }
         let optional = |name: &str| settings.has_optional(name);
         let needs = models::needs(path, settings.metadata(), vocabulary as usize, &optional)
             .map_err(|error| Error::Invalid(error.to_string()))?;
