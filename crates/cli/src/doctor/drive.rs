@@ -176,17 +176,22 @@ fn write(path: &Path, len: usize, cancel: &Cancel) -> Result<()> {
     Ok(())
 }
 
-#[cfg(target_os = "linux")]
 fn volume(path: &Path) -> Volume {
+    device(path).map_or_else(Volume::default, |(major, minor)| Volume::look(Path::new("/"), major, minor))
+}
+
+/// The number of the device that a file is on, where the system has such numbers.
+#[cfg(target_os = "linux")]
+fn device(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     // As the C library takes device numbers apart.
-    let number = fs::metadata(path).map_or(0, |m| m.dev());
+    let number = fs::metadata(path).ok()?.dev();
     let major = (number >> 32 & 0xffff_f000) | (number >> 8 & 0xfff);
     let minor = (number >> 12 & 0xffff_ff00) | (number & 0xff);
-    Volume::look(Path::new("/"), major, minor)
+    Some((major, minor))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn volume(_: &Path) -> Volume {
-    Volume::default()
+fn device(_: &Path) -> Option<(u64, u64)> {
+    None
 }
