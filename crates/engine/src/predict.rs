@@ -172,7 +172,7 @@ mod tests {
             drive: Some(DriveSpeed { one: 1e9, many: 4e9, together: 8 }),
             layers: 10,
             used: 4.0,
-            expert_bytes: 1e6,
+            expert_bytes: 4e6,
             skew,
         }
     }

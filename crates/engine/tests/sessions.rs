@@ -8,7 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use common::{KEEPING, assert_same_bits, containers, data, demo_model, options, random_tokens};
+use common::{KEEPING, assert_same_bits, containers, data, demo_model, options, random_tokens, trained};
+use forebay_engine::chat::{Message, RenderOptions};
+use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Cancel, Engine, Error, Extended, Options, Precision, Session, TokenId, Turn, Watch};
 
 fn open(options: Options) -> Engine {
@@ -406,4 +408,37 @@ fn a_history_without_its_reasoning_costs_no_more_than_the_last_answer() {
             history = [prompt, answer].concat();
         }
     }
+}
+
+/// The same with a trained model's own template, whose recurrent layers cannot go back but to marks.
+#[test]
+fn twenty_turns_of_a_trained_model_are_never_read_again() {
+    let Some(model) = trained("tales-qwen35moe-Q4_K_M.gguf") else { return };
+    let engine = Engine::open(&model, &options(Precision::Fast)).unwrap();
+    let template = engine.template().unwrap().unwrap();
+    let tokenizer = engine.tokenizer();
+    let render = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    let mut session = engine.session();
+    let mut messages: Vec<Message> = Vec::new();
+    let mut last_prompt = 0;
+    for turn in 0..20 {
+        messages.push(Message::new("user", format!("Tell me story number {turn}.")));
+        let text = template.render(&messages, &render).unwrap();
+        let prompt = tokenizer.encode(&text, EncodeOptions { special: true, bos: Bos::Never }).unwrap();
+        let held = session.tokens().len();
+        let extended = session.extend(&prompt).unwrap();
+        // What is new in the prompt: the last answer without its reasoning, and the question.
+        assert!(extended.computed <= prompt.len() - last_prompt, "turn {turn}: {extended:?}");
+        assert!(turn == 0 || extended.reused < held, "turn {turn}: there was reasoning to forget");
+        last_prompt = prompt.len();
+        let mut written = Vec::new();
+        for _ in 0..16 {
+            let logits = session.logits();
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+            written.push(TokenId(best as u32));
+            session.push(TokenId(best as u32)).unwrap();
+        }
+        messages.push(Message::new("assistant", tokenizer.decode(&written[10..], false)));
+    }
+    assert_as_fresh(&session, "after twenty turns");
 }
