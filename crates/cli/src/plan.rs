@@ -228,8 +228,8 @@ impl Speed {
                 text += &format!("  {what:<42}{hits:<20}{}\n", speed_text(predicted.speed));
             }
         }
-        text += "\nThe range assumes a short context and a conversation that has gone on for a while; computing that takes 0.9\n\
-                 to 1.3 times the products alone, which were measured";
+        text += "\nThe range assumes a short context and a conversation that has gone on for a while; computing that takes 1.0\n\
+                 to 1.45 times the products alone, which were measured";
         if !plan.holds_all_experts() {
             text += "; a drive that gives 65 to 100 % of what it gives the\nprobe; and experts used ";
             text += match self.skew {
