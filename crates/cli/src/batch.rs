@@ -9,7 +9,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use forebay_engine::{Cancel, Crowd, Engine, Finished};
+use forebay_engine::{Cancel, Crowd, Engine, Finished, Fnv};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -270,8 +270,7 @@ impl Answers {
 
 /// A number that follows from a name, the same in every run.
 fn hash(name: &str) -> u64 {
-    name.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    Fnv::of(name.as_bytes())
 }
 
 fn now() -> u64 {

@@ -67,6 +67,14 @@ impl Default for Fnv {
 }
 
 impl Fnv {
+    /// The number of some bytes.
+    pub fn of(bytes: &[u8]) -> u64 {
+        let mut hash = Fnv::default();
+        hash.add(bytes);
+        hash.0
+    }
+
+    /// Goes on with more bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -74,7 +82,7 @@ impl Fnv {
     }
 
     /// A model's table of tensors.
-    pub fn add_table(&mut self, model: &ModelFile) {
+    pub(crate) fn add_table(&mut self, model: &ModelFile) {
         for tensor in &model.tensors {
             self.add(tensor.name.as_bytes());
             self.add(tensor.dtype.name().as_bytes());

@@ -46,6 +46,7 @@ pub use blocks::Cancel;
 pub use crowd::{Crowd, Finished};
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
+pub use fingerprint::Fnv;
 pub use generate::{Answer, Event, FinishReason, Request, Stats, Writing};
 pub use rehearsal::ComputeTime;
 pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch};

@@ -12,6 +12,7 @@ use super::ExpertLayer;
 use crate::LayerIdx;
 use crate::backend::Routing;
 use crate::error::{Error, Result};
+use crate::fingerprint::Fnv;
 
 /// The routed experts of a layer, in numbers; all zero for a layer that has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -275,9 +276,7 @@ impl RoutedLayer {
 
 /// FNV-1a: it finds accidents, which is all that is asked of it.
 fn checksum(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    Fnv::of(bytes)
 }
 
 /// A place in a file.
