@@ -28,6 +28,7 @@ mod files;
 mod fingerprint;
 pub mod format;
 mod generate;
+mod grammar;
 mod heat;
 pub mod memory;
 pub mod models;
@@ -48,7 +49,9 @@ pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
 pub use fingerprint::Fnv;
 pub use generate::{Answer, Event, FinishReason, Request, Stats, Writing};
+pub use grammar::Grammar;
 pub use rehearsal::ComputeTime;
+pub use sampler::Scored;
 pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch};
 
 /// A token of a model's vocabulary.
