@@ -30,8 +30,8 @@ pub struct Meters {
     running: AtomicUsize,
     waiting: AtomicUsize,
     steps: Mutex<Steps>,
-    failed_steps: AtomicU64,
-    /// Whether the last step failed.
+    failed: AtomicU64,
+    /// Whether nothing was computed since the last failure.
     failing: AtomicBool,
     dead: AtomicBool,
 }
@@ -67,7 +67,7 @@ impl Default for Meters {
             running: AtomicUsize::default(),
             waiting: AtomicUsize::default(),
             steps: Mutex::default(),
-            failed_steps: AtomicU64::default(),
+            failed: AtomicU64::default(),
             failing: AtomicBool::default(),
             dead: AtomicBool::default(),
         }
@@ -80,16 +80,6 @@ impl Meters {
         let fits = |open: usize| open.checked_add(count).filter(|sum| *sum <= most);
         self.open.fetch_update(Relaxed, Relaxed, fits)?;
         Ok((0..count).map(|_| Place(std::sync::Arc::clone(self))).collect())
-    }
-
-    /// Answers that have not ended.
-    pub fn open(&self) -> usize {
-        self.open.load(Relaxed)
-    }
-
-    /// Answers that are being written.
-    pub fn running(&self) -> usize {
-        self.running.load(Relaxed)
     }
 
     /// A response was given.
@@ -118,9 +108,11 @@ impl Meters {
         lock(&self.steps).since = Some(Instant::now());
     }
 
-    /// A step has ended.
-    pub fn stepped(&self, took: Duration, _tokens: usize) {
-        self.failing.store(false, Relaxed);
+    /// A step has ended, in which so many tokens were written.
+    pub fn stepped(&self, took: Duration, tokens: usize) {
+        if tokens > 0 {
+            self.failing.store(false, Relaxed);
+        }
         let seconds = took.as_secs_f64();
         let mut steps = lock(&self.steps);
         steps.since = None;
@@ -137,11 +129,10 @@ impl Meters {
         self.crowd(0, 0);
     }
 
-    /// A step failed.
+    /// An answer could not be computed.
     pub fn failed(&self) {
-        self.failed_steps.fetch_add(1, Relaxed);
+        self.failed.fetch_add(1, Relaxed);
         self.failing.store(true, Relaxed);
-        lock(&self.steps).since = None;
     }
 
     /// Nothing will be computed any more.
@@ -154,7 +145,7 @@ impl Meters {
         if self.dead.load(Relaxed) {
             Some("computing failed for good: start the server again")
         } else if self.failing.load(Relaxed) {
-            Some("the last step failed; the server's log says why")
+            Some("computing failed; the server's log says why")
         } else if lock(&self.steps).since.is_some_and(|since| since.elapsed() > STALL) {
             Some("a step has not ended for a long time")
         } else {
@@ -174,7 +165,7 @@ impl Meters {
             ("cached_tokens_total", "Of those, the ones that were not computed again.", &self.cached_tokens),
             ("generated_tokens_total", "Tokens written.", &self.generated_tokens),
             ("answers_cancelled_total", "Answers whose client went away.", &self.cancelled),
-            ("steps_failed_total", "Steps that failed.", &self.failed_steps),
+            ("answers_failed_total", "Answers that could not be computed.", &self.failed),
         ];
         for (name, help, value) in counters {
             text.number(name, "counter", help, value.load(Relaxed));

@@ -173,7 +173,7 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
     app.drain();
     let drained = tokio::select! {
         drained = connections.close(Duration::from_secs(args.drain)) => drained,
-        () = signals.next() => return leave_at_once(),
+        () = signals.next() => leave_at_once(),
     };
     if !drained {
         eprintln!("Some answers were not complete after {} seconds", args.drain);
@@ -217,7 +217,7 @@ async fn load(
         Some(file) => Some(Arc::new(read_template(file, &engine)?)),
         None => None,
     };
-    let options = CrowdOptions { most: args.parallel, ..CrowdOptions::default() };
+    let options = CrowdOptions::new(args.parallel);
     let (worker, thread) = Worker::start(engine.clone(), options, Arc::clone(&app.meters))?;
     app.load(Loaded::new(engine, template, args.think, worker));
     Ok(Some(thread))

@@ -589,10 +589,13 @@ impl Listener for Hearer {
     }
 
     fn end(self: Box<Self>, answer: forebay_engine::Result<Answer>) {
-        if let Ok(answer) = &answer {
-            self.meters.answer(answer);
+        let answer = answer.map_err(ApiError::from);
+        match &answer {
+            Ok(answer) => self.meters.answer(answer),
+            Err(error) if error.status.is_server_error() => self.meters.failed(),
+            Err(_) => {}
         }
-        self.send(Heard::End(answer.map_err(ApiError::from)));
+        self.send(Heard::End(answer));
     }
 }
 

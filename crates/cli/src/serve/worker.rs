@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Cancel, Crowd, CrowdOptions, Engine, Error, Listener, Request};
+use forebay_engine::{Cancel, Crowd, CrowdOptions, Engine, Listener, Request};
 
 use super::meters::Meters;
 
@@ -66,7 +66,7 @@ struct Work {
 
 impl Work {
     fn run(&self) {
-        let mut crowd = self.crowd();
+        let mut crowd = Crowd::new(&self.engine, self.options.clone());
         // Whether something happened since what is worth keeping was written.
         let mut stale = false;
         loop {
@@ -97,21 +97,12 @@ impl Work {
             self.meters.begin_step();
             match crowd.step(&self.leave) {
                 Ok(tokens) => self.meters.stepped(start.elapsed(), tokens),
-                Err(Error::Cancelled) => break,
-                Err(error) => {
-                    tracing::error!("a step failed, and with it all that was being answered: {error}");
-                    self.meters.failed();
-                    // The listeners go with the crowd, which tells those who wait.
-                    crowd = self.crowd();
-                }
+                // What concerns a request is told to its listener; only leaving concerns all.
+                Err(_) => break,
             }
             self.publish(&crowd);
         }
         crowd.save_prefixes();
-    }
-
-    fn crowd(&self) -> Crowd {
-        Crowd::new(&self.engine, self.options.clone())
     }
 
     fn publish(&self, crowd: &Crowd) {
