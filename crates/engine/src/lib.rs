@@ -33,6 +33,7 @@ pub mod memory;
 pub mod models;
 pub mod plan;
 pub mod predict;
+mod preference;
 mod rehearsal;
 pub mod sampler;
 mod session;
