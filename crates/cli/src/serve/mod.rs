@@ -12,6 +12,7 @@ mod listen;
 mod meters;
 mod openai;
 mod openapi;
+mod prepare;
 mod router;
 mod sse;
 mod stand_in;
