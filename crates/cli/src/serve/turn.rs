@@ -184,11 +184,11 @@ impl App {
             return Err(ApiError::invalid("n", message));
         }
         let limit = loaded.engine.context();
-        let tokens = prompts.iter().map(|prompt| prompt.tokens.len());
-        if let Some(tokens) = tokens.clone().find(|tokens| *tokens >= limit) {
-            return Err(ApiError::context(tokens, limit));
+        if let Some(prompt) = prompts.iter().find(|prompt| prompt.tokens.len() >= limit) {
+            let param = if prompt.parser.is_some() { "messages" } else { "prompt" };
+            return Err(ApiError::context(param, prompt.tokens.len(), limit));
         }
-        let prompt_tokens = tokens.sum();
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         let sampling = self.sampling.clone().overruled_by(answering.sampling.clone());
         let file = loaded.engine.file();
         let sampling = sampling.resolve(&file.metadata, file.path())?;
