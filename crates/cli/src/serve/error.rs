@@ -68,14 +68,14 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
     }
 
-    /// More tokens than the context holds.
-    pub fn context(tokens: usize, limit: usize) -> ApiError {
+    /// A field has more tokens than the context holds.
+    pub fn context(param: &str, tokens: usize, limit: usize) -> ApiError {
         // The beginning is OpenAI's: clients look for these words to shorten a conversation.
         let message = format!(
             "This model's maximum context length is {limit} tokens. However, the prompt has {tokens} tokens: shorten it, or \
              serve the model with a larger --ctx."
         );
-        ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid("messages", message) }
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
     }
 
     /// Not now; later.
@@ -161,7 +161,7 @@ impl From<Error> for ApiError {
     /// The one place where errors of the engine become HTTP's. What names files is told to the log alone.
     fn from(error: Error) -> ApiError {
         match error {
-            Error::Context { tokens, limit } => ApiError::context(tokens, limit),
+            Error::Context { tokens, limit } => ApiError::context("messages", tokens, limit),
             Error::Invalid(message) | Error::Unsupported(message) => ApiError::bad_request(message),
             Error::Budget { .. } => ApiError {
                 code: Some("insufficient_memory"),

@@ -12,6 +12,7 @@ mod listen;
 mod meters;
 mod openai;
 mod openapi;
+mod prepare;
 mod router;
 mod sse;
 mod stand_in;
@@ -27,7 +28,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use forebay_engine::{Bytes, CrowdOptions, Engine, Options};
+use forebay_engine::{Bytes, CrowdOptions, Engine, Options, PrefixOptions};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -36,7 +37,7 @@ use self::app::{App, Limits, Loaded};
 use self::guard::{Keys, Origins};
 use self::listen::Connections;
 use self::worker::Worker;
-use crate::args::{LoadArgs, SamplingArgs, at_least_one, on_off, size};
+use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
 use crate::progress::Progress;
 use crate::prompting::read_template;
 use crate::{demo, interrupt};
@@ -105,6 +106,16 @@ pub struct ServeArgs {
     /// A chat template to use instead of the model's, in Jinja
     #[arg(long, value_name = "FILE")]
     chat_template_file: Option<PathBuf>,
+    /// Keep conversations, so that what a prompt shares with an earlier one is not computed again: in memory and on
+    /// disk, in memory alone, or not
+    #[arg(long, value_name = "on|memory|off", default_value = "on", value_parser = Keeping::parse)]
+    prefix_cache: Keeping,
+    /// Memory for them [default: a conversation of --ctx tokens, or a sixteenth of all]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    prefix_memory: Option<u64>,
+    /// Room on disk for them
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = size)]
+    prefix_disk: u64,
     /// Do not log requests
     #[arg(short, long)]
     quiet: bool,
@@ -114,7 +125,38 @@ pub struct ServeArgs {
     sampling: SamplingArgs,
 }
 
+/// Where conversations are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keeping {
+    OnDisk,
+    InMemory,
+    Nowhere,
+}
+
+impl Keeping {
+    fn parse(text: &str) -> Result<Keeping> {
+        match text {
+            "on" => Ok(Keeping::OnDisk),
+            "memory" => Ok(Keeping::InMemory),
+            "off" => Ok(Keeping::Nowhere),
+            _ => Err(anyhow!("on, memory or off")),
+        }
+    }
+}
+
 impl ServeArgs {
+    fn prefixes(&self, engine: &Engine) -> Option<PrefixOptions> {
+        let folder = match self.prefix_cache {
+            Keeping::OnDisk => cache_folder("prefixes"),
+            Keeping::InMemory => None,
+            Keeping::Nowhere => return None,
+        };
+        let mut options = PrefixOptions::new(engine, folder);
+        options.memory = self.prefix_memory.unwrap_or(options.memory);
+        options.disk = self.prefix_disk;
+        Some(options)
+    }
+
     /// Whether requests are logged.
     pub fn is_quiet(&self) -> bool {
         self.quiet
@@ -217,7 +259,7 @@ async fn load(
         Some(file) => Some(Arc::new(read_template(file, &engine)?)),
         None => None,
     };
-    let options = CrowdOptions::new(args.parallel);
+    let options = CrowdOptions { prefixes: args.prefixes(&engine), ..CrowdOptions::new(args.parallel) };
     let (worker, thread) = Worker::start(engine.clone(), options, Arc::clone(&app.meters))?;
     app.load(Loaded::new(engine, template, args.think, worker));
     Ok(Some(thread))

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 
 use super::app::{App, leaving};
+use super::body::discard;
 use super::error::{ApiError, Dress};
 use super::openai::{chat, completions, models};
 use super::{info, openapi};
@@ -33,11 +34,11 @@ pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     ]
 }
 
-/// What is answered without a key, and while the server leaves: whether it lives, and pages that only ask in turn.
+/// What is answered without a key: whether the server lives, and a page that only asks in turn.
 const OPEN: [&str; 2] = ["/health", "/"];
 
-/// What is answered while the server leaves.
-const TO_THE_END: [&str; 3] = ["/health", "/ready", "/metrics"];
+/// What is answered before the model is there, and while the server leaves.
+const ALWAYS: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
 
 /// The server.
 pub fn router(app: Arc<App>) -> Router {
@@ -76,12 +77,21 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         if !OPEN.contains(&path.as_str()) {
             app.keys.check(request.headers())?;
         }
-        if app.is_draining() && !TO_THE_END.contains(&path.as_str()) { Err(leaving()) } else { Ok(None) }
+        if known.is_some_and(|known| !ALWAYS.contains(&known)) {
+            if app.is_draining() {
+                return Err(leaving());
+            }
+            app.loaded()?;
+        }
+        Ok(None)
     });
     let mut response = match admitted {
         Ok(None) => next.run(request).await,
         Ok(Some(response)) => response,
-        Err(error) => error.into_response(),
+        Err(error) => {
+            discard(&mut request.into_body()).await;
+            error.into_response()
+        }
     };
     let status = response.status();
     app.meters.request(known.unwrap_or("other"), status.as_u16());

@@ -21,6 +21,9 @@ impl Dialect {
     pub fn parser(&self, prompt: &str, _: &[serde_json::Value]) -> Parser {
         Parser(crate::chat::thinking::Splitter::after(prompt))
     }
+    pub fn answer_grammar(&self, _: &str, _: &serde_json::Value) -> String {
+        String::new()
+    }
     pub fn call_grammar(&self, _: &str, _: &[serde_json::Value]) -> Result<String> {
         Err(forebay_engine::Error::Unsupported("not yet".into()))
     }
