@@ -12,7 +12,7 @@ use forebay_engine::{Answer, Engine, FinishReason, Request, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-pub use self::messages::{drop_volatile_lines, normalise, with_textual_arguments};
+pub use self::messages::{normalise, text_of, with_textual_arguments};
 use crate::chat::thinking::{Kind, Splitter};
 use crate::prompting::{Prompt, Prompting};
 
@@ -300,7 +300,11 @@ impl Body {
         let suffix = self.suffix.as_ref().is_some_and(|value| !value.is_null() && value != "");
         let unsupported = [
             ("suffix", suffix, "texts are continued at their end alone"),
-            ("best_of", self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)), "ask for several answers with n"),
+            (
+                "best_of",
+                self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)),
+                "ask for several answers with n",
+            ),
             ("functions", given(&self.functions), "use tools"),
             ("function_call", given(&self.function_call), "use tool_choice"),
             (
@@ -313,7 +317,9 @@ impl Body {
             ("web_search_options", given(&self.web_search_options), "there is no search"),
         ];
         match unsupported.into_iter().find(|(_, given, _)| *given) {
-            Some((param, _, reason)) => Err(Refusal::new(param, format!("{param} is not supported: {reason}"))),
+            Some((param, _, reason)) => {
+                Err(Refusal::new(param, format!("{param} is not supported: {reason}")))
+            }
             None => Ok(()),
         }
     }
@@ -349,9 +355,10 @@ pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T, Refu
             Some((name, T::deserialize(alone).err()?))
         });
         match wrong {
-            Some((name, error)) => {
-                Refusal { message: format!("{name} makes no sense: {error}"), param: Some(name.clone().into()) }
-            }
+            Some((name, error)) => Refusal {
+                message: format!("{name} makes no sense: {error}"),
+                param: Some(name.clone().into()),
+            },
             None => Refusal { message: format!("the body makes no sense: {error}"), param: None },
         }
     })

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_engine::chat::Message;
 use super::stand_in::{Parser, Piece};
+use forebay_engine::chat::Message;
 use forebay_engine::sampler::{SamplingOverrides, Scored};
 use forebay_engine::store::Meters as ExpertMeters;
 use forebay_engine::tokenizer::StreamDecoder;
@@ -105,6 +105,8 @@ pub enum TurnEvent {
 #[derive(Clone, Debug)]
 pub struct TurnEnd {
     pub finish: Finish,
+    /// The text that ended it, of those that were to.
+    pub stop: Option<String>,
     pub usage: Usage,
     pub timings: Timings,
     /// What the expert store did meanwhile, for all who were served.
@@ -175,7 +177,12 @@ impl App {
     ///
     /// # Errors
     /// If a prompt is too long, or there is no room for more.
-    pub(super) fn queue(&self, loaded: &Loaded, prompts: Vec<Prepared>, answering: &Answering) -> Result<Turn, ApiError> {
+    pub(super) fn queue(
+        &self,
+        loaded: &Loaded,
+        prompts: Vec<Prepared>,
+        answering: &Answering,
+    ) -> Result<Turn, ApiError> {
         let each = answering.more.saturating_add(1);
         let count = prompts.len().saturating_mul(each);
         let most = self.limits.parallel + self.limits.queue;
@@ -196,9 +203,8 @@ impl App {
             (Some(asked), Some(most)) => Some(asked.min(most)),
             (asked, most) => asked.or(most),
         };
-        let places = self.meters.places(count, most).map_err(|open| {
-            ApiError::overloaded(open, RETRY_SECONDS)
-        })?;
+        let places =
+            self.meters.places(count, most).map_err(|open| ApiError::overloaded(open, RETRY_SECONDS))?;
         let (sender, receiver) = unbounded_channel();
         let mut turn = Turn {
             engine: loaded.engine.clone(),
@@ -285,7 +291,8 @@ impl Turn {
                 Ok(None) => self.fail(ApiError::internal("computing failed; the server's log says why")),
                 Err(_) => {
                     let message = "the answer took longer than this server allows";
-                    let error = ApiError::new(axum::http::StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
+                    let error =
+                        ApiError::new(axum::http::StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
                     self.fail(ApiError { code: Some("timeout"), ..error });
                 }
             }
@@ -427,7 +434,7 @@ impl Choice {
             predicted: usage.completion,
             predicted_seconds: stats.decode_seconds,
         };
-        TurnEnd { finish, usage, timings, experts: stats.experts }
+        TurnEnd { finish, stop: answer.stop.clone(), usage, timings, experts: stats.experts }
     }
 
     /// Tokens up to where reasoning came last.
