@@ -29,7 +29,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use clap::Args;
+use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
 use forebay_engine::{Bytes, CrowdOptions, Engine, Options, PrefixOptions, Prospect};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
@@ -41,6 +42,7 @@ use self::guard::{Keys, Origins};
 use self::listen::Connections;
 use self::worker::Worker;
 use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
+use crate::config::SHOW_SETTINGS;
 use crate::output::print;
 use crate::progress::Progress;
 use crate::prompting::read_template;
@@ -121,9 +123,9 @@ pub struct ServeArgs {
     /// Room on disk for them
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = size)]
     prefix_disk: u64,
-    /// Print what a client needs to know to use this server, and do not serve
-    #[arg(long, value_name = "CLIENT")]
-    print_config: Option<Client>,
+    /// Print what a client needs to know to use this server, or the settings in effect, and do nothing else
+    #[arg(long, value_name = "CLIENT", num_args = 0..=1, default_missing_value = SHOW_SETTINGS, value_parser = shown())]
+    print_config: Option<String>,
     /// Do not log requests
     #[arg(short, long)]
     quiet: bool,
@@ -184,7 +186,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         timeout: args.timeout.map(|seconds| Duration::from_secs(seconds as u64)),
     };
     let name = args.alias.clone().unwrap_or_else(|| model_name(args.model.as_deref(), &path));
-    if let Some(client) = args.print_config {
+    if let Some(client) = args.print_config.as_deref().and_then(|name| Client::from_str(name, false).ok()) {
         return print_config(args, client, &path, name, !keys.is_empty());
     }
     let is_open = keys.is_empty();
@@ -201,6 +203,12 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     // What is still being answered is not waited for.
     runtime.shutdown_timeout(Duration::from_secs(1));
     code
+}
+
+/// What can be printed.
+fn shown() -> PossibleValuesParser {
+    let clients = Client::value_variants().iter().filter_map(Client::to_possible_value);
+    PossibleValuesParser::new(clients.chain([SHOW_SETTINGS.into()]))
 }
 
 /// Tells how a client is set up. The model's file is described, not loaded.
