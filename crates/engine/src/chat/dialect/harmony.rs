@@ -24,6 +24,11 @@ const HEADS: &[&str] = &[START, CHANNEL, MESSAGE, "<|constrain|>", "to=", "assis
 /// The longest header.
 const MOST_HEADER: usize = 1024;
 
+/// Whether a prompt ends inside a message.
+pub(super) fn is_in_message(prompt: &str) -> bool {
+    prompt.rsplit_once(MESSAGE).is_some_and(|(_, text)| !ENDS.iter().any(|end| text.contains(end)))
+}
+
 /// Reads messages.
 #[derive(Debug)]
 pub(super) struct Harmony {

@@ -117,6 +117,11 @@ impl Kinds {
         }
     }
 
+    /// Whether text is among what it may be, or nobody says.
+    pub(super) fn may_be_text(self) -> bool {
+        self.0 == 0 || self.0 & STRING != 0
+    }
+
     /// The JSON of a text. What does not fit the schema is JSON if it can be, and else text.
     pub(super) fn json(self, text: &str) -> String {
         let value = trim(text);
