@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_engine::Engine;
 use forebay_engine::chat::ChatTemplate;
-use super::stand_in::Dialect;
+use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::sampler::SamplingOverrides;
 
 use super::error::ApiError;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_engine::chat::Message;
-use super::stand_in::{Parser, Piece};
+use forebay_engine::chat::dialect::{Dialect, Parser, Piece};
 use forebay_engine::sampler::{SamplingOverrides, Scored};
 use forebay_engine::store::Meters as ExpertMeters;
 use forebay_engine::tokenizer::StreamDecoder;
@@ -361,7 +361,7 @@ struct Choice {
 }
 
 impl Choice {
-    fn new(prompt: &Prepared, dialect: &super::stand_in::Dialect, cancel: Cancel) -> Choice {
+    fn new(prompt: &Prepared, dialect: &Dialect, cancel: Cancel) -> Choice {
         let parser = prompt.parser.as_ref().map(|(text, tools)| dialect.parser(text, tools));
         let parallel = prompt.parallel;
         Choice { cancel, parser, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
