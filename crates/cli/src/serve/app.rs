@@ -64,7 +64,7 @@ impl Loaded {
             Some(template) => template.source(),
             None => engine.template().ok().flatten().map_or("", ChatTemplate::source),
         };
-        let dialect = Dialect::of(source);
+        let dialect = Dialect::of(source).with_tokens(engine.tokenizer());
         Loaded { engine, template, dialect, think, worker: Mutex::new(Some(worker)) }
     }
 

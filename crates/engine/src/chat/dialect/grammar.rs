@@ -169,6 +169,10 @@ impl<'a> Grammar<'a> {
             Value::Object(fields) => {
                 let mut schema = fields.clone();
                 schema.insert("type".into(), "object".into());
+                // What nobody asked for helps nobody.
+                if schema.contains_key("properties") && !schema.contains_key("additionalProperties") {
+                    schema.insert("additionalProperties".into(), false.into());
+                }
                 self.json(&schema.into())
             }
             _ => quoted("{}"),
@@ -200,7 +204,8 @@ impl<'a> Grammar<'a> {
     }
 
     fn xml(&mut self, tags: &xml::Tags, name: &str, schema: &Value, tools: &Tools) -> String {
-        let [open, close, key, key_end] = [tags.open, tags.close, tags.key[0], tags.key[1]].map(|tag| self.tag(tag));
+        let [open, close, key, key_end] =
+            [tags.open, tags.close, tags.key[0], tags.key[1]].map(|tag| self.tag(tag));
         let quote = if tags.quotes { "\"" } else { "" };
         let mut call = match &tags.function {
             Some(function) => {
@@ -235,8 +240,10 @@ impl<'a> Grammar<'a> {
         let end = self.tag(tags.value_end);
         let line = if tags.lines { "\"\\n\"" } else { "" };
         if let Some(values) = property.get("enum").and_then(Value::as_array) {
-            let texts: Vec<String> =
-                values.iter().map(|v| quoted(&v.as_str().map_or_else(|| v.to_string(), str::to_owned))).collect();
+            let texts: Vec<String> = values
+                .iter()
+                .map(|v| quoted(&v.as_str().map_or_else(|| v.to_string(), str::to_owned)))
+                .collect();
             if !texts.is_empty() {
                 return format!("({}) {line} {end}", texts.join(" | "));
             }

@@ -42,7 +42,10 @@ pub(super) struct Harmony {
 enum State {
     Header,
     /// A message; nothing of it has come if `fresh`.
-    Text { channel: Channel, fresh: bool },
+    Text {
+        channel: Channel,
+        fresh: bool,
+    },
     Call(Arguments),
 }
 
@@ -135,7 +138,8 @@ impl Harmony {
     fn called<'a>(&self, header: &'a str) -> Option<&'a str> {
         let mut words = header.split(|c: char| c.is_whitespace() || c == '<' || c == '>');
         let recipient = words.find_map(|word| word.strip_prefix("to="))?;
-        let name = recipient.strip_prefix("functions.").or(self.tools.knows(recipient).then_some(recipient))?;
+        let name =
+            recipient.strip_prefix("functions.").or(self.tools.knows(recipient).then_some(recipient))?;
         (!name.is_empty() && !self.tools.is_empty()).then_some(name)
     }
 

@@ -14,7 +14,12 @@ pub(super) struct Tools(HashMap<String, Value>);
 impl Tools {
     /// Those of a request: functions in OpenAI's shape, or bare ones with a name.
     pub(super) fn new(tools: &[Value]) -> Tools {
-        Tools(tools.iter().filter_map(|tool| Some((name(tool)?.to_owned(), parameters(tool).clone()))).collect())
+        Tools(
+            tools
+                .iter()
+                .filter_map(|tool| Some((name(tool)?.to_owned(), parameters(tool).clone())))
+                .collect(),
+        )
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -124,7 +124,16 @@ impl Call {
     /// A call after its opening tag; or, if `alone`, after the tag of the call itself.
     pub(super) fn new(tags: &'static Tags, alone: bool) -> Call {
         let state = if alone { State::Name } else { State::Function };
-        Call { tags, state, alone, certain: false, lead: 0, name: String::new(), key: String::new(), count: 0 }
+        Call {
+            tags,
+            state,
+            alone,
+            certain: false,
+            lead: 0,
+            name: String::new(),
+            key: String::new(),
+            count: 0,
+        }
     }
 
     pub(super) fn step(
