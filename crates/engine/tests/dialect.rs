@@ -128,7 +128,8 @@ fn hermes() {
     ];
     assert_eq!(read(HERMES, text), expected);
     // Arguments in a string, null, and with other keys around.
-    let text = r#"<tool_call>{"id": 3, "name": "now", "arguments": "{\"a\": \"\\n\"}", "b": [{}]}</tool_call>"#;
+    let text =
+        r#"<tool_call>{"id": 3, "name": "now", "arguments": "{\"a\": \"\\n\"}", "b": [{}]}</tool_call>"#;
     assert_eq!(read(HERMES, text), [call("now", r#"{"a": "\n"}"#)]);
     let text = r#"<tool_call>{"name": "now", "arguments": null}</tool_call>"#;
     assert_eq!(read(HERMES, text), [call("now", "{}")]);
@@ -208,7 +209,8 @@ fn qwen_xml_that_is_not_as_it_should_be() {
     assert_eq!(read(QWEN, text), [weather.clone()]);
     let text = "<tool_call><function=now></function><function=now></function></tool_call>.";
     assert_eq!(read(QWEN, text), [call("now", "{}"), call("now", "{}"), content(".")]);
-    let text = "<tool_call><function=now></tool_call><tool_call><function=now><tool_call><function=now></function>";
+    let text =
+        "<tool_call><function=now></tool_call><tool_call><function=now><tool_call><function=now></function>";
     assert_eq!(read(QWEN, text), [call("now", "{}"), call("now", "{}"), call("now", "{}")]);
     // No calls.
     for text in [
@@ -239,7 +241,9 @@ fn glm() {
     assert_eq!(read(GLM, text), expected);
     let text = "<tool_call>weather<arg_key>city</arg_key><arg_value>A</arg_value></tool_call><tool_call>now</tool_call>";
     assert_eq!(read(GLM, text), [call("weather", "{\"city\":\"A\"}"), call("now", "{}")]);
-    for text in ["A <tool_call> tag.", "<tool_call>two words\n</tool_call>", "<tool_call>now\nthen", "<tool_call>no"] {
+    for text in
+        ["A <tool_call> tag.", "<tool_call>two words\n</tool_call>", "<tool_call>now\nthen", "<tool_call>no"]
+    {
         assert_eq!(read(GLM, text), [content(text)]);
     }
     // Reasoning that is off, as the prompt has it.
@@ -321,7 +325,8 @@ fn harmony() {
             let text = format!("{head}{{\"city\": \"Köln\"}}{end}");
             assert_eq!(read(&text), [weather.clone()], "{text}");
         }
-        let text = format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{head}{{\"city\": \"Köln\"}}");
+        let text =
+            format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{head}{{\"city\": \"Köln\"}}");
         assert_eq!(read(&text), [reasoning("Hm."), weather.clone()]);
     }
     // What it says before it calls; several calls; reasoning in two messages; no closing tag.
@@ -331,7 +336,10 @@ fn harmony() {
     // A prompt that has begun the answer.
     let begun = "<|start|>assistant<|channel|>final<|message|>Well";
     assert_eq!(parts(&dialect, begun, &[], ", yes."), [content(", yes.")]);
-    assert_eq!(parts(&dialect, "<|start|>assistant<|channel|>analysis<|message|>", &[], "Hm."), [reasoning("Hm.")]);
+    assert_eq!(
+        parts(&dialect, "<|start|>assistant<|channel|>analysis<|message|>", &[], "Hm."),
+        [reasoning("Hm.")]
+    );
     // No headers.
     for text in ["Yes.", "to=x", " assistant", "assistance is near"] {
         assert_eq!(read(text), [content(text)]);
@@ -368,7 +376,10 @@ fn reasoning_is_told_from_the_answer() {
     let dialect = Dialect::of(NONE);
     let read = |prompt: &str, text: &str| parts(&dialect, prompt, &[], text);
     assert_eq!(read("", "Hello, <b>you</b>."), [content("Hello, <b>you</b>.")]);
-    assert_eq!(read("", "<think>\nOne, two.\n</think>\n\nThree.\n"), [reasoning("One, two."), content("Three.\n")]);
+    assert_eq!(
+        read("", "<think>\nOne, two.\n</think>\n\nThree.\n"),
+        [reasoning("One, two."), content("Three.\n")]
+    );
     assert_eq!(read("…<think>\n", "One </thin\n</think>Two"), [reasoning("One </thin"), content("Two")]);
     assert_eq!(read("…<think>\n", "<think>One</think>Two"), [reasoning("One"), content("Two")]);
     let text = "\n\nA < b, and <think> is a tag.</think>";
@@ -393,8 +404,7 @@ fn without_tools_or_a_format_calls_are_text() {
 #[test]
 fn templates_show_their_dialect() {
     let names = ALL.map(|template| Dialect::of(template).name());
-    let expected =
-        ["hermes", "qwen-xml", "glm", "minimax", "deepseek", "kimi", "harmony", "llama", "none"];
+    let expected = ["hermes", "qwen-xml", "glm", "minimax", "deepseek", "kimi", "harmony", "llama", "none"];
     assert_eq!(names, expected);
 }
 
@@ -410,15 +420,38 @@ fn long_texts_take_time_in_proportion() {
         (HERMES, many.clone()),
         (HERMES, spaces.clone()),
         (HERMES, format!("<tool_call>{spaces}")),
-        (HERMES, format!("<tool_call>{{\"name\": \"now\", \"arguments\": {{\"a\": {escaped}}}}}</tool_call>")),
+        (
+            HERMES,
+            format!("<tool_call>{{\"name\": \"now\", \"arguments\": {{\"a\": {escaped}}}}}</tool_call>"),
+        ),
         (HERMES, "<tool_call>{\"x\":[\"".repeat(1 << 15)),
-        (QWEN, format!("<tool_call><function=files.write><parameter=text>{many}</parameter></function></tool_call>")),
-        (QWEN, format!("<tool_call><function=weather><parameter=place>{many}</parameter></function></tool_call>")),
-        (QWEN, format!("<tool_call><function=weather><parameter=units>{spaces}</parameter></function></tool_call>")),
+        (
+            QWEN,
+            format!(
+                "<tool_call><function=files.write><parameter=text>{many}</parameter></function></tool_call>"
+            ),
+        ),
+        (
+            QWEN,
+            format!(
+                "<tool_call><function=weather><parameter=place>{many}</parameter></function></tool_call>"
+            ),
+        ),
+        (
+            QWEN,
+            format!(
+                "<tool_call><function=weather><parameter=units>{spaces}</parameter></function></tool_call>"
+            ),
+        ),
         (QWEN, format!("<tool_call><function=weather>{}", "<parameter=".repeat(1 << 16))),
         (QWEN, "<tool_call><function=".repeat(1 << 15)),
         (GLM, "<tool_call>now\n".repeat(1 << 15)),
-        (KIMI, format!("<|tool_call_begin|>now:0<|tool_call_argument_begin|>{{\"a\": {escaped}}}<|tool_call_end|>")),
+        (
+            KIMI,
+            format!(
+                "<|tool_call_begin|>now:0<|tool_call_argument_begin|>{{\"a\": {escaped}}}<|tool_call_end|>"
+            ),
+        ),
         (DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>".repeat(1 << 14)),
         (HARMONY, format!("<|channel|>final<|message|>{many}")),
         (HARMONY, "<|channel|>".repeat(1 << 16)),
@@ -434,18 +467,104 @@ fn long_texts_take_time_in_proportion() {
     assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }
 
+/// Compares with what other people's templates write, whose vectors `tools/dialect_vectors.py` makes.
+#[test]
+fn published_templates_are_read_back() {
+    let Some(path) = std::env::var_os("FOREBAY_DIALECT_VECTORS") else {
+        eprintln!("skipped: FOREBAY_DIALECT_VECTORS names no file of tools/dialect_vectors.py");
+        return;
+    };
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let tools = file["tools"].as_array().unwrap();
+    for template in file["templates"].as_array().unwrap() {
+        let dialect = Dialect::of(template["source"].as_str().unwrap());
+        for vector in template["vectors"].as_array().unwrap() {
+            let text = |key: &str| vector[key].as_str().unwrap();
+            let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
+            for part in parts(&dialect, text("prompt"), tools, text("text")) {
+                match part {
+                    Part::Reasoning(text) => reasoning += &text,
+                    Part::Content(text) => content += &text,
+                    Part::Call(name, arguments) => {
+                        let arguments: Value = serde_json::from_str(&arguments).unwrap();
+                        calls.push(json!({ "name": name, "arguments": arguments }));
+                    }
+                }
+            }
+            let name = format!("{}, {}: {}", template["template"], vector["name"], text("text"));
+            assert_eq!(reasoning, text("reasoning"), "{name}");
+            assert_eq!(content, text("content"), "{name}");
+            assert_eq!(Value::from(calls), vector["calls"], "{name}");
+        }
+    }
+}
+
 /// Texts of tags and what is found between them.
 fn tagged() -> impl Strategy<Value = String> {
     let words = [
-        "<think>", "</think>", "<tool_call>", "</tool_call>", "{\"name\": \"now\", \"arguments\": ", "{\"a\": 1}", "}",
-        "<function=", "weather", "now", ">", "</function>", "<parameter=", "city", "days", "</parameter>", "\n", " ", "<",
-        "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", "</minimax:tool_call>",
-        "<invoke name=\"", "\">", "</invoke>", "<parameter name=\"", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>",
-        "<｜tool▁sep｜>", "```json\n", "\n```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|tool_calls_section_begin|>",
-        "<|tool_call_begin|>", "functions.now:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
-        "<|tool_calls_section_end|>", "<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary",
-        " to=functions.now", "<|constrain|>", "json", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|python_tag|>",
-        ";", "\"", "\\", "é", "null", "[", "]",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "{\"name\": \"now\", \"arguments\": ",
+        "{\"a\": 1}",
+        "}",
+        "<function=",
+        "weather",
+        "now",
+        ">",
+        "</function>",
+        "<parameter=",
+        "city",
+        "days",
+        "</parameter>",
+        "\n",
+        " ",
+        "<",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        "<invoke name=\"",
+        "\">",
+        "</invoke>",
+        "<parameter name=\"",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "```json\n",
+        "\n```",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "functions.now:0",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+        "<|start|>",
+        "assistant",
+        "<|channel|>",
+        "analysis",
+        "final",
+        "commentary",
+        " to=functions.now",
+        "<|constrain|>",
+        "json",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+        "<|python_tag|>",
+        ";",
+        "\"",
+        "\\",
+        "é",
+        "null",
+        "[",
+        "]",
     ];
     let word = prop_oneof![4 => prop::sample::select(words.to_vec()).prop_map(String::from), 1 => ".{0,3}"];
     prop::collection::vec(word, 0..24).prop_map(|words| words.concat())

@@ -17,7 +17,6 @@ mod openapi;
 mod prepare;
 mod router;
 mod sse;
-mod stand_in;
 mod turn;
 mod worker;
 

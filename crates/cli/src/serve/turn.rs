@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::stand_in::{Parser, Piece};
 use forebay_engine::chat::Message;
+use forebay_engine::chat::dialect::{Dialect, Parser, Piece};
 use forebay_engine::sampler::{SamplingOverrides, Scored};
 use forebay_engine::store::Meters as ExpertMeters;
 use forebay_engine::tokenizer::StreamDecoder;
-use forebay_engine::{Answer, Cancel, Engine, Event, FinishReason, Listener, Request};
+use forebay_engine::{Answer, Cancel, Engine, Event, FinishReason, Listener, Request, TokenId};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -230,6 +230,7 @@ impl App {
                     stop: answering.stop.clone(),
                     grammar: prompt.grammar.clone(),
                     logprobs: answering.logprobs,
+                    shown: if prompt.parser.is_some() { loaded.dialect.shown() } else { Vec::new() },
                     ..Request::default()
                 };
                 let cancel = Cancel::default();
@@ -358,6 +359,8 @@ struct Choice {
     cancel: Cancel,
     /// `None` where all is content, and at the end.
     parser: Option<Parser>,
+    /// Control tokens that are part of the text.
+    shown: Vec<TokenId>,
     parallel: bool,
     calls: usize,
     /// Bytes of the text so far, and how many of them there were when reasoning came last.
@@ -368,10 +371,11 @@ struct Choice {
 }
 
 impl Choice {
-    fn new(prompt: &Prepared, dialect: &super::stand_in::Dialect, cancel: Cancel) -> Choice {
+    fn new(prompt: &Prepared, dialect: &Dialect, cancel: Cancel) -> Choice {
         let parser = prompt.parser.as_ref().map(|(text, tools)| dialect.parser(text, tools));
         let parallel = prompt.parallel;
-        Choice { cancel, parser, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
+        let shown = dialect.shown();
+        Choice { cancel, parser, shown, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
     }
 
     fn push(&mut self, text: &str, emit: &mut dyn FnMut(TurnEvent)) {
@@ -442,7 +446,7 @@ impl Choice {
         if self.reasoning_bytes == 0 {
             return 0;
         }
-        let mut decoder = StreamDecoder::continuing(false);
+        let mut decoder = StreamDecoder::continuing(false).showing(self.shown.clone());
         let mut bytes = 0;
         let reached = answer.tokens.iter().position(|token| {
             bytes += decoder.push(engine.tokenizer(), *token).len();
