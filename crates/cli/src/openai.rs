@@ -159,7 +159,7 @@ impl Body {
                 let dialect = prompting
                     .dialect(engine)
                     .map_err(|error| Refusal::new("messages", format!("{error:#}")))?;
-                shown = dialect.shown();
+                shown = dialect.shown(&prompting.tools);
                 ("messages", tokens, Some(dialect.parser(&text, &prompting.tools)))
             }
             Endpoint::Completions => {
