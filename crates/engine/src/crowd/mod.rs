@@ -353,9 +353,9 @@ impl Crowd {
     fn end(&mut self, member: Member, outcome: Outcome) {
         // What a failure left behind nobody should go on with.
         let sound = !matches!(outcome, Outcome::Failed(_));
-        let (session, prompt) = member.end(outcome);
+        let (session, turn) = member.end(outcome);
         if let Some(prefixes) = self.prefixes.as_mut().filter(|_| sound && !session.tokens().is_empty()) {
-            prefixes.keep(session, prompt);
+            prefixes.keep(session, turn);
         }
         // Others may have grown or shrunk since: what fits is tried again, a little more at a time.
         self.room = self.room.map(|room| room + room / 16);
