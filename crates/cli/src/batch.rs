@@ -33,7 +33,9 @@ const DEFAULT_PARALLEL: usize = 128;
 /// An answer does not depend on what else is answered: without a seed of its own, a request has one that follows from its
 /// custom_id.
 #[derive(Args)]
-#[command(after_help = "\
+#[command(
+    allow_missing_positional = true,
+    after_help = "\
 Examples:
   forebay batch model.gguf questions.jsonl --out answers.jsonl --memory 8G
   forebay batch model.gguf questions.jsonl --out answers.jsonl -n 200 --parallel 32
@@ -41,15 +43,15 @@ Examples:
 A line of questions.jsonl:
   {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\",
    \"body\": {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 50}}
-(on one line)")]
+(on one line)"
+)]
 pub struct BatchArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files; then the file of requests. With one
-    /// file alone the demo model answers
-    #[arg(value_name = "MODEL] [IN", num_args = 1..=2, required = true)]
-    files: Vec<PathBuf>,
-    /// The model where only the file of requests is named: a place for the one that the settings name
-    #[arg(long, hide = true)]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a name such as REPO:QUANT. Without one,
+    /// the demo model answers
     model: Option<PathBuf>,
+    /// The file of requests
+    #[arg(value_name = "IN")]
+    input: PathBuf,
     /// Where answers go
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -74,19 +76,14 @@ struct Line {
 
 /// Runs the command.
 pub fn run(args: &BatchArgs) -> Result<ExitCode> {
-    let (model, input) = match &args.files[..] {
-        [input] => (args.model.as_deref(), input),
-        [model, input] => (Some(model.as_path()), input),
-        _ => unreachable!("clap counts them"),
-    };
-    let lines = read_requests(input)?;
+    let lines = read_requests(&args.input)?;
     let (mut out, done) = Answers::open(&args.out)?;
     let left: Vec<&Line> = lines.iter().filter(|line| !done.contains_key(&line.custom_id)).collect();
     if left.is_empty() {
         print(&format!("{}: all {} requests have been answered\n", args.out.display(), lines.len()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let engine = args.load.load(&demo::or_demo(model)?)?;
+    let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
     let cancel = Cancel::default();
     interrupt::install(&cancel)?;
     let start = Instant::now();

@@ -34,6 +34,7 @@ pub mod memory;
 pub mod models;
 pub mod plan;
 pub mod predict;
+mod preference;
 mod prefix;
 mod rehearsal;
 pub mod sampler;
