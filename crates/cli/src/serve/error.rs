@@ -72,8 +72,7 @@ impl ApiError {
     pub fn context(param: &str, tokens: usize, limit: usize) -> ApiError {
         // The beginning is OpenAI's: clients look for these words to shorten a conversation.
         let message = format!(
-            "This model's maximum context length is {limit} tokens. However, the prompt has {tokens} tokens: shorten it, or \
-             serve the model with a larger --ctx."
+            "This model's maximum context length is {limit} tokens. However, the prompt has {tokens} tokens: shorten it."
         );
         ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
     }
