@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::TokenId;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::grammar::Grammar;
+use crate::grammar::{Grammar, Mask, Matcher};
 use crate::sampler::{Sampler, SamplingOverrides, SamplingParams, Scored, Scorer};
 use crate::session::{Session, Watch};
 use crate::stop::StopMatcher;
@@ -67,7 +67,7 @@ pub enum Event<'a> {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model chose an end token, or a stop string came up.
+    /// The model chose an end token, a stop string came up, or the grammar has come to its end.
     Stop,
     /// As many tokens as were asked for, or as fit the context.
     Length,
@@ -166,6 +166,7 @@ pub struct Writing {
     engine: Engine,
     sampler: Sampler,
     scorer: Option<Scorer>,
+    matcher: Option<Matcher>,
     text: TextStream,
     answer: Answer,
     /// The most tokens of the answer.
@@ -198,6 +199,7 @@ impl Writing {
         Ok(Writing {
             sampler,
             scorer: request.logprobs.map(Scorer::new),
+            matcher: request.grammar.as_ref().map(Grammar::matcher).transpose()?,
             text: TextStream {
                 decoder: StreamDecoder::continuing(false).showing(request.shown.clone()),
                 stops: StopMatcher::new(request.stop.clone())?,
@@ -214,28 +216,46 @@ impl Writing {
     /// ended.
     ///
     /// # Errors
-    /// If the logits are not numbers.
+    /// If the logits are not numbers, or no token fits the grammar.
     pub fn choose(&mut self, logits: &[f32], on_event: &mut dyn FnMut(Event<'_>)) -> Result<Option<TokenId>> {
         if self.ended || self.answer.tokens.len() == self.most {
             return Ok(None);
         }
-        let tokenizer = self.engine.tokenizer();
-        let token = self.sampler.sample(logits)?;
-        let ends = tokenizer.end_tokens().contains(&token);
-        if !ends {
-            self.sampler.accept(token);
-            self.answer.tokens.push(token);
-            if let Some(scorer) = &mut self.scorer {
-                let scored = scorer.score(logits, token);
-                on_event(Event::Token(&scored));
-                self.answer.logprobs.push(scored);
-            }
+        let mask = match &mut self.matcher {
+            None => None,
+            Some(matcher) => match matcher.allowed()? {
+                Some(mask) => Some(mask),
+                None => {
+                    self.stop();
+                    return Ok(None);
+                }
+            },
+        };
+        let token = self.sampler.sample_among(logits, mask.as_ref().map(Mask::bits))?;
+        if self.engine.tokenizer().end_tokens().contains(&token) {
+            self.stop();
+            return Ok(None);
         }
-        if ends || self.text.push(tokenizer, token, on_event) {
-            self.answer.finish_reason = FinishReason::Stop;
-            self.ended = true;
+        let complete = match &mut self.matcher {
+            None => false,
+            Some(matcher) => matcher.accept(token)?,
+        };
+        self.sampler.accept(token);
+        self.answer.tokens.push(token);
+        if let Some(scorer) = &mut self.scorer {
+            let scored = scorer.score(logits, token);
+            on_event(Event::Token(&scored));
+            self.answer.logprobs.push(scored);
+        }
+        if self.text.push(self.engine.tokenizer(), token, on_event) || complete {
+            self.stop();
         }
         Ok((!self.ended && self.answer.tokens.len() < self.most).then_some(token))
+    }
+
+    fn stop(&mut self) {
+        self.answer.finish_reason = FinishReason::Stop;
+        self.ended = true;
     }
 
     /// Ends the answer where it is.

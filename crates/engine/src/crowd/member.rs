@@ -34,6 +34,8 @@ pub struct Member {
     pub text: Vec<TokenId>,
     /// How much of the text is prompt.
     pub prompt: usize,
+    /// Where the prompt's last turn begins: a later prompt that goes on with this one is the same up to there.
+    turn: usize,
     /// Lengths of the text that the session should be able to go back to.
     pub marks: Vec<usize>,
     /// Of those, the ones that others are expected to go back to.
@@ -101,6 +103,7 @@ impl Asked {
             session,
             text,
             prompt,
+            turn: marks[0],
             marks,
             pins: Vec::new(),
             start: Start::Now,
@@ -190,7 +193,7 @@ impl Member {
         chosen.is_some()
     }
 
-    /// Ends the answer and tells its listener. Gives what was computed, and how much of that is prompt.
+    /// Ends the answer and tells its listener. Gives what was computed, and where its last turn begins.
     pub fn end(mut self, outcome: Outcome) -> (Session, usize) {
         let now = Moment::now(self.session.engine());
         if matches!(outcome, Outcome::Cancelled) {
@@ -207,7 +210,7 @@ impl Member {
                 stats.prompt_experts = now.experts - self.begun.experts;
             }
         }
-        let Member { mut listener, writing, session, prompt, .. } = self;
+        let Member { mut listener, writing, session, turn, .. } = self;
         match outcome {
             Outcome::Failed(error) => listener.end(Err(error)),
             Outcome::Ended | Outcome::Cancelled => {
@@ -215,7 +218,7 @@ impl Member {
                 listener.end(Ok(answer));
             }
         }
-        (session, prompt)
+        (session, turn)
     }
 }
 

@@ -77,9 +77,9 @@ pub struct Crowd {
 }
 
 enum Waiting {
-    New(Asked),
+    New(Box<Asked>),
     /// Had to make room for others. Its text so far is not lost, only what was computed of it.
-    Parked(Member),
+    Parked(Box<Member>),
 }
 
 impl Waiting {
@@ -120,7 +120,7 @@ impl Crowd {
         let number = self.came;
         self.came += 1;
         let asked = Asked { number, request, cancel, listener, came: Instant::now() };
-        self.waiting.push_back(Waiting::New(asked));
+        self.waiting.push_back(Waiting::New(Box::new(asked)));
     }
 
     /// Requests that are being answered.
@@ -190,7 +190,7 @@ impl Crowd {
         while let Some(i) = self.waiting.iter().position(|waiting| waiting.cancel().is_cancelled()) {
             let member = match self.waiting.remove(i).expect("it was found") {
                 Waiting::New(asked) => asked.begin(&self.engine),
-                Waiting::Parked(member) => Some(member),
+                Waiting::Parked(member) => Some(*member),
             };
             if let Some(member) = member {
                 self.end(member, Outcome::Cancelled);
@@ -204,11 +204,11 @@ impl Crowd {
             let member = match self.waiting.pop_front() {
                 None => break,
                 Some(Waiting::New(asked)) => asked.begin(&self.engine),
-                Some(Waiting::Parked(member)) => Some(member),
+                Some(Waiting::Parked(member)) => Some(*member),
             };
             let Some(member) = member else { continue };
             if !self.has_room_for(&member) {
-                self.waiting.push_front(Waiting::Parked(member));
+                self.waiting.push_front(Waiting::Parked(Box::new(member)));
                 break;
             }
             self.place(member);
@@ -246,7 +246,7 @@ impl Crowd {
         let mut member = self.active.remove(last);
         member.park();
         let place = self.waiting.partition_point(|waiting| waiting.number() < member.number);
-        self.waiting.insert(place, Waiting::Parked(member));
+        self.waiting.insert(place, Waiting::Parked(Box::new(member)));
         self.room = Some(have);
         tracing::info!("memory has room for {} conversations at the moment", holders.len() - 1);
         true
@@ -353,9 +353,9 @@ impl Crowd {
     fn end(&mut self, member: Member, outcome: Outcome) {
         // What a failure left behind nobody should go on with.
         let sound = !matches!(outcome, Outcome::Failed(_));
-        let (session, prompt) = member.end(outcome);
+        let (session, turn) = member.end(outcome);
         if let Some(prefixes) = self.prefixes.as_mut().filter(|_| sound && !session.tokens().is_empty()) {
-            prefixes.keep(session, prompt);
+            prefixes.keep(session, turn);
         }
         // Others may have grown or shrunk since: what fits is tried again, a little more at a time.
         self.room = self.room.map(|room| room + room / 16);

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use super::Crowd;
 use super::member::{Member, Start};
 use crate::TokenId;
-use crate::prefix::{Match, common};
+use crate::prefix::{Match, WORTH_FORKING, common};
 use crate::session::Session;
 use crate::tokenizer::Tokenizer;
 
@@ -30,7 +30,8 @@ impl Crowd {
         let stored = self.prefixes.as_ref().filter(|_| member.may_read).and_then(|p| p.find_on_disk(text));
         let beside = Match::best(self.active.iter().enumerate().map(|(index, other)| {
             let same = common(&other.text, text);
-            Match { index, same, reach: other.session.reach(same.min(last)) }
+            let reach = other.session.reach(same.min(last));
+            Match { index, same, reach: if reach >= WORTH_FORKING { reach } else { 0 } }
         }));
         let leader = self.leader(text);
 

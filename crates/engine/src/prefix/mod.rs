@@ -23,8 +23,8 @@ const WRITTEN_AFTER: Duration = Duration::from_secs(20);
 /// Tokens that a file must save to be read. Below that, computing is about as fast.
 const GAIN: usize = 128;
 
-/// If less than this is lost of a conversation's last prompt, the new one continues it.
-const SAME_TURN: usize = 32;
+/// All prompts begin with the same few tokens. To share those costs more than it saves.
+pub const WORTH_FORKING: usize = 16;
 
 /// What is kept, and where.
 #[derive(Clone, Debug)]
@@ -87,8 +87,8 @@ pub struct Prefixes {
 
 struct Kept {
     session: Session,
-    /// How much of it was its last prompt.
-    prompt: usize,
+    /// Where its last turn begins.
+    turn: usize,
     used: Instant,
 }
 
@@ -125,7 +125,9 @@ impl Prefixes {
     pub fn find(&self, text: &[TokenId]) -> Option<Match> {
         Match::best(self.kept.iter().enumerate().map(|(index, kept)| {
             let same = common(kept.session.tokens(), text);
-            Match { index, same, reach: kept.session.reach(same.min(text.len() - 1)) }
+            let reach = kept.session.reach(same.min(text.len() - 1));
+            let pays = reach >= WORTH_FORKING || reach >= kept.turn;
+            Match { index, same, reach: if pays { reach } else { 0 } }
         }))
     }
 
@@ -153,7 +155,7 @@ impl Prefixes {
     pub fn take(&mut self, found: Match) -> Session {
         let mut kept = self.kept.remove(found.index);
         kept.used = Instant::now();
-        let continued = found.reach + SAME_TURN >= kept.prompt;
+        let continued = found.reach >= kept.turn;
         let written = self.disk.as_ref().is_some_and(|disk| disk.is_writing(kept.session.tokens()));
         if !continued || written {
             match kept.session.fork_at(found.reach) {
@@ -188,8 +190,8 @@ impl Prefixes {
         self.meters.tokens_reused += reused as u64;
     }
 
-    /// Keeps a conversation, of which so much was its last prompt.
-    pub fn keep(&mut self, session: Session, prompt: usize) {
+    /// Keeps a conversation, whose last turn begins after so many tokens.
+    pub fn keep(&mut self, session: Session, turn: usize) {
         let tokens = session.tokens();
         if let Some(longer) = self.kept.iter().position(|kept| kept.session.tokens().starts_with(tokens)) {
             let longer = self.kept.remove(longer);
@@ -197,7 +199,7 @@ impl Prefixes {
             return;
         }
         self.kept.retain(|kept| !tokens.starts_with(kept.session.tokens()));
-        self.kept.push(Kept { session, prompt, used: Instant::now() });
+        self.kept.push(Kept { session, turn, used: Instant::now() });
         while self.bytes() > self.options.memory {
             let Kept { mut session, .. } = self.kept.remove(0);
             self.meters.evictions += 1;
