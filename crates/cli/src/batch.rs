@@ -5,11 +5,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use forebay_engine::{Cancel, Crowd, Engine, Finished, Fnv};
+use forebay_engine::{Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Fnv, Listener};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -124,14 +125,16 @@ fn answer(
     cancel: &Cancel,
 ) -> Result<Count> {
     let mut count = Count::default();
-    let mut crowd = Crowd::new(engine, args.parallel);
+    let mut crowd = Crowd::new(engine, CrowdOptions::new(args.parallel));
+    let (finished, ended) = mpsc::channel();
     let name = engine.file().metadata.str("general.name").unwrap_or("model").to_owned();
     let mut prompts = HashMap::new();
     for (number, line) in lines.iter().enumerate() {
         match request(engine, args, line) {
             Ok((request, prompt)) => {
                 prompts.insert(number, prompt);
-                crowd.add(number, request);
+                let listener = Box::new(Reporter { number, to: finished.clone() });
+                crowd.add(request, Cancel::default(), listener);
             }
             Err(refusal) => {
                 count.refused += 1;
@@ -142,9 +145,8 @@ fn answer(
     let bar = Progress::answering(lines.len());
     let start = Instant::now();
     while !crowd.is_empty() {
-        let mut ended = Vec::new();
-        count.tokens += crowd.step(cancel, &mut |finished| ended.push(finished))?;
-        for Finished { number, answer } in ended {
+        count.tokens += crowd.step(cancel)?;
+        for (number, answer) in ended.try_iter() {
             let id = &lines[number].custom_id;
             match answer {
                 Ok(answer) => {
@@ -153,11 +155,14 @@ fn answer(
                     let body = completion(&request, now(), &name, prompts[&number].as_deref(), &answer);
                     out.write(id, 200, &body)?;
                 }
-                Err(error) => {
+                // What is wrong with one request is said in its line; what is wrong with the machine ends the call, which
+                // goes on later.
+                Err(error @ (Error::Context { .. } | Error::Invalid(_) | Error::Unsupported(_))) => {
                     count.refused += 1;
                     let refusal = Refusal { message: error.to_string(), param: None };
                     out.write(id, 400, &refusal.body())?;
                 }
+                Err(error) => return Err(error.into()),
             }
             prompts.remove(&number);
         }
@@ -165,6 +170,21 @@ fn answer(
         bar.say(format!("{:.1} tok/s", count.tokens as f64 / start.elapsed().as_secs_f64()));
     }
     Ok(count)
+}
+
+/// Passes an answer on under its request's number.
+struct Reporter {
+    number: usize,
+    to: mpsc::Sender<(usize, forebay_engine::Result<Answer>)>,
+}
+
+impl Listener for Reporter {
+    fn event(&mut self, _: Event<'_>) {}
+
+    fn end(self: Box<Self>, answer: forebay_engine::Result<Answer>) {
+        // Nobody listens any more if the call is about to end.
+        let _ = self.to.send((self.number, answer));
+    }
 }
 
 fn request(

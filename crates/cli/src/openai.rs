@@ -133,7 +133,7 @@ impl Body {
                 Some(Stop::One(text)) => vec![text.clone()],
                 Some(Stop::Several(texts)) => texts.clone(),
             },
-            ignore_end: false,
+            ..Request::default()
         };
         Ok((request, text))
     }
