@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use forebay_engine::chat::Message;
+use forebay_engine::chat::dialect::{Parser, Piece};
 use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Answer, Engine, FinishReason, Request, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::chat::thinking::{Kind, Splitter};
 use crate::prompting::{Prompt, Prompting};
 
 /// What cannot be answered, and which field is the reason.
@@ -94,19 +94,25 @@ enum Stop {
 }
 
 impl Body {
-    /// The request for an engine, and the text that the answer follows where there may be reasoning. Without a seed,
-    /// `seed` is used.
+    /// The request for an engine, and what tells the parts of the answer apart where there are any. Without a seed, `seed`
+    /// is used.
     pub fn request(
         &self,
         engine: &Engine,
         endpoint: Endpoint,
         seed: u64,
-    ) -> Result<(Request, Option<String>), Refusal> {
+    ) -> Result<(Request, Option<Parser>), Refusal> {
         self.refuse_others()?;
-        let (param, tokens, text) = match endpoint {
+        let mut shown = Vec::new();
+        let (param, tokens, parser) = match endpoint {
             Endpoint::Chat => {
-                let Prompt { text, tokens } = self.chat_prompt(engine)?;
-                ("messages", tokens, Some(text))
+                let prompting = self.prompting();
+                let Prompt { text, tokens } = self.chat_prompt(engine, &prompting)?;
+                let dialect = prompting
+                    .dialect(engine)
+                    .map_err(|error| Refusal::new("messages", format!("{error:#}")))?;
+                shown = dialect.shown(&prompting.tools);
+                ("messages", tokens, Some(dialect.parser(&text, &prompting.tools)))
             }
             Endpoint::Completions => {
                 let text = self.prompt.as_deref().unwrap_or_default();
@@ -133,18 +139,24 @@ impl Body {
                 Some(Stop::One(text)) => vec![text.clone()],
                 Some(Stop::Several(texts)) => texts.clone(),
             },
+            shown,
             ..Request::default()
         };
-        Ok((request, text))
+        Ok((request, parser))
     }
 
-    fn chat_prompt(&self, engine: &Engine) -> Result<Prompt, Refusal> {
-        if self.messages.is_empty() {
-            return Err(Refusal::new("messages", "there are no messages"));
-        }
+    /// How the messages become a prompt.
+    fn prompting(&self) -> Prompting {
         let mut prompting = Prompting::default();
         prompting.kwargs.extend(self.chat_template_kwargs.clone().unwrap_or_default());
         prompting.tools = self.tools.clone().unwrap_or_default();
+        prompting
+    }
+
+    fn chat_prompt(&self, engine: &Engine, prompting: &Prompting) -> Result<Prompt, Refusal> {
+        if self.messages.is_empty() {
+            return Err(Refusal::new("messages", "there are no messages"));
+        }
         prompting
             .prompt(engine, &self.messages)
             .map_err(|error| Refusal::new("messages", format!("{error:#}")))
@@ -192,21 +204,23 @@ impl Body {
     }
 }
 
-/// An answer in OpenAI's shape. `prompt` is the text that it follows where there may be reasoning.
-pub fn completion(id: &str, created: u64, model: &str, prompt: Option<&str>, answer: &Answer) -> Value {
+/// An answer in OpenAI's shape, its parts told apart by the parser where there are any.
+pub fn completion(id: &str, created: u64, model: &str, parser: Option<Parser>, answer: &Answer) -> Value {
     let finish = match answer.finish_reason {
         FinishReason::Length => "length",
         FinishReason::Stop | FinishReason::Cancelled => "stop",
     };
     let (read, written) = (answer.stats.prompt_tokens, answer.stats.generated_tokens);
-    let (kind, choice) = match prompt {
+    let (kind, choice) = match parser {
         None => {
             let choice =
                 json!({ "index": 0, "text": answer.text, "logprobs": null, "finish_reason": finish });
             ("text_completion", choice)
         }
-        Some(prompt) => {
-            let message = message(prompt, &answer.text);
+        Some(parser) => {
+            let message = message(id, parser, &answer.text);
+            let calls = message.get("tool_calls").is_some();
+            let finish = if calls && finish == "stop" { "tool_calls" } else { finish };
             let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": finish });
             ("chat.completion", choice)
         }
@@ -221,17 +235,64 @@ pub fn completion(id: &str, created: u64, model: &str, prompt: Option<&str>, ans
     })
 }
 
-/// The assistant's message, its reasoning apart.
-fn message(prompt: &str, text: &str) -> Value {
-    let mut parts = [String::new(), String::new()];
-    let mut take = |kind: Kind, text: &str| parts[kind as usize].push_str(text);
-    let mut splitter = Splitter::after(prompt);
-    splitter.push(text, &mut take);
-    splitter.finish(&mut take);
-    let [reasoning, content] = parts;
+/// The assistant's message, its reasoning and its calls apart. `id` names the answer.
+fn message(id: &str, mut parser: Parser, text: &str) -> Value {
+    let (mut reasoning, mut content) = (String::new(), String::new());
+    let mut calls: Vec<(String, String)> = Vec::new();
+    let mut take = |piece: Piece<'_>| match piece {
+        Piece::Reasoning(text) => reasoning.push_str(text),
+        Piece::Content(text) => content.push_str(text),
+        Piece::Call { name } => calls.push((name.to_owned(), String::new())),
+        Piece::Arguments(text) => {
+            if let Some((_, arguments)) = calls.last_mut() {
+                arguments.push_str(text);
+            }
+        }
+    };
+    parser.push(text, &mut take);
+    parser.finish(&mut take);
     let mut message = json!({ "role": "assistant", "content": content });
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.into();
     }
+    if !calls.is_empty() {
+        if content.is_empty() {
+            message["content"] = Value::Null;
+        }
+        let id = id.trim_start_matches("chatcmpl-");
+        let call = |(i, (name, arguments)): (usize, (String, String))| {
+            json!({
+                "id": format!("call_{id}_{i}"),
+                "type": "function",
+                "function": { "name": name, "arguments": arguments },
+            })
+        };
+        message["tool_calls"] = calls.into_iter().enumerate().map(call).collect();
+    }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_engine::chat::dialect::Dialect;
+
+    use super::*;
+
+    #[test]
+    fn calls_are_told_from_what_is_said() {
+        let tools = [json!({ "type": "function", "function": { "name": "now" } })];
+        let parser = || Dialect::of("<tool_call>").parser("", &tools);
+        let text = "<think>Hm.</think>Well:\n<tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": 1}}</tool_call>";
+        let said = message("chatcmpl-7", parser(), text);
+        let call = json!({
+            "id": "call_7_0", "type": "function", "function": { "name": "now", "arguments": "{\"zone\": 1}" },
+        });
+        let expected = json!({
+            "role": "assistant", "content": "Well:", "reasoning_content": "Hm.", "tool_calls": [call],
+        });
+        assert_eq!(said, expected);
+        let said = message("chatcmpl-7", parser(), "<tool_call>{\"name\": \"now\"}</tool_call>");
+        assert_eq!(said["content"], Value::Null);
+        assert_eq!(message("", parser(), "Hello."), json!({ "role": "assistant", "content": "Hello." }));
+    }
 }

@@ -23,6 +23,9 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
+    /// Control tokens that are part of the text, for whoever reads it as a [dialect](crate::chat::dialect::Dialect::shown).
+    /// Others are none.
+    pub shown: Vec<TokenId>,
     /// Never choose the model's end tokens.
     pub ignore_end: bool,
     /// What the answer must be, if it must be something.
@@ -198,7 +201,7 @@ impl Writing {
             scorer: request.logprobs.map(Scorer::new),
             matcher: request.grammar.as_ref().map(Grammar::matcher).transpose()?,
             text: TextStream {
-                decoder: StreamDecoder::continuing(false),
+                decoder: StreamDecoder::continuing(false).showing(request.shown.clone()),
                 stops: StopMatcher::new(request.stop.clone())?,
                 text: String::new(),
             },
