@@ -194,8 +194,7 @@ fn request(
     line: &Line,
 ) -> Result<(forebay_engine::Request, Option<Parser>), Refusal> {
     let endpoint = Endpoint::of(line.url.as_deref())?;
-    let body: Body = serde_json::from_value(line.body.clone())
-        .map_err(|error| Refusal { message: format!("the body makes no sense: {error}"), param: None })?;
+    let body = Body::read(line.body.clone())?;
     let (mut request, parser) = body.request(engine, endpoint, hash(&line.custom_id))?;
     request.max_tokens = request.max_tokens.or(args.max_tokens);
     Ok((request, parser))
