@@ -13,7 +13,7 @@ use forebay_engine::{Answer, Engine, FinishReason, Request, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-pub use self::messages::{drop_volatile_lines, normalise, with_textual_arguments};
+pub use self::messages::{normalise, text_of, with_textual_arguments};
 use crate::prompting::{Prompt, Prompting};
 
 /// Texts that may end an answer.
@@ -159,7 +159,7 @@ impl Body {
                 let dialect = prompting
                     .dialect(engine)
                     .map_err(|error| Refusal::new("messages", format!("{error:#}")))?;
-                shown = dialect.shown();
+                shown = dialect.shown(&prompting.tools);
                 ("messages", tokens, Some(dialect.parser(&text, &prompting.tools)))
             }
             Endpoint::Completions => {
@@ -307,7 +307,11 @@ impl Body {
         let suffix = self.suffix.as_ref().is_some_and(|value| !value.is_null() && value != "");
         let unsupported = [
             ("suffix", suffix, "texts are continued at their end alone"),
-            ("best_of", self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)), "ask for several answers with n"),
+            (
+                "best_of",
+                self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)),
+                "ask for several answers with n",
+            ),
             ("functions", given(&self.functions), "use tools"),
             ("function_call", given(&self.function_call), "use tool_choice"),
             (
@@ -320,7 +324,9 @@ impl Body {
             ("web_search_options", given(&self.web_search_options), "there is no search"),
         ];
         match unsupported.into_iter().find(|(_, given, _)| *given) {
-            Some((param, _, reason)) => Err(Refusal::new(param, format!("{param} is not supported: {reason}"))),
+            Some((param, _, reason)) => {
+                Err(Refusal::new(param, format!("{param} is not supported: {reason}")))
+            }
             None => Ok(()),
         }
     }
@@ -356,9 +362,10 @@ pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T, Refu
             Some((name, T::deserialize(alone).err()?))
         });
         match wrong {
-            Some((name, error)) => {
-                Refusal { message: format!("{name} makes no sense: {error}"), param: Some(name.clone().into()) }
-            }
+            Some((name, error)) => Refusal {
+                message: format!("{name} makes no sense: {error}"),
+                param: Some(name.clone().into()),
+            },
             None => Refusal { message: format!("the body makes no sense: {error}"), param: None },
         }
     })

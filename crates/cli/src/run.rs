@@ -256,7 +256,7 @@ fn answer(
         let prompt = prompting.prompt(&engine, &[Message::new("user", prompt)])?;
         let dialect = prompting.dialect(&engine)?;
         request.prompt = prompt.tokens;
-        request.shown = dialect.shown();
+        request.shown = dialect.shown(&[]);
         Some(dialect.parser(&prompt.text, &[]))
     };
     let said = if args.json {

@@ -89,7 +89,7 @@ impl Chat {
         let full = self.request.max_tokens.is_none();
         let prompt = self.prompting.prompt(self.session.engine(), &self.messages)?;
         let dialect = self.prompting.dialect(self.session.engine())?;
-        let request = Request { prompt: prompt.tokens, shown: dialect.shown(), ..self.request.clone() };
+        let request = Request { prompt: prompt.tokens, shown: dialect.shown(&[]), ..self.request.clone() };
         let parser = dialect.parser(&prompt.text, &[]);
         let Said { answer, text, reasoning } = stream(&mut self.session, &request, Some(parser))?;
         print(match answer.finish_reason {

@@ -1,10 +1,12 @@
-//! `forebay serve`: a server that speaks OpenAI's API.
+//! `forebay serve`: a server that speaks OpenAI's and Anthropic's APIs.
 //!
 //! A request's way: [`router`] admits it, [`openai`] reads it, [`turn`] renders and queues it, [`worker`] computes it together
 //! with all others, and what comes of it goes back as [`turn::TurnEvent`]s.
 
+mod anthropic;
 mod app;
 mod body;
+mod clients;
 mod error;
 mod guard;
 mod info;
@@ -26,17 +28,21 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use clap::Args;
-use forebay_engine::{Bytes, CrowdOptions, Engine, Options, PrefixOptions};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
+use forebay_engine::{Bytes, CrowdOptions, Engine, Options, PrefixOptions, Prospect};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use self::app::{App, Limits, Loaded};
+use self::clients::{Client, Facts};
 use self::guard::{Keys, Origins};
 use self::listen::Connections;
 use self::worker::Worker;
 use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
+use crate::config::SHOW_SETTINGS;
+use crate::output::print;
 use crate::progress::Progress;
 use crate::prompting::read_template;
 use crate::{demo, interrupt};
@@ -55,6 +61,7 @@ Examples:
   forebay serve                                       the demo model, for this machine alone
   forebay serve model.gguf --memory 16G --port 9000
   forebay serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+  forebay serve model.gguf --print-config opencode
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 
 docs/server.md says what is answered.")]
@@ -115,6 +122,9 @@ pub struct ServeArgs {
     /// Room on disk for them
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = size)]
     prefix_disk: u64,
+    /// Print what a client needs to know to use this server, or the settings in effect, and do nothing else
+    #[arg(long, value_name = "CLIENT", num_args = 0..=1, default_missing_value = SHOW_SETTINGS, value_parser = shown())]
+    print_config: Option<String>,
     /// Do not log requests
     #[arg(short, long)]
     quiet: bool,
@@ -175,6 +185,9 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         timeout: args.timeout.map(|seconds| Duration::from_secs(seconds as u64)),
     };
     let name = args.alias.clone().unwrap_or_else(|| model_name(args.model.as_deref(), &path));
+    if let Some(client) = args.print_config.as_deref().and_then(|name| Client::from_str(name, false).ok()) {
+        return print_config(args, client, &path, name, !keys.is_empty());
+    }
     let is_open = keys.is_empty();
     let app = App::new(name, limits, keys, Origins::new(&args.cors_origin), args.sampling.overrides());
     let app = Arc::new(app);
@@ -191,6 +204,29 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     code
 }
 
+/// What can be printed.
+fn shown() -> PossibleValuesParser {
+    let clients = Client::value_variants().iter().filter_map(Client::to_possible_value);
+    PossibleValuesParser::new(clients.chain([SHOW_SETTINGS.into()]))
+}
+
+/// Tells how a client is set up. The model's file is described, not loaded.
+fn print_config(
+    args: &ServeArgs,
+    client: Client,
+    path: &Path,
+    model: String,
+    needs_key: bool,
+) -> Result<ExitCode> {
+    let context = Prospect::new(path, &args.load.options())?.plan().context;
+    let facts =
+        Facts { host: args.host, port: args.port, model, context, max_tokens: args.max_tokens, needs_key };
+    let configuration = client.configuration(&facts);
+    eprintln!("For {}:", configuration.place);
+    print(&configuration.text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let address = SocketAddr::new(args.host, args.port);
@@ -200,7 +236,9 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
     let address = listener.local_addr().context("cannot tell where the server listens")?;
     eprintln!("Listening at http://{address}");
     if is_open && !address.ip().is_loopback() {
-        eprintln!("warning: whoever reaches this machine can use the server: give it a key with --api-key-file");
+        eprintln!(
+            "warning: whoever reaches this machine can use the server: give it a key with --api-key-file"
+        );
     }
     let connections = Connections::accept(listener, router::router(Arc::clone(&app)));
     let thread = match load(args, &app, path, &mut signals).await? {
@@ -273,7 +311,11 @@ fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
     let streams = if plan.holds_all_experts() {
         "all experts in memory".to_owned()
     } else {
-        format!("{} of {} of experts in memory, the rest streamed", Bytes(plan.slot_bytes), Bytes(plan.experts))
+        format!(
+            "{} of {} of experts in memory, the rest streamed",
+            Bytes(plan.slot_bytes),
+            Bytes(plan.experts)
+        )
     };
     format!(
         "  model    {}\n  context  {} tokens, {} answers at once\n  memory   {}{budget}: {streams}\n  page     \
@@ -304,7 +346,9 @@ fn model_name(given: Option<&Path>, path: &Path) -> String {
 fn host(text: &str) -> Result<IpAddr> {
     match text {
         "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
-        text => text.parse().map_err(|_| anyhow!("expected an address of this machine, such as 127.0.0.1 or 0.0.0.0")),
+        text => text
+            .parse()
+            .map_err(|_| anyhow!("expected an address of this machine, such as 127.0.0.1 or 0.0.0.0")),
     }
 }
 
@@ -330,7 +374,10 @@ impl Signals {
     fn listen() -> Result<Signals> {
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Signals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        Ok(Signals {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+        })
     }
 
     async fn next(&mut self) {

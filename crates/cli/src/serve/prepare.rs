@@ -21,6 +21,11 @@ impl App {
         .await
     }
 
+    /// How many tokens the prompt of a request has.
+    pub async fn count_tokens(self: &Arc<App>, request: ChatRequest) -> Result<usize, ApiError> {
+        self.prepare(move |_, loaded| Ok(prepare_chat(loaded, &request)?.tokens.len())).await
+    }
+
     /// [`turn`](Self::turn) for texts that are continued as they are, and the texts themselves if they are to be told. The
     /// answers to the first come first.
     pub async fn continuation(
@@ -33,7 +38,8 @@ impl App {
             let prompts = body.prompts(&loaded.engine)?;
             let decode = |tokens: &Vec<TokenId>| loaded.engine.tokenizer().decode(tokens, false);
             let texts = echo.then(|| prompts.iter().map(decode).collect());
-            let grammar = answering.format.schema().map(|schema| Grammar::json_schema(&loaded.engine, &schema));
+            let grammar =
+                answering.format.schema().map(|schema| Grammar::json_schema(&loaded.engine, &schema));
             let grammar = grammar.transpose().map_err(|error| refused("response_format", error))?;
             let prepared = prompts.into_iter().map(|tokens| Prepared {
                 tokens,
@@ -76,7 +82,8 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
     let prompt = openai::chat_prompt(&loaded.engine, &prompting, &request.messages)?;
     let forced = matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
     let grammar = if forced {
-        let source = loaded.dialect.call_grammar(&prompt.text, &tools).map_err(|error| refused("tools", error))?;
+        let source =
+            loaded.dialect.call_grammar(&prompt.text, &tools).map_err(|error| refused("tools", error))?;
         Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("tools", error))?)
     } else if let Some(schema) = request.answering.format.schema() {
         if !tools.is_empty() {
@@ -98,7 +105,9 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
 
 /// The tools that the model is told of.
 fn offered_tools(request: &ChatRequest) -> Result<Vec<Value>, ApiError> {
-    let name = |tool: &Value| tool.get("function").and_then(|f| f.get("name")).and_then(Value::as_str).map(str::to_owned);
+    let name = |tool: &Value| {
+        tool.get("function").and_then(|f| f.get("name")).and_then(Value::as_str).map(str::to_owned)
+    };
     for (i, tool) in request.tools.iter().enumerate() {
         if tool.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "function") {
             let message = format!("only functions are supported, not tools of type {}", tool["type"]);
@@ -136,7 +145,9 @@ impl Loaded {
     pub fn prompting(&self, tools: &[Value], kwargs: &Map<String, Value>) -> Prompting {
         Prompting {
             template: self.template.clone(),
-            think: self.think.filter(|_| !kwargs.contains_key("enable_thinking") && !kwargs.contains_key("thinking")),
+            think: self
+                .think
+                .filter(|_| !kwargs.contains_key("enable_thinking") && !kwargs.contains_key("thinking")),
             tools: tools.to_vec(),
             kwargs: kwargs.clone(),
             system: None,

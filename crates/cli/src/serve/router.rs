@@ -13,14 +13,17 @@ use axum::routing::{MethodRouter, get, post};
 use super::app::{App, leaving};
 use super::body::discard;
 use super::error::{ApiError, Dress};
-use super::openai::{chat, completions, models};
-use super::{info, openapi};
+use super::openai::{chat, completions, models, responses};
+use super::{anthropic, info, openapi};
 
 /// Everything that is answered. What begins with `/v1` is there without it, too.
 pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     vec![
         ("/v1/chat/completions", post(chat::chat)),
         ("/v1/completions", post(completions::completions)),
+        ("/v1/responses", post(responses::responses)),
+        ("/v1/messages", post(anthropic::messages)),
+        ("/v1/messages/count_tokens", post(anthropic::count_tokens)),
         ("/v1/models", get(models::list)),
         ("/v1/models/{*id}", get(models::get)),
         ("/tokenize", post(info::tokenize)),
@@ -51,7 +54,8 @@ pub fn router(app: Arc<App>) -> Router {
     }
     router
         .fallback(|request: Request| async move {
-            let message = format!("there is nothing at {}; /openapi.json says what there is", request.uri().path());
+            let message =
+                format!("there is nothing at {}; /openapi.json says what there is", request.uri().path());
             ApiError { code: Some("unknown_url"), ..ApiError::not_found(message) }
         })
         .method_not_allowed_fallback(|request: Request| async move {

@@ -105,6 +105,8 @@ pub enum TurnEvent {
 #[derive(Clone, Debug)]
 pub struct TurnEnd {
     pub finish: Finish,
+    /// The text that ended it, of those that were to.
+    pub stop: Option<String>,
     pub usage: Usage,
     pub timings: Timings,
     /// What the expert store did meanwhile, for all who were served.
@@ -175,7 +177,12 @@ impl App {
     ///
     /// # Errors
     /// If a prompt is too long, or there is no room for more.
-    pub(super) fn queue(&self, loaded: &Loaded, prompts: Vec<Prepared>, answering: &Answering) -> Result<Turn, ApiError> {
+    pub(super) fn queue(
+        &self,
+        loaded: &Loaded,
+        prompts: Vec<Prepared>,
+        answering: &Answering,
+    ) -> Result<Turn, ApiError> {
         let each = answering.more.saturating_add(1);
         let count = prompts.len().saturating_mul(each);
         let most = self.limits.parallel + self.limits.queue;
@@ -196,9 +203,8 @@ impl App {
             (Some(asked), Some(most)) => Some(asked.min(most)),
             (asked, most) => asked.or(most),
         };
-        let places = self.meters.places(count, most).map_err(|open| {
-            ApiError::overloaded(open, RETRY_SECONDS)
-        })?;
+        let places =
+            self.meters.places(count, most).map_err(|open| ApiError::overloaded(open, RETRY_SECONDS))?;
         let (sender, receiver) = unbounded_channel();
         let mut turn = Turn {
             engine: loaded.engine.clone(),
@@ -233,7 +239,7 @@ impl App {
                     sender: sender.clone(),
                     cancel: cancel.clone(),
                     meters: Arc::clone(&self.meters),
-                    _place: places.next().expect("there is one for each"),
+                    place: places.next().expect("there is one for each"),
                 };
                 turn.choices.push(Choice::new(&prompt, &loaded.dialect, cancel.clone()));
                 let job = Job { request, cancel, listener: Box::new(hearer) };
@@ -286,7 +292,8 @@ impl Turn {
                 Ok(None) => self.fail(ApiError::internal("computing failed; the server's log says why")),
                 Err(_) => {
                     let message = "the answer took longer than this server allows";
-                    let error = ApiError::new(axum::http::StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
+                    let error =
+                        ApiError::new(axum::http::StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
                     self.fail(ApiError { code: Some("timeout"), ..error });
                 }
             }
@@ -431,7 +438,7 @@ impl Choice {
             predicted: usage.completion,
             predicted_seconds: stats.decode_seconds,
         };
-        TurnEnd { finish, usage, timings, experts: stats.experts }
+        TurnEnd { finish, stop: answer.stop.clone(), usage, timings, experts: stats.experts }
     }
 
     /// Tokens up to where reasoning came last.
@@ -463,7 +470,7 @@ struct Hearer {
     sender: UnboundedSender<(usize, Heard)>,
     cancel: Cancel,
     meters: Arc<Meters>,
-    _place: Place,
+    place: Place,
 }
 
 impl Hearer {
@@ -491,6 +498,9 @@ impl Listener for Hearer {
             Err(error) if error.status.is_server_error() => self.meters.failed(),
             Err(_) => {}
         }
-        self.send(Heard::End(answer));
+        let Hearer { index, sender, place, .. } = *self;
+        // Whoever hears of the end can be sure that there is room again.
+        drop(place);
+        let _ = sender.send((index, Heard::End(answer)));
     }
 }

@@ -57,9 +57,10 @@ impl Wants {
 }
 
 /// Reads whether tools are called.
-fn tool_choice(asked: Option<&Value>) -> Result<ToolChoice, ApiError> {
+pub fn tool_choice(asked: Option<&Value>) -> Result<ToolChoice, ApiError> {
     let wrong = || {
-        let message = "it is \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
+        let message =
+            "it is \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
         ApiError::invalid("tool_choice", message)
     };
     match asked {

@@ -9,6 +9,7 @@ use super::text::{THINK, THINK_END};
 use super::values::{Kinds, Reading, Tools, name, parameters, quoted};
 use super::{Dialect, Format, harmony, sections, xml};
 use crate::error::{Error, Result};
+use crate::grammar::WHITESPACE;
 
 /// A grammar for an answer that calls one of the tools.
 pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<String> {
@@ -82,12 +83,11 @@ impl<'a> Grammar<'a> {
 
     /// JSON of a schema.
     fn json(&mut self, schema: &Value) -> String {
-        // Without this a model may write white space for ever.
         let mut schema = match schema {
             Value::Object(_) => schema.clone(),
             _ => json!({}),
         };
-        schema["x-guidance"] = json!({ "whitespace_pattern": "\\x20?" });
+        schema["x-guidance"] = json!({ "whitespace_pattern": WHITESPACE });
         self.rule(&format!("%json {schema}"))
     }
 
@@ -253,7 +253,8 @@ impl<'a> Grammar<'a> {
         }
         let mut schema = property.clone();
         // What it refers to is in the schema of all parameters.
-        for key in ["$defs", "definitions"] {
+        let refers = property.to_string().contains("\"$ref\"");
+        for key in ["$defs", "definitions"].into_iter().filter(|_| refers) {
             if let (Some(definitions), Some(schema)) = (root.get(key), schema.as_object_mut()) {
                 schema.insert(key.into(), definitions.clone());
             }

@@ -119,10 +119,13 @@ impl Dialect {
         self
     }
 
-    /// The control tokens that a [parser](Dialect::parser) has to see: they go into
+    /// The control tokens that a [parser](Dialect::parser) for these tools has to see: they go into
     /// [`Request::shown`](crate::Request::shown).
-    pub fn shown(&self) -> Vec<TokenId> {
-        self.controls.iter().map(|&(_, token)| token).collect()
+    pub fn shown(&self, tools: &[Value]) -> Vec<TokenId> {
+        // Where there is nothing to call, the tags of calls would be taken for text.
+        let all = !tools.is_empty() || self.format == Format::Harmony;
+        let needed = |tag: &str| all || [text::THINK, text::THINK_END].contains(&tag);
+        self.controls.iter().filter(|(tag, _)| needed(tag)).map(|&(_, token)| token).collect()
     }
 
     /// Its name, for people.
