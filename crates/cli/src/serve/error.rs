@@ -72,12 +72,8 @@ impl ApiError {
     pub fn context(param: &str, tokens: usize, limit: usize) -> ApiError {
         // Clients of OpenAI's and of Anthropic's API look for these words to shorten a conversation.
         let message = format!(
-<<<<<<< HEAD
-            "This model's maximum context length is {limit} tokens. However, the prompt has {tokens} tokens: shorten it."
-=======
             "This model's maximum context length is {limit} tokens. However, the prompt is too long: {tokens} tokens > \
-             {limit} maximum. Shorten it, or serve the model with a larger --ctx."
->>>>>>> main
+             {limit} maximum."
         );
         ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
     }
