@@ -7,6 +7,9 @@ mod common;
 mod server;
 
 use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -159,15 +162,34 @@ fn a_drive_that_fails_is_told_and_recovers() {
 #[test]
 fn while_the_model_is_loaded_requests_are_told_to_come_back() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    // Nobody ever writes to it, so that reading takes for ever.
-    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-    let mut server = Server::start_unready(&[&common::text(&path)]);
+    let model = common::golden("qwen35moe");
+    for entry in std::fs::read_dir(&model).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    // A pipe is read when somebody writes to it, so loading takes as long as is needed here.
+    let pipe = folder.path().join("tokenizer.json");
+    std::fs::remove_file(&pipe).unwrap();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut server = Server::start_unready(&[&common::text(folder.path())]);
     assert_eq!(server.get("/health").status, 200);
-    for response in [server.get("/ready"), server.get("/props"), server.post(CHAT, &json!({ "messages": question("Hi") }))] {
+    let ask = json!({ "messages": question("Hi"), "max_tokens": 1 });
+    for response in [server.get("/ready"), server.get("/v1/models"), server.post(CHAT, &ask)] {
         assert_eq!(response.status, 503, "{}", response.text());
         assert!(response.header("retry-after").is_some());
     }
+    let bytes = std::fs::read(Path::new(&model).join("tokenizer.json")).unwrap();
+    OpenOptions::new().write(true).open(&pipe).unwrap().write_all(&bytes).unwrap();
+    let start = Instant::now();
+    while server.get("/ready").status != 200 {
+        assert!(start.elapsed() < SOON * 4, "{}", server.log());
+    }
+    server.post(CHAT, &ask).ok();
+    server.signal("TERM");
+    assert_eq!(server.wait(SOON), Some(0));
+
+    // A model that is being loaded keeps nobody from leaving.
+    let mut server = Server::start_unready(&[&common::text(folder.path())]);
     server.signal("TERM");
     assert_eq!(server.wait(SOON), Some(0));
 }

@@ -230,7 +230,7 @@ impl App {
                     stop: answering.stop.clone(),
                     grammar: prompt.grammar.clone(),
                     logprobs: answering.logprobs,
-                    shown: if prompt.parser.is_some() { loaded.dialect.shown() } else { Vec::new() },
+                    shown: prompt.shown(&loaded.dialect),
                     ..Request::default()
                 };
                 let cancel = Cancel::default();
@@ -239,7 +239,7 @@ impl App {
                     sender: sender.clone(),
                     cancel: cancel.clone(),
                     meters: Arc::clone(&self.meters),
-                    _place: places.next().expect("there is one for each"),
+                    place: places.next().expect("there is one for each"),
                 };
                 turn.choices.push(Choice::new(&prompt, &loaded.dialect, cancel.clone()));
                 let job = Job { request, cancel, listener: Box::new(hearer) };
@@ -374,8 +374,7 @@ impl Choice {
     fn new(prompt: &Prepared, dialect: &Dialect, cancel: Cancel) -> Choice {
         let parser = prompt.parser.as_ref().map(|(text, tools)| dialect.parser(text, tools));
         let parallel = prompt.parallel;
-        let shown = dialect.shown();
-        Choice { cancel, parser, shown, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
+        Choice { cancel, parser, shown: prompt.shown(dialect), parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
     }
 
     fn push(&mut self, text: &str, emit: &mut dyn FnMut(TurnEvent)) {
@@ -470,7 +469,7 @@ struct Hearer {
     sender: UnboundedSender<(usize, Heard)>,
     cancel: Cancel,
     meters: Arc<Meters>,
-    _place: Place,
+    place: Place,
 }
 
 impl Hearer {
@@ -498,6 +497,9 @@ impl Listener for Hearer {
             Err(error) if error.status.is_server_error() => self.meters.failed(),
             Err(_) => {}
         }
-        self.send(Heard::End(answer));
+        let Hearer { index, sender, place, .. } = *self;
+        // Whoever hears of the end can be sure that there is room again.
+        drop(place);
+        let _ = sender.send((index, Heard::End(answer)));
     }
 }

@@ -1,5 +1,8 @@
 //! A server under test, and a client that can misbehave.
 
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command};
@@ -39,7 +42,8 @@ impl Server {
     pub fn start_unready(args: &[&str]) -> Server {
         let key = args.iter().position(|arg| *arg == "--api-key").map(|_| "open sesame");
         let cache = tempfile::tempdir().unwrap();
-        let mut command = forebay([&["serve", "--port", "0", "--threads", "2"], args].concat());
+        let threads: &[&str] = if args.contains(&"--threads") { &[] } else { &["--threads", "2"] };
+        let mut command = forebay([&["serve", "--port", "0"], threads, args].concat());
         let mut child = command.env("XDG_CACHE_HOME", cache.path()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap_or_else(|| panic!("the server ends at once")).unwrap();
