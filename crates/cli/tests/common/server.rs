@@ -47,7 +47,8 @@ impl Server {
         let mut child = command.env("XDG_CACHE_HOME", cache.path()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap_or_else(|| panic!("the server ends at once")).unwrap();
-        let address = first.strip_prefix("Listening at http://").unwrap_or_else(|| panic!("{first}")).to_owned();
+        let address =
+            first.strip_prefix("Listening at http://").unwrap_or_else(|| panic!("{first}")).to_owned();
         let log = Arc::new(Mutex::new(String::new()));
         let writer = Arc::clone(&log);
         std::thread::spawn(move || {
@@ -222,7 +223,8 @@ impl Stream {
         loop {
             if let Some(end) = self.text.find("\n\n") {
                 let event: String = self.text.drain(..end + 2).collect();
-                let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+                let field =
+                    |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
                 let Some(data) = field("data: ") else {
                     self.comments += 1;
                     continue;
