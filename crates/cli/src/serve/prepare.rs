@@ -44,6 +44,7 @@ impl App {
             let prepared = prompts.into_iter().map(|tokens| Prepared {
                 tokens,
                 parser: None,
+                shown: Vec::new(),
                 grammar: grammar.clone(),
                 parallel: true,
             });
@@ -68,6 +69,8 @@ pub struct Prepared {
     pub tokens: Vec<TokenId>,
     /// The text of the prompt and the tools, where the answer has parts.
     pub parser: Option<(String, Vec<Value>)>,
+    /// Control tokens that are part of the answer's text.
+    pub shown: Vec<TokenId>,
     pub grammar: Option<Grammar>,
     /// Whether there may be several calls.
     pub parallel: bool,
@@ -97,6 +100,7 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
     };
     Ok(Prepared {
         tokens: prompt.tokens,
+        shown: loaded.dialect.shown(&tools),
         parser: Some((prompt.text, tools)),
         grammar,
         parallel: request.parallel_tool_calls,

@@ -230,7 +230,7 @@ impl App {
                     stop: answering.stop.clone(),
                     grammar: prompt.grammar.clone(),
                     logprobs: answering.logprobs,
-                    shown: if prompt.parser.is_some() { loaded.dialect.shown() } else { Vec::new() },
+                    shown: prompt.shown.clone(),
                     ..Request::default()
                 };
                 let cancel = Cancel::default();
@@ -374,7 +374,7 @@ impl Choice {
     fn new(prompt: &Prepared, dialect: &Dialect, cancel: Cancel) -> Choice {
         let parser = prompt.parser.as_ref().map(|(text, tools)| dialect.parser(text, tools));
         let parallel = prompt.parallel;
-        let shown = dialect.shown();
+        let shown = prompt.shown.clone();
         Choice { cancel, parser, shown, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
     }
 
