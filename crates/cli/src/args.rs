@@ -151,7 +151,8 @@ impl SamplingArgs {
         Ok(self.overrides().resolve(&file.metadata, file.path())?)
     }
 
-    fn overrides(&self) -> SamplingOverrides {
+    /// What was set.
+    pub fn overrides(&self) -> SamplingOverrides {
         let bias: Vec<_> = self.logit_bias.iter().map(|b| (b.token, b.bias)).collect();
         SamplingOverrides {
             temperature: self.temp,

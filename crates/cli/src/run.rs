@@ -84,11 +84,11 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let session = engine.session();
     interrupt::install(session.cancel())?;
     let request = Request {
-        prompt: Vec::new(),
         max_tokens: args.max_tokens,
         sampling: args.sampling.resolve(&engine)?,
         stop: args.stop.clone(),
         ignore_end: args.ignore_eos,
+        ..Request::default()
     };
     match prompt {
         Some(prompt) => answer(args, session, &prompt, request, &prompting),
@@ -206,6 +206,7 @@ fn generate(
                 writing = (bar == WritingBar::Yes).then(Progress::writing);
             }
         }
+        Event::Token(_) => {}
         Event::Text(text) => {
             reading = None;
             if let Some(bar) = &writing {

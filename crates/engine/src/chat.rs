@@ -140,6 +140,11 @@ impl ChatTemplate {
         ChatTemplate::compile(&found.sources, found.tokens).map(Some).map_err(|e| at(&found.path, e))
     }
 
+    /// The template's text; where there are two, that of conversations without tools.
+    pub fn source(&self) -> &str {
+        &self.sources.default
+    }
+
     fn compile(sources: &Sources, tokens: Vec<(String, String)>) -> Result<ChatTemplate> {
         let compile = |source: &String| {
             let source = without_generation_tags(source);

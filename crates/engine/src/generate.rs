@@ -5,14 +5,15 @@ use std::time::Instant;
 use crate::TokenId;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::sampler::{Sampler, SamplingOverrides, SamplingParams};
+use crate::grammar::Grammar;
+use crate::sampler::{Sampler, SamplingOverrides, SamplingParams, Scored, Scorer};
 use crate::session::{Session, Watch};
 use crate::stop::StopMatcher;
 use crate::store::Meters;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 
 /// What to generate.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The whole conversation so far.
     pub prompt: Vec<TokenId>,
@@ -24,6 +25,11 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Never choose the model's end tokens.
     pub ignore_end: bool,
+    /// What the answer must be, if it must be something.
+    pub grammar: Option<Grammar>,
+    /// How many of the likeliest tokens are told with each token; `None`: none, and not the token's own probability
+    /// either.
+    pub logprobs: Option<usize>,
 }
 
 impl Request {
@@ -34,12 +40,12 @@ impl Request {
     pub fn new(engine: &Engine, prompt: Vec<TokenId>) -> Result<Request> {
         let file = engine.file();
         let sampling = SamplingOverrides::default().resolve(&file.metadata, file.path())?;
-        Ok(Request { prompt, max_tokens: None, sampling, stop: Vec::new(), ignore_end: false })
+        Ok(Request { prompt, sampling, ..Request::default() })
     }
 }
 
 /// What happens while an answer is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
     /// The prompt is being read.
     Prompt {
@@ -48,6 +54,9 @@ pub enum Event<'a> {
         /// Tokens to read.
         total: usize,
     },
+    /// A token of the answer, before the text it leads to; only if [probabilities](Request::logprobs) were asked for.
+    /// The token that ends the answer is none of it.
+    Token(&'a Scored),
     /// More text of the answer: whole characters.
     Text(&'a str),
 }
@@ -108,6 +117,8 @@ pub struct Answer {
     pub seed: u64,
     /// What it took.
     pub stats: Stats,
+    /// How likely its tokens were, if that was asked for.
+    pub logprobs: Vec<Scored>,
 }
 
 impl Session {
@@ -130,8 +141,7 @@ impl Session {
         let read = engine.meters();
         writing.stats().prompt_seconds = start.elapsed().as_secs_f64();
         writing.stats().prompt_experts = read - before;
-        let mut on_text = |text: &str| on_event(Event::Text(text));
-        while let Some(token) = writing.choose(self.logits(), &mut on_text)? {
+        while let Some(token) = writing.choose(self.logits(), on_event)? {
             if writing.stats().ttft_seconds == 0.0 {
                 writing.stats().ttft_seconds = start.elapsed().as_secs_f64();
             }
@@ -141,7 +151,7 @@ impl Session {
                 Err(error) => return Err(error),
             }
         }
-        let mut answer = writing.finish(&mut on_text);
+        let mut answer = writing.finish(on_event);
         answer.stats.decode_seconds = start.elapsed().as_secs_f64() - answer.stats.prompt_seconds;
         answer.stats.experts = engine.meters() - read;
         Ok(answer)
@@ -152,6 +162,7 @@ impl Session {
 pub struct Writing {
     engine: Engine,
     sampler: Sampler,
+    scorer: Option<Scorer>,
     text: TextStream,
     answer: Answer,
     /// The most tokens of the answer.
@@ -179,9 +190,11 @@ impl Writing {
             finish_reason: FinishReason::Length,
             seed: sampler.seed(),
             stats: Stats { prompt_tokens: request.prompt.len(), ..Stats::default() },
+            logprobs: Vec::new(),
         };
         Ok(Writing {
             sampler,
+            scorer: request.logprobs.map(Scorer::new),
             text: TextStream {
                 decoder: StreamDecoder::continuing(false),
                 stops: StopMatcher::new(request.stop.clone())?,
@@ -199,7 +212,7 @@ impl Writing {
     ///
     /// # Errors
     /// If the logits are not numbers.
-    pub fn choose(&mut self, logits: &[f32], on_text: &mut dyn FnMut(&str)) -> Result<Option<TokenId>> {
+    pub fn choose(&mut self, logits: &[f32], on_event: &mut dyn FnMut(Event<'_>)) -> Result<Option<TokenId>> {
         if self.ended || self.answer.tokens.len() == self.most {
             return Ok(None);
         }
@@ -209,8 +222,13 @@ impl Writing {
         if !ends {
             self.sampler.accept(token);
             self.answer.tokens.push(token);
+            if let Some(scorer) = &mut self.scorer {
+                let scored = scorer.score(logits, token);
+                on_event(Event::Token(&scored));
+                self.answer.logprobs.push(scored);
+            }
         }
-        if ends || self.text.push(tokenizer, token, on_text) {
+        if ends || self.text.push(tokenizer, token, on_event) {
             self.answer.finish_reason = FinishReason::Stop;
             self.ended = true;
         }
@@ -229,10 +247,10 @@ impl Writing {
     }
 
     /// The answer, after the text that was held back.
-    pub fn finish(self, on_text: &mut dyn FnMut(&str)) -> Answer {
+    pub fn finish(self, on_event: &mut dyn FnMut(Event<'_>)) -> Answer {
         let mut answer = self.answer;
         let stopped;
-        (answer.text, stopped) = self.text.finish(on_text);
+        (answer.text, stopped) = self.text.finish(on_event);
         if stopped {
             answer.finish_reason = FinishReason::Stop;
         }
@@ -250,26 +268,26 @@ struct TextStream {
 
 impl TextStream {
     /// Takes a token; true if a stop string came up.
-    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, on_text: &mut dyn FnMut(&str)) -> bool {
+    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, on_event: &mut dyn FnMut(Event<'_>)) -> bool {
         let outcome = self.stops.push(&self.decoder.push(tokenizer, token));
-        self.emit(&outcome.emit, on_text);
+        self.emit(&outcome.emit, on_event);
         outcome.stopped
     }
 
     /// Emits what was held back; gives the whole text, and whether it ends before a stop string.
-    fn finish(mut self, on_text: &mut dyn FnMut(&str)) -> (String, bool) {
+    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, bool) {
         let tail = self.decoder.finish();
         let outcome = self.stops.push(&tail);
-        self.emit(&outcome.emit, on_text);
+        self.emit(&outcome.emit, on_event);
         let held = self.stops.finish();
-        self.emit(&held, on_text);
+        self.emit(&held, on_event);
         (self.text, self.stops.stopped())
     }
 
-    fn emit(&mut self, text: &str, on_text: &mut dyn FnMut(&str)) {
+    fn emit(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) {
         if !text.is_empty() {
             self.text.push_str(text);
-            on_text(text);
+            on_event(Event::Text(text));
         }
     }
 }

@@ -16,6 +16,7 @@
 
 mod history;
 mod params;
+mod scores;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +32,8 @@ use crate::error::{Error, Result};
 use history::{History, Origin};
 
 pub use params::{SamplingOverrides, SamplingParams};
+pub use scores::Scored;
+pub(crate) use scores::Scorer;
 
 /// Chooses tokens for one conversation: the parameters, the random numbers and the tokens seen so far.
 #[derive(Clone, Debug)]
@@ -157,29 +160,13 @@ impl Sampler {
 
     /// Makes candidates of the logits, in an order that these determine: by rank, or by number without a top-k.
     fn keep_top_k(&mut self) {
-        let candidates = &mut self.candidates;
-        candidates.clear();
-        let all = (0..).zip(&self.logits).map(|(token, &logit)| Candidate { token, logit, weight: 0.0 });
         let k = self.params.top_k;
         if k == 0 {
-            candidates.extend(all.filter(|c| c.logit > f32::NEG_INFINITY));
-            return;
+            self.candidates.clear();
+            self.candidates.extend(all(&self.logits).filter(|c| c.logit > f32::NEG_INFINITY));
+        } else {
+            best_of(&self.logits, k, &mut self.candidates);
         }
-        // Whenever the buffer is full it shrinks to the best k, and the last of these is the mark to beat: a
-        // later token with an equal logit ranks below it. Few logits ever get past the comparison.
-        let mut mark = f32::NEG_INFINITY;
-        for candidate in all {
-            if candidate.logit > mark {
-                candidates.push(candidate);
-                if candidates.len() == top_k_buffer(k) {
-                    candidates.select_nth_unstable_by(k - 1, Candidate::by_rank);
-                    candidates.truncate(k);
-                    mark = candidates[k - 1].logit;
-                }
-            }
-        }
-        candidates.sort_unstable_by(Candidate::by_rank);
-        candidates.truncate(k);
     }
 
     /// Weights are relative to the best candidate's, which is 1.
@@ -251,6 +238,33 @@ impl Candidate {
     fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
         b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
     }
+}
+
+fn all(logits: &[f32]) -> impl Iterator<Item = Candidate> {
+    (0..).zip(logits).map(|(token, &logit)| Candidate { token, logit, weight: 0.0 })
+}
+
+/// The `k` likeliest tokens by their [tame](tame) logits, the likeliest first; fewer if others are impossible.
+fn best_of(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
+    candidates.clear();
+    if k == 0 {
+        return;
+    }
+    // Whenever the buffer is full it shrinks to the best k, and the last of these is the mark to beat: a
+    // later token with an equal logit ranks below it. Few logits ever get past the comparison.
+    let mut mark = f32::NEG_INFINITY;
+    for candidate in all(logits) {
+        if candidate.logit > mark {
+            candidates.push(candidate);
+            if candidates.len() == top_k_buffer(k) {
+                candidates.select_nth_unstable_by(k - 1, Candidate::by_rank);
+                candidates.truncate(k);
+                mark = candidates[k - 1].logit;
+            }
+        }
+    }
+    candidates.sort_unstable_by(Candidate::by_rank);
+    candidates.truncate(k);
 }
 
 /// A logit that can be compared and reckoned with: not NaN, not plus infinity, not minus zero.

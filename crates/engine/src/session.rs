@@ -50,6 +50,16 @@ pub struct Extended {
     pub computed: usize,
 }
 
+impl Engine {
+    /// Where a prompt's last turn can be taken back to, if it is after `start`: its end, where an answer starts that may
+    /// come back without its reasoning, and its last control token, as the opening that follows may come back in other
+    /// words.
+    pub(crate) fn turn_marks(&self, prompt: &[TokenId], start: usize) -> SmallVec<[usize; 4]> {
+        let turn = prompt[start..].iter().rposition(|&token| self.tokenizer().is_control(token));
+        turn.map(|turn| start + turn).into_iter().chain([prompt.len()]).collect()
+    }
+}
+
 /// Watches [`Session::extend_watched`].
 #[derive(Default)]
 pub struct Watch<'a> {
@@ -200,7 +210,7 @@ impl Session {
         while self.tokens.len() < tokens.len() {
             let start = self.tokens.len();
             let end = tokens.len().min(start + self.engine.chunk());
-            self.mark(&tokens[start..end], true);
+            self.mark(end - start, &self.engine.turn_marks(&tokens[..end], start));
             let last = end == tokens.len();
             self.compute(Phase::Prompt, &tokens[start..end], last, &mut watch)?;
             if let Some(progress) = &mut watch.progress {
@@ -220,11 +230,23 @@ impl Session {
         }
         self.check(&[token])?;
         self.go_back(self.tokens.len());
-        self.mark(&[token], false);
+        self.mark(1, &[]);
         self.compute(Phase::Answer, &[token], true, &mut Watch::default())
     }
 
-    fn check(&self, tokens: &[TokenId]) -> Result<()> {
+    /// The longest prefix of what it holds, of `len` tokens at most, that it can go back to.
+    pub(crate) fn reach(&self, len: usize) -> usize {
+        self.state.reach(len.min(self.tokens.len()))
+    }
+
+    /// Bytes that it takes when it has `len` tokens, what it shares included.
+    pub(crate) fn bytes_for(&self, len: usize) -> u64 {
+        self.state.bytes_for(len)
+    }
+
+    /// # Errors
+    /// If these cannot be the tokens of a conversation.
+    pub(crate) fn check(&self, tokens: &[TokenId]) -> Result<()> {
         let (vocab, limit) = (self.engine.vocab_size(), self.engine.context());
         if tokens.is_empty() {
             return Err(Error::Invalid("the prompt has no tokens".into()));
@@ -241,7 +263,7 @@ impl Session {
     }
 
     /// Lets go of all tokens after the first `len`, which must be within reach.
-    fn go_back(&mut self, len: usize) {
+    pub(crate) fn go_back(&mut self, len: usize) {
         if len < self.tokens.len() {
             self.tokens.truncate(len);
             self.logits.clear();
@@ -251,19 +273,14 @@ impl Session {
         self.state.truncate(len);
     }
 
-    /// Marks the places among tokens that come next which a later prompt may go back to. Those of a prompt: its end,
-    /// where an answer starts that may come back without its reasoning, and the last turn's start, whose opening may
-    /// come back in other words. And now and then one between.
-    fn mark(&mut self, tokens: &[TokenId], are_prompt: bool) {
+    /// Marks places among the `count` tokens that come next which a later prompt may go back to: these, and now and then
+    /// one between.
+    fn mark(&mut self, count: usize, places: &[usize]) {
         let start = self.tokens.len();
-        let end = start + tokens.len();
+        let end = start + count;
         let between = (start / MARK_EVERY + 1..=end / MARK_EVERY).map(|n| n * MARK_EVERY);
-        let mut places: SmallVec<[usize; 8]> = between.collect();
-        if are_prompt {
-            let turn = tokens.iter().rposition(|&token| self.engine.tokenizer().is_control(token));
-            places.extend(turn.map(|turn| start + turn).filter(|&turn| turn > start));
-            places.push(end);
-        }
+        let places = places.iter().copied().filter(|&place| start < place && place <= end);
+        let mut places: SmallVec<[usize; 8]> = between.chain(places).collect();
         places.sort_unstable();
         places.into_iter().for_each(|place| self.state.mark(place, end));
     }

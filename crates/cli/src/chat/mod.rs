@@ -271,8 +271,7 @@ mod tests {
     #[test]
     fn settings_change_or_stay() {
         let sampling = SamplingParams::default();
-        let mut request =
-            Request { prompt: Vec::new(), max_tokens: None, sampling, stop: Vec::new(), ignore_end: false };
+        let mut request = Request { sampling, ..Request::default() };
         set(&mut request, "temp", "0.25").unwrap();
         set(&mut request, "seed", "7").unwrap();
         set(&mut request, "max-tokens", "9").unwrap();
