@@ -13,7 +13,7 @@ use axum::routing::{MethodRouter, get, post};
 use super::app::{App, leaving};
 use super::error::{ApiError, Dress};
 use super::openai::{chat, completions, models};
-use super::{info, openapi};
+use super::{info, openapi, page};
 
 /// Everything that is answered. What begins with `/v1` is there without it, too.
 pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
@@ -33,8 +33,8 @@ pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     ]
 }
 
-/// What is answered without a key, and while the server leaves: whether it lives, and pages that only ask in turn.
-const OPEN: [&str; 2] = ["/health", "/"];
+/// What is answered without a key, besides the page's files.
+const OPEN: [&str; 1] = ["/health"];
 
 /// What is answered while the server leaves.
 const TO_THE_END: [&str; 3] = ["/health", "/ready", "/metrics"];
@@ -46,6 +46,9 @@ pub fn router(app: Arc<App>) -> Router {
         if let Some(short) = path.strip_prefix("/v1") {
             router = router.route(short, method.clone());
         }
+        router = router.route(path, method);
+    }
+    for (path, method) in page::routes() {
         router = router.route(path, method);
     }
     router
@@ -73,7 +76,7 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         if allowed.is_some() && is_preflight(&method, request.headers()) {
             return Ok(Some(preflight(request.headers())));
         }
-        if !OPEN.contains(&path.as_str()) {
+        if !OPEN.contains(&path.as_str()) && !page::is_file(&path) {
             app.keys.check(request.headers())?;
         }
         if app.is_draining() && !TO_THE_END.contains(&path.as_str()) { Err(leaving()) } else { Ok(None) }

@@ -261,6 +261,7 @@ impl App {
                     sender: sender.clone(),
                     cancel: cancel.clone(),
                     meters: Arc::clone(&self.meters),
+                    read: 0,
                     _place: places.next().expect("there is one for each"),
                 };
                 turn.choices.push(Choice::new(&prompt, &loaded.dialect, cancel.clone()));
@@ -567,6 +568,8 @@ struct Hearer {
     sender: UnboundedSender<(usize, Heard)>,
     cancel: Cancel,
     meters: Arc<Meters>,
+    /// Tokens of the prompt that have been computed.
+    read: usize,
     _place: Place,
 }
 
@@ -581,6 +584,10 @@ impl Hearer {
 
 impl Listener for Hearer {
     fn event(&mut self, event: Event<'_>) {
+        if let Event::Prompt { done, .. } = event {
+            self.meters.read(done - self.read);
+            self.read = done;
+        }
         self.send(match event {
             Event::Prompt { done, total } => Heard::Progress { done, total },
             Event::Token(scored) => Heard::Scored(scored.clone()),

@@ -261,7 +261,7 @@ class AnswerView {
     else if (message.content === '' && message.reasoning === '') this.#status.append(waiting('Sending …'));
   }
 
-  progress({ done, total }) {
+  progress({ processed: done, total }) {
     const bar = el('progress');
     bar.max = total;
     bar.value = done;

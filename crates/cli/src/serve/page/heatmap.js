@@ -111,8 +111,8 @@ export class HeatMap {
     const widest = Math.max(...this.#layers.map(([, experts]) => experts));
     const fit = (tallest) => fold({ layers, widest, scale, width: Math.floor(box * scale) - left, height: tallest * scale });
     let grid = fit(Math.min(Math.max(innerHeight - 470, 340), 640));
-    // Where lines would be too thin to see, the panel is scrolled.
-    if (grid.height < 2 * scale) grid = fit(720);
+    // Where cells would be too small to see, the panel is scrolled.
+    if (grid.worth < 2 * scale) grid = fit(720);
     grid.band = grid.height * grid.fold + grid.between;
     this.#grid = { ...grid, scale, left };
     const canvas = this.#canvas;
@@ -217,7 +217,8 @@ function fold({ layers, widest, scale, width, height }) {
   for (let lines = 1; lines <= widest; lines++) {
     const columns = Math.ceil(widest / lines);
     const between = lines > 1 ? Math.round(scale) : 0;
-    const wide = Math.max(1, Math.min(Math.floor(width / columns), Math.round(LARGEST * scale)));
+    const wide = Math.min(Math.floor(width / columns), Math.round(LARGEST * scale));
+    if (wide < 1) continue;
     const tall = Math.floor((height / layers - between) / lines);
     if (tall < 1 && best) break;
     const grid = { fold: lines, columns, between, width: wide, height: Math.max(1, Math.min(tall, Math.max(wide, 8 * scale))) };

@@ -29,7 +29,7 @@ export class Markdown {
   }
 
   push(text) {
-    this.#tail += text;
+    this.#tail += text.replaceAll('\r', '');
     this.#settle(false);
   }
 
@@ -41,7 +41,7 @@ export class Markdown {
   #settle(over) {
     for (const node of this.#live.splice(0)) node.remove();
     while (!this.#code || this.#grow(over)) {
-      const lines = split(this.#tail);
+      const lines = this.#tail.split('\n');
       // The last line may become something else as it grows, and change what stands before it.
       const sure = over ? lines.length : lines.length - 1;
       const found = [...blocks(lines)];
@@ -105,9 +105,8 @@ export function render(root, text) {
   markdown.finish();
 }
 
-function split(text) {
-  return text.split('\n').map((line) => line.replace(/^[ \t]+/, (space) => space.replaceAll('\t', '    ')).replace(/\r$/, ''));
-}
+/** A line with spaces for the tabs before its text. */
+const flat = (line) => (/^ *\t/.test(line) ? line.replace(/^[ \t]+/, (space) => space.replaceAll('\t', '    ')) : line);
 
 /** The text from a line on. */
 function rest(text, line) {
@@ -128,13 +127,13 @@ const closes = (line, fence) => {
 };
 
 function isTable(lines, at) {
-  return lines[at].includes('|') && at + 1 < lines.length && lines[at + 1].includes('-')
-    && DELIMITERS.test(lines[at + 1]) && cells(lines[at]).length === cells(lines[at + 1]).length;
+  return at + 1 < lines.length && lines[at].includes('|') && lines[at + 1].includes('-')
+    && DELIMITERS.test(flat(lines[at + 1])) && cells(lines[at]).length === cells(lines[at + 1]).length;
 }
 
 /** Whether a paragraph ends before this line. */
 function interrupts(lines, at) {
-  const line = lines[at];
+  const line = flat(lines[at]);
   const item = ITEM.exec(line);
   return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || isTable(lines, at)
     || (item && item[3] !== '' && (item[2].length === 1 || item[2].startsWith('1')));
@@ -145,7 +144,7 @@ function* blocks(lines) {
   let at = 0;
   while (at < lines.length) {
     const from = at;
-    const line = lines[at];
+    const line = flat(lines[at]);
     let match;
     if (blank(line)) {
       at++;
@@ -155,9 +154,9 @@ function* blocks(lines) {
       at++;
       while (at < lines.length && !closes(lines[at], fence)) at++;
       const closed = at < lines.length;
-      const code = lines.slice(from + 1, at).map((l) => l.slice(Math.min(space, indent(l))));
+      const code = lines.slice(from + 1, at).map((l) => l.slice(Math.min(space, indent(l)))).join('\n');
       at += closed ? 1 : 0;
-      yield { from, to: at, fence, info, closed, build: () => codeBlock(info, code.join('\n')).node };
+      yield { from, to: at, fence, info, closed, build: () => codeBlock(info, closed && code ? `${code}\n` : code).node };
     } else if ((match = HEADING.exec(line))) {
       at++;
       const [, marks, text = ''] = match;
@@ -172,8 +171,8 @@ function* blocks(lines) {
       at++;
       yield { from, to: at, build: () => el('hr') };
     } else if (QUOTE.test(line)) {
-      while (at < lines.length && (QUOTE.test(lines[at]) || (!blank(lines[at]) && !interrupts(lines, at)))) at++;
-      const inner = lines.slice(from, at).map((l) => l.replace(QUOTE, ''));
+      while (at < lines.length && (QUOTE.test(flat(lines[at])) || (!blank(lines[at]) && !interrupts(lines, at)))) at++;
+      const inner = lines.slice(from, at).map((l) => flat(l).replace(QUOTE, ''));
       yield { from, to: at, build: (depth, live) => container(el('blockquote'), inner, depth, live, false) };
     } else if (ITEM.test(line)) {
       const list = readList(lines, at);
@@ -208,14 +207,14 @@ function container(node, lines, depth, live, tight) {
 }
 
 function readList(lines, at) {
-  const [, space, mark] = ITEM.exec(lines[at]);
+  const [, space, mark] = ITEM.exec(flat(lines[at]));
   const base = space.length;
   const kind = mark.at(-1);
   const list = { ordered: mark.length > 1, start: parseInt(mark, 10), items: [], loose: false, to: at };
   let content = 0;
   let gap = false;
   for (; at < lines.length; at++) {
-    const line = lines[at];
+    const line = flat(lines[at]);
     const item = ITEM.exec(line);
     if (blank(line)) {
       gap = true;
@@ -328,17 +327,29 @@ function inline(node, text, live) {
   /** Elements that are open, each with the mark that opened it. */
   const open = [{ node }];
   const unmatched = new Set();
-  const top = () => open.at(-1).node;
-  const linked = () => open.some((frame) => frame.node.href);
-  const add = (piece) => piece && top().append(piece);
+  /** Text that is not in a node yet. */
+  let words = '';
+  const flush = () => {
+    if (words) open.at(-1).node.append(words);
+    words = '';
+  };
+  const add = (piece) => {
+    if (typeof piece === 'string') {
+      words += piece;
+    } else {
+      flush();
+      open.at(-1).node.append(piece);
+    }
+  };
   /** An element that nobody closed is its mark and what it holds. */
   const dissolve = (frame) => frame.node.replaceWith(frame.mark, ...frame.node.childNodes);
   const begin = (mark, tag) => {
     const child = el(tag);
-    top().append(child);
+    add(child);
     open.push({ mark, node: child });
   };
   const end = (index) => {
+    flush();
     for (const frame of open.splice(index + 1)) dissolve(frame);
     return open.pop();
   };
@@ -430,7 +441,7 @@ function inline(node, text, live) {
     } else if (char === '<' && (match = at(/<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>/iy, i)) && safe(match[1])) {
       add(anchor(el('a', match[1]), safe(match[1])));
       i += match[0].length;
-    } else if (char === 'h' && !linked() && lastOf((frame) => frame.mark.endsWith('[')) < 0) {
+    } else if (char === 'h' && lastOf((frame) => frame.mark.endsWith('[')) < 0) {
       let [address] = at(/https?:\/\/[^\s<>"'`|]{0,2000}/y, i);
       address = address.replace(/[.,;:!?*_~\]]+$/, '');
       if (address.endsWith(')') && !address.includes('(')) address = address.replace(/\)+[.,;:!?]*$/, '');
@@ -443,6 +454,7 @@ function inline(node, text, live) {
     }
   }
   add(text.slice(i));
+  flush();
   for (const frame of open.splice(1).reverse()) {
     if (!live || frame.mark.endsWith('[')) dissolve(frame);
   }
