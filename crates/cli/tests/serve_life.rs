@@ -23,7 +23,13 @@ const SOON: Duration = Duration::from_secs(5);
 /// An answer of about 900 tokens, whatever the model would like.
 fn endless(server: &Server) -> Value {
     let ends = server.post("/tokenize", &json!({ "content": "<|im_end|><|endoftext|>" })).ok();
-    let bias: Value = ends["tokens"].as_array().unwrap().iter().map(|id| (id.to_string(), json!(-100))).collect::<serde_json::Map<_, _>>().into();
+    let bias: Value = ends["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| (id.to_string(), json!(-100)))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
     json!({ "messages": question("Tell me a story."), "max_tokens": 900, "logit_bias": bias, "temperature": 0 })
 }
 
@@ -35,7 +41,8 @@ fn a_client_that_leaves_ends_its_answer_and_no_other() {
     other["max_tokens"] = 60.into();
     let alone = server.post(CHAT, &other).ok()["choices"][0]["message"]["content"].clone();
     std::thread::scope(|scope| {
-        let stays = scope.spawn(|| server.post(CHAT, &other).ok()["choices"][0]["message"]["content"].clone());
+        let stays =
+            scope.spawn(|| server.post(CHAT, &other).ok()["choices"][0]["message"]["content"].clone());
         let mut streamed = server.stream(CHAT, &body);
         for _ in 0..3 {
             streamed.next().unwrap();
@@ -159,7 +166,11 @@ fn while_the_model_is_loaded_requests_are_told_to_come_back() {
     assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
     let mut server = Server::start_unready(&[&common::text(&path)]);
     assert_eq!(server.get("/health").status, 200);
-    for response in [server.get("/ready"), server.get("/props"), server.post(CHAT, &json!({ "messages": question("Hi") }))] {
+    for response in [
+        server.get("/ready"),
+        server.get("/props"),
+        server.post(CHAT, &json!({ "messages": question("Hi") })),
+    ] {
         assert_eq!(response.status, 503, "{}", response.text());
         assert!(response.header("retry-after").is_some());
     }

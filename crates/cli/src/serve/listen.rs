@@ -48,7 +48,12 @@ impl Connections {
 }
 
 /// Takes connections for as long as the program runs: those that come while others end are told why they get nothing.
-async fn accept(listener: TcpListener, router: Router, left: watch::Receiver<bool>, guard: mpsc::WeakSender<()>) {
+async fn accept(
+    listener: TcpListener,
+    router: Router,
+    left: watch::Receiver<bool>,
+    guard: mpsc::WeakSender<()>,
+) {
     let places = Arc::new(Semaphore::new(MOST));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };

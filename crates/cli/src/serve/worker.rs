@@ -29,7 +29,11 @@ pub struct Worker {
 
 impl Worker {
     /// Starts the thread. It ends when the worker is dropped and all that was asked for is answered.
-    pub fn start(engine: Engine, options: CrowdOptions, meters: Arc<Meters>) -> std::io::Result<(Worker, JoinHandle<()>)> {
+    pub fn start(
+        engine: Engine,
+        options: CrowdOptions,
+        meters: Arc<Meters>,
+    ) -> std::io::Result<(Worker, JoinHandle<()>)> {
         let (jobs, receiver) = channel();
         let leave = Cancel::default();
         let left = leave.clone();
