@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::{Grammar, TokenId};
 use serde_json::{Map, Value};
 
@@ -44,7 +45,6 @@ impl App {
             let prepared = prompts.into_iter().map(|tokens| Prepared {
                 tokens,
                 parser: None,
-                shown: Vec::new(),
                 grammar: grammar.clone(),
                 parallel: true,
             });
@@ -69,11 +69,16 @@ pub struct Prepared {
     pub tokens: Vec<TokenId>,
     /// The text of the prompt and the tools, where the answer has parts.
     pub parser: Option<(String, Vec<Value>)>,
-    /// Control tokens that are part of the answer's text.
-    pub shown: Vec<TokenId>,
     pub grammar: Option<Grammar>,
     /// Whether there may be several calls.
     pub parallel: bool,
+}
+
+impl Prepared {
+    /// The control tokens that the parser of the answer has to see.
+    pub fn shown(&self, dialect: &Dialect) -> Vec<TokenId> {
+        self.parser.as_ref().map_or_else(Vec::new, |(_, tools)| dialect.shown(tools))
+    }
 }
 
 fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiError> {
@@ -100,7 +105,6 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
     };
     Ok(Prepared {
         tokens: prompt.tokens,
-        shown: loaded.dialect.shown(&tools),
         parser: Some((prompt.text, tools)),
         grammar,
         parallel: request.parallel_tool_calls,
