@@ -108,7 +108,11 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let seconds = start.elapsed().as_secs_f64();
     match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
-            tracing::info!("{method} {path}: {} after {seconds:.3} s: {}", status.as_u16(), error.message);
+            tracing::info!(
+                "{method} {path}: {} after {seconds:.3} s: {}",
+                status.as_u16(),
+                loggable(&error.message)
+            );
             if Dress::of(&path) == Dress::Anthropic {
                 response = error.response(Dress::Anthropic);
             }
@@ -126,6 +130,11 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         headers.insert(header::VARY, HeaderValue::from_static("origin"));
     }
     response
+}
+
+/// A message that may quote what was sent: on one line, and not too long.
+fn loggable(message: &str) -> String {
+    message.chars().take(400).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// Whether a path is one of a route's.
