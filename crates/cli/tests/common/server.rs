@@ -237,15 +237,27 @@ impl Stream {
         loop {
             if let Some(end) = self.text.find("\n\n") {
                 let event: String = self.text.drain(..end + 2).collect();
-                match event.strip_prefix("data: ") {
-                    Some(data) => return Some(data.trim_end().to_owned()),
-                    None => self.comments += 1,
+                let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+                let Some(data) = field("data: ") else {
+                    self.comments += 1;
+                    continue;
+                };
+                if let Some(name) = field("event: ") {
+                    let data: Value = serde_json::from_str(&data).unwrap();
+                    assert_eq!(data["type"], name, "an event has the name of its type");
                 }
-                continue;
+                return Some(data);
             }
             let chunk = read_chunk(&mut self.reader)?;
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());
         }
+    }
+
+    /// All that comes, where no word ends it.
+    #[track_caller]
+    pub fn events(mut self) -> Vec<Value> {
+        assert_eq!(self.status, 200);
+        std::iter::from_fn(|| self.next()).map(|data| serde_json::from_str(&data).unwrap()).collect()
     }
 
     /// All that comes, up to the word that ends it.
