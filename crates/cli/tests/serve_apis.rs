@@ -41,7 +41,10 @@ fn refusal(response: &Response, status: u16, kind: &str) -> String {
 fn a_message_is_the_same_whole_and_in_pieces() {
     let server = Server::start(&[]);
     let whole = server.post("/v1/messages", &message(json!({ "system": "You tell stories." }))).ok();
-    assert_eq!((&whole["type"], &whole["role"], &whole["stop_reason"]), (&json!("message"), &json!("assistant"), &json!("max_tokens")));
+    assert_eq!(
+        (&whole["type"], &whole["role"], &whole["stop_reason"]),
+        (&json!("message"), &json!("assistant"), &json!("max_tokens"))
+    );
     assert_eq!(whole["content"].as_array().unwrap().len(), 1);
     assert_eq!(whole["usage"]["output_tokens"], 30);
     let events = server.stream("/messages", &message(json!({ "system": "You tell stories." }))).events();
@@ -95,7 +98,7 @@ fn errors_of_messages_are_in_anthropics_words() {
     let invalid = |fields: Value| refusal(&ask(fields), 400, "invalid_request_error");
     assert_eq!(invalid(json!({ "max_tokens": null })), "max_tokens: Field required");
     assert!(invalid(json!({ "max_tokens": 0 })).starts_with("max_tokens"));
-    assert!(invalid(json!({ "temperature": 9 })).starts_with("temperature"));
+    assert!(invalid(json!({ "temperature": -1 })).starts_with("temperature"));
     assert!(invalid(json!({ "stop_sequences": [""] })).starts_with("stop_sequences: "));
     let picture = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
     assert!(invalid(json!({ "messages": picture })).starts_with("messages.0.content.0: "));
@@ -122,9 +125,19 @@ fn a_response_is_the_same_whole_and_in_pieces() {
     assert_eq!((&whole["metadata"], &whole["store"]), (&json!({ "a": "b" }), &json!(false)));
     let events = server.stream("/responses", &response(asked)).events();
     let names = types(&events);
-    let first = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"];
+    let first = [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ];
     assert_eq!(names[..4], first);
-    let last = ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.incomplete"];
+    let last = [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ];
     assert_eq!(names[names.len() - 4..], last);
     assert!(names[4..names.len() - 4].iter().all(|name| *name == "response.output_text.delta"), "{names:?}");
     assert!(events.iter().enumerate().all(|(i, event)| event["sequence_number"] == i));
@@ -150,7 +163,8 @@ fn a_conversation_of_items_is_one_of_messages() {
         { "role": "assistant", "content": "It is red." },
         { "role": "user", "content": "Tell me more." },
     ]);
-    let response = server.post("/v1/responses", &response(json!({ "input": input, "instructions": "Be kind." }))).ok();
+    let response =
+        server.post("/v1/responses", &response(json!({ "input": input, "instructions": "Be kind." }))).ok();
     let chat = json!({ "messages": messages, "max_tokens": 30, "temperature": 0 });
     let chat = server.post("/v1/chat/completions", &chat).ok();
     assert_eq!(response["usage"]["input_tokens"], chat["usage"]["prompt_tokens"]);
@@ -187,7 +201,10 @@ fn clients_are_told_how_to_use_the_server_without_it() {
         let args = ["serve", "--print-config", client, "--port", "9000", "--alias", "owner/name"];
         let told = call(&args);
         assert_eq!(told.code, Some(0), "{told:?}");
-        assert!(told.stdout.contains("http://127.0.0.1:9000") && told.stdout.contains("owner/name"), "{told:?}");
+        assert!(
+            told.stdout.contains("http://127.0.0.1:9000") && told.stdout.contains("owner/name"),
+            "{told:?}"
+        );
         assert_eq!(told.stderr.lines().count(), 1, "{told:?}");
     }
     let codex = call(&["serve", "--print-config", "codex"]).stdout;

@@ -237,7 +237,8 @@ impl Stream {
         loop {
             if let Some(end) = self.text.find("\n\n") {
                 let event: String = self.text.drain(..end + 2).collect();
-                let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+                let field =
+                    |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
                 let Some(data) = field("data: ") else {
                     self.comments += 1;
                     continue;
