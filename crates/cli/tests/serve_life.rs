@@ -228,3 +228,32 @@ fn progress_is_told_to_those_who_ask() {
     assert!(chunks[0].get("prompt_progress").is_none(), "the role comes first");
     drop(Response::read(server.send("GET", "/health", &[], b"")));
 }
+
+#[test]
+fn conversations_are_kept_from_start_to_start() {
+    let cache = tempfile::tempdir().unwrap();
+    let system = "You tell stories about the sea, about boats, and about cats that sail on them. ".repeat(12);
+    let mut messages =
+        json!([{ "role": "system", "content": system }, { "role": "user", "content": "Tell me a story." }]);
+    let ask = |server: &Server, messages: &Value| {
+        let body = json!({ "messages": messages, "max_tokens": 12, "temperature": 0 });
+        let answer = server.post(CHAT, &body).ok();
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        let prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+        (prompt, cached, answer["choices"][0]["message"].clone())
+    };
+    let mut server = Server::start_in(cache.path(), &[]);
+    let (first, cached, said) = ask(&server, &messages);
+    assert!(first > 150 && cached == 0, "{first} tokens, {cached} cached");
+    messages.as_array_mut().unwrap().extend([said, json!({ "role": "user", "content": "And then?" })]);
+    let (second, cached, _) = ask(&server, &messages);
+    assert!(second > first && cached >= first - 2, "{cached} of {second} cached");
+    server.signal("TERM");
+    assert_eq!(server.wait(SOON), Some(0));
+    let server = Server::start_in(cache.path(), &[]);
+    let (_, cached, after) = ask(&server, &messages);
+    assert!(cached >= first - 2, "{cached} cached after a start");
+    let alone = Server::start(&["--prefix-cache", "off"]);
+    let (_, cached, without) = ask(&alone, &messages);
+    assert_eq!((cached, without), (0, after));
+}

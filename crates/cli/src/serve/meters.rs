@@ -24,6 +24,9 @@ pub struct Meters {
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
     generated_tokens: AtomicU64,
+    /// Tokens written and computed of prompts so far, those of answers that have not ended, too.
+    written: AtomicU64,
+    read: AtomicU64,
     cancelled: AtomicU64,
     /// Answers that were asked for and have not ended.
     open: AtomicUsize,
@@ -46,6 +49,18 @@ struct Steps {
     classes: [u64; STEP_CLASSES.len()],
 }
 
+/// What onlookers are told.
+pub struct Pulse {
+    /// Tokens written so far.
+    pub written: u64,
+    /// Tokens of prompts that were computed so far.
+    pub read: u64,
+    /// Answers being written.
+    pub running: usize,
+    /// Answers that wait for others to end.
+    pub waiting: usize,
+}
+
 /// A share of what may be open at once; it ends when it is dropped.
 pub struct Place(std::sync::Arc<Meters>);
 
@@ -63,6 +78,8 @@ impl Default for Meters {
             prompt_tokens: AtomicU64::default(),
             cached_tokens: AtomicU64::default(),
             generated_tokens: AtomicU64::default(),
+            written: AtomicU64::default(),
+            read: AtomicU64::default(),
             cancelled: AtomicU64::default(),
             open: AtomicUsize::default(),
             running: AtomicUsize::default(),
@@ -107,12 +124,28 @@ impl Meters {
         *lock(&self.prefixes) = crowd.prefix_meters();
     }
 
+    /// So many more tokens of a prompt were computed.
+    pub fn read(&self, tokens: usize) {
+        self.read.fetch_add(tokens as u64, Relaxed);
+    }
+
+    /// What goes on at the moment.
+    pub fn pulse(&self) -> Pulse {
+        Pulse {
+            written: self.written.load(Relaxed),
+            read: self.read.load(Relaxed),
+            running: self.running.load(Relaxed),
+            waiting: self.waiting.load(Relaxed),
+        }
+    }
+
     pub fn begin_step(&self) {
         lock(&self.steps).since = Some(Instant::now());
     }
 
     /// A step has ended, in which so many tokens were written.
     pub fn stepped(&self, took: Duration, tokens: usize) {
+        self.written.fetch_add(tokens as u64, Relaxed);
         if tokens > 0 {
             self.failing.store(false, Relaxed);
         }

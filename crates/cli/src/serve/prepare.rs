@@ -75,7 +75,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The control tokens of the answer that its reader has to see.
+    /// The control tokens that the parser of the answer has to see.
     pub fn shown(&self, dialect: &Dialect) -> Vec<TokenId> {
         self.parser.as_ref().map_or_else(Vec::new, |(_, tools)| dialect.shown(tools))
     }

@@ -1,6 +1,6 @@
 //! Which address does what, and what holds for all of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use axum::Router;
@@ -14,7 +14,7 @@ use super::app::{App, leaving};
 use super::body::discard;
 use super::error::{ApiError, Dress};
 use super::openai::{chat, completions, models, responses};
-use super::{anthropic, info, openapi};
+use super::{anthropic, info, openapi, page};
 
 /// Everything that is answered. What begins with `/v1` is there without it, too.
 pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
@@ -37,11 +37,14 @@ pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     ]
 }
 
-/// What is answered without a key: whether the server lives, and a page that only asks in turn.
-const OPEN: [&str; 2] = ["/health", "/"];
+/// What is answered without a key, besides the page's files.
+const OPEN: [&str; 1] = ["/health"];
 
 /// What is answered before the model is there, and while the server leaves.
 const ALWAYS: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
+
+/// The paths of the routes.
+static KNOWN: LazyLock<Vec<&str>> = LazyLock::new(|| routes().into_iter().map(|(path, _)| path).collect());
 
 /// The server.
 pub fn router(app: Arc<App>) -> Router {
@@ -50,6 +53,9 @@ pub fn router(app: Arc<App>) -> Router {
         if let Some(short) = path.strip_prefix("/v1") {
             router = router.route(short, method.clone());
         }
+        router = router.route(path, method);
+    }
+    for (path, method) in page::routes() {
         router = router.route(path, method);
     }
     router
@@ -71,14 +77,14 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let start = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let known = routes().into_iter().map(|(known, _)| known).find(|known| matches(known, &path));
+    let known = KNOWN.iter().copied().find(|known| matches(known, &path));
     let mut allowed = None;
     let admitted = app.origins.check(request.headers()).and_then(|origin| {
         allowed = origin;
         if allowed.is_some() && is_preflight(&method, request.headers()) {
             return Ok(Some(preflight(request.headers())));
         }
-        if !OPEN.contains(&path.as_str()) {
+        if !OPEN.contains(&path.as_str()) && !page::is_file(&path) {
             app.keys.check(request.headers())?;
         }
         if known.is_some_and(|known| !ALWAYS.contains(&known)) {
@@ -102,7 +108,11 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let seconds = start.elapsed().as_secs_f64();
     match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
-            tracing::info!("{method} {path}: {} after {seconds:.3} s: {}", status.as_u16(), error.message);
+            tracing::info!(
+                "{method} {path}: {} after {seconds:.3} s: {}",
+                status.as_u16(),
+                loggable(&error.message)
+            );
             if Dress::of(&path) == Dress::Anthropic {
                 response = error.response(Dress::Anthropic);
             }
@@ -120,6 +130,11 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         headers.insert(header::VARY, HeaderValue::from_static("origin"));
     }
     response
+}
+
+/// A message that may quote what was sent: on one line, and not too long.
+fn loggable(message: &str) -> String {
+    message.chars().take(400).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// Whether a path is one of a route's.

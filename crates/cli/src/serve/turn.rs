@@ -239,6 +239,7 @@ impl App {
                     sender: sender.clone(),
                     cancel: cancel.clone(),
                     meters: Arc::clone(&self.meters),
+                    read: 0,
                     place: places.next().expect("there is one for each"),
                 };
                 turn.choices.push(Choice::new(&prompt, &loaded.dialect, cancel.clone()));
@@ -374,7 +375,8 @@ impl Choice {
     fn new(prompt: &Prepared, dialect: &Dialect, cancel: Cancel) -> Choice {
         let parser = prompt.parser.as_ref().map(|(text, tools)| dialect.parser(text, tools));
         let parallel = prompt.parallel;
-        Choice { cancel, parser, shown: prompt.shown(dialect), parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
+        let shown = prompt.shown(dialect);
+        Choice { cancel, parser, shown, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
     }
 
     fn push(&mut self, text: &str, emit: &mut dyn FnMut(TurnEvent)) {
@@ -469,6 +471,8 @@ struct Hearer {
     sender: UnboundedSender<(usize, Heard)>,
     cancel: Cancel,
     meters: Arc<Meters>,
+    /// Tokens of the prompt that have been computed.
+    read: usize,
     place: Place,
 }
 
@@ -483,6 +487,11 @@ impl Hearer {
 
 impl Listener for Hearer {
     fn event(&mut self, event: Event<'_>) {
+        if let Event::Prompt { done, .. } = event {
+            // A request that had to make room for others reads its prompt again.
+            self.meters.read(done.saturating_sub(self.read));
+            self.read = done;
+        }
         self.send(match event {
             Event::Prompt { done, total } => Heard::Progress { done, total },
             Event::Token(scored) => Heard::Scored(scored.clone()),
