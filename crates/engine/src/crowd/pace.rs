@@ -34,6 +34,10 @@ impl Pace {
 
     /// A pass with so many tokens of prompts took so long.
     pub fn learn(&mut self, tokens: usize, seconds: f64) {
+        if tokens < LEAST {
+            // Few tokens need few experts, and say nothing of many.
+            return;
+        }
         let tokens = tokens as f64;
         if self.tokens == 0.0 {
             (self.tokens, self.seconds, self.slope) = (tokens, seconds, seconds / tokens);
