@@ -121,7 +121,8 @@ mod tests {
 
     #[test]
     fn a_slow_machine_gets_on_all_the_same() {
-        assert_eq!(settled(|tokens| tokens as f64), LEAST);
+        let size = settled(|tokens| tokens as f64);
+        assert!((LEAST..=LEAST * 5 / 4).contains(&size), "{size}");
     }
 
     /// All experts are read for a few tokens as for many.

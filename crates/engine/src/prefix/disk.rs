@@ -211,28 +211,28 @@ impl Disk {
         arrived
     }
 
-    /// Has a conversation written in the background, unless it has been or too many wait for that.
-    pub fn write(&mut self, session: &mut Session) {
-        if self.writing.len() < MOST_WAITING {
-            self.write_later(session);
-        }
+    /// Has a conversation written in the background, unless too many wait for that. Tells whether it has been, or will
+    /// be.
+    pub fn write(&mut self, session: &mut Session) -> bool {
+        self.writing.len() < MOST_WAITING && self.write_later(session)
     }
 
-    /// Has a conversation written in the background, unless it has been.
-    pub fn write_later(&mut self, session: &mut Session) {
+    /// As [`write`](Self::write), however many wait.
+    pub fn write_later(&mut self, session: &mut Session) -> bool {
         let path = self.path_of(session.tokens());
         if self.writing.iter().any(|(writing, _)| *writing == path)
             || self.files.iter().any(|file| file.path == path)
         {
-            return;
+            return true;
         }
         let bytes = session.bytes_for(session.tokens().len());
-        if self.on_its_way().saturating_add(bytes) <= self.limit {
-            self.shrink(bytes);
-            if self.writer.give(Writing { path: path.clone(), snapshot: session.freeze() }) {
-                self.writing.push((path, bytes));
-            }
+        if self.on_its_way().saturating_add(bytes) > self.limit {
+            return false;
         }
+        self.shrink(bytes);
+        let given = self.writer.give(Writing { path: path.clone(), snapshot: session.freeze() });
+        self.writing.extend(given.then_some((path, bytes)));
+        given
     }
 
     /// Whether a conversation is being written.
