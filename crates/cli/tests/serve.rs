@@ -126,7 +126,7 @@ fn answers_do_not_depend_on_who_else_asks() {
         let mut body =
             json!({ "messages": question(&format!("Tell me about {thing}.")), "max_tokens": 20 + 8 * i });
         body["seed"] = i.into();
-        body["temperature"] = if i % 2 == 0 { 0.0.into() } else { 1.0.into() };
+        body["temperature"] = if i.is_multiple_of(2) { 0.0.into() } else { 1.0.into() };
         body
     };
     let alone: Vec<String> = things

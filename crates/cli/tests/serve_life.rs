@@ -257,3 +257,27 @@ fn conversations_are_kept_from_start_to_start() {
     let (_, cached, without) = ask(&alone, &messages);
     assert_eq!((cached, without), (0, after));
 }
+
+#[test]
+fn those_who_wait_hear_that_the_server_lives() {
+    let server = Server::start(&[&SLOW[..], &["--parallel", "1"]].concat());
+    let mut body = endless(&server);
+    // Several, one after another: that takes long enough.
+    body["n"] = 3.into();
+    let mut before = server.stream(CHAT, &body);
+    before.next().unwrap();
+    body["n"] = 1.into();
+    let start = Instant::now();
+    let mut waits = server.stream(CHAT, &body);
+    let first: Value = serde_json::from_str(&waits.next().unwrap()).unwrap();
+    assert_eq!(first["choices"][0]["delta"]["role"], "assistant");
+    assert!(start.elapsed() < SOON, "the role comes at once, not after {:?}", start.elapsed());
+    let thread = std::thread::spawn(move || {
+        waits.next().unwrap();
+        waits.comments
+    });
+    // Two comments are five seconds apart.
+    std::thread::sleep(Duration::from_secs(6));
+    drop(before);
+    assert!(thread.join().unwrap() >= 1);
+}

@@ -321,8 +321,11 @@ impl Turn {
             Heard::Progress { done, total } => ready.push_back((index, TurnEvent::Progress { done, total })),
             Heard::Scored(scored) => ready.push_back((index, TurnEvent::Scored(scored))),
             Heard::Text(text) => choice.push(&text, &mut |event| ready.push_back((index, event))),
-            Heard::End(Err(error)) => self.fail(error),
-            Heard::End(Ok(answer)) => {
+            Heard::End(ended) => {
+                let answer = match *ended {
+                    Ok(answer) => answer,
+                    Err(error) => return self.fail(error),
+                };
                 choice.finish(&mut |event| ready.push_back((index, event)));
                 let end = choice.end(&self.engine, &answer);
                 if index == 0 {
@@ -462,7 +465,7 @@ enum Heard {
     Progress { done: usize, total: usize },
     Scored(Scored),
     Text(String),
-    End(Result<Answer, ApiError>),
+    End(Box<Result<Answer, ApiError>>),
 }
 
 /// Passes on what happens to an answer.
@@ -509,6 +512,6 @@ impl Listener for Hearer {
         let Hearer { index, sender, place, .. } = *self;
         // Whoever hears of the end can be sure that there is room again.
         drop(place);
-        let _ = sender.send((index, Heard::End(answer)));
+        let _ = sender.send((index, Heard::End(Box::new(answer))));
     }
 }

@@ -48,9 +48,9 @@ impl Worker {
         Ok((Worker { jobs, leave }, thread))
     }
 
-    /// Gives the worker more to do; the job comes back where there is no worker any more.
-    pub fn add(&self, job: Job) -> Result<(), Job> {
-        self.jobs.send(job).map_err(|error| error.0)
+    /// Gives the worker more to do; false where there is no worker any more.
+    pub fn add(&self, job: Job) -> bool {
+        self.jobs.send(job).is_ok()
     }
 
     /// Ends what is being computed, within a layer.
@@ -150,14 +150,14 @@ mod tests {
             (Job { request, cancel: Cancel::default(), listener: Box::new(Ear { panics, ended }) }, end)
         };
         let (fine, end) = job(false);
-        worker.add(fine).ok().unwrap();
+        assert!(worker.add(fine));
         assert_eq!(end.recv(), Ok(true));
         assert_eq!(meters.ailment(), None);
         let (panics, end) = job(true);
-        worker.add(panics).ok().unwrap();
+        assert!(worker.add(panics));
         assert!(end.recv().is_err(), "nobody is left to answer");
         thread.join().unwrap();
         assert!(meters.ailment().unwrap().contains("start the server again"));
-        assert!(worker.add(job(false).0).is_err());
+        assert!(!worker.add(job(false).0));
     }
 }
