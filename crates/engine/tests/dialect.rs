@@ -213,9 +213,9 @@ fn qwen_xml_that_is_not_as_it_should_be() {
     // Closing tags forgotten, tags around calls forgotten, two calls in one.
     let text = "<tool_call>\n<function=weather>\n<parameter=city>\nA\n<parameter=days>\n2\n</function>\n</tool_call>";
     let weather = call("weather", r#"{"city":"A","days":2}"#);
-    assert_eq!(read(QWEN, text), [weather.clone()]);
+    assert_eq!(read(QWEN, text), std::slice::from_ref(&weather));
     let text = "<function=weather>\n<parameter=city>\nA\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>";
-    assert_eq!(read(QWEN, text), [weather.clone()]);
+    assert_eq!(read(QWEN, text), std::slice::from_ref(&weather));
     let text = "<tool_call><function=now></function><function=now></function></tool_call>.";
     assert_eq!(read(QWEN, text), [call("now", "{}"), call("now", "{}"), content(".")]);
     let text =
@@ -332,7 +332,7 @@ fn harmony() {
     ] {
         for end in ["<|call|>", "", "\n<|end|>"] {
             let text = format!("{head}{{\"city\": \"Köln\"}}{end}");
-            assert_eq!(read(&text), [weather.clone()], "{text}");
+            assert_eq!(read(&text), std::slice::from_ref(&weather), "{text}");
         }
         let text =
             format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{head}{{\"city\": \"Köln\"}}");
@@ -364,7 +364,7 @@ fn llama() {
         "<|python_tag|>{\"name\": \"weather\", \"parameters\": {\"city\": \"Köln\"}}",
         " {\"type\": \"function\", \"parameters\": {\"city\": \"Köln\"}, \"name\": \"weather\"}\n",
     ] {
-        assert_eq!(read(LLAMA, text), [weather.clone()], "{text}");
+        assert_eq!(read(LLAMA, text), std::slice::from_ref(&weather), "{text}");
     }
     let text = "{\"name\": \"weather\", \"parameters\": {\"city\": \"Köln\"}}; {\"name\": \"now\", \"parameters\": {}}";
     assert_eq!(read(LLAMA, text), [weather, call("now", "{}")]);
