@@ -35,7 +35,7 @@ fn grammars_share_the_budget_with_experts() {
     assert!(engine.slot_bytes() <= planned);
 
     // Where there is no room, that is said, and what goes on without a grammar goes on.
-    let engine = Engine::open(&demo_model(), &memory_for_slots(1 << 20)).unwrap();
+    let engine = Engine::open(&demo_model(), &memory_for_slots(2 << 20)).unwrap();
     let mut first = engine.session();
     first.extend(&tokens).unwrap();
     match Grammar::json_object(&engine) {
