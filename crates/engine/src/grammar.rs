@@ -32,8 +32,8 @@ const MOST_SOURCE: usize = 256 << 10;
 /// Enough for the deepest grammar that is not refused: parts of its compilation are recursive.
 const COMPILER_STACK: usize = 64 << 20;
 
-/// A matcher's memory is counted in steps of this.
-const STEP: u64 = 1 << 20;
+/// A matcher's memory is counted in steps of this: more than it takes besides its tables.
+const STEP: u64 = 256 << 10;
 
 /// What an answer must be. Made once for a request, and checked then; clones share it.
 #[derive(Clone)]
@@ -172,9 +172,9 @@ impl Mask {
     }
 }
 
-/// What a parser takes, rounded up: the tables it has made so far.
+/// What a parser takes, rounded up: the tables it has made so far, and the rest.
 fn memory(parser: &TokenParser) -> u64 {
-    (parser.parser.lexer_stats().num_bytes as u64 + 1).next_multiple_of(STEP)
+    (parser.parser.lexer_stats().num_bytes as u64 + STEP).next_multiple_of(STEP)
 }
 
 /// Why a grammar cannot go on.
