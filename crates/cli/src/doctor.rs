@@ -378,8 +378,8 @@ impl Diagnosis {
             let ((_, one), (together, many)) = (*drive.depths.first()?, *drive.depths.last()?);
             Some(DriveSpeed { one, many, together })
         };
-        let outlook: Outlook =
-            prospect.outlook(options, compute, drive.and_then(|d| d.as_ref().ok()).and_then(speed));
+        let drive_speed = drive.and_then(|d| d.as_ref().ok()).and_then(speed);
+        let outlook: Outlook = prospect.outlook(options, compute, drive_speed)?;
         let predicted = outlook.predict(share(&plan));
         let traffic = prospect.traffic();
         let bytes = (traffic.dense + traffic.experts) as f64;

@@ -45,8 +45,8 @@ impl Measured {
     }
 
     /// What they mean for the model.
-    pub fn outlook(&self, prospect: &Prospect, options: &Options) -> Outlook {
-        prospect.outlook(options, self.compute, self.drive)
+    pub fn outlook(&self, prospect: &Prospect, options: &Options) -> Result<Outlook> {
+        Ok(prospect.outlook(options, self.compute, self.drive)?)
     }
 }
 

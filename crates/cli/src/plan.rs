@@ -101,7 +101,7 @@ impl<'a> Forecast<'a> {
         let speed = match measured {
             None => None,
             Some(measured) => {
-                let outlook = measured.outlook(prospect, options);
+                let outlook = measured.outlook(prospect, options)?;
                 let predicted = outlook.predict(share(plan));
                 let changes = changes(prospect, options, &outlook)?;
                 Some(Speed { skew: outlook.skew, predicted, changes })
@@ -201,7 +201,7 @@ impl<'a> Forecast<'a> {
             "compute_seconds": self.measured.map(|m| json!({ "dense": m.compute.dense, "experts": m.compute.experts })),
             "hit_rate": speed.map(|s| range_json(s.predicted.hit_rate)),
             "tokens_per_second": speed.map(|s| range_json(s.predicted.speed)),
-            "use_of_experts": speed.map(|s| if s.skew == Skew::Typical { "typical" } else { "remembered" }),
+            "use_of_experts": speed.map(|s| if matches!(s.skew, Skew::Known(_)) { "remembered" } else { "typical" }),
             "changes": speed.map(|s| s.changes.iter().map(Change::json).collect::<Vec<_>>()),
             "streams": !plan.holds_all_experts(),
             "verdict": self.verdict(),
@@ -229,14 +229,15 @@ impl Speed {
             }
         }
         text += "\nThe range assumes a short context and a conversation that has gone on for a while; computing that takes 1.0\n\
-                 to 1.45 times the products alone, which were measured";
+                 to 1.45 times the products alone, which were measured, and longer beside reads";
         if !plan.holds_all_experts() {
             text += "; a drive that gives 65 to 100 % of what it gives the\nprobe; and experts used ";
             text += match self.skew {
                 Skew::Known(_) => "as in earlier runs here, with 0.6 to 1.5 times the misses",
-                Skew::Typical => {
-                    "as unevenly as in trained models that were recorded. This model has\nnot run here yet: after a \
-                     run the plan knows its own use, and the range is better"
+                Skew::Expected(_) => {
+                    "as its routers prefer them and conversations stay with them, judged by\ntrained models that were \
+                     recorded. This model has not run here yet: after a run the plan knows its own\nuse, and the \
+                     range is better"
                 }
             };
         }

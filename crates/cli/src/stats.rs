@@ -2,9 +2,9 @@
 
 use std::io::IsTerminal;
 
-use forebay_engine::bound::{Bound, TokenCost};
+use forebay_engine::bound::{Bottleneck, Bound, TokenCost};
 use forebay_engine::store::Meters;
-use forebay_engine::{Answer, Bytes, Engine, FinishReason, Stats};
+use forebay_engine::{Answer, Engine, FinishReason, Stats};
 use serde_json::{Value, json};
 
 use crate::run::Said;
@@ -45,14 +45,22 @@ fn line(stats: &Stats, streams: bool, bound: Option<(Bound, f64)>) -> String {
     if let Some(hit_rate) = stats.experts.hit_rate().filter(|_| streams) {
         let per_token = stats.experts.bytes_read as f64 / stats.generated_tokens.max(1) as f64;
         parts.push(format!("experts {:.0}% hit", hit_rate * 100.0));
-        parts.push(format!("{}/tok from the drive", Bytes(per_token as u64)));
+        parts.push(format!("{}/tok", decimal(per_token)));
     }
     if let Some((bound, ratio)) = bound {
-        parts.push(format!("{}-bound ({:.0}% of bound)", bound.by.name(), 100.0 * ratio));
+        let by = if bound.by == Bottleneck::Drive { "disk" } else { bound.by.name() };
+        parts.push(format!("{by}-bound ({:.0}% of bound)", 100.0 * ratio));
     }
-    let computed = stats.prompt_tokens - stats.reused_tokens;
-    parts.push(format!("prompt {computed} tok at {:.0} tok/s", rate(computed, stats.prompt_seconds)));
+    if stats.generated_tokens == 0 {
+        let computed = stats.prompt_tokens - stats.reused_tokens;
+        parts.push(format!("prompt {computed} tok at {:.0} tok/s", rate(computed, stats.prompt_seconds)));
+    }
     parts.join(" · ")
+}
+
+/// `0.46 GB`, or `3.1 MB` where it is little: in powers of ten, as drives are sold and measured.
+fn decimal(bytes: f64) -> String {
+    if bytes >= 1e7 { format!("{:.2} GB", bytes / 1e9) } else { format!("{:.1} MB", bytes / 1e6) }
 }
 
 /// An answer as JSON.
@@ -105,8 +113,17 @@ fn experts(meters: &Meters, tokens: usize) -> Value {
 
 /// The most memory this process has had resident, in bytes, where the operating system tells.
 fn peak_rss() -> Option<u64> {
+    status("VmHWM:")
+}
+
+/// The memory that this process has resident, in bytes, where the operating system tells.
+pub fn resident() -> Option<u64> {
+    status("VmRSS:")
+}
+
+fn status(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|l| l.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
@@ -118,7 +135,6 @@ fn rate(tokens: usize, seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_engine::bound::Bottleneck;
 
     #[test]
     fn the_line_counts_what_was_computed() {
@@ -139,12 +155,13 @@ mod tests {
             ..Stats::default()
         };
         let bound = Bound { by: Bottleneck::Drive, tokens_per_second: 15.0 };
-        assert_eq!(line(&stats, false, None), "12.5 tok/s · first token 0.5 s · prompt 20 tok at 40 tok/s");
+        assert_eq!(line(&stats, false, None), "12.5 tok/s · first token 0.5 s");
         assert_eq!(
             line(&stats, true, Some((bound, 0.83))),
-            "12.5 tok/s · first token 0.5 s · experts 75% hit · 2.0 MiB/tok from the drive · drive-bound (83% of \
-             bound) · prompt 20 tok at 40 tok/s"
+            "12.5 tok/s · first token 0.5 s · experts 75% hit · 2.1 MB/tok · disk-bound (83% of bound)"
         );
+        let much = Stats { experts: Meters { bytes_read: 23 << 30, ..stats.experts }, ..stats };
+        assert!(line(&much, true, None).ends_with(" · 0.49 GB/tok"));
         let nothing = Stats { generated_tokens: 0, experts: Meters::default(), ..stats };
         assert_eq!(line(&nothing, true, None), "prompt 20 tok at 40 tok/s");
     }

@@ -98,6 +98,11 @@ impl Hold {
         self.bytes -= bytes;
         Hold { engine: self.engine.clone(), bytes }
     }
+
+    /// Takes over what another one holds.
+    pub fn join(&mut self, mut other: Hold) {
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
 }
 
 impl Drop for Hold {

@@ -19,13 +19,14 @@ use crate::memory::Region;
 use crate::models::{self, Blueprint, Model};
 use crate::plan::{ExpertMemory, Machine, Plan, Pressure, Relief, Traffic, Wishes};
 use crate::predict::{DriveSpeed, Outlook, Skew};
+use crate::preference;
 use crate::rehearsal::{ComputeTime, rehearse};
 use crate::session::{Batch, Session};
 use crate::store::policy::PolicyKind;
 use crate::store::probe;
 use crate::store::trace::RoutedLayer;
 use crate::store::{
-    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions,
+    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Picture, Purpose, SlotClasses, StoreOptions,
 };
 use crate::tokenizer::Tokenizer;
 
@@ -197,6 +198,11 @@ impl Engine {
     /// What the expert store has counted since the model was loaded.
     pub fn meters(&self) -> Meters {
         self.0.store.meters()
+    }
+
+    /// Takes a picture of where the experts are and which were asked for since it was last taken.
+    pub fn look(&self, picture: &mut Picture) {
+        self.0.store.look(picture);
     }
 
     /// Bytes of expert slots at the moment: fewer than planned while conversations or the rest of the machine need the
@@ -479,13 +485,23 @@ impl Prospect {
         &self.tokenizer
     }
 
-    /// What is known from earlier runs of how unevenly the model uses its experts.
-    pub fn skew(&self, options: &Options) -> Skew {
+    /// What is known of how unevenly the model uses its experts: from earlier runs, or from its routers.
+    ///
+    /// # Errors
+    /// If the routers cannot be read.
+    pub fn skew(&self, options: &Options) -> Result<Skew> {
         let heat = options.heat.as_ref().and_then(|folder| {
             let heat = Heat::of(folder, &self.file, self.traffic.experts).read();
             heat.filter(|heat| heat.len() == self.plan.expert_count)
         });
-        Skew::of(heat)
+        match Skew::known(heat.unwrap_or_default()) {
+            Some(skew) => Ok(skew),
+            None => {
+                let source = FileSource::open(&self.file)?;
+                let routers = self.blueprint.router_lengths(&source, preference::LAYERS)?;
+                Ok(Skew::of_routers(&routers))
+            }
+        }
     }
 
     /// Measures the drives that hold the model's experts; `None` if it has none.
@@ -510,17 +526,25 @@ impl Prospect {
     }
 
     /// What is known of the model on this machine, given how fast both were found to be.
-    pub fn outlook(&self, options: &Options, compute: ComputeTime, drive: Option<DriveSpeed>) -> Outlook {
+    ///
+    /// # Errors
+    /// If the model's routers cannot be read.
+    pub fn outlook(
+        &self,
+        options: &Options,
+        compute: ComputeTime,
+        drive: Option<DriveSpeed>,
+    ) -> Result<Outlook> {
         let layers: Vec<_> = self.blueprint.experts.iter().flatten().collect();
         let used: usize = layers.iter().map(|layer| layer.used).sum();
-        Outlook {
+        Ok(Outlook {
             compute,
             drive,
             layers: layers.len(),
             used: used as f64 / layers.len().max(1) as f64,
             expert_bytes: self.traffic.experts as f64 / used.max(1) as f64,
-            skew: self.skew(options),
-        }
+            skew: self.skew(options)?,
+        })
     }
 
     /// Loads the model.

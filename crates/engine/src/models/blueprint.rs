@@ -35,6 +35,8 @@ pub struct Blueprint {
     pub experts: Vec<Option<ExpertLayer>>,
     buffers: Vec<Scratch>,
     weights: Vec<Declared>,
+    /// Which of the weights are routers, in the order of the layers that have experts.
+    routers: Vec<usize>,
 }
 
 enum Declared {
@@ -213,6 +215,34 @@ impl Blueprint {
         (dense, experts)
     }
 
+    /// The lengths of the rows of routers, for a few layers and with the number of experts that a token uses there. Layers whose
+    /// routers are not stored as plain numbers are left out.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn router_lengths(&self, source: &dyn ByteSource, layers: usize) -> Result<Vec<(Vec<f32>, usize)>> {
+        let mut lengths = Vec::new();
+        let routed: Vec<_> = self.routers.iter().zip(self.experts.iter().flatten()).collect();
+        for (router, layer) in routed.iter().copied().step_by(routed.len().div_ceil(layers).max(1)) {
+            let Declared::Matrix(Planes { encoding: Encoding::Blocks(dtype), cols, ranges, .. }) =
+                self.weights[*router]
+            else {
+                continue;
+            };
+            let Some(range) = ranges[0] else { continue };
+            let mut bytes = vec![0; range.len];
+            source.read_exact_at(range.file, range.offset, &mut bytes)?;
+            let mut row = vec![0.0f32; cols];
+            let mut length = |bytes: &[u8]| {
+                dequantise_row(dtype, bytes, &mut row);
+                row.iter().map(|x| x * x).sum::<f32>().sqrt()
+            };
+            let row_bytes = bytes.len() / layer.experts.len();
+            lengths.push((bytes.chunks_exact(row_bytes).map(&mut length).collect(), layer.used));
+        }
+        Ok(lengths)
+    }
+
     /// The scratch buffers for chunks of this many tokens.
     pub fn buffers(&self, chunk: usize) -> Vec<BufShape> {
         let shape = |b: &Scratch| BufShape { rows: b.rows.unwrap_or(chunk), width: b.width };
@@ -299,6 +329,7 @@ pub struct Builder<'a> {
     vectors: usize,
     buffers: Vec<Scratch>,
     experts: Vec<Option<ExpertLayer>>,
+    routers: Vec<usize>,
     /// Layers that tensors were asked for.
     layers: usize,
     /// The names of all tensors asked for.
@@ -317,6 +348,7 @@ impl<'a> Builder<'a> {
             vectors: 0,
             buffers: Vec::new(),
             experts: Vec::new(),
+            routers: Vec::new(),
             layers: 0,
             declared: HashSet::new(),
             discovery: None,
@@ -371,6 +403,15 @@ impl<'a> Builder<'a> {
     pub fn matrix(&mut self, name: Name, rows: usize, cols: usize) -> Result<Matrix> {
         let planes = self.planes(name, rows, cols)?;
         Ok(self.push_matrix(Declared::Matrix(planes)))
+    }
+
+    /// The matrix that chooses among the experts of the layer that was declared last.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn router(&mut self, name: Name, rows: usize, cols: usize) -> Result<Matrix> {
+        self.routers.push(self.weights.len());
+        self.matrix(name, rows, cols)
     }
 
     /// A matrix of which a token reads one row: the embeddings. It may be the output matrix, too.
@@ -534,8 +575,8 @@ impl<'a> Builder<'a> {
             let path = self.file.path().display();
             tracing::info!("{path}: {beyond} tensors are not of the text model and are skipped");
         }
-        let Builder { experts, buffers, weights, .. } = self;
-        Ok(Blueprint { model, context, experts, buffers, weights })
+        let Builder { experts, buffers, weights, routers, .. } = self;
+        Ok(Blueprint { model, context, experts, buffers, weights, routers })
     }
 
     /// Whether a tensor belongs to something other than the text model: to layers that predict further

@@ -393,7 +393,7 @@ impl<'r> Blocks<'r> {
                 let Mixture { router, inner, .. } = *mixture;
                 let hidden = moe.buffers.x.width;
                 b.experts(&mixture.names, &router, hidden, inner)?;
-                let weights = b.matrix(mixture.gate.of_layer(l), router.experts, hidden)?;
+                let weights = b.router(mixture.gate.of_layer(l), router.experts, hidden)?;
                 let bias =
                     mixture.gate_bias.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()?;
                 let correction =

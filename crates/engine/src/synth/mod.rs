@@ -15,6 +15,8 @@ pub use families::{Change, FAMILIES, Family};
 pub use types::Types;
 pub use vocabulary::FEWEST_TOKENS;
 
+pub(crate) use noise::gaussian;
+
 use self::families::Settings;
 use self::layout::Layout;
 use crate::blocks::Cancel;

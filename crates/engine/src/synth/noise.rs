@@ -58,7 +58,7 @@ fn floats(dtype: DType, out: &mut [u8], mut next: impl FnMut() -> f32) {
 }
 
 /// The sum of twelve even numbers is near enough, and has the same bits everywhere.
-fn gaussian(rng: &mut ChaCha8Rng) -> f32 {
+pub(crate) fn gaussian(rng: &mut ChaCha8Rng) -> f32 {
     let sum: u64 = (0..3)
         .map(|_| {
             let bits = rng.next_u64();
