@@ -63,15 +63,9 @@ impl Grammar {
     pub fn json_schema(engine: &Engine, schema: &Value) -> Result<Grammar> {
         schema::check(schema)?;
         let lexicon = engine.lexicon()?;
-        let compile = |schema: &Value| {
-            let mut schema = schema::object(schema);
-            let options =
-                JsonCompileOptions { whitespace_pattern: Some(WHITESPACE.into()), ..Default::default() };
-            options.apply_to(&mut schema);
-            compile(&lexicon, TopLevelGrammar::from_json_schema(schema))
-        };
-        let parser = compile(schema)
-            .map_err(|message| schema::refusal(schema, &message, |part| compile(part).err()))?;
+        let parser = compile_schema(&lexicon, schema).map_err(|message| {
+            schema::refusal(schema, &message, |part| compile_schema(&lexicon, part).err())
+        })?;
         Grammar::new(engine, parser)
     }
 
@@ -88,9 +82,16 @@ impl Grammar {
         if source.contains("allow_invalid_utf8") {
             return Err(Error::Invalid("the grammar asks for allow_invalid_utf8: answers are text".into()));
         }
-        schema::check_embedded(source)?;
-        let parser = compile(&*engine.lexicon()?, TopLevelGrammar::from_lark(source.into()))
-            .map_err(|message| Error::Invalid(format!("the grammar: {message}")))?;
+        schema::embedded(source).try_for_each(|schema| schema::check(&schema))?;
+        let lexicon = engine.lexicon()?;
+        let parser = compile(&lexicon, TopLevelGrammar::from_lark(source.into())).map_err(|message| {
+            // If it is one of its schemas that is wrong, there is more to say.
+            let wrong = schema::embedded(source).find_map(|schema| {
+                let error = |part: &Value| compile_schema(&lexicon, part).err();
+                error(&schema).map(|message| schema::refusal(&schema, &message, error))
+            });
+            wrong.unwrap_or_else(|| Error::Invalid(format!("the grammar: {message}")))
+        })?;
         Grammar::new(engine, parser)
     }
 
@@ -205,6 +206,13 @@ fn compile(lexicon: &Lexicon, grammar: TopLevelGrammar) -> std::result::Result<T
             Err(error) => Err(format!("no thread to compile it: {error}")),
         }
     })
+}
+
+fn compile_schema(lexicon: &Lexicon, schema: &Value) -> std::result::Result<TokenParser, String> {
+    let mut schema = schema::object(schema);
+    let options = JsonCompileOptions { whitespace_pattern: Some(WHITESPACE.into()), ..Default::default() };
+    options.apply_to(&mut schema);
+    compile(lexicon, TopLevelGrammar::from_json_schema(schema))
 }
 
 /// The message for people, without what the library adds for its authors.

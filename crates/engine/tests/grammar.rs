@@ -333,6 +333,7 @@ fn what_is_wrong_in_a_schema_is_named() {
         ("", "no start rule"),
         ("start: start", "no text"),
         ("start: %json { \"type\": \"objekt\" }", "objekt"),
+        (r#"start: "x" %json { "properties": { "a": { "type": "strnig" } } }"#, "#/properties/a: "),
         ("%llguidance { \"allow_invalid_utf8\": true }\nstart: /a/", "allow_invalid_utf8"),
     ] {
         match Grammar::lark(&DEMO, source) {
