@@ -26,7 +26,7 @@ use crate::store::policy::PolicyKind;
 use crate::store::probe;
 use crate::store::trace::RoutedLayer;
 use crate::store::{
-    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions,
+    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Picture, Purpose, SlotClasses, StoreOptions,
 };
 use crate::tokenizer::Tokenizer;
 
@@ -198,6 +198,11 @@ impl Engine {
     /// What the expert store has counted since the model was loaded.
     pub fn meters(&self) -> Meters {
         self.0.store.meters()
+    }
+
+    /// Takes a picture of where the experts are and which were asked for since it was last taken.
+    pub fn look(&self, picture: &mut Picture) {
+        self.0.store.look(picture);
     }
 
     /// Bytes of expert slots at the moment: fewer than planned while conversations or the rest of the machine need the

@@ -23,6 +23,9 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
+    /// Control tokens that are part of the text, for whoever reads it as a [dialect](crate::chat::dialect::Dialect::shown).
+    /// Others are none.
+    pub shown: Vec<TokenId>,
     /// Never choose the model's end tokens.
     pub ignore_end: bool,
     /// What the answer must be, if it must be something.
@@ -113,6 +116,8 @@ pub struct Answer {
     pub tokens: Vec<TokenId>,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// The stop string that ended it, if one did.
+    pub stop: Option<String>,
     /// The seed that repeats it.
     pub seed: u64,
     /// What it took.
@@ -189,6 +194,7 @@ impl Writing {
             text: String::new(),
             tokens: Vec::new(),
             finish_reason: FinishReason::Length,
+            stop: None,
             seed: sampler.seed(),
             stats: Stats { prompt_tokens: request.prompt.len(), ..Stats::default() },
             logprobs: Vec::new(),
@@ -198,7 +204,7 @@ impl Writing {
             scorer: request.logprobs.map(Scorer::new),
             matcher: request.grammar.as_ref().map(Grammar::matcher).transpose()?,
             text: TextStream {
-                decoder: StreamDecoder::continuing(false),
+                decoder: StreamDecoder::continuing(false).showing(request.shown.clone()),
                 stops: StopMatcher::new(request.stop.clone())?,
                 text: String::new(),
             },
@@ -269,9 +275,8 @@ impl Writing {
     /// The answer, after the text that was held back.
     pub fn finish(self, on_event: &mut dyn FnMut(Event<'_>)) -> Answer {
         let mut answer = self.answer;
-        let stopped;
-        (answer.text, stopped) = self.text.finish(on_event);
-        if stopped {
+        (answer.text, answer.stop) = self.text.finish(on_event);
+        if answer.stop.is_some() {
             answer.finish_reason = FinishReason::Stop;
         }
         answer.stats.generated_tokens = answer.tokens.len();
@@ -294,14 +299,14 @@ impl TextStream {
         outcome.stopped
     }
 
-    /// Emits what was held back; gives the whole text, and whether it ends before a stop string.
-    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, bool) {
+    /// Emits what was held back; gives the whole text, and the stop string before which it ends, if it does.
+    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, Option<String>) {
         let tail = self.decoder.finish();
         let outcome = self.stops.push(&tail);
         self.emit(&outcome.emit, on_event);
         let held = self.stops.finish();
         self.emit(&held, on_event);
-        (self.text, self.stops.stopped())
+        (self.text, self.stops.met().map(str::to_owned))
     }
 
     fn emit(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) {

@@ -24,7 +24,7 @@ pub(crate) use lexicon::{Lexicon, Tree};
 
 /// Between the parts of JSON: nothing, a space, or a line's end and its indentation. Models write JSON in one of these ways,
 /// and a weak one cannot go on for ever with blanks.
-const WHITESPACE: &str = r"\x20|\n(\x20{0,32}|\t{0,8})";
+pub(crate) const WHITESPACE: &str = r"\x20|\n(\x20{0,32}|\t{0,8})";
 
 /// Grammars longer than this are refused. Their rules may follow each other in a chain, which takes stack.
 const MOST_SOURCE: usize = 256 << 10;

@@ -1,0 +1,98 @@
+//! Bodies of requests: JSON, no larger and no slower than allowed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use forebay_engine::Bytes;
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::app::App;
+use super::error::{ApiError, json_type};
+use crate::openai::read_fields;
+
+/// A body may take so long to arrive.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Between two pieces of it no more than this.
+const PAUSE: Duration = Duration::from_secs(20);
+
+/// Bytes of a refused request that are taken, and how long that may last.
+const DISCARDED: u64 = 64 << 20;
+const MOMENT: Duration = Duration::from_secs(2);
+
+/// A request's body, read.
+pub struct Json<T>(pub T);
+
+impl<T: for<'de> Deserialize<'de>> FromRequest<Arc<App>> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Json<T>, ApiError> {
+        let bytes = read(request.into_body(), app.limits.body).await?;
+        let text =
+            std::str::from_utf8(&bytes).map_err(|_| ApiError::bad_request("the body is not UTF-8 text"))?;
+        let value: Value = serde_json::from_str(text)
+            .map_err(|error| ApiError::bad_request(format!("the body is not JSON: {error}")))?;
+        Ok(Json(read_fields(value)?))
+    }
+}
+
+impl<T: serde::Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        match serde_json::to_string(&self.0) {
+            Ok(text) => (json_type(), text).into_response(),
+            Err(_) => ApiError::internal("the answer cannot be written").into_response(),
+        }
+    }
+}
+
+/// Takes what a client still sends and forgets it, for a moment: a connection that is closed before may lose the answer.
+pub async fn discard(body: &mut Body) {
+    let all = async {
+        let mut bytes = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+            if bytes > DISCARDED {
+                return;
+            }
+        }
+    };
+    let _ = timeout(MOMENT, all).await;
+}
+
+async fn read(mut body: Body, limit: u64) -> Result<Vec<u8>, ApiError> {
+    let too_large = || {
+        let message = format!("the body has more than {}, which is what this server takes", Bytes(limit));
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    };
+    if http_body::Body::size_hint(&body).lower() > limit {
+        discard(&mut body).await;
+        return Err(too_large());
+    }
+    let end = Instant::now() + PATIENCE;
+    let mut bytes = Vec::new();
+    loop {
+        let frame = match timeout_at(end.min(Instant::now() + PAUSE), body.frame()).await {
+            Ok(None) => return Ok(bytes),
+            Ok(Some(Ok(frame))) => frame,
+            Ok(Some(Err(_))) => return Err(ApiError::bad_request("the body ended early")),
+            Err(_) => {
+                let message = "the body took too long to arrive";
+                return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message));
+            }
+        };
+        if let Ok(data) = frame.into_data() {
+            if bytes.len() as u64 + data.len() as u64 > limit {
+                discard(&mut body).await;
+                return Err(too_large());
+            }
+            bytes.extend_from_slice(&data);
+        }
+    }
+}
