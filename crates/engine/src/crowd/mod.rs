@@ -303,9 +303,7 @@ impl Crowd {
             let (writing, listener) = &mut writings[turn];
             chosen[turn].1 = Some(writing.choose(logits, &mut |event| listener.event(event)));
         })?;
-        if prompt_rows > 0 {
-            self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
-        }
+        self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
         let mut written = 0;
         let mut ended = Vec::new();
         for (i, chosen) in chosen {

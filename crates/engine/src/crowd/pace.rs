@@ -34,6 +34,10 @@ impl Pace {
 
     /// A pass with so many tokens of prompts took so long.
     pub fn learn(&mut self, tokens: usize, seconds: f64) {
+        if tokens < LEAST {
+            // Few tokens need few experts, and say nothing of many.
+            return;
+        }
         let tokens = tokens as f64;
         if self.tokens == 0.0 {
             (self.tokens, self.seconds, self.slope) = (tokens, seconds, seconds / tokens);
@@ -117,7 +121,8 @@ mod tests {
 
     #[test]
     fn a_slow_machine_gets_on_all_the_same() {
-        assert_eq!(settled(|tokens| tokens as f64), LEAST);
+        let size = settled(|tokens| tokens as f64);
+        assert!((LEAST..=LEAST * 5 / 4).contains(&size), "{size}");
     }
 
     /// All experts are read for a few tokens as for many.

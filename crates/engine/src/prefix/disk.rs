@@ -8,7 +8,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{Builder, JoinHandle, sleep};
 use std::time::{Duration, SystemTime};
 
 use super::{Match, PrefixMeters, common, is_useless};
@@ -27,6 +27,9 @@ const LOCK: &str = "lock";
 
 /// Conversations that wait to be written are in memory until they are.
 const MOST_WAITING: usize = 2;
+
+/// Hundredths of a second that another process gets to leave the folder.
+const PATIENCE: usize = 50;
 
 /// Names a file that is being read.
 pub type Ticket = u64;
@@ -85,14 +88,7 @@ impl Disk {
         let cannot = |doing: &str, error| Error::io(&folder, doing, error);
         fs::create_dir_all(&folder).map_err(|error| cannot("cannot make the folder", error))?;
         let lock = File::create(folder.join(LOCK)).map_err(|error| cannot("cannot write", error))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let message = format!("{}: another process uses the folder", folder.display());
-                return Err(Error::Invalid(message));
-            }
-            Err(TryLockError::Error(error)) => return Err(cannot("cannot lock the folder", error)),
-        }
+        own(&lock).map_err(|error| cannot("the folder is another process's", error))?;
         let shapes = engine.model().state();
         let read = engine.clone();
         let thread = |error| cannot("cannot start a thread for", error);
@@ -215,28 +211,28 @@ impl Disk {
         arrived
     }
 
-    /// Has a conversation written in the background, unless it has been or too many wait for that.
-    pub fn write(&mut self, session: &mut Session) {
-        if self.writing.len() < MOST_WAITING {
-            self.write_later(session);
-        }
+    /// Has a conversation written in the background, unless too many wait for that. Tells whether it has been, or will
+    /// be.
+    pub fn write(&mut self, session: &mut Session) -> bool {
+        self.writing.len() < MOST_WAITING && self.write_later(session)
     }
 
-    /// Has a conversation written in the background, unless it has been.
-    pub fn write_later(&mut self, session: &mut Session) {
+    /// As [`write`](Self::write), however many wait.
+    pub fn write_later(&mut self, session: &mut Session) -> bool {
         let path = self.path_of(session.tokens());
         if self.writing.iter().any(|(writing, _)| *writing == path)
             || self.files.iter().any(|file| file.path == path)
         {
-            return;
+            return true;
         }
         let bytes = session.bytes_for(session.tokens().len());
-        if self.on_its_way().saturating_add(bytes) <= self.limit {
-            self.shrink(bytes);
-            if self.writer.give(Writing { path: path.clone(), snapshot: session.freeze() }) {
-                self.writing.push((path, bytes));
-            }
+        if self.on_its_way().saturating_add(bytes) > self.limit {
+            return false;
         }
+        self.shrink(bytes);
+        let given = self.writer.give(Writing { path: path.clone(), snapshot: session.freeze() });
+        self.writing.extend(given.then_some((path, bytes)));
+        given
     }
 
     /// Whether a conversation is being written.
@@ -325,6 +321,18 @@ impl Disk {
         tokens.iter().for_each(|token| hash.add(&token.0.to_le_bytes()));
         self.folder.join(format!("{:016x}.{EXTENSION}", hash.0))
     }
+}
+
+/// Locks a file. A process that is about to end may have the lock for a moment longer.
+fn own(lock: &File) -> io::Result<()> {
+    for _ in 0..PATIENCE {
+        match lock.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => sleep(Duration::from_millis(10)),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    lock.try_lock().map_err(io::Error::from)
 }
 
 /// A file that is there, if it can be used as far as its beginning says.

@@ -90,6 +90,8 @@ struct Kept {
     /// Where its last turn begins.
     turn: usize,
     used: Instant,
+    /// Whether it is on disk, or on its way there.
+    written: bool,
 }
 
 /// What begins like a text.
@@ -199,11 +201,11 @@ impl Prefixes {
             return;
         }
         self.kept.retain(|kept| !tokens.starts_with(kept.session.tokens()));
-        self.kept.push(Kept { session, turn, used: Instant::now() });
+        self.kept.push(Kept { session, turn, used: Instant::now(), written: false });
         while self.bytes() > self.options.memory {
-            let Kept { mut session, .. } = self.kept.remove(0);
+            let Kept { mut session, written, .. } = self.kept.remove(0);
             self.meters.evictions += 1;
-            if let Some(disk) = &mut self.disk {
+            if let Some(disk) = self.disk.as_mut().filter(|_| !written) {
                 disk.write(&mut session);
             }
         }
@@ -225,8 +227,10 @@ impl Prefixes {
     pub fn tend(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         disk.collect(&mut self.meters);
-        let old = self.kept.iter_mut().filter(|kept| kept.used.elapsed() >= WRITTEN_AFTER);
-        old.for_each(|kept| disk.write(&mut kept.session));
+        let old = |kept: &&mut Kept| !kept.written && kept.used.elapsed() >= WRITTEN_AFTER;
+        for kept in self.kept.iter_mut().filter(old) {
+            kept.written = disk.write(&mut kept.session);
+        }
     }
 
     /// Writes everything, in the background. Whoever drops it waits for that.
@@ -234,7 +238,9 @@ impl Prefixes {
         let Some(disk) = &mut self.disk else { return };
         disk.collect(&mut self.meters);
         // Where there is not enough room for all, the newest are written.
-        self.kept.iter_mut().rev().for_each(|kept| disk.write_later(&mut kept.session));
+        for kept in self.kept.iter_mut().rev().filter(|kept| !kept.written) {
+            kept.written = disk.write_later(&mut kept.session);
+        }
     }
 
     /// What there is and what was done.
