@@ -219,3 +219,30 @@ fn pages_of_other_sites_are_refused_unless_they_are_listed() {
     assert_eq!((before.status, before.header("access-control-allow-headers")), (204, Some("authorization")));
     assert_eq!(ask("OPTIONS", "https://bad.example", &wanted).status, 403);
 }
+
+#[test]
+fn a_model_without_a_template_continues_texts_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(common::golden("qwen35moe")).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name() != "chat_template.jinja" {
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+    }
+    let path = common::text(folder.path());
+    let server = Server::start(&[&path]);
+    for address in [CHAT, "/apply-template", "/tokenize"] {
+        let refused = server.post(address, &json!({ "messages": question("Hello") }));
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["param"]),
+            (400, &json!("messages")),
+            "{address}"
+        );
+        assert!(
+            refused.text().contains("no chat template") && !refused.text().contains(&path),
+            "{}",
+            refused.text()
+        );
+    }
+    server.post("/v1/completions", &json!({ "prompt": "Hello", "max_tokens": 2 })).ok();
+}

@@ -147,13 +147,14 @@ mod tests {
         assert_eq!(m.push("xabc"), emit("x"));
         assert_eq!(m.clone().push("d"), stop(""));
         assert_eq!(m.clone().push("x"), stop("a"));
-        assert_eq!(m.finish(), "a");
+        assert_eq!((m.finish(), m.met()), ("a".into(), Some("bc")));
     }
 
     #[test]
     fn a_longer_stop_string_with_the_same_beginning_delays_nothing() {
         let mut m = matcher(&["abc", "ab"]);
         assert_eq!(m.push("xab"), stop("x"));
+        assert_eq!(m.met(), Some("ab"));
     }
 
     #[test]

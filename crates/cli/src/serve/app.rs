@@ -73,6 +73,19 @@ impl Loaded {
         Loaded { engine, template, dialect, think, worker: Mutex::new(Some(worker)) }
     }
 
+    /// Finds out whether conversations can be rendered.
+    ///
+    /// # Errors
+    /// If there is no template for that, or the model's is none.
+    pub fn check_template(&self) -> Result<(), ApiError> {
+        if self.template().is_some() {
+            return Ok(());
+        }
+        let message = "the model has no chat template: continue texts with /v1/completions, or have it served with \
+                       --chat-template-file";
+        Err(ApiError::invalid("messages", message))
+    }
+
     /// The template in effect, if there is one.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_deref().or_else(|| self.engine.template().ok().flatten())
@@ -82,9 +95,10 @@ impl Loaded {
     pub fn add(&self, job: Job) -> Result<(), ApiError> {
         let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         let worker = worker.as_ref().ok_or_else(leaving)?;
-        worker
-            .add(job)
-            .map_err(|_| ApiError::internal("computing failed for good: the server has to be started again"))
+        if worker.add(job) {
+            return Ok(());
+        }
+        Err(ApiError::internal("computing failed for good: the server has to be started again"))
     }
 
     /// Lets the worker end: when all is answered, or at once.

@@ -73,7 +73,7 @@ impl ApiError {
         // Clients of OpenAI's and of Anthropic's API look for these words to shorten a conversation.
         let message = format!(
             "This model's maximum context length is {limit} tokens. However, the prompt is too long: {tokens} tokens > \
-             {limit} maximum. Shorten it, or serve the model with a larger --ctx."
+             {limit} maximum."
         );
         ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
     }

@@ -89,6 +89,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, Json(text): Json<Text>) -> Re
                 engine.tokenizer().encode(content, options)?
             }
             (None, Some(messages)) => {
+                loaded.check_template()?;
                 let prompting = loaded.prompting(&text.tools, &text.chat_template_kwargs);
                 chat_prompt(engine, &prompting, messages)?.tokens
             }
@@ -144,6 +145,7 @@ pub async fn apply_template(
     app.prepare(move |_, loaded| {
         let messages = text.messages.filter(|messages| !messages.is_empty());
         let messages = messages.ok_or_else(|| ApiError::invalid("messages", "there are no messages"))?;
+        loaded.check_template()?;
         let prompting = loaded.prompting(&text.tools, &text.chat_template_kwargs);
         let prompt = chat_prompt(&loaded.engine, &prompting, &messages)?;
         Ok(Json(json!({ "prompt": prompt.text })))

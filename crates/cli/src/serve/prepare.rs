@@ -85,6 +85,7 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
     if request.messages.is_empty() {
         return Err(ApiError::invalid("messages", "there are no messages"));
     }
+    loaded.check_template()?;
     let tools = offered_tools(request)?;
     let prompting = loaded.prompting(&tools, &request.kwargs);
     let prompt = openai::chat_prompt(&loaded.engine, &prompting, &request.messages)?;

@@ -1,6 +1,6 @@
 //! Which address does what, and what holds for all of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use axum::Router;
@@ -43,6 +43,9 @@ const OPEN: [&str; 1] = ["/health"];
 /// What is answered before the model is there, and while the server leaves.
 const ALWAYS: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
 
+/// The paths of the routes.
+static KNOWN: LazyLock<Vec<&str>> = LazyLock::new(|| routes().into_iter().map(|(path, _)| path).collect());
+
 /// The server.
 pub fn router(app: Arc<App>) -> Router {
     let mut router = Router::new();
@@ -74,7 +77,7 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let start = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let known = routes().into_iter().map(|(known, _)| known).find(|known| matches(known, &path));
+    let known = KNOWN.iter().copied().find(|known| matches(known, &path));
     let mut allowed = None;
     let admitted = app.origins.check(request.headers()).and_then(|origin| {
         allowed = origin;
@@ -105,7 +108,11 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let seconds = start.elapsed().as_secs_f64();
     match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
-            tracing::info!("{method} {path}: {} after {seconds:.3} s: {}", status.as_u16(), error.message);
+            tracing::info!(
+                "{method} {path}: {} after {seconds:.3} s: {}",
+                status.as_u16(),
+                loggable(&error.message)
+            );
             if Dress::of(&path) == Dress::Anthropic {
                 response = error.response(Dress::Anthropic);
             }
@@ -123,6 +130,11 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         headers.insert(header::VARY, HeaderValue::from_static("origin"));
     }
     response
+}
+
+/// A message that may quote what was sent: on one line, and not too long.
+fn loggable(message: &str) -> String {
+    message.chars().take(400).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// Whether a path is one of a route's.

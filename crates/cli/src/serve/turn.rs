@@ -240,7 +240,7 @@ impl App {
                     cancel: cancel.clone(),
                     meters: Arc::clone(&self.meters),
                     read: 0,
-                    _place: places.next().expect("there is one for each"),
+                    place: places.next().expect("there is one for each"),
                 };
                 turn.choices.push(Choice::new(&prompt, &loaded.dialect, cancel.clone()));
                 let job = Job { request, cancel, listener: Box::new(hearer) };
@@ -321,8 +321,11 @@ impl Turn {
             Heard::Progress { done, total } => ready.push_back((index, TurnEvent::Progress { done, total })),
             Heard::Scored(scored) => ready.push_back((index, TurnEvent::Scored(scored))),
             Heard::Text(text) => choice.push(&text, &mut |event| ready.push_back((index, event))),
-            Heard::End(Err(error)) => self.fail(error),
-            Heard::End(Ok(answer)) => {
+            Heard::End(ended) => {
+                let answer = match *ended {
+                    Ok(answer) => answer,
+                    Err(error) => return self.fail(error),
+                };
                 choice.finish(&mut |event| ready.push_back((index, event)));
                 let end = choice.end(&self.engine, &answer);
                 if index == 0 {
@@ -462,7 +465,7 @@ enum Heard {
     Progress { done: usize, total: usize },
     Scored(Scored),
     Text(String),
-    End(Result<Answer, ApiError>),
+    End(Box<Result<Answer, ApiError>>),
 }
 
 /// Passes on what happens to an answer.
@@ -473,7 +476,7 @@ struct Hearer {
     meters: Arc<Meters>,
     /// Tokens of the prompt that have been computed.
     read: usize,
-    _place: Place,
+    place: Place,
 }
 
 impl Hearer {
@@ -488,7 +491,8 @@ impl Hearer {
 impl Listener for Hearer {
     fn event(&mut self, event: Event<'_>) {
         if let Event::Prompt { done, .. } = event {
-            self.meters.read(done - self.read);
+            // A request that had to make room for others reads its prompt again.
+            self.meters.read(done.saturating_sub(self.read));
             self.read = done;
         }
         self.send(match event {
@@ -505,6 +509,9 @@ impl Listener for Hearer {
             Err(error) if error.status.is_server_error() => self.meters.failed(),
             Err(_) => {}
         }
-        self.send(Heard::End(answer));
+        let Hearer { index, sender, place, .. } = *self;
+        // Whoever hears of the end can be sure that there is room again.
+        drop(place);
+        let _ = sender.send((index, Heard::End(Box::new(answer))));
     }
 }

@@ -1,7 +1,11 @@
 //! A server under test, and a client that can misbehave.
 
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,11 +18,11 @@ use crate::common::forebay;
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 pub struct Server {
-    child: Child,
+    child: Running,
     pub address: String,
     log: Arc<Mutex<String>>,
     /// What it remembers from run to run.
-    _cache: tempfile::TempDir,
+    cache: Option<tempfile::TempDir>,
     /// Sent with every request.
     pub key: Option<&'static str>,
 }
@@ -26,21 +30,35 @@ pub struct Server {
 impl Server {
     /// A server that is ready.
     pub fn start(args: &[&str]) -> Server {
-        let server = Server::start_unready(args);
-        let start = Instant::now();
-        while server.get("/ready").status != 200 {
-            assert!(start.elapsed() < LIMIT, "not ready: {}", server.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        server
+        Server::start_unready(args).until_ready()
+    }
+
+    /// A server that is ready and remembers things in a folder.
+    pub fn start_in(cache: &Path, args: &[&str]) -> Server {
+        Server::listening(cache, args).until_ready()
     }
 
     /// A server that listens.
     pub fn start_unready(args: &[&str]) -> Server {
-        let key = args.iter().position(|arg| *arg == "--api-key").map(|_| "open sesame");
         let cache = tempfile::tempdir().unwrap();
-        let mut command = forebay([&["serve", "--port", "0", "--threads", "2"], args].concat());
-        let mut child = command.env("XDG_CACHE_HOME", cache.path()).spawn().unwrap();
+        let server = Server::listening(cache.path(), args);
+        Server { cache: Some(cache), ..server }
+    }
+
+    fn until_ready(self) -> Server {
+        let start = Instant::now();
+        while self.get("/ready").status != 200 {
+            assert!(start.elapsed() < LIMIT, "not ready: {}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self
+    }
+
+    fn listening(cache: &Path, args: &[&str]) -> Server {
+        let key = args.iter().position(|arg| *arg == "--api-key").map(|_| "open sesame");
+        let threads: &[&str] = if args.contains(&"--threads") { &[] } else { &["--threads", "2"] };
+        let mut command = forebay([&["serve", "--port", "0"], threads, args].concat());
+        let mut child = command.env("XDG_CACHE_HOME", cache).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap_or_else(|| panic!("the server ends at once")).unwrap();
         let address =
@@ -52,7 +70,7 @@ impl Server {
                 writer.lock().unwrap().push_str(&format!("{line}\n"));
             }
         });
-        Server { child, address, log, key, _cache: cache }
+        Server { child: Running(child), address, log, key, cache: None }
     }
 
     /// What it has said.
@@ -124,7 +142,7 @@ impl Server {
 
     /// Sends it a signal.
     pub fn signal(&self, name: &str) {
-        let id = self.child.id().to_string();
+        let id = self.child.0.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
     }
 
@@ -133,7 +151,7 @@ impl Server {
     pub fn wait(&mut self, limit: Duration) -> Option<i32> {
         let start = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.child.0.try_wait().unwrap() {
                 return status.code();
             }
             assert!(start.elapsed() < limit, "still running after {limit:?}: {}", self.log());
@@ -142,13 +160,13 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("the server said:\n{}", self.log());
-        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -219,15 +237,28 @@ impl Stream {
         loop {
             if let Some(end) = self.text.find("\n\n") {
                 let event: String = self.text.drain(..end + 2).collect();
-                match event.strip_prefix("data: ") {
-                    Some(data) => return Some(data.trim_end().to_owned()),
-                    None => self.comments += 1,
+                let field =
+                    |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+                let Some(data) = field("data: ") else {
+                    self.comments += 1;
+                    continue;
+                };
+                if let Some(name) = field("event: ") {
+                    let data: Value = serde_json::from_str(&data).unwrap();
+                    assert_eq!(data["type"], name, "an event has the name of its type");
                 }
-                continue;
+                return Some(data);
             }
             let chunk = read_chunk(&mut self.reader)?;
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());
         }
+    }
+
+    /// All that comes, where no word ends it.
+    #[track_caller]
+    pub fn events(mut self) -> Vec<Value> {
+        assert_eq!(self.status, 200);
+        std::iter::from_fn(|| self.next()).map(|data| serde_json::from_str(&data).unwrap()).collect()
     }
 
     /// All that comes, up to the word that ends it.
