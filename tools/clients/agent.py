@@ -17,10 +17,11 @@ def check(function):
 
 @check
 def twenty_turns_with_tools(server, model):
-    """Every other turn the model has to call a tool. What of the prompt is not new must come from the cache."""
+    """Every other turn the model has to call a tool. What was in the last prompt must come from the cache, and mostly what
+    was answered, too: a template may write that differently, as it does here with calls that have blank lines around."""
     asking = client(server)
     messages = [{"role": "user", "content": "Look at the cat."}]
-    before, computed, calls = 0, [], 0
+    before, answered, computed, calls, kept = 0, 0, [], 0, 0
     for turn in range(TURNS):
         must_call = turn % 2 == 0
         answer = asking.chat.completions.create(
@@ -35,8 +36,10 @@ def twenty_turns_with_tools(server, model):
         usage = answer.usage
         cached = usage.prompt_tokens_details.cached_tokens
         assert cached >= before, f"turn {turn}: {cached} of {usage.prompt_tokens} cached, of which {before} were known"
+        # The last token of an answer is never computed, as nothing follows it.
+        kept += turn > 0 and cached >= before + answered - 1
         computed.append(usage.prompt_tokens - cached)
-        before = usage.prompt_tokens
+        before, answered = usage.prompt_tokens, usage.completion_tokens
         message = answer.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         if message.tool_calls:
@@ -47,5 +50,5 @@ def twenty_turns_with_tools(server, model):
         else:
             messages.append({"role": "user", "content": "Go on."})
     assert calls >= TURNS // 2
-    assert max(computed[1:]) < before / 4, computed
+    assert kept >= TURNS // 4, f"only {kept} answers were kept"
     return f"{before} tokens in the end, {sum(computed)} of {TURNS} prompts computed, at most {max(computed)} in a turn"

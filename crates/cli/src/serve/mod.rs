@@ -49,7 +49,7 @@ use crate::progress::Progress;
 use crate::prompting::read_template;
 use crate::{demo, interrupt};
 
-/// Serve a model to programs that speak OpenAI's API, and to browsers
+/// Serve a model to programs that speak OpenAI's or Anthropic's API, and to browsers
 ///
 /// Several requests are answered at once, each as it would be alone: they take every step together, so that each expert is
 /// read once for all of them. The first Ctrl-C, or SIGTERM, takes no more requests and waits for those that are being

@@ -89,10 +89,9 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
     let tools = offered_tools(request)?;
     let prompting = loaded.prompting(&tools, &request.kwargs);
     let prompt = openai::chat_prompt(&loaded.engine, &prompting, &request.messages)?;
-    let forced = matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
-    let grammar = if forced {
+    let grammar = if let Some(required) = required_tools(&request.tool_choice, &tools)? {
         let source =
-            loaded.dialect.call_grammar(&prompt.text, &tools).map_err(|error| refused("tools", error))?;
+            loaded.dialect.call_grammar(&prompt.text, &required).map_err(|error| refused("tools", error))?;
         Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("tools", error))?)
     } else if let Some(schema) = request.answering.format.schema() {
         if !tools.is_empty() {
@@ -112,36 +111,45 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
     })
 }
 
-/// The tools that the model is told of.
+/// The tools that the model is told of. They are the same whichever it has to call: a prompt that begins differently shares
+/// nothing with the one before.
 fn offered_tools(request: &ChatRequest) -> Result<Vec<Value>, ApiError> {
-    let name = |tool: &Value| {
-        tool.get("function").and_then(|f| f.get("name")).and_then(Value::as_str).map(str::to_owned)
-    };
     for (i, tool) in request.tools.iter().enumerate() {
         if tool.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "function") {
             let message = format!("only functions are supported, not tools of type {}", tool["type"]);
             return Err(ApiError::invalid(format!("tools[{i}].type"), message));
         }
-        if name(tool).is_none_or(|name| name.is_empty()) {
+        if tool_name(tool).is_none_or(str::is_empty) {
             return Err(ApiError::invalid(format!("tools[{i}].function.name"), "a tool has no name"));
         }
     }
-    match &request.tool_choice {
+    match request.tool_choice {
         ToolChoice::None => Ok(Vec::new()),
-        ToolChoice::Auto => Ok(request.tools.clone()),
-        ToolChoice::Required if request.tools.is_empty() => {
+        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => Ok(request.tools.clone()),
+    }
+}
+
+/// Those of the tools that it has to call one of, if it has to.
+fn required_tools(choice: &ToolChoice, tools: &[Value]) -> Result<Option<Vec<Value>>, ApiError> {
+    match choice {
+        ToolChoice::Auto | ToolChoice::None => Ok(None),
+        ToolChoice::Required if tools.is_empty() => {
             Err(ApiError::invalid("tool_choice", "a call is required, but there are no tools"))
         }
-        ToolChoice::Required => Ok(request.tools.clone()),
+        ToolChoice::Required => Ok(Some(tools.to_vec())),
         ToolChoice::Named(wanted) => {
-            let tools: Vec<_> =
-                request.tools.iter().filter(|tool| name(tool).as_ref() == Some(wanted)).cloned().collect();
-            if tools.is_empty() {
+            let named = tools.iter().filter(|tool| tool_name(tool) == Some(wanted)).cloned();
+            let named: Vec<_> = named.collect();
+            if named.is_empty() {
                 return Err(ApiError::invalid("tool_choice", format!("there is no tool {wanted:?}")));
             }
-            Ok(tools)
+            Ok(Some(named))
         }
     }
+}
+
+fn tool_name(tool: &Value) -> Option<&str> {
+    tool.get("function").and_then(|function| function.get("name")).and_then(Value::as_str)
 }
 
 fn refused(param: &str, error: forebay_engine::Error) -> ApiError {

@@ -43,6 +43,7 @@ pub struct Body {
     top_logprobs: Option<usize>,
     include: Option<Vec<String>>,
     stream: Option<bool>,
+    chat_template_kwargs: Option<Value>,
     metadata: Option<Value>,
     prompt_cache_key: Option<String>,
     safety_identifier: Option<String>,
@@ -168,6 +169,7 @@ impl Body {
             "logprobs": scores,
             "top_logprobs": self.top_logprobs.filter(|_| scores),
             "response_format": self.format(),
+            "chat_template_kwargs": self.chat_template_kwargs,
             "reasoning_effort": self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref()),
         }));
         let body = body.map_err(|refusal| ApiError::from(refusal).renamed(&NAMES))?;
