@@ -87,7 +87,7 @@ impl ComputeArgs {
             io: self.io,
             policy: self.policy,
             prefetch: self.prefetch,
-            heat: if self.heat { heat_folder() } else { None },
+            heat: if self.heat { cache_folder("heat") } else { None },
             ..Options::default()
         }
     }
@@ -224,11 +224,11 @@ pub fn read_stdin() -> Result<String> {
     read_to_string(stdin()).context("cannot read standard input")
 }
 
-/// Where it is remembered which experts are used most; nowhere, if there is no home.
-fn heat_folder() -> Option<PathBuf> {
+/// Where something is remembered from run to run; nowhere, if there is no home.
+pub fn cache_folder(what: &str) -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    Some(cache.or_else(|| set("LOCALAPPDATA"))?.join("forebay").join("heat"))
+    Some(cache.or_else(|| set("LOCALAPPDATA"))?.join("forebay").join(what))
 }
 
 /// Reads a number of bytes for clap: `8G`, `1.5GiB`, `512M`, `4096`.

@@ -10,6 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use forebay_engine::chat::dialect::Parser;
 use forebay_engine::{Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Fnv, Listener};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -128,11 +129,11 @@ fn answer(
     let mut crowd = Crowd::new(engine, CrowdOptions::new(args.parallel));
     let (finished, ended) = mpsc::channel();
     let name = engine.file().metadata.str("general.name").unwrap_or("model").to_owned();
-    let mut prompts = HashMap::new();
+    let mut parsers = HashMap::new();
     for (number, line) in lines.iter().enumerate() {
         match request(engine, args, line) {
-            Ok((request, prompt)) => {
-                prompts.insert(number, prompt);
+            Ok((request, parser)) => {
+                parsers.insert(number, parser);
                 let listener = Box::new(Reporter { number, to: finished.clone() });
                 crowd.add(request, Cancel::default(), listener);
             }
@@ -152,7 +153,8 @@ fn answer(
                 Ok(answer) => {
                     count.answered += 1;
                     let request = format!("chatcmpl-{:016x}", hash(id));
-                    let body = completion(&request, now(), &name, prompts[&number].as_deref(), &answer);
+                    let parser = parsers.remove(&number).flatten();
+                    let body = completion(&request, now(), &name, parser, &answer);
                     out.write(id, 200, &body)?;
                 }
                 // What is wrong with one request is said in its line; what is wrong with the machine ends the call, which
@@ -164,7 +166,6 @@ fn answer(
                 }
                 Err(error) => return Err(error.into()),
             }
-            prompts.remove(&number);
         }
         bar.set((count.answered + count.refused) as u64, lines.len() as u64);
         bar.say(format!("{:.1} tok/s", count.tokens as f64 / start.elapsed().as_secs_f64()));
@@ -191,12 +192,12 @@ fn request(
     engine: &Engine,
     args: &BatchArgs,
     line: &Line,
-) -> Result<(forebay_engine::Request, Option<String>), Refusal> {
+) -> Result<(forebay_engine::Request, Option<Parser>), Refusal> {
     let endpoint = Endpoint::of(line.url.as_deref())?;
     let body = Body::read(line.body.clone())?;
-    let (mut request, prompt) = body.request(engine, endpoint, hash(&line.custom_id))?;
+    let (mut request, parser) = body.request(engine, endpoint, hash(&line.custom_id))?;
     request.max_tokens = request.max_tokens.or(args.max_tokens);
-    Ok((request, prompt))
+    Ok((request, parser))
 }
 
 /// The requests of a file, which have names of their own.

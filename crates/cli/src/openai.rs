@@ -6,14 +6,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use forebay_engine::chat::Message;
+use forebay_engine::chat::dialect::{Parser, Piece};
 use forebay_engine::sampler::SamplingOverrides;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Answer, Engine, FinishReason, Request, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-pub use self::messages::{drop_volatile_lines, normalise, with_textual_arguments};
-use crate::chat::thinking::{Kind, Splitter};
+pub use self::messages::{normalise, text_of, with_textual_arguments};
 use crate::prompting::{Prompt, Prompting};
 
 /// Texts that may end an answer.
@@ -141,20 +141,26 @@ impl Body {
         read_fields(value)
     }
 
-    /// The request for an engine, and the text that the answer follows where there may be reasoning. Without a seed,
-    /// `seed` is used. Only what a file of requests can have is taken.
+    /// The request for an engine, and what tells the parts of the answer apart where there are any. Without a seed, `seed`
+    /// is used. Only what a file of requests can have is taken.
     pub fn request(
         &self,
         engine: &Engine,
         endpoint: Endpoint,
         seed: u64,
-    ) -> Result<(Request, Option<String>), Refusal> {
+    ) -> Result<(Request, Option<Parser>), Refusal> {
         self.refuse_unknown_ways()?;
         self.refuse_all_but_one_text()?;
-        let (param, tokens, text) = match endpoint {
+        let mut shown = Vec::new();
+        let (param, tokens, parser) = match endpoint {
             Endpoint::Chat => {
-                let Prompt { text, tokens } = self.chat_prompt(engine)?;
-                ("messages", tokens, Some(text))
+                let prompting = self.prompting();
+                let Prompt { text, tokens } = self.chat_prompt(engine, &prompting)?;
+                let dialect = prompting
+                    .dialect(engine)
+                    .map_err(|error| Refusal::new("messages", format!("{error:#}")))?;
+                shown = dialect.shown(&prompting.tools);
+                ("messages", tokens, Some(dialect.parser(&text, &prompting.tools)))
             }
             Endpoint::Completions => {
                 let mut prompts = self.prompts(engine)?;
@@ -184,19 +190,20 @@ impl Body {
         request.max_tokens = self.max_tokens()?;
         request.sampling = sampling;
         request.stop = self.stops()?;
-        Ok((request, text))
+        request.shown = shown;
+        Ok((request, parser))
     }
 
-    fn chat_prompt(&self, engine: &Engine) -> Result<Prompt, Refusal> {
+    fn prompting(&self) -> Prompting {
+        let tools = self.tools.clone().unwrap_or_default();
+        Prompting { kwargs: self.kwargs(), tools, ..Prompting::default() }
+    }
+
+    fn chat_prompt(&self, engine: &Engine, prompting: &Prompting) -> Result<Prompt, Refusal> {
         if self.messages.is_empty() {
             return Err(Refusal::new("messages", "there are no messages"));
         }
-        let prompting = Prompting {
-            kwargs: self.kwargs(),
-            tools: self.tools.clone().unwrap_or_default(),
-            ..Prompting::default()
-        };
-        chat_prompt(engine, &prompting, &self.messages)
+        chat_prompt(engine, prompting, &self.messages)
     }
 
     /// Variables for the template.
@@ -300,7 +307,11 @@ impl Body {
         let suffix = self.suffix.as_ref().is_some_and(|value| !value.is_null() && value != "");
         let unsupported = [
             ("suffix", suffix, "texts are continued at their end alone"),
-            ("best_of", self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)), "ask for several answers with n"),
+            (
+                "best_of",
+                self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)),
+                "ask for several answers with n",
+            ),
             ("functions", given(&self.functions), "use tools"),
             ("function_call", given(&self.function_call), "use tool_choice"),
             (
@@ -313,7 +324,9 @@ impl Body {
             ("web_search_options", given(&self.web_search_options), "there is no search"),
         ];
         match unsupported.into_iter().find(|(_, given, _)| *given) {
-            Some((param, _, reason)) => Err(Refusal::new(param, format!("{param} is not supported: {reason}"))),
+            Some((param, _, reason)) => {
+                Err(Refusal::new(param, format!("{param} is not supported: {reason}")))
+            }
             None => Ok(()),
         }
     }
@@ -349,9 +362,10 @@ pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T, Refu
             Some((name, T::deserialize(alone).err()?))
         });
         match wrong {
-            Some((name, error)) => {
-                Refusal { message: format!("{name} makes no sense: {error}"), param: Some(name.clone().into()) }
-            }
+            Some((name, error)) => Refusal {
+                message: format!("{name} makes no sense: {error}"),
+                param: Some(name.clone().into()),
+            },
             None => Refusal { message: format!("the body makes no sense: {error}"), param: None },
         }
     })
@@ -392,21 +406,24 @@ fn check_ranges(overrides: &SamplingOverrides) -> Result<(), Refusal> {
     }
     Ok(())
 }
-/// An answer in OpenAI's shape. `prompt` is the text that it follows where there may be reasoning.
-pub fn completion(id: &str, created: u64, model: &str, prompt: Option<&str>, answer: &Answer) -> Value {
+
+/// An answer in OpenAI's shape, its parts told apart by the parser where there are any.
+pub fn completion(id: &str, created: u64, model: &str, parser: Option<Parser>, answer: &Answer) -> Value {
     let finish = match answer.finish_reason {
         FinishReason::Length => "length",
         FinishReason::Stop | FinishReason::Cancelled => "stop",
     };
     let (read, written) = (answer.stats.prompt_tokens, answer.stats.generated_tokens);
-    let (kind, choice) = match prompt {
+    let (kind, choice) = match parser {
         None => {
             let choice =
                 json!({ "index": 0, "text": answer.text, "logprobs": null, "finish_reason": finish });
             ("text_completion", choice)
         }
-        Some(prompt) => {
-            let message = message(prompt, &answer.text);
+        Some(parser) => {
+            let message = message(id, parser, &answer.text);
+            let calls = message.get("tool_calls").is_some();
+            let finish = if calls && finish == "stop" { "tool_calls" } else { finish };
             let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": finish });
             ("chat.completion", choice)
         }
@@ -421,17 +438,64 @@ pub fn completion(id: &str, created: u64, model: &str, prompt: Option<&str>, ans
     })
 }
 
-/// The assistant's message, its reasoning apart.
-fn message(prompt: &str, text: &str) -> Value {
-    let mut parts = [String::new(), String::new()];
-    let mut take = |kind: Kind, text: &str| parts[kind as usize].push_str(text);
-    let mut splitter = Splitter::after(prompt);
-    splitter.push(text, &mut take);
-    splitter.finish(&mut take);
-    let [reasoning, content] = parts;
+/// The assistant's message, its reasoning and its calls apart. `id` names the answer.
+fn message(id: &str, mut parser: Parser, text: &str) -> Value {
+    let (mut reasoning, mut content) = (String::new(), String::new());
+    let mut calls: Vec<(String, String)> = Vec::new();
+    let mut take = |piece: Piece<'_>| match piece {
+        Piece::Reasoning(text) => reasoning.push_str(text),
+        Piece::Content(text) => content.push_str(text),
+        Piece::Call { name } => calls.push((name.to_owned(), String::new())),
+        Piece::Arguments(text) => {
+            if let Some((_, arguments)) = calls.last_mut() {
+                arguments.push_str(text);
+            }
+        }
+    };
+    parser.push(text, &mut take);
+    parser.finish(&mut take);
     let mut message = json!({ "role": "assistant", "content": content });
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.into();
     }
+    if !calls.is_empty() {
+        if content.is_empty() {
+            message["content"] = Value::Null;
+        }
+        let id = id.trim_start_matches("chatcmpl-");
+        let call = |(i, (name, arguments)): (usize, (String, String))| {
+            json!({
+                "id": format!("call_{id}_{i}"),
+                "type": "function",
+                "function": { "name": name, "arguments": arguments },
+            })
+        };
+        message["tool_calls"] = calls.into_iter().enumerate().map(call).collect();
+    }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_engine::chat::dialect::Dialect;
+
+    use super::*;
+
+    #[test]
+    fn calls_are_told_from_what_is_said() {
+        let tools = [json!({ "type": "function", "function": { "name": "now" } })];
+        let parser = || Dialect::of("<tool_call>").parser("", &tools);
+        let text = "<think>Hm.</think>Well:\n<tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": 1}}</tool_call>";
+        let said = message("chatcmpl-7", parser(), text);
+        let call = json!({
+            "id": "call_7_0", "type": "function", "function": { "name": "now", "arguments": "{\"zone\": 1}" },
+        });
+        let expected = json!({
+            "role": "assistant", "content": "Well:", "reasoning_content": "Hm.", "tool_calls": [call],
+        });
+        assert_eq!(said, expected);
+        let said = message("chatcmpl-7", parser(), "<tool_call>{\"name\": \"now\"}</tool_call>");
+        assert_eq!(said["content"], Value::Null);
+        assert_eq!(message("", parser(), "Hello."), json!({ "role": "assistant", "content": "Hello." }));
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Engine, TokenId};
@@ -97,6 +98,11 @@ impl Prompting {
         // A template writes the BOS token itself where the model wants one.
         let tokens = engine.tokenizer().encode(&text, EncodeOptions { special: true, bos: Bos::Never })?;
         Ok(Prompt { text, tokens })
+    }
+
+    /// How the model writes what answers a prompt.
+    pub fn dialect(&self, engine: &Engine) -> Result<Dialect> {
+        Ok(Dialect::of(self.template(engine)?.source()).with_tokens(engine.tokenizer()))
     }
 
     /// The template in effect.

@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 use forebay_engine::chat::Message;
+use forebay_engine::chat::dialect::{Parser, Piece};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Answer, Event, FinishReason, Request, Session};
 
 use crate::args::{LoadArgs, SamplingArgs, read_stdin, read_text};
-use crate::chat::thinking::{Kind, Splitter};
 use crate::output::{STDOUT_FAILED, print};
 use crate::progress::Progress;
 use crate::prompting::{Prompting, PromptingArgs};
@@ -105,14 +105,21 @@ pub struct Said {
     pub reasoning: String,
 }
 
-/// Generates an answer and writes its text to standard output as it comes. `after` is the text of the prompt where
-/// there may be reasoning: it is written dim on a terminal, and not at all elsewhere.
-pub fn stream(session: &mut Session, request: &Request, after: Option<&str>) -> Result<Said> {
+/// What a piece of text is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Answer,
+}
+
+/// Generates an answer and writes its text to standard output as it comes. The parser tells reasoning from what is said:
+/// it is written dim on a terminal, and not at all elsewhere.
+pub fn stream(session: &mut Session, request: &Request, parser: Option<Parser>) -> Result<Said> {
     let mut stdout = io::stdout().lock();
     let terminal = stdout.is_terminal();
     let bar = if terminal { WritingBar::No } else { WritingBar::Yes };
     let dim = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    said(session, request, bar, after, |kind, text, before| {
+    said(session, request, bar, parser, |kind, text, before| {
         if kind == Kind::Reasoning && !terminal {
             return Ok(());
         }
@@ -133,20 +140,19 @@ fn said(
     session: &mut Session,
     request: &Request,
     bar: WritingBar,
-    after: Option<&str>,
+    mut parser: Option<Parser>,
     write: impl FnMut(Kind, &str, Option<Kind>) -> io::Result<()>,
 ) -> Result<Said> {
     let mut hearer = Hearer { parts: Default::default(), last: None, result: Ok(()), write };
-    let mut splitter = after.map(Splitter::after);
     let answer = generate(session, request, bar, |text| {
-        match &mut splitter {
-            Some(splitter) => splitter.push(text, &mut |kind, text| hearer.take(kind, text)),
+        match &mut parser {
+            Some(parser) => parser.push(text, &mut |piece| hearer.hear(piece)),
             None => hearer.take(Kind::Answer, text),
         }
         std::mem::replace(&mut hearer.result, Ok(()))
     })?;
-    if let Some(splitter) = splitter {
-        splitter.finish(&mut |kind, text| hearer.take(kind, text));
+    if let Some(parser) = parser {
+        parser.finish(&mut |piece| hearer.hear(piece));
     }
     hearer.result.context(STDOUT_FAILED)?;
     let [reasoning, text] = hearer.parts;
@@ -164,6 +170,15 @@ struct Hearer<W> {
 }
 
 impl<W: FnMut(Kind, &str, Option<Kind>) -> io::Result<()>> Hearer<W> {
+    fn hear(&mut self, piece: Piece<'_>) {
+        match piece {
+            Piece::Reasoning(text) => self.take(Kind::Reasoning, text),
+            Piece::Content(text) => self.take(Kind::Answer, text),
+            // There are no tools here, and so no calls.
+            Piece::Call { .. } | Piece::Arguments(_) => {}
+        }
+    }
+
     fn take(&mut self, kind: Kind, text: &str) {
         self.parts[kind as usize].push_str(text);
         let before = self.last.replace(kind);
@@ -233,21 +248,23 @@ fn answer(
     prompting: &Prompting,
 ) -> Result<ExitCode> {
     let engine = session.engine().clone();
-    let after = if args.raw {
+    let parser = if args.raw {
         let options = EncodeOptions { special: true, bos: Bos::AsFileSays };
         request.prompt = engine.tokenizer().encode(prompt, options)?;
         None
     } else {
         let prompt = prompting.prompt(&engine, &[Message::new("user", prompt)])?;
+        let dialect = prompting.dialect(&engine)?;
         request.prompt = prompt.tokens;
-        Some(prompt.text)
+        request.shown = dialect.shown(&[]);
+        Some(dialect.parser(&prompt.text, &[]))
     };
     let said = if args.json {
-        let said = said(&mut session, &request, WritingBar::Yes, after.as_deref(), |_, _, _| Ok(()))?;
+        let said = said(&mut session, &request, WritingBar::Yes, parser, |_, _, _| Ok(()))?;
         print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(&engine, &said))?))?;
         said
     } else {
-        let said = stream(&mut session, &request, after.as_deref())?;
+        let said = stream(&mut session, &request, parser)?;
         print("\n")?;
         stats::close(&engine, &said.answer);
         said

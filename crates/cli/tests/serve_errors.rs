@@ -76,7 +76,7 @@ fn what_is_wrong_is_said_with_its_field() {
         (json!({ "prompt": "a", "best_of": 3 }), "best_of", "not supported"),
         (json!({ "prompt": "a", "echo": true, "logprobs": 1 }), "echo", "leave out logprobs"),
         (json!({ "prompt": "a", "logprobs": 21 }), "logprobs", "20"),
-        (json!({ "prompt": "word ".repeat(5000) }), "messages", "1024"),
+        (json!({ "prompt": "word ".repeat(5000) }), "prompt", "1024"),
     ] {
         refused(&server.post("/v1/completions", &body), 400, &json!(param), said, &body);
     }

@@ -7,6 +7,9 @@ mod common;
 mod server;
 
 use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -23,7 +26,8 @@ const SOON: Duration = Duration::from_secs(5);
 /// An answer of about 900 tokens, whatever the model would like.
 fn endless(server: &Server) -> Value {
     let ends = server.post("/tokenize", &json!({ "content": "<|im_end|><|endoftext|>" })).ok();
-    let bias: Value = ends["tokens"].as_array().unwrap().iter().map(|id| (id.to_string(), json!(-100))).collect::<serde_json::Map<_, _>>().into();
+    let bias = ends["tokens"].as_array().unwrap().iter().map(|id| (id.to_string(), json!(-100)));
+    let bias: serde_json::Map<_, _> = bias.collect();
     json!({ "messages": question("Tell me a story."), "max_tokens": 900, "logit_bias": bias, "temperature": 0 })
 }
 
@@ -34,19 +38,23 @@ fn a_client_that_leaves_ends_its_answer_and_no_other() {
     let mut other = body.clone();
     other["max_tokens"] = 60.into();
     let alone = server.post(CHAT, &other).ok()["choices"][0]["message"]["content"].clone();
-    std::thread::scope(|scope| {
-        let stays = scope.spawn(|| server.post(CHAT, &other).ok()["choices"][0]["message"]["content"].clone());
-        let mut streamed = server.stream(CHAT, &body);
-        for _ in 0..3 {
-            streamed.next().unwrap();
-        }
-        let whole = server.send("POST", CHAT, &[], body.to_string().as_bytes());
-        server.wait_for_metric("forebay_requests_running", 3.0, SOON * 4);
-        drop(streamed);
-        drop(whole);
-        server.wait_for_metric("forebay_answers_cancelled_total", 2.0, SOON);
-        assert_eq!(stays.join().unwrap(), alone);
-    });
+    let mut leaves = server.stream(CHAT, &body);
+    for _ in 0..3 {
+        leaves.next().unwrap();
+    }
+    let whole = server.send("POST", CHAT, &[], body.to_string().as_bytes());
+    server.wait_for_metric("forebay_requests_running", 2.0, SOON);
+    let mut stays = server.stream(CHAT, &other);
+    stays.next().unwrap();
+    drop(leaves);
+    drop(whole);
+    let mut text = String::new();
+    while let Some(data) = stays.next().filter(|data| data != "[DONE]") {
+        let chunk: Value = serde_json::from_str(&data).unwrap();
+        text.push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    assert_eq!(alone, text);
+    server.wait_for_metric("forebay_answers_cancelled_total", 2.0, SOON);
     server.wait_for_metric("forebay_requests_open", 0.0, SOON);
 }
 
@@ -85,7 +93,7 @@ fn the_first_signal_waits_for_answers_and_takes_no_more() {
     for signal in ["TERM", "INT"] {
         let mut server = Server::start(&["--exact"]);
         let mut body = endless(&server);
-        body["max_tokens"] = 150.into();
+        body["max_tokens"] = 400.into();
         let mut stream = server.stream(CHAT, &body);
         stream.next().unwrap();
         server.signal(signal);
@@ -154,15 +162,34 @@ fn a_drive_that_fails_is_told_and_recovers() {
 #[test]
 fn while_the_model_is_loaded_requests_are_told_to_come_back() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    // Nobody ever writes to it, so that reading takes for ever.
-    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-    let mut server = Server::start_unready(&[&common::text(&path)]);
+    let model = common::golden("qwen35moe");
+    for entry in std::fs::read_dir(&model).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    // A pipe is read when somebody writes to it, so loading takes as long as is needed here.
+    let pipe = folder.path().join("tokenizer.json");
+    std::fs::remove_file(&pipe).unwrap();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut server = Server::start_unready(&[&common::text(folder.path())]);
     assert_eq!(server.get("/health").status, 200);
-    for response in [server.get("/ready"), server.get("/props"), server.post(CHAT, &json!({ "messages": question("Hi") }))] {
+    let ask = json!({ "messages": question("Hi"), "max_tokens": 1 });
+    for response in [server.get("/ready"), server.get("/v1/models"), server.post(CHAT, &ask)] {
         assert_eq!(response.status, 503, "{}", response.text());
         assert!(response.header("retry-after").is_some());
     }
+    let bytes = std::fs::read(Path::new(&model).join("tokenizer.json")).unwrap();
+    OpenOptions::new().write(true).open(&pipe).unwrap().write_all(&bytes).unwrap();
+    let start = Instant::now();
+    while server.get("/ready").status != 200 {
+        assert!(start.elapsed() < SOON * 4, "{}", server.log());
+    }
+    server.post(CHAT, &ask).ok();
+    server.signal("TERM");
+    assert_eq!(server.wait(SOON), Some(0));
+
+    // A model that is being loaded keeps nobody from leaving.
+    let mut server = Server::start_unready(&[&common::text(folder.path())]);
     server.signal("TERM");
     assert_eq!(server.wait(SOON), Some(0));
 }

@@ -13,6 +13,7 @@ use crate::context_memory::ContextMemory;
 use crate::error::{Bytes, Error, Result};
 use crate::fingerprint::fingerprint;
 use crate::format::ModelFile;
+use crate::grammar::{Lexicon, Tree};
 use crate::heat::{Heat, hottest_first};
 use crate::memory::Region;
 use crate::models::{self, Blueprint, Model};
@@ -123,6 +124,8 @@ struct Inner {
     dense: Arc<Region>,
     speeds: OnceLock<Speeds>,
     fingerprint: OnceLock<u64>,
+    /// Made when the first grammar is.
+    lexicon: Mutex<Option<Arc<Lexicon>>>,
     precision: Precision,
     vocab: usize,
     /// The backend computes one batch at a time.
@@ -266,6 +269,26 @@ impl Engine {
         let number = fingerprint(&self.0.file, &self.0.dense, self.0.store.layers())?;
         let number = number ^ self.0.precision as u64;
         Ok(*self.0.fingerprint.get_or_init(|| number))
+    }
+
+    /// The vocabulary as grammars see it. Made when first asked for, in memory that expert slots give where the plan has
+    /// left none, and kept.
+    pub(crate) fn lexicon(&self) -> Result<Arc<Lexicon>> {
+        // Filled at once, after everything that can fail.
+        let mut lexicon = self.0.lexicon.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lexicon) = &*lexicon {
+            return Ok(Arc::clone(lexicon));
+        }
+        let tree = Tree::new(self.tokenizer(), self.vocab_size())?;
+        let bytes = tree.all_bytes();
+        self.hold_context(0, bytes)?;
+        match Lexicon::new(tree) {
+            Ok(made) => Ok(Arc::clone(lexicon.insert(Arc::new(made)))),
+            Err(error) => {
+                self.hold_context(bytes, 0)?;
+                Err(error)
+            }
+        }
     }
 
     /// Whether both are the same loaded model.
@@ -587,6 +610,7 @@ impl Prospect {
             dense,
             speeds: OnceLock::new(),
             fingerprint: OnceLock::new(),
+            lexicon: Mutex::new(None),
             precision: options.precision,
             compute: Mutex::new(compute),
         })))

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::TokenId;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::grammar::Grammar;
+use crate::grammar::{Grammar, Mask, Matcher};
 use crate::sampler::{Sampler, SamplingOverrides, SamplingParams, Scored, Scorer};
 use crate::session::{Session, Watch};
 use crate::stop::StopMatcher;
@@ -23,6 +23,9 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
+    /// Control tokens that are part of the text, for whoever reads it as a [dialect](crate::chat::dialect::Dialect::shown).
+    /// Others are none.
+    pub shown: Vec<TokenId>,
     /// Never choose the model's end tokens.
     pub ignore_end: bool,
     /// What the answer must be, if it must be something.
@@ -64,7 +67,7 @@ pub enum Event<'a> {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model chose an end token, or a stop string came up.
+    /// The model chose an end token, a stop string came up, or the grammar has come to its end.
     Stop,
     /// As many tokens as were asked for, or as fit the context.
     Length,
@@ -113,6 +116,8 @@ pub struct Answer {
     pub tokens: Vec<TokenId>,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// The stop string that ended it, if one did.
+    pub stop: Option<String>,
     /// The seed that repeats it.
     pub seed: u64,
     /// What it took.
@@ -163,6 +168,7 @@ pub struct Writing {
     engine: Engine,
     sampler: Sampler,
     scorer: Option<Scorer>,
+    matcher: Option<Matcher>,
     text: TextStream,
     answer: Answer,
     /// The most tokens of the answer.
@@ -188,6 +194,7 @@ impl Writing {
             text: String::new(),
             tokens: Vec::new(),
             finish_reason: FinishReason::Length,
+            stop: None,
             seed: sampler.seed(),
             stats: Stats { prompt_tokens: request.prompt.len(), ..Stats::default() },
             logprobs: Vec::new(),
@@ -195,8 +202,9 @@ impl Writing {
         Ok(Writing {
             sampler,
             scorer: request.logprobs.map(Scorer::new),
+            matcher: request.grammar.as_ref().map(Grammar::matcher).transpose()?,
             text: TextStream {
-                decoder: StreamDecoder::continuing(false),
+                decoder: StreamDecoder::continuing(false).showing(request.shown.clone()),
                 stops: StopMatcher::new(request.stop.clone())?,
                 text: String::new(),
             },
@@ -211,28 +219,46 @@ impl Writing {
     /// ended.
     ///
     /// # Errors
-    /// If the logits are not numbers.
+    /// If the logits are not numbers, or no token fits the grammar.
     pub fn choose(&mut self, logits: &[f32], on_event: &mut dyn FnMut(Event<'_>)) -> Result<Option<TokenId>> {
         if self.ended || self.answer.tokens.len() == self.most {
             return Ok(None);
         }
-        let tokenizer = self.engine.tokenizer();
-        let token = self.sampler.sample(logits)?;
-        let ends = tokenizer.end_tokens().contains(&token);
-        if !ends {
-            self.sampler.accept(token);
-            self.answer.tokens.push(token);
-            if let Some(scorer) = &mut self.scorer {
-                let scored = scorer.score(logits, token);
-                on_event(Event::Token(&scored));
-                self.answer.logprobs.push(scored);
-            }
+        let mask = match &mut self.matcher {
+            None => None,
+            Some(matcher) => match matcher.allowed()? {
+                Some(mask) => Some(mask),
+                None => {
+                    self.stop();
+                    return Ok(None);
+                }
+            },
+        };
+        let token = self.sampler.sample_among(logits, mask.as_ref().map(Mask::bits))?;
+        if self.engine.tokenizer().end_tokens().contains(&token) {
+            self.stop();
+            return Ok(None);
         }
-        if ends || self.text.push(tokenizer, token, on_event) {
-            self.answer.finish_reason = FinishReason::Stop;
-            self.ended = true;
+        let complete = match &mut self.matcher {
+            None => false,
+            Some(matcher) => matcher.accept(token)?,
+        };
+        self.sampler.accept(token);
+        self.answer.tokens.push(token);
+        if let Some(scorer) = &mut self.scorer {
+            let scored = scorer.score(logits, token);
+            on_event(Event::Token(&scored));
+            self.answer.logprobs.push(scored);
+        }
+        if self.text.push(self.engine.tokenizer(), token, on_event) || complete {
+            self.stop();
         }
         Ok((!self.ended && self.answer.tokens.len() < self.most).then_some(token))
+    }
+
+    fn stop(&mut self) {
+        self.answer.finish_reason = FinishReason::Stop;
+        self.ended = true;
     }
 
     /// Ends the answer where it is.
@@ -249,9 +275,8 @@ impl Writing {
     /// The answer, after the text that was held back.
     pub fn finish(self, on_event: &mut dyn FnMut(Event<'_>)) -> Answer {
         let mut answer = self.answer;
-        let stopped;
-        (answer.text, stopped) = self.text.finish(on_event);
-        if stopped {
+        (answer.text, answer.stop) = self.text.finish(on_event);
+        if answer.stop.is_some() {
             answer.finish_reason = FinishReason::Stop;
         }
         answer.stats.generated_tokens = answer.tokens.len();
@@ -274,14 +299,14 @@ impl TextStream {
         outcome.stopped
     }
 
-    /// Emits what was held back; gives the whole text, and whether it ends before a stop string.
-    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, bool) {
+    /// Emits what was held back; gives the whole text, and the stop string before which it ends, if it does.
+    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, Option<String>) {
         let tail = self.decoder.finish();
         let outcome = self.stops.push(&tail);
         self.emit(&outcome.emit, on_event);
         let held = self.stops.finish();
         self.emit(&held, on_event);
-        (self.text, self.stops.stopped())
+        (self.text, self.stops.met().map(str::to_owned))
     }
 
     fn emit(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) {

@@ -4,11 +4,12 @@
 //!
 //! 1. logit bias: added to the logits of the listed tokens;
 //! 2. penalties: repetition, then frequency and presence, on tokens that occurred before;
-//! 3. temperature: logits are divided by it; at 0 the highest logit wins, and nothing below applies;
-//! 4. top-k: the `top_k` likeliest tokens stay;
-//! 5. top-p: the likeliest tokens stay, as few as together hold `top_p` of the probability;
-//! 6. min-p: tokens at least `min_p` times as likely as the likeliest one stay;
-//! 7. one draw among those that are left, in proportion to their probability.
+//! 3. grammar: only the tokens that may come next stay;
+//! 4. temperature: logits are divided by it; at 0 the highest logit wins, and nothing below applies;
+//! 5. top-k: the `top_k` likeliest tokens stay;
+//! 6. top-p: the likeliest tokens stay, as few as together hold `top_p` of the probability;
+//! 7. min-p: tokens at least `min_p` times as likely as the likeliest one stay;
+//! 8. one draw among those that are left, in proportion to their probability.
 //!
 //! Of two tokens with equal logits the one with the lower number counts as the likelier, everywhere. Sums run in
 //! f64 in an order that the logits determine, and the exponential is our own, so a seed gives the same tokens
@@ -110,6 +111,12 @@ impl Sampler {
     /// A NaN counts as minus infinity; a token whose logit is minus infinity is never chosen. Fails if no other
     /// is left. Takes exactly one random number per token, or none at temperature 0.
     pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId> {
+        self.sample_among(logits, None)
+    }
+
+    /// Chooses among the tokens whose bits are set, the lowest bit of the first word for token 0; the others have a logit of
+    /// minus infinity.
+    pub fn sample_among(&mut self, logits: &[f32], allowed: Option<&[u32]>) -> Result<TokenId> {
         if logits.len() != self.vocab_size {
             return Err(Error::Invalid(format!(
                 "{} logits for a vocabulary of {} tokens",
@@ -121,10 +128,19 @@ impl Sampler {
         self.logits.extend(logits.iter().map(|&l| tame(l)));
         self.apply_bias();
         self.apply_penalties();
+        if let Some(allowed) = allowed {
+            self.forbid_others(allowed);
+        }
 
         let best = self.logits.iter().fold(f32::NEG_INFINITY, |best, &l| if l > best { l } else { best });
         if best == f32::NEG_INFINITY {
-            return Err(Error::Backend("no token can be chosen: the model produced no finite logits".into()));
+            return Err(match allowed {
+                None => Error::Backend("no token can be chosen: the model produced no finite logits".into()),
+                Some(_) => Error::Invalid(
+                    "no token can be chosen: all that the grammar allows are impossible by logit_bias or by the model"
+                        .into(),
+                ),
+            });
         }
         if self.params.temperature == 0.0 {
             let first = self.logits.iter().position(|&l| l == best).unwrap_or_default();
@@ -155,6 +171,22 @@ impl Sampler {
                 l -= count.answer as f32 * frequency_penalty + presence_penalty;
             }
             *logit = tame(l);
+        }
+    }
+
+    fn forbid_others(&mut self, allowed: &[u32]) {
+        for (i, logits) in self.logits.chunks_mut(u32::BITS as usize).enumerate() {
+            match allowed.get(i).copied().unwrap_or(0) {
+                0 => logits.fill(f32::NEG_INFINITY),
+                u32::MAX => {}
+                word => {
+                    for (bit, logit) in logits.iter_mut().enumerate() {
+                        if word >> bit & 1 == 0 {
+                            *logit = f32::NEG_INFINITY;
+                        }
+                    }
+                }
+            }
         }
     }
 

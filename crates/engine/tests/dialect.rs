@@ -1,6 +1,15 @@
 //! What models write, in the formats of each family, cut in every way.
 
+#[path = "common/models.rs"]
+mod models;
+
+use std::path::Path;
+
 use forebay_engine::chat::dialect::{Dialect, Parser, Piece};
+use forebay_engine::format::{Metadata, NumberArray, NumberKind, StringArray, Value as Setting};
+use forebay_engine::sampler::SamplingParams;
+use forebay_engine::tokenizer::{EncodeOptions, Tokenizer};
+use forebay_engine::{Engine, FinishReason, Grammar, Options, Request, TokenId};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -128,7 +137,8 @@ fn hermes() {
     ];
     assert_eq!(read(HERMES, text), expected);
     // Arguments in a string, null, and with other keys around.
-    let text = r#"<tool_call>{"id": 3, "name": "now", "arguments": "{\"a\": \"\\n\"}", "b": [{}]}</tool_call>"#;
+    let text =
+        r#"<tool_call>{"id": 3, "name": "now", "arguments": "{\"a\": \"\\n\"}", "b": [{}]}</tool_call>"#;
     assert_eq!(read(HERMES, text), [call("now", r#"{"a": "\n"}"#)]);
     let text = r#"<tool_call>{"name": "now", "arguments": null}</tool_call>"#;
     assert_eq!(read(HERMES, text), [call("now", "{}")]);
@@ -208,7 +218,8 @@ fn qwen_xml_that_is_not_as_it_should_be() {
     assert_eq!(read(QWEN, text), [weather.clone()]);
     let text = "<tool_call><function=now></function><function=now></function></tool_call>.";
     assert_eq!(read(QWEN, text), [call("now", "{}"), call("now", "{}"), content(".")]);
-    let text = "<tool_call><function=now></tool_call><tool_call><function=now><tool_call><function=now></function>";
+    let text =
+        "<tool_call><function=now></tool_call><tool_call><function=now><tool_call><function=now></function>";
     assert_eq!(read(QWEN, text), [call("now", "{}"), call("now", "{}"), call("now", "{}")]);
     // No calls.
     for text in [
@@ -239,7 +250,9 @@ fn glm() {
     assert_eq!(read(GLM, text), expected);
     let text = "<tool_call>weather<arg_key>city</arg_key><arg_value>A</arg_value></tool_call><tool_call>now</tool_call>";
     assert_eq!(read(GLM, text), [call("weather", "{\"city\":\"A\"}"), call("now", "{}")]);
-    for text in ["A <tool_call> tag.", "<tool_call>two words\n</tool_call>", "<tool_call>now\nthen", "<tool_call>no"] {
+    for text in
+        ["A <tool_call> tag.", "<tool_call>two words\n</tool_call>", "<tool_call>now\nthen", "<tool_call>no"]
+    {
         assert_eq!(read(GLM, text), [content(text)]);
     }
     // Reasoning that is off, as the prompt has it.
@@ -321,7 +334,8 @@ fn harmony() {
             let text = format!("{head}{{\"city\": \"Köln\"}}{end}");
             assert_eq!(read(&text), [weather.clone()], "{text}");
         }
-        let text = format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{head}{{\"city\": \"Köln\"}}");
+        let text =
+            format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{head}{{\"city\": \"Köln\"}}");
         assert_eq!(read(&text), [reasoning("Hm."), weather.clone()]);
     }
     // What it says before it calls; several calls; reasoning in two messages; no closing tag.
@@ -331,7 +345,10 @@ fn harmony() {
     // A prompt that has begun the answer.
     let begun = "<|start|>assistant<|channel|>final<|message|>Well";
     assert_eq!(parts(&dialect, begun, &[], ", yes."), [content(", yes.")]);
-    assert_eq!(parts(&dialect, "<|start|>assistant<|channel|>analysis<|message|>", &[], "Hm."), [reasoning("Hm.")]);
+    assert_eq!(
+        parts(&dialect, "<|start|>assistant<|channel|>analysis<|message|>", &[], "Hm."),
+        [reasoning("Hm.")]
+    );
     // No headers.
     for text in ["Yes.", "to=x", " assistant", "assistance is near"] {
         assert_eq!(read(text), [content(text)]);
@@ -368,7 +385,10 @@ fn reasoning_is_told_from_the_answer() {
     let dialect = Dialect::of(NONE);
     let read = |prompt: &str, text: &str| parts(&dialect, prompt, &[], text);
     assert_eq!(read("", "Hello, <b>you</b>."), [content("Hello, <b>you</b>.")]);
-    assert_eq!(read("", "<think>\nOne, two.\n</think>\n\nThree.\n"), [reasoning("One, two."), content("Three.\n")]);
+    assert_eq!(
+        read("", "<think>\nOne, two.\n</think>\n\nThree.\n"),
+        [reasoning("One, two."), content("Three.\n")]
+    );
     assert_eq!(read("…<think>\n", "One </thin\n</think>Two"), [reasoning("One </thin"), content("Two")]);
     assert_eq!(read("…<think>\n", "<think>One</think>Two"), [reasoning("One"), content("Two")]);
     let text = "\n\nA < b, and <think> is a tag.</think>";
@@ -393,8 +413,7 @@ fn without_tools_or_a_format_calls_are_text() {
 #[test]
 fn templates_show_their_dialect() {
     let names = ALL.map(|template| Dialect::of(template).name());
-    let expected =
-        ["hermes", "qwen-xml", "glm", "minimax", "deepseek", "kimi", "harmony", "llama", "none"];
+    let expected = ["hermes", "qwen-xml", "glm", "minimax", "deepseek", "kimi", "harmony", "llama", "none"];
     assert_eq!(names, expected);
 }
 
@@ -410,15 +429,38 @@ fn long_texts_take_time_in_proportion() {
         (HERMES, many.clone()),
         (HERMES, spaces.clone()),
         (HERMES, format!("<tool_call>{spaces}")),
-        (HERMES, format!("<tool_call>{{\"name\": \"now\", \"arguments\": {{\"a\": {escaped}}}}}</tool_call>")),
+        (
+            HERMES,
+            format!("<tool_call>{{\"name\": \"now\", \"arguments\": {{\"a\": {escaped}}}}}</tool_call>"),
+        ),
         (HERMES, "<tool_call>{\"x\":[\"".repeat(1 << 15)),
-        (QWEN, format!("<tool_call><function=files.write><parameter=text>{many}</parameter></function></tool_call>")),
-        (QWEN, format!("<tool_call><function=weather><parameter=place>{many}</parameter></function></tool_call>")),
-        (QWEN, format!("<tool_call><function=weather><parameter=units>{spaces}</parameter></function></tool_call>")),
+        (
+            QWEN,
+            format!(
+                "<tool_call><function=files.write><parameter=text>{many}</parameter></function></tool_call>"
+            ),
+        ),
+        (
+            QWEN,
+            format!(
+                "<tool_call><function=weather><parameter=place>{many}</parameter></function></tool_call>"
+            ),
+        ),
+        (
+            QWEN,
+            format!(
+                "<tool_call><function=weather><parameter=units>{spaces}</parameter></function></tool_call>"
+            ),
+        ),
         (QWEN, format!("<tool_call><function=weather>{}", "<parameter=".repeat(1 << 16))),
         (QWEN, "<tool_call><function=".repeat(1 << 15)),
         (GLM, "<tool_call>now\n".repeat(1 << 15)),
-        (KIMI, format!("<|tool_call_begin|>now:0<|tool_call_argument_begin|>{{\"a\": {escaped}}}<|tool_call_end|>")),
+        (
+            KIMI,
+            format!(
+                "<|tool_call_begin|>now:0<|tool_call_argument_begin|>{{\"a\": {escaped}}}<|tool_call_end|>"
+            ),
+        ),
         (DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>".repeat(1 << 14)),
         (HARMONY, format!("<|channel|>final<|message|>{many}")),
         (HARMONY, "<|channel|>".repeat(1 << 16)),
@@ -434,18 +476,227 @@ fn long_texts_take_time_in_proportion() {
     assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }
 
+/// A tokenizer of these control tokens, and of `a`.
+fn tokenizer(controls: &[&str]) -> Tokenizer {
+    let (mut tokens, mut types) = (StringArray::default(), Vec::new());
+    for (text, kind) in [("a", 1i32)].into_iter().chain(controls.iter().map(|text| (*text, 3))) {
+        tokens.push(text);
+        types.extend(kind.to_le_bytes());
+    }
+    let mut metadata = Metadata::default();
+    let mut set = |key: &str, value| metadata.insert(format!("tokenizer.ggml.{key}"), value).unwrap();
+    set("model", Setting::String("gpt2".into()));
+    set("pre", Setting::String("gpt-2".into()));
+    set("tokens", Setting::Strings(tokens));
+    set("merges", Setting::Strings(StringArray::default()));
+    set("token_type", Setting::Numbers(NumberArray::new(NumberKind::I32, types)));
+    Tokenizer::from_metadata(Path::new("model.gguf"), &metadata).unwrap()
+}
+
+#[test]
+fn control_tokens_that_are_tags_are_shown_and_numbered() {
+    let tokenizer = tokenizer(&["<|channel|>", "<|message|>", "<|im_start|>"]);
+    let harmony = Dialect::of(HARMONY).with_tokens(&tokenizer);
+    assert_eq!(harmony.shown(&[]), [TokenId(1), TokenId(2)]);
+    let grammar = harmony.call_grammar("<|start|>assistant", &tools()).unwrap();
+    assert!(
+        grammar.contains(r#"<[1]> "commentary to=functions.now " "<|constrain|>" "json" <[2]> "{}""#),
+        "{grammar}"
+    );
+    // Elsewhere tags of calls are text unless there is something to call.
+    let tokenizer = self::tokenizer(&["<|tool_call_begin|>", "</think>"]);
+    let kimi = Dialect::of(KIMI).with_tokens(&tokenizer);
+    assert_eq!(kimi.shown(&[]), [TokenId(2)]);
+    assert_eq!(kimi.shown(&tools()).len(), 2);
+}
+
+#[test]
+fn grammars_leave_room_for_reasoning_where_the_prompt_does() {
+    let thinks = format!("{HERMES}<think>");
+    let grammar = |template: &str, prompt: &str| Dialect::of(template).answer_grammar(prompt, &json!({}));
+    let start = |template: &str, prompt: &str| grammar(template, prompt).lines().next().unwrap().to_owned();
+    assert_eq!(start(HERMES, ""), "start: r0");
+    assert_eq!(start(&thinks, "<think>\n"), r"start: r0 /\n{0,2}/  r1");
+    assert_eq!(start(&thinks, ""), r"start: /\n{0,2}/ r1? /\n{0,2}/  r2");
+    assert_eq!(start(&thinks, "<think>\n\n</think>\n\n"), r"start: /\n{0,2}/  r0");
+    assert!(start(HARMONY, "<|start|>assistant").starts_with("start: r1? \"<|channel|>\" \"final\""));
+    assert_eq!(start(HARMONY, "<|start|>assistant<|channel|>final<|message|>"), "start: r0");
+}
+
+#[test]
+fn no_call_is_forced_that_cannot_be_written() {
+    let refused = |template: &str, tools: &[Value]| {
+        Dialect::of(template).call_grammar("", tools).unwrap_err().to_string()
+    };
+    assert!(refused(NONE, &tools()).contains("does not show how it calls tools"));
+    assert!(refused(HERMES, &[]).contains("no tools"));
+}
+
+/// The demo model knows nothing of tools: grammars alone make it call them.
+#[test]
+fn a_forced_model_calls() {
+    let options = Options { threads: Some(2), ..Options::default() };
+    let engine = Engine::open(&models::demo_model(), &options).unwrap();
+    let prompt = engine.tokenizer().encode("Once upon a time", EncodeOptions::default()).unwrap();
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "count": { "type": "integer", "minimum": 1, "maximum": 99 },
+            "kind": { "enum": ["cat", "small dog"] },
+            "spotted": { "type": "boolean" },
+            "ages": { "type": "array", "items": { "$ref": "#/$defs/age" }, "maxItems": 2 },
+        },
+        "required": ["count", "kind", "ages"],
+        "$defs": { "age": { "type": "integer", "minimum": 0, "maximum": 9 } },
+    });
+    let tools = [
+        json!({ "type": "function", "function": { "name": "find_animal", "parameters": parameters } }),
+        json!({ "type": "function", "function": { "name": "sleep" } }),
+    ];
+    let write = |source: &str, seed| {
+        let sampling = SamplingParams { seed: Some(seed), ..SamplingParams::default() };
+        let grammar = Some(Grammar::lark(&engine, source).unwrap());
+        let request = Request {
+            prompt: prompt.clone(),
+            sampling,
+            grammar,
+            max_tokens: Some(300),
+            ..Request::default()
+        };
+        let answer = engine.session().generate(&request, &mut |_| {}).unwrap();
+        (answer.text, answer.finish_reason)
+    };
+    let mut found = 0;
+    for template in ALL.into_iter().filter(|template| *template != NONE) {
+        let dialect = Dialect::of(template);
+        // Reasoning has no end that this model would find.
+        let prompt = if template == HARMONY { "<|message|>" } else { "" };
+        for (i, tools) in [&tools[..], &tools[..1], &tools[1..]].into_iter().enumerate() {
+            let (text, end) = write(&dialect.call_grammar(prompt, tools).unwrap(), i as u64);
+            assert_eq!(end, FinishReason::Stop, "{text}");
+            let parser_prompt = if template == HARMONY { "<|start|>assistant" } else { "" };
+            let parts = parse(dialect.parser(parser_prompt, tools), [text.as_str()]);
+            let [Part::Call(name, arguments)] = &parts[..] else { panic!("{text}: {parts:?}") };
+            let arguments: Value = serde_json::from_str(arguments).unwrap();
+            if name == "sleep" {
+                assert_eq!(arguments, json!({}), "{text}");
+                continue;
+            }
+            assert_eq!(name, "find_animal", "{text}");
+            found += 1;
+            assert!((1..=99).contains(&arguments["count"].as_i64().unwrap()), "{text}");
+            assert!(["cat", "small dog"].contains(&arguments["kind"].as_str().unwrap()), "{text}");
+            assert!(
+                arguments["ages"].as_array().unwrap().iter().all(|age| age.as_i64().unwrap() < 10),
+                "{text}"
+            );
+        }
+        let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"],
+            "additionalProperties": false });
+        let (text, _) = write(&dialect.answer_grammar(prompt, &schema), 1);
+        assert!(serde_json::from_str::<Value>(&text).unwrap()["ok"].is_boolean(), "{text}");
+    }
+    assert!(found >= 8, "each dialect was to call it at least once");
+}
+
+/// Compares with what other people's templates write, whose vectors `tools/dialect_vectors.py` makes.
+#[test]
+fn published_templates_are_read_back() {
+    let Some(path) = std::env::var_os("FOREBAY_DIALECT_VECTORS") else {
+        eprintln!("skipped: FOREBAY_DIALECT_VECTORS names no file of tools/dialect_vectors.py");
+        return;
+    };
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let tools = file["tools"].as_array().unwrap();
+    for template in file["templates"].as_array().unwrap() {
+        let dialect = Dialect::of(template["source"].as_str().unwrap());
+        for vector in template["vectors"].as_array().unwrap() {
+            let text = |key: &str| vector[key].as_str().unwrap();
+            let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
+            for part in parts(&dialect, text("prompt"), tools, text("text")) {
+                match part {
+                    Part::Reasoning(text) => reasoning += &text,
+                    Part::Content(text) => content += &text,
+                    Part::Call(name, arguments) => {
+                        let arguments: Value = serde_json::from_str(&arguments).unwrap();
+                        calls.push(json!({ "name": name, "arguments": arguments }));
+                    }
+                }
+            }
+            let name = format!("{}, {}: {}", template["template"], vector["name"], text("text"));
+            assert_eq!(reasoning, text("reasoning"), "{name}");
+            assert_eq!(content, text("content"), "{name}");
+            assert_eq!(Value::from(calls), vector["calls"], "{name}");
+        }
+    }
+}
+
 /// Texts of tags and what is found between them.
 fn tagged() -> impl Strategy<Value = String> {
     let words = [
-        "<think>", "</think>", "<tool_call>", "</tool_call>", "{\"name\": \"now\", \"arguments\": ", "{\"a\": 1}", "}",
-        "<function=", "weather", "now", ">", "</function>", "<parameter=", "city", "days", "</parameter>", "\n", " ", "<",
-        "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", "</minimax:tool_call>",
-        "<invoke name=\"", "\">", "</invoke>", "<parameter name=\"", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>",
-        "<｜tool▁sep｜>", "```json\n", "\n```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|tool_calls_section_begin|>",
-        "<|tool_call_begin|>", "functions.now:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
-        "<|tool_calls_section_end|>", "<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary",
-        " to=functions.now", "<|constrain|>", "json", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|python_tag|>",
-        ";", "\"", "\\", "é", "null", "[", "]",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "{\"name\": \"now\", \"arguments\": ",
+        "{\"a\": 1}",
+        "}",
+        "<function=",
+        "weather",
+        "now",
+        ">",
+        "</function>",
+        "<parameter=",
+        "city",
+        "days",
+        "</parameter>",
+        "\n",
+        " ",
+        "<",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        "<invoke name=\"",
+        "\">",
+        "</invoke>",
+        "<parameter name=\"",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "```json\n",
+        "\n```",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "functions.now:0",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+        "<|start|>",
+        "assistant",
+        "<|channel|>",
+        "analysis",
+        "final",
+        "commentary",
+        " to=functions.now",
+        "<|constrain|>",
+        "json",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+        "<|python_tag|>",
+        ";",
+        "\"",
+        "\\",
+        "é",
+        "null",
+        "[",
+        "]",
     ];
     let word = prop_oneof![4 => prop::sample::select(words.to_vec()).prop_map(String::from), 1 => ".{0,3}"];
     prop::collection::vec(word, 0..24).prop_map(|words| words.concat())

@@ -3,7 +3,6 @@
 mod command;
 mod input;
 mod saved;
-pub mod thinking;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -89,8 +88,10 @@ impl Chat {
     fn answer(&mut self) -> Result<()> {
         let full = self.request.max_tokens.is_none();
         let prompt = self.prompting.prompt(self.session.engine(), &self.messages)?;
-        let request = Request { prompt: prompt.tokens, ..self.request.clone() };
-        let Said { answer, text, reasoning } = stream(&mut self.session, &request, Some(&prompt.text))?;
+        let dialect = self.prompting.dialect(self.session.engine())?;
+        let request = Request { prompt: prompt.tokens, shown: dialect.shown(&[]), ..self.request.clone() };
+        let parser = dialect.parser(&prompt.text, &[]);
+        let Said { answer, text, reasoning } = stream(&mut self.session, &request, Some(parser))?;
         print(match answer.finish_reason {
             FinishReason::Cancelled => " [stopped]\n",
             FinishReason::Length if full => " [the context is full]\n",

@@ -18,7 +18,7 @@ pub fn normalise(messages: &[Message], knows_developer: bool) -> Result<Vec<Mess
     for (i, message) in messages.iter().enumerate() {
         let mut message = message.clone();
         if let Some(content) = message.content.take() {
-            message.content = Some(text_of(content, i)?);
+            message.content = Some(text_of(content, &format!("messages[{i}].content"))?);
         }
         if message.role == "developer" && !knows_developer {
             message.role = "system".into();
@@ -74,35 +74,40 @@ fn arguments_as_object(arguments: &mut Value) {
     }
 }
 
-/// Content of one text, where it comes in parts.
-fn text_of(content: Value, index: usize) -> Result<Value, Refusal> {
+/// Content of one text, where it comes in parts; `place` names it in errors.
+pub fn text_of(content: Value, place: &str) -> Result<Value, Refusal> {
     let parts = match content {
         Value::Array(parts) => parts,
         Value::String(_) | Value::Null => return Ok(content),
-        _ => return Err(wrong_part(index, "content is a text or a list of parts".into())),
+        _ => return Err(wrong_part(place, "content is a text or a list of parts".into())),
     };
     let mut texts = Vec::with_capacity(parts.len());
     for part in parts {
         let kind = part.get("type").and_then(Value::as_str);
         let text = match (&part, kind) {
             (Value::String(text), _) => Some(text.as_str()),
-            (_, Some("text" | "input_text" | "output_text") | None) => part.get("text").and_then(Value::as_str),
+            (_, Some("text" | "input_text" | "output_text") | None) => {
+                part.get("text").and_then(Value::as_str)
+            }
             (_, Some("refusal")) => part.get("refusal").and_then(Value::as_str),
             (_, Some(other)) => {
                 let what = other.trim_start_matches("input_").trim_end_matches("_url");
-                return Err(wrong_part(index, format!("this model reads text; a part of type {other} ({what}) is not supported")));
+                return Err(wrong_part(
+                    place,
+                    format!("this model reads text; a part of type {other} ({what}) is not supported"),
+                ));
             }
         };
         match text {
             Some(text) => texts.push(text.to_owned()),
-            None => return Err(wrong_part(index, "a part of the content has no text".into())),
+            None => return Err(wrong_part(place, "a part of the content has no text".into())),
         }
     }
     Ok(texts.join("\n").into())
 }
 
-fn wrong_part(index: usize, message: String) -> Refusal {
-    Refusal { param: Some(format!("messages[{index}].content").into()), message }
+fn wrong_part(place: &str, message: String) -> Refusal {
+    Refusal { param: Some(place.to_owned().into()), message }
 }
 
 #[cfg(test)]
@@ -134,7 +139,8 @@ mod tests {
             json!({ "type": "text" }),
             json!(7),
         ] {
-            let given = messages(json!([{ "role": "user", "content": "x" }, { "role": "user", "content": [part] }]));
+            let given =
+                messages(json!([{ "role": "user", "content": "x" }, { "role": "user", "content": [part] }]));
             let refusal = normalise(&given, false).unwrap_err();
             assert_eq!(refusal.param.as_deref(), Some("messages[1].content"), "{refusal:?}");
         }
@@ -143,7 +149,8 @@ mod tests {
 
     #[test]
     fn arguments_are_objects_for_templates_and_text_for_the_others() {
-        let call = |arguments: &str| json!({ "id": "1", "function": { "name": "f", "arguments": arguments } });
+        let call =
+            |arguments: &str| json!({ "id": "1", "function": { "name": "f", "arguments": arguments } });
         let given = messages(json!([{
             "role": "assistant", "tool_calls": [call("{\"b\": 1, \"a\": 2}"), call("not json"), call("")],
         }]));

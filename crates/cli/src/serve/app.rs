@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_engine::Engine;
 use forebay_engine::chat::ChatTemplate;
-use super::stand_in::Dialect;
+use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::sampler::SamplingOverrides;
 
 use super::error::ApiError;
@@ -64,7 +64,7 @@ impl Loaded {
             Some(template) => template.source(),
             None => engine.template().ok().flatten().map_or("", ChatTemplate::source),
         };
-        let dialect = Dialect::of(source);
+        let dialect = Dialect::of(source).with_tokens(engine.tokenizer());
         Loaded { engine, template, dialect, think, worker: Mutex::new(Some(worker)) }
     }
 

@@ -11,7 +11,7 @@ use forebay_engine::Bytes;
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::app::App;
 use super::error::{ApiError, json_type};
@@ -22,6 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Between two pieces of it no more than this.
 const PAUSE: Duration = Duration::from_secs(20);
+
+/// Bytes of a refused request that are taken, and how long that may last.
+const DISCARDED: u64 = 64 << 20;
+const MOMENT: Duration = Duration::from_secs(2);
 
 /// A request's body, read.
 pub struct Json<T>(pub T);
@@ -47,12 +51,27 @@ impl<T: serde::Serialize> IntoResponse for Json<T> {
     }
 }
 
+/// Takes what a client still sends and forgets it, for a moment: a connection that is closed before may lose the answer.
+pub async fn discard(body: &mut Body) {
+    let all = async {
+        let mut bytes = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+            if bytes > DISCARDED {
+                return;
+            }
+        }
+    };
+    let _ = timeout(MOMENT, all).await;
+}
+
 async fn read(mut body: Body, limit: u64) -> Result<Vec<u8>, ApiError> {
     let too_large = || {
         let message = format!("the body has more than {}, which is what this server takes", Bytes(limit));
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     };
     if http_body::Body::size_hint(&body).lower() > limit {
+        discard(&mut body).await;
         return Err(too_large());
     }
     let end = Instant::now() + PATIENCE;
@@ -69,6 +88,7 @@ async fn read(mut body: Body, limit: u64) -> Result<Vec<u8>, ApiError> {
         };
         if let Ok(data) = frame.into_data() {
             if bytes.len() as u64 + data.len() as u64 > limit {
+                discard(&mut body).await;
                 return Err(too_large());
             }
             bytes.extend_from_slice(&data);

@@ -68,14 +68,14 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
     }
 
-    /// More tokens than the context holds.
-    pub fn context(tokens: usize, limit: usize) -> ApiError {
-        // The beginning is OpenAI's: clients look for these words to shorten a conversation.
+    /// A field has more tokens than the context holds.
+    pub fn context(param: &str, tokens: usize, limit: usize) -> ApiError {
+        // Clients of OpenAI's and of Anthropic's API look for these words to shorten a conversation.
         let message = format!(
-            "This model's maximum context length is {limit} tokens. However, the prompt has {tokens} tokens: shorten it, or \
-             serve the model with a larger --ctx."
+            "This model's maximum context length is {limit} tokens. However, the prompt is too long: {tokens} tokens > \
+             {limit} maximum."
         );
-        ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid("messages", message) }
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
     }
 
     /// Not now; later.
@@ -102,7 +102,21 @@ impl ApiError {
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
     }
 
-    /// The body in Anthropic's shape.
+    /// The error for an API that has other names for these fields.
+    pub fn renamed(mut self, names: &[(&str, &str)]) -> ApiError {
+        let is_field = |param: &str, name: &str| {
+            param.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        if let Some(param) = &mut self.param
+            && let Some((theirs, ours)) = names.iter().find(|(theirs, _)| is_field(param, theirs))
+        {
+            *param = param.replacen(theirs, ours, 1);
+            self.message = self.message.replace(theirs, ours);
+        }
+        self
+    }
+
+    /// The body in Anthropic's shape, which has the name of a field in the message.
     pub fn anthropic(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -115,7 +129,11 @@ impl ApiError {
             400..500 => "invalid_request_error",
             _ => "api_error",
         };
-        json!({ "type": "error", "error": { "type": kind, "message": self.message } })
+        let message = match &self.param {
+            Some(param) if !self.message.starts_with(param) => format!("{param}: {}", self.message),
+            _ => self.message.clone(),
+        };
+        json!({ "type": "error", "error": { "type": kind, "message": message } })
     }
 
     /// The response in the words of an API.
@@ -161,7 +179,7 @@ impl From<Error> for ApiError {
     /// The one place where errors of the engine become HTTP's. What names files is told to the log alone.
     fn from(error: Error) -> ApiError {
         match error {
-            Error::Context { tokens, limit } => ApiError::context(tokens, limit),
+            Error::Context { tokens, limit } => ApiError::context("messages", tokens, limit),
             Error::Invalid(message) | Error::Unsupported(message) => ApiError::bad_request(message),
             Error::Budget { .. } => ApiError {
                 code: Some("insufficient_memory"),

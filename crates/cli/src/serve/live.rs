@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
-use super::app::App;
+use super::app::{App, leaving};
 use super::error::{ApiError, Retry};
 use super::sse;
 use crate::stats::resident;
@@ -28,6 +28,9 @@ static PLACES: Semaphore = Semaphore::const_new(MOST);
 
 /// Shows the machine at work for as long as the client listens.
 pub async fn live(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    if app.is_draining() {
+        return Err(leaving());
+    }
     let engine = app.loaded()?.engine.clone();
     let place = PLACES.try_acquire().map_err(|_| full())?;
     Ok(sse::respond(move |events| async move {

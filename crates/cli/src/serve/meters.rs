@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Answer, Engine};
+use forebay_engine::{Answer, Crowd, Engine, PrefixMeters};
 
 use crate::stats::resident;
 
@@ -32,6 +32,7 @@ pub struct Meters {
     open: AtomicUsize,
     running: AtomicUsize,
     waiting: AtomicUsize,
+    prefixes: Mutex<PrefixMeters>,
     steps: Mutex<Steps>,
     failed: AtomicU64,
     /// Whether nothing was computed since the last failure.
@@ -83,6 +84,7 @@ impl Default for Meters {
             open: AtomicUsize::default(),
             running: AtomicUsize::default(),
             waiting: AtomicUsize::default(),
+            prefixes: Mutex::default(),
             steps: Mutex::default(),
             failed: AtomicU64::default(),
             failing: AtomicBool::default(),
@@ -115,10 +117,11 @@ impl Meters {
         }
     }
 
-    /// How many the crowd has.
-    pub fn crowd(&self, running: usize, waiting: usize) {
-        self.running.store(running, Relaxed);
-        self.waiting.store(waiting, Relaxed);
+    /// How many the crowd has, and what it keeps.
+    pub fn crowd(&self, crowd: &Crowd) {
+        self.running.store(crowd.running(), Relaxed);
+        self.waiting.store(crowd.waiting(), Relaxed);
+        *lock(&self.prefixes) = crowd.prefix_meters();
     }
 
     /// So many more tokens of a prompt were computed.
@@ -159,7 +162,6 @@ impl Meters {
     /// There is nothing to do.
     pub fn rest(&self) {
         lock(&self.steps).since = None;
-        self.crowd(0, 0);
     }
 
     /// An answer could not be computed.
@@ -223,6 +225,22 @@ impl Meters {
         text.number("uptime_seconds", "gauge", "Since the start.", self.started.elapsed().as_secs_f64());
         if let Some(bytes) = resident() {
             text.number("resident_bytes", "gauge", "Memory of the process.", bytes);
+        }
+        let prefixes = *lock(&self.prefixes);
+        for (name, kind, help, value) in [
+            ("entries", "gauge", "Conversations kept in memory.", prefixes.entries as u64),
+            ("bytes", "gauge", "Memory that they take.", prefixes.bytes),
+            ("disk_entries", "gauge", "Conversations kept on disk.", prefixes.disk_entries as u64),
+            ("disk_bytes", "gauge", "What they take there.", prefixes.disk_bytes),
+            ("hits_total", "counter", "Prompts that began like something kept.", prefixes.hits),
+            ("misses_total", "counter", "Prompts that did not.", prefixes.misses),
+            ("tokens_total", "counter", "Tokens that were not computed again.", prefixes.tokens_reused),
+            ("evictions_total", "counter", "Conversations that left memory.", prefixes.evictions),
+            ("writes_total", "counter", "Conversations written to disk.", prefixes.writes),
+            ("loads_total", "counter", "Conversations read from disk.", prefixes.loads),
+            ("failures_total", "counter", "Files that could not be written or used.", prefixes.failures),
+        ] {
+            text.number(&format!("prefix_{name}"), kind, help, value);
         }
         if let Some(engine) = engine {
             let meters = engine.meters();

@@ -1,10 +1,12 @@
-//! `forebay serve`: a server that speaks OpenAI's API.
+//! `forebay serve`: a server that speaks OpenAI's and Anthropic's APIs.
 //!
 //! A request's way: [`router`] admits it, [`openai`] reads it, [`turn`] renders and queues it, [`worker`] computes it together
 //! with all others, and what comes of it goes back as [`turn::TurnEvent`]s.
 
+mod anthropic;
 mod app;
 mod body;
+mod clients;
 mod error;
 mod guard;
 mod info;
@@ -14,9 +16,9 @@ mod meters;
 mod openai;
 mod openapi;
 mod page;
+mod prepare;
 mod router;
 mod sse;
-mod stand_in;
 mod turn;
 mod worker;
 
@@ -28,17 +30,21 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use clap::Args;
-use forebay_engine::{Bytes, CrowdOptions, Engine, Options};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
+use forebay_engine::{Bytes, CrowdOptions, Engine, Options, PrefixOptions, Prospect};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use self::app::{App, Limits, Loaded};
+use self::clients::{Client, Facts};
 use self::guard::{Keys, Origins};
 use self::listen::Connections;
 use self::worker::Worker;
-use crate::args::{LoadArgs, SamplingArgs, at_least_one, on_off, size};
+use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
+use crate::config::SHOW_SETTINGS;
+use crate::output::print;
 use crate::progress::Progress;
 use crate::prompting::read_template;
 use crate::{demo, interrupt};
@@ -57,6 +63,7 @@ Examples:
   forebay serve                                       the demo model, for this machine alone
   forebay serve model.gguf --memory 16G --port 9000
   forebay serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+  forebay serve model.gguf --print-config opencode
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 
 docs/server.md says what is answered.")]
@@ -107,6 +114,19 @@ pub struct ServeArgs {
     /// A chat template to use instead of the model's, in Jinja
     #[arg(long, value_name = "FILE")]
     chat_template_file: Option<PathBuf>,
+    /// Keep conversations, so that what a prompt shares with an earlier one is not computed again: in memory and on
+    /// disk, in memory alone, or not
+    #[arg(long, value_name = "on|memory|off", default_value = "on", value_parser = Keeping::parse)]
+    prefix_cache: Keeping,
+    /// Memory for them [default: a conversation of --ctx tokens, or a sixteenth of all]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    prefix_memory: Option<u64>,
+    /// Room on disk for them
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = size)]
+    prefix_disk: u64,
+    /// Print what a client needs to know to use this server, or the settings in effect, and do nothing else
+    #[arg(long, value_name = "CLIENT", num_args = 0..=1, default_missing_value = SHOW_SETTINGS, value_parser = shown())]
+    print_config: Option<String>,
     /// Do not log requests
     #[arg(short, long)]
     quiet: bool,
@@ -116,7 +136,38 @@ pub struct ServeArgs {
     sampling: SamplingArgs,
 }
 
+/// Where conversations are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keeping {
+    OnDisk,
+    InMemory,
+    Nowhere,
+}
+
+impl Keeping {
+    fn parse(text: &str) -> Result<Keeping> {
+        match text {
+            "on" => Ok(Keeping::OnDisk),
+            "memory" => Ok(Keeping::InMemory),
+            "off" => Ok(Keeping::Nowhere),
+            _ => Err(anyhow!("on, memory or off")),
+        }
+    }
+}
+
 impl ServeArgs {
+    fn prefixes(&self, engine: &Engine) -> Option<PrefixOptions> {
+        let folder = match self.prefix_cache {
+            Keeping::OnDisk => cache_folder("prefixes"),
+            Keeping::InMemory => None,
+            Keeping::Nowhere => return None,
+        };
+        let mut options = PrefixOptions::new(engine, folder);
+        options.memory = self.prefix_memory.unwrap_or(options.memory);
+        options.disk = self.prefix_disk;
+        Some(options)
+    }
+
     /// Whether requests are logged.
     pub fn is_quiet(&self) -> bool {
         self.quiet
@@ -136,6 +187,9 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         timeout: args.timeout.map(|seconds| Duration::from_secs(seconds as u64)),
     };
     let name = args.alias.clone().unwrap_or_else(|| model_name(args.model.as_deref(), &path));
+    if let Some(client) = args.print_config.as_deref().and_then(|name| Client::from_str(name, false).ok()) {
+        return print_config(args, client, &path, name, !keys.is_empty());
+    }
     let is_open = keys.is_empty();
     let app = App::new(name, limits, keys, Origins::new(&args.cors_origin), args.sampling.overrides());
     let app = Arc::new(app);
@@ -152,6 +206,29 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     code
 }
 
+/// What can be printed.
+fn shown() -> PossibleValuesParser {
+    let clients = Client::value_variants().iter().filter_map(Client::to_possible_value);
+    PossibleValuesParser::new(clients.chain([SHOW_SETTINGS.into()]))
+}
+
+/// Tells how a client is set up. The model's file is described, not loaded.
+fn print_config(
+    args: &ServeArgs,
+    client: Client,
+    path: &Path,
+    model: String,
+    needs_key: bool,
+) -> Result<ExitCode> {
+    let context = Prospect::new(path, &args.load.options())?.plan().context;
+    let facts =
+        Facts { host: args.host, port: args.port, model, context, max_tokens: args.max_tokens, needs_key };
+    let configuration = client.configuration(&facts);
+    eprintln!("For {}:", configuration.place);
+    print(&configuration.text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let address = SocketAddr::new(args.host, args.port);
@@ -161,7 +238,9 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
     let address = listener.local_addr().context("cannot tell where the server listens")?;
     eprintln!("Listening at http://{address}");
     if is_open && !address.ip().is_loopback() {
-        eprintln!("warning: whoever reaches this machine can use the server: give it a key with --api-key-file");
+        eprintln!(
+            "warning: whoever reaches this machine can use the server: give it a key with --api-key-file"
+        );
     }
     let connections = Connections::accept(listener, router::router(Arc::clone(&app)));
     let thread = match load(args, &app, path, &mut signals).await? {
@@ -219,7 +298,7 @@ async fn load(
         Some(file) => Some(Arc::new(read_template(file, &engine)?)),
         None => None,
     };
-    let options = CrowdOptions::new(args.parallel);
+    let options = CrowdOptions { prefixes: args.prefixes(&engine), ..CrowdOptions::new(args.parallel) };
     let (worker, thread) = Worker::start(engine.clone(), options, Arc::clone(&app.meters))?;
     app.load(Loaded::new(engine, template, args.think, worker));
     Ok(Some(thread))
@@ -234,7 +313,11 @@ fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
     let streams = if plan.holds_all_experts() {
         "all experts in memory".to_owned()
     } else {
-        format!("{} of {} of experts in memory, the rest streamed", Bytes(plan.slot_bytes), Bytes(plan.experts))
+        format!(
+            "{} of {} of experts in memory, the rest streamed",
+            Bytes(plan.slot_bytes),
+            Bytes(plan.experts)
+        )
     };
     format!(
         "  model    {}\n  context  {} tokens, {} answers at once\n  memory   {}{budget}: {streams}\n  page     \
@@ -265,7 +348,9 @@ fn model_name(given: Option<&Path>, path: &Path) -> String {
 fn host(text: &str) -> Result<IpAddr> {
     match text {
         "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
-        text => text.parse().map_err(|_| anyhow!("expected an address of this machine, such as 127.0.0.1 or 0.0.0.0")),
+        text => text
+            .parse()
+            .map_err(|_| anyhow!("expected an address of this machine, such as 127.0.0.1 or 0.0.0.0")),
     }
 }
 
@@ -291,7 +376,10 @@ impl Signals {
     fn listen() -> Result<Signals> {
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Signals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        Ok(Signals {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+        })
     }
 
     async fn next(&mut self) {

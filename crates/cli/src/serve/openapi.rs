@@ -29,6 +29,23 @@ const OPERATIONS: &[Operation] = &[
         streams: true,
         ..post("/v1/completions", "A text, continued as it is")
     },
+    Operation {
+        fields: response_fields,
+        required: &["input"],
+        streams: true,
+        ..post("/v1/responses", "The next items of a conversation")
+    },
+    Operation {
+        fields: message_fields,
+        required: &["messages", "max_tokens"],
+        streams: true,
+        ..post("/v1/messages", "The next message of a conversation, in Anthropic's words")
+    },
+    Operation {
+        fields: message_fields,
+        required: &["messages"],
+        ..post("/v1/messages/count_tokens", "How many tokens a conversation has, in Anthropic's words")
+    },
     get("/v1/models", "The model that is loaded"),
     get("/v1/models/{id}", "A model by its name, which may hold slashes"),
     Operation { fields: text_fields, ..post("/tokenize", "The tokens of a text or of a conversation") },
@@ -204,4 +221,43 @@ fn completion_fields() -> Value {
         fields.insert(name.into(), schema);
     }
     fields.into()
+}
+
+fn response_fields() -> Value {
+    let object = json!({ "type": "object" });
+    json!({
+        "model": { "type": "string" },
+        "input": { "anyOf": [{ "type": "string" }, { "type": "array", "items": object }] },
+        "instructions": { "type": "string" },
+        "stream": { "type": "boolean" },
+        "max_output_tokens": { "type": "integer" },
+        "temperature": { "type": "number" },
+        "top_p": { "type": "number" },
+        "top_logprobs": { "type": "integer", "minimum": 0, "maximum": 20 },
+        "include": { "type": "array", "items": { "type": "string" } },
+        "text": { "type": "object", "properties": { "format": object } },
+        "reasoning": { "type": "object", "properties": { "effort": { "type": "string" } } },
+        "tools": { "type": "array", "items": object },
+        "tool_choice": { "type": ["string", "object"] },
+        "parallel_tool_calls": { "type": "boolean" },
+    })
+}
+
+fn message_fields() -> Value {
+    let object = json!({ "type": "object" });
+    json!({
+        "model": { "type": "string" },
+        "messages": { "type": "array", "items": { "type": "object", "required": ["role", "content"] } },
+        "system": { "anyOf": [{ "type": "string" }, { "type": "array", "items": object }] },
+        "stream": { "type": "boolean" },
+        "max_tokens": { "type": "integer", "minimum": 1 },
+        "temperature": { "type": "number" },
+        "top_p": { "type": "number" },
+        "top_k": { "type": "integer" },
+        "stop_sequences": { "type": "array", "items": { "type": "string" } },
+        "thinking": object,
+        "output_config": { "type": "object", "properties": { "effort": { "type": "string" }, "format": object } },
+        "tools": { "type": "array", "items": object },
+        "tool_choice": object,
+    })
 }

@@ -11,15 +11,19 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 
 use super::app::{App, leaving};
+use super::body::discard;
 use super::error::{ApiError, Dress};
-use super::openai::{chat, completions, models};
-use super::{info, openapi, page};
+use super::openai::{chat, completions, models, responses};
+use super::{anthropic, info, openapi, page};
 
 /// Everything that is answered. What begins with `/v1` is there without it, too.
 pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     vec![
         ("/v1/chat/completions", post(chat::chat)),
         ("/v1/completions", post(completions::completions)),
+        ("/v1/responses", post(responses::responses)),
+        ("/v1/messages", post(anthropic::messages)),
+        ("/v1/messages/count_tokens", post(anthropic::count_tokens)),
         ("/v1/models", get(models::list)),
         ("/v1/models/{*id}", get(models::get)),
         ("/tokenize", post(info::tokenize)),
@@ -33,11 +37,11 @@ pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     ]
 }
 
-/// What is answered without a key, besides the page's files.
+/// What is answered without a key, besides the page's files: whether the server lives.
 const OPEN: [&str; 1] = ["/health"];
 
-/// What is answered while the server leaves.
-const TO_THE_END: [&str; 3] = ["/health", "/ready", "/metrics"];
+/// What is answered before the model is there, and while the server leaves.
+const ALWAYS: [&str; 4] = ["/health", "/ready", "/metrics", "/openapi.json"];
 
 /// The server.
 pub fn router(app: Arc<App>) -> Router {
@@ -53,7 +57,8 @@ pub fn router(app: Arc<App>) -> Router {
     }
     router
         .fallback(|request: Request| async move {
-            let message = format!("there is nothing at {}; /openapi.json says what there is", request.uri().path());
+            let message =
+                format!("there is nothing at {}; /openapi.json says what there is", request.uri().path());
             ApiError { code: Some("unknown_url"), ..ApiError::not_found(message) }
         })
         .method_not_allowed_fallback(|request: Request| async move {
@@ -79,12 +84,21 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         if !OPEN.contains(&path.as_str()) && !page::is_file(&path) {
             app.keys.check(request.headers())?;
         }
-        if app.is_draining() && !TO_THE_END.contains(&path.as_str()) { Err(leaving()) } else { Ok(None) }
+        if known.is_some_and(|known| !ALWAYS.contains(&known)) {
+            if app.is_draining() {
+                return Err(leaving());
+            }
+            app.loaded()?;
+        }
+        Ok(None)
     });
     let mut response = match admitted {
         Ok(None) => next.run(request).await,
         Ok(Some(response)) => response,
-        Err(error) => error.into_response(),
+        Err(error) => {
+            discard(&mut request.into_body()).await;
+            error.into_response()
+        }
     };
     let status = response.status();
     app.meters.request(known.unwrap_or("other"), status.as_u16());

@@ -28,7 +28,11 @@ const BACKLOG: usize = 32;
 pub struct Gone;
 
 /// Where events go.
-pub struct Events(Sender<Bytes>);
+pub struct Events {
+    sender: Sender<Bytes>,
+    /// What is sent while there is nothing to say.
+    filler: &'static str,
+}
 
 /// A response whose events `write` sends. What it holds is dropped when the client goes away.
 pub fn respond<F, W>(write: W) -> Response
@@ -37,7 +41,7 @@ where
     F: Future<Output = Result<(), Gone>> + Send + 'static,
 {
     let (sender, receiver) = channel(BACKLOG);
-    let events = Events(sender);
+    let events = Events { sender, filler: ": keep-alive\n\n" };
     tokio::spawn(write(events));
     let mut response = Response::new(Body::new(EventBody(receiver)));
     let headers = response.headers_mut();
@@ -49,13 +53,19 @@ where
 }
 
 impl Events {
+    /// Keeps the connection alive with events, as Anthropic's API does.
+    pub fn pinging(self) -> Events {
+        Events { filler: "event: ping\ndata: {\"type\":\"ping\"}\n\n", ..self }
+    }
+
     /// Sends data without a name, as OpenAI's API does.
     pub async fn data(&self, data: &Value) -> Result<(), Gone> {
         self.send(format!("data: {data}\n\n")).await
     }
 
-    /// Sends data under a name.
-    pub async fn named(&self, name: &str, data: &Value) -> Result<(), Gone> {
+    /// Sends data under the name of its type.
+    pub async fn typed(&self, data: &Value) -> Result<(), Gone> {
+        let name = data["type"].as_str().unwrap_or("message");
         self.send(format!("event: {name}\ndata: {data}\n\n")).await
     }
 
@@ -69,15 +79,15 @@ impl Events {
         loop {
             tokio::select! {
                 biased;
-                () = self.0.closed() => return Err(Gone),
+                () = self.sender.closed() => return Err(Gone),
                 event = turn.next() => return Ok(event),
-                () = sleep(KEEP_ALIVE) => self.send(": keep-alive\n\n".into()).await?,
+                () = sleep(KEEP_ALIVE) => self.send(self.filler.into()).await?,
             }
         }
     }
 
     async fn send(&self, text: String) -> Result<(), Gone> {
-        match timeout(STALL, self.0.send(text.into())).await {
+        match timeout(STALL, self.sender.send(text.into())).await {
             Ok(Ok(())) => Ok(()),
             _ => Err(Gone),
         }
@@ -91,7 +101,10 @@ impl http_body::Body for EventBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         self.0.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
     }
 }

@@ -5,20 +5,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_engine::chat::Message;
-use super::stand_in::{Parser, Piece};
+use forebay_engine::chat::dialect::{Dialect, Parser, Piece};
 use forebay_engine::sampler::{SamplingOverrides, Scored};
 use forebay_engine::store::Meters as ExpertMeters;
 use forebay_engine::tokenizer::StreamDecoder;
-use forebay_engine::{Answer, Cancel, Engine, Event, FinishReason, Grammar, Listener, Request, TokenId};
+use forebay_engine::{Answer, Cancel, Engine, Event, FinishReason, Listener, Request, TokenId};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::app::{App, Loaded};
 use super::error::ApiError;
 use super::meters::{Meters, Place};
+use super::prepare::Prepared;
 use super::worker::Job;
-use crate::openai;
-use crate::prompting::Prompting;
 
 /// When there is no room for a request, it may come again after so long.
 const RETRY_SECONDS: u64 = 5;
@@ -70,6 +69,17 @@ pub enum Format {
     JsonSchema(Value),
 }
 
+impl Format {
+    /// The schema of the answer, if it must be JSON.
+    pub fn schema(&self) -> Option<Value> {
+        match self {
+            Format::Text => None,
+            Format::JsonObject => Some(json!({ "type": "object" })),
+            Format::JsonSchema(schema) => Some(schema.clone()),
+        }
+    }
+}
+
 /// What happens to a request.
 #[derive(Debug)]
 pub enum TurnEvent {
@@ -95,6 +105,8 @@ pub enum TurnEvent {
 #[derive(Clone, Debug)]
 pub struct TurnEnd {
     pub finish: Finish,
+    /// The text that ended it, of those that were to.
+    pub stop: Option<String>,
     pub usage: Usage,
     pub timings: Timings,
     /// What the expert store did meanwhile, for all who were served.
@@ -161,50 +173,16 @@ pub fn experts_json(meters: &ExpertMeters) -> Value {
 }
 
 impl App {
-    /// Checks a request, renders and counts its prompt, and queues it. What is wrong with it is known when this ends.
-    pub async fn turn(self: &Arc<App>, request: ChatRequest) -> Result<Turn, ApiError> {
-        self.prepare(move |app, loaded| {
-            let prepared = prepare_chat(loaded, &request)?;
-            app.queue(loaded, vec![prepared], &request.answering)
-        })
-        .await
-    }
-
-    /// [`turn`](Self::turn) for texts that are continued as they are, and the texts themselves if they are to be told. The
-    /// answers to the first come first.
-    pub async fn continuation(
-        self: &Arc<App>,
-        body: openai::Body,
-        answering: Answering,
-        echo: bool,
-    ) -> Result<(Turn, Option<Vec<String>>), ApiError> {
-        self.prepare(move |app, loaded| {
-            let prompts = body.prompts(&loaded.engine)?;
-            let decode = |tokens: &Vec<TokenId>| loaded.engine.tokenizer().decode(tokens, false);
-            let texts = echo.then(|| prompts.iter().map(decode).collect());
-            let grammar = grammar_for(&loaded.engine, &answering.format)?;
-            let prepared = prompts.into_iter().map(|tokens| Prepared {
-                tokens,
-                parser: None,
-                grammar: grammar.clone(),
-                parallel: true,
-            });
-            Ok((app.queue(loaded, prepared.collect(), &answering)?, texts))
-        })
-        .await
-    }
-
-    /// Runs what takes a while aside, so that others are listened to meanwhile.
-    pub async fn prepare<T: Send + 'static>(
-        self: &Arc<App>,
-        work: impl FnOnce(&App, &Loaded) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let app = Arc::clone(self);
-        let task = tokio::task::spawn_blocking(move || work(&app, app.loaded()?));
-        task.await.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
-    }
-
-    fn queue(&self, loaded: &Loaded, prompts: Vec<Prepared>, answering: &Answering) -> Result<Turn, ApiError> {
+    /// Queues answers to prompts.
+    ///
+    /// # Errors
+    /// If a prompt is too long, or there is no room for more.
+    pub(super) fn queue(
+        &self,
+        loaded: &Loaded,
+        prompts: Vec<Prepared>,
+        answering: &Answering,
+    ) -> Result<Turn, ApiError> {
         let each = answering.more.saturating_add(1);
         let count = prompts.len().saturating_mul(each);
         let most = self.limits.parallel + self.limits.queue;
@@ -213,11 +191,11 @@ impl App {
             return Err(ApiError::invalid("n", message));
         }
         let limit = loaded.engine.context();
-        let tokens = prompts.iter().map(|prompt| prompt.tokens.len());
-        if let Some(tokens) = tokens.clone().find(|tokens| *tokens >= limit) {
-            return Err(ApiError::context(tokens, limit));
+        if let Some(prompt) = prompts.iter().find(|prompt| prompt.tokens.len() >= limit) {
+            let param = if prompt.parser.is_some() { "messages" } else { "prompt" };
+            return Err(ApiError::context(param, prompt.tokens.len(), limit));
         }
-        let prompt_tokens = tokens.sum();
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         let sampling = self.sampling.clone().overruled_by(answering.sampling.clone());
         let file = loaded.engine.file();
         let sampling = sampling.resolve(&file.metadata, file.path())?;
@@ -225,9 +203,8 @@ impl App {
             (Some(asked), Some(most)) => Some(asked.min(most)),
             (asked, most) => asked.or(most),
         };
-        let places = self.meters.places(count, most).map_err(|open| {
-            ApiError::overloaded(open, RETRY_SECONDS)
-        })?;
+        let places =
+            self.meters.places(count, most).map_err(|open| ApiError::overloaded(open, RETRY_SECONDS))?;
         let (sender, receiver) = unbounded_channel();
         let mut turn = Turn {
             engine: loaded.engine.clone(),
@@ -253,6 +230,7 @@ impl App {
                     stop: answering.stop.clone(),
                     grammar: prompt.grammar.clone(),
                     logprobs: answering.logprobs,
+                    shown: if prompt.parser.is_some() { loaded.dialect.shown() } else { Vec::new() },
                     ..Request::default()
                 };
                 let cancel = Cancel::default();
@@ -262,7 +240,7 @@ impl App {
                     cancel: cancel.clone(),
                     meters: Arc::clone(&self.meters),
                     read: 0,
-                    _place: places.next().expect("there is one for each"),
+                    place: places.next().expect("there is one for each"),
                 };
                 turn.choices.push(Choice::new(&prompt, &loaded.dialect, cancel.clone()));
                 let job = Job { request, cancel, listener: Box::new(hearer) };
@@ -271,85 +249,6 @@ impl App {
         }
         Ok(turn)
     }
-}
-
-/// A prompt, and how its answer is read.
-struct Prepared {
-    tokens: Vec<TokenId>,
-    /// The text of the prompt and the tools, where the answer has parts.
-    parser: Option<(String, Vec<Value>)>,
-    grammar: Option<Grammar>,
-    parallel: bool,
-}
-
-fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiError> {
-    if request.messages.is_empty() {
-        return Err(ApiError::invalid("messages", "there are no messages"));
-    }
-    let tools = offered_tools(request)?;
-    let prompting = loaded.prompting(&tools, &request.kwargs);
-    let prompt = openai::chat_prompt(&loaded.engine, &prompting, &request.messages)?;
-    let forced = matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
-    let grammar = if forced {
-        let source = loaded.dialect.call_grammar(&prompt.text, &tools).map_err(|error| refused("tools", error))?;
-        Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("tools", error))?)
-    } else {
-        if request.answering.format != Format::Text && !tools.is_empty() {
-            let message = "an answer of a given form cannot call tools: leave out tools or response_format";
-            return Err(ApiError::invalid("response_format", message));
-        }
-        grammar_for(&loaded.engine, &request.answering.format)?
-    };
-    Ok(Prepared {
-        tokens: prompt.tokens,
-        parser: Some((prompt.text, tools)),
-        grammar,
-        parallel: request.parallel_tool_calls,
-    })
-}
-
-/// The tools that the model is told of.
-fn offered_tools(request: &ChatRequest) -> Result<Vec<Value>, ApiError> {
-    let name = |tool: &Value| tool.get("function").and_then(|f| f.get("name")).and_then(Value::as_str).map(str::to_owned);
-    for (i, tool) in request.tools.iter().enumerate() {
-        if tool.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "function") {
-            let message = format!("only functions are supported, not tools of type {}", tool["type"]);
-            return Err(ApiError::invalid(format!("tools[{i}].type"), message));
-        }
-        if name(tool).is_none_or(|name| name.is_empty()) {
-            return Err(ApiError::invalid(format!("tools[{i}].function.name"), "a tool has no name"));
-        }
-    }
-    match &request.tool_choice {
-        ToolChoice::None => Ok(Vec::new()),
-        ToolChoice::Auto => Ok(request.tools.clone()),
-        ToolChoice::Required if request.tools.is_empty() => {
-            Err(ApiError::invalid("tool_choice", "a call is required, but there are no tools"))
-        }
-        ToolChoice::Required => Ok(request.tools.clone()),
-        ToolChoice::Named(wanted) => {
-            let tools: Vec<_> =
-                request.tools.iter().filter(|tool| name(tool).as_ref() == Some(wanted)).cloned().collect();
-            if tools.is_empty() {
-                return Err(ApiError::invalid("tool_choice", format!("there is no tool {wanted:?}")));
-            }
-            Ok(tools)
-        }
-    }
-}
-
-fn grammar_for(engine: &Engine, format: &Format) -> Result<Option<Grammar>, ApiError> {
-    let grammar = match format {
-        Format::Text => return Ok(None),
-        Format::JsonObject => Grammar::json_object(engine),
-        Format::JsonSchema(schema) => Grammar::json_schema(engine, schema),
-    };
-    grammar.map(Some).map_err(|error| refused("response_format", error))
-}
-
-fn refused(param: &str, error: forebay_engine::Error) -> ApiError {
-    let error = ApiError::from(error);
-    if error.status.is_client_error() { ApiError { param: Some(param.into()), ..error } } else { error }
 }
 
 /// A request that is being answered. Dropping it cancels what is left of it.
@@ -394,7 +293,8 @@ impl Turn {
                 Ok(None) => self.fail(ApiError::internal("computing failed; the server's log says why")),
                 Err(_) => {
                     let message = "the answer took longer than this server allows";
-                    let error = ApiError::new(axum::http::StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
+                    let error =
+                        ApiError::new(axum::http::StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
                     self.fail(ApiError { code: Some("timeout"), ..error });
                 }
             }
@@ -460,6 +360,8 @@ struct Choice {
     cancel: Cancel,
     /// `None` where all is content, and at the end.
     parser: Option<Parser>,
+    /// Control tokens that are part of the text.
+    shown: Vec<TokenId>,
     parallel: bool,
     calls: usize,
     /// Bytes of the text so far, and how many of them there were when reasoning came last.
@@ -470,10 +372,11 @@ struct Choice {
 }
 
 impl Choice {
-    fn new(prompt: &Prepared, dialect: &super::stand_in::Dialect, cancel: Cancel) -> Choice {
+    fn new(prompt: &Prepared, dialect: &Dialect, cancel: Cancel) -> Choice {
         let parser = prompt.parser.as_ref().map(|(text, tools)| dialect.parser(text, tools));
         let parallel = prompt.parallel;
-        Choice { cancel, parser, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
+        let shown = dialect.shown();
+        Choice { cancel, parser, shown, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
     }
 
     fn push(&mut self, text: &str, emit: &mut dyn FnMut(TurnEvent)) {
@@ -536,7 +439,7 @@ impl Choice {
             predicted: usage.completion,
             predicted_seconds: stats.decode_seconds,
         };
-        TurnEnd { finish, usage, timings, experts: stats.experts }
+        TurnEnd { finish, stop: answer.stop.clone(), usage, timings, experts: stats.experts }
     }
 
     /// Tokens up to where reasoning came last.
@@ -544,7 +447,7 @@ impl Choice {
         if self.reasoning_bytes == 0 {
             return 0;
         }
-        let mut decoder = StreamDecoder::continuing(false);
+        let mut decoder = StreamDecoder::continuing(false).showing(self.shown.clone());
         let mut bytes = 0;
         let reached = answer.tokens.iter().position(|token| {
             bytes += decoder.push(engine.tokenizer(), *token).len();
@@ -570,7 +473,7 @@ struct Hearer {
     meters: Arc<Meters>,
     /// Tokens of the prompt that have been computed.
     read: usize,
-    _place: Place,
+    place: Place,
 }
 
 impl Hearer {
@@ -602,19 +505,9 @@ impl Listener for Hearer {
             Err(error) if error.status.is_server_error() => self.meters.failed(),
             Err(_) => {}
         }
-        self.send(Heard::End(answer));
-    }
-}
-
-impl Loaded {
-    /// How a conversation with these tools and variables becomes a prompt.
-    pub fn prompting(&self, tools: &[Value], kwargs: &Map<String, Value>) -> Prompting {
-        Prompting {
-            template: self.template.clone(),
-            think: self.think.filter(|_| !kwargs.contains_key("enable_thinking") && !kwargs.contains_key("thinking")),
-            tools: tools.to_vec(),
-            kwargs: kwargs.clone(),
-            system: None,
-        }
+        let Hearer { index, sender, place, .. } = *self;
+        // Whoever hears of the end can be sure that there is room again.
+        drop(place);
+        let _ = sender.send((index, Heard::End(answer)));
     }
 }

@@ -72,10 +72,11 @@ impl Work {
         loop {
             if crowd.is_empty() {
                 self.meters.rest();
+                self.meters.crowd(&crowd);
                 let next = match (self.jobs.recv_timeout(IDLE), stale) {
                     (Err(RecvTimeoutError::Timeout), true) => {
                         crowd.save_prefixes();
-                        self.publish(&crowd);
+                        self.meters.crowd(&crowd);
                         stale = false;
                         continue;
                     }
@@ -92,7 +93,7 @@ impl Work {
             for job in self.jobs.try_iter() {
                 crowd.add(job.request, job.cancel, job.listener);
             }
-            self.publish(&crowd);
+            self.meters.crowd(&crowd);
             let start = Instant::now();
             self.meters.begin_step();
             match crowd.step(&self.leave) {
@@ -100,12 +101,8 @@ impl Work {
                 // What concerns a request is told to its listener; only leaving concerns all.
                 Err(_) => break,
             }
-            self.publish(&crowd);
+            self.meters.crowd(&crowd);
         }
         crowd.save_prefixes();
-    }
-
-    fn publish(&self, crowd: &Crowd) {
-        self.meters.crowd(crowd.running(), crowd.waiting());
     }
 }

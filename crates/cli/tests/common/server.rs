@@ -1,5 +1,8 @@
 //! A server under test, and a client that can misbehave.
 
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command};
@@ -17,6 +20,8 @@ pub struct Server {
     child: Child,
     pub address: String,
     log: Arc<Mutex<String>>,
+    /// What it remembers from run to run.
+    _cache: tempfile::TempDir,
     /// Sent with every request.
     pub key: Option<&'static str>,
 }
@@ -36,7 +41,10 @@ impl Server {
     /// A server that listens.
     pub fn start_unready(args: &[&str]) -> Server {
         let key = args.iter().position(|arg| *arg == "--api-key").map(|_| "open sesame");
-        let mut child = forebay([&["serve", "--port", "0", "--threads", "2"], args].concat()).spawn().unwrap();
+        let cache = tempfile::tempdir().unwrap();
+        let threads: &[&str] = if args.contains(&"--threads") { &[] } else { &["--threads", "2"] };
+        let mut command = forebay([&["serve", "--port", "0"], threads, args].concat());
+        let mut child = command.env("XDG_CACHE_HOME", cache.path()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap_or_else(|| panic!("the server ends at once")).unwrap();
         let address = first.strip_prefix("Listening at http://").unwrap_or_else(|| panic!("{first}")).to_owned();
@@ -47,7 +55,7 @@ impl Server {
                 writer.lock().unwrap().push_str(&format!("{line}\n"));
             }
         });
-        Server { child, address, log, key }
+        Server { child, address, log, key, _cache: cache }
     }
 
     /// What it has said.

@@ -8,6 +8,7 @@ use crate::blocks::Cancel;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::generate::{Event, Request, Writing};
+use crate::prefix::Ticket;
 use crate::session::Session;
 use crate::store::Meters;
 
@@ -33,16 +34,35 @@ pub struct Member {
     pub text: Vec<TokenId>,
     /// How much of the text is prompt.
     pub prompt: usize,
-    /// Lengths of the text that the session should be able to go back to, ascending.
+    /// Where the prompt's last turn begins: a later prompt that goes on with this one is the same up to there.
+    turn: usize,
+    /// Lengths of the text that the session should be able to go back to.
     pub marks: Vec<usize>,
+    /// Of those, the ones that others are expected to go back to.
+    pins: Vec<usize>,
+    pub start: Start,
+    /// Whether what is on disk may be read for it.
+    pub may_read: bool,
     /// The number of the last pass it had a part in.
     pub served: u64,
     came: Instant,
     begun: Moment,
+    /// Tokens of the prompt that were known when computing began.
+    reused: Option<usize>,
     /// When the prompt had been read.
     read: Option<Moment>,
     /// How much of the prompt its listener knows to be read.
     told: usize,
+}
+
+/// What computing waits for.
+pub enum Start {
+    /// Nothing.
+    Now,
+    /// The prompt of another one, of which `at` tokens are wanted.
+    After { number: u64, at: usize },
+    /// A file, of which so many tokens are wanted.
+    Reading { ticket: Ticket, reach: usize },
 }
 
 /// A time, and what the expert store had counted then.
@@ -73,8 +93,9 @@ impl Asked {
         };
         let text = request.prompt;
         let marks = engine.turn_marks(&text, 0).to_vec();
+        let opening = engine.opening_mark(&text);
         let (prompt, begun) = (text.len(), Moment::now(engine));
-        Some(Member {
+        let mut member = Member {
             number,
             cancel,
             listener,
@@ -82,17 +103,61 @@ impl Asked {
             session,
             text,
             prompt,
+            turn: marks[0],
             marks,
+            pins: Vec::new(),
+            start: Start::Now,
+            may_read: true,
             served: 0,
             came,
             begun,
+            reused: None,
             read: None,
             told: 0,
-        })
+        };
+        opening.into_iter().for_each(|opening| member.pin(opening));
+        Some(member)
     }
 }
 
 impl Member {
+    /// Begins to compute, after what is known. Gives the number of tokens that are, if it begins for the first time.
+    pub fn begin(&mut self, session: Option<Session>) -> Option<usize> {
+        self.start = Start::Now;
+        if let Some(session) = session {
+            self.session = session;
+        }
+        self.pins.iter().for_each(|&pin| self.session.pin(pin));
+        let first = self.reused.is_none();
+        let reused = *self.reused.get_or_insert(self.session.tokens().len());
+        self.writing.stats().reused_tokens = reused;
+        first.then_some(reused)
+    }
+
+    /// Has it able to go back to so many tokens, for others.
+    pub fn pin(&mut self, at: usize) {
+        self.marks.push(at);
+        self.pins.push(at);
+        self.session.pin(at);
+    }
+
+    /// Another conversation of its first tokens, if there is memory for it.
+    pub fn fork(&mut self, len: usize) -> Option<Session> {
+        let fork = self.session.fork_at(len);
+        fork.inspect_err(|error| tracing::debug!("a prompt is read again: {error}")).ok()
+    }
+
+    /// Loses what was computed, and not its text.
+    pub fn park(&mut self) {
+        self.start = Start::Now;
+        self.session = self.session.engine().session();
+    }
+
+    /// Whether it can have a part in the next pass.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.start, Start::Now)
+    }
+
     /// What is to be computed next, all at once if there is room.
     pub fn rest(&self) -> &[TokenId] {
         &self.text[self.session.tokens().len()..]
@@ -105,7 +170,7 @@ impl Member {
 
     /// More of the text has been computed.
     pub fn tell_progress(&mut self) {
-        let reused = self.writing.stats().reused_tokens;
+        let reused = self.reused.unwrap_or(0);
         let done = self.session.tokens().len().min(self.prompt).saturating_sub(reused);
         // What is computed again after it was lost is nobody's progress.
         if done > self.told {
@@ -128,7 +193,7 @@ impl Member {
         chosen.is_some()
     }
 
-    /// Ends the answer and tells its listener. Gives what was computed, and how much of that is prompt.
+    /// Ends the answer and tells its listener. Gives what was computed, and where its last turn begins.
     pub fn end(mut self, outcome: Outcome) -> (Session, usize) {
         let now = Moment::now(self.session.engine());
         if matches!(outcome, Outcome::Cancelled) {
@@ -145,7 +210,7 @@ impl Member {
                 stats.prompt_experts = now.experts - self.begun.experts;
             }
         }
-        let Member { mut listener, writing, session, prompt, .. } = self;
+        let Member { mut listener, writing, session, turn, .. } = self;
         match outcome {
             Outcome::Failed(error) => listener.end(Err(error)),
             Outcome::Ended | Outcome::Cancelled => {
@@ -153,7 +218,7 @@ impl Member {
                 listener.end(Ok(answer));
             }
         }
-        (session, prompt)
+        (session, turn)
     }
 }
 

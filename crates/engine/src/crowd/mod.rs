@@ -6,24 +6,28 @@
 
 mod member;
 mod pace;
+mod place;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use member::{Asked, Member, Outcome};
+use member::{Asked, Member, Outcome, Start};
 use pace::{Pace, divide};
 
 use crate::blocks::Cancel;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::{Answer, Event, Request};
-use crate::prefix::{PrefixMeters, PrefixOptions};
-use crate::session::Turn;
+use crate::prefix::{PrefixMeters, PrefixOptions, Prefixes, Ticket};
+use crate::session::{Session, Turn};
 
 /// The time between two tokens of an answer while prompts are read, where the machine can do it.
 const PACE: Duration = Duration::from_millis(500);
+
+/// How long a step waits for a file where nothing can be computed.
+const MOMENT: Duration = Duration::from_millis(20);
 
 /// An answer needs at least so much more room than it has: memory grows by pages of so many positions.
 const AHEAD: usize = 64;
@@ -62,6 +66,7 @@ pub struct Crowd {
     /// In the order in which they came.
     waiting: VecDeque<Waiting>,
     active: Vec<Member>,
+    prefixes: Option<Prefixes>,
     pace: Pace,
     /// Requests so far.
     came: u64,
@@ -72,9 +77,9 @@ pub struct Crowd {
 }
 
 enum Waiting {
-    New(Asked),
+    New(Box<Asked>),
     /// Had to make room for others. Its text so far is not lost, only what was computed of it.
-    Parked(Member),
+    Parked(Box<Member>),
 }
 
 impl Waiting {
@@ -100,6 +105,7 @@ impl Crowd {
         Crowd {
             engine: engine.clone(),
             pace: Pace::new(options.pace),
+            prefixes: options.prefixes.clone().map(|prefixes| Prefixes::new(engine, prefixes)),
             options,
             waiting: VecDeque::new(),
             active: Vec::new(),
@@ -114,7 +120,7 @@ impl Crowd {
         let number = self.came;
         self.came += 1;
         let asked = Asked { number, request, cancel, listener, came: Instant::now() };
-        self.waiting.push_back(Waiting::New(asked));
+        self.waiting.push_back(Waiting::New(Box::new(asked)));
     }
 
     /// Requests that are being answered.
@@ -134,11 +140,16 @@ impl Crowd {
 
     /// What keeping conversations did.
     pub fn prefix_meters(&self) -> PrefixMeters {
-        PrefixMeters::default()
+        self.prefixes.as_ref().map_or_else(PrefixMeters::default, Prefixes::meters)
     }
 
-    /// Has the conversations that are kept written to disk: before leaving, and when nothing is going on.
-    pub fn save_prefixes(&mut self) {}
+    /// Has the conversations that are kept written to disk, in the background: before leaving, and when nothing is
+    /// going on. Dropping the crowd waits until they are.
+    pub fn save_prefixes(&mut self) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.save();
+        }
+    }
 
     /// Computes one pass: a token for everybody who writes, and pieces of the prompts of others. Gives the number of
     /// tokens written. What happens to a request its listener is told; an error of the computation ends the
@@ -150,6 +161,7 @@ impl Crowd {
     /// [`Error::Cancelled`] if that was asked of all by `cancel`. Then all is as it was before the step.
     pub fn step(&mut self, cancel: &Cancel) -> Result<usize> {
         self.dismiss();
+        self.follow();
         self.admit();
         let written = loop {
             match self.pass(cancel) {
@@ -178,7 +190,7 @@ impl Crowd {
         while let Some(i) = self.waiting.iter().position(|waiting| waiting.cancel().is_cancelled()) {
             let member = match self.waiting.remove(i).expect("it was found") {
                 Waiting::New(asked) => asked.begin(&self.engine),
-                Waiting::Parked(member) => Some(member),
+                Waiting::Parked(member) => Some(*member),
             };
             if let Some(member) = member {
                 self.end(member, Outcome::Cancelled);
@@ -192,15 +204,24 @@ impl Crowd {
             let member = match self.waiting.pop_front() {
                 None => break,
                 Some(Waiting::New(asked)) => asked.begin(&self.engine),
-                Some(Waiting::Parked(member)) => Some(member),
+                Some(Waiting::Parked(member)) => Some(*member),
             };
             let Some(member) = member else { continue };
             if !self.has_room_for(&member) {
-                self.waiting.push_front(Waiting::Parked(member));
+                self.waiting.push_front(Waiting::Parked(Box::new(member)));
                 break;
             }
-            self.active.push(member);
+            self.place(member);
         }
+    }
+
+    /// What was read from disk. Waits a little for it if there is nothing else to do.
+    fn arrived(&mut self) -> Vec<(Ticket, Option<Session>)> {
+        let Some(prefixes) = &mut self.prefixes else { return Vec::new() };
+        prefixes.tend();
+        let reading = self.active.iter().any(|member| matches!(member.start, Start::Reading { .. }));
+        let idle = reading && !self.active.iter().any(Member::is_ready);
+        prefixes.arrived(if idle { MOMENT } else { Duration::ZERO })
     }
 
     /// Whether another fits, as far as is known from when something did not.
@@ -212,17 +233,22 @@ impl Crowd {
         self.room.is_none_or(|room| self.active.iter().map(need).sum::<u64>() + need(member) <= room)
     }
 
-    /// Memory has room for `have` bytes, and more was needed: the one that came last waits for better times. False if
-    /// there is nobody else.
+    /// Memory has room for `have` bytes, and more was needed: what is kept for later goes, then the one that came last
+    /// waits for better times. False if there is nothing else and nobody else.
     fn make_room(&mut self, have: u64) -> bool {
-        let last = (0..self.active.len()).max_by_key(|&i| self.active[i].number);
-        let Some(last) = last.filter(|_| self.active.len() > 1) else { return false };
+        if self.prefixes.as_mut().is_some_and(Prefixes::give_way) {
+            return true;
+        }
+        let holds = |member: &Member| member.served == self.passes || !member.session.tokens().is_empty();
+        let mut holders: Vec<usize> = (0..self.active.len()).filter(|&i| holds(&self.active[i])).collect();
+        holders.sort_by_key(|&i| self.active[i].number);
+        let [_, .., last] = holders[..] else { return false };
         let mut member = self.active.remove(last);
-        member.session = self.engine.session();
+        member.park();
         let place = self.waiting.partition_point(|waiting| waiting.number() < member.number);
-        self.waiting.insert(place, Waiting::Parked(member));
+        self.waiting.insert(place, Waiting::Parked(Box::new(member)));
         self.room = Some(have);
-        tracing::info!("memory has room for {} conversations at the moment", self.active.len());
+        tracing::info!("memory has room for {} conversations at the moment", holders.len() - 1);
         true
     }
 
@@ -307,8 +333,9 @@ impl Crowd {
     fn shares(&self) -> Vec<usize> {
         let mut shares = vec![0; self.active.len()];
         let all = self.engine.step_size();
+        let ready = (0..self.active.len()).filter(|&i| self.active[i].is_ready());
         let (mut writers, mut readers): (Vec<usize>, Vec<usize>) =
-            (0..self.active.len()).partition(|&i| self.active[i].writes());
+            ready.partition(|&i| self.active[i].writes());
         // If a pass is too small for all who write, who had a part in the last one waits, and prompts get a quarter.
         writers.sort_by_key(|&i| self.active[i].served);
         writers.truncate(if readers.is_empty() { all } else { all - all / 4 });
@@ -324,6 +351,13 @@ impl Crowd {
     }
 
     fn end(&mut self, member: Member, outcome: Outcome) {
-        member.end(outcome);
+        // What a failure left behind nobody should go on with.
+        let sound = !matches!(outcome, Outcome::Failed(_));
+        let (session, turn) = member.end(outcome);
+        if let Some(prefixes) = self.prefixes.as_mut().filter(|_| sound && !session.tokens().is_empty()) {
+            prefixes.keep(session, turn);
+        }
+        // Others may have grown or shrunk since: what fits is tried again, a little more at a time.
+        self.room = self.room.map(|room| room + room / 16);
     }
 }

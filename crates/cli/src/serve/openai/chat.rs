@@ -57,9 +57,10 @@ impl Wants {
 }
 
 /// Reads whether tools are called.
-fn tool_choice(asked: Option<&Value>) -> Result<ToolChoice, ApiError> {
+pub fn tool_choice(asked: Option<&Value>) -> Result<ToolChoice, ApiError> {
     let wrong = || {
-        let message = "it is \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
+        let message =
+            "it is \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
         ApiError::invalid("tool_choice", message)
     };
     match asked {
@@ -151,7 +152,6 @@ impl Draft {
         }
         if !self.calls.is_empty() {
             let calls = self.calls.iter().map(|(id, name, arguments)| {
-                let arguments = if arguments.is_empty() { "{}" } else { arguments };
                 json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
             });
             message["tool_calls"] = calls.collect();
@@ -173,8 +173,6 @@ struct Streamed {
 #[derive(Default)]
 struct Progress {
     calls: usize,
-    /// Whether the call that began last has arguments.
-    argued: bool,
     pending: Vec<Scored>,
 }
 
@@ -204,10 +202,8 @@ impl Streamed {
                     self.delta(index, json!({ "content": text }), Some(scored)).await?;
                 }
                 TurnEvent::Call { id, name } => {
-                    self.close_call(index, choice).await?;
                     choice.pending.clear();
                     choice.calls += 1;
-                    choice.argued = false;
                     let call = json!({
                         "index": choice.calls - 1, "id": id, "type": "function",
                         "function": { "name": name, "arguments": "" },
@@ -216,11 +212,9 @@ impl Streamed {
                 }
                 TurnEvent::Arguments(text) => {
                     choice.pending.clear();
-                    choice.argued = true;
                     self.arguments(index, choice.calls, &text).await?;
                 }
                 TurnEvent::End(end) => {
-                    self.close_call(index, choice).await?;
                     total.add(index, choices.len(), &end);
                     let mut chunk = self.chunk(index, json!({}), None, Some(finish_reason(end.finish)));
                     let mut own = Total::default();
@@ -241,14 +235,6 @@ impl Streamed {
             self.events.data(&chunk).await?;
         }
         self.events.done().await
-    }
-
-    /// A call without arguments has an object without fields.
-    async fn close_call(&self, index: usize, choice: &Progress) -> Result<(), Gone> {
-        if choice.calls > 0 && !choice.argued {
-            self.arguments(index, choice.calls, "{}").await?;
-        }
-        Ok(())
     }
 
     async fn arguments(&self, index: usize, calls: usize, text: &str) -> Result<(), Gone> {

@@ -4,6 +4,7 @@ pub mod chat;
 pub mod completions;
 mod logprobs;
 pub mod models;
+pub mod responses;
 
 use serde_json::{Value, json};
 
@@ -19,7 +20,11 @@ const MOST_ANSWERS: u64 = 128;
 const MOST_LOGPROBS: usize = 20;
 
 /// How a request's answers are made.
-fn answering(body: &Body, endpoint: Endpoint, engine: &forebay_engine::Engine) -> Result<Answering, ApiError> {
+pub fn answering(
+    body: &Body,
+    endpoint: Endpoint,
+    engine: &forebay_engine::Engine,
+) -> Result<Answering, ApiError> {
     body.refuse_unknown_ways()?;
     let n = body.n.unwrap_or(1);
     if !(1..=MOST_ANSWERS).contains(&n) {
@@ -111,7 +116,9 @@ impl Total {
         timings.prompt_seconds = timings.prompt_seconds.max(end.timings.prompt_seconds);
         timings.predicted += end.timings.predicted;
         timings.predicted_seconds = timings.predicted_seconds.max(end.timings.predicted_seconds);
-        if self.answers == 0 || end.experts.hits + end.experts.misses > self.experts.hits + self.experts.misses {
+        if self.answers == 0
+            || end.experts.hits + end.experts.misses > self.experts.hits + self.experts.misses
+        {
             self.experts = end.experts;
         }
         self.answers += 1;

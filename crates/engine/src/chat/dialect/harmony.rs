@@ -24,6 +24,11 @@ const HEADS: &[&str] = &[START, CHANNEL, MESSAGE, "<|constrain|>", "to=", "assis
 /// The longest header.
 const MOST_HEADER: usize = 1024;
 
+/// Whether a prompt ends inside a message.
+pub(super) fn is_in_message(prompt: &str) -> bool {
+    prompt.rsplit_once(MESSAGE).is_some_and(|(_, text)| !ENDS.iter().any(|end| text.contains(end)))
+}
+
 /// Reads messages.
 #[derive(Debug)]
 pub(super) struct Harmony {
@@ -37,7 +42,10 @@ pub(super) struct Harmony {
 enum State {
     Header,
     /// A message; nothing of it has come if `fresh`.
-    Text { channel: Channel, fresh: bool },
+    Text {
+        channel: Channel,
+        fresh: bool,
+    },
     Call(Arguments),
 }
 
@@ -130,7 +138,8 @@ impl Harmony {
     fn called<'a>(&self, header: &'a str) -> Option<&'a str> {
         let mut words = header.split(|c: char| c.is_whitespace() || c == '<' || c == '>');
         let recipient = words.find_map(|word| word.strip_prefix("to="))?;
-        let name = recipient.strip_prefix("functions.").or(self.tools.knows(recipient).then_some(recipient))?;
+        let name =
+            recipient.strip_prefix("functions.").or(self.tools.knows(recipient).then_some(recipient))?;
         (!name.is_empty() && !self.tools.is_empty()).then_some(name)
     }
 

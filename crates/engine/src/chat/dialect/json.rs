@@ -203,15 +203,7 @@ enum Head {
 
 impl Call {
     pub(super) fn new(close: Option<&'static str>) -> Call {
-        Call {
-            close,
-            state: State::Open,
-            read: 0,
-            start: 0,
-            key: String::new(),
-            name: None,
-            arguments: None,
-        }
+        Call { close, state: State::Open, read: 0, start: 0, key: String::new(), name: None, arguments: None }
     }
 
     pub(super) fn step(
@@ -393,7 +385,11 @@ fn plain(arguments: Option<String>) -> String {
     match serde_json::from_str::<serde_json::Value>(&arguments) {
         Ok(serde_json::Value::Null) => "{}".into(),
         Ok(serde_json::Value::String(text)) if text.trim().is_empty() => "{}".into(),
-        Ok(serde_json::Value::String(text)) if serde_json::from_str::<&serde_json::value::RawValue>(&text).is_ok() => text,
+        Ok(serde_json::Value::String(text))
+            if serde_json::from_str::<&serde_json::value::RawValue>(&text).is_ok() =>
+        {
+            text
+        }
         _ => arguments,
     }
 }

@@ -11,6 +11,7 @@
 //! - Where the text ends inside a call, what came of its arguments has been passed on and they are not complete JSON,
 //!   which for a call cut off right after its name means that there are none.
 
+mod grammar;
 mod harmony;
 mod input;
 mod json;
@@ -25,6 +26,9 @@ use self::harmony::Harmony;
 use self::input::Input;
 use self::text::Text;
 use self::values::Tools;
+use crate::TokenId;
+use crate::error::Result;
+use crate::tokenizer::Tokenizer;
 
 /// A piece of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +47,15 @@ pub enum Piece<'a> {
 }
 
 /// How a model writes reasoning and calls.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Dialect {
     format: Format,
+    /// Whether the template knows of reasoning between tags.
+    thinks: bool,
+    /// Whether JSON stands in a block of code.
+    fenced: bool,
+    /// The tags that are control tokens of the model.
+    controls: Vec<(&'static str, TokenId)>,
 }
 
 /// How a model writes calls.
@@ -98,7 +108,24 @@ impl Dialect {
         } else {
             Format::None
         };
-        Dialect { format }
+        Dialect { format, thinks: has(text::THINK), fenced: has("```json"), controls: Vec::new() }
+    }
+
+    /// The same for a model with these tokens. Tags may be control tokens, which are not text unless they are
+    /// [shown](Dialect::shown), and which grammars name by number.
+    pub fn with_tokens(mut self, tokenizer: &Tokenizer) -> Dialect {
+        let tokens = self.tags().into_iter().filter_map(|tag| Some((tag, tokenizer.find(tag)?)));
+        self.controls = tokens.filter(|&(_, token)| tokenizer.is_control(token)).collect();
+        self
+    }
+
+    /// The control tokens that a [parser](Dialect::parser) for these tools has to see: they go into
+    /// [`Request::shown`](crate::Request::shown).
+    pub fn shown(&self, tools: &[Value]) -> Vec<TokenId> {
+        // Where there is nothing to call, the tags of calls would be taken for text.
+        let all = !tools.is_empty() || self.format == Format::Harmony;
+        let needed = |tag: &str| all || [text::THINK, text::THINK_END].contains(&tag);
+        self.controls.iter().filter(|(tag, _)| needed(tag)).map(|&(_, token)| token).collect()
     }
 
     /// Its name, for people.
@@ -116,6 +143,19 @@ impl Dialect {
         }
     }
 
+    /// A Lark grammar for an answer that calls one of these tools, after reasoning where the prompt leaves that open.
+    ///
+    /// # Errors
+    /// If the template does not show how the model calls tools, or there are none.
+    pub fn call_grammar(&self, prompt: &str, tools: &[Value]) -> Result<String> {
+        grammar::calls(self, prompt, tools)
+    }
+
+    /// A Lark grammar for an answer that is JSON of a schema, after reasoning where the prompt leaves that open.
+    pub fn answer_grammar(&self, prompt: &str, schema: &Value) -> String {
+        grammar::answer(self, prompt, schema)
+    }
+
     /// A parser for the answer to a prompt. Without tools there are no calls, and what looks like one is text.
     pub fn parser(&self, prompt: &str, tools: &[Value]) -> Parser {
         let tools = Tools::new(tools);
@@ -124,6 +164,27 @@ impl Dialect {
             format => Machine::Text(Text::after(prompt, format, tools)),
         };
         Parser { input: Input::default(), machine }
+    }
+}
+
+impl Dialect {
+    /// All tags that may come.
+    fn tags(&self) -> Vec<&'static str> {
+        let mut tags = vec![text::THINK, text::THINK_END];
+        match self.format {
+            Format::None => {}
+            Format::Hermes => tags.extend([xml::QWEN.open, xml::QWEN.close]),
+            Format::Llama => tags.push(text::PYTHON_TAG),
+            Format::Xml(xml) => {
+                tags.extend([xml.open, xml.close, xml.key[0], xml.key[1], xml.value_end]);
+                tags.extend(xml.value);
+            }
+            Format::Sections(s) => {
+                tags.extend([s.section, s.section_end, s.call, s.call_end, s.separator]);
+            }
+            Format::Harmony => tags.extend(harmony::TAGS),
+        }
+        tags
     }
 }
 

@@ -136,7 +136,10 @@ enum Head<'a> {
     Wait,
     Nameless,
     /// The name, and how many bytes are before the arguments.
-    Name { name: &'a str, skip: usize },
+    Name {
+        name: &'a str,
+        skip: usize,
+    },
 }
 
 fn head<'a>(tags: &Tags, text: &'a str, ended: bool) -> Head<'a> {

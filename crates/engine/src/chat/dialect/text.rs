@@ -27,10 +27,15 @@ pub(super) struct Text {
 #[derive(Debug)]
 enum State {
     /// Nothing but white space has come.
-    Start { reasoning: Opened },
+    Start {
+        reasoning: Opened,
+    },
     Reasoning,
     Content,
-    Call { call: Call, before: String },
+    Call {
+        call: Call,
+        before: String,
+    },
 }
 
 /// Who opened the reasoning.

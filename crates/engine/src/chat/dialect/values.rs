@@ -14,7 +14,12 @@ pub(super) struct Tools(HashMap<String, Value>);
 impl Tools {
     /// Those of a request: functions in OpenAI's shape, or bare ones with a name.
     pub(super) fn new(tools: &[Value]) -> Tools {
-        Tools(tools.iter().filter_map(|tool| Some((name(tool)?.to_owned(), parameters(tool).clone()))).collect())
+        Tools(
+            tools
+                .iter()
+                .filter_map(|tool| Some((name(tool)?.to_owned(), parameters(tool).clone())))
+                .collect(),
+        )
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -115,6 +120,11 @@ impl Kinds {
             _ if self.0 == STRING | NULL => Reading::TextOrNull,
             _ => Reading::Whole,
         }
+    }
+
+    /// Whether text is among what it may be, or nobody says.
+    pub(super) fn may_be_text(self) -> bool {
+        self.0 == 0 || self.0 & STRING != 0
     }
 
     /// The JSON of a text. What does not fit the schema is JSON if it can be, and else text.

@@ -25,6 +25,8 @@ pub(super) struct Tags {
     pub(super) begins: &'static [&'static str],
     /// Whether a value stands on lines of its own.
     pub(super) lines: bool,
+    /// Whether names stand in quotes.
+    pub(super) quotes: bool,
 }
 
 /// What is around one call.
@@ -45,6 +47,7 @@ pub(super) static QWEN: Tags = Tags {
     value_cut: &["<parameter=", "</function>"],
     begins: &["<tool_call>", "<function="],
     lines: true,
+    quotes: false,
 };
 
 /// MiniMax M2.
@@ -58,6 +61,7 @@ pub(super) static MINIMAX: Tags = Tags {
     value_cut: &["</invoke>"],
     begins: &["<minimax:tool_call>"],
     lines: false,
+    quotes: true,
 };
 
 /// GLM 4.5 and later.
@@ -71,6 +75,7 @@ pub(super) static GLM: Tags = Tags {
     value_cut: &[],
     begins: &["<tool_call>"],
     lines: false,
+    quotes: false,
 };
 
 /// A call.
@@ -119,7 +124,16 @@ impl Call {
     /// A call after its opening tag; or, if `alone`, after the tag of the call itself.
     pub(super) fn new(tags: &'static Tags, alone: bool) -> Call {
         let state = if alone { State::Name } else { State::Function };
-        Call { tags, state, alone, certain: false, lead: 0, name: String::new(), key: String::new(), count: 0 }
+        Call {
+            tags,
+            state,
+            alone,
+            certain: false,
+            lead: 0,
+            name: String::new(),
+            key: String::new(),
+            count: 0,
+        }
     }
 
     pub(super) fn step(
