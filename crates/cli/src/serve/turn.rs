@@ -488,7 +488,7 @@ impl Hearer {
 impl Listener for Hearer {
     fn event(&mut self, event: Event<'_>) {
         if let Event::Prompt { done, .. } = event {
-            self.meters.read(done - self.read);
+            self.meters.read(done.saturating_sub(self.read));
             self.read = done;
         }
         self.send(match event {
