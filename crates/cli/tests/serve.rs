@@ -38,7 +38,8 @@ fn a_chat_is_answered_whole_or_in_pieces_with_the_same_text() {
     let server = Server::start(&["--prefix-cache", "off"]);
     let whole = server.post(CHAT, &boat()).ok();
     let run =
-        call(&["run", "-p", "Tell me a story about a boat.", "--temp", "0", "-n", "40", "--threads", "2"]).success();
+        call(&["run", "-p", "Tell me a story about a boat.", "--temp", "0", "-n", "40", "--threads", "2"])
+            .success();
     assert_eq!(content(&whole), run.trim_end_matches('\n'));
     assert_eq!(whole["object"], "chat.completion");
     assert_eq!(whole["model"], "tales-qwen3moe-Q4_K_M");
@@ -59,7 +60,8 @@ fn a_chat_is_answered_whole_or_in_pieces_with_the_same_text() {
     let mut asked = boat();
     asked["stream_options"] = json!({ "include_usage": true });
     let stream = server.stream(CHAT, &asked);
-    let header = |name: &str| stream.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+    let header =
+        |name: &str| stream.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
     assert_eq!(header("content-type"), Some("text/event-stream; charset=utf-8"));
     assert!(header("x-request-id").is_some_and(|id| id.starts_with("req_")));
     let chunks = stream.chunks();
@@ -73,8 +75,11 @@ fn a_chat_is_answered_whole_or_in_pieces_with_the_same_text() {
     assert!(rest.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null)));
     let roles = rest.iter().filter(|chunk| chunk["choices"][0]["delta"].get("role").is_some());
     assert_eq!(roles.count(), 1);
-    let finishes: Vec<_> =
-        rest.iter().map(|chunk| &chunk["choices"][0]["finish_reason"]).filter(|reason| !reason.is_null()).collect();
+    let finishes: Vec<_> = rest
+        .iter()
+        .map(|chunk| &chunk["choices"][0]["finish_reason"])
+        .filter(|reason| !reason.is_null())
+        .collect();
     assert_eq!(finishes, [&json!("length")]);
     assert!(rest.iter().all(|chunk| chunk["choices"][0]["delta"]["content"] != ""));
     assert_eq!(rest.last().unwrap()["timings"]["predicted_n"], 40);
@@ -98,7 +103,8 @@ fn several_answers_have_seeds_that_follow_each_other() {
     assert!(alone[0] != alone[1] && alone[1] != alone[2], "{alone:?}");
     let together = server.post(CHAT, &ask(3, 7)).ok();
     let choices = together["choices"].as_array().unwrap();
-    let texts_together: Vec<_> = choices.iter().map(|choice| choice["message"]["content"].as_str().unwrap()).collect();
+    let texts_together: Vec<_> =
+        choices.iter().map(|choice| choice["message"]["content"].as_str().unwrap()).collect();
     assert_eq!(texts_together, alone);
     // The prompt is counted once.
     let one = server.post(CHAT, &ask(1, 7)).ok();
@@ -117,7 +123,8 @@ fn answers_do_not_depend_on_who_else_asks() {
     let server = Server::start(&["--expert-memory", "30%"]);
     let things = ["a cat", "a boat", "the sea", "two dogs", "a tree", "a red ball", "a king", "rain"];
     let ask = |i: usize, thing: &str| {
-        let mut body = json!({ "messages": question(&format!("Tell me about {thing}.")), "max_tokens": 20 + 8 * i });
+        let mut body =
+            json!({ "messages": question(&format!("Tell me about {thing}.")), "max_tokens": 20 + 8 * i });
         body["seed"] = i.into();
         body["temperature"] = if i % 2 == 0 { 0.0.into() } else { 1.0.into() };
         body
@@ -132,7 +139,12 @@ fn answers_do_not_depend_on_who_else_asks() {
             let threads: Vec<_> = things
                 .iter()
                 .enumerate()
-                .map(|(i, thing)| scope.spawn({ let server = &server; move || texts(&server.stream(CHAT, &ask(i, thing)).chunks()).remove(&0).unwrap() }))
+                .map(|(i, thing)| {
+                    scope.spawn({
+                        let server = &server;
+                        move || texts(&server.stream(CHAT, &ask(i, thing)).chunks()).remove(&0).unwrap()
+                    })
+                })
                 .collect();
             for (thread, alone) in threads.into_iter().zip(&alone) {
                 assert_eq!(&thread.join().unwrap(), alone);
@@ -210,11 +222,15 @@ fn texts_are_continued_as_they_are() {
     let post = |more: Value| server.post("/v1/completions", &ask(more)).ok();
     let once = post(json!({ "prompt": "Once upon a time" }));
     let run = call(&["run", "--raw", "-p", "Once upon a time", "-n", "6", "--temp", "0"]).success();
-    assert_eq!((&once["object"], &once["choices"][0]["text"]), (&json!("text_completion"), &json!(run.trim_end_matches('\n'))));
+    assert_eq!(
+        (&once["object"], &once["choices"][0]["text"]),
+        (&json!("text_completion"), &json!(run.trim_end_matches('\n')))
+    );
     assert!(once["id"].as_str().unwrap().starts_with("cmpl-"));
     let text = |answer: &Value, i: usize| answer["choices"][i]["text"].as_str().unwrap().to_owned();
 
-    let tokens = server.post("/tokenize", &json!({ "content": "Once upon a time", "add_special": true })).ok();
+    let tokens =
+        server.post("/tokenize", &json!({ "content": "Once upon a time", "add_special": true })).ok();
     let by_tokens = post(json!({ "prompt": tokens["tokens"] }));
     assert_eq!(text(&by_tokens, 0), text(&once, 0));
     let several = post(json!({ "prompt": ["The cat", "Once upon a time"], "n": 2 }));
@@ -238,7 +254,9 @@ fn texts_are_continued_as_they_are() {
     assert_eq!(likely["text_offset"][1], tokens[0].as_str().unwrap().chars().count());
     assert!(likely["top_logprobs"][0].get(tokens[0].as_str().unwrap()).is_some(), "{likely}");
 
-    let body = ask(json!({ "prompt": "Once upon a time", "echo": true, "stream_options": { "include_usage": true } }));
+    let body = ask(
+        json!({ "prompt": "Once upon a time", "echo": true, "stream_options": { "include_usage": true } }),
+    );
     let chunks = server.stream("/v1/completions", &body).chunks();
     assert_eq!(texts(&chunks)[&0], text(&echoed, 0));
     assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 6);
@@ -295,8 +313,12 @@ fn the_server_tells_about_itself() {
 #[test]
 fn conversations_of_all_shapes_are_understood() {
     let server = Server::start(&[]);
-    let prompt = |messages: Value| server.post("/apply-template", &json!({ "messages": messages })).ok()["prompt"].clone();
-    let plain = prompt(json!([{ "role": "system", "content": "Be brief.\nBe kind." }, { "role": "user", "content": "Hi" }]));
+    let prompt = |messages: Value| {
+        server.post("/apply-template", &json!({ "messages": messages })).ok()["prompt"].clone()
+    };
+    let plain = prompt(
+        json!([{ "role": "system", "content": "Be brief.\nBe kind." }, { "role": "user", "content": "Hi" }]),
+    );
     let parts = json!([{ "type": "text", "text": "Be brief." }, { "type": "text", "text": "Be kind." }]);
     let dressed = json!([
         { "role": "developer", "content": parts },

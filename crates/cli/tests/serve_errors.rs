@@ -22,7 +22,8 @@ fn what_is_wrong_is_said_with_its_field() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "data:," } }] }]);
+    let image =
+        json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "data:," } }] }]);
     let tool = json!([{ "type": "function", "function": { "name": "f", "parameters": {} } }]);
     let cases: Vec<(Value, &str, &str)> = vec![
         (json!({}), "messages", "no messages"),
@@ -47,12 +48,22 @@ fn what_is_wrong_is_said_with_its_field() {
         (chat(json!({ "logprobs": true, "top_logprobs": 21 })), "top_logprobs", "20"),
         (chat(json!({ "logprobs": 3 })), "logprobs", "true or false"),
         (chat(json!({ "response_format": { "type": "xml" } })), "response_format.type", "json_schema"),
-        (chat(json!({ "response_format": { "type": "json_schema" } })), "response_format.json_schema", "no schema"),
+        (
+            chat(json!({ "response_format": { "type": "json_schema" } })),
+            "response_format.json_schema",
+            "no schema",
+        ),
         (chat(json!({ "tools": [{ "type": "web_search" }] })), "tools[0].type", "functions"),
         (chat(json!({ "tools": [{ "type": "function" }] })), "tools[0].function.name", "no name"),
         (chat(json!({ "tool_choice": "required" })), "tool_choice", "no tools"),
         (chat(json!({ "tool_choice": "maybe", "tools": tool })), "tool_choice", "\"auto\""),
-        (chat(json!({ "tool_choice": { "type": "function", "function": { "name": "g" } }, "tools": tool })), "tool_choice", "no tool \"g\""),
+        (
+            chat(
+                json!({ "tool_choice": { "type": "function", "function": { "name": "g" } }, "tools": tool }),
+            ),
+            "tool_choice",
+            "no tool \"g\"",
+        ),
         (chat(json!({ "functions": [] })), "functions", "use tools"),
         (chat(json!({ "modalities": ["text", "audio"] })), "modalities", "only text"),
         (chat(json!({ "audio": {} })), "audio", "not supported"),
@@ -123,7 +134,8 @@ fn requests_that_are_none_are_refused() {
     }
     // A body of which nobody says how long it is.
     let mut stream = server.connect();
-    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n");
+    let head =
+        format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
     for _ in 0..20 {
         if stream.write_all(format!("2000\r\n{}\r\n", " ".repeat(0x2000)).as_bytes()).is_err() {
@@ -193,12 +205,16 @@ fn pages_of_other_sites_are_refused_unless_they_are_listed() {
         server.call(method, "/v1/models", &[&[("origin", origin)], more].concat(), b"")
     };
     let good = ask("GET", "https://good.example", &[]);
-    assert_eq!((good.status, good.header("access-control-allow-origin")), (200, Some("https://good.example")));
+    assert_eq!(
+        (good.status, good.header("access-control-allow-origin")),
+        (200, Some("https://good.example"))
+    );
     let bad = ask("GET", "https://bad.example", &[]);
     assert_eq!((bad.status, bad.header("access-control-allow-origin")), (403, None));
     let own = ask("GET", &format!("http://{}", server.address), &[]);
     assert_eq!((own.status, own.header("access-control-allow-origin")), (200, None));
-    let wanted = [("access-control-request-method", "POST"), ("access-control-request-headers", "authorization")];
+    let wanted =
+        [("access-control-request-method", "POST"), ("access-control-request-headers", "authorization")];
     let before = ask("OPTIONS", "https://good.example", &wanted);
     assert_eq!((before.status, before.header("access-control-allow-headers")), (204, Some("authorization")));
     assert_eq!(ask("OPTIONS", "https://bad.example", &wanted).status, 403);

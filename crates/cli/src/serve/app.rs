@@ -59,7 +59,12 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    pub fn new(engine: Engine, template: Option<Arc<ChatTemplate>>, think: Option<bool>, worker: Worker) -> Loaded {
+    pub fn new(
+        engine: Engine,
+        template: Option<Arc<ChatTemplate>>,
+        think: Option<bool>,
+        worker: Worker,
+    ) -> Loaded {
         let source = match &template {
             Some(template) => template.source(),
             None => engine.template().ok().flatten().map_or("", ChatTemplate::source),
@@ -77,7 +82,9 @@ impl Loaded {
     pub fn add(&self, job: Job) -> Result<(), ApiError> {
         let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         let worker = worker.as_ref().ok_or_else(leaving)?;
-        worker.add(job).map_err(|_| ApiError::internal("computing failed for good: the server has to be started again"))
+        worker
+            .add(job)
+            .map_err(|_| ApiError::internal("computing failed for good: the server has to be started again"))
     }
 
     /// Lets the worker end: when all is answered, or at once.
@@ -91,7 +98,13 @@ impl Loaded {
 }
 
 impl App {
-    pub fn new(model: String, limits: Limits, keys: Keys, origins: Origins, sampling: SamplingOverrides) -> App {
+    pub fn new(
+        model: String,
+        limits: Limits,
+        keys: Keys,
+        origins: Origins,
+        sampling: SamplingOverrides,
+    ) -> App {
         App {
             model,
             created: now(),

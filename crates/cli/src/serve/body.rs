@@ -35,7 +35,8 @@ impl<T: for<'de> Deserialize<'de>> FromRequest<Arc<App>> for Json<T> {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Json<T>, ApiError> {
         let bytes = read(request.into_body(), app.limits.body).await?;
-        let text = std::str::from_utf8(&bytes).map_err(|_| ApiError::bad_request("the body is not UTF-8 text"))?;
+        let text =
+            std::str::from_utf8(&bytes).map_err(|_| ApiError::bad_request("the body is not UTF-8 text"))?;
         let value: Value = serde_json::from_str(text)
             .map_err(|error| ApiError::bad_request(format!("the body is not JSON: {error}")))?;
         Ok(Json(read_fields(value)?))

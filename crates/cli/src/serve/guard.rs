@@ -52,7 +52,9 @@ impl Keys {
             return Ok(());
         }
         let Some(given) = given_key(headers) else {
-            return Err(refused("there is no key: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`"));
+            return Err(refused(
+                "there is no key: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+            ));
         };
         let matches = |tag: &hmac::Tag| hmac::verify(&self.secret, given, tag.as_ref()).is_ok();
         // All of them, whichever it is.
@@ -101,7 +103,8 @@ impl Origins {
         if text.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host)) {
             return Ok(None);
         }
-        let message = "pages of this origin may not ask this server: start it with --cors-origin ORIGIN to allow it";
+        let message =
+            "pages of this origin may not ask this server: start it with --cors-origin ORIGIN to allow it";
         Err(ApiError::new(axum::http::StatusCode::FORBIDDEN, "permission_error", message))
     }
 }
@@ -152,7 +155,10 @@ mod tests {
         assert_eq!(check(&[], &page), None);
         assert_eq!(check(&["https://Example.org/"], &page), Some(true));
         assert_eq!(check(&["*"], &page), Some(true));
-        assert_eq!(check(&[], &[("origin", "http://127.0.0.1:8080"), ("host", "127.0.0.1:8080")]), Some(false));
+        assert_eq!(
+            check(&[], &[("origin", "http://127.0.0.1:8080"), ("host", "127.0.0.1:8080")]),
+            Some(false)
+        );
         assert_eq!(check(&[], &[("origin", "null"), ("host", "127.0.0.1:8080")]), None);
     }
 }

@@ -92,7 +92,9 @@ pub async fn tokenize(State(app): State<Arc<App>>, Json(text): Json<Text>) -> Re
                 let prompting = loaded.prompting(&text.tools, &text.chat_template_kwargs);
                 chat_prompt(engine, &prompting, messages)?.tokens
             }
-            (None, None) => return Err(ApiError::invalid("content", "there is no text: give content or messages")),
+            (None, None) => {
+                return Err(ApiError::invalid("content", "there is no text: give content or messages"));
+            }
         };
         let mut answer = json!({ "count": tokens.len(), "max_model_len": engine.context() });
         answer["tokens"] = if text.with_pieces {
@@ -119,7 +121,10 @@ pub struct Tokens {
 }
 
 /// The text of tokens.
-pub async fn detokenize(State(app): State<Arc<App>>, Json(asked): Json<Tokens>) -> Result<Json<Value>, ApiError> {
+pub async fn detokenize(
+    State(app): State<Arc<App>>,
+    Json(asked): Json<Tokens>,
+) -> Result<Json<Value>, ApiError> {
     app.prepare(move |_, loaded| {
         let engine = &loaded.engine;
         if let Some(wrong) = asked.tokens.iter().find(|token| token.0 as usize >= engine.vocab_size()) {
@@ -132,7 +137,10 @@ pub async fn detokenize(State(app): State<Arc<App>>, Json(asked): Json<Tokens>) 
 }
 
 /// A conversation as the model sees it.
-pub async fn apply_template(State(app): State<Arc<App>>, Json(text): Json<Text>) -> Result<Json<Value>, ApiError> {
+pub async fn apply_template(
+    State(app): State<Arc<App>>,
+    Json(text): Json<Text>,
+) -> Result<Json<Value>, ApiError> {
     app.prepare(move |_, loaded| {
         let messages = text.messages.filter(|messages| !messages.is_empty());
         let messages = messages.ok_or_else(|| ApiError::invalid("messages", "there are no messages"))?;

@@ -17,6 +17,9 @@ const MOST: usize = 1024;
 /// The head of a request may take so long, and so may the next request of a connection.
 const HEAD: Duration = Duration::from_secs(30);
 
+/// When the server leaves, a connection without a request is closed after this.
+const LAST_CALL: Duration = Duration::from_millis(300);
+
 /// When a connection cannot be taken, for want of file descriptors perhaps, some will end soon.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -48,7 +51,12 @@ impl Connections {
 }
 
 /// Takes connections for as long as the program runs: those that come while others end are told why they get nothing.
-async fn accept(listener: TcpListener, router: Router, left: watch::Receiver<bool>, guard: mpsc::WeakSender<()>) {
+async fn accept(
+    listener: TcpListener,
+    router: Router,
+    left: watch::Receiver<bool>,
+    guard: mpsc::WeakSender<()>,
+) {
     let places = Arc::new(Semaphore::new(MOST));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
@@ -77,6 +85,8 @@ async fn serve(stream: TcpStream, router: Router, mut left: watch::Receiver<bool
     tokio::pin!(connection);
     let leaving = async {
         let _ = left.wait_for(|left| *left).await;
+        // What is on its way is still heard, and told that it comes too late.
+        sleep(LAST_CALL).await;
     };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -194,7 +194,9 @@ mod tests {
 
     #[test]
     fn base64_is_as_everybody_has_it() {
-        for (text, expected) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")] {
+        for (text, expected) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
             assert_eq!(base64(text.as_bytes()), expected);
         }
         assert_eq!(base64(&[0xfb, 0xff, 0xfe]), "+//+");

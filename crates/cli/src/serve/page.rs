@@ -40,7 +40,9 @@ static FILES: [File; 10] = [
 
 /// The page's addresses.
 pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
-    let file = |file: &'static File| (file.path, get(move |headers: HeaderMap| async move { file.response(&headers) }));
+    let file = |file: &'static File| {
+        (file.path, get(move |headers: HeaderMap| async move { file.response(&headers) }))
+    };
     FILES.iter().map(file).chain([("/live", get(live::live))]).collect()
 }
 
@@ -55,7 +57,9 @@ impl File {
         let tag = format!("\"{:016x}\"", Fnv::of(self.text.as_bytes()));
         let known = asked.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
         let mut response = match known {
-            Some(tags) if tags.split(',').any(|known| known.trim() == tag) => StatusCode::NOT_MODIFIED.into_response(),
+            Some(tags) if tags.split(',').any(|known| known.trim() == tag) => {
+                StatusCode::NOT_MODIFIED.into_response()
+            }
             _ => self.text.into_response(),
         };
         let headers = response.headers_mut();
@@ -111,7 +115,9 @@ mod tests {
         let first = FILES[0].response(&HeaderMap::new());
         assert_eq!(first.status(), StatusCode::OK);
         assert_eq!(first.headers()[header::CONTENT_TYPE], HTML);
-        assert!(first.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap().contains("default-src 'none'"));
+        assert!(
+            first.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap().contains("default-src 'none'")
+        );
         let mut headers = HeaderMap::new();
         headers.insert(header::IF_NONE_MATCH, first.headers()[header::ETAG].clone());
         assert_eq!(FILES[0].response(&headers).status(), StatusCode::NOT_MODIFIED);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::{Grammar, TokenId};
 use serde_json::{Map, Value};
 
@@ -71,6 +72,13 @@ pub struct Prepared {
     pub grammar: Option<Grammar>,
     /// Whether there may be several calls.
     pub parallel: bool,
+}
+
+impl Prepared {
+    /// The control tokens that the parser of the answer has to see.
+    pub fn shown(&self, dialect: &Dialect) -> Vec<TokenId> {
+        self.parser.as_ref().map_or_else(Vec::new, |(_, tools)| dialect.shown(tools))
+    }
 }
 
 fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiError> {

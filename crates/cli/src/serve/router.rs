@@ -1,6 +1,6 @@
 //! Which address does what, and what holds for all of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use axum::Router;
@@ -37,11 +37,14 @@ pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     ]
 }
 
-/// What is answered without a key, besides the page's files: whether the server lives.
+/// What is answered without a key, besides the page's files.
 const OPEN: [&str; 1] = ["/health"];
 
 /// What is answered before the model is there, and while the server leaves.
 const ALWAYS: [&str; 4] = ["/health", "/ready", "/metrics", "/openapi.json"];
+
+/// The paths of the routes.
+static KNOWN: LazyLock<Vec<&str>> = LazyLock::new(|| routes().into_iter().map(|(path, _)| path).collect());
 
 /// The server.
 pub fn router(app: Arc<App>) -> Router {
@@ -74,7 +77,7 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let start = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let known = routes().into_iter().map(|(known, _)| known).find(|known| matches(known, &path));
+    let known = KNOWN.iter().copied().find(|known| matches(known, &path));
     let mut allowed = None;
     let admitted = app.origins.check(request.headers()).and_then(|origin| {
         allowed = origin;

@@ -65,7 +65,11 @@ impl Events {
 
     /// Sends data under the name of its type.
     pub async fn typed(&self, data: &Value) -> Result<(), Gone> {
-        let name = data["type"].as_str().unwrap_or("message");
+        self.named(data["type"].as_str().unwrap_or("message"), data).await
+    }
+
+    /// Sends data under a name.
+    pub async fn named(&self, name: &str, data: &Value) -> Result<(), Gone> {
         self.send(format!("event: {name}\ndata: {data}\n\n")).await
     }
 

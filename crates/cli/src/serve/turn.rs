@@ -230,7 +230,7 @@ impl App {
                     stop: answering.stop.clone(),
                     grammar: prompt.grammar.clone(),
                     logprobs: answering.logprobs,
-                    shown: if prompt.parser.is_some() { loaded.dialect.shown() } else { Vec::new() },
+                    shown: prompt.shown(&loaded.dialect),
                     ..Request::default()
                 };
                 let cancel = Cancel::default();
@@ -375,7 +375,7 @@ impl Choice {
     fn new(prompt: &Prepared, dialect: &Dialect, cancel: Cancel) -> Choice {
         let parser = prompt.parser.as_ref().map(|(text, tools)| dialect.parser(text, tools));
         let parallel = prompt.parallel;
-        let shown = dialect.shown();
+        let shown = prompt.shown(dialect);
         Choice { cancel, parser, shown, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
     }
 
@@ -488,6 +488,7 @@ impl Hearer {
 impl Listener for Hearer {
     fn event(&mut self, event: Event<'_>) {
         if let Event::Prompt { done, .. } = event {
+            // A request that had to make room for others reads its prompt again.
             self.meters.read(done.saturating_sub(self.read));
             self.read = done;
         }

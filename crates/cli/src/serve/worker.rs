@@ -29,7 +29,11 @@ pub struct Worker {
 
 impl Worker {
     /// Starts the thread. It ends when the worker is dropped and all that was asked for is answered.
-    pub fn start(engine: Engine, options: CrowdOptions, meters: Arc<Meters>) -> std::io::Result<(Worker, JoinHandle<()>)> {
+    pub fn start(
+        engine: Engine,
+        options: CrowdOptions,
+        meters: Arc<Meters>,
+    ) -> std::io::Result<(Worker, JoinHandle<()>)> {
         let (jobs, receiver) = channel();
         let leave = Cancel::default();
         let left = leave.clone();
@@ -104,5 +108,56 @@ impl Work {
             self.meters.crowd(&crowd);
         }
         crowd.save_prefixes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use forebay_engine::{Answer, Event, Options, Result};
+
+    use super::*;
+
+    /// Panics, or passes on how the answer ended; dropped without an end it says so by being gone.
+    struct Ear {
+        panics: bool,
+        ended: mpsc::Sender<bool>,
+    }
+
+    impl Listener for Ear {
+        fn event(&mut self, _: Event<'_>) {
+            assert!(!self.panics, "as the test wants it");
+        }
+
+        fn end(self: Box<Self>, answer: Result<Answer>) {
+            let _ = self.ended.send(answer.is_ok());
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_all_that_is_being_answered_and_is_told() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
+        let engine = Engine::open(&model, &Options { threads: Some(1), ..Options::default() }).unwrap();
+        let prompt = engine.tokenizer().encode("Once upon a time", Default::default()).unwrap();
+        let meters = Arc::new(Meters::default());
+        let (worker, thread) =
+            Worker::start(engine.clone(), CrowdOptions::new(4), Arc::clone(&meters)).unwrap();
+        let job = |panics| {
+            let (ended, end) = mpsc::channel();
+            let request = Request { max_tokens: Some(4), ..Request::new(&engine, prompt.clone()).unwrap() };
+            (Job { request, cancel: Cancel::default(), listener: Box::new(Ear { panics, ended }) }, end)
+        };
+        let (fine, end) = job(false);
+        worker.add(fine).ok().unwrap();
+        assert_eq!(end.recv(), Ok(true));
+        assert_eq!(meters.ailment(), None);
+        let (panics, end) = job(true);
+        worker.add(panics).ok().unwrap();
+        assert!(end.recv().is_err(), "nobody is left to answer");
+        thread.join().unwrap();
+        assert!(meters.ailment().unwrap().contains("start the server again"));
+        assert!(worker.add(job(false).0).is_err());
     }
 }

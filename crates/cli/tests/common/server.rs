@@ -47,7 +47,8 @@ impl Server {
         let mut child = command.env("XDG_CACHE_HOME", cache.path()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap_or_else(|| panic!("the server ends at once")).unwrap();
-        let address = first.strip_prefix("Listening at http://").unwrap_or_else(|| panic!("{first}")).to_owned();
+        let address =
+            first.strip_prefix("Listening at http://").unwrap_or_else(|| panic!("{first}")).to_owned();
         let log = Arc::new(Mutex::new(String::new()));
         let writer = Arc::clone(&log);
         std::thread::spawn(move || {

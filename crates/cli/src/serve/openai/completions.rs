@@ -24,11 +24,18 @@ pub async fn completions(State(app): State<Arc<App>>, Json(body): Json<Body>) ->
     let each = answering.more + 1;
     let echo = body.echo == Some(true);
     if echo && scored {
-        return Err(ApiError::invalid("echo", "how likely the prompt's tokens are is not told: leave out logprobs"));
+        return Err(ApiError::invalid(
+            "echo",
+            "how likely the prompt's tokens are is not told: leave out logprobs",
+        ));
     }
     let (turn, prompts) = app.continuation(body, answering, echo).await?;
-    let envelope =
-        Envelope { id: crate::serve::id("cmpl-"), object: "text_completion", created: now(), model: app.model.clone() };
+    let envelope = Envelope {
+        id: crate::serve::id("cmpl-"),
+        object: "text_completion",
+        created: now(),
+        model: app.model.clone(),
+    };
     let writer = Writer { app, envelope, wants, scored, each, prompts };
     if writer.wants.stream {
         Ok(sse::respond(move |events| writer.stream(events, turn)))
@@ -79,7 +86,10 @@ impl Writer {
                     total.add(index, self.each, &end);
                 }
                 TurnEvent::Failed(error) => return Err(error),
-                TurnEvent::Progress { .. } | TurnEvent::Reasoning(_) | TurnEvent::Call { .. } | TurnEvent::Arguments(_) => {}
+                TurnEvent::Progress { .. }
+                | TurnEvent::Reasoning(_)
+                | TurnEvent::Call { .. }
+                | TurnEvent::Arguments(_) => {}
             }
         }
         let choices = drafts.iter_mut().enumerate().map(|(index, draft)| {

@@ -1,8 +1,8 @@
 //! How likely tokens were, in OpenAI's two shapes.
 
+use forebay_engine::TokenId;
 use forebay_engine::sampler::Scored;
 use forebay_engine::tokenizer::Tokenizer;
-use forebay_engine::TokenId;
 use serde_json::{Map, Value, json};
 
 /// For chats.

@@ -20,7 +20,11 @@ pub async fn get(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<
         return Ok(Json(model(&app)));
     }
     let message = format!("there is no model {id:?}; this server has {:?}", app.model);
-    Err(ApiError { code: Some("model_not_found"), param: Some("model".into()), ..ApiError::not_found(message) })
+    Err(ApiError {
+        code: Some("model_not_found"),
+        param: Some("model".into()),
+        ..ApiError::not_found(message)
+    })
 }
 
 fn model(app: &App) -> Value {
