@@ -223,7 +223,7 @@ impl Stream {
         loop {
             if let Some(end) = self.text.find("\n\n") {
                 let event: String = self.text.drain(..end + 2).collect();
-                match event.strip_prefix("data: ") {
+                match event.lines().find_map(|line| line.strip_prefix("data: ")) {
                     Some(data) => return Some(data.trim_end().to_owned()),
                     None => self.comments += 1,
                 }
