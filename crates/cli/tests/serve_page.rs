@@ -18,8 +18,15 @@ fn the_page_and_its_files_need_no_key_and_come_once() {
     assert_eq!(page.status, 200);
     assert!(page.text().starts_with("<!doctype html>"));
     let policy = page.header("content-security-policy").unwrap();
-    assert!(policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"), "{policy}");
-    for (path, kind) in [("/page/app.js", "text/javascript"), ("/page/style.css", "text/css"), ("/page/icon.svg", "image/svg+xml")] {
+    assert!(
+        policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"),
+        "{policy}"
+    );
+    for (path, kind) in [
+        ("/page/app.js", "text/javascript"),
+        ("/page/style.css", "text/css"),
+        ("/page/icon.svg", "image/svg+xml"),
+    ] {
         let file = server.get(path);
         assert_eq!(file.status, 200, "{path}");
         assert!(file.header("content-type").unwrap().starts_with(kind), "{path}");
@@ -42,10 +49,12 @@ fn base64(text: &str) -> Vec<u8> {
     const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bits = text.trim_end_matches('=').chars().map(|letter| LETTERS.find(letter).unwrap() as u32);
     let bits: Vec<u32> = bits.collect();
-    bits.chunks(4).flat_map(|four| {
-        let sum = (0..4).fold(0, |sum, i| sum << 6 | four.get(i).copied().unwrap_or(0));
-        [(sum >> 16) as u8, (sum >> 8) as u8, sum as u8].into_iter().take(four.len() - 1)
-    }).collect()
+    bits.chunks(4)
+        .flat_map(|four| {
+            let sum = (0..4).fold(0, |sum, i| sum << 6 | four.get(i).copied().unwrap_or(0));
+            [(sum >> 16) as u8, (sum >> 8) as u8, sum as u8].into_iter().take(four.len() - 1)
+        })
+        .collect()
 }
 
 /// Brings the codes of all experts up to date, as docs/page.md says.
@@ -74,7 +83,9 @@ fn a_picture_shows_experts_come_and_answers_grow() {
     assert_eq!((&first["tokens"], &first["running"]), (&json!(0), &json!(0)));
     assert!(codes.iter().all(|code| *code == 0), "nothing has been asked for");
 
-    server.post("/v1/chat/completions", &json!({ "messages": question("A tale, please."), "max_tokens": 20 })).ok();
+    server
+        .post("/v1/chat/completions", &json!({ "messages": question("A tale, please."), "max_tokens": 20 }))
+        .ok();
     // Until the picture has seen the end of it.
     let mut flashed = 0;
     let last = loop {

@@ -190,7 +190,9 @@ export class Chat {
 
 /** What is asked of the server. */
 function request({ messages, settings }) {
-  const said = messages.filter(({ role, content }) => role === 'user' || content !== '')
+  // A question that got no answer is left out with it: templates want the two to alternate.
+  const failed = (message) => message?.role === 'assistant' && message.content === '';
+  const said = messages.filter((message, i) => !failed(message) && !(message.role === 'user' && failed(messages[i + 1])))
     .map(({ role, content }) => ({ role, content }));
   if (settings.system) said.unshift({ role: 'system', content: settings.system });
   const body = { messages: said, stream: true, stream_options: { include_usage: true }, return_progress: true };
@@ -261,7 +263,7 @@ class AnswerView {
     else if (message.content === '' && message.reasoning === '') this.#status.append(waiting('Sending …'));
   }
 
-  progress({ processed: done, total }) {
+  progress({ processed: done = 0, total = 0 }) {
     const bar = el('progress');
     bar.max = total;
     bar.value = done;
