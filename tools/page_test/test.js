@@ -474,7 +474,5 @@ await promise('the server leaves while the page is watched', async (page) => {
 }, { expected: ['Failed to load resource', 'ERR_'] });
 
 await browser.close();
-locked.kill();
-server.kill();
 console.log(failed === 0 ? 'all promises hold' : `${failed} failed`);
 process.exit(failed === 0 ? 0 : 1);
