@@ -22,7 +22,7 @@ const DESKTOP = { width: 1440, height: 900 };
 const PHONE = { width: 390, height: 844 };
 
 // A few slots for experts, so that there is something to see.
-const server = await serve(options.forebay, '--expert-memory', '50%', '--heat', 'off');
+const server = await serve(options.forebay, '--memory', '400M', '--expert-memory', '50%', '--heat', 'off');
 const locked = await serve(options.forebay, '--api-key', 'sesame');
 const browser = await chromium.launch({ executablePath: options.chromium, args: ['--no-sandbox', '--disable-gpu'] });
 let failed = 0;

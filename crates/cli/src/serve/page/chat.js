@@ -307,12 +307,10 @@ class AnswerView {
       notice.role = 'alert';
       this.node.append(notice);
     }
-    const foot = el('footer', actions(['again', 'Answer again'], ['copy', 'Copy']));
     const words = [error?.stopped && 'stopped', message.finish === 'length' && 'cut off at its limit of tokens', ...measured(message.stats)];
     const figures = el('span', words.filter(Boolean).join(' · '));
     figures.className = 'dim';
-    foot.append(figures);
-    this.node.append(foot);
+    this.node.append(el('footer', figures, actions(['again', 'Answer again'], ['copy', 'Copy'])));
   }
 }
 
