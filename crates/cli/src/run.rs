@@ -1,7 +1,7 @@
 //! `forebay run`: an answer to a prompt, or a chat.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -9,7 +9,8 @@ use clap::Args;
 use forebay_engine::chat::Message;
 use forebay_engine::chat::dialect::{Parser, Piece};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Answer, Event, FinishReason, Request, Session};
+use forebay_engine::{Answer, Engine, Event, FinishReason, Grammar, Request, Session};
+use serde_json::Value;
 
 use crate::args::{LoadArgs, SamplingArgs, read_stdin, read_text};
 use crate::output::{STDOUT_FAILED, print};
@@ -30,7 +31,9 @@ Examples:
   forebay run model.gguf --temp 0 < question.txt > answer.txt
   forebay run model.gguf --system 'You are a pirate.' --prompt-file letter.txt
   forebay run model.gguf --raw -p 'Once upon a time' -n 100
-  forebay run model.gguf -p 'Hello' --json | jq .stats")]
+  forebay run model.gguf -p 'Hello' --json | jq .stats
+  forebay run model.gguf -p 'A cat, as data.' --json-schema '{\"type\":\"object\"}'
+  forebay run model.gguf -p 'Is water wet?' --grammar answer.lark")]
 pub struct RunArgs {
     /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
     /// OWNER/NAME:QUANT [default: the demo model]
@@ -53,6 +56,12 @@ pub struct RunArgs {
     /// Continue the prompt as it is, without the model's chat template
     #[arg(long)]
     raw: bool,
+    /// Have the answer be JSON of this schema: a file, or the schema itself. There is no reasoning before it
+    #[arg(long, value_name = "FILE|JSON")]
+    json_schema: Option<String>,
+    /// Have the answer be what the Lark grammar in this file describes. There is no reasoning before it
+    #[arg(long, value_name = "FILE", conflicts_with = "json_schema")]
+    grammar: Option<PathBuf>,
     /// Print one JSON object: text, reasoning, tokens, finish_reason, stats
     #[arg(long)]
     json: bool,
@@ -62,6 +71,34 @@ pub struct RunArgs {
     load: LoadArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+}
+
+/// What the answer must be.
+enum Shape {
+    Schema(Value),
+    Lark(String),
+}
+
+impl Shape {
+    fn grammar(&self, engine: &Engine) -> Result<Grammar> {
+        Ok(match self {
+            Shape::Schema(schema) => Grammar::json_schema(engine, schema)?,
+            Shape::Lark(source) => Grammar::lark(engine, source)?,
+        })
+    }
+}
+
+impl RunArgs {
+    fn shape(&self) -> Result<Option<Shape>> {
+        if let Some(schema) = &self.json_schema {
+            let inline = schema.trim_start().starts_with(['{', '[']);
+            let text = if inline { schema.clone() } else { read_text(Path::new(schema))? };
+            let schema = serde_json::from_str(&text)
+                .map_err(|error| errors::usage(format!("--json-schema is not JSON: {error}")))?;
+            return Ok(Some(Shape::Schema(schema)));
+        }
+        self.grammar.as_ref().map(|path| Ok(Shape::Lark(read_text(path)?))).transpose()
+    }
 }
 
 /// Runs the command.
@@ -79,6 +116,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if prompt.as_ref().is_some_and(String::is_empty) {
         return Err(errors::usage("the prompt is empty: give one with -p, in a file, or on standard input"));
     }
+    let shape = args.shape()?;
     let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
     let prompting = args.prompting.prompting(&engine)?;
     let session = engine.session();
@@ -88,6 +126,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         sampling: args.sampling.resolve(&engine)?,
         stop: args.stop.clone(),
         ignore_end: args.ignore_eos,
+        grammar: shape.map(|shape| shape.grammar(&engine)).transpose()?,
         ..Request::default()
     };
     match prompt {
@@ -257,7 +296,8 @@ fn answer(
         let dialect = prompting.dialect(&engine)?;
         request.prompt = prompt.tokens;
         request.shown = dialect.shown(&[]);
-        Some(dialect.parser(&prompt.text, &[]))
+        // What must be something is all answer.
+        request.grammar.is_none().then(|| dialect.parser(&prompt.text, &[]))
     };
     let said = if args.json {
         let said = said(&mut session, &request, WritingBar::Yes, parser, |_, _, _| Ok(()))?;

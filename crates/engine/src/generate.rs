@@ -58,7 +58,7 @@ pub enum Event<'a> {
         total: usize,
     },
     /// A token of the answer, before the text it leads to; only if [probabilities](Request::logprobs) were asked for.
-    /// The token that ends the answer is none of it.
+    /// The token that ends the answer is none of it; those of a stop string are, although their text is not.
     Token(&'a Scored),
     /// More text of the answer: whole characters.
     Text(&'a str),

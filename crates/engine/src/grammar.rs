@@ -32,8 +32,8 @@ const MOST_SOURCE: usize = 256 << 10;
 /// Enough for the deepest grammar that is not refused: parts of its compilation are recursive.
 const COMPILER_STACK: usize = 64 << 20;
 
-/// A matcher's memory is counted in steps of this.
-const STEP: u64 = 1 << 20;
+/// A matcher's memory is counted in steps of this: more than it takes besides its tables.
+const STEP: u64 = 256 << 10;
 
 /// What an answer must be. Made once for a request, and checked then; clones share it.
 #[derive(Clone)]
@@ -63,15 +63,9 @@ impl Grammar {
     pub fn json_schema(engine: &Engine, schema: &Value) -> Result<Grammar> {
         schema::check(schema)?;
         let lexicon = engine.lexicon()?;
-        let compile = |schema: &Value| {
-            let mut schema = schema::object(schema);
-            let options =
-                JsonCompileOptions { whitespace_pattern: Some(WHITESPACE.into()), ..Default::default() };
-            options.apply_to(&mut schema);
-            compile(&lexicon, TopLevelGrammar::from_json_schema(schema))
-        };
-        let parser = compile(schema)
-            .map_err(|message| schema::refusal(schema, &message, |part| compile(part).err()))?;
+        let parser = compile_schema(&lexicon, schema).map_err(|message| {
+            schema::refusal(schema, &message, |part| compile_schema(&lexicon, part).err())
+        })?;
         Grammar::new(engine, parser)
     }
 
@@ -88,9 +82,16 @@ impl Grammar {
         if source.contains("allow_invalid_utf8") {
             return Err(Error::Invalid("the grammar asks for allow_invalid_utf8: answers are text".into()));
         }
-        schema::check_embedded(source)?;
-        let parser = compile(&*engine.lexicon()?, TopLevelGrammar::from_lark(source.into()))
-            .map_err(|message| Error::Invalid(format!("the grammar: {message}")))?;
+        schema::embedded(source).try_for_each(|schema| schema::check(&schema))?;
+        let lexicon = engine.lexicon()?;
+        let parser = compile(&lexicon, TopLevelGrammar::from_lark(source.into())).map_err(|message| {
+            // If it is one of its schemas that is wrong, there is more to say.
+            let wrong = schema::embedded(source).find_map(|schema| {
+                let error = |part: &Value| compile_schema(&lexicon, part).err();
+                error(&schema).map(|message| schema::refusal(&schema, &message, error))
+            });
+            wrong.unwrap_or_else(|| Error::Invalid(format!("the grammar: {message}")))
+        })?;
         Grammar::new(engine, parser)
     }
 
@@ -172,9 +173,9 @@ impl Mask {
     }
 }
 
-/// What a parser takes, rounded up: the tables it has made so far.
+/// What a parser takes, rounded up: the tables it has made so far, and the rest.
 fn memory(parser: &TokenParser) -> u64 {
-    (parser.parser.lexer_stats().num_bytes as u64 + 1).next_multiple_of(STEP)
+    (parser.parser.lexer_stats().num_bytes as u64 + STEP).next_multiple_of(STEP)
 }
 
 /// Why a grammar cannot go on.
@@ -205,6 +206,13 @@ fn compile(lexicon: &Lexicon, grammar: TopLevelGrammar) -> std::result::Result<T
             Err(error) => Err(format!("no thread to compile it: {error}")),
         }
     })
+}
+
+fn compile_schema(lexicon: &Lexicon, schema: &Value) -> std::result::Result<TokenParser, String> {
+    let mut schema = schema::object(schema);
+    let options = JsonCompileOptions { whitespace_pattern: Some(WHITESPACE.into()), ..Default::default() };
+    options.apply_to(&mut schema);
+    compile(lexicon, TopLevelGrammar::from_json_schema(schema))
 }
 
 /// The message for people, without what the library adds for its authors.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
-use super::app::App;
+use super::app::{App, leaving};
 use super::error::{ApiError, Retry};
 use super::sse;
 use crate::stats::resident;
@@ -28,6 +28,9 @@ static PLACES: Semaphore = Semaphore::const_new(MOST);
 
 /// Shows the machine at work for as long as the client listens.
 pub async fn live(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    if app.is_draining() {
+        return Err(leaving());
+    }
     let engine = app.loaded()?.engine.clone();
     let place = PLACES.try_acquire().map_err(|_| full())?;
     Ok(sse::respond(move |events| async move {
@@ -108,6 +111,7 @@ fn code(sight: &Sight) -> u8 {
         Asked::Not => 0,
         Asked::Hit => 1,
         Asked::Missed => 2,
+        Asked::Both => 3,
     };
     place | asked << 2
 }
@@ -170,7 +174,7 @@ mod tests {
             // From nothing at all to everything, with long stretches of neither.
             let to = (0..count).map(|i| {
                 random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                if i / 300 % 2 == step % 2 { 0 } else { [0, 2, 2, 5, 6, 9, 10][(random >> 16) as usize % 7] }
+                if i / 300 % 2 == step % 2 { 0 } else { [0, 2, 2, 9, 6, 8, 14][(random >> 16) as usize % 7] }
             });
             let to: Vec<u8> = to.collect();
             apply(&mut shown, &changes(&from, &to));

@@ -41,7 +41,7 @@ pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
 const OPEN: [&str; 1] = ["/health"];
 
 /// What is answered before the model is there, and while the server leaves.
-const ALWAYS: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
+const ALWAYS: [&str; 4] = ["/health", "/ready", "/metrics", "/openapi.json"];
 
 /// The paths of the routes.
 static KNOWN: LazyLock<Vec<&str>> = LazyLock::new(|| routes().into_iter().map(|(path, _)| path).collect());

@@ -66,17 +66,12 @@ pub fn check(schema: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Checks the schemas in a Lark grammar.
-pub fn check_embedded(source: &str) -> Result<()> {
-    let mut rest = source;
-    while let Some((_, after)) = rest.split_once("%json") {
-        // What is no JSON is in a string, or the compiler complains about it.
-        if let Some(Ok(schema)) = serde_json::Deserializer::from_str(after).into_iter::<Value>().next() {
-            check(&schema)?;
-        }
-        rest = after;
-    }
-    Ok(())
+/// The schemas in a Lark grammar. What is no JSON is in a string, or the compiler complains about it.
+pub fn embedded(source: &str) -> impl Iterator<Item = Value> {
+    source.match_indices("%json").filter_map(|(at, keyword)| {
+        let rest = &source[at + keyword.len()..];
+        serde_json::Deserializer::from_str(rest).into_iter().next()?.ok().filter(Value::is_object)
+    })
 }
 
 /// The schema as an object.

@@ -20,10 +20,12 @@ pub enum Asked {
     /// By nobody.
     #[default]
     Not,
-    /// It was in memory whenever it was asked for.
+    /// It was in memory.
     Hit,
-    /// It had to be waited for at least once.
+    /// It had to be waited for.
     Missed,
+    /// Several times, and it was not the same each time.
+    Both,
 }
 
 /// What is seen of one expert.
@@ -97,12 +99,11 @@ impl LastAsked {
 
     /// How it was asked for since a picture, which is not the zeroth.
     fn since(self, picture: u32) -> Asked {
-        if self.missed >= picture {
-            Asked::Missed
-        } else if self.hit >= picture {
-            Asked::Hit
-        } else {
-            Asked::Not
+        match (self.hit >= picture, self.missed >= picture) {
+            (false, false) => Asked::Not,
+            (true, false) => Asked::Hit,
+            (false, true) => Asked::Missed,
+            (true, true) => Asked::Both,
         }
     }
 }

@@ -190,7 +190,9 @@ export class Chat {
 
 /** What is asked of the server. */
 function request({ messages, settings }) {
-  const said = messages.filter(({ role, content }) => role === 'user' || content !== '')
+  // A question that got no answer is left out with it: templates want the two to alternate.
+  const failed = (message) => message?.role === 'assistant' && message.content === '';
+  const said = messages.filter((message, i) => !failed(message) && !(message.role === 'user' && failed(messages[i + 1])))
     .map(({ role, content }) => ({ role, content }));
   if (settings.system) said.unshift({ role: 'system', content: settings.system });
   const body = { messages: said, stream: true, stream_options: { include_usage: true }, return_progress: true };
@@ -261,7 +263,7 @@ class AnswerView {
     else if (message.content === '' && message.reasoning === '') this.#status.append(waiting('Sending …'));
   }
 
-  progress({ processed: done, total }) {
+  progress({ processed: done = 0, total = 0 }) {
     const bar = el('progress');
     bar.max = total;
     bar.value = done;
@@ -305,12 +307,10 @@ class AnswerView {
       notice.role = 'alert';
       this.node.append(notice);
     }
-    const foot = el('footer', actions(['again', 'Answer again'], ['copy', 'Copy']));
     const words = [error?.stopped && 'stopped', message.finish === 'length' && 'cut off at its limit of tokens', ...measured(message.stats)];
     const figures = el('span', words.filter(Boolean).join(' · '));
     figures.className = 'dim';
-    foot.append(figures);
-    this.node.append(foot);
+    this.node.append(el('footer', figures, actions(['again', 'Answer again'], ['copy', 'Copy'])));
   }
 }
 

@@ -75,7 +75,8 @@ export class HeatMap {
       const asked = code >> 2;
       if (asked > 0) {
         this.#flash[expert] = LEVELS - 1;
-        this.#missed[expert] = asked === 2 ? 1 : 0;
+        // Where it was both, what it is now counts: a miss that was followed by hits, or the other way.
+        this.#missed[expert] = asked === 2 || (asked === 3 && this.#place[expert] !== 2) ? 1 : 0;
       } else if (this.#calm.matches) {
         this.#flash[expert] = 0;
       }

@@ -98,7 +98,7 @@ export class Machine {
     // A model without experts has only the other meters.
     for (const part of ['experts', 'hit', 'drive', 'memory-legend']) this.#part(part).hidden = model.layers.length === 0;
     this.#put('shape', `${model.layers.length} layers × ${experts} experts, ${used} for each token`);
-    this.#put('about', [model.compute, `${model.threads} threads`, model.io].filter(Boolean).join(' · '));
+    this.#put('about', [model.compute, `${model.threads} threads`, model.io?.split(',')[0]].filter(Boolean).join(' · '));
     this.onmodel(model);
   }
 

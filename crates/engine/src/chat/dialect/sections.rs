@@ -168,7 +168,7 @@ fn head<'a>(tags: &Tags, text: &'a str, ended: bool) -> Head<'a> {
         Naming::BeforeOrAfter => {
             let after = &text[skip..];
             let space = after.bytes().take_while(|&b| is_space(b)).count();
-            match after[space..].as_bytes().first() {
+            match after.as_bytes().get(space) {
                 None if ended && name.is_empty() => Head::Nameless,
                 None if !ended && space <= MOST_NAME => Head::Wait,
                 None | Some(b'{') if !name.is_empty() => Head::Name { name, skip },

@@ -107,10 +107,9 @@ impl Kinds {
             let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
             values.chain(schema.get("const")).for_each(|value| self.0 |= kind_of(value));
         }
-        if let Some(place) = schema.get("$ref").and_then(Value::as_str) {
-            if let Some(schema) = place.strip_prefix('#').and_then(|place| root.pointer(place)) {
-                self.add(schema, root, depth + 1);
-            }
+        let place = schema.get("$ref").and_then(Value::as_str).and_then(|place| place.strip_prefix('#'));
+        if let Some(schema) = place.and_then(|place| root.pointer(place)) {
+            self.add(schema, root, depth + 1);
         }
     }
 
