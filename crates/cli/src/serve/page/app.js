@@ -124,11 +124,11 @@ function download(conversation) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-async function discard(conversation) {
+function discard(conversation) {
   chat.stop(conversation.id);
   conversations = conversations.filter((other) => other !== conversation);
   conversation.deleted = true;
-  await attempt(store.remove(conversation.id));
+  attempt(store.remove(conversation.id));
   if (chat.conversation === conversation) show(fresh());
   refresh();
   toast('Conversation deleted.', 'Undo', () => {
