@@ -49,9 +49,11 @@ A line of questions.jsonl:
 pub struct BatchArgs {
     /// A GGUF file, any part of a split one, a folder with safetensors files, or a name such as REPO:QUANT. Without one,
     /// the demo model answers
+    // The places are said because a default from a file of settings would change their order.
+    #[arg(index = 1)]
     model: Option<PathBuf>,
     /// The file of requests
-    #[arg(value_name = "IN")]
+    #[arg(index = 2, value_name = "IN")]
     input: PathBuf,
     /// Where answers go
     #[arg(long, value_name = "FILE")]
