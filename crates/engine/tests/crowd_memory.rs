@@ -10,7 +10,7 @@ use common::{demo_model, random_tokens};
 use forebay_engine::{
     Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Options, PrefixOptions, Prospect, Request,
 };
-use served::{Ear, add, alone, ask, assert_same, finish, request};
+use served::{add, alone, ask, assert_same, finish, request};
 
 #[test]
 fn memory_that_does_not_suffice_for_all_delays_and_changes_nothing() {
