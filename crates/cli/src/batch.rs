@@ -35,7 +35,7 @@ const DEFAULT_PARALLEL: usize = 128;
 /// custom_id.
 #[derive(Args)]
 #[command(
-    override_usage = "forebay batch [OPTIONS] --out <FILE> [MODEL] <IN>",
+    allow_missing_positional = true,
     after_help = "\
 Examples:
   forebay batch model.gguf questions.jsonl --out answers.jsonl --memory 8G
@@ -47,13 +47,14 @@ A line of questions.jsonl:
 (on one line)"
 )]
 pub struct BatchArgs {
-    /// The model (a GGUF file, any part of a split one, a folder with safetensors files, or a name such as REPO:QUANT), then
-    /// IN, the file of requests. With one file alone the demo model answers
-    #[arg(value_name = "FILES", num_args = 1..=2, required = true)]
-    files: Vec<PathBuf>,
-    /// The model where only the file of requests is named: a place for the one that the settings name
-    #[arg(long, hide = true)]
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a name such as REPO:QUANT. Without one,
+    /// the demo model answers
+    // The places are said because a default from a file of settings would change their order.
+    #[arg(index = 1)]
     model: Option<PathBuf>,
+    /// The file of requests
+    #[arg(index = 2, value_name = "IN")]
+    input: PathBuf,
     /// Where answers go
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -78,19 +79,14 @@ struct Line {
 
 /// Runs the command.
 pub fn run(args: &BatchArgs) -> Result<ExitCode> {
-    let (model, input) = match &args.files[..] {
-        [input] => (args.model.as_deref(), input),
-        [model, input] => (Some(model.as_path()), input),
-        _ => unreachable!("clap counts them"),
-    };
-    let lines = read_requests(input)?;
+    let lines = read_requests(&args.input)?;
     let (mut out, done) = Answers::open(&args.out)?;
     let left: Vec<&Line> = lines.iter().filter(|line| !done.contains_key(&line.custom_id)).collect();
     if left.is_empty() {
         print(&format!("{}: all {} requests have been answered\n", args.out.display(), lines.len()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let engine = args.load.load(&demo::or_demo(model)?)?;
+    let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
     let cancel = Cancel::default();
     interrupt::install(&cancel)?;
     let start = Instant::now();
