@@ -10,8 +10,9 @@ use forebay_engine::{Cancel, Crowd, CrowdOptions, Engine, Listener, Request};
 
 use super::meters::Meters;
 
-/// With nothing to do for so long, what is worth keeping is written.
-const IDLE: Duration = Duration::from_secs(2);
+/// With nothing to do for so long, what is worth keeping is written. People think between two turns for less than that, and
+/// each of their turns makes what was written of the last one worthless.
+const IDLE: Duration = Duration::from_secs(30);
 
 /// A request, and who listens to its answer.
 pub struct Job {
