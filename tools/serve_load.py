@@ -187,6 +187,9 @@ async def soak(server, args):
 async def speed(server, args):
     results = {}
     number = 0
+    # The first answers of a start are slower: what is hot has to be found out.
+    for i in range(args.warm_up):
+        await ask(server, 30_000 + i, args.tokens)
     for _ in range(args.rounds):
         for clients in args.clients:
             start = time.monotonic()
@@ -206,13 +209,13 @@ async def speed(server, args):
 def run_speed(args):
     """`forebay run` with prompts of the same kind."""
     rates = []
-    for number in range(args.rounds):
+    for number in range(args.rounds + 1):
         command = [args.forebay, "run", args.model, "--raw", "-p", prompt(20_000 + number), "-n", str(args.tokens), "--ignore-eos",
                    "--temp", "0.9", "--seed", "1", "--json", *args.flags]
         stats = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["stats"]
         rates.append(stats["generated_tokens"] / stats["decode_seconds"])
         print(f"run: {rates[-1]:.2f} tok/s while writing", flush=True)
-    return statistics.median(rates)
+    return rates
 
 
 def main():
@@ -229,11 +232,14 @@ def main():
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--answers", type=int, default=24, help="different answers of a soak")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--warm-up", type=int, default=2, help="answers before anything is measured")
     parser.add_argument("--serve-flags", default="", help="further flags for the server alone")
     parser.add_argument("--running", default="forebay_requests_running")
     parser.add_argument("--waiting", default="forebay_requests_waiting")
     args = parser.parse_args(argv)
     args.flags = flags
+    # Before and after, because what was hot is remembered from one start to the next.
+    alone = run_speed(args) if args.what == "speed" else []
     server = Server(args.forebay, args.model, flags + args.serve_flags.split())
     try:
         while asyncio.run(get(server, "/ready"))[0] != 200:
@@ -249,7 +255,7 @@ def main():
     finally:
         code = server.stop()
     if args.what == "speed":
-        alone = run_speed(args)
+        alone = statistics.median(alone[1:] + run_speed(args))
         one = rates.get(1, (float("nan"),) * 2)[1]
         for clients, (_, steady) in rates.items():
             print(f"{clients} clients: {steady:.2f} tok/s, {steady / one:.2f} × one, {steady / alone:.2f} × run")

@@ -23,13 +23,15 @@ pub struct Pace {
     together: f64,
     /// Seconds that a token more takes.
     slope: f64,
+    /// Tokens of the newest pass.
+    newest: f64,
 }
 
 impl Pace {
     /// Nothing is known yet.
     pub fn new(target: Duration) -> Pace {
         let target = target.as_secs_f64();
-        Pace { target, tokens: 0.0, seconds: 0.0, spread: 0.0, together: 0.0, slope: 0.0 }
+        Pace { target, tokens: 0.0, seconds: 0.0, spread: 0.0, together: 0.0, slope: 0.0, newest: 0.0 }
     }
 
     /// A pass with so many tokens of prompts took so long.
@@ -39,6 +41,7 @@ impl Pace {
             return;
         }
         let tokens = tokens as f64;
+        self.newest = tokens;
         if self.tokens == 0.0 {
             (self.tokens, self.seconds, self.slope) = (tokens, seconds, seconds / tokens);
             return;
@@ -60,7 +63,7 @@ impl Pace {
             return LEAST;
         }
         // Never far beyond what was tried.
-        let most = (2.0 * self.tokens).max(LEAST as f64);
+        let most = (2.0 * self.newest.max(self.tokens)).max(LEAST as f64);
         let least = self.seconds + self.slope * (LEAST as f64 - self.tokens);
         let allowed = self.target.max(NO_MATTER * least);
         let share = match self.slope > 0.0 {
