@@ -1,0 +1,238 @@
+// Products with weight matrices.
+//
+// `matvec` reads weights once for one row of activations, in full precision: bound by memory. `gemm` unpacks a tile
+// of weights to halves in shared memory for many rows and lets the tensor cores multiply.
+
+#include "matrix.cuh"
+
+#define VECTOR_THREADS 128
+#define VECTOR_WARPS (VECTOR_THREADS / WARP)
+// Activations of a group in shared memory, and room that spreads groups over the banks.
+#define GROUP_STRIDE 36
+// Columns whose activations are in shared memory at a time.
+#define VECTOR_COLS 8192
+#define MOST_PRODUCTS 4
+
+struct DequantiseArgs {
+    Mat w;
+    const u32* rows; // which rows of it, if not the first ones
+    float* out;      // [count, cols]
+    u32 count;
+};
+
+// out[i] = w[rows[i]]
+extern "C" __global__ void dequantise(const DequantiseArgs a) {
+    u32 groups = (a.w.cols + 31) / 32;
+    u32 i = blockIdx.y;
+    Row r = row_of(a.w, 0, a.rows ? a.rows[i] : i);
+    for (u32 index = blockIdx.x * blockDim.x + threadIdx.x; index < groups; index += gridDim.x * blockDim.x) {
+        Group g;
+#define BODY(KIND) Unpack<KIND>::group(a.w, r, index, g)
+        WITH_KIND(a.w.kind, BODY)
+#undef BODY
+        u32 left = min(32, a.w.cols - 32 * index);
+        float* out = a.out + (u64)i * a.w.cols + 32 * index;
+#pragma unroll
+        for (int lane = 0; lane < 32; lane++)
+            if (lane < left) out[lane] = weight(g, lane);
+    }
+}
+
+// Adds the products of some rows with the activations in shared memory, columns [first, first + 32 * groups), to
+// sums, each lane its share.
+template <u32 KIND, int ROWS>
+__device__ inline void multiply(const Mat& m, const Row (&rows)[ROWS], const float* x, u32 first, u32 groups,
+                                float (&sum)[ROWS]) {
+    for (u32 i = threadIdx.x % WARP; i < groups; i += WARP) {
+        const float4* from = (const float4*)(x + GROUP_STRIDE * i);
+        float4 v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = from[j];
+        float total = 0;
+#pragma unroll
+        for (int j = 0; j < 8; j++) total += v[j].x + v[j].y + v[j].z + v[j].w;
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            Group g;
+            Unpack<KIND>::group(m, rows[row], first / 32 + i, g);
+            float part[2] = {0, 0};
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float s = part[j / 4];
+                s = fmaf(g.lane[4 * j], v[j].x, s);
+                s = fmaf(g.lane[4 * j + 1], v[j].y, s);
+                s = fmaf(g.lane[4 * j + 2], v[j].z, s);
+                part[j / 4] = fmaf(g.lane[4 * j + 3], v[j].w, s);
+            }
+            sum[row] = fmaf(g.scale[0], part[0], fmaf(g.scale[1], part[1], fmaf(-g.min, total, sum[row])));
+        }
+    }
+}
+
+// Takes activations [first, first + cols) of a row to shared memory, those of missing columns zero.
+__device__ inline void stage(float* to, const float* x, u32 cols) {
+    u32 padded = (cols + 31) / 32 * 32;
+    for (u32 i = threadIdx.x; i < padded; i += blockDim.x)
+        to[i / 32 * GROUP_STRIDE + i % 32] = i < cols ? x[i] : 0;
+}
+
+// Products of ROWS rows from `row` on with `x`; the whole block calls it. Rows beyond the last repeat it.
+template <int ROWS>
+__device__ inline void products(const Mat& m, u32 expert, u32 row, const float* x, float* shared,
+                                float (&sum)[ROWS]) {
+    Row rows[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        rows[i] = row_of(m, expert, min(row + i, m.rows - 1));
+        sum[i] = 0;
+    }
+    for (u32 first = 0; first < m.cols; first += VECTOR_COLS) {
+        u32 cols = min(VECTOR_COLS, m.cols - first);
+        __syncthreads();
+        stage(shared, x + first, cols);
+        __syncthreads();
+#define BODY(KIND) multiply<KIND, ROWS>(m, rows, shared, first, (cols + 31) / 32, sum)
+        WITH_KIND(m.kind, BODY)
+#undef BODY
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) sum[i] = warp_sum(sum[i]);
+}
+
+struct MatvecArgs {
+    Mat w[MOST_PRODUCTS];
+    float* out[MOST_PRODUCTS];
+    const float* bias[MOST_PRODUCTS]; // [experts, rows], if there are any
+    u32 blocks[MOST_PRODUCTS];        // where each matrix's blocks end
+    u32 width[MOST_PRODUCTS];         // floats from one row of an output to the next
+    const float* x;
+    u32 x_width;
+    u32 share;          // so many outputs read the same row of x
+    const u32* experts; // of each output, if the matrices are experts'
+};
+
+// out[y][r] = w[r] . x[y / share]
+template <int ROWS> __device__ inline void matvec(const MatvecArgs& a) {
+    extern __shared__ float shared[];
+    u32 which = 0, start = 0;
+    while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
+    const Mat& m = a.w[which];
+    u32 y = blockIdx.y;
+    u32 expert = a.experts ? a.experts[y] : 0;
+    u32 row = ((blockIdx.x - start) * VECTOR_WARPS + threadIdx.x / WARP) * ROWS;
+    float sum[ROWS];
+    products<ROWS>(m, expert, row, a.x + (u64)(y / a.share) * a.x_width, shared, sum);
+    if (threadIdx.x % WARP) return;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        if (row + i >= m.rows) break;
+        float bias = a.bias[which] ? a.bias[which][(u64)expert * m.rows + row + i] : 0;
+        a.out[which][(u64)y * a.width[which] + row + i] = sum[i] + bias;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS) matvec_1(const MatvecArgs a) { matvec<1>(a); }
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS) matvec_2(const MatvecArgs a) { matvec<2>(a); }
+
+struct HeadsArgs {
+    Mat w; // all heads' rows one after another
+    const float* x;
+    float* out;
+    u32 heads, first, rows;   // the heads' matrices: `rows` of each head's stored rows, from `first` on
+    u32 transposed;           // whether those are the columns
+    u32 x_width, out_width;   // of one token
+    u32 tokens;
+};
+
+// out[h] = [rest | W[h] part] with x[h] = [part | rest]; a warp for each number.
+extern "C" __global__ void head_products(const HeadsArgs a) {
+    u32 head_dim = a.x_width / a.heads, out_dim = a.out_width / a.heads;
+    u32 cols = a.transposed ? a.rows : a.w.cols;
+    u32 rest = head_dim - cols;
+    u32 lane = threadIdx.x % WARP;
+    u32 i = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    u32 head = blockIdx.y, token = blockIdx.z;
+    if (i >= out_dim) return;
+    const float* x = a.x + (u64)token * a.x_width + head * head_dim;
+    float* out = a.out + (u64)token * a.out_width + head * out_dim;
+    if (i < rest) {
+        if (lane == 0) out[i] = x[cols + i];
+        return;
+    }
+    u32 first = head * (a.w.rows / a.heads) + a.first;
+    float sum = 0;
+    if (a.transposed) {
+        u32 col = i - rest;
+        for (u32 r = lane; r < cols; r += WARP) {
+            Group g;
+            Row row = row_of(a.w, 0, first + r);
+            float w = 0;
+#define BODY(KIND) Unpack<KIND>::group(a.w, row, col / 32, g)
+            WITH_KIND(a.w.kind, BODY)
+#undef BODY
+#pragma unroll
+            for (int j = 0; j < 32; j++)
+                if (j == col % 32) w = weight(g, j);
+            sum = fmaf(w, x[r], sum);
+        }
+    } else {
+        Row row = row_of(a.w, 0, first + i - rest);
+        for (u32 index = lane; index < (cols + 31) / 32; index += WARP) {
+            Group g;
+#define BODY(KIND) Unpack<KIND>::group(a.w, row, index, g)
+            WITH_KIND(a.w.kind, BODY)
+#undef BODY
+#pragma unroll
+            for (int j = 0; j < 32; j++)
+                if (32 * index + j < cols) sum = fmaf(weight(g, j), x[32 * index + j], sum);
+        }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) out[i] = sum;
+}
+
+struct GateUpArgs {
+    Mat gate, up;
+    const float* gate_bias; // [experts, inner], or none
+    const float* up_bias;
+    const float* x;
+    float* out; // [pairs, inner]
+    u32 x_width;
+    u32 share;
+    const u32* experts; // of each pair, or none
+    float alpha, limit; // of the clamped activation; a limit of 0 is none
+};
+
+__device__ inline float activate(float gate, float up, float alpha, float limit) {
+    if (limit == 0) return silu(gate) * up;
+    gate = gate > limit ? limit : gate;
+    return (fminf(fmaxf(up, -limit), limit) + 1) * (gate * sigmoid(alpha * gate));
+}
+
+// out[y][r] = activation(gate[r] . x, up[r] . x)
+template <int ROWS> __device__ inline void gate_up(const GateUpArgs& a) {
+    extern __shared__ float shared[];
+    u32 y = blockIdx.y;
+    u32 expert = a.experts ? a.experts[y] : 0;
+    u32 row = (blockIdx.x * VECTOR_WARPS + threadIdx.x / WARP) * ROWS;
+    const float* x = a.x + (u64)(y / a.share) * a.x_width;
+    float gate[ROWS], up[ROWS];
+    // One loop and not two calls: the kernel is half as large.
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) gate[j] = up[j];
+        products<ROWS>(i ? a.up : a.gate, expert, row, x, shared, up);
+    }
+    if (threadIdx.x % WARP) return;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        if (row + i >= a.gate.rows) break;
+        u64 at = (u64)expert * a.gate.rows + row + i;
+        float g = gate[i] + (a.gate_bias ? a.gate_bias[at] : 0);
+        float u = up[i] + (a.up_bias ? a.up_bias[at] : 0);
+        a.out[(u64)y * a.gate.rows + row + i] = activate(g, u, a.alpha, a.limit);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS) gate_up_2(const GateUpArgs a) { gate_up<2>(a); }
