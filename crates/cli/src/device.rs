@@ -35,7 +35,9 @@ impl FromStr for Choice {
             None if s == "auto" => Ok(Choice::Auto),
             None if s == "cpu" => Ok(Choice::Cpu),
             None if s == "cuda" => Ok(Choice::Cuda(0)),
-            Some(("cuda", number)) => Ok(Choice::Cuda(number.parse().map_err(|_| anyhow!("expected cuda:0"))?)),
+            Some(("cuda", number)) => {
+                Ok(Choice::Cuda(number.parse().map_err(|_| anyhow!("expected cuda:0"))?))
+            }
             _ => Err(anyhow!("expected auto, cpu or cuda:0")),
         }
     }

@@ -1,6 +1,7 @@
 // Products of weight matrices with many rows of activations, on the tensor cores.
 
 #include "matrix.cuh"
+#include "tensor.cuh"
 
 #define TILE_ROWS 64
 #define TILE_COLS 64
@@ -12,6 +13,7 @@
 struct HalveArgs {
     const float* x;
     u16* out;     // [rows, width]
+    u16* low;     // [rows, width] what is missing in those, or none
     float* scale; // [rows] What the halves are to be multiplied with
     u32 width;
 };
@@ -29,7 +31,11 @@ extern "C" __global__ void halve(const HalveArgs a) {
     }
     u16* out = a.out + (u64)blockIdx.x * a.width;
     float inverse = 1 / scale;
-    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) out[i] = float_to_half(x[i] * inverse);
+    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) {
+        float value = x[i] * inverse;
+        out[i] = float_to_half(value);
+        if (a.low) a.low[(u64)blockIdx.x * a.width + i] = float_to_half(value - half_to_float(out[i]));
+    }
     if (threadIdx.x == 0) a.scale[blockIdx.x] = scale;
 }
 
@@ -45,6 +51,7 @@ struct GemmArgs {
     u32 blocks[MOST_PRODUCTS];        // where each matrix's blocks end
     u32 width[MOST_PRODUCTS];
     const u16* x;       // [rows, cols]
+    const u16* low;     // [rows, cols] what is missing in them, for weights that are floats
     const float* scale; // of the rows of x
     u32 rows;           // of the output, where there are no tiles
     const Tile* tiles;  // of experts
@@ -52,46 +59,42 @@ struct GemmArgs {
     const u32* sources; // [rows of the output] which row of x each reads, if not its own
 };
 
-__device__ inline u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ inline void load_four(u32 (&r)[4], const u16* p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p)));
-}
-
-__device__ inline void load_two(u32 (&r)[2], const u16* p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(shared_address(p)));
-}
-
-__device__ inline void multiply_add(float (&d)[4], const u32 (&a)[4], const u32* b) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// A group of weights as halves to shared memory.
-template <u32 KIND> __device__ inline void unpack_to(const Mat& m, const Row& r, u32 index, u16* to) {
+// A group of weights as halves to shared memory, and what is missing in those to `low`, if it is wanted.
+template <u32 KIND, bool SPLIT>
+__device__ inline void unpack_to(const Mat& m, const Row& r, u32 index, u16* to, u16* low) {
     Group g;
     Unpack<KIND>::group(m, r, index, g);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint4 words;
-        words.x = two_halves(weight(g, 8 * i), weight(g, 8 * i + 1));
-        words.y = two_halves(weight(g, 8 * i + 2), weight(g, 8 * i + 3));
-        words.z = two_halves(weight(g, 8 * i + 4), weight(g, 8 * i + 5));
-        words.w = two_halves(weight(g, 8 * i + 6), weight(g, 8 * i + 7));
-        ((uint4*)to)[i] = words;
+        u32 words[4], missing[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float first = weight(g, 8 * i + 2 * j), second = weight(g, 8 * i + 2 * j + 1);
+            words[j] = two_halves(first, second);
+            missing[j] = two_halves(first - half_to_float(words[j] & 0xffff), second - half_to_float(words[j] >> 16));
+        }
+        ((uint4*)to)[i] = uint4{words[0], words[1], words[2], words[3]};
+        if (SPLIT) ((uint4*)low)[i] = uint4{missing[0], missing[1], missing[2], missing[3]};
     }
 }
 
-// out[y][r] = w[r] . x[y] for TILE_ROWS rows of a matrix and TOKENS rows of x.
-template <int TOKENS> __device__ inline void gemm(const GemmArgs& a) {
-    __shared__ __align__(16) u16 weights[TILE_ROWS * STRIDE];
-    __shared__ __align__(16) u16 xs[TOKENS * STRIDE];
+// Eight halves of a row of activations; those beyond the last column are zero.
+__device__ inline uint4 eight(const u16* x, u32 col, u32 cols) {
+    if (cols % 8 == 0) return *(const uint4*)(x + col);
+    uint4 words = {0, 0, 0, 0};
+    u16* halves = (u16*)&words;
+    for (int i = 0; i < 8 && col + i < cols; i++) halves[i] = x[col + i];
+    return words;
+}
+
+// out[y][r] = w[r] . x[y] for TILE_ROWS rows of a matrix and TOKENS rows of x. SPLIT makes up for what halves miss in
+// either: such products are as good as those of floats.
+template <int TOKENS, bool SPLIT> __device__ inline void gemm(const GemmArgs& a) {
+    const int PARTS = SPLIT ? 2 : 1;
+    __shared__ __align__(16) u16 weights[PARTS * TILE_ROWS * STRIDE];
+    __shared__ __align__(16) u16 xs[PARTS * TOKENS * STRIDE];
+    u16* low_weights = weights + (PARTS - 1) * TILE_ROWS * STRIDE;
+    u16* low_xs = xs + (PARTS - 1) * TOKENS * STRIDE;
 
     u32 which = 0, start = 0;
     while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
@@ -117,46 +120,60 @@ template <int TOKENS> __device__ inline void gemm(const GemmArgs& a) {
     for (u32 k = 0; k < m.cols; k += TILE_COLS) {
         u32 index = k / 32 + my_half;
         if (index < groups) {
-#define BODY(KIND) unpack_to<KIND>(m, row, index, my_weights)
+#define BODY(KIND) unpack_to<KIND, SPLIT>(m, row, index, my_weights, my_weights + (PARTS - 1) * TILE_ROWS * STRIDE)
             WITH_KIND(m.kind, BODY)
 #undef BODY
         } else {
 #pragma unroll
-            for (int i = 0; i < 4; i++) ((uint4*)my_weights)[i] = uint4{0, 0, 0, 0};
+            for (int i = 0; i < 4; i++) {
+                ((uint4*)my_weights)[i] = uint4{0, 0, 0, 0};
+                if (SPLIT) ((uint4*)(my_weights + TILE_ROWS * STRIDE))[i] = uint4{0, 0, 0, 0};
+            }
         }
-        // Eight halves at a time; the last columns of rows that are no multiple of eight are taken one by one.
 #pragma unroll
         for (int chunk = threadIdx.x; chunk < TOKENS * 8; chunk += THREADS) {
             u32 token = chunk / 8, col = k + chunk % 8 * 8;
-            uint4 words = {0, 0, 0, 0};
+            uint4 words = {0, 0, 0, 0}, low = {0, 0, 0, 0};
             if (token < count && col < m.cols) {
-                u32 source = a.sources ? a.sources[first + token] : first + token;
-                const u16* x = a.x + (u64)source * m.cols + col;
-                if (m.cols % 8 == 0) {
-                    words = *(const uint4*)x;
-                } else {
-                    u16* halves = (u16*)&words;
-                    for (int i = 0; i < 8 && col + i < m.cols; i++) halves[i] = x[i];
-                }
+                u64 source = a.sources ? a.sources[first + token] : first + token;
+                words = eight(a.x + source * m.cols, col, m.cols);
+                if (SPLIT) low = eight(a.low + source * m.cols, col, m.cols);
             }
             *(uint4*)(xs + token * STRIDE + chunk % 8 * 8) = words;
+            if (SPLIT) *(uint4*)(low_xs + token * STRIDE + chunk % 8 * 8) = low;
         }
         __syncthreads();
 #pragma unroll
         for (int step = 0; step < TILE_COLS; step += 16) {
-            u32 w[4];
-            load_four(w, weights + (16 * warp + lane % 16) * STRIDE + step + lane / 16 * 8);
+            u32 w[4], low_w[4];
+            u32 at = (16 * warp + lane % 16) * STRIDE + step + lane / 16 * 8;
+            load_four(w, weights + at);
+            if (SPLIT) load_four(low_w, low_weights + at);
 #pragma unroll
             for (int t = 0; t + 16 <= TOKENS; t += 16) {
                 u32 x[4];
-                load_four(x, xs + (t + lane % 8 + lane / 16 * 8) * STRIDE + step + lane / 8 % 2 * 8);
+                u32 at = (t + lane % 8 + lane / 16 * 8) * STRIDE + step + lane / 8 % 2 * 8;
+                load_four(x, xs + at);
                 multiply_add(d[t / 8], w, x);
                 multiply_add(d[t / 8 + 1], w, x + 2);
+                if (SPLIT) {
+                    multiply_add(d[t / 8], low_w, x);
+                    multiply_add(d[t / 8 + 1], low_w, x + 2);
+                    load_four(x, low_xs + at);
+                    multiply_add(d[t / 8], w, x);
+                    multiply_add(d[t / 8 + 1], w, x + 2);
+                }
             }
             if (TOKENS % 16) {
                 u32 x[2];
-                load_two(x, xs + (TOKENS - 8 + lane % 8) * STRIDE + step + lane / 8 % 2 * 8);
+                u32 at = (TOKENS - 8 + lane % 8) * STRIDE + step + lane / 8 % 2 * 8;
+                load_two(x, xs + at);
                 multiply_add(d[TOKENS / 8 - 1], w, x);
+                if (SPLIT) {
+                    multiply_add(d[TOKENS / 8 - 1], low_w, x);
+                    load_two(x, low_xs + at);
+                    multiply_add(d[TOKENS / 8 - 1], w, x);
+                }
             }
         }
         __syncthreads();
@@ -178,6 +195,9 @@ template <int TOKENS> __device__ inline void gemm(const GemmArgs& a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_8(const GemmArgs a) { gemm<8>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_32(const GemmArgs a) { gemm<32>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_64(const GemmArgs a) { gemm<64>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_8(const GemmArgs a) { gemm<8, false>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_32(const GemmArgs a) { gemm<32, false>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_64(const GemmArgs a) { gemm<64, false>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_8(const GemmArgs a) { gemm<8, true>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_32(const GemmArgs a) { gemm<32, true>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_64(const GemmArgs a) { gemm<64, true>(a); }

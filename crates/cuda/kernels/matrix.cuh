@@ -79,8 +79,8 @@ __device__ inline u32 byte_of(const uint4& words, u32 i) {
 // The doubles of the four-bit floats, as bytes of words.
 __device__ inline float fp4(u32 code) {
     u32 word = code & 4 ? 0x0c080604u : 0x03020100u;
-    float value = (float)(word >> (8 * (code & 3)) & 255);
-    return code & 8 ? -value : value;
+    int value = word >> (8 * (code & 3)) & 255;
+    return (float)(code & 8 ? -value : value);
 }
 
 // Half of 2^(exponent - 127), since lanes are doubled.

@@ -118,6 +118,46 @@ extern "C" __global__ void rope(const RopeArgs a) {
     x[second] = q * cosine + p * sine;
 }
 
+#define MOST_BUFFERS 2
+
+struct HeadsArgs {
+    float* x[MOST_BUFFERS];
+    const float* w[MOST_BUFFERS]; // of the norms, or none
+    u32 heads[MOST_BUFFERS];
+    const float* angles;
+    u32 dim, half;
+    u32 interleaved;
+    float eps;
+};
+
+// Norms and rotates heads of several buffers; a warp for each head of each row.
+extern "C" __global__ void norm_and_rotate(const HeadsArgs a) {
+    u32 lane = threadIdx.x % WARP, row = blockIdx.y;
+    u32 head = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    u32 which = head >= a.heads[0];
+    if (which) head -= a.heads[0];
+    if (head >= a.heads[which]) return;
+    float* x = a.x[which] + ((u64)row * a.heads[which] + head) * a.dim;
+    const float* w = a.w[which];
+    float scale = 1;
+    if (w) {
+        float squares = 0;
+        for (u32 i = lane; i < a.dim; i += WARP) squares = fmaf(x[i], x[i], squares);
+        scale = 1 / sqrtf(warp_sum(squares) / a.dim + a.eps);
+    }
+    const float* angles = a.angles + (u64)row * 2 * a.half;
+    for (u32 i = lane; i < a.half; i += WARP) {
+        u32 first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + a.half;
+        float cosine = angles[i], sine = angles[a.half + i];
+        float p = w ? x[first] * scale * w[first] : x[first];
+        float q = w ? x[second] * scale * w[second] : x[second];
+        x[first] = p * cosine - q * sine;
+        x[second] = q * cosine + p * sine;
+    }
+    if (w)
+        for (u32 i = 2 * a.half + lane; i < a.dim; i += WARP) x[i] = x[i] * scale * w[i];
+}
+
 struct UngroupArgs {
     const float* x;
     float* to;

@@ -10,14 +10,19 @@ use forebay_engine::{Error, Fnv, Result};
 
 use crate::driver::{Gpu, failed};
 
-/// The sources, which share a head.
-const HEAD: &str = include_str!("../kernels/matrix.cuh");
-const SOURCES: [(&str, &str); 6] = [
+/// The sources, and what they share.
+const HEADS: [(&str, &str); 3] = [
+    ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
+    ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
+    ("pages.cuh", include_str!("../kernels/pages.cuh")),
+];
+const SOURCES: [(&str, &str); 7] = [
     ("products", include_str!("../kernels/products.cu")),
     ("gemm", include_str!("../kernels/gemm.cu")),
     ("rows", include_str!("../kernels/rows.cu")),
     ("routing", include_str!("../kernels/routing.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
+    ("prompt", include_str!("../kernels/prompt.cu")),
     ("delta", include_str!("../kernels/delta.cu")),
 ];
 
@@ -54,10 +59,12 @@ macro_rules! kernels {
 
 kernels! {
     "products": dequantise, matvec_1, matvec_2, gate_up_2, head_products;
-    "gemm": halve, gemm_8, gemm_32, gemm_64;
-    "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, ungroup, pick;
+    "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
+    "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
+        pick;
     "routing": route, sort, combine;
     "attention": append, attend_halves, attend_singles, merge;
+    "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
     "delta": delta_gates, convolve, delta_norm, recur;
 }
 
@@ -74,17 +81,23 @@ impl Compiled {
     /// # Errors
     /// If there is no compiler, or the GPU refuses.
     pub fn load(gpu: &Arc<Gpu>, cache: Option<&Path>, kinds: u32) -> Result<Compiled> {
-        let modules: Vec<Module> =
-            SOURCES.iter().map(|(name, text)| Module::load(gpu, name, &source(name, text, kinds), cache)).collect::<Result<_>>()?;
+        let modules: Vec<Module> = SOURCES
+            .iter()
+            .map(|(name, text)| Module::load(gpu, name, &source(name, text, kinds), cache))
+            .collect::<Result<_>>()?;
         Ok(Compiled { kernels: Kernels::find(&modules)?, _modules: modules })
     }
 }
 
-/// A source with its head.
+/// A source with what it includes.
 fn source(name: &str, text: &str, kinds: u32) -> String {
     // The others have no matrices.
     let kinds = if matches!(name, "products" | "gemm") { kinds } else { 0 };
-    text.replace("#include \"matrix.cuh\"", &format!("#define KINDS {kinds}u\n{HEAD}"))
+    let mut source = format!("#define KINDS {kinds}u\n{text}");
+    for (head, text) in HEADS {
+        source = source.replace(&format!("#include \"{head}\"\n"), text);
+    }
+    source
 }
 
 /// Kernels that were compiled together.
@@ -104,7 +117,9 @@ impl Module {
         });
         gpu.enter()?;
         // What cannot be read, is damaged or is not taken is made anew.
-        if let Some(module) = file.as_deref().and_then(read_cached).and_then(|code| Module::of(gpu, &code).ok()) {
+        if let Some(module) =
+            file.as_deref().and_then(read_cached).and_then(|code| Module::of(gpu, &code).ok())
+        {
             return Ok(module);
         }
         let code = compile(name, source, gpu.capability)?;
@@ -162,7 +177,10 @@ fn compile(name: &str, source: &str, (major, minor): (i32, i32)) -> Result<Vec<u
     let text = CString::new(source).expect("sources have no zeros");
     let file = CString::new(format!("{name}.cu")).expect("names have no zeros");
     let refused = |error: nvrtc::result::NvrtcError| {
-        Error::Backend(format!("the GPU's kernels cannot be compiled: {:?}; --device cpu goes without it", error.0))
+        Error::Backend(format!(
+            "the GPU's kernels cannot be compiled: {:?}; --device cpu goes without it",
+            error.0
+        ))
     };
     let program = nvrtc::result::create_program(&text, Some(&file)).map_err(refused)?;
     let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".to_owned()];

@@ -188,9 +188,8 @@ impl Gpu {
         }
         self.enter()?;
         // SAFETY: the address is freed once, by whoever has it.
-        let address = unsafe { result::malloc_sync((bytes as usize).max(16)) }.map_err(|error| {
-            failed(&format!("find {} of its memory for {what}", Bytes(bytes)), error)
-        })?;
+        let address = unsafe { result::malloc_sync((bytes as usize).max(16)) }
+            .map_err(|error| failed(&format!("find {} of its memory for {what}", Bytes(bytes)), error))?;
         self.used.fetch_add(bytes, Ordering::Relaxed);
         Ok(address)
     }
@@ -311,7 +310,8 @@ impl Pinned {
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Pinned> {
         gpu.enter()?;
         // SAFETY: freed once, when dropped.
-        let first = unsafe { result::malloc_host(bytes, 0) }.map_err(|e| failed("pin memory", e))?.cast::<u8>();
+        let first =
+            unsafe { result::malloc_host(bytes, 0) }.map_err(|e| failed("pin memory", e))?.cast::<u8>();
         // SAFETY: so many bytes were allocated.
         unsafe { first.write_bytes(0, bytes) };
         Ok(Pinned { gpu: gpu.clone(), first, bytes })
@@ -357,7 +357,8 @@ impl Moment {
     /// It is when everything that was started so far has ended.
     pub fn set(&self) -> Result<()> {
         // SAFETY: both live.
-        unsafe { result::event::record(self.event, self.gpu.stream) }.map_err(|error| failed("compute", error))
+        unsafe { result::event::record(self.event, self.gpu.stream) }
+            .map_err(|error| failed("compute", error))
     }
 
     /// Waits for it.

@@ -11,6 +11,7 @@ mod state;
 mod weights;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_engine::backend::{Backend, BufShape, Device, Precision};
 use forebay_engine::{Error, Result};
@@ -46,6 +47,25 @@ impl Cuda {
             )));
         }
         Ok(Cuda(Gpu::open(ordinal, memory)?))
+    }
+
+    /// Bytes a second that its memory reads and writes, tried for a moment.
+    ///
+    /// # Errors
+    /// If it has no memory for that.
+    pub fn memory_speed(&self) -> Result<f64> {
+        const BYTES: usize = 256 << 20;
+        const COPIES: usize = 64;
+        let both = self.0.allocate(2 * BYTES, "a moment's measurement")?;
+        let copy = || self.0.copy(both.address(), both.address() + BYTES as u64, BYTES);
+        copy()?;
+        self.0.wait()?;
+        let start = Instant::now();
+        for _ in 0..COPIES {
+            copy()?;
+        }
+        self.0.wait()?;
+        Ok((2 * BYTES * COPIES) as f64 / start.elapsed().as_secs_f64())
     }
 
     /// What the maker calls it.

@@ -148,7 +148,9 @@ impl Recorder {
         let bytes: &[u8] = cast_slice(facts);
         let start = self.facts.used.next_multiple_of(16);
         if start + bytes.len() > FACTS {
-            return Err(Error::Backend("the batch has more pages than the GPU's lists hold; use shorter ones".into()));
+            return Err(Error::Backend(
+                "the batch has more pages than the GPU's lists hold; use shorter ones".into(),
+            ));
         }
         let at = self.facts.half * FACTS + start;
         self.facts.here.bytes()[at..at + bytes.len()].copy_from_slice(bytes);
@@ -167,7 +169,8 @@ impl Recorder {
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         let two = |low: usize, high: usize| low as u64 | (high as u64) << 32;
         self.words.extend([kernel.0 as u64, two(x, y), two(z, threads), two(shared, bytes.len() / 8)]);
-        self.words.extend(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))));
+        self.words
+            .extend(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))));
     }
 
     /// Starts what was recorded.

@@ -60,6 +60,11 @@ impl Kind {
         })
     }
 
+    /// Whether weights are floats: products with them are as good as those of floats on every device.
+    pub fn is_float(self) -> bool {
+        matches!(self, Kind::F32 | Kind::F16 | Kind::BF16)
+    }
+
     /// Which bytes of a block go to each plane, if it is cut.
     fn cuts(self) -> Option<[std::ops::Range<usize>; 3]> {
         match self {

@@ -4,8 +4,8 @@ mod common;
 
 use common::gpu;
 use common::models::{
-    DEMO_LOGITS, KEEPING, Reference, containers, demo_model, distance, logits, options, random_tokens, relative_error,
-    tiny_models, trained,
+    DEMO_LOGITS, KEEPING, Reference, containers, demo_model, distance, logits, options, random_tokens,
+    relative_error, tiny_models, trained,
 };
 use forebay_engine::{Cancel, Engine, Options, Precision, Session, TokenId, Turn};
 
@@ -72,7 +72,11 @@ fn lead(logits: &[f32]) -> f32 {
 #[test]
 fn greedy_text_is_the_processors_until_two_tokens_are_as_likely() {
     let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
-    let models = [Some(demo_model()), trained("tales-qwen35moe-Q4_K_M.gguf"), trained("tales-deepseek_v3-Q4_K_M.gguf")];
+    let models = [
+        Some(demo_model()),
+        trained("tales-qwen35moe-Q4_K_M.gguf"),
+        trained("tales-deepseek_v3-Q4_K_M.gguf"),
+    ];
     for model in models.into_iter().flatten() {
         let engines = [on_gpu.clone(), options(Precision::Exact)].map(|o| Engine::open(&model, &o).unwrap());
         let prompt = engines[0].tokenizer().encode("Once upon a time", Default::default()).unwrap();

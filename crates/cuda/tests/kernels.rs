@@ -4,8 +4,8 @@ mod common;
 
 use common::gpu;
 use common::models::relative_error;
-use forebay_engine::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Precision, Weight};
 use forebay_engine::TokenId;
+use forebay_engine::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Precision, Weight};
 use forebay_kernels::{Affine, DType, Encoding};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -156,10 +156,15 @@ fn products_are_those_of_the_weights() {
                         let pairs = activations[t * cols..][..cols].iter().zip(&truth[r * cols..][..cols]);
                         pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
                     };
-                    let exact: Vec<f32> =
-                        (0..tokens).flat_map(|t| (0..rows).map(move |r| (t, r))).map(|(t, r)| product(t, r)).collect();
+                    let exact: Vec<f32> = (0..tokens)
+                        .flat_map(|t| (0..rows).map(move |r| (t, r)))
+                        .map(|(t, r)| product(t, r))
+                        .collect();
                     let error = relative_error(&ours, &exact);
-                    assert!(error < tolerance, "{encoding} [{rows}, {cols}], {tokens} rows, {precision:?}: {error}");
+                    assert!(
+                        error < tolerance,
+                        "{encoding} [{rows}, {cols}], {tokens} rows, {precision:?}: {error}"
+                    );
                 }
             }
         }

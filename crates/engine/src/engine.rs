@@ -98,10 +98,10 @@ impl Options {
             chunk: self.chunk,
             memory: self.memory,
             expert_memory: self.expert_memory,
-            device: self.device.as_ref().map(|device| DeviceWishes {
-                memory: device.memory(),
-                chunk: device.chunk(),
-            }),
+            device: self
+                .device
+                .as_ref()
+                .map(|device| DeviceWishes { memory: device.memory(), chunk: device.chunk() }),
         })
     }
 }
@@ -227,8 +227,10 @@ impl Engine {
         }
         let streams = !self.0.plan.holds_all_experts() && self.0.plan.device.is_none();
         let drive = |layers| probe::drive_speed(&self.0.file, layers, self.0.io, MOMENT);
+        // A device's memory is not the computer's.
+        let dense = self.0.dense.get(..BEYOND_CACHES).filter(|_| self.0.plan.device.is_none());
         let speeds = Speeds {
-            memory: self.0.dense.get(..BEYOND_CACHES).map(|bytes| read_speed(bytes, self.0.threads)),
+            memory: dense.map(|bytes| read_speed(bytes, self.0.threads)),
             drive: if streams { drive(self.0.store.layers())? } else { None },
         };
         Ok(*self.0.speeds.get_or_init(|| speeds))

@@ -296,9 +296,10 @@ impl Session {
         let mut sequences = [Sequence { state: &mut self.state, rows: 0..tokens.len() }];
         let mut batch = Batch { tokens, positions: &self.positions, sequences: &mut sequences };
         let kept = &mut self.logits;
-        let mut observe = self.routed.as_mut().map(|watch| {
-            move |layer: LayerIdx, routing: &Routing| watch(Routed { phase, layer, routing })
-        });
+        let mut observe = self
+            .routed
+            .as_mut()
+            .map(|watch| move |layer: LayerIdx, routing: &Routing| watch(Routed { phase, layer, routing }));
         let observer = observe.as_mut().map(|observe| observe as &mut RoutingObserver<'_>);
         let pass = Pass { wanted: &self.wanted, cancel: &self.cancel, observer };
         let result = self.engine.compute().forward(&mut batch, pass, |row, logits| {

@@ -6,7 +6,8 @@ mod common;
 mod gguf_builder;
 
 use common::{
-    DEMO_LOGITS, Reference, assert_same_bits, data, demo_model, distance, logits, options, tiny_models, trained,
+    DEMO_LOGITS, Reference, assert_same_bits, data, demo_model, distance, logits, options, tiny_models,
+    trained,
 };
 use forebay_engine::Precision;
 use forebay_engine::format::ModelFile;

@@ -140,7 +140,8 @@ impl CudaBackend {
             count: lists.tile_count,
             sources: lists.tokens,
         };
-        let halves = self.halve(self.at(b.x), self.rows, b.x.width())?;
+        let split = self.expert_products(mixture.layer).iter().any(|w| w.kind.is_float());
+        let halves = self.halve(self.at(b.x), self.rows, b.x.width(), split)?;
         let [gate, up, _] = self.expert_products(mixture.layer);
         let both = [
             Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
@@ -159,7 +160,7 @@ impl CudaBackend {
                 self.record(kernels.clamped_swiglu, Shape::each(each), args.float(alpha).float(limit))?;
             }
         }
-        let halves = self.halve(self.at(b.gate), pairs, inner)?;
+        let halves = self.halve(self.at(b.gate), pairs, inner, split)?;
         let [.., down] = self.expert_products(mixture.layer);
         let product = Product { w: down, out: self.at(b.out), width: down.rows, bias: down_bias };
         let (shape, kernel, args) =

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{
-    Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, KvPages, LayerState, Matrix, Mixture,
-    Part, Precision, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
+    Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
+    Mixture, Part, Precision, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
 use forebay_engine::store::{ExpertPart, Lease};
 use forebay_engine::{Batch, LayerIdx, Result, TokenId};
@@ -196,7 +196,9 @@ impl Backend for CudaBackend {
                 let kind = self.precision.kv_type();
                 Box::new(KvPages::new(shape, kind, DevicePieces::new(&self.gpu, kind.page_bytes(&shape))))
             }
-            StateShape::Recurrent(floats) => Box::new(Recurrent::new(DevicePieces::new(&self.gpu, floats * 4))),
+            StateShape::Recurrent(floats) => {
+                Box::new(Recurrent::new(DevicePieces::new(&self.gpu, floats * 4)))
+            }
         }
     }
 
@@ -251,7 +253,11 @@ impl Backend for CudaBackend {
         let half = rope.frequencies.len();
         let args = Args::new().at(frequencies).at(self.optional(rope.divisors)).at(positions);
         let args = args.at(self.at(out)).int(half).float(rope.scale);
-        self.record(kernels.rope_angles, Shape::new([self.rows, 1, 1], half.next_multiple_of(32).min(256)), args)
+        self.record(
+            kernels.rope_angles,
+            Shape::new([self.rows, 1, 1], half.next_multiple_of(32).min(256)),
+            args,
+        )
     }
 
     fn rope(&mut self, x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf) -> Result<()> {
@@ -261,6 +267,31 @@ impl Backend for CudaBackend {
         let args = Args::new().at(self.at(x)).at(self.at(angles)).int(x.width()).int(head_dim).int(half);
         let args = args.flag(pairs == RopePairs::Interleaved);
         self.record(kernels.rope, Shape::new([each.div_ceil(128), self.rows, 1], 128), args)
+    }
+
+    fn norm_and_rotate(&mut self, buffers: &[(Buf, Option<Vector>)], heads: &Heads) -> Result<()> {
+        let by_head = |&(_, norm): &(Buf, Option<Vector>)| {
+            norm.is_none_or(|w: Vector| self.vectors[w.index()].1 == heads.dim)
+        };
+        let [(q, q_norm), (k, k_norm)] = *buffers else { unreachable!("queries and keys") };
+        if !buffers.iter().all(by_head) {
+            for (buf, norm) in [(q, q_norm), (k, k_norm)] {
+                if let Some(norm) = norm {
+                    self.rms_norm(buf, norm, heads.eps, buf)?;
+                }
+                self.rope(buf, heads.dim, heads.pairs, heads.angles)?;
+            }
+            return Ok(());
+        }
+        let kernels = self.kernels()?;
+        let counts = [q, k].map(|buf| buf.width() / heads.dim);
+        let args =
+            Args::new().at(self.at(q)).at(self.at(k)).at(self.optional(q_norm)).at(self.optional(k_norm));
+        let args = args.int(counts[0]).int(counts[1]).at(self.at(heads.angles)).int(heads.dim);
+        let args =
+            args.int(heads.angles.width() / 2).flag(heads.pairs == RopePairs::Interleaved).float(heads.eps);
+        let blocks = (counts[0] + counts[1]).div_ceil(4);
+        self.record(kernels.norm_and_rotate, Shape::new([blocks, self.rows, 1], 128), args)
     }
 
     fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()> {

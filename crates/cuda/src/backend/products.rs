@@ -85,14 +85,32 @@ pub struct Tiles {
     pub sources: Address,
 }
 
-/// The kernel for so many rows of activations together.
-fn gemm(kernels: &Kernels, tokens: usize) -> Kernel {
-    match tokens {
-        8 => kernels.gemm_8,
-        32 => kernels.gemm_32,
-        64 => kernels.gemm_64,
-        other => unreachable!("tiles of {other}"),
+/// The kernel for so many rows of activations together, `split` where weights are floats.
+fn gemm(kernels: &Kernels, tokens: usize, split: bool) -> Kernel {
+    match (tokens, split) {
+        (8, false) => kernels.gemm_8,
+        (32, false) => kernels.gemm_32,
+        (64, false) => kernels.gemm_64,
+        (8, true) => kernels.gemm_split_8,
+        (32, true) => kernels.gemm_split_32,
+        (64, true) => kernels.gemm_split_64,
+        (other, _) => unreachable!("tiles of {other}"),
     }
+}
+
+/// Whether a product needs more than halves.
+fn any_floats(products: &[Product<'_>]) -> bool {
+    products.iter().any(|p| p.w.kind.is_float())
+}
+
+/// Activations for the tensor cores.
+#[derive(Clone, Copy)]
+pub struct Halves {
+    high: Address,
+    /// What is missing in those, or none.
+    low: Address,
+    /// By row.
+    scales: Address,
 }
 
 /// The tile for so many rows.
@@ -123,13 +141,19 @@ impl CudaBackend {
             }
             return Ok(());
         }
-        let (halves, scales) = self.halve(from, rows, x.width())?;
-        for some in products.chunks(MOST_PRODUCTS) {
+        let split = products.iter().any(|(w, _)| self.matrices[w.index()].kind.is_float());
+        let halves = self.halve(from, rows, x.width(), split)?;
+        // Those of floats apart from the others, which need less.
+        let (floats, others): (Vec<_>, Vec<_>) =
+            products.iter().copied().partition(|(w, _)| self.matrices[w.index()].kind.is_float());
+        for some in floats.chunks(MOST_PRODUCTS).chain(others.chunks(MOST_PRODUCTS)) {
             let tile = tile_for(rows);
-            let (args, blocks) = put_products(&self.named(some), |w| w.rows.div_ceil(GEMM_ROWS));
-            let args = args.at(halves).at(scales).int(rows).at(0).at(0).at(0);
+            let named = self.named(some);
+            let (args, blocks) = put_products(&named, |w| w.rows.div_ceil(GEMM_ROWS));
+            let args = args.at(halves.high).at(halves.low).at(halves.scales).int(rows).at(0).at(0).at(0);
             let shape = Shape::new([blocks, rows.div_ceil(tile), 1], GEMM_THREADS);
-            self.recorder.record(gemm(&kernels, tile), shape, args);
+            let kernel = gemm(&kernels, tile, any_floats(&named));
+            self.recorder.record(kernel, shape, args);
         }
         Ok(())
     }
@@ -166,22 +190,26 @@ impl CudaBackend {
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
-        (halves, scales): (Address, Address),
+        halves: Halves,
         tiles: Tiles,
     ) -> (Shape, Kernel, Args) {
         let (args, blocks) = put_products(products, |w| w.rows.div_ceil(GEMM_ROWS));
-        let args = args.at(halves).at(scales).int(0).at(tiles.tiles).at(tiles.count).at(tiles.sources);
-        (Shape::new([blocks, tiles.most, 1], GEMM_THREADS), gemm(kernels, tiles.size), args)
+        let args = args.at(halves.high).at(halves.low).at(halves.scales).int(0);
+        let args = args.at(tiles.tiles).at(tiles.count).at(tiles.sources);
+        let kernel = gemm(kernels, tiles.size, any_floats(products));
+        (Shape::new([blocks, tiles.most, 1], GEMM_THREADS), kernel, args)
     }
 
-    /// Rows as halves, and what multiplies each.
-    pub(super) fn halve(&mut self, x: Address, rows: usize, width: usize) -> Result<(Address, Address)> {
+    /// Rows as halves; `split`, for weights that are floats, with what is missing in them.
+    pub(super) fn halve(&mut self, x: Address, rows: usize, width: usize, split: bool) -> Result<Halves> {
         let kernels = self.kernels()?;
-        let halves = self.scratch(Scratch::Halves, rows * width * 2)?;
+        let bytes = (rows * width * 2).next_multiple_of(256);
+        let high = self.scratch(Scratch::Halves, if split { 2 * bytes } else { bytes })?;
+        let low = if split { high + bytes as u64 } else { 0 };
         let scales = self.scratch(Scratch::Scales, rows * 4)?;
-        let args = Args::new().at(x).at(halves).at(scales).int(width);
+        let args = Args::new().at(x).at(high).at(low).at(scales).int(width);
         self.record(kernels.halve, Shape::new([rows, 1, 1], 256), args)?;
-        Ok((halves, scales))
+        Ok(Halves { high, low, scales })
     }
 
     /// Products of each head with a matrix of its own.

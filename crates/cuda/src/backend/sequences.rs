@@ -1,5 +1,7 @@
 //! Operations that read what sequences keep: attention and the gated delta rule.
 
+use std::ops::Range;
+
 use forebay_engine::backend::{Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent};
 use forebay_engine::{Batch, Result};
 use forebay_kernels::{KEY_BLOCK, STATE_COLUMNS};
@@ -13,6 +15,12 @@ use crate::state::DevicePieces;
 const THREADS: usize = 256;
 const HEADS: usize = THREADS / 32;
 const KEYS: usize = 32;
+
+/// Of the attention kernels for prompts: threads of a block, queries that it takes, and the fewest tokens of a sequence
+/// that they are worth it for.
+const PROMPT_THREADS: usize = 128;
+const PROMPT_QUERIES: usize = 64;
+const FEWEST_PROMPT_ROWS: usize = 8;
 
 /// Lists of pages have room for a power of two of them, so that they seldom move.
 const FEWEST_PAGES: usize = 16;
@@ -77,6 +85,26 @@ impl CudaBackend {
         self.record(kernels.append, Shape::new([self.rows, 1, 1], 128), args)?;
 
         let q_heads = a.q.width() / key_dim;
+        let plain = !single && !latent && key_dim == value_dim && q_heads / heads <= PROMPT_QUERIES;
+        let prompt = match key_dim {
+            32 => Some(kernels.attend_prompt_32),
+            64 => Some(kernels.attend_prompt_64),
+            128 => Some(kernels.attend_prompt_128),
+            _ => None,
+        };
+        let rows_each = self.rows / batch.sequences.len();
+        if let Some(kernel) = prompt.filter(|_| plain && rows_each >= FEWEST_PROMPT_ROWS) {
+            let each = PROMPT_QUERIES / (q_heads / heads);
+            let cut = |rows: Range<usize>| {
+                let tile = move |row: usize| [row as u32, each.min(rows.end - row) as u32];
+                rows.clone().step_by(each).map(tile)
+            };
+            let tokens: Vec<[u32; 2]> = batch.sequences.iter().flat_map(|s| cut(s.rows.clone())).collect();
+            let listed = self.recorder.facts(&tokens.concat())?;
+            let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(self.optional(a.sinks)).at(listed);
+            let args = args.int(q_heads).int(window.unwrap_or(0)).float(a.scale);
+            return self.record(kernel, Shape::new([heads, tokens.len(), 1], PROMPT_THREADS), args);
+        }
         let blocks = heads * (q_heads / heads).div_ceil(HEADS);
         // Positions are shared out where there are too few rows for all processors. As lengths grow, the number of
         // shares changes seldom, so that graphs last.

@@ -229,6 +229,19 @@ pub struct Rope {
     pub pairs: RopePairs,
 }
 
+/// Heads that are normed and rotated.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// Channels of a head.
+    pub dim: usize,
+    /// Of the norms.
+    pub eps: f32,
+    /// Which channels rotate together.
+    pub pairs: RopePairs,
+    /// Of the rows, as [`Backend::rope_angles`] made them.
+    pub angles: Buf,
+}
+
 /// Causal attention of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
@@ -463,6 +476,20 @@ pub trait Backend: Send {
 
     /// Rotates every head of `x` in place by the angles of its row.
     fn rope(&mut self, x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf) -> Result<()>;
+
+    /// Norms every head of each buffer that has a norm, and rotates all by the angles of their rows: a norm is as long as
+    /// a head, or as all heads together.
+    fn norm_and_rotate(&mut self, buffers: &[(Buf, Option<Vector>)], heads: &Heads) -> Result<()> {
+        for &(buf, norm) in buffers {
+            if let Some(norm) = norm {
+                self.rms_norm(buf, norm, heads.eps, buf)?;
+            }
+        }
+        for &(buf, _) in buffers {
+            self.rope(buf, heads.dim, heads.pairs, heads.angles)?;
+        }
+        Ok(())
+    }
 
     /// Appends the batch's keys and values to its sequences, then attends from every row to all positions
     /// of its sequence up to its own, or to those in the layer's window.
