@@ -107,7 +107,13 @@ template <class T> __device__ inline void attend(const AttendArgs& a) {
         }
         if (!a.kv.latent) {
             const T* v = page + (u64)a.kv.heads * PAGE * key_dim + (u64)(kv_head * PAGE + position % PAGE) * value_dim;
-            for (u32 i = threadIdx.x; i < KEYS * value_dim; i += THREADS) values[i] = v[i];
+            if (value_dim * sizeof(T) % 16 == 0) {
+                u32 chunks = KEYS * value_dim * sizeof(T) / 16;
+#pragma unroll 4
+                for (u32 i = threadIdx.x; i < chunks; i += THREADS) ((uint4*)values)[i] = ((const uint4*)v)[i];
+            } else {
+                for (u32 i = threadIdx.x; i < KEYS * value_dim; i += THREADS) values[i] = v[i];
+            }
         }
         __syncthreads();
         if (!active) continue;
@@ -186,19 +192,18 @@ extern "C" __global__ void merge(const AttendArgs a) {
     u32 dim = a.kv.value_dim;
     u64 step = (u64)a.rows * a.q_heads * (dim + 2);
     const float* from = a.partial + ((u64)row * a.q_heads + head) * (dim + 2);
+    // A lane has the shares that it counts.
     float max = a.sinks ? a.sinks[head] : -INFINITE;
-    for (u32 s = 0; s < a.splits; s++) max = fmaxf(max, from[s * step + dim]);
-    float sum = a.sinks ? expf(a.sinks[head] - max) : 0;
-    for (u32 s = 0; s < a.splits; s++) {
-        float m = from[s * step + dim];
-        if (m > -INFINITE) sum += expf(m - max) * from[s * step + dim + 1];
-    }
+    for (u32 s = lane; s < a.splits; s += WARP) max = fmaxf(max, from[s * step + dim]);
+    max = warp_max(max);
+    float sum = a.sinks && lane == 0 ? expf(a.sinks[head] - max) : 0;
+    for (u32 s = lane; s < a.splits; s += WARP)
+        sum = fmaf(expf(from[s * step + dim] - max), from[s * step + dim + 1], sum);
+    sum = warp_sum(sum);
     for (u32 i = lane; i < dim; i += WARP) {
         float value = 0;
-        for (u32 s = 0; s < a.splits; s++) {
-            float m = from[s * step + dim];
-            if (m > -INFINITE) value = fmaf(expf(m - max), from[s * step + i], value);
-        }
+#pragma unroll 8
+        for (u32 s = 0; s < a.splits; s++) value = fmaf(expf(from[s * step + dim] - max), from[s * step + i], value);
         a.out[((u64)row * a.q_heads + head) * dim + i] = value / sum;
     }
 }

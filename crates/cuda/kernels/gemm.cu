@@ -60,10 +60,7 @@ struct GemmArgs {
 };
 
 // A group of weights as halves to shared memory, and what is missing in those to `low`, if it is wanted.
-template <u32 KIND, bool SPLIT>
-__device__ inline void unpack_to(const Mat& m, const Row& r, u32 index, u16* to, u16* low) {
-    Group g;
-    Unpack<KIND>::group(m, r, index, g);
+template <bool SPLIT> __device__ inline void store_halves(const Group& g, u16* to, u16* low) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         u32 words[4], missing[4];
@@ -71,7 +68,9 @@ __device__ inline void unpack_to(const Mat& m, const Row& r, u32 index, u16* to,
         for (int j = 0; j < 4; j++) {
             float first = weight(g, 8 * i + 2 * j), second = weight(g, 8 * i + 2 * j + 1);
             words[j] = two_halves(first, second);
-            missing[j] = two_halves(first - half_to_float(words[j] & 0xffff), second - half_to_float(words[j] >> 16));
+            if (SPLIT)
+                missing[j] =
+                    two_halves(first - half_to_float(words[j] & 0xffff), second - half_to_float(words[j] >> 16));
         }
         ((uint4*)to)[i] = uint4{words[0], words[1], words[2], words[3]};
         if (SPLIT) ((uint4*)low)[i] = uint4{missing[0], missing[1], missing[2], missing[3]};
@@ -87,62 +86,69 @@ __device__ inline uint4 eight(const u16* x, u32 col, u32 cols) {
     return words;
 }
 
-// out[y][r] = w[r] . x[y] for TILE_ROWS rows of a matrix and TOKENS rows of x. SPLIT makes up for what halves miss in
-// either: such products are as good as those of floats.
-template <int TOKENS, bool SPLIT> __device__ inline void gemm(const GemmArgs& a) {
-    const int PARTS = SPLIT ? 2 : 1;
-    __shared__ __align__(16) u16 weights[PARTS * TILE_ROWS * STRIDE];
-    __shared__ __align__(16) u16 xs[PARTS * TOKENS * STRIDE];
-    u16* low_weights = weights + (PARTS - 1) * TILE_ROWS * STRIDE;
-    u16* low_xs = xs + (PARTS - 1) * TOKENS * STRIDE;
+// Which rows of activations a block multiplies, and with which expert.
+struct Work {
+    u32 expert, first, count;
+};
 
-    u32 which = 0, start = 0;
-    while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
-    const Mat& m = a.w[which];
-    u32 first_row = (blockIdx.x - start) * TILE_ROWS;
-    u32 expert = 0, first = blockIdx.y * TOKENS, count = TOKENS;
-    if (a.tiles) {
-        if (blockIdx.y >= *a.tile_count) return;
-        Tile tile = a.tiles[blockIdx.y];
-        expert = tile.expert, first = tile.first, count = tile.count;
-    } else {
-        count = min(count, a.rows - first);
-    }
-
+// d = w . x for TILE_ROWS rows of a matrix from `first_row` on and up to TOKENS rows of x. SPLIT makes up for what halves
+// miss in either: such products are as good as those of floats.
+template <u32 KIND, int TOKENS, bool SPLIT>
+__device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, Work work, u16* weights, u16* xs,
+                                float (&d)[TOKENS / 8][4]) {
+    const int CHUNKS = (TOKENS * 8 + THREADS - 1) / THREADS;
+    u16* low_weights = weights + TILE_ROWS * STRIDE;
+    u16* low_xs = xs + TOKENS * STRIDE;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     // A thread unpacks one group of a row in each step.
     u32 my_row = threadIdx.x / 2, my_half = threadIdx.x % 2;
-    Row row = row_of(m, expert, min(first_row + my_row, m.rows - 1));
-    u16* my_weights = weights + my_row * STRIDE + 32 * my_half;
-    u32 groups = (m.cols + 31) / 32;
-    float d[TOKENS / 8][4] = {};
+    Row row = row_of(m, work.expert, min(first_row + my_row, m.rows - 1));
+    u32 my_place = my_row * STRIDE + 32 * my_half, last_group = (m.cols - 1) / 32;
+    // Where its share of the activations comes from.
+    u64 from[CHUNKS];
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        u32 token = (threadIdx.x + i * THREADS) / 8;
+        u32 y = work.first + min(token, work.count - 1);
+        from[i] = (u64)(a.sources ? a.sources[y] : y) * m.cols;
+    }
 
+    typename Unpack<KIND>::Raw raw;
+    uint4 high[CHUNKS], low[CHUNKS];
+    auto load = [&](u32 k) {
+        // Groups and columns beyond the last are read again, and not used.
+        raw = Unpack<KIND>::load(m, row, min(k / 32 + my_half, last_group));
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            u32 chunk = threadIdx.x + i * THREADS, col = k + chunk % 8 * 8;
+            high[i] = low[i] = uint4{0, 0, 0, 0};
+            if (chunk / 8 < work.count && col < m.cols) {
+                high[i] = eight(a.x + from[i], col, m.cols);
+                if (SPLIT) low[i] = eight(a.low + from[i], col, m.cols);
+            }
+        }
+    };
+    load(0);
     for (u32 k = 0; k < m.cols; k += TILE_COLS) {
         u32 index = k / 32 + my_half;
-        if (index < groups) {
-#define BODY(KIND) unpack_to<KIND, SPLIT>(m, row, index, my_weights, my_weights + (PARTS - 1) * TILE_ROWS * STRIDE)
-            WITH_KIND(m.kind, BODY)
-#undef BODY
-        } else {
+        Group g;
+        Unpack<KIND>::unpack(m, raw, index, g);
+        if (index > last_group) {
+            g.scale[0] = g.scale[1] = g.min = 0;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                ((uint4*)my_weights)[i] = uint4{0, 0, 0, 0};
-                if (SPLIT) ((uint4*)(my_weights + TILE_ROWS * STRIDE))[i] = uint4{0, 0, 0, 0};
-            }
+            for (int i = 0; i < 32; i++) g.lane[i] = 0;
         }
+        store_halves<SPLIT>(g, weights + my_place, low_weights + my_place);
 #pragma unroll
-        for (int chunk = threadIdx.x; chunk < TOKENS * 8; chunk += THREADS) {
-            u32 token = chunk / 8, col = k + chunk % 8 * 8;
-            uint4 words = {0, 0, 0, 0}, low = {0, 0, 0, 0};
-            if (token < count && col < m.cols) {
-                u64 source = a.sources ? a.sources[first + token] : first + token;
-                words = eight(a.x + source * m.cols, col, m.cols);
-                if (SPLIT) low = eight(a.low + source * m.cols, col, m.cols);
-            }
-            *(uint4*)(xs + token * STRIDE + chunk % 8 * 8) = words;
-            if (SPLIT) *(uint4*)(low_xs + token * STRIDE + chunk % 8 * 8) = low;
+        for (int i = 0; i < CHUNKS; i++) {
+            u32 chunk = threadIdx.x + i * THREADS, place = chunk / 8 * STRIDE + chunk % 8 * 8;
+            if (CHUNKS * THREADS > TOKENS * 8 && chunk >= TOKENS * 8) break;
+            *(uint4*)(xs + place) = high[i];
+            if (SPLIT) *(uint4*)(low_xs + place) = low[i];
         }
         __syncthreads();
+        // What comes next is on its way while this is multiplied.
+        if (k + TILE_COLS < m.cols) load(k + TILE_COLS);
 #pragma unroll
         for (int step = 0; step < TILE_COLS; step += 16) {
             u32 w[4], low_w[4];
@@ -178,17 +184,45 @@ template <int TOKENS, bool SPLIT> __device__ inline void gemm(const GemmArgs& a)
         }
         __syncthreads();
     }
+}
 
+// out[y][r] = w[r] . x[y]
+template <int TOKENS, bool SPLIT> __device__ inline void gemm(const GemmArgs& a) {
+    const int PARTS = SPLIT ? 2 : 1;
+    __shared__ __align__(16) u16 weights[PARTS * TILE_ROWS * STRIDE];
+    __shared__ __align__(16) u16 xs[PARTS * TOKENS * STRIDE];
+
+    u32 which = 0, start = 0;
+    while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
+    const Mat& m = a.w[which];
+    u32 first_row = (blockIdx.x - start) * TILE_ROWS;
+    Work work = {0, blockIdx.y * TOKENS, TOKENS};
+    if (a.tiles) {
+        if (blockIdx.y >= *a.tile_count) return;
+        Tile tile = a.tiles[blockIdx.y];
+        work = Work{tile.expert, tile.first, tile.count};
+    } else {
+        work.count = min(work.count, a.rows - work.first);
+    }
+    float d[TOKENS / 8][4] = {};
+    // Only floats are split, and all of them are.
+#define BODY(KIND)                                                                                                     \
+    if constexpr ((KIND == F32 || KIND == F16 || KIND == BF16) == SPLIT)                                              \
+    multiply<KIND, TOKENS, SPLIT>(a, m, first_row, work, weights, xs, d)
+    WITH_KIND(m.kind, BODY)
+#undef BODY
+
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 #pragma unroll
     for (int t = 0; t < TOKENS / 8; t++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             u32 token = 8 * t + lane % 4 * 2 + i % 2;
             u32 r = first_row + 16 * warp + lane / 4 + i / 2 * 8;
-            if (token < count && r < m.rows) {
-                u32 y = first + token;
+            if (token < work.count && r < m.rows) {
+                u32 y = work.first + token;
                 float scale = a.scale[a.sources ? a.sources[y] : y];
-                float bias = a.bias[which] ? a.bias[which][(u64)expert * m.rows + r] : 0;
+                float bias = a.bias[which] ? a.bias[which][(u64)work.expert * m.rows + r] : 0;
                 a.out[which][(u64)y * a.width[which] + r] = fmaf(d[t][i], scale, bias);
             }
         }

@@ -108,6 +108,16 @@ template <class Value> __device__ inline void nibble_halves(const uint4& codes, 
     }
 }
 
+// Sixteen bytes of nibbles, two neighbours in a byte.
+template <class Value> __device__ inline void nibble_pairs(const uint4& codes, Group& g, Value value) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        u32 byte = byte_of(codes, i);
+        g.lane[2 * i] = value(byte & 15);
+        g.lane[2 * i + 1] = value(byte >> 4);
+    }
+}
+
 // The six-bit scale and minimum of part `i` of a block of Q4_K or Q5_K, from its head.
 __device__ inline void scale_and_min(const uint4& head, u32 i, Group& g) {
     u32 j = 8 * (i & 3);
@@ -118,41 +128,68 @@ __device__ inline void scale_and_min(const uint4& head, u32 i, Group& g) {
     g.min = __fmul_rn(half_to_float(head.x >> 16), (float)min);
 }
 
+// A type's bytes of a group, and what they mean. Loading is apart from unpacking so that it can be done ahead.
 template <u32 KIND> struct Unpack;
 
 template <> struct Unpack<F32> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
+    struct Raw {
+        float lane[32];
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
         const float* from = (const float*)r.codes + 32 * index;
         u32 left = m.cols - 32 * index;
+        Raw raw;
+        if (m.cols % 4 == 0 && left >= 32) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) g.lane[i] = i < left ? from[i] : 0;
+            for (int i = 0; i < 8; i++) {
+                float4 four = ((const float4*)from)[i];
+                raw.lane[4 * i] = four.x, raw.lane[4 * i + 1] = four.y;
+                raw.lane[4 * i + 2] = four.z, raw.lane[4 * i + 3] = four.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 32; i++) raw.lane[i] = i < left ? from[i] : 0;
+        }
+        return raw;
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) g.lane[i] = raw.lane[i];
         g.scale[0] = g.scale[1] = 1;
         g.min = 0;
     }
 };
 
 template <bool BRAIN> struct Halves {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
+    struct Raw {
+        u32 two[16];
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
         const u16* from = (const u16*)r.codes + 32 * index;
         u32 left = m.cols - 32 * index;
+        Raw raw;
         if (m.cols % 8 == 0 && left >= 32) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                uint4 w = ((const uint4*)from)[i];
-                u32 words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    u16 low = words[j] & 0xffff, high = words[j] >> 16;
-                    g.lane[8 * i + 2 * j] = BRAIN ? bf16_to_float(low) : half_to_float(low);
-                    g.lane[8 * i + 2 * j + 1] = BRAIN ? bf16_to_float(high) : half_to_float(high);
-                }
+                uint4 eight = ((const uint4*)from)[i];
+                raw.two[4 * i] = eight.x, raw.two[4 * i + 1] = eight.y;
+                raw.two[4 * i + 2] = eight.z, raw.two[4 * i + 3] = eight.w;
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < 32; i++) {
-                u16 bits = i < left ? from[i] : 0;
-                g.lane[i] = BRAIN ? bf16_to_float(bits) : half_to_float(bits);
+            for (int i = 0; i < 16; i++) {
+                u32 low = 2 * i < left ? from[2 * i] : 0, high = 2 * i + 1 < left ? from[2 * i + 1] : 0;
+                raw.two[i] = low | high << 16;
             }
+        }
+        return raw;
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            u16 low = raw.two[i] & 0xffff, high = raw.two[i] >> 16;
+            g.lane[2 * i] = BRAIN ? bf16_to_float(low) : half_to_float(low);
+            g.lane[2 * i + 1] = BRAIN ? bf16_to_float(high) : half_to_float(high);
         }
         g.scale[0] = g.scale[1] = 1;
         g.min = 0;
@@ -162,150 +199,165 @@ template <> struct Unpack<F16> : Halves<false> {};
 template <> struct Unpack<BF16> : Halves<true> {};
 
 template <> struct Unpack<Q8_0> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
+    struct Raw {
+        uint4 codes[2];
+        u16 d;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
         const uint4* from = (const uint4*)(r.codes + 32 * index);
+        return Raw{{from[0], from[1]}, ((const u16*)r.scales)[index]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint4 codes = from[half];
-#pragma unroll
-            for (int i = 0; i < 16; i++) g.lane[16 * half + i] = (float)(i8)byte_of(codes, i);
-        }
-        g.scale[0] = g.scale[1] = half_to_float(((const u16*)r.scales)[index]);
+        for (int i = 0; i < 32; i++) g.lane[i] = (float)(i8)byte_of(raw.codes[i / 16], i % 16);
+        g.scale[0] = g.scale[1] = half_to_float(raw.d);
         g.min = 0;
     }
 };
 
 template <> struct Unpack<Q4_0> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
-        uint4 codes = ((const uint4*)r.codes)[index];
-        nibble_halves(codes, g, [](u32 nibble) { return (float)nibble - 8; });
-        g.scale[0] = g.scale[1] = half_to_float(((const u16*)r.scales)[index]);
+    struct Raw {
+        uint4 codes;
+        u16 d;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        return Raw{((const uint4*)r.codes)[index], ((const u16*)r.scales)[index]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        nibble_halves(raw.codes, g, [](u32 nibble) { return (float)nibble - 8; });
+        g.scale[0] = g.scale[1] = half_to_float(raw.d);
         g.min = 0;
     }
 };
 
 template <> struct Unpack<Q4_K> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
-        u32 part = index % 8;
+    struct Raw {
+        uint4 head, codes[2];
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
         const uint4* block = (const uint4*)(r.codes + index / 8 * 144);
-        scale_and_min(block[0], part, g);
-        u32 shift = 4 * (part & 1);
+        u32 pair = index % 8 / 2;
+        return Raw{block[0], {block[1 + 2 * pair], block[2 + 2 * pair]}};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        scale_and_min(raw.head, index % 8, g);
+        u32 shift = 4 * (index & 1);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint4 codes = block[1 + part / 2 * 2 + half];
-#pragma unroll
-            for (int i = 0; i < 16; i++) g.lane[16 * half + i] = (float)(byte_of(codes, i) >> shift & 15);
-        }
+        for (int i = 0; i < 32; i++) g.lane[i] = (float)(byte_of(raw.codes[i / 16], i % 16) >> shift & 15);
     }
 };
 
 template <> struct Unpack<Q5_K> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
-        u32 part = index % 8;
+    struct Raw {
+        uint4 head, fifth[2], codes[2];
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
         const uint4* block = (const uint4*)(r.codes + index / 8 * 176);
-        scale_and_min(block[0], part, g);
-        u32 shift = 4 * (part & 1);
+        u32 pair = index % 8 / 2;
+        return Raw{block[0], {block[1], block[2]}, {block[3 + 2 * pair], block[4 + 2 * pair]}};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        u32 part = index % 8, shift = 4 * (part & 1);
+        scale_and_min(raw.head, part, g);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint4 fifth = block[1 + half];
-            uint4 codes = block[3 + part / 2 * 2 + half];
-#pragma unroll
-            for (int i = 0; i < 16; i++) {
-                u32 bit = byte_of(fifth, i) >> part & 1;
-                g.lane[16 * half + i] = (float)((byte_of(codes, i) >> shift & 15) | bit << 4);
-            }
+        for (int i = 0; i < 32; i++) {
+            u32 bit = byte_of(raw.fifth[i / 16], i % 16) >> part & 1;
+            g.lane[i] = (float)((byte_of(raw.codes[i / 16], i % 16) >> shift & 15) | bit << 4);
         }
     }
 };
 
 template <> struct Unpack<Q6_K> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
+    struct Raw {
+        uint4 low[2], high[2];
+        u16 d, scales;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
         u32 block = index / 8, part = index % 8;
         u32 half = part / 4, quarter = part % 4;
         const uint4* low = (const uint4*)(r.codes + 128 * block + 64 * half + 32 * (quarter & 1));
         const uint4* high = (const uint4*)(r.scales + 80 * block + 32 * half);
+        const u16* scales = (const u16*)(r.scales + 80 * block + 64);
+        return Raw{{low[0], low[1]}, {high[0], high[1]}, ((const u16*)r.biases)[block], scales[part]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        u32 quarter = index % 4;
         u32 shift = 4 * (quarter >> 1), pair = 2 * quarter;
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            uint4 nibbles = low[j], pairs = high[j];
-#pragma unroll
-            for (int i = 0; i < 16; i++) {
-                u32 code = (byte_of(nibbles, i) >> shift & 15) | (byte_of(pairs, i) >> pair & 3) << 4;
-                g.lane[16 * j + i] = (float)code - 32;
-            }
+        for (int i = 0; i < 32; i++) {
+            u32 low = byte_of(raw.low[i / 16], i % 16) >> shift & 15, high = byte_of(raw.high[i / 16], i % 16) >> pair & 3;
+            g.lane[i] = (float)(low | high << 4) - 32;
         }
-        const i8* scales = (const i8*)(r.scales + 80 * block + 64);
-        float d = half_to_float(((const u16*)r.biases)[block]);
-        g.scale[0] = __fmul_rn(d, (float)scales[2 * part]);
-        g.scale[1] = __fmul_rn(d, (float)scales[2 * part + 1]);
+        float d = half_to_float(raw.d);
+        g.scale[0] = __fmul_rn(d, (float)(i8)(raw.scales & 255));
+        g.scale[1] = __fmul_rn(d, (float)(i8)(raw.scales >> 8));
         g.min = 0;
     }
 };
 
 template <> struct Unpack<IQ4_XS> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
-        u32 block = index / 8, part = index % 8;
-        uint2 head = *(const uint2*)(r.scales + 8 * block);
-        u32 low = head.y >> (4 * part) & 15, high = head.x >> (16 + 2 * part) & 3;
-        g.scale[0] = g.scale[1] = __fmul_rn(half_to_float(head.x & 0xffff), (float)((int)(low | high << 4) - 32));
+    struct Raw {
+        uint2 head;
+        uint4 codes;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        return Raw{((const uint2*)r.scales)[index / 8], ((const uint4*)r.codes)[index]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        u32 part = index % 8;
+        u32 low = raw.head.y >> (4 * part) & 15, high = raw.head.x >> (16 + 2 * part) & 3;
+        float scale = (float)((int)(low | high << 4) - 32);
+        g.scale[0] = g.scale[1] = __fmul_rn(half_to_float(raw.head.x & 0xffff), scale);
         g.min = 0;
-        uint4 codes = ((const uint4*)r.codes)[index];
-        nibble_halves(codes, g, [](u32 nibble) { return (float)IQ4_VALUES[nibble]; });
+        nibble_halves(raw.codes, g, [](u32 nibble) { return (float)IQ4_VALUES[nibble]; });
     }
 };
 
-template <> struct Unpack<MXFP4> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
-        nibble_halves(((const uint4*)r.codes)[index], g, fp4);
-        g.scale[0] = g.scale[1] = half_of_power(r.scales[index]);
+template <bool PAIRS> struct Fp4 {
+    struct Raw {
+        uint4 codes;
+        u8 exponent;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        return Raw{((const uint4*)r.codes)[index], r.scales[index]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        if (PAIRS) nibble_pairs(raw.codes, g, fp4);
+        else nibble_halves(raw.codes, g, fp4);
+        g.scale[0] = g.scale[1] = half_of_power(raw.exponent);
         g.min = 0;
     }
 };
+template <> struct Unpack<MXFP4> : Fp4<false> {};
+template <> struct Unpack<MXFP4_PAIRS> : Fp4<true> {};
 
-template <> struct Unpack<MXFP4_PAIRS> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
-        uint4 codes = ((const uint4*)r.codes)[index];
+template <bool BYTES> struct Affine {
+    struct Raw {
+        uint4 codes[2];
+        float scale, bias;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        const uint4* from = (const uint4*)(r.codes + (BYTES ? 32 : 16) * index);
+        u32 at = 32 * index / m.group;
+        return Raw{{from[0], from[BYTES]}, float_at(m.floats, r.scales, at), float_at(m.floats, r.biases, at)};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        if (BYTES) {
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            u32 byte = byte_of(codes, i);
-            g.lane[2 * i] = fp4(byte & 15);
-            g.lane[2 * i + 1] = fp4(byte >> 4);
+            for (int i = 0; i < 32; i++) g.lane[i] = (float)byte_of(raw.codes[i / 16], i % 16);
+        } else {
+            nibble_pairs(raw.codes[0], g, [](u32 nibble) { return (float)nibble; });
         }
-        g.scale[0] = g.scale[1] = half_of_power(r.scales[index]);
-        g.min = 0;
+        g.scale[0] = g.scale[1] = raw.scale;
+        g.min = -raw.bias;
     }
 };
+template <> struct Unpack<AFFINE4> : Affine<false> {};
+template <> struct Unpack<AFFINE8> : Affine<true> {};
 
-__device__ inline void affine_scales(const Mat& m, const Row& r, u32 index, Group& g) {
-    u32 at = 32 * index / m.group;
-    g.scale[0] = g.scale[1] = float_at(m.floats, r.scales, at);
-    g.min = -float_at(m.floats, r.biases, at);
+template <u32 KIND> __device__ inline void unpack_group(const Mat& m, const Row& r, u32 index, Group& g) {
+    Unpack<KIND>::unpack(m, Unpack<KIND>::load(m, r, index), index, g);
 }
-
-template <> struct Unpack<AFFINE4> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
-        uint4 codes = ((const uint4*)r.codes)[index];
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            u32 byte = byte_of(codes, i);
-            g.lane[2 * i] = (float)(byte & 15);
-            g.lane[2 * i + 1] = (float)(byte >> 4);
-        }
-        affine_scales(m, r, index, g);
-    }
-};
-
-template <> struct Unpack<AFFINE8> {
-    static __device__ inline void group(const Mat& m, const Row& r, u32 index, Group& g) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint4 codes = ((const uint4*)(r.codes + 32 * index))[half];
-#pragma unroll
-            for (int i = 0; i < 16; i++) g.lane[16 * half + i] = (float)byte_of(codes, i);
-        }
-        affine_scales(m, r, index, g);
-    }
-};
 
 // The weights themselves, with the roundings that the processor's kernels have.
 __device__ inline float weight(const Group& g, int i) {

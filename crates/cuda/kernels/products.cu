@@ -5,7 +5,7 @@
 
 #include "matrix.cuh"
 
-#define VECTOR_THREADS 128
+#define VECTOR_THREADS 256
 #define VECTOR_WARPS (VECTOR_THREADS / WARP)
 // Activations of a group in shared memory, and room that spreads groups over the banks.
 #define GROUP_STRIDE 36
@@ -27,7 +27,7 @@ extern "C" __global__ void dequantise(const DequantiseArgs a) {
     Row r = row_of(a.w, 0, a.rows ? a.rows[i] : i);
     for (u32 index = blockIdx.x * blockDim.x + threadIdx.x; index < groups; index += gridDim.x * blockDim.x) {
         Group g;
-#define BODY(KIND) Unpack<KIND>::group(a.w, r, index, g)
+#define BODY(KIND) unpack_group<KIND>(a.w, r, index, g)
         WITH_KIND(a.w.kind, BODY)
 #undef BODY
         u32 left = min(32, a.w.cols - 32 * index);
@@ -48,13 +48,16 @@ __device__ inline void multiply(const Mat& m, const Row (&rows)[ROWS], const flo
         float4 v[8];
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = from[j];
+        typename Unpack<KIND>::Raw raw[ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) raw[row] = Unpack<KIND>::load(m, rows[row], first / 32 + i);
         float total = 0;
 #pragma unroll
         for (int j = 0; j < 8; j++) total += v[j].x + v[j].y + v[j].z + v[j].w;
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
             Group g;
-            Unpack<KIND>::group(m, rows[row], first / 32 + i, g);
+            Unpack<KIND>::unpack(m, raw[row], first / 32 + i, g);
             float part[2] = {0, 0};
 #pragma unroll
             for (int j = 0; j < 8; j++) {
@@ -72,20 +75,23 @@ __device__ inline void multiply(const Mat& m, const Row (&rows)[ROWS], const flo
 // Takes activations [first, first + cols) of a row to shared memory, those of missing columns zero.
 __device__ inline void stage(float* to, const float* x, u32 cols) {
     u32 padded = (cols + 31) / 32 * 32;
+    if (cols % 32 == 0 && (u64)x % 16 == 0) {
+        // Several loads at a time: one after the other they would take longer than the weights.
+#pragma unroll 4
+        for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x)
+            *(float4*)(to + i / 8 * GROUP_STRIDE + i % 8 * 4) = ((const float4*)x)[i];
+        return;
+    }
     for (u32 i = threadIdx.x; i < padded; i += blockDim.x)
         to[i / 32 * GROUP_STRIDE + i % 32] = i < cols ? x[i] : 0;
 }
 
-// Products of ROWS rows from `row` on with `x`; the whole block calls it. Rows beyond the last repeat it.
+// Products of rows, of matrices like `m`, with `x`; the whole block calls it.
 template <int ROWS>
-__device__ inline void products(const Mat& m, u32 expert, u32 row, const float* x, float* shared,
+__device__ inline void products(const Mat& m, const Row (&rows)[ROWS], const float* x, float* shared,
                                 float (&sum)[ROWS]) {
-    Row rows[ROWS];
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        rows[i] = row_of(m, expert, min(row + i, m.rows - 1));
-        sum[i] = 0;
-    }
+    for (int i = 0; i < ROWS; i++) sum[i] = 0;
     for (u32 first = 0; first < m.cols; first += VECTOR_COLS) {
         u32 cols = min(VECTOR_COLS, m.cols - first);
         __syncthreads();
@@ -120,8 +126,12 @@ template <int ROWS> __device__ inline void matvec(const MatvecArgs& a) {
     u32 y = blockIdx.y;
     u32 expert = a.experts ? a.experts[y] : 0;
     u32 row = ((blockIdx.x - start) * VECTOR_WARPS + threadIdx.x / WARP) * ROWS;
+    // Rows beyond the last repeat it.
+    Row rows[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) rows[i] = row_of(m, expert, min(row + i, m.rows - 1));
     float sum[ROWS];
-    products<ROWS>(m, expert, row, a.x + (u64)(y / a.share) * a.x_width, shared, sum);
+    products<ROWS>(m, rows, a.x + (u64)(y / a.share) * a.x_width, shared, sum);
     if (threadIdx.x % WARP) return;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
@@ -167,7 +177,7 @@ extern "C" __global__ void head_products(const HeadsArgs a) {
             Group g;
             Row row = row_of(a.w, 0, first + r);
             float w = 0;
-#define BODY(KIND) Unpack<KIND>::group(a.w, row, col / 32, g)
+#define BODY(KIND) unpack_group<KIND>(a.w, row, col / 32, g)
             WITH_KIND(a.w.kind, BODY)
 #undef BODY
 #pragma unroll
@@ -179,7 +189,7 @@ extern "C" __global__ void head_products(const HeadsArgs a) {
         Row row = row_of(a.w, 0, first + i - rest);
         for (u32 index = lane; index < (cols + 31) / 32; index += WARP) {
             Group g;
-#define BODY(KIND) Unpack<KIND>::group(a.w, row, index, g)
+#define BODY(KIND) unpack_group<KIND>(a.w, row, index, g)
             WITH_KIND(a.w.kind, BODY)
 #undef BODY
 #pragma unroll
@@ -209,30 +219,18 @@ __device__ inline float activate(float gate, float up, float alpha, float limit)
     return (fminf(fmaxf(up, -limit), limit) + 1) * (gate * sigmoid(alpha * gate));
 }
 
-// out[y][r] = activation(gate[r] . x, up[r] . x)
-template <int ROWS> __device__ inline void gate_up(const GateUpArgs& a) {
+// out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind; a warp for each row.
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS) gate_up(const GateUpArgs a) {
     extern __shared__ float shared[];
     u32 y = blockIdx.y;
     u32 expert = a.experts ? a.experts[y] : 0;
-    u32 row = (blockIdx.x * VECTOR_WARPS + threadIdx.x / WARP) * ROWS;
-    const float* x = a.x + (u64)(y / a.share) * a.x_width;
-    float gate[ROWS], up[ROWS];
-    // One loop and not two calls: the kernel is half as large.
-#pragma unroll 1
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int j = 0; j < ROWS; j++) gate[j] = up[j];
-        products<ROWS>(i ? a.up : a.gate, expert, row, x, shared, up);
-    }
-    if (threadIdx.x % WARP) return;
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        if (row + i >= a.gate.rows) break;
-        u64 at = (u64)expert * a.gate.rows + row + i;
-        float g = gate[i] + (a.gate_bias ? a.gate_bias[at] : 0);
-        float u = up[i] + (a.up_bias ? a.up_bias[at] : 0);
-        a.out[(u64)y * a.gate.rows + row + i] = activate(g, u, a.alpha, a.limit);
-    }
+    u32 row = blockIdx.x * VECTOR_WARPS + threadIdx.x / WARP;
+    u32 there = min(row, a.gate.rows - 1);
+    Row rows[2] = {row_of(a.gate, expert, there), row_of(a.up, expert, there)};
+    float sum[2];
+    products<2>(a.gate, rows, a.x + (u64)(y / a.share) * a.x_width, shared, sum);
+    if (threadIdx.x % WARP || row >= a.gate.rows) return;
+    u64 at = (u64)expert * a.gate.rows + row;
+    float gate = sum[0] + (a.gate_bias ? a.gate_bias[at] : 0), up = sum[1] + (a.up_bias ? a.up_bias[at] : 0);
+    a.out[(u64)y * a.gate.rows + row] = activate(gate, up, a.alpha, a.limit);
 }
-
-extern "C" __global__ void __launch_bounds__(VECTOR_THREADS) gate_up_2(const GateUpArgs a) { gate_up<2>(a); }

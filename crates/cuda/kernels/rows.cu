@@ -15,9 +15,23 @@ struct NormArgs {
 extern "C" __global__ void rms_norm(const NormArgs a) {
     u64 at = (u64)blockIdx.x * a.width;
     const float* x = a.x + at;
+    float* sum = a.sum ? a.sum + at : 0;
     float squares = 0;
-    if (a.sum) {
-        float* sum = a.sum + at;
+    if (a.width == 4 * blockDim.x) {
+        // Every thread has four: memory is read once, in one go.
+        float4 v = ((const float4*)x)[threadIdx.x], w = ((const float4*)a.w)[threadIdx.x];
+        if (sum) {
+            float4 s = ((float4*)sum)[threadIdx.x];
+            v.x += s.x, v.y += s.y, v.z += s.z, v.w += s.w;
+            ((float4*)sum)[threadIdx.x] = v;
+        }
+        squares = v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        float scale = 1 / sqrtf(block_sum(squares) / a.width + a.eps);
+        ((float4*)(a.out + at))[threadIdx.x] =
+            float4{v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w};
+        return;
+    }
+    if (sum) {
         for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) {
             sum[i] += x[i];
             squares = fmaf(sum[i], sum[i], squares);

@@ -4,7 +4,7 @@ use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{Activation, Buf, GroupScore, Mixture, Router, Routing, Scores, Vector};
 use forebay_engine::{LayerIdx, Result};
 
-use super::products::{Product, Rows, Tiles, tile_for, vector_shared};
+use super::products::{Product, Rows, Tiles, VECTOR_THREADS, VECTOR_WARPS, tile_for, vector_shared};
 use super::{CudaBackend, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
@@ -103,21 +103,51 @@ impl CudaBackend {
         let [gate_bias, up_bias, down_bias] = self.bias_addresses(mixture.experts.biases);
         let [gate, up, down] = self.expert_products(mixture.layer);
         let (inner, hidden) = (gate.rows, down.rows);
-        let (alpha, limit) = match mixture.experts.activation {
-            Activation::SwiGlu => (0.0, 0.0),
-            Activation::Clamped { alpha, limit } => (alpha, limit),
+        let rows = Rows {
+            count: pairs,
+            x: self.at(b.x),
+            x_width: b.x.width(),
+            share: top_k,
+            experts: lists.experts,
         };
-        let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
-        let args = args.at(self.at(b.x)).at(self.at(b.gate)).int(b.x.width()).int(top_k);
-        let args = args.at(lists.experts).float(alpha).float(limit);
-        let shape = Shape::new([inner.div_ceil(8), pairs, 1], 128).shared(vector_shared(b.x.width()));
+        if gate.kind == up.kind {
+            let (alpha, limit) = match mixture.experts.activation {
+                Activation::SwiGlu => (0.0, 0.0),
+                Activation::Clamped { alpha, limit } => (alpha, limit),
+            };
+            let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
+            let args = args.at(rows.x).at(self.at(b.gate)).int(rows.x_width).int(rows.share);
+            let args = args.at(rows.experts).float(alpha).float(limit);
+            let shape = Shape::new([inner.div_ceil(VECTOR_WARPS), pairs, 1], VECTOR_THREADS);
+            self.record(kernels.gate_up, shape.shared(vector_shared(b.x.width())), args)?;
+        } else {
+            let both = [
+                Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
+                Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
+            ];
+            let (shape, kernel, args) = self.vector_products(&kernels, &both, rows);
+            self.record(kernel, shape, args)?;
+            self.activate(mixture, pairs * inner, inner)?;
+        }
+        let [.., down] = self.expert_products(mixture.layer);
         let product = Product { w: down, out: self.at(b.out), width: hidden, bias: down_bias };
-        let rows =
-            Rows { count: pairs, x: self.at(b.gate), x_width: inner, share: 1, experts: lists.experts };
-        let (down_shape, down_kernel, down_args) = self.vector_products(&kernels, &[product], rows);
-        self.record(kernels.gate_up_2, shape, args)?;
-        self.record(down_kernel, down_shape, down_args)?;
+        let rows = Rows { x: self.at(b.gate), x_width: inner, share: 1, ..rows };
+        let (shape, kernel, args) = self.vector_products(&kernels, &[product], rows);
+        self.record(kernel, shape, args)?;
         self.sum(mixture, lists, 0)
+    }
+
+    /// Joins what gate and up gave.
+    fn activate(&mut self, mixture: &Mixture<'_>, count: usize, inner: usize) -> Result<()> {
+        let kernels = self.kernels()?;
+        let b = mixture.experts.buffers;
+        let args = Args::new().at(self.at(b.gate)).at(self.at(b.up)).long(count);
+        match mixture.experts.activation {
+            Activation::SwiGlu => self.record(kernels.swiglu, Shape::each(count), args.int(inner).int(inner)),
+            Activation::Clamped { alpha, limit } => {
+                self.record(kernels.clamped_swiglu, Shape::each(count), args.float(alpha).float(limit))
+            }
+        }
     }
 
     /// Pairs are sorted by expert, and every expert is read once for each tile of them.
@@ -150,16 +180,7 @@ impl CudaBackend {
         let (shape, kernel, args) = self.tiled_products(&kernels, &both, halves, tiles);
         self.record(kernel, shape, args)?;
 
-        let each = pairs * inner;
-        let args = Args::new().at(self.at(b.gate)).at(self.at(b.up)).long(each);
-        match mixture.experts.activation {
-            Activation::SwiGlu => {
-                self.record(kernels.swiglu, Shape::each(each), args.int(inner).int(inner))?;
-            }
-            Activation::Clamped { alpha, limit } => {
-                self.record(kernels.clamped_swiglu, Shape::each(each), args.float(alpha).float(limit))?;
-            }
-        }
+        self.activate(mixture, pairs * inner, inner)?;
         let halves = self.halve(self.at(b.gate), pairs, inner, split)?;
         let [.., down] = self.expert_products(mixture.layer);
         let product = Product { w: down, out: self.at(b.out), width: down.rows, bias: down_bias };

@@ -232,7 +232,11 @@ impl Backend for CudaBackend {
             _ => (x, 0),
         };
         let parts = self.rows * x.width() / width;
-        let threads = width.next_multiple_of(32).min(NORM_THREADS);
+        // Four floats to a thread, if that is a whole number of warps.
+        let threads = match width {
+            _ if width.is_multiple_of(128) && width <= 4096 => width / 4,
+            _ => width.next_multiple_of(32).min(NORM_THREADS),
+        };
         let args = Args::new().at(self.at(x)).at(self.vector(w)).at(self.at(out));
         let args = args.int(width).float(eps).at(sum);
         self.record(kernels.rms_norm, Shape::new([parts, 1, 1], threads), args)

@@ -10,8 +10,8 @@ use crate::program::{Args, Shape};
 use crate::weights::DeviceMatrix;
 
 /// Of the kernels that multiply one row of activations.
-const VECTOR_THREADS: usize = 128;
-const VECTOR_WARPS: usize = VECTOR_THREADS / 32;
+pub const VECTOR_THREADS: usize = 256;
+pub const VECTOR_WARPS: usize = VECTOR_THREADS / 32;
 
 /// Columns whose activations are in shared memory at a time, and bytes of 32 of them.
 const VECTOR_COLS: usize = 8192;

@@ -82,7 +82,7 @@ impl CudaBackend {
         let kv = Args::new().at(facts.sequence).at(facts.position).at(tables).int(capacity);
         let kv = kv.int(heads).int(key_dim).int(value_dim).flag(latent).flag(single);
         let args = kv.clone().at(self.at(a.k)).at(self.at(a.v));
-        self.record(kernels.append, Shape::new([self.rows, 1, 1], 128), args)?;
+        self.record(kernels.append, Shape::new([self.rows, 1, 1], 512), args)?;
 
         let q_heads = a.q.width() / key_dim;
         let plain = !single && !latent && key_dim == value_dim && q_heads / heads <= PROMPT_QUERIES;
