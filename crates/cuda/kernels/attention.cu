@@ -184,26 +184,40 @@ template <class T> __device__ inline void attend(const AttendArgs& a) {
 extern "C" __global__ void __launch_bounds__(THREADS) attend_halves(const AttendArgs a) { attend<u16>(a); }
 extern "C" __global__ void __launch_bounds__(THREADS) attend_singles(const AttendArgs a) { attend<float>(a); }
 
-// Joins the shares of the positions; a warp for each head of each row.
+#define MOST_SPLITS 64
+
+// Joins the shares of the positions; a block for each head of each row, a thread for each channel.
 extern "C" __global__ void merge(const AttendArgs a) {
-    u32 lane = threadIdx.x % WARP;
-    u32 head = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, row = blockIdx.y;
-    if (head >= a.q_heads) return;
-    u32 dim = a.kv.value_dim;
+    __shared__ float factor[MOST_SPLITS];
+    __shared__ float total;
+    u32 head = blockIdx.x, row = blockIdx.y, dim = a.kv.value_dim;
     u64 step = (u64)a.rows * a.q_heads * (dim + 2);
     const float* from = a.partial + ((u64)row * a.q_heads + head) * (dim + 2);
-    // A lane has the shares that it counts.
-    float max = a.sinks ? a.sinks[head] : -INFINITE;
-    for (u32 s = lane; s < a.splits; s += WARP) max = fmaxf(max, from[s * step + dim]);
-    max = warp_max(max);
-    float sum = a.sinks && lane == 0 ? expf(a.sinks[head] - max) : 0;
-    for (u32 s = lane; s < a.splits; s += WARP)
-        sum = fmaf(expf(from[s * step + dim] - max), from[s * step + dim + 1], sum);
-    sum = warp_sum(sum);
-    for (u32 i = lane; i < dim; i += WARP) {
+    if (threadIdx.x < WARP) {
+        u32 lane = threadIdx.x;
+        float sink = a.sinks ? a.sinks[head] : -INFINITE;
+        float m[2], s[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 split = lane + WARP * i;
+            m[i] = split < a.splits ? from[split * step + dim] : -INFINITE;
+            s[i] = split < a.splits ? from[split * step + dim + 1] : 0;
+        }
+        float max = fmaxf(sink, warp_max(fmaxf(m[0], m[1])));
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            factor[lane + WARP * i] = expf(m[i] - max);
+            sum = fmaf(factor[lane + WARP * i], s[i], sum);
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) total = a.sinks ? sum + expf(sink - max) : sum;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
         float value = 0;
 #pragma unroll 8
-        for (u32 s = 0; s < a.splits; s++) value = fmaf(expf(from[s * step + dim] - max), from[s * step + i], value);
-        a.out[((u64)row * a.q_heads + head) * dim + i] = value / sum;
+        for (u32 s = 0; s < a.splits; s++) value = fmaf(factor[s], from[s * step + i], value);
+        a.out[((u64)row * a.q_heads + head) * dim + i] = value / total;
     }
 }

@@ -3,11 +3,10 @@
 #include "matrix.cuh"
 #include "tensor.cuh"
 
-#define TILE_ROWS 64
-#define TILE_COLS 64
 #define THREADS 128
-// Halves of a row in shared memory: eight more than a tile has, so that eight rows lie in different banks.
-#define STRIDE (TILE_COLS + 8)
+#define WARPS (THREADS / WARP)
+// Columns that a warp multiplies in a step.
+#define WARP_COLS 64
 #define MOST_PRODUCTS 4
 
 struct HalveArgs {
@@ -91,24 +90,40 @@ struct Work {
     u32 expert, first, count;
 };
 
-// d = w . x for TILE_ROWS rows of a matrix from `first_row` on and up to TOKENS rows of x. SPLIT makes up for what halves
+// How a block's warps share the work: ROW_TILES of sixteen rows each, and the columns of a step among so many warps as are
+// left. Few rows of activations leave little to do for each weight, so more warps take columns: there are fewer steps, each
+// of which waits for memory, and more blocks.
+template <int TOKENS, int ROW_TILES> struct Plan {
+    static const int TILE_ROWS = 16 * ROW_TILES;
+    static const int COL_PARTS = WARPS / ROW_TILES;
+    static const int TILE_COLS = WARP_COLS * COL_PARTS;
+    // Halves of a row in shared memory: eight more than a tile has, so that eight rows lie in different banks.
+    static const int STRIDE = TILE_COLS + 8;
+    static const int HALVES = (TILE_ROWS + TOKENS) * STRIDE;
+};
+
+// d = w . x for a tile of rows of a matrix from `first_row` on and up to TOKENS rows of x. SPLIT makes up for what halves
 // miss in either: such products are as good as those of floats.
-template <u32 KIND, int TOKENS, bool SPLIT>
-__device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, Work work, u16* weights, u16* xs,
+template <u32 KIND, int TOKENS, bool SPLIT, int ROW_TILES>
+__device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, Work work, u16* weights,
                                 float (&d)[TOKENS / 8][4]) {
-    const int CHUNKS = (TOKENS * 8 + THREADS - 1) / THREADS;
-    u16* low_weights = weights + TILE_ROWS * STRIDE;
-    u16* low_xs = xs + TOKENS * STRIDE;
+    typedef Plan<TOKENS, ROW_TILES> P;
+    const int GROUPS = P::TILE_COLS / 32, EIGHTS = P::TILE_COLS / 8, STRIDE = P::STRIDE;
+    const int CHUNKS = TOKENS * EIGHTS / THREADS;
+    u16* xs = weights + P::TILE_ROWS * STRIDE;
+    u16* low_weights = weights + P::HALVES;
+    u16* low_xs = xs + P::HALVES;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    u32 row_tile = warp % ROW_TILES, first_col = warp / ROW_TILES * WARP_COLS;
     // A thread unpacks one group of a row in each step.
-    u32 my_row = threadIdx.x / 2, my_half = threadIdx.x % 2;
+    u32 my_row = threadIdx.x / GROUPS, my_group = threadIdx.x % GROUPS;
     Row row = row_of(m, work.expert, min(first_row + my_row, m.rows - 1));
-    u32 my_place = my_row * STRIDE + 32 * my_half, last_group = (m.cols - 1) / 32;
+    u32 my_place = my_row * STRIDE + 32 * my_group, last_group = (m.cols - 1) / 32;
     // Where its share of the activations comes from.
     u64 from[CHUNKS];
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
-        u32 token = (threadIdx.x + i * THREADS) / 8;
+        u32 token = (threadIdx.x + i * THREADS) / EIGHTS;
         u32 y = work.first + min(token, work.count - 1);
         from[i] = (u64)(a.sources ? a.sources[y] : y) * m.cols;
     }
@@ -117,20 +132,20 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, 
     uint4 high[CHUNKS], low[CHUNKS];
     auto load = [&](u32 k) {
         // Groups and columns beyond the last are read again, and not used.
-        raw = Unpack<KIND>::load(m, row, min(k / 32 + my_half, last_group));
+        raw = Unpack<KIND>::load(m, row, min(k / 32 + my_group, last_group));
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
-            u32 chunk = threadIdx.x + i * THREADS, col = k + chunk % 8 * 8;
+            u32 chunk = threadIdx.x + i * THREADS, col = k + chunk % EIGHTS * 8;
             high[i] = low[i] = uint4{0, 0, 0, 0};
-            if (chunk / 8 < work.count && col < m.cols) {
+            if (chunk / EIGHTS < work.count && col < m.cols) {
                 high[i] = eight(a.x + from[i], col, m.cols);
                 if (SPLIT) low[i] = eight(a.low + from[i], col, m.cols);
             }
         }
     };
     load(0);
-    for (u32 k = 0; k < m.cols; k += TILE_COLS) {
-        u32 index = k / 32 + my_half;
+    for (u32 k = 0; k < m.cols; k += P::TILE_COLS) {
+        u32 index = k / 32 + my_group;
         Group g;
         Unpack<KIND>::unpack(m, raw, index, g);
         if (index > last_group) {
@@ -141,24 +156,23 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, 
         store_halves<SPLIT>(g, weights + my_place, low_weights + my_place);
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
-            u32 chunk = threadIdx.x + i * THREADS, place = chunk / 8 * STRIDE + chunk % 8 * 8;
-            if (CHUNKS * THREADS > TOKENS * 8 && chunk >= TOKENS * 8) break;
+            u32 chunk = threadIdx.x + i * THREADS, place = chunk / EIGHTS * STRIDE + chunk % EIGHTS * 8;
             *(uint4*)(xs + place) = high[i];
             if (SPLIT) *(uint4*)(low_xs + place) = low[i];
         }
         __syncthreads();
         // What comes next is on its way while this is multiplied.
-        if (k + TILE_COLS < m.cols) load(k + TILE_COLS);
+        if (k + P::TILE_COLS < m.cols) load(k + P::TILE_COLS);
 #pragma unroll
-        for (int step = 0; step < TILE_COLS; step += 16) {
+        for (int step = 0; step < WARP_COLS; step += 16) {
             u32 w[4], low_w[4];
-            u32 at = (16 * warp + lane % 16) * STRIDE + step + lane / 16 * 8;
+            u32 at = (16 * row_tile + lane % 16) * STRIDE + first_col + step + lane / 16 * 8;
             load_four(w, weights + at);
             if (SPLIT) load_four(low_w, low_weights + at);
 #pragma unroll
             for (int t = 0; t + 16 <= TOKENS; t += 16) {
                 u32 x[4];
-                u32 at = (t + lane % 8 + lane / 16 * 8) * STRIDE + step + lane / 8 % 2 * 8;
+                u32 at = (t + lane % 8 + lane / 16 * 8) * STRIDE + first_col + step + lane / 8 % 2 * 8;
                 load_four(x, xs + at);
                 multiply_add(d[t / 8], w, x);
                 multiply_add(d[t / 8 + 1], w, x + 2);
@@ -172,7 +186,7 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, 
             }
             if (TOKENS % 16) {
                 u32 x[2];
-                u32 at = (TOKENS - 8 + lane % 8) * STRIDE + step + lane / 8 % 2 * 8;
+                u32 at = (TOKENS - 8 + lane % 8) * STRIDE + first_col + step + lane / 8 % 2 * 8;
                 load_two(x, xs + at);
                 multiply_add(d[TOKENS / 8 - 1], w, x);
                 if (SPLIT) {
@@ -187,15 +201,14 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, 
 }
 
 // out[y][r] = w[r] . x[y]
-template <int TOKENS, bool SPLIT> __device__ inline void gemm(const GemmArgs& a) {
-    const int PARTS = SPLIT ? 2 : 1;
-    __shared__ __align__(16) u16 weights[PARTS * TILE_ROWS * STRIDE];
-    __shared__ __align__(16) u16 xs[PARTS * TOKENS * STRIDE];
+template <int TOKENS, bool SPLIT, int ROW_TILES> __device__ inline void gemm(const GemmArgs& a) {
+    typedef Plan<TOKENS, ROW_TILES> P;
+    __shared__ __align__(16) u16 shared[(SPLIT ? 2 : 1) * P::HALVES];
 
     u32 which = 0, start = 0;
     while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
     const Mat& m = a.w[which];
-    u32 first_row = (blockIdx.x - start) * TILE_ROWS;
+    u32 first_row = (blockIdx.x - start) * P::TILE_ROWS;
     Work work = {0, blockIdx.y * TOKENS, TOKENS};
     if (a.tiles) {
         if (blockIdx.y >= *a.tile_count) return;
@@ -208,17 +221,38 @@ template <int TOKENS, bool SPLIT> __device__ inline void gemm(const GemmArgs& a)
     // Only floats are split, and all of them are.
 #define BODY(KIND)                                                                                                     \
     if constexpr ((KIND == F32 || KIND == F16 || KIND == BF16) == SPLIT)                                              \
-    multiply<KIND, TOKENS, SPLIT>(a, m, first_row, work, weights, xs, d)
+    multiply<KIND, TOKENS, SPLIT, ROW_TILES>(a, m, first_row, work, shared, d)
     WITH_KIND(m.kind, BODY)
 #undef BODY
 
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    u32 row_tile = warp % ROW_TILES, part = warp / ROW_TILES;
+    if (P::COL_PARTS > 1) {
+        // The sums of the other warps' columns come by way of shared memory, in order.
+        float* sums = (float*)shared;
+        if (part > 0) {
+#pragma unroll
+            for (int t = 0; t < TOKENS / 8; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sums[(((part - 1) * ROW_TILES + row_tile) * (TOKENS / 2) + 4 * t + i) * WARP + lane] = d[t][i];
+        }
+        __syncthreads();
+        if (part > 0) return;
+#pragma unroll
+        for (int other = 0; other < P::COL_PARTS - 1; other++)
+#pragma unroll
+            for (int t = 0; t < TOKENS / 8; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    d[t][i] += sums[((other * ROW_TILES + row_tile) * (TOKENS / 2) + 4 * t + i) * WARP + lane];
+    }
 #pragma unroll
     for (int t = 0; t < TOKENS / 8; t++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             u32 token = 8 * t + lane % 4 * 2 + i % 2;
-            u32 r = first_row + 16 * warp + lane / 4 + i / 2 * 8;
+            u32 r = first_row + 16 * row_tile + lane / 4 + i / 2 * 8;
             if (token < work.count && r < m.rows) {
                 u32 y = work.first + token;
                 float scale = a.scale[a.sources ? a.sources[y] : y];
@@ -229,9 +263,9 @@ template <int TOKENS, bool SPLIT> __device__ inline void gemm(const GemmArgs& a)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_8(const GemmArgs a) { gemm<8, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_32(const GemmArgs a) { gemm<32, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_64(const GemmArgs a) { gemm<64, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_8(const GemmArgs a) { gemm<8, true>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_32(const GemmArgs a) { gemm<32, true>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_64(const GemmArgs a) { gemm<64, true>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_8(const GemmArgs a) { gemm<8, false, 1>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_32(const GemmArgs a) { gemm<32, false, 1>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_64(const GemmArgs a) { gemm<64, false, 4>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_8(const GemmArgs a) { gemm<8, true, 1>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_32(const GemmArgs a) { gemm<32, true, 2>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_64(const GemmArgs a) { gemm<64, true, 4>(a); }

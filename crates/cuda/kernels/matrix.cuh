@@ -132,29 +132,26 @@ __device__ inline void scale_and_min(const uint4& head, u32 i, Group& g) {
 template <u32 KIND> struct Unpack;
 
 template <> struct Unpack<F32> {
+    // Loaded ahead, they would take too many registers.
     struct Raw {
-        float lane[32];
+        const float* from;
     };
     static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
-        const float* from = (const float*)r.codes + 32 * index;
+        return Raw{(const float*)r.codes + 32 * index};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
         u32 left = m.cols - 32 * index;
-        Raw raw;
         if (m.cols % 4 == 0 && left >= 32) {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                float4 four = ((const float4*)from)[i];
-                raw.lane[4 * i] = four.x, raw.lane[4 * i + 1] = four.y;
-                raw.lane[4 * i + 2] = four.z, raw.lane[4 * i + 3] = four.w;
+                float4 four = ((const float4*)raw.from)[i];
+                g.lane[4 * i] = four.x, g.lane[4 * i + 1] = four.y;
+                g.lane[4 * i + 2] = four.z, g.lane[4 * i + 3] = four.w;
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < 32; i++) raw.lane[i] = i < left ? from[i] : 0;
+            for (int i = 0; i < 32; i++) g.lane[i] = 32 * index < m.cols && i < left ? raw.from[i] : 0;
         }
-        return raw;
-    }
-    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
-#pragma unroll
-        for (int i = 0; i < 32; i++) g.lane[i] = raw.lane[i];
         g.scale[0] = g.scale[1] = 1;
         g.min = 0;
     }

@@ -38,40 +38,6 @@ extern "C" __global__ void dequantise(const DequantiseArgs a) {
     }
 }
 
-// Adds the products of some rows with the activations in shared memory, columns [first, first + 32 * groups), to
-// sums, each lane its share.
-template <u32 KIND, int ROWS>
-__device__ inline void multiply(const Mat& m, const Row (&rows)[ROWS], const float* x, u32 first, u32 groups,
-                                float (&sum)[ROWS]) {
-    for (u32 i = threadIdx.x % WARP; i < groups; i += WARP) {
-        const float4* from = (const float4*)(x + GROUP_STRIDE * i);
-        float4 v[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = from[j];
-        typename Unpack<KIND>::Raw raw[ROWS];
-#pragma unroll
-        for (int row = 0; row < ROWS; row++) raw[row] = Unpack<KIND>::load(m, rows[row], first / 32 + i);
-        float total = 0;
-#pragma unroll
-        for (int j = 0; j < 8; j++) total += v[j].x + v[j].y + v[j].z + v[j].w;
-#pragma unroll
-        for (int row = 0; row < ROWS; row++) {
-            Group g;
-            Unpack<KIND>::unpack(m, raw[row], first / 32 + i, g);
-            float part[2] = {0, 0};
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float s = part[j / 4];
-                s = fmaf(g.lane[4 * j], v[j].x, s);
-                s = fmaf(g.lane[4 * j + 1], v[j].y, s);
-                s = fmaf(g.lane[4 * j + 2], v[j].z, s);
-                part[j / 4] = fmaf(g.lane[4 * j + 3], v[j].w, s);
-            }
-            sum[row] = fmaf(g.scale[0], part[0], fmaf(g.scale[1], part[1], fmaf(-g.min, total, sum[row])));
-        }
-    }
-}
-
 // Takes activations [first, first + cols) of a row to shared memory, those of missing columns zero.
 __device__ inline void stage(float* to, const float* x, u32 cols) {
     u32 padded = (cols + 31) / 32 * 32;
@@ -86,6 +52,51 @@ __device__ inline void stage(float* to, const float* x, u32 cols) {
         to[i / 32 * GROUP_STRIDE + i % 32] = i < cols ? x[i] : 0;
 }
 
+// Adds the products of some rows with the activations `x`, columns [first, first + cols), to sums, each lane its share. The
+// whole block calls it: the activations go to shared memory while the first weights are on their way.
+template <u32 KIND, int ROWS>
+__device__ inline void multiply(const Mat& m, const Row (&rows)[ROWS], const float* x, float* shared, u32 first,
+                                u32 cols, float (&sum)[ROWS]) {
+    u32 groups = (cols + 31) / 32, lane = threadIdx.x % WARP;
+    typename Unpack<KIND>::Raw raw[ROWS];
+#pragma unroll
+    for (int row = 0; row < ROWS; row++)
+        raw[row] = Unpack<KIND>::load(m, rows[row], first / 32 + min(lane, groups - 1));
+    __syncthreads();
+    stage(shared, x + first, cols);
+    __syncthreads();
+    for (u32 i = lane; i < groups; i += WARP) {
+        typename Unpack<KIND>::Raw now[ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            now[row] = raw[row];
+            if (i + WARP < groups) raw[row] = Unpack<KIND>::load(m, rows[row], first / 32 + i + WARP);
+        }
+        const float4* from = (const float4*)(shared + GROUP_STRIDE * i);
+        float4 v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = from[j];
+        float total = 0;
+#pragma unroll
+        for (int j = 0; j < 8; j++) total += v[j].x + v[j].y + v[j].z + v[j].w;
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            Group g;
+            Unpack<KIND>::unpack(m, now[row], first / 32 + i, g);
+            float part[2] = {0, 0};
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float s = part[j / 4];
+                s = fmaf(g.lane[4 * j], v[j].x, s);
+                s = fmaf(g.lane[4 * j + 1], v[j].y, s);
+                s = fmaf(g.lane[4 * j + 2], v[j].z, s);
+                part[j / 4] = fmaf(g.lane[4 * j + 3], v[j].w, s);
+            }
+            sum[row] = fmaf(g.scale[0], part[0], fmaf(g.scale[1], part[1], fmaf(-g.min, total, sum[row])));
+        }
+    }
+}
+
 // Products of rows, of matrices like `m`, with `x`; the whole block calls it.
 template <int ROWS>
 __device__ inline void products(const Mat& m, const Row (&rows)[ROWS], const float* x, float* shared,
@@ -94,10 +105,7 @@ __device__ inline void products(const Mat& m, const Row (&rows)[ROWS], const flo
     for (int i = 0; i < ROWS; i++) sum[i] = 0;
     for (u32 first = 0; first < m.cols; first += VECTOR_COLS) {
         u32 cols = min(VECTOR_COLS, m.cols - first);
-        __syncthreads();
-        stage(shared, x + first, cols);
-        __syncthreads();
-#define BODY(KIND) multiply<KIND, ROWS>(m, rows, shared, first, (cols + 31) / 32, sum)
+#define BODY(KIND) multiply<KIND, ROWS>(m, rows, x, shared, first, cols, sum)
         WITH_KIND(m.kind, BODY)
 #undef BODY
     }
@@ -141,8 +149,7 @@ template <int ROWS> __device__ inline void matvec(const MatvecArgs& a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(VECTOR_THREADS) matvec_1(const MatvecArgs a) { matvec<1>(a); }
-extern "C" __global__ void __launch_bounds__(VECTOR_THREADS) matvec_2(const MatvecArgs a) { matvec<2>(a); }
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 3) matvec_1(const MatvecArgs a) { matvec<1>(a); }
 
 struct HeadsArgs {
     Mat w; // all heads' rows one after another
@@ -220,7 +227,7 @@ __device__ inline float activate(float gate, float up, float alpha, float limit)
 }
 
 // out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind; a warp for each row.
-extern "C" __global__ void __launch_bounds__(VECTOR_THREADS) gate_up(const GateUpArgs a) {
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const GateUpArgs a) {
     extern __shared__ float shared[];
     u32 y = blockIdx.y;
     u32 expert = a.experts ? a.experts[y] : 0;

@@ -58,7 +58,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    "products": dequantise, matvec_1, matvec_2, gate_up, head_products;
+    "products": dequantise, matvec_1, gate_up, head_products;
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
     "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;

@@ -19,7 +19,6 @@ const VECTOR_GROUP: usize = 36 * 4;
 
 /// Of the kernels that multiply many rows.
 const GEMM_THREADS: usize = 128;
-pub const GEMM_ROWS: usize = 64;
 
 /// Products of one kernel.
 const MOST_PRODUCTS: usize = 4;
@@ -98,6 +97,15 @@ fn gemm(kernels: &Kernels, tokens: usize, split: bool) -> Kernel {
     }
 }
 
+/// Rows of a matrix that a block of that kernel takes: fewer where there is less to do with each weight.
+fn gemm_rows(tokens: usize, split: bool) -> usize {
+    match (tokens, split) {
+        (64, _) => 64,
+        (32, true) => 32,
+        _ => 16,
+    }
+}
+
 /// Whether a product needs more than halves.
 fn any_floats(products: &[Product<'_>]) -> bool {
     products.iter().any(|p| p.w.kind.is_float())
@@ -149,7 +157,8 @@ impl CudaBackend {
         for some in floats.chunks(MOST_PRODUCTS).chain(others.chunks(MOST_PRODUCTS)) {
             let tile = tile_for(rows);
             let named = self.named(some);
-            let (args, blocks) = put_products(&named, |w| w.rows.div_ceil(GEMM_ROWS));
+            let each = gemm_rows(tile, any_floats(&named));
+            let (args, blocks) = put_products(&named, |w| w.rows.div_ceil(each));
             let args = args.at(halves.high).at(halves.low).at(halves.scales).int(rows).at(0).at(0).at(0);
             let shape = Shape::new([blocks, rows.div_ceil(tile), 1], GEMM_THREADS);
             let kernel = gemm(&kernels, tile, any_floats(&named));
@@ -175,14 +184,14 @@ impl CudaBackend {
         products: &[Product<'_>],
         rows: Rows,
     ) -> (Shape, Kernel, Args) {
-        let total: usize = products.iter().map(|p| p.w.rows).sum();
-        // Two rows to a warp, unless that would leave processors idle.
-        let enough = total * rows.count >= 4 * VECTOR_WARPS * self.gpu.multiprocessors as usize;
-        let (kernel, each) = if enough { (kernels.matvec_2, 2) } else { (kernels.matvec_1, 1) };
-        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(VECTOR_WARPS * each));
+        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(VECTOR_WARPS));
         let args = args.at(rows.x).int(rows.x_width).int(rows.share).at(rows.experts);
         let cols = products.iter().map(|p| p.w.cols).max().unwrap_or(0);
-        (Shape::new([blocks, rows.count, 1], VECTOR_THREADS).shared(vector_shared(cols)), kernel, args)
+        (
+            Shape::new([blocks, rows.count, 1], VECTOR_THREADS).shared(vector_shared(cols)),
+            kernels.matvec_1,
+            args,
+        )
     }
 
     /// Products of tiles of rows with experts.
@@ -193,7 +202,8 @@ impl CudaBackend {
         halves: Halves,
         tiles: Tiles,
     ) -> (Shape, Kernel, Args) {
-        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(GEMM_ROWS));
+        let each = gemm_rows(tiles.size, any_floats(products));
+        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(each));
         let args = args.at(halves.high).at(halves.low).at(halves.scales).int(0);
         let args = args.at(tiles.tiles).at(tiles.count).at(tiles.sources);
         let kernel = gemm(kernels, tiles.size, any_floats(products));

@@ -11,10 +11,12 @@ use crate::driver::Address;
 use crate::program::{Args, Shape};
 use crate::state::DevicePieces;
 
-/// Of the attention kernels: threads of a block, query heads that it takes, keys that it takes at a time.
+/// Of the attention kernels: threads of a block, query heads that it takes, keys that it takes at a time, and the most
+/// shares of positions.
 const THREADS: usize = 256;
 const HEADS: usize = THREADS / 32;
 const KEYS: usize = 32;
+const MOST_SPLITS: usize = 64;
 
 /// Of the attention kernels for prompts: threads of a block, queries that it takes, and the fewest tokens of a sequence
 /// that they are worth it for.
@@ -111,7 +113,7 @@ impl CudaBackend {
         let seen = window.map_or(longest, |window| longest.min(window + KEYS));
         let tiles = seen.div_ceil(KEYS).next_power_of_two();
         let wanted = (2 * self.gpu.multiprocessors as usize).div_ceil(blocks * self.rows);
-        let splits = wanted.next_power_of_two().min(tiles.div_ceil(2)).min(64);
+        let splits = wanted.next_power_of_two().min(tiles).min(MOST_SPLITS);
         let partial = match splits {
             1 => 0,
             _ => self.scratch(Scratch::Partial, splits * self.rows * q_heads * (value_dim + 2) * 4)?,
@@ -127,7 +129,11 @@ impl CudaBackend {
         let kernel = if single { kernels.attend_singles } else { kernels.attend_halves };
         self.record(kernel, Shape::new([blocks, self.rows, splits], THREADS).shared(shared), args.clone())?;
         if splits > 1 {
-            self.record(kernels.merge, Shape::new([q_heads.div_ceil(4), self.rows, 1], 128), args)?;
+            self.record(
+                kernels.merge,
+                Shape::new([q_heads, self.rows, 1], value_dim.next_multiple_of(32).min(256)),
+                args,
+            )?;
         }
         Ok(())
     }
