@@ -21,6 +21,7 @@ struct HalveArgs {
 extern "C" __global__ void halve(const HalveArgs a) {
     const float* x = a.x + (u64)blockIdx.x * a.width;
     float largest = 0;
+#pragma unroll 8
     for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) largest = fmaxf(largest, fabsf(x[i]));
     largest = block_max(largest);
     float scale = 1;
@@ -30,6 +31,7 @@ extern "C" __global__ void halve(const HalveArgs a) {
     }
     u16* out = a.out + (u64)blockIdx.x * a.width;
     float inverse = 1 / scale;
+#pragma unroll 8
     for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) {
         float value = x[i] * inverse;
         out[i] = float_to_half(value);
@@ -65,7 +67,8 @@ template <bool SPLIT> __device__ inline void store_halves(const Group& g, u16* t
         u32 words[4], missing[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            float first = weight(g, 8 * i + 2 * j), second = weight(g, 8 * i + 2 * j + 1);
+            int at = 8 * i + 2 * j;
+            float first = fmaf(g.scale[i / 2], g.lane[at], -g.min), second = fmaf(g.scale[i / 2], g.lane[at + 1], -g.min);
             words[j] = two_halves(first, second);
             if (SPLIT)
                 missing[j] =

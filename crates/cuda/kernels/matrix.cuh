@@ -76,6 +76,20 @@ __device__ inline u32 byte_of(const uint4& words, u32 i) {
     return word >> (8 * (i & 3)) & 255;
 }
 
+__device__ inline u32 word_of(const uint4& words, int i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
+#define LOW_NIBBLES 0x0f0f0f0fu
+
+// The four bytes of a word as numbers, less an offset. A byte in the last place of 2^23 is a float without a conversion,
+// which would take twice as long.
+__device__ inline void four_lanes(u32 bytes, float offset, float* lane) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        lane[i] = __int_as_float(__byte_perm(bytes, 0x4b000000u, 0x7540 | i)) - (8388608.0f + offset);
+}
+
 // The doubles of the four-bit floats, as bytes of words.
 __device__ inline float fp4(u32 code) {
     u32 word = code & 4 ? 0x0c080604u : 0x03020100u;
@@ -206,7 +220,8 @@ template <> struct Unpack<Q8_0> {
     }
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) g.lane[i] = (float)(i8)byte_of(raw.codes[i / 16], i % 16);
+        for (int i = 0; i < 8; i++)
+            four_lanes(word_of(raw.codes[i / 4], i % 4) ^ 0x80808080u, 128, g.lane + 4 * i);
         g.scale[0] = g.scale[1] = half_to_float(raw.d);
         g.min = 0;
     }
@@ -221,7 +236,12 @@ template <> struct Unpack<Q4_0> {
         return Raw{((const uint4*)r.codes)[index], ((const u16*)r.scales)[index]};
     }
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
-        nibble_halves(raw.codes, g, [](u32 nibble) { return (float)nibble - 8; });
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 word = word_of(raw.codes, i);
+            four_lanes(word & LOW_NIBBLES, 8, g.lane + 4 * i);
+            four_lanes(word >> 4 & LOW_NIBBLES, 8, g.lane + 16 + 4 * i);
+        }
         g.scale[0] = g.scale[1] = half_to_float(raw.d);
         g.min = 0;
     }
@@ -240,7 +260,8 @@ template <> struct Unpack<Q4_K> {
         scale_and_min(raw.head, index % 8, g);
         u32 shift = 4 * (index & 1);
 #pragma unroll
-        for (int i = 0; i < 32; i++) g.lane[i] = (float)(byte_of(raw.codes[i / 16], i % 16) >> shift & 15);
+        for (int i = 0; i < 8; i++)
+            four_lanes(word_of(raw.codes[i / 4], i % 4) >> shift & LOW_NIBBLES, 0, g.lane + 4 * i);
     }
 };
 
@@ -257,9 +278,9 @@ template <> struct Unpack<Q5_K> {
         u32 part = index % 8, shift = 4 * (part & 1);
         scale_and_min(raw.head, part, g);
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            u32 bit = byte_of(raw.fifth[i / 16], i % 16) >> part & 1;
-            g.lane[i] = (float)((byte_of(raw.codes[i / 16], i % 16) >> shift & 15) | bit << 4);
+        for (int i = 0; i < 8; i++) {
+            u32 bits = word_of(raw.fifth[i / 4], i % 4) >> part & 0x01010101u;
+            four_lanes((word_of(raw.codes[i / 4], i % 4) >> shift & LOW_NIBBLES) | bits << 4, 0, g.lane + 4 * i);
         }
     }
 };
@@ -281,9 +302,10 @@ template <> struct Unpack<Q6_K> {
         u32 quarter = index % 4;
         u32 shift = 4 * (quarter >> 1), pair = 2 * quarter;
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            u32 low = byte_of(raw.low[i / 16], i % 16) >> shift & 15, high = byte_of(raw.high[i / 16], i % 16) >> pair & 3;
-            g.lane[i] = (float)(low | high << 4) - 32;
+        for (int i = 0; i < 8; i++) {
+            u32 low = word_of(raw.low[i / 4], i % 4) >> shift & LOW_NIBBLES;
+            u32 high = word_of(raw.high[i / 4], i % 4) >> pair & 0x03030303u;
+            four_lanes(low | high << 4, 32, g.lane + 4 * i);
         }
         float d = half_to_float(raw.d);
         g.scale[0] = __fmul_rn(d, (float)(i8)(raw.scales & 255));
@@ -341,9 +363,17 @@ template <bool BYTES> struct Affine {
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
         if (BYTES) {
 #pragma unroll
-            for (int i = 0; i < 32; i++) g.lane[i] = (float)byte_of(raw.codes[i / 16], i % 16);
+            for (int i = 0; i < 8; i++) four_lanes(word_of(raw.codes[i / 4], i % 4), 0, g.lane + 4 * i);
         } else {
-            nibble_pairs(raw.codes[0], g, [](u32 nibble) { return (float)nibble; });
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 word = word_of(raw.codes[0], i);
+                float even[4], odd[4];
+                four_lanes(word & LOW_NIBBLES, 0, even);
+                four_lanes(word >> 4 & LOW_NIBBLES, 0, odd);
+#pragma unroll
+                for (int j = 0; j < 4; j++) g.lane[8 * i + 2 * j] = even[j], g.lane[8 * i + 2 * j + 1] = odd[j];
+            }
         }
         g.scale[0] = g.scale[1] = raw.scale;
         g.min = -raw.bias;

@@ -72,27 +72,28 @@ __device__ inline void multiply(const Mat& m, const Row (&rows)[ROWS], const flo
             now[row] = raw[row];
             if (i + WARP < groups) raw[row] = Unpack<KIND>::load(m, rows[row], first / 32 + i + WARP);
         }
-        const float4* from = (const float4*)(shared + GROUP_STRIDE * i);
-        float4 v[8];
+        Group g[ROWS];
+        float part[ROWS][2] = {};
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = from[j];
+        for (int row = 0; row < ROWS; row++) Unpack<KIND>::unpack(m, now[row], first / 32 + i, g[row]);
+        const float4* from = (const float4*)(shared + GROUP_STRIDE * i);
         float total = 0;
 #pragma unroll
-        for (int j = 0; j < 8; j++) total += v[j].x + v[j].y + v[j].z + v[j].w;
+        for (int j = 0; j < 8; j++) {
+            float4 v = from[j];
+            total += v.x + v.y + (v.z + v.w);
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) {
+                const float* lane = g[row].lane + 4 * j;
+                float s = part[row][j / 4];
+                s = fmaf(lane[0], v.x, fmaf(lane[1], v.y, s));
+                part[row][j / 4] = fmaf(lane[2], v.z, fmaf(lane[3], v.w, s));
+            }
+        }
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
-            Group g;
-            Unpack<KIND>::unpack(m, now[row], first / 32 + i, g);
-            float part[2] = {0, 0};
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float s = part[j / 4];
-                s = fmaf(g.lane[4 * j], v[j].x, s);
-                s = fmaf(g.lane[4 * j + 1], v[j].y, s);
-                s = fmaf(g.lane[4 * j + 2], v[j].z, s);
-                part[j / 4] = fmaf(g.lane[4 * j + 3], v[j].w, s);
-            }
-            sum[row] = fmaf(g.scale[0], part[0], fmaf(g.scale[1], part[1], fmaf(-g.min, total, sum[row])));
+            float sums = fmaf(g[row].scale[1], part[row][1], fmaf(-g[row].min, total, sum[row]));
+            sum[row] = fmaf(g[row].scale[0], part[row][0], sums);
         }
     }
 }
@@ -149,7 +150,7 @@ template <int ROWS> __device__ inline void matvec(const MatvecArgs& a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 3) matvec_1(const MatvecArgs a) { matvec<1>(a); }
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 4) matvec_1(const MatvecArgs a) { matvec<1>(a); }
 
 struct HeadsArgs {
     Mat w; // all heads' rows one after another

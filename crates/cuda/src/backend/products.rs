@@ -155,8 +155,9 @@ impl CudaBackend {
         let (floats, others): (Vec<_>, Vec<_>) =
             products.iter().copied().partition(|(w, _)| self.matrices[w.index()].kind.is_float());
         for some in floats.chunks(MOST_PRODUCTS).chain(others.chunks(MOST_PRODUCTS)) {
-            let tile = tile_for(rows);
             let named = self.named(some);
+            // Floats are few, mostly routers: small tiles make more blocks of them.
+            let tile = if any_floats(&named) && rows <= 64 { 8 } else { tile_for(rows) };
             let each = gemm_rows(tile, any_floats(&named));
             let (args, blocks) = put_products(&named, |w| w.rows.div_ceil(each));
             let args = args.at(halves.high).at(halves.low).at(halves.scales).int(rows).at(0).at(0).at(0);

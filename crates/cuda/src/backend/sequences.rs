@@ -95,7 +95,9 @@ impl CudaBackend {
             _ => None,
         };
         let rows_each = self.rows / batch.sequences.len();
-        if let Some(kernel) = prompt.filter(|_| plain && rows_each >= FEWEST_PROMPT_ROWS) {
+        // Many sequences keep the processors busy as many tokens of one do.
+        let busy = 2 * heads * batch.sequences.len() >= self.gpu.multiprocessors as usize;
+        if let Some(kernel) = prompt.filter(|_| plain && (busy || rows_each >= FEWEST_PROMPT_ROWS)) {
             let each = PROMPT_QUERIES / (q_heads / heads);
             let cut = |rows: Range<usize>| {
                 let tile = move |row: usize| [row as u32, each.min(rows.end - row) as u32];
