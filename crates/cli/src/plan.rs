@@ -60,8 +60,11 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let measured = if args.no_probe || is_remote { None } else { Some(Measured::new(&prospect, &options)?) };
     let forecast = Forecast::new(&prospect, &options, measured.as_ref())?;
     let note = sight.map_or(String::new(), |sight| sight.note());
-    let text = || Ok(note + &forecast.text(picture::width()) + &gpu_lines(args, &prospect, &options)?);
-    print(&if args.json { forecast.json() } else { text()? })?;
+    print(&if args.json {
+        forecast.json()
+    } else {
+        note + &forecast.text(picture::width()) + &gpu_lines(args, &prospect, &options)?
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -266,7 +266,7 @@ template <int TOKENS, bool SPLIT, int ROW_TILES> __device__ inline void gemm(con
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_8(const GemmArgs a) { gemm<8, false, 1>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 7) gemm_8(const GemmArgs a) { gemm<8, false, 2>(a); }
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_32(const GemmArgs a) { gemm<32, false, 1>(a); }
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_64(const GemmArgs a) { gemm<64, false, 4>(a); }
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_split_8(const GemmArgs a) { gemm<8, true, 1>(a); }

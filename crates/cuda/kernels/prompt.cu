@@ -66,6 +66,8 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
             q[step][i + 2] = two_halves(from[16 * step + 8], from[16 * step + 9]);
         }
     }
+    // Where a block has few tokens, some warps have no queries, and only help to load.
+    bool working = 16 * warp < tokens.count * group;
     float max[2] = {-INFINITE, -INFINITE}, sum[2] = {0, 0};
     float out[DIM / 8][4] = {};
 
@@ -74,6 +76,8 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
         const u16* from = (const u16*)pages[page] + (u64)kv_head * PAGE * DIM;
         const u16* values_from = from + (u64)a.kv.heads * PAGE * DIM;
         __syncthreads();
+        // Several loads at a time: a block is alone on its processor where there are few.
+#pragma unroll 8
         for (u32 i = threadIdx.x; i < PAGE * DIM / 8; i += THREADS) {
             u32 key = i / (DIM / 8), col = i % (DIM / 8) * 8;
             // What was never written may be no number.
@@ -83,6 +87,7 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
             *(uint4*)(values + key * STRIDE + col) = there ? ((const uint4*)values_from)[i] : nothing;
         }
         __syncthreads();
+        if (!working) continue;
 
         float score[PAGE / 8][4] = {};
 #pragma unroll
@@ -145,6 +150,7 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
         }
     }
 
+    if (!working) return;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float total = row_sum(sum[i]), factor = 1;

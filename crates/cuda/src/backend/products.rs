@@ -101,7 +101,7 @@ fn gemm(kernels: &Kernels, tokens: usize, split: bool) -> Kernel {
 fn gemm_rows(tokens: usize, split: bool) -> usize {
     match (tokens, split) {
         (64, _) => 64,
-        (32, true) => 32,
+        (32, true) | (8, false) => 32,
         _ => 16,
     }
 }
@@ -156,8 +156,10 @@ impl CudaBackend {
             products.iter().copied().partition(|(w, _)| self.matrices[w.index()].kind.is_float());
         for some in floats.chunks(MOST_PRODUCTS).chain(others.chunks(MOST_PRODUCTS)) {
             let named = self.named(some);
-            // Floats are few, mostly routers: small tiles make more blocks of them.
-            let tile = if any_floats(&named) && rows <= 64 { 8 } else { tile_for(rows) };
+            // Where there are few blocks, smaller tiles make more of them.
+            let total: usize = named.iter().map(|p| p.w.rows).sum();
+            let few = total / gemm_rows(32, any_floats(&named)) < 2 * self.gpu.multiprocessors as usize;
+            let tile = if few && rows <= 64 { 8 } else { tile_for(rows) };
             let each = gemm_rows(tile, any_floats(&named));
             let (args, blocks) = put_products(&named, |w| w.rows.div_ceil(each));
             let args = args.at(halves.high).at(halves.low).at(halves.scales).int(rows).at(0).at(0).at(0);

@@ -83,17 +83,15 @@ impl CpuRecurrent {
     ///
     /// # Errors
     /// If the system has no memory for them.
-    pub fn advance_floats(
-        &mut self,
-        start: usize,
-        end: usize,
-        marks: &[usize],
-    ) -> Result<(Option<&[f32]>, SmallVec<[(usize, &mut [f32]); 4]>)> {
+    pub fn advance_floats(&mut self, start: usize, end: usize, marks: &[usize]) -> Result<Floats<'_>> {
         let Advance { from, to } = self.advance(start, end, marks)?;
-        let to = to.into_iter().map(|(len, piece)| (len, cast_slice_mut(&mut **piece)));
+        let to = to.into_iter().map(|(len, piece)| (len, cast_slice_mut(piece)));
         Ok((from.map(|piece| cast_slice(piece)), to.collect()))
     }
 }
+
+/// The parts of an [`Advance`] on the host.
+type Floats<'a> = (Option<&'a [f32]>, SmallVec<[(usize, &'a mut [f32]); 4]>);
 
 impl<P: Pieces> LayerState for Recurrent<P> {
     fn len(&self) -> usize {
