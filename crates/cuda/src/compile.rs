@@ -141,11 +141,16 @@ impl Module {
         // SAFETY: the module is loaded.
         let kernel = unsafe { result::module::get_function(self.module, c_name) }
             .map_err(|error| failed(&format!("find the kernel {name}"), error))?;
-        let limit = self.gpu.shared_limit as i32;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // Kernels with shared memory of their own may have less than the whole; those ask for little.
+        // Blocks may ask for all that the kernel does not have already.
+        let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let own = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         // SAFETY: the kernel was just found.
-        let _ = unsafe { result::function::set_function_attribute(kernel, attribute, limit) };
+        let set = unsafe {
+            result::function::get_function_attribute(kernel, own).and_then(|own| {
+                result::function::set_function_attribute(kernel, limit, self.gpu.shared_limit as i32 - own)
+            })
+        };
+        set.map_err(|error| failed("set up its kernels", error))?;
         Ok(Kernel(kernel))
     }
 }
