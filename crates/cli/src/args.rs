@@ -117,7 +117,7 @@ impl ComputeArgs {
             io: self.io,
             policy: self.policy,
             prefetch: self.prefetch,
-            heat: if self.heat { heat_folder() } else { None },
+            heat: if self.heat { cache_folder("heat") } else { None },
             ..Options::default()
         }
     }
@@ -181,7 +181,8 @@ impl SamplingArgs {
         Ok(self.overrides().resolve(&file.metadata, file.path())?)
     }
 
-    fn overrides(&self) -> SamplingOverrides {
+    /// What was set.
+    pub fn overrides(&self) -> SamplingOverrides {
         let bias: Vec<_> = self.logit_bias.iter().map(|b| (b.token, b.bias)).collect();
         SamplingOverrides {
             temperature: self.temp,
@@ -253,11 +254,11 @@ pub fn read_stdin() -> Result<String> {
     read_to_string(stdin()).context("cannot read standard input")
 }
 
-/// Where it is remembered which experts are used most; nowhere, if there is no home.
-fn heat_folder() -> Option<PathBuf> {
+/// Where something is remembered from run to run; nowhere, if there is no home.
+pub fn cache_folder(what: &str) -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    Some(cache.or_else(|| set("LOCALAPPDATA"))?.join("forebay").join("heat"))
+    Some(cache.or_else(|| set("LOCALAPPDATA"))?.join("forebay").join(what))
 }
 
 /// Reads a number of bytes for clap: `8G`, `1.5GiB`, `512M`, `4096`.

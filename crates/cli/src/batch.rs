@@ -5,11 +5,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use forebay_engine::{Cancel, Crowd, Engine, Finished, Fnv};
+use forebay_engine::chat::dialect::Parser;
+use forebay_engine::{Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Fnv, Listener};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -47,9 +49,11 @@ A line of questions.jsonl:
 pub struct BatchArgs {
     /// A GGUF file, any part of a split one, a folder with safetensors files, or a name such as REPO:QUANT. Without one,
     /// the demo model answers
+    // The places are said because a default from a file of settings would change their order.
+    #[arg(index = 1)]
     model: Option<PathBuf>,
     /// The file of requests
-    #[arg(value_name = "IN")]
+    #[arg(index = 2, value_name = "IN")]
     input: PathBuf,
     /// Where answers go
     #[arg(long, value_name = "FILE")]
@@ -124,14 +128,16 @@ fn answer(
     cancel: &Cancel,
 ) -> Result<Count> {
     let mut count = Count::default();
-    let mut crowd = Crowd::new(engine, args.parallel);
+    let mut crowd = Crowd::new(engine, CrowdOptions::new(args.parallel));
+    let (finished, ended) = mpsc::channel();
     let name = engine.file().metadata.str("general.name").unwrap_or("model").to_owned();
-    let mut prompts = HashMap::new();
+    let mut parsers = HashMap::new();
     for (number, line) in lines.iter().enumerate() {
         match request(engine, args, line) {
-            Ok((request, prompt)) => {
-                prompts.insert(number, prompt);
-                crowd.add(number, request);
+            Ok((request, parser)) => {
+                parsers.insert(number, parser);
+                let listener = Box::new(Reporter { number, to: finished.clone() });
+                crowd.add(request, Cancel::default(), listener);
             }
             Err(refusal) => {
                 count.refused += 1;
@@ -142,24 +148,26 @@ fn answer(
     let bar = Progress::answering(lines.len());
     let start = Instant::now();
     while !crowd.is_empty() {
-        let mut ended = Vec::new();
-        count.tokens += crowd.step(cancel, &mut |finished| ended.push(finished))?;
-        for Finished { number, answer } in ended {
+        count.tokens += crowd.step(cancel)?;
+        for (number, answer) in ended.try_iter() {
             let id = &lines[number].custom_id;
             match answer {
                 Ok(answer) => {
                     count.answered += 1;
                     let request = format!("chatcmpl-{:016x}", hash(id));
-                    let body = completion(&request, now(), &name, prompts[&number].as_deref(), &answer);
+                    let parser = parsers.remove(&number).flatten();
+                    let body = completion(&request, now(), &name, parser, &answer);
                     out.write(id, 200, &body)?;
                 }
-                Err(error) => {
+                // What is wrong with one request is said in its line; what is wrong with the machine ends the call, which
+                // goes on later.
+                Err(error @ (Error::Context { .. } | Error::Invalid(_) | Error::Unsupported(_))) => {
                     count.refused += 1;
                     let refusal = Refusal { message: error.to_string(), param: None };
                     out.write(id, 400, &refusal.body())?;
                 }
+                Err(error) => return Err(error.into()),
             }
-            prompts.remove(&number);
         }
         bar.set((count.answered + count.refused) as u64, lines.len() as u64);
         bar.say(format!("{:.1} tok/s", count.tokens as f64 / start.elapsed().as_secs_f64()));
@@ -167,17 +175,31 @@ fn answer(
     Ok(count)
 }
 
+/// Passes an answer on under its request's number.
+struct Reporter {
+    number: usize,
+    to: mpsc::Sender<(usize, forebay_engine::Result<Answer>)>,
+}
+
+impl Listener for Reporter {
+    fn event(&mut self, _: Event<'_>) {}
+
+    fn end(self: Box<Self>, answer: forebay_engine::Result<Answer>) {
+        // Nobody listens any more if the call is about to end.
+        let _ = self.to.send((self.number, answer));
+    }
+}
+
 fn request(
     engine: &Engine,
     args: &BatchArgs,
     line: &Line,
-) -> Result<(forebay_engine::Request, Option<String>), Refusal> {
+) -> Result<(forebay_engine::Request, Option<Parser>), Refusal> {
     let endpoint = Endpoint::of(line.url.as_deref())?;
-    let body: Body = serde_json::from_value(line.body.clone())
-        .map_err(|error| Refusal { message: format!("the body makes no sense: {error}"), param: None })?;
-    let (mut request, prompt) = body.request(engine, endpoint, hash(&line.custom_id))?;
+    let body = Body::read(line.body.clone())?;
+    let (mut request, parser) = body.request(engine, endpoint, hash(&line.custom_id))?;
     request.max_tokens = request.max_tokens.or(args.max_tokens);
-    Ok((request, prompt))
+    Ok((request, parser))
 }
 
 /// The requests of a file, which have names of their own.

@@ -32,6 +32,9 @@ const SETTINGS: [&str; 17] = [
     "penalty_last_n",
 ];
 
+/// What `--print-config` shows unless a command knows other words.
+pub const SHOW_SETTINGS: &str = "settings";
+
 /// Where settings come from.
 #[derive(Args)]
 pub struct ConfigArgs {
@@ -39,8 +42,9 @@ pub struct ConfigArgs {
     #[arg(long, value_name = "FILE", global = true, display_order = 1001)]
     config: Option<PathBuf>,
     /// Show which settings are in effect and where each comes from, and do nothing else
-    #[arg(long, global = true, display_order = 1002)]
-    print_config: bool,
+    // A text and no switch, because a command may let it take a word: what is to be shown instead.
+    #[arg(long, global = true, display_order = 1002, num_args = 0, default_missing_value = SHOW_SETTINGS)]
+    print_config: Option<String>,
 }
 
 /// A command line in which what was not given comes from a file.
@@ -76,7 +80,7 @@ pub fn parse<C: Parser>() -> Result<Parsed<C>> {
             (C::from_arg_matches(&matches)?, show(&command, &own, file.as_ref()))
         }
     };
-    Ok(Parsed { cli, shown: args.print_config.then_some(shown) })
+    Ok(Parsed { cli, shown: args.print_config.filter(|what| what == SHOW_SETTINGS).map(|_| shown) })
 }
 
 /// Every setting as a flag, for checking values: those of a file mean what they mean in a call.

@@ -100,7 +100,7 @@ fn section(command: &Command) -> String {
 /// A line of a list for each argument.
 fn flags<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
     args.map(|arg| {
-        let value = if arg.get_action().takes_values() {
+        let value = if takes_value(arg) {
             let names = arg.get_value_names().unwrap_or_default();
             names.iter().map(|name| format!(" {name}")).collect::<String>()
         } else {
@@ -116,17 +116,21 @@ fn flags<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
         let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
         let mut line = format!("- {}: {}", names.join(", "), plain(&help.replace('\n', " ")));
         let defaults: Vec<_> = arg.get_default_values().iter().map(|v| v.to_string_lossy()).collect();
-        if !defaults.is_empty() && arg.get_action().takes_values() {
+        if !defaults.is_empty() && takes_value(arg) {
             line.push_str(&format!(" [default: {}]", defaults.join(",")));
         }
         let possible = arg.get_possible_values();
-        if !possible.is_empty() && arg.get_action().takes_values() {
+        if !possible.is_empty() && takes_value(arg) {
             let names: Vec<_> = possible.iter().map(|value| value.get_name()).collect();
             line.push_str(&format!(" [{}]", names.join(", ")));
         }
         line + "\n"
     })
     .collect()
+}
+
+fn takes_value(arg: &Arg) -> bool {
+    arg.get_action().takes_values() && arg.get_num_args().is_none_or(|values| values.takes_values())
 }
 
 /// Text in which Markdown sees no markup that is none.

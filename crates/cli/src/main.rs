@@ -27,6 +27,7 @@ mod prompting;
 mod pull;
 mod remove;
 mod run;
+mod serve;
 mod simulate;
 mod stats;
 mod synth;
@@ -54,6 +55,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
+    Serve(serve::ServeArgs),
     Batch(batch::BatchArgs),
     Pull(pull::PullArgs),
     List(list::ListArgs),
@@ -77,6 +79,7 @@ const EXAMPLES: &str = "\
 Examples:
   forebay run                    Chat with the demo model, which tells stories
   forebay run model.gguf         Chat with a model of yours
+  forebay serve model.gguf       Serve it to programs and to a browser
   forebay pull OWNER/NAME:Q4_K_M Download a model
   forebay inspect model.gguf     See what is in a file
   forebay plan model.gguf        See where it would be in memory, and how fast it would run
@@ -96,7 +99,9 @@ fn run(parsed: config::Parsed<Cli>) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let cli = parsed.cli;
-    let level = ["warn", "info", "debug"][usize::from(cli.verbose.min(2))];
+    // A server tells what it does.
+    let told = u8::from(matches!(&cli.command, Some(Command::Serve(args)) if !args.is_quiet()));
+    let level = ["warn", "info", "debug"][usize::from((cli.verbose + told).min(2))];
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
         .with_writer(std::io::stderr)
@@ -106,6 +111,7 @@ fn run(parsed: config::Parsed<Cli>) -> Result<ExitCode> {
     };
     match command {
         Command::Run(args) => run::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Batch(args) => batch::run(&args),
         Command::Pull(args) => pull::run(&args),
         Command::List(args) => list::run(&args),

@@ -1,27 +1,34 @@
 //! Requests and answers in the words of OpenAI's API.
 
+mod messages;
+
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use forebay_engine::chat::Message;
-use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
+use forebay_engine::chat::dialect::{Parser, Piece};
+use forebay_engine::sampler::SamplingOverrides;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Answer, Engine, FinishReason, Request, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::chat::thinking::{Kind, Splitter};
+pub use self::messages::{normalise, text_of, with_textual_arguments};
 use crate::prompting::{Prompt, Prompting};
+
+/// Texts that may end an answer.
+const MOST_STOPS: usize = 16;
 
 /// What cannot be answered, and which field is the reason.
 #[derive(Debug)]
 pub struct Refusal {
     pub message: String,
-    pub param: Option<&'static str>,
+    pub param: Option<Cow<'static, str>>,
 }
 
 impl Refusal {
     pub fn new(param: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal { message: message.into(), param: Some(param) }
+        Refusal { message: message.into(), param: Some(param.into()) }
     }
 
     /// An error in OpenAI's shape.
@@ -63,27 +70,55 @@ impl Endpoint {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Body {
-    messages: Vec<Message>,
-    prompt: Option<String>,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
+    pub messages: Vec<Message>,
+    pub prompt: Option<PromptField>,
+    /// Some clients write -1 where they mean no limit.
+    max_tokens: Option<i64>,
+    max_completion_tokens: Option<i64>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    top_k: Option<usize>,
+    /// Some clients write -1 for all tokens.
+    top_k: Option<i64>,
     min_p: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     repeat_penalty: Option<f32>,
     logit_bias: Option<BTreeMap<String, f32>>,
-    seed: Option<u64>,
+    seed: Option<i64>,
     stop: Option<Stop>,
-    tools: Option<Vec<Value>>,
+    pub tools: Option<Vec<Value>>,
+    pub tool_choice: Option<Value>,
+    pub parallel_tool_calls: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
-    // Known, and not supported here:
-    n: Option<u64>,
-    stream: Option<bool>,
-    logprobs: Option<bool>,
-    response_format: Option<Value>,
+    reasoning_effort: Option<String>,
+    pub n: Option<u64>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+    pub return_progress: Option<bool>,
+    /// Whether, for a chat; how many, for a continuation.
+    pub logprobs: Option<Value>,
+    pub top_logprobs: Option<usize>,
+    pub response_format: Option<Value>,
+    pub echo: Option<bool>,
+    // Known, and supported nowhere:
+    suffix: Option<Value>,
+    best_of: Option<u64>,
+    functions: Option<Value>,
+    function_call: Option<Value>,
+    modalities: Option<Vec<String>>,
+    audio: Option<Value>,
+    prediction: Option<Value>,
+    web_search_options: Option<Value>,
+}
+
+/// A text to be continued, or several, as text or as tokens.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum PromptField {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<TokenId>),
+    Several(Vec<Vec<TokenId>>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -93,26 +128,46 @@ enum Stop {
     Several(Vec<String>),
 }
 
+/// What comes with a stream.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct StreamOptions {
+    pub include_usage: Option<bool>,
+}
+
 impl Body {
-    /// The request for an engine, and the text that the answer follows where there may be reasoning. Without a seed,
-    /// `seed` is used.
+    /// Reads a body. The field that is the reason why it cannot be read is named.
+    pub fn read(value: Value) -> Result<Body, Refusal> {
+        read_fields(value)
+    }
+
+    /// The request for an engine, and what tells the parts of the answer apart where there are any. Without a seed, `seed`
+    /// is used. Only what a file of requests can have is taken.
     pub fn request(
         &self,
         engine: &Engine,
         endpoint: Endpoint,
         seed: u64,
-    ) -> Result<(Request, Option<String>), Refusal> {
-        self.refuse_others()?;
-        let (param, tokens, text) = match endpoint {
+    ) -> Result<(Request, Option<Parser>), Refusal> {
+        self.refuse_unknown_ways()?;
+        self.refuse_all_but_one_text()?;
+        let mut shown = Vec::new();
+        let (param, tokens, parser) = match endpoint {
             Endpoint::Chat => {
-                let Prompt { text, tokens } = self.chat_prompt(engine)?;
-                ("messages", tokens, Some(text))
+                let prompting = self.prompting();
+                let Prompt { text, tokens } = self.chat_prompt(engine, &prompting)?;
+                let dialect = prompting
+                    .dialect(engine)
+                    .map_err(|error| Refusal::new("messages", format!("{error:#}")))?;
+                shown = dialect.shown(&prompting.tools);
+                ("messages", tokens, Some(dialect.parser(&text, &prompting.tools)))
             }
             Endpoint::Completions => {
-                let text = self.prompt.as_deref().unwrap_or_default();
-                let options = EncodeOptions { special: true, bos: Bos::AsFileSays };
-                let tokens = engine.tokenizer().encode(text, options);
-                ("prompt", tokens.map_err(|error| Refusal::new("prompt", error.to_string()))?, None)
+                let mut prompts = self.prompts(engine)?;
+                if prompts.len() != 1 {
+                    return Err(Refusal::new("prompt", "a line of a file has one prompt"));
+                }
+                ("prompt", prompts.remove(0), None)
             }
         };
         if tokens.is_empty() {
@@ -124,57 +179,160 @@ impl Body {
                 format!("the messages have {} tokens, the context of the model {limit}", tokens.len());
             return Err(Refusal::new("messages", message));
         }
-        let request = Request {
-            prompt: tokens,
-            max_tokens: self.max_completion_tokens.or(self.max_tokens),
-            sampling: self.sampling(engine, seed)?,
-            stop: match &self.stop {
-                None => Vec::new(),
-                Some(Stop::One(text)) => vec![text.clone()],
-                Some(Stop::Several(texts)) => texts.clone(),
-            },
-            ignore_end: false,
-        };
-        Ok((request, text))
+        let file = engine.file();
+        let mut overrides = self.sampling(engine)?;
+        overrides.seed = overrides.seed.or(Some(seed));
+        let sampling = overrides
+            .resolve(&file.metadata, file.path())
+            .map_err(|error| Refusal { message: error.to_string(), param: None })?;
+        let mut request = Request::new(engine, tokens)
+            .map_err(|error| Refusal { message: error.to_string(), param: None })?;
+        request.max_tokens = self.max_tokens()?;
+        request.sampling = sampling;
+        request.stop = self.stops()?;
+        request.shown = shown;
+        Ok((request, parser))
     }
 
-    fn chat_prompt(&self, engine: &Engine) -> Result<Prompt, Refusal> {
+    fn prompting(&self) -> Prompting {
+        let tools = self.tools.clone().unwrap_or_default();
+        Prompting { kwargs: self.kwargs(), tools, ..Prompting::default() }
+    }
+
+    fn chat_prompt(&self, engine: &Engine, prompting: &Prompting) -> Result<Prompt, Refusal> {
         if self.messages.is_empty() {
             return Err(Refusal::new("messages", "there are no messages"));
         }
-        let mut prompting = Prompting::default();
-        prompting.kwargs.extend(self.chat_template_kwargs.clone().unwrap_or_default());
-        prompting.tools = self.tools.clone().unwrap_or_default();
-        prompting
-            .prompt(engine, &self.messages)
-            .map_err(|error| Refusal::new("messages", format!("{error:#}")))
+        chat_prompt(engine, prompting, &self.messages)
     }
 
-    fn sampling(&self, engine: &Engine, seed: u64) -> Result<SamplingParams, Refusal> {
-        let refused = |message: String| Refusal { message, param: None };
+    /// Variables for the template.
+    pub fn kwargs(&self) -> Map<String, Value> {
+        let mut kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
+        if let Some(effort) = &self.reasoning_effort {
+            kwargs.entry("reasoning_effort").or_insert_with(|| effort.as_str().into());
+            // Templates that know no efforts often know how not to reason.
+            if effort == "none" {
+                kwargs.entry("enable_thinking").or_insert(false.into());
+                kwargs.entry("thinking").or_insert(false.into());
+            }
+        }
+        kwargs
+    }
+
+    /// The tokens of each text to be continued.
+    pub fn prompts(&self, engine: &Engine) -> Result<Vec<Vec<TokenId>>, Refusal> {
+        let encode = |text: &str| {
+            let options = EncodeOptions { special: true, bos: Bos::AsFileSays };
+            let tokens = engine.tokenizer().encode(text, options);
+            tokens.map_err(|error| Refusal::new("prompt", error.to_string()))
+        };
+        let prompts = match &self.prompt {
+            None => return Err(Refusal::new("prompt", "there is no prompt")),
+            Some(PromptField::Text(text)) => vec![encode(text)?],
+            Some(PromptField::Texts(texts)) => {
+                texts.iter().map(|text| encode(text)).collect::<Result<_, _>>()?
+            }
+            Some(PromptField::Tokens(tokens)) => vec![tokens.clone()],
+            Some(PromptField::Several(several)) => several.clone(),
+        };
+        for token in prompts.iter().flatten() {
+            if token.0 as usize >= engine.vocab_size() {
+                return Err(Refusal::new("prompt", format!("{} is not a token of the model", token.0)));
+            }
+        }
+        if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
+            return Err(Refusal::new("prompt", "there is nothing to continue"));
+        }
+        Ok(prompts)
+    }
+
+    /// The most tokens of an answer.
+    pub fn max_tokens(&self) -> Result<Option<usize>, Refusal> {
+        let (param, asked) = match (self.max_completion_tokens, self.max_tokens) {
+            (Some(asked), _) => ("max_completion_tokens", asked),
+            (None, Some(asked)) => ("max_tokens", asked),
+            (None, None) => return Ok(None),
+        };
+        match asked {
+            -1 => Ok(None),
+            1.. => Ok(Some(usize::try_from(asked).unwrap_or(usize::MAX))),
+            _ => Err(Refusal::new(param, format!("{param} is {asked}, but must be at least 1"))),
+        }
+    }
+
+    /// Texts that end an answer.
+    pub fn stops(&self) -> Result<Vec<String>, Refusal> {
+        let stops = match &self.stop {
+            None => Vec::new(),
+            Some(Stop::One(text)) => vec![text.clone()],
+            Some(Stop::Several(texts)) => texts.clone(),
+        };
+        if stops.len() > MOST_STOPS {
+            let message = format!("{} texts were given, but there may be {MOST_STOPS}", stops.len());
+            return Err(Refusal::new("stop", message));
+        }
+        if stops.iter().any(String::is_empty) {
+            return Err(Refusal::new("stop", "an empty text would end every answer at once"));
+        }
+        Ok(stops)
+    }
+
+    /// How tokens are to be chosen, where the request says; each value is in its range.
+    pub fn sampling(&self, engine: &Engine) -> Result<SamplingOverrides, Refusal> {
         let bias = self.logit_bias.iter().flatten().map(|(token, bias)| match token.parse() {
             Ok(id) if (id as usize) < engine.vocab_size() => Ok((TokenId(id), *bias)),
             _ => Err(Refusal::new("logit_bias", format!("{token} is not a token of the model"))),
         });
+        let bias = bias.collect::<Result<Vec<_>, _>>()?;
         let overrides = SamplingOverrides {
             temperature: self.temperature,
-            top_k: self.top_k,
+            top_k: self.top_k.map(|k| usize::try_from(k).unwrap_or(0)),
             top_p: self.top_p,
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             penalty_last_n: None,
-            logit_bias: Some(bias.collect::<Result<Vec<_>, _>>()?),
-            seed: Some(self.seed.unwrap_or(seed)),
+            logit_bias: (!bias.is_empty()).then_some(bias),
+            seed: self.seed.map(|seed| seed as u64),
         };
-        let file = engine.file();
-        let sampling = overrides.resolve(&file.metadata, file.path()).map_err(|e| refused(e.to_string()))?;
-        sampling.validate().map_err(|e| refused(e.to_string()))?;
-        Ok(sampling)
+        check_ranges(&overrides)?;
+        Ok(overrides)
     }
 
-    fn refuse_others(&self) -> Result<(), Refusal> {
+    /// What no answer can have.
+    pub fn refuse_unknown_ways(&self) -> Result<(), Refusal> {
+        let given = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
+        let suffix = self.suffix.as_ref().is_some_and(|value| !value.is_null() && value != "");
+        let unsupported = [
+            ("suffix", suffix, "texts are continued at their end alone"),
+            (
+                "best_of",
+                self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)),
+                "ask for several answers with n",
+            ),
+            ("functions", given(&self.functions), "use tools"),
+            ("function_call", given(&self.function_call), "use tool_choice"),
+            (
+                "modalities",
+                self.modalities.as_ref().is_some_and(|all| all.iter().any(|one| one != "text")),
+                "only text is written",
+            ),
+            ("audio", given(&self.audio), "only text is written"),
+            ("prediction", given(&self.prediction), "predicted outputs are not supported"),
+            ("web_search_options", given(&self.web_search_options), "there is no search"),
+        ];
+        match unsupported.into_iter().find(|(_, given, _)| *given) {
+            Some((param, _, reason)) => {
+                Err(Refusal::new(param, format!("{param} is not supported: {reason}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What a line of a file cannot have.
+    fn refuse_all_but_one_text(&self) -> Result<(), Refusal> {
         let text = |format: &Value| format.get("type").and_then(Value::as_str) == Some("text");
         if self.n.is_some_and(|n| n != 1) {
             return Err(Refusal::new("n", "only one answer can be asked for"));
@@ -182,7 +340,7 @@ impl Body {
         if self.stream == Some(true) {
             return Err(Refusal::new("stream", "answers to a file are not streamed"));
         }
-        if self.logprobs == Some(true) {
+        if self.logprobs.as_ref().is_some_and(|value| !value.is_null() && *value != false) {
             return Err(Refusal::new("logprobs", "probabilities are not supported"));
         }
         if self.response_format.as_ref().is_some_and(|format| !text(format)) {
@@ -192,21 +350,80 @@ impl Body {
     }
 }
 
-/// An answer in OpenAI's shape. `prompt` is the text that it follows where there may be reasoning.
-pub fn completion(id: &str, created: u64, model: &str, prompt: Option<&str>, answer: &Answer) -> Value {
+/// Reads an object of fields, of which a wrong one is named.
+pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T, Refusal> {
+    let Value::Object(fields) = &value else {
+        return Err(Refusal { message: "the body makes no sense: it is not an object".into(), param: None });
+    };
+    T::deserialize(&value).map_err(|error| {
+        // What is wrong alone is what is wrong.
+        let wrong = fields.iter().find_map(|(name, value)| {
+            let alone = Value::Object(Map::from_iter([(name.clone(), value.clone())]));
+            Some((name, T::deserialize(alone).err()?))
+        });
+        match wrong {
+            Some((name, error)) => Refusal {
+                message: format!("{name} makes no sense: {error}"),
+                param: Some(name.clone().into()),
+            },
+            None => Refusal { message: format!("the body makes no sense: {error}"), param: None },
+        }
+    })
+}
+
+/// The prompt of a conversation as a client sends it.
+pub fn chat_prompt(engine: &Engine, prompting: &Prompting, messages: &[Message]) -> Result<Prompt, Refusal> {
+    let refused = |error: anyhow::Error| Refusal::new("messages", format!("{error:#}"));
+    let knows_developer = prompting.template(engine).map_err(refused)?.source().contains("developer");
+    let messages = normalise(messages, knows_developer)?;
+    prompting.prompt(engine, &messages).or_else(|error| {
+        // A few templates write arguments as they are, and cannot do that with objects.
+        let textual = with_textual_arguments(&messages);
+        if textual == messages {
+            return Err(refused(error));
+        }
+        prompting.prompt(engine, &textual).map_err(|_| refused(error))
+    })
+}
+
+/// Finds a value out of its range, by its name.
+fn check_ranges(overrides: &SamplingOverrides) -> Result<(), Refusal> {
+    // Each alone, so that the one that is wrong has a name.
+    let none = SamplingOverrides::default;
+    let each = [
+        ("temperature", SamplingOverrides { temperature: overrides.temperature, ..none() }),
+        ("top_p", SamplingOverrides { top_p: overrides.top_p, ..none() }),
+        ("min_p", SamplingOverrides { min_p: overrides.min_p, ..none() }),
+        ("repeat_penalty", SamplingOverrides { repeat_penalty: overrides.repeat_penalty, ..none() }),
+        ("presence_penalty", SamplingOverrides { presence_penalty: overrides.presence_penalty, ..none() }),
+        ("frequency_penalty", SamplingOverrides { frequency_penalty: overrides.frequency_penalty, ..none() }),
+        ("logit_bias", SamplingOverrides { logit_bias: overrides.logit_bias.clone(), ..none() }),
+    ];
+    for (param, alone) in each {
+        alone
+            .resolve(&Default::default(), "".as_ref())
+            .map_err(|error| Refusal::new(param, error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// An answer in OpenAI's shape, its parts told apart by the parser where there are any.
+pub fn completion(id: &str, created: u64, model: &str, parser: Option<Parser>, answer: &Answer) -> Value {
     let finish = match answer.finish_reason {
         FinishReason::Length => "length",
         FinishReason::Stop | FinishReason::Cancelled => "stop",
     };
     let (read, written) = (answer.stats.prompt_tokens, answer.stats.generated_tokens);
-    let (kind, choice) = match prompt {
+    let (kind, choice) = match parser {
         None => {
             let choice =
                 json!({ "index": 0, "text": answer.text, "logprobs": null, "finish_reason": finish });
             ("text_completion", choice)
         }
-        Some(prompt) => {
-            let message = message(prompt, &answer.text);
+        Some(parser) => {
+            let message = message(id, parser, &answer.text);
+            let calls = message.get("tool_calls").is_some();
+            let finish = if calls && finish == "stop" { "tool_calls" } else { finish };
             let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": finish });
             ("chat.completion", choice)
         }
@@ -221,17 +438,64 @@ pub fn completion(id: &str, created: u64, model: &str, prompt: Option<&str>, ans
     })
 }
 
-/// The assistant's message, its reasoning apart.
-fn message(prompt: &str, text: &str) -> Value {
-    let mut parts = [String::new(), String::new()];
-    let mut take = |kind: Kind, text: &str| parts[kind as usize].push_str(text);
-    let mut splitter = Splitter::after(prompt);
-    splitter.push(text, &mut take);
-    splitter.finish(&mut take);
-    let [reasoning, content] = parts;
+/// The assistant's message, its reasoning and its calls apart. `id` names the answer.
+fn message(id: &str, mut parser: Parser, text: &str) -> Value {
+    let (mut reasoning, mut content) = (String::new(), String::new());
+    let mut calls: Vec<(String, String)> = Vec::new();
+    let mut take = |piece: Piece<'_>| match piece {
+        Piece::Reasoning(text) => reasoning.push_str(text),
+        Piece::Content(text) => content.push_str(text),
+        Piece::Call { name } => calls.push((name.to_owned(), String::new())),
+        Piece::Arguments(text) => {
+            if let Some((_, arguments)) = calls.last_mut() {
+                arguments.push_str(text);
+            }
+        }
+    };
+    parser.push(text, &mut take);
+    parser.finish(&mut take);
     let mut message = json!({ "role": "assistant", "content": content });
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.into();
     }
+    if !calls.is_empty() {
+        if content.is_empty() {
+            message["content"] = Value::Null;
+        }
+        let id = id.trim_start_matches("chatcmpl-");
+        let call = |(i, (name, arguments)): (usize, (String, String))| {
+            json!({
+                "id": format!("call_{id}_{i}"),
+                "type": "function",
+                "function": { "name": name, "arguments": arguments },
+            })
+        };
+        message["tool_calls"] = calls.into_iter().enumerate().map(call).collect();
+    }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_engine::chat::dialect::Dialect;
+
+    use super::*;
+
+    #[test]
+    fn calls_are_told_from_what_is_said() {
+        let tools = [json!({ "type": "function", "function": { "name": "now" } })];
+        let parser = || Dialect::of("<tool_call>").parser("", &tools);
+        let text = "<think>Hm.</think>Well:\n<tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": 1}}</tool_call>";
+        let said = message("chatcmpl-7", parser(), text);
+        let call = json!({
+            "id": "call_7_0", "type": "function", "function": { "name": "now", "arguments": "{\"zone\": 1}" },
+        });
+        let expected = json!({
+            "role": "assistant", "content": "Well:", "reasoning_content": "Hm.", "tool_calls": [call],
+        });
+        assert_eq!(said, expected);
+        let said = message("chatcmpl-7", parser(), "<tool_call>{\"name\": \"now\"}</tool_call>");
+        assert_eq!(said["content"], Value::Null);
+        assert_eq!(message("", parser(), "Hello."), json!({ "role": "assistant", "content": "Hello." }));
+    }
 }

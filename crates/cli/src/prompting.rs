@@ -1,9 +1,11 @@
 //! From a conversation to the tokens that the model continues.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Engine, TokenId};
@@ -27,19 +29,9 @@ pub struct PromptingArgs {
 impl PromptingArgs {
     /// Reads the template's file, if there is one.
     pub fn prompting(&self, engine: &Engine) -> Result<Prompting> {
-        let template = self.chat_template_file.as_ref().map(|path| {
-            let tokenizer = engine.tokenizer();
-            let special = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())];
-            let texts: Vec<(&str, String)> = special
-                .into_iter()
-                .filter_map(|(name, id)| Some((name, tokenizer.token_text(id?).into_owned())))
-                .collect();
-            let texts: Vec<(&str, &str)> = texts.iter().map(|(name, text)| (*name, text.as_str())).collect();
-            ChatTemplate::new(&read_text(path)?, &texts)
-                .with_context(|| format!("{} is not a chat template", path.display()))
-        });
+        let template = self.chat_template_file.as_ref().map(|path| read_template(path, engine));
         Ok(Prompting {
-            template: template.transpose()?,
+            template: template.transpose()?.map(Arc::new),
             system: self.system.clone(),
             think: self.think,
             ..Prompting::default()
@@ -47,11 +39,24 @@ impl PromptingArgs {
     }
 }
 
+/// A chat template from a file, for a model.
+pub fn read_template(path: &Path, engine: &Engine) -> Result<ChatTemplate> {
+    let tokenizer = engine.tokenizer();
+    let special = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())];
+    let texts: Vec<(&str, String)> = special
+        .into_iter()
+        .filter_map(|(name, id)| Some((name, tokenizer.token_text(id?).into_owned())))
+        .collect();
+    let texts: Vec<(&str, &str)> = texts.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    ChatTemplate::new(&read_text(path)?, &texts)
+        .with_context(|| format!("{} is not a chat template", path.display()))
+}
+
 /// How messages become a prompt.
 #[derive(Default)]
 pub struct Prompting {
     /// Instead of the model's.
-    template: Option<ChatTemplate>,
+    pub template: Option<Arc<ChatTemplate>>,
     /// What the model is told first.
     pub system: Option<String>,
     /// Whether it reasons first; if nothing is said, as the template has it.
@@ -95,7 +100,16 @@ impl Prompting {
         Ok(Prompt { text, tokens })
     }
 
-    fn template<'a>(&'a self, engine: &'a Engine) -> Result<&'a ChatTemplate> {
+    /// How the model writes what answers a prompt.
+    pub fn dialect(&self, engine: &Engine) -> Result<Dialect> {
+        Ok(Dialect::of(self.template(engine)?.source()).with_tokens(engine.tokenizer()))
+    }
+
+    /// The template in effect.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn template<'a>(&'a self, engine: &'a Engine) -> Result<&'a ChatTemplate> {
         match &self.template {
             Some(template) => Ok(template),
             None => engine.template()?.with_context(|| {

@@ -1,17 +1,18 @@
 //! `forebay run`: an answer to a prompt, or a chat.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use forebay_engine::chat::Message;
+use forebay_engine::chat::dialect::{Parser, Piece};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Answer, Event, FinishReason, Request, Session};
+use forebay_engine::{Answer, Engine, Event, FinishReason, Grammar, Request, Session};
+use serde_json::Value;
 
 use crate::args::{LoadArgs, SamplingArgs, read_stdin, read_text};
-use crate::chat::thinking::{Kind, Splitter};
 use crate::output::{STDOUT_FAILED, print};
 use crate::progress::Progress;
 use crate::prompting::{Prompting, PromptingArgs};
@@ -30,7 +31,9 @@ Examples:
   forebay run model.gguf --temp 0 < question.txt > answer.txt
   forebay run model.gguf --system 'You are a pirate.' --prompt-file letter.txt
   forebay run model.gguf --raw -p 'Once upon a time' -n 100
-  forebay run model.gguf -p 'Hello' --json | jq .stats")]
+  forebay run model.gguf -p 'Hello' --json | jq .stats
+  forebay run model.gguf -p 'A cat, as data.' --json-schema '{\"type\":\"object\"}'
+  forebay run model.gguf -p 'Is water wet?' --grammar answer.lark")]
 pub struct RunArgs {
     /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
     /// OWNER/NAME:QUANT [default: the demo model]
@@ -53,6 +56,12 @@ pub struct RunArgs {
     /// Continue the prompt as it is, without the model's chat template
     #[arg(long)]
     raw: bool,
+    /// Have the answer be JSON of this schema: a file, or the schema itself. There is no reasoning before it
+    #[arg(long, value_name = "FILE|JSON")]
+    json_schema: Option<String>,
+    /// Have the answer be what the Lark grammar in this file describes. There is no reasoning before it
+    #[arg(long, value_name = "FILE", conflicts_with = "json_schema")]
+    grammar: Option<PathBuf>,
     /// Print one JSON object: text, reasoning, tokens, finish_reason, stats
     #[arg(long)]
     json: bool,
@@ -62,6 +71,34 @@ pub struct RunArgs {
     load: LoadArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+}
+
+/// What the answer must be.
+enum Shape {
+    Schema(Value),
+    Lark(String),
+}
+
+impl Shape {
+    fn grammar(&self, engine: &Engine) -> Result<Grammar> {
+        Ok(match self {
+            Shape::Schema(schema) => Grammar::json_schema(engine, schema)?,
+            Shape::Lark(source) => Grammar::lark(engine, source)?,
+        })
+    }
+}
+
+impl RunArgs {
+    fn shape(&self) -> Result<Option<Shape>> {
+        if let Some(schema) = &self.json_schema {
+            let inline = schema.trim_start().starts_with(['{', '[']);
+            let text = if inline { schema.clone() } else { read_text(Path::new(schema))? };
+            let schema = serde_json::from_str(&text)
+                .map_err(|error| errors::usage(format!("--json-schema is not JSON: {error}")))?;
+            return Ok(Some(Shape::Schema(schema)));
+        }
+        self.grammar.as_ref().map(|path| Ok(Shape::Lark(read_text(path)?))).transpose()
+    }
 }
 
 /// Runs the command.
@@ -79,16 +116,18 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if prompt.as_ref().is_some_and(String::is_empty) {
         return Err(errors::usage("the prompt is empty: give one with -p, in a file, or on standard input"));
     }
+    let shape = args.shape()?;
     let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
     let prompting = args.prompting.prompting(&engine)?;
     let session = engine.session();
     interrupt::install(session.cancel())?;
     let request = Request {
-        prompt: Vec::new(),
         max_tokens: args.max_tokens,
         sampling: args.sampling.resolve(&engine)?,
         stop: args.stop.clone(),
         ignore_end: args.ignore_eos,
+        grammar: shape.map(|shape| shape.grammar(&engine)).transpose()?,
+        ..Request::default()
     };
     match prompt {
         Some(prompt) => answer(args, session, &prompt, request, &prompting),
@@ -105,14 +144,21 @@ pub struct Said {
     pub reasoning: String,
 }
 
-/// Generates an answer and writes its text to standard output as it comes. `after` is the text of the prompt where
-/// there may be reasoning: it is written dim on a terminal, and not at all elsewhere.
-pub fn stream(session: &mut Session, request: &Request, after: Option<&str>) -> Result<Said> {
+/// What a piece of text is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Answer,
+}
+
+/// Generates an answer and writes its text to standard output as it comes. The parser tells reasoning from what is said:
+/// it is written dim on a terminal, and not at all elsewhere.
+pub fn stream(session: &mut Session, request: &Request, parser: Option<Parser>) -> Result<Said> {
     let mut stdout = io::stdout().lock();
     let terminal = stdout.is_terminal();
     let bar = if terminal { WritingBar::No } else { WritingBar::Yes };
     let dim = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    said(session, request, bar, after, |kind, text, before| {
+    said(session, request, bar, parser, |kind, text, before| {
         if kind == Kind::Reasoning && !terminal {
             return Ok(());
         }
@@ -133,20 +179,19 @@ fn said(
     session: &mut Session,
     request: &Request,
     bar: WritingBar,
-    after: Option<&str>,
+    mut parser: Option<Parser>,
     write: impl FnMut(Kind, &str, Option<Kind>) -> io::Result<()>,
 ) -> Result<Said> {
     let mut hearer = Hearer { parts: Default::default(), last: None, result: Ok(()), write };
-    let mut splitter = after.map(Splitter::after);
     let answer = generate(session, request, bar, |text| {
-        match &mut splitter {
-            Some(splitter) => splitter.push(text, &mut |kind, text| hearer.take(kind, text)),
+        match &mut parser {
+            Some(parser) => parser.push(text, &mut |piece| hearer.hear(piece)),
             None => hearer.take(Kind::Answer, text),
         }
         std::mem::replace(&mut hearer.result, Ok(()))
     })?;
-    if let Some(splitter) = splitter {
-        splitter.finish(&mut |kind, text| hearer.take(kind, text));
+    if let Some(parser) = parser {
+        parser.finish(&mut |piece| hearer.hear(piece));
     }
     hearer.result.context(STDOUT_FAILED)?;
     let [reasoning, text] = hearer.parts;
@@ -164,6 +209,15 @@ struct Hearer<W> {
 }
 
 impl<W: FnMut(Kind, &str, Option<Kind>) -> io::Result<()>> Hearer<W> {
+    fn hear(&mut self, piece: Piece<'_>) {
+        match piece {
+            Piece::Reasoning(text) => self.take(Kind::Reasoning, text),
+            Piece::Content(text) => self.take(Kind::Answer, text),
+            // There are no tools here, and so no calls.
+            Piece::Call { .. } | Piece::Arguments(_) => {}
+        }
+    }
+
     fn take(&mut self, kind: Kind, text: &str) {
         self.parts[kind as usize].push_str(text);
         let before = self.last.replace(kind);
@@ -206,6 +260,7 @@ fn generate(
                 writing = (bar == WritingBar::Yes).then(Progress::writing);
             }
         }
+        Event::Token(_) => {}
         Event::Text(text) => {
             reading = None;
             if let Some(bar) = &writing {
@@ -232,21 +287,24 @@ fn answer(
     prompting: &Prompting,
 ) -> Result<ExitCode> {
     let engine = session.engine().clone();
-    let after = if args.raw {
+    let parser = if args.raw {
         let options = EncodeOptions { special: true, bos: Bos::AsFileSays };
         request.prompt = engine.tokenizer().encode(prompt, options)?;
         None
     } else {
         let prompt = prompting.prompt(&engine, &[Message::new("user", prompt)])?;
+        let dialect = prompting.dialect(&engine)?;
         request.prompt = prompt.tokens;
-        Some(prompt.text)
+        request.shown = dialect.shown(&[]);
+        // What must be something is all answer.
+        request.grammar.is_none().then(|| dialect.parser(&prompt.text, &[]))
     };
     let said = if args.json {
-        let said = said(&mut session, &request, WritingBar::Yes, after.as_deref(), |_, _, _| Ok(()))?;
+        let said = said(&mut session, &request, WritingBar::Yes, parser, |_, _, _| Ok(()))?;
         print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(&engine, &said))?))?;
         said
     } else {
-        let said = stream(&mut session, &request, after.as_deref())?;
+        let said = stream(&mut session, &request, parser)?;
         print("\n")?;
         stats::close(&engine, &said.answer);
         said

@@ -92,8 +92,8 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
         },
         max_tokens: args.max_tokens,
         sampling: args.sampling.resolve(&engine)?,
-        stop: Vec::new(),
         ignore_end: args.ignore_eos,
+        ..Request::default()
     };
     let answer = generate_unseen(&mut session, &request)?;
     if answer.finish_reason == FinishReason::Cancelled {

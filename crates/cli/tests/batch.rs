@@ -154,9 +154,9 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     for (id, param, said) in [
         ("empty", json!("messages"), "no messages"),
         ("two", json!("n"), "only one"),
-        ("hot", Value::Null, "temperature"),
+        ("hot", json!("temperature"), "temperature"),
         ("long", json!("messages"), "1024"),
-        ("wrong", Value::Null, "makes no sense"),
+        ("wrong", json!("messages"), "makes no sense"),
         ("lost", json!("url"), "/v1/chat/completions and /v1/completions"),
     ] {
         let response = &answers[id]["response"];

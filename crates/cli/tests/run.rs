@@ -234,3 +234,36 @@ fn a_system_message_and_a_prompt_from_a_file_reach_the_template() {
     let tokens = |answer: &Value| answer["stats"]["prompt_tokens"].as_u64().unwrap();
     assert!(tokens(&told) > tokens(&plain) + 4);
 }
+
+#[test]
+fn an_answer_can_be_made_to_be_json() {
+    let schema = r#"{"type": "object", "properties": {"cat": {"enum": ["red", "black"]}, "age": {"type": "integer", "minimum": 0, "maximum": 30}}, "required": ["cat", "age"], "additionalProperties": false}"#;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("schema.json");
+    std::fs::write(&file, schema).unwrap();
+    let answers = [schema, file.to_str().unwrap()]
+        .map(|schema| call(&["run", "-p", STORY, "--temp", "0", "--json-schema", schema]).success());
+    assert_eq!(answers[0], answers[1]);
+    let cat: Value = serde_json::from_str(&answers[0]).unwrap();
+    assert!(cat["cat"] == "red" || cat["cat"] == "black", "{cat}");
+    assert!(cat["age"].as_u64().unwrap() <= 30, "{cat}");
+    assert_eq!(cat.as_object().unwrap().len(), 2);
+}
+
+#[test]
+fn an_answer_can_be_made_to_follow_a_grammar() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("answer.lark");
+    std::fs::write(&file, r#"start: "The cat is " ("red" | "black") ".""#).unwrap();
+    let answer = call(&["run", "-p", STORY, "--grammar", file.to_str().unwrap()]).success();
+    assert!(["The cat is red.\n", "The cat is black.\n"].contains(&answer.as_str()), "{answer}");
+}
+
+#[test]
+fn what_an_answer_cannot_be_is_refused() {
+    let with = |flag, value| call(&["run", "-p", STORY, flag, value]);
+    assert!(with("--json-schema", "{").failure(2).contains("--json-schema is not JSON"));
+    assert!(with("--json-schema", r#"{"type":"cat"}"#).failure(1).contains("Invalid type: cat"));
+    assert!(with("--json-schema", "no/such/file").failure(1).contains("cannot read no/such/file"));
+    assert!(with("--grammar", "no/such/file").failure(1).contains("cannot read no/such/file"));
+}

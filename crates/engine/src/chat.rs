@@ -3,6 +3,7 @@
 //! Templates are written in Jinja for Hugging Face's Python code, so what they can see there they see here:
 //! the same settings, variables, functions and spellings of values.
 
+pub mod dialect;
 mod folder;
 mod guard;
 mod json;
@@ -138,6 +139,11 @@ impl ChatTemplate {
     pub fn from_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
         let Some(found) = folder::find(folder)? else { return Ok(None) };
         ChatTemplate::compile(&found.sources, found.tokens).map(Some).map_err(|e| at(&found.path, e))
+    }
+
+    /// The template's text; where there are two, that of conversations with tools.
+    pub fn source(&self) -> &str {
+        self.sources.tool_use.as_ref().unwrap_or(&self.sources.default)
     }
 
     fn compile(sources: &Sources, tokens: Vec<(String, String)>) -> Result<ChatTemplate> {

@@ -54,7 +54,7 @@ impl ContextMemory {
                 return Err(Error::Budget {
                     need: used,
                     have: self.room + held.borrowed + given,
-                    what: format!("keys and values of all conversations, this one's {}", Bytes(to)),
+                    what: format!("all conversations and their grammars, this one's {}", Bytes(to)),
                     remedy: match self.slots_give {
                         true => "shorten the conversation, or give it more memory with --memory",
                         false => "shorten the conversation, or give it more memory with --vram",
@@ -107,6 +107,11 @@ impl Hold {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Hold { engine: self.engine.clone(), bytes }
+    }
+
+    /// Takes over what another one holds.
+    pub fn join(&mut self, mut other: Hold) {
+        self.bytes += std::mem::take(&mut other.bytes);
     }
 }
 

@@ -13,6 +13,7 @@ use crate::context_memory::ContextMemory;
 use crate::error::{Bytes, Error, Result};
 use crate::fingerprint::fingerprint;
 use crate::format::ModelFile;
+use crate::grammar::{Lexicon, Tree};
 use crate::heat::{Heat, hottest_first};
 use crate::memory::Region;
 use crate::models::{self, Blueprint, Model};
@@ -25,7 +26,7 @@ use crate::store::policy::PolicyKind;
 use crate::store::probe;
 use crate::store::trace::RoutedLayer;
 use crate::store::{
-    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Purpose, SlotClasses, StoreOptions,
+    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Picture, Purpose, SlotClasses, StoreOptions,
 };
 use crate::tokenizer::Tokenizer;
 
@@ -129,6 +130,8 @@ struct Inner {
     dense: Arc<Region>,
     speeds: OnceLock<Speeds>,
     fingerprint: OnceLock<u64>,
+    /// Made when the first grammar is.
+    lexicon: Mutex<Option<Arc<Lexicon>>>,
     precision: Precision,
     vocab: usize,
     /// The backend computes one batch at a time.
@@ -203,6 +206,11 @@ impl Engine {
         self.0.store.meters()
     }
 
+    /// Takes a picture of where the experts are and which were asked for since it was last taken.
+    pub fn look(&self, picture: &mut Picture) {
+        self.0.store.look(picture);
+    }
+
     /// Bytes of expert slots at the moment: fewer than planned while conversations or the rest of the machine need the
     /// memory.
     pub fn slot_bytes(&self) -> u64 {
@@ -269,6 +277,26 @@ impl Engine {
         let number = fingerprint(&self.0.file, &self.0.dense, self.0.store.layers())?;
         let number = number ^ self.0.precision as u64;
         Ok(*self.0.fingerprint.get_or_init(|| number))
+    }
+
+    /// The vocabulary as grammars see it. Made when first asked for, in memory that expert slots give where the plan has
+    /// left none, and kept.
+    pub(crate) fn lexicon(&self) -> Result<Arc<Lexicon>> {
+        // Filled at once, after everything that can fail.
+        let mut lexicon = self.0.lexicon.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lexicon) = &*lexicon {
+            return Ok(Arc::clone(lexicon));
+        }
+        let tree = Tree::new(self.tokenizer(), self.vocab_size())?;
+        let bytes = tree.all_bytes();
+        self.hold_context(0, bytes)?;
+        match Lexicon::new(tree) {
+            Ok(made) => Ok(Arc::clone(lexicon.insert(Arc::new(made)))),
+            Err(error) => {
+                self.hold_context(bytes, 0)?;
+                Err(error)
+            }
+        }
     }
 
     /// Whether both are the same loaded model.
@@ -603,6 +631,7 @@ impl Prospect {
             dense,
             speeds: OnceLock::new(),
             fingerprint: OnceLock::new(),
+            lexicon: Mutex::new(None),
             precision: options.precision,
             compute: Mutex::new(compute),
         })))

@@ -72,6 +72,26 @@ impl Error {
     pub fn format(path: &Path, message: impl Into<String>) -> Error {
         Error::Format { path: path.to_owned(), message: message.into() }
     }
+
+    /// The same error again, for another whom it concerns.
+    pub(crate) fn repeat(&self) -> Error {
+        match self {
+            Error::Io { path, doing, source } => Error::Io {
+                path: path.clone(),
+                doing: doing.clone(),
+                source: io::Error::new(source.kind(), source.to_string()),
+            },
+            Error::Format { path, message } => Error::format(path, message),
+            Error::Unsupported(message) => Error::Unsupported(message.clone()),
+            Error::Budget { need, have, what, remedy } => {
+                Error::Budget { need: *need, have: *have, what: what.clone(), remedy: remedy.clone() }
+            }
+            Error::Context { tokens, limit } => Error::Context { tokens: *tokens, limit: *limit },
+            Error::Invalid(message) => Error::Invalid(message.clone()),
+            Error::Backend(message) => Error::Backend(message.clone()),
+            Error::Cancelled => Error::Cancelled,
+        }
+    }
 }
 
 /// Prints a number of bytes for people: `17.3 MB` style with binary units.

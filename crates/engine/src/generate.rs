@@ -5,14 +5,15 @@ use std::time::Instant;
 use crate::TokenId;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::sampler::{Sampler, SamplingOverrides, SamplingParams};
+use crate::grammar::{Grammar, Mask, Matcher};
+use crate::sampler::{Sampler, SamplingOverrides, SamplingParams, Scored, Scorer};
 use crate::session::{Session, Watch};
 use crate::stop::StopMatcher;
 use crate::store::Meters;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 
 /// What to generate.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The whole conversation so far.
     pub prompt: Vec<TokenId>,
@@ -22,8 +23,16 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
+    /// Control tokens that are part of the text, for whoever reads it as a [dialect](crate::chat::dialect::Dialect::shown).
+    /// Others are none.
+    pub shown: Vec<TokenId>,
     /// Never choose the model's end tokens.
     pub ignore_end: bool,
+    /// What the answer must be, if it must be something.
+    pub grammar: Option<Grammar>,
+    /// How many of the likeliest tokens are told with each token; `None`: none, and not the token's own probability
+    /// either.
+    pub logprobs: Option<usize>,
 }
 
 impl Request {
@@ -34,12 +43,12 @@ impl Request {
     pub fn new(engine: &Engine, prompt: Vec<TokenId>) -> Result<Request> {
         let file = engine.file();
         let sampling = SamplingOverrides::default().resolve(&file.metadata, file.path())?;
-        Ok(Request { prompt, max_tokens: None, sampling, stop: Vec::new(), ignore_end: false })
+        Ok(Request { prompt, sampling, ..Request::default() })
     }
 }
 
 /// What happens while an answer is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
     /// The prompt is being read.
     Prompt {
@@ -48,6 +57,9 @@ pub enum Event<'a> {
         /// Tokens to read.
         total: usize,
     },
+    /// A token of the answer, before the text it leads to; only if [probabilities](Request::logprobs) were asked for.
+    /// The token that ends the answer is none of it; those of a stop string are, although their text is not.
+    Token(&'a Scored),
     /// More text of the answer: whole characters.
     Text(&'a str),
 }
@@ -55,7 +67,7 @@ pub enum Event<'a> {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model chose an end token, or a stop string came up.
+    /// The model chose an end token, a stop string came up, or the grammar has come to its end.
     Stop,
     /// As many tokens as were asked for, or as fit the context.
     Length,
@@ -104,10 +116,14 @@ pub struct Answer {
     pub tokens: Vec<TokenId>,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// The stop string that ended it, if one did.
+    pub stop: Option<String>,
     /// The seed that repeats it.
     pub seed: u64,
     /// What it took.
     pub stats: Stats,
+    /// How likely its tokens were, if that was asked for.
+    pub logprobs: Vec<Scored>,
 }
 
 impl Session {
@@ -130,8 +146,7 @@ impl Session {
         let read = engine.meters();
         writing.stats().prompt_seconds = start.elapsed().as_secs_f64();
         writing.stats().prompt_experts = read - before;
-        let mut on_text = |text: &str| on_event(Event::Text(text));
-        while let Some(token) = writing.choose(self.logits(), &mut on_text)? {
+        while let Some(token) = writing.choose(self.logits(), on_event)? {
             if writing.stats().ttft_seconds == 0.0 {
                 writing.stats().ttft_seconds = start.elapsed().as_secs_f64();
             }
@@ -141,7 +156,7 @@ impl Session {
                 Err(error) => return Err(error),
             }
         }
-        let mut answer = writing.finish(&mut on_text);
+        let mut answer = writing.finish(on_event);
         answer.stats.decode_seconds = start.elapsed().as_secs_f64() - answer.stats.prompt_seconds;
         answer.stats.experts = engine.meters() - read;
         Ok(answer)
@@ -152,6 +167,8 @@ impl Session {
 pub struct Writing {
     engine: Engine,
     sampler: Sampler,
+    scorer: Option<Scorer>,
+    matcher: Option<Matcher>,
     text: TextStream,
     answer: Answer,
     /// The most tokens of the answer.
@@ -177,13 +194,17 @@ impl Writing {
             text: String::new(),
             tokens: Vec::new(),
             finish_reason: FinishReason::Length,
+            stop: None,
             seed: sampler.seed(),
             stats: Stats { prompt_tokens: request.prompt.len(), ..Stats::default() },
+            logprobs: Vec::new(),
         };
         Ok(Writing {
             sampler,
+            scorer: request.logprobs.map(Scorer::new),
+            matcher: request.grammar.as_ref().map(Grammar::matcher).transpose()?,
             text: TextStream {
-                decoder: StreamDecoder::continuing(false),
+                decoder: StreamDecoder::continuing(false).showing(request.shown.clone()),
                 stops: StopMatcher::new(request.stop.clone())?,
                 text: String::new(),
             },
@@ -198,23 +219,46 @@ impl Writing {
     /// ended.
     ///
     /// # Errors
-    /// If the logits are not numbers.
-    pub fn choose(&mut self, logits: &[f32], on_text: &mut dyn FnMut(&str)) -> Result<Option<TokenId>> {
+    /// If the logits are not numbers, or no token fits the grammar.
+    pub fn choose(&mut self, logits: &[f32], on_event: &mut dyn FnMut(Event<'_>)) -> Result<Option<TokenId>> {
         if self.ended || self.answer.tokens.len() == self.most {
             return Ok(None);
         }
-        let tokenizer = self.engine.tokenizer();
-        let token = self.sampler.sample(logits)?;
-        let ends = tokenizer.end_tokens().contains(&token);
-        if !ends {
-            self.sampler.accept(token);
-            self.answer.tokens.push(token);
+        let mask = match &mut self.matcher {
+            None => None,
+            Some(matcher) => match matcher.allowed()? {
+                Some(mask) => Some(mask),
+                None => {
+                    self.stop();
+                    return Ok(None);
+                }
+            },
+        };
+        let token = self.sampler.sample_among(logits, mask.as_ref().map(Mask::bits))?;
+        if self.engine.tokenizer().end_tokens().contains(&token) {
+            self.stop();
+            return Ok(None);
         }
-        if ends || self.text.push(tokenizer, token, on_text) {
-            self.answer.finish_reason = FinishReason::Stop;
-            self.ended = true;
+        let complete = match &mut self.matcher {
+            None => false,
+            Some(matcher) => matcher.accept(token)?,
+        };
+        self.sampler.accept(token);
+        self.answer.tokens.push(token);
+        if let Some(scorer) = &mut self.scorer {
+            let scored = scorer.score(logits, token);
+            on_event(Event::Token(&scored));
+            self.answer.logprobs.push(scored);
+        }
+        if self.text.push(self.engine.tokenizer(), token, on_event) || complete {
+            self.stop();
         }
         Ok((!self.ended && self.answer.tokens.len() < self.most).then_some(token))
+    }
+
+    fn stop(&mut self) {
+        self.answer.finish_reason = FinishReason::Stop;
+        self.ended = true;
     }
 
     /// Ends the answer where it is.
@@ -229,11 +273,10 @@ impl Writing {
     }
 
     /// The answer, after the text that was held back.
-    pub fn finish(self, on_text: &mut dyn FnMut(&str)) -> Answer {
+    pub fn finish(self, on_event: &mut dyn FnMut(Event<'_>)) -> Answer {
         let mut answer = self.answer;
-        let stopped;
-        (answer.text, stopped) = self.text.finish(on_text);
-        if stopped {
+        (answer.text, answer.stop) = self.text.finish(on_event);
+        if answer.stop.is_some() {
             answer.finish_reason = FinishReason::Stop;
         }
         answer.stats.generated_tokens = answer.tokens.len();
@@ -250,26 +293,26 @@ struct TextStream {
 
 impl TextStream {
     /// Takes a token; true if a stop string came up.
-    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, on_text: &mut dyn FnMut(&str)) -> bool {
+    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, on_event: &mut dyn FnMut(Event<'_>)) -> bool {
         let outcome = self.stops.push(&self.decoder.push(tokenizer, token));
-        self.emit(&outcome.emit, on_text);
+        self.emit(&outcome.emit, on_event);
         outcome.stopped
     }
 
-    /// Emits what was held back; gives the whole text, and whether it ends before a stop string.
-    fn finish(mut self, on_text: &mut dyn FnMut(&str)) -> (String, bool) {
+    /// Emits what was held back; gives the whole text, and the stop string before which it ends, if it does.
+    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, Option<String>) {
         let tail = self.decoder.finish();
         let outcome = self.stops.push(&tail);
-        self.emit(&outcome.emit, on_text);
+        self.emit(&outcome.emit, on_event);
         let held = self.stops.finish();
-        self.emit(&held, on_text);
-        (self.text, self.stops.stopped())
+        self.emit(&held, on_event);
+        (self.text, self.stops.met().map(str::to_owned))
     }
 
-    fn emit(&mut self, text: &str, on_text: &mut dyn FnMut(&str)) {
+    fn emit(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) {
         if !text.is_empty() {
             self.text.push_str(text);
-            on_text(text);
+            on_event(Event::Text(text));
         }
     }
 }

@@ -28,12 +28,14 @@ mod files;
 mod fingerprint;
 pub mod format;
 mod generate;
+mod grammar;
 mod heat;
 pub mod memory;
 pub mod models;
 pub mod plan;
 pub mod predict;
 mod preference;
+mod prefix;
 mod rehearsal;
 pub mod sampler;
 mod session;
@@ -44,12 +46,15 @@ pub mod tokenizer;
 
 pub use backend::Precision;
 pub use blocks::Cancel;
-pub use crowd::{Crowd, Finished};
+pub use crowd::{Crowd, CrowdOptions, Listener};
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
 pub use fingerprint::Fnv;
 pub use generate::{Answer, Event, FinishReason, Request, Stats, Writing};
+pub use grammar::Grammar;
+pub use prefix::{PrefixMeters, PrefixOptions};
 pub use rehearsal::ComputeTime;
+pub use sampler::Scored;
 pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch};
 
 /// A token of a model's vocabulary.

@@ -4,11 +4,12 @@
 //!
 //! 1. logit bias: added to the logits of the listed tokens;
 //! 2. penalties: repetition, then frequency and presence, on tokens that occurred before;
-//! 3. temperature: logits are divided by it; at 0 the highest logit wins, and nothing below applies;
-//! 4. top-k: the `top_k` likeliest tokens stay;
-//! 5. top-p: the likeliest tokens stay, as few as together hold `top_p` of the probability;
-//! 6. min-p: tokens at least `min_p` times as likely as the likeliest one stay;
-//! 7. one draw among those that are left, in proportion to their probability.
+//! 3. grammar: only the tokens that may come next stay;
+//! 4. temperature: logits are divided by it; at 0 the highest logit wins, and nothing below applies;
+//! 5. top-k: the `top_k` likeliest tokens stay;
+//! 6. top-p: the likeliest tokens stay, as few as together hold `top_p` of the probability;
+//! 7. min-p: tokens at least `min_p` times as likely as the likeliest one stay;
+//! 8. one draw among those that are left, in proportion to their probability.
 //!
 //! Of two tokens with equal logits the one with the lower number counts as the likelier, everywhere. Sums run in
 //! f64 in an order that the logits determine, and the exponential is our own, so a seed gives the same tokens
@@ -16,6 +17,7 @@
 
 mod history;
 mod params;
+mod scores;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +33,8 @@ use crate::error::{Error, Result};
 use history::{History, Origin};
 
 pub use params::{SamplingOverrides, SamplingParams};
+pub use scores::Scored;
+pub(crate) use scores::Scorer;
 
 /// Chooses tokens for one conversation: the parameters, the random numbers and the tokens seen so far.
 #[derive(Clone, Debug)]
@@ -107,6 +111,12 @@ impl Sampler {
     /// A NaN counts as minus infinity; a token whose logit is minus infinity is never chosen. Fails if no other
     /// is left. Takes exactly one random number per token, or none at temperature 0.
     pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId> {
+        self.sample_among(logits, None)
+    }
+
+    /// Chooses among the tokens whose bits are set, the lowest bit of the first word for token 0; the others have a logit of
+    /// minus infinity.
+    pub fn sample_among(&mut self, logits: &[f32], allowed: Option<&[u32]>) -> Result<TokenId> {
         if logits.len() != self.vocab_size {
             return Err(Error::Invalid(format!(
                 "{} logits for a vocabulary of {} tokens",
@@ -118,10 +128,19 @@ impl Sampler {
         self.logits.extend(logits.iter().map(|&l| tame(l)));
         self.apply_bias();
         self.apply_penalties();
+        if let Some(allowed) = allowed {
+            self.forbid_others(allowed);
+        }
 
         let best = self.logits.iter().fold(f32::NEG_INFINITY, |best, &l| if l > best { l } else { best });
         if best == f32::NEG_INFINITY {
-            return Err(Error::Backend("no token can be chosen: the model produced no finite logits".into()));
+            return Err(match allowed {
+                None => Error::Backend("no token can be chosen: the model produced no finite logits".into()),
+                Some(_) => Error::Invalid(
+                    "no token can be chosen: all that the grammar allows are impossible by logit_bias or by the model"
+                        .into(),
+                ),
+            });
         }
         if self.params.temperature == 0.0 {
             let first = self.logits.iter().position(|&l| l == best).unwrap_or_default();
@@ -155,31 +174,31 @@ impl Sampler {
         }
     }
 
-    /// Makes candidates of the logits, in an order that these determine: by rank, or by number without a top-k.
-    fn keep_top_k(&mut self) {
-        let candidates = &mut self.candidates;
-        candidates.clear();
-        let all = (0..).zip(&self.logits).map(|(token, &logit)| Candidate { token, logit, weight: 0.0 });
-        let k = self.params.top_k;
-        if k == 0 {
-            candidates.extend(all.filter(|c| c.logit > f32::NEG_INFINITY));
-            return;
-        }
-        // Whenever the buffer is full it shrinks to the best k, and the last of these is the mark to beat: a
-        // later token with an equal logit ranks below it. Few logits ever get past the comparison.
-        let mut mark = f32::NEG_INFINITY;
-        for candidate in all {
-            if candidate.logit > mark {
-                candidates.push(candidate);
-                if candidates.len() == top_k_buffer(k) {
-                    candidates.select_nth_unstable_by(k - 1, Candidate::by_rank);
-                    candidates.truncate(k);
-                    mark = candidates[k - 1].logit;
+    fn forbid_others(&mut self, allowed: &[u32]) {
+        for (i, logits) in self.logits.chunks_mut(u32::BITS as usize).enumerate() {
+            match allowed.get(i).copied().unwrap_or(0) {
+                0 => logits.fill(f32::NEG_INFINITY),
+                u32::MAX => {}
+                word => {
+                    for (bit, logit) in logits.iter_mut().enumerate() {
+                        if word >> bit & 1 == 0 {
+                            *logit = f32::NEG_INFINITY;
+                        }
+                    }
                 }
             }
         }
-        candidates.sort_unstable_by(Candidate::by_rank);
-        candidates.truncate(k);
+    }
+
+    /// Makes candidates of the logits, in an order that these determine: by rank, or by number without a top-k.
+    fn keep_top_k(&mut self) {
+        let k = self.params.top_k;
+        if k == 0 {
+            self.candidates.clear();
+            self.candidates.extend(all(&self.logits).filter(|c| c.logit > f32::NEG_INFINITY));
+        } else {
+            best_of(&self.logits, k, &mut self.candidates);
+        }
     }
 
     /// Weights are relative to the best candidate's, which is 1.
@@ -251,6 +270,33 @@ impl Candidate {
     fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
         b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
     }
+}
+
+fn all(logits: &[f32]) -> impl Iterator<Item = Candidate> {
+    (0..).zip(logits).map(|(token, &logit)| Candidate { token, logit, weight: 0.0 })
+}
+
+/// The `k` likeliest tokens by their [tame](tame) logits, the likeliest first; fewer if others are impossible.
+fn best_of(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
+    candidates.clear();
+    if k == 0 {
+        return;
+    }
+    // Whenever the buffer is full it shrinks to the best k, and the last of these is the mark to beat: a
+    // later token with an equal logit ranks below it. Few logits ever get past the comparison.
+    let mut mark = f32::NEG_INFINITY;
+    for candidate in all(logits) {
+        if candidate.logit > mark {
+            candidates.push(candidate);
+            if candidates.len() == top_k_buffer(k) {
+                candidates.select_nth_unstable_by(k - 1, Candidate::by_rank);
+                candidates.truncate(k);
+                mark = candidates[k - 1].logit;
+            }
+        }
+    }
+    candidates.sort_unstable_by(Candidate::by_rank);
+    candidates.truncate(k);
 }
 
 /// A logit that can be compared and reckoned with: not NaN, not plus infinity, not minus zero.

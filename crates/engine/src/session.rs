@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub(crate) use snapshot::{Outline, Snapshot};
 pub use state::{MARKS, State};
 pub use together::Turn;
 
@@ -22,6 +23,12 @@ use crate::{LayerIdx, TokenId};
 
 /// While an answer is written, and in a long prompt, there is a mark after every so many tokens.
 const MARK_EVERY: usize = 512;
+
+/// Fewer tokens between control tokens are a role's name and not a text.
+const OPENING: usize = 8;
+
+/// What is shared with a snapshot that is being written is no fork's, however long.
+const FROZEN: usize = usize::MAX;
 
 /// A sequence's part in a batch.
 pub struct Sequence<'a> {
@@ -48,6 +55,28 @@ pub struct Extended {
     pub reused: usize,
     /// Tokens that were computed.
     pub computed: usize,
+}
+
+impl Engine {
+    /// Where a prompt's last turn can be taken back to, if it is after `start`: its end, where an answer starts that may
+    /// come back without its reasoning, and its last control token, as the opening that follows may come back in other
+    /// words.
+    pub(crate) fn turn_marks(&self, prompt: &[TokenId], start: usize) -> SmallVec<[usize; 4]> {
+        let turn = prompt[start..].iter().rposition(|&token| self.tokenizer().is_control(token));
+        turn.map(|turn| start + turn).into_iter().chain([prompt.len()]).collect()
+    }
+
+    /// Where a prompt's opening ends, which other conversations may have in common with it: the first control token
+    /// after some text.
+    pub(crate) fn opening_mark(&self, prompt: &[TokenId]) -> Option<usize> {
+        let mut text = 0;
+        prompt.iter().position(|&token| {
+            let control = self.tokenizer().is_control(token);
+            let ends = control && text >= OPENING;
+            text = if control { 0 } else { text + 1 };
+            ends
+        })
+    }
 }
 
 /// Watches [`Session::extend_watched`].
@@ -117,25 +146,44 @@ impl Session {
     /// # Errors
     /// [`Error::Budget`] if there is no memory for what cannot be shared.
     pub fn fork(&mut self) -> Result<Session> {
-        let state = self.state.fork();
-        let (all, common) = (state.bytes_for(state.len()), state.shared_bytes());
-        let counted: u64 = self.shared.iter().map(|(_, hold)| hold.bytes()).sum();
-        let mut shared = self.shared.clone();
+        let logits = self.logits.clone();
+        Ok(Session { logits, ..self.fork_at(self.tokens.len())? })
+    }
+
+    /// As [`fork`](Self::fork), of only the first `len` tokens, which must be within reach.
+    ///
+    /// # Errors
+    /// As [`fork`](Self::fork).
+    pub(crate) fn fork_at(&mut self, len: usize) -> Result<Session> {
+        self.thaw();
+        let mut state = self.state.fork();
+        state.truncate(len);
+        let (all, common) = (state.bytes_for(len), state.shared_bytes());
+        let within = |shared: &[(usize, Arc<Hold>)]| -> Vec<(usize, Arc<Hold>)> {
+            shared.iter().filter(|(positions, _)| *positions <= len).cloned().collect()
+        };
+        let counted = total(&within(&self.shared));
         if common > counted {
-            shared.push((state.len(), Arc::new(self.hold.split(common - counted))));
+            self.shared.push((len, Arc::new(self.hold.split(common - counted))));
         }
+        let shared = within(&self.shared);
         let mut hold = Hold::none(&self.engine);
-        let counted = common.max(counted);
-        hold.resize(all.saturating_sub(counted))?;
-        self.shared.clone_from(&shared);
-        Ok(Session {
-            state,
-            hold,
-            shared,
-            tokens: self.tokens.clone(),
-            logits: self.logits.clone(),
-            ..Session::new(self.engine.clone())
-        })
+        hold.resize(all.saturating_sub(total(&shared)))?;
+        let tokens = self.tokens[..len].to_vec();
+        Ok(Session { state, hold, shared, tokens, ..Session::new(self.engine.clone()) })
+    }
+
+    /// What was frozen for a snapshot that has been written is its own again.
+    fn thaw(&mut self) {
+        let (frozen, shared) =
+            self.shared.drain(..).partition::<Vec<_>, _>(|(positions, _)| *positions == FROZEN);
+        self.shared = shared;
+        for (_, hold) in frozen {
+            match Arc::try_unwrap(hold) {
+                Ok(hold) => self.hold.join(hold),
+                Err(hold) => self.shared.push((FROZEN, hold)),
+            }
+        }
     }
 
     /// The engine it runs on.
@@ -200,7 +248,7 @@ impl Session {
         while self.tokens.len() < tokens.len() {
             let start = self.tokens.len();
             let end = tokens.len().min(start + self.engine.chunk());
-            self.mark(&tokens[start..end], true);
+            self.mark(end - start, &self.engine.turn_marks(&tokens[..end], start));
             let last = end == tokens.len();
             self.compute(Phase::Prompt, &tokens[start..end], last, &mut watch)?;
             if let Some(progress) = &mut watch.progress {
@@ -220,11 +268,34 @@ impl Session {
         }
         self.check(&[token])?;
         self.go_back(self.tokens.len());
-        self.mark(&[token], false);
+        self.mark(1, &[]);
         self.compute(Phase::Answer, &[token], true, &mut Watch::default())
     }
 
-    fn check(&self, tokens: &[TokenId]) -> Result<()> {
+    /// The longest prefix of what it holds, of `len` tokens at most, that it can go back to.
+    pub(crate) fn reach(&self, len: usize) -> usize {
+        self.state.reach(len.min(self.tokens.len()))
+    }
+
+    /// Bytes that it takes when it has `len` tokens, what it shares included.
+    pub(crate) fn bytes_for(&self, len: usize) -> u64 {
+        self.state.bytes_for(len)
+    }
+
+    /// Bytes that it takes; of what it shares, its part.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let part = |(_, hold): &(usize, Arc<Hold>)| hold.bytes() / Arc::strong_count(hold) as u64;
+        self.hold.bytes() + self.shared.iter().map(part).sum::<u64>()
+    }
+
+    /// Has it able to go back to `len` tokens when they have been computed, however many follow.
+    pub(crate) fn pin(&mut self, len: usize) {
+        self.state.pin(len);
+    }
+
+    /// # Errors
+    /// If these cannot be the tokens of a conversation.
+    pub(crate) fn check(&self, tokens: &[TokenId]) -> Result<()> {
         let (vocab, limit) = (self.engine.vocab_size(), self.engine.context());
         if tokens.is_empty() {
             return Err(Error::Invalid("the prompt has no tokens".into()));
@@ -241,7 +312,7 @@ impl Session {
     }
 
     /// Lets go of all tokens after the first `len`, which must be within reach.
-    fn go_back(&mut self, len: usize) {
+    pub(crate) fn go_back(&mut self, len: usize) {
         if len < self.tokens.len() {
             self.tokens.truncate(len);
             self.logits.clear();
@@ -251,26 +322,21 @@ impl Session {
         self.state.truncate(len);
     }
 
-    /// Marks the places among tokens that come next which a later prompt may go back to. Those of a prompt: its end,
-    /// where an answer starts that may come back without its reasoning, and the last turn's start, whose opening may
-    /// come back in other words. And now and then one between.
-    fn mark(&mut self, tokens: &[TokenId], are_prompt: bool) {
+    /// Marks places among the `count` tokens that come next which a later prompt may go back to: these, and now and then
+    /// one between.
+    fn mark(&mut self, count: usize, places: &[usize]) {
         let start = self.tokens.len();
-        let end = start + tokens.len();
+        let end = start + count;
         let between = (start / MARK_EVERY + 1..=end / MARK_EVERY).map(|n| n * MARK_EVERY);
-        let mut places: SmallVec<[usize; 8]> = between.collect();
-        if are_prompt {
-            let turn = tokens.iter().rposition(|&token| self.engine.tokenizer().is_control(token));
-            places.extend(turn.map(|turn| start + turn).filter(|&turn| turn > start));
-            places.push(end);
-        }
+        let places = places.iter().copied().filter(|&place| start < place && place <= end);
+        let mut places: SmallVec<[usize; 8]> = between.chain(places).collect();
         places.sort_unstable();
         places.into_iter().for_each(|place| self.state.mark(place, end));
     }
 
     /// Has the engine count what the conversation takes when it has `len` tokens, and make room for that.
     fn make_room(&mut self, len: usize) -> Result<()> {
-        let shared: u64 = self.shared.iter().map(|(_, hold)| hold.bytes()).sum();
+        let shared = total(&self.shared);
         match self.hold.resize(self.state.bytes_for(len).saturating_sub(shared)) {
             Err(Error::Budget { .. }) if !self.state.marks().is_empty() => {
                 // Going back is a convenience; going on is not.
@@ -321,4 +387,9 @@ impl Session {
         self.tokens.extend_from_slice(tokens);
         self.state.settle(self.tokens.len());
     }
+}
+
+/// Bytes of what is shared.
+fn total(shared: &[(usize, Arc<Hold>)]) -> u64 {
+    shared.iter().map(|(_, hold)| hold.bytes()).sum()
 }

@@ -13,7 +13,8 @@ pub struct StopMatcher {
     longest: usize,
     /// The text that is held back. It begins like a stop string, or is empty.
     held: String,
-    stopped: bool,
+    /// The one that was met.
+    met: Option<usize>,
 }
 
 /// What a piece of text led to.
@@ -32,32 +33,32 @@ impl StopMatcher {
             return Err(Error::Invalid("a stop string is empty: it would end every answer at once".into()));
         }
         let longest = stops.iter().map(String::len).max().unwrap_or(0);
-        Ok(StopMatcher { stops, longest, held: String::new(), stopped: false })
+        Ok(StopMatcher { stops, longest, held: String::new(), met: None })
     }
 
     /// Takes the next piece of text.
     pub fn push(&mut self, text: &str) -> StopOutcome {
-        if self.stopped {
+        if self.stopped() {
             return StopOutcome { emit: String::new(), stopped: true };
         }
         self.held.push_str(text);
         let hold_from = self.first_beginning();
         let kept = match self.first_occurrence() {
             // An occurrence is final unless a longer stop string may still turn out to begin before it.
-            Some(start) if start <= hold_from => {
-                self.stopped = true;
+            Some((start, stop)) if start <= hold_from => {
+                self.met = Some(stop);
                 self.held.truncate(start);
                 String::new()
             }
             _ => self.held.split_off(hold_from),
         };
-        StopOutcome { emit: std::mem::replace(&mut self.held, kept), stopped: self.stopped }
+        StopOutcome { emit: std::mem::replace(&mut self.held, kept), stopped: self.stopped() }
     }
 
     /// The text that was held back, now that no more will follow.
     pub fn finish(&mut self) -> String {
-        if let Some(start) = self.first_occurrence() {
-            self.stopped = true;
+        if let Some((start, stop)) = self.first_occurrence() {
+            self.met = Some(stop);
             self.held.truncate(start);
         }
         std::mem::take(&mut self.held)
@@ -65,12 +66,17 @@ impl StopMatcher {
 
     /// Whether a stop string was met.
     pub fn stopped(&self) -> bool {
-        self.stopped
+        self.met.is_some()
     }
 
-    /// Where the first whole stop string begins.
-    fn first_occurrence(&self) -> Option<usize> {
-        self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min()
+    /// The stop string that was met.
+    pub fn met(&self) -> Option<&str> {
+        self.met.map(|stop| self.stops[stop].as_str())
+    }
+
+    /// Where the first whole stop string begins, and which it is.
+    fn first_occurrence(&self) -> Option<(usize, usize)> {
+        self.stops.iter().enumerate().filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i))).min()
     }
 
     /// Where the end of the text first reads like the beginning of a stop string; the end itself if nowhere.
@@ -141,13 +147,14 @@ mod tests {
         assert_eq!(m.push("xabc"), emit("x"));
         assert_eq!(m.clone().push("d"), stop(""));
         assert_eq!(m.clone().push("x"), stop("a"));
-        assert_eq!(m.finish(), "a");
+        assert_eq!((m.finish(), m.met()), ("a".into(), Some("bc")));
     }
 
     #[test]
     fn a_longer_stop_string_with_the_same_beginning_delays_nothing() {
         let mut m = matcher(&["abc", "ab"]);
         assert_eq!(m.push("xab"), stop("x"));
+        assert_eq!(m.met(), Some("ab"));
     }
 
     #[test]

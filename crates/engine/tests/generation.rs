@@ -172,6 +172,7 @@ fn an_answer_ends_before_a_stop_string_wherever_tokens_end() {
         let stopped = answer(&DEMO, &Request { stop: vec!["never".into(), stop.into()], ..request.clone() });
         assert_eq!(stopped.text, whole.text[..first]);
         assert_eq!(stopped.finish_reason, FinishReason::Stop);
+        assert_eq!(stopped.stop.as_deref(), Some(stop));
         // No token is made after the one that completes the stop string.
         let needed = 1 + ends.iter().position(|&end| end >= first + stop.len()).unwrap();
         assert_eq!(stopped.tokens, whole.tokens[..needed]);

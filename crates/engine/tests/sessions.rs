@@ -265,7 +265,7 @@ fn conversations_that_step_together_give_the_bits_of_each_alone() {
                     .zip(cuts)
                     .map(|((session, story), count)| {
                         let at = session.tokens().len();
-                        Turn { tokens: &story[at..at + count], session, logits: count != 13 }
+                        Turn { tokens: &story[at..at + count], session, logits: count != 13, marks: &[] }
                     })
                     .collect();
                 let mut given = Vec::new();
@@ -302,15 +302,15 @@ fn a_step_that_fails_changes_no_conversation() {
     ] {
         let [a, b] = &mut sessions;
         let mut turns = [
-            Turn { session: a, tokens: first, logits: true },
-            Turn { session: b, tokens: second, logits: true },
+            Turn { session: a, tokens: first, logits: true, marks: &[] },
+            Turn { session: b, tokens: second, logits: true, marks: &[] },
         ];
         let error = engine.step(&mut turns, cancel, |_, _| {}).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!((sessions[0].tokens(), sessions[1].tokens()), (&story[..10], &story[..30]));
     }
     let mut stranger = open(Options::default()).session();
-    let mut turns = [Turn { session: &mut stranger, tokens: &story[..1], logits: false }];
+    let mut turns = [Turn { session: &mut stranger, tokens: &story[..1], logits: false, marks: &[] }];
     assert!(engine.step(&mut turns, &Cancel::default(), |_, _| {}).is_err());
     for session in &mut sessions {
         session.push(other_than(story[30])).unwrap();

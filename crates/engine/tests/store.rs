@@ -10,8 +10,8 @@ use forebay_engine::format::FileIdx;
 use forebay_engine::store::ExpertPart::{self, Down, Gate, Up};
 use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::store::{
-    ByteRange, ByteSource, ExpertLayer, ExpertStore, IoMethod, PartShape, Purpose, RowPick, SlotClasses,
-    StoreOptions,
+    Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, IoMethod, PartShape, Picture, Place, Purpose,
+    RowPick, Sight, SlotClasses, StoreOptions,
 };
 use forebay_engine::{Error, ExpertIdx, LayerIdx};
 use forebay_kernels::DType;
@@ -288,4 +288,91 @@ fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
         check(&store, layer, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
     }
     assert_eq!((store.meters() - before).misses, 0, "there is room for all experts again");
+}
+
+/// What a picture shows of an expert of the layer that stands `layer`-th among those with experts.
+fn seen(picture: &Picture, layer: usize, expert: usize) -> Sight {
+    assert_eq!(picture.experts().len(), LAYERS * EXPERTS);
+    picture.experts()[layer * EXPERTS + expert]
+}
+
+#[test]
+fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
+    let drive = Arc::new(Drive::default());
+    let store = open(&drive, 6);
+    let sight = |place, asked| Sight { place, asked };
+    store.preload([0, 1].into_iter(), &mut |_| {}).unwrap();
+    check(&store, 0, &[0]).unwrap();
+
+    // What was before the first picture is no news, and two onlookers do not take news from each other.
+    let (mut one, mut other) = (Picture::default(), Picture::default());
+    store.look(&mut one);
+    assert_eq!(seen(&one, 0, 0), sight(Place::Resident, Asked::Not));
+    assert_eq!(seen(&one, 0, 2), sight(Place::Absent, Asked::Not));
+    check(&store, 0, &[0, 2]).unwrap();
+    store.look(&mut other);
+    store.look(&mut one);
+    assert!(other.experts().iter().all(|sight| sight.asked == Asked::Not));
+    assert_eq!(seen(&one, 0, 0), sight(Place::Resident, Asked::Hit));
+    assert_eq!(seen(&one, 0, 1), sight(Place::Resident, Asked::Not));
+    assert_eq!(seen(&one, 0, 2), sight(Place::Resident, Asked::Missed));
+    assert_eq!(seen(&other, 0, 2), sight(Place::Resident, Asked::Not));
+
+    // A miss is not hidden by the hit that follows it, nor the hit by the miss. Dense layers are left out.
+    check(&store, 3, &[7]).unwrap();
+    check(&store, 3, &[7]).unwrap();
+    store.look(&mut one);
+    assert_eq!(seen(&one, 2, 7), sight(Place::Resident, Asked::Both));
+    assert_eq!(seen(&one, 0, 0), sight(Place::Resident, Asked::Not));
+    check(&store, 3, &[7]).unwrap();
+    store.look(&mut one);
+    store.look(&mut other);
+    assert_eq!(seen(&one, 2, 7), sight(Place::Resident, Asked::Hit));
+    assert_eq!(seen(&other, 2, 7), sight(Place::Resident, Asked::Both));
+
+    // On its way, seen while somebody waits for it.
+    *drive.silent.lock().unwrap() = true;
+    let acquisition = store.acquire(LayerIdx(2), &[ExpertIdx(5)], Purpose::Token);
+    store.look(&mut one);
+    assert_eq!(seen(&one, 1, 5), sight(Place::Arriving, Asked::Missed));
+    *drive.silent.lock().unwrap() = false;
+    drive.speaks.notify_all();
+    drop(acquisition);
+
+    // Those who leave are absent again.
+    check(&store, 2, &[0, 1, 2, 3, 4, 6, 7]).unwrap();
+    store.look(&mut one);
+    let resident = one.experts().iter().filter(|sight| sight.place == Place::Resident).count();
+    assert_eq!(resident, 6);
+}
+
+/// What looking costs with as many experts as the largest models have, and for how long it may keep others out.
+#[test]
+fn looking_at_many_experts_is_quick() {
+    const MANY: usize = 256;
+    let mut layers = layers();
+    let pattern = layers[0].clone().unwrap();
+    layers = vec![Some(pattern); 58];
+    for layer in layers.iter_mut().flatten() {
+        layer.experts = layer.experts.iter().cycle().take(MANY).cloned().collect();
+    }
+    let classes = SlotClasses::new(&layers);
+    let options = StoreOptions {
+        slots: vec![16],
+        io: IoMethod::Pool,
+        policy: PolicyKind::default(),
+        patience: StoreOptions::PATIENCE,
+    };
+    let drive = Arc::new(Drive::default());
+    let store = ExpertStore::over(drive, layers, &classes, &options).unwrap();
+    let mut picture = Picture::default();
+    store.look(&mut picture);
+    assert_eq!(picture.experts().len(), 58 * MANY);
+    let start = Instant::now();
+    for _ in 0..100 {
+        store.look(&mut picture);
+    }
+    let each = start.elapsed() / 100;
+    println!("a picture of {} experts takes {each:?}", picture.experts().len());
+    assert!(each < Duration::from_millis(5), "{each:?}");
 }

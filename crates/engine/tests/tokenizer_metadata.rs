@@ -140,6 +140,40 @@ fn end_tokens_are_what_the_file_declares_once_each() {
 }
 
 #[test]
+fn end_tokens_that_files_forget_are_found_by_name() {
+    let ends = |file: File| file.open().unwrap().end_tokens().to_vec();
+    let first = File::new().tokens.len() as u32;
+    let id = |i| TokenId(first + i);
+    let chat = File::new().token("<|im_end|>", CONTROL).token("<|eot_id|>", USER_DEFINED);
+    assert_eq!(ends(chat), [id(0)]);
+    // In gpt-oss a call ends the answer, and the end of a message does not.
+    let harmony = File::new()
+        .token("<|end|>", CONTROL)
+        .token("<|return|>", CONTROL)
+        .token("<|call|>", CONTROL)
+        .set("tokenizer.ggml.eos_token_id", Value::Unsigned(first.into()));
+    assert_eq!(ends(harmony), [id(2), id(1)]);
+    let other = File::new()
+        .token("<|end|>", CONTROL)
+        .set("tokenizer.ggml.eos_token_id", Value::Unsigned(first.into()));
+    assert_eq!(ends(other), [id(0)]);
+    // GLM ends with what the next turn begins with.
+    let users = |file: File| file.token("<|user|>", CONTROL).token("<|observation|>", CONTROL);
+    assert_eq!(ends(users(File::new().token("[gMASK]", CONTROL))), [id(1), id(2)]);
+    assert_eq!(ends(users(File::new())), []);
+}
+
+#[test]
+fn control_tokens_are_text_where_they_are_shown() {
+    let tokenizer = File::new().token("<x>", CONTROL).token("<y>", CONTROL).open().unwrap();
+    let tokens: Vec<TokenId> =
+        ["a", "<x>", "b", "<y>", "c"].iter().map(|t| tokenizer.find(t).unwrap()).collect();
+    let mut decoder = StreamDecoder::continuing(false).showing(vec![tokens[3]]);
+    let text: String = tokens.iter().map(|&token| decoder.push(&tokenizer, token)).collect();
+    assert_eq!(text, "ab<y>c");
+}
+
+#[test]
 fn a_character_cut_by_tokens_is_streamed_whole() {
     let tokenizer = File::new().open().unwrap();
     let mut decoder = StreamDecoder::new(false);

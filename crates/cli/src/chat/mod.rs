@@ -3,7 +3,6 @@
 mod command;
 mod input;
 mod saved;
-pub mod thinking;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -89,8 +88,10 @@ impl Chat {
     fn answer(&mut self) -> Result<()> {
         let full = self.request.max_tokens.is_none();
         let prompt = self.prompting.prompt(self.session.engine(), &self.messages)?;
-        let request = Request { prompt: prompt.tokens, ..self.request.clone() };
-        let Said { answer, text, reasoning } = stream(&mut self.session, &request, Some(&prompt.text))?;
+        let dialect = self.prompting.dialect(self.session.engine())?;
+        let request = Request { prompt: prompt.tokens, shown: dialect.shown(&[]), ..self.request.clone() };
+        let parser = dialect.parser(&prompt.text, &[]);
+        let Said { answer, text, reasoning } = stream(&mut self.session, &request, Some(parser))?;
         print(match answer.finish_reason {
             FinishReason::Cancelled => " [stopped]\n",
             FinishReason::Length if full => " [the context is full]\n",
@@ -271,8 +272,7 @@ mod tests {
     #[test]
     fn settings_change_or_stay() {
         let sampling = SamplingParams::default();
-        let mut request =
-            Request { prompt: Vec::new(), max_tokens: None, sampling, stop: Vec::new(), ignore_end: false };
+        let mut request = Request { sampling, ..Request::default() };
         set(&mut request, "temp", "0.25").unwrap();
         set(&mut request, "seed", "7").unwrap();
         set(&mut request, "max-tokens", "9").unwrap();

@@ -10,6 +10,7 @@ pub mod mlp;
 pub mod moe;
 pub mod rope;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -40,28 +41,48 @@ pub struct Context<'a> {
 pub type RoutingObserver<'a> = dyn FnMut(LayerIdx, &Routing) + 'a;
 
 /// A request to stop, made from another thread. Clones ask the same thing.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+#[derive(Clone, Default)]
+pub struct Cancel(Arc<Asked>);
+
+#[derive(Default)]
+struct Asked {
+    outright: AtomicBool,
+    /// Counts as asking while it holds.
+    condition: Option<Box<Condition>>,
+}
+
+type Condition = dyn Fn() -> bool + Send + Sync;
 
 impl Cancel {
+    /// A request that also counts as made whenever a condition holds. A forward pass looks after each layer.
+    pub fn when(condition: impl Fn() -> bool + Send + Sync + 'static) -> Cancel {
+        Cancel(Arc::new(Asked { condition: Some(Box::new(condition)), ..Asked::default() }))
+    }
+
     /// Asks to stop. A forward pass ends after the layer at hand.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.outright.store(true, Ordering::Relaxed);
     }
 
     /// Takes the request back, before the next piece of work.
     pub fn reset(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.0.outright.store(false, Ordering::Relaxed);
     }
 
     /// Whether somebody asked.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.outright.load(Ordering::Relaxed) || self.0.condition.as_ref().is_some_and(|holds| holds())
     }
 
     /// # Errors
     /// [`Error::Cancelled`] if somebody asked.
     pub fn check(&self) -> Result<()> {
         if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cancel({})", self.is_cancelled())
     }
 }

@@ -110,6 +110,22 @@ pub struct SamplingOverrides {
 }
 
 impl SamplingOverrides {
+    /// These values, where `other` has none.
+    pub fn overruled_by(self, other: SamplingOverrides) -> SamplingOverrides {
+        SamplingOverrides {
+            temperature: other.temperature.or(self.temperature),
+            top_k: other.top_k.or(self.top_k),
+            top_p: other.top_p.or(self.top_p),
+            min_p: other.min_p.or(self.min_p),
+            repeat_penalty: other.repeat_penalty.or(self.repeat_penalty),
+            presence_penalty: other.presence_penalty.or(self.presence_penalty),
+            frequency_penalty: other.frequency_penalty.or(self.frequency_penalty),
+            penalty_last_n: other.penalty_last_n.or(self.penalty_last_n),
+            logit_bias: other.logit_bias.or(self.logit_bias),
+            seed: other.seed.or(self.seed),
+        }
+    }
+
     /// The parameters in effect for the model with this metadata, at `path`.
     ///
     /// A value in the file that makes no sense is an error, unless the user set that parameter.

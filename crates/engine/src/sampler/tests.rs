@@ -371,3 +371,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn only_allowed_tokens_are_chosen() {
+    // Tokens 1, 33 and 64 of 70; the rest of the bits is missing.
+    let allowed = [1 << 1, 1 << 1, 1];
+    let logits: Vec<f32> = (0..70).map(|i| i as f32).collect();
+    let mut greedy =
+        Sampler::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }, 70).unwrap();
+    assert_eq!(greedy.sample_among(&logits, Some(&allowed)).unwrap(), TokenId(64));
+    assert_eq!(greedy.sample_among(&logits, Some(&allowed[..2])).unwrap(), TokenId(33));
+    assert_eq!(greedy.sample_among(&logits, Some(&[u32::MAX; 3])).unwrap(), greedy.sample(&logits).unwrap());
+    let params = SamplingParams {
+        temperature: 1000.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        seed: Some(3),
+        logit_bias: vec![(TokenId(5), 1e6)],
+        ..SamplingParams::default()
+    };
+    let mut wild = Sampler::new(params, 70).unwrap();
+    let mut chosen: Vec<u32> =
+        (0..200).map(|_| wild.sample_among(&logits, Some(&allowed)).unwrap().0).collect();
+    chosen.sort_unstable();
+    chosen.dedup();
+    assert_eq!(chosen, [1, 33, 64]);
+    assert!(matches!(wild.sample_among(&logits, Some(&[])), Err(Error::Invalid(_))));
+}

@@ -6,12 +6,14 @@
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use crc32fast::Hasher;
 
-use super::{MARKS, Session};
+use super::{FROZEN, MARKS, Session, State};
 use crate::TokenId;
+use crate::context_memory::Hold;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -22,16 +24,27 @@ const MAGIC: &[u8; 8] = b"FBCHAT\0\x01";
 /// The checksum at the end of the file.
 const CHECKSUM: u64 = 4;
 
-impl Session {
-    /// Writes the conversation to a file, whole or not at all.
+/// A conversation as it was, to be written while that one goes on.
+pub(crate) struct Snapshot {
+    engine: Engine,
+    state: State,
+    tokens: Vec<TokenId>,
+    logits: Vec<f32>,
+    /// The memory that is counted for it, for as long as one of both is there.
+    _memory: Vec<Arc<Hold>>,
+}
+
+impl Snapshot {
+    /// Writes it to a file, whole or not at all.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let fingerprint = self.engine.fingerprint()?;
+        let Snapshot { engine, state, tokens, logits, .. } = self;
+        let fingerprint = engine.fingerprint()?;
         let written = write_whole(path, |file| {
             let mut to = Checked { inner: BufWriter::new(file), hasher: Hasher::new() };
-            self.write(fingerprint, &mut to)?;
+            write(fingerprint, tokens, logits, state, &mut to)?;
             let Checked { mut inner, hasher } = to;
             inner.write_all(&hasher.finalize().to_le_bytes())?;
             inner.flush()
@@ -39,22 +52,121 @@ impl Session {
         written.map_err(|error| Error::io(path, "cannot save the conversation", error))
     }
 
-    fn write(&self, fingerprint: u64, to: &mut dyn Write) -> io::Result<()> {
-        to.write_all(MAGIC)?;
-        to.write_all(&fingerprint.to_le_bytes())?;
-        // The layers may hold more than all have computed: of a batch that failed.
-        let state = self.state.fork();
-        for count in [self.tokens.len(), state.marks().len(), self.logits.len()] {
-            to.write_all(&(count as u64).to_le_bytes())?;
+    /// What its file will say before its states.
+    pub fn outline(&self) -> Outline {
+        Outline { tokens: self.tokens.clone(), marks: self.state.marks().to_vec() }
+    }
+}
+
+fn write(
+    fingerprint: u64,
+    tokens: &[TokenId],
+    logits: &[f32],
+    state: &State,
+    to: &mut dyn Write,
+) -> io::Result<()> {
+    to.write_all(MAGIC)?;
+    to.write_all(&fingerprint.to_le_bytes())?;
+    for count in [tokens.len(), state.marks().len(), logits.len()] {
+        to.write_all(&(count as u64).to_le_bytes())?;
+    }
+    for token in tokens {
+        to.write_all(&token.0.to_le_bytes())?;
+    }
+    for &mark in state.marks() {
+        to.write_all(&(mark as u64).to_le_bytes())?;
+    }
+    to.write_all(cast_slice(logits))?;
+    state.save(to)
+}
+
+/// What a file says before the states: which conversation it is, and where it can go back to.
+pub(crate) struct Outline {
+    pub tokens: Vec<TokenId>,
+    pub marks: Vec<usize>,
+}
+
+impl Outline {
+    /// Reads it alone. Whether the file is whole is not known yet: that takes [`Session::load`].
+    ///
+    /// # Errors
+    /// As [`Session::load`], as far as it is read.
+    pub fn read(engine: &Engine, path: &Path) -> Result<Outline> {
+        let read = || -> Result<Outline, Trouble> {
+            let mut from = BufReader::new(File::open(path)?);
+            check_kind(&mut from, path)?;
+            Ok(Head::read(engine, path, &mut from)?.outline)
+        };
+        read().map_err(|trouble| trouble.error(path))
+    }
+}
+
+/// What a file says before its logits.
+struct Head {
+    outline: Outline,
+    logits: usize,
+}
+
+impl Head {
+    /// Reads it after the file's kind.
+    fn read(engine: &Engine, path: &Path, from: &mut dyn Read) -> Result<Head, Trouble> {
+        let mut number = || {
+            let mut bytes = [0; 8];
+            from.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
+        };
+        if number()? != engine.fingerprint()? {
+            let message =
+                "the conversation was saved with another model, or with this one and other precision";
+            return Err(Error::format(path, message).into());
         }
-        for token in &self.tokens {
-            to.write_all(&token.0.to_le_bytes())?;
+        let [tokens, marks, logits] = [number()?, number()?, number()?];
+        let context = engine.context();
+        if tokens > context as u64 {
+            return Err(Error::Context { tokens: tokens as usize, limit: context }.into());
         }
-        for &mark in state.marks() {
-            to.write_all(&(mark as u64).to_le_bytes())?;
+        if marks > MARKS as u64 || (logits != 0 && logits != engine.vocab_size() as u64) {
+            return Err(Trouble::Damaged("its counts are not those of a conversation"));
         }
-        to.write_all(cast_slice(&self.logits))?;
-        state.save(to)
+        let mut ids = vec![0u32; tokens as usize];
+        from.read_exact(cast_slice_mut(&mut ids))?;
+        if ids.iter().any(|&id| id as usize >= engine.vocab_size()) {
+            return Err(Trouble::Damaged("a token is not in the vocabulary"));
+        }
+        let mut places = vec![0u64; marks as usize];
+        from.read_exact(cast_slice_mut(&mut places))?;
+        let outline = Outline {
+            tokens: ids.into_iter().map(TokenId).collect(),
+            marks: places.into_iter().map(|place| place as usize).collect(),
+        };
+        Ok(Head { outline, logits: logits as usize })
+    }
+}
+
+impl Session {
+    /// Writes the conversation to a file, whole or not at all.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        self.snapshot(Vec::new()).save(path)
+    }
+
+    /// The conversation as it is, to be written by somebody else. Its memory counts for as long as one of both is there.
+    pub(crate) fn freeze(&mut self) -> Snapshot {
+        let own = self.hold.split(u64::MAX);
+        self.shared.push((FROZEN, Arc::new(own)));
+        self.snapshot(self.shared.iter().map(|(_, hold)| hold.clone()).collect())
+    }
+
+    fn snapshot(&self, memory: Vec<Arc<Hold>>) -> Snapshot {
+        Snapshot {
+            engine: self.engine.clone(),
+            // The layers may hold more than all have computed, of a batch that failed: a fork does not.
+            state: self.state.fork(),
+            tokens: self.tokens.clone(),
+            logits: self.logits.clone(),
+            _memory: memory,
+        }
     }
 
     /// The conversation that [`save`](Self::save) wrote. It goes on with the bits of one that was never stopped.
@@ -64,18 +176,7 @@ impl Session {
     /// with other precision; if there is no memory for it.
     pub fn load(engine: &Engine, path: &Path) -> Result<Session> {
         let mut session = engine.session();
-        session.read_file(path).map_err(|trouble| match trouble {
-            Trouble::Refused(error) => error,
-            Trouble::Damaged(what) => {
-                Error::format(path, format!("the saved conversation is damaged: {what}"))
-            }
-            Trouble::Reading(error) => match error.kind() {
-                io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {
-                    Error::format(path, format!("the saved conversation is damaged: {error}"))
-                }
-                _ => Error::io(path, "cannot read the saved conversation", error),
-            },
-        })?;
+        session.read_file(path).map_err(|trouble| trouble.error(path))?;
         Ok(session)
     }
 
@@ -92,37 +193,13 @@ impl Session {
     }
 
     fn read(&mut self, path: &Path, from: &mut dyn Read) -> Result<(), Trouble> {
-        let mut number = || {
-            let mut bytes = [0; 8];
-            from.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
-        };
-        number()?; // What the file is was checked.
-        if number()? != self.engine.fingerprint()? {
-            let message =
-                "the conversation was saved with another model, or with this one and other precision";
-            return Err(Error::format(path, message).into());
-        }
-        let [tokens, marks, logits] = [number()?, number()?, number()?];
-        let context = self.engine.context();
-        if tokens > context as u64 {
-            return Err(Error::Context { tokens: tokens as usize, limit: context }.into());
-        }
-        if marks > MARKS as u64 || (logits != 0 && logits != self.engine.vocab_size() as u64) {
-            return Err(Trouble::Damaged("its counts are not those of a conversation"));
-        }
-        let mut ids = vec![0u32; tokens as usize];
-        from.read_exact(cast_slice_mut(&mut ids))?;
-        if ids.iter().any(|&id| id as usize >= self.engine.vocab_size()) {
-            return Err(Trouble::Damaged("a token is not in the vocabulary"));
-        }
-        let mut places = vec![0u64; marks as usize];
-        from.read_exact(cast_slice_mut(&mut places))?;
-        let places: Vec<usize> = places.into_iter().map(|place| place as usize).collect();
-        self.logits.resize(logits as usize, 0.0);
+        from.read_exact(&mut [0; MAGIC.len()])?; // What the file is was checked.
+        let Head { outline: Outline { tokens, marks }, logits } = Head::read(&self.engine, path, from)?;
+        self.logits.resize(logits, 0.0);
         from.read_exact(cast_slice_mut(&mut self.logits))?;
-        self.make_room(ids.len())?;
-        self.state.load(ids.len(), &places, from)?;
-        self.tokens.extend(ids.into_iter().map(TokenId));
+        self.make_room(tokens.len())?;
+        self.state.load(tokens.len(), &marks, from)?;
+        self.tokens.extend(tokens);
         self.make_room(self.tokens.len())?;
         Ok(())
     }
@@ -133,6 +210,23 @@ enum Trouble {
     Reading(io::Error),
     Damaged(&'static str),
     Refused(Error),
+}
+
+impl Trouble {
+    fn error(self, path: &Path) -> Error {
+        match self {
+            Trouble::Refused(error) => error,
+            Trouble::Damaged(what) => {
+                Error::format(path, format!("the saved conversation is damaged: {what}"))
+            }
+            Trouble::Reading(error) => match error.kind() {
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {
+                    Error::format(path, format!("the saved conversation is damaged: {error}"))
+                }
+                _ => Error::io(path, "cannot read the saved conversation", error),
+            },
+        }
+    }
 }
 
 impl From<io::Error> for Trouble {
@@ -149,11 +243,26 @@ impl From<Error> for Trouble {
 
 /// Checks what the file is and its checksum, before anything in it is believed.
 fn check(file: File, len: u64, path: &Path) -> Result<(), Trouble> {
-    let mut from = BufReader::with_capacity(1 << 20, file);
-    let mut magic = [0; MAGIC.len()];
-    if len >= MAGIC.len() as u64 + CHECKSUM {
-        from.read_exact(&mut magic)?;
+    if len < MAGIC.len() as u64 + CHECKSUM {
+        return Err(Error::format(path, "not a saved conversation").into());
     }
+    let mut from = BufReader::with_capacity(1 << 20, file);
+    let magic = check_kind(&mut from, path)?;
+    let mut to = Checked { inner: io::sink(), hasher: Hasher::new() };
+    to.write_all(&magic)?;
+    io::copy(&mut (&mut from).take(len - CHECKSUM - MAGIC.len() as u64), &mut to)?;
+    let mut checksum = [0; CHECKSUM as usize];
+    from.read_exact(&mut checksum)?;
+    if u32::from_le_bytes(checksum) != to.hasher.finalize() {
+        return Err(Trouble::Damaged("its checksum is wrong"));
+    }
+    Ok(())
+}
+
+/// Checks what the file is, and gives the bytes that say so.
+fn check_kind(from: &mut dyn Read, path: &Path) -> Result<[u8; MAGIC.len()], Trouble> {
+    let mut magic = [0; MAGIC.len()];
+    from.read_exact(&mut magic)?;
     let ([name @ .., version], [their_name @ .., their_version]) = (MAGIC, &magic);
     if their_name != name {
         return Err(Error::format(path, "not a saved conversation").into());
@@ -165,15 +274,7 @@ fn check(file: File, len: u64, path: &Path) -> Result<(), Trouble> {
         ))
         .into());
     }
-    let mut to = Checked { inner: io::sink(), hasher: Hasher::new() };
-    to.write_all(&magic)?;
-    io::copy(&mut (&mut from).take(len - CHECKSUM - MAGIC.len() as u64), &mut to)?;
-    let mut checksum = [0; CHECKSUM as usize];
-    from.read_exact(&mut checksum)?;
-    if u32::from_le_bytes(checksum) != to.hasher.finalize() {
-        return Err(Trouble::Damaged("its checksum is wrong"));
-    }
-    Ok(())
+    Ok(magic)
 }
 
 /// A writer that computes a checksum on the way.

@@ -11,18 +11,23 @@ use crate::models::Model;
 /// The most marks of a sequence: places that it can go back to, whatever its layers keep.
 pub const MARKS: usize = 6;
 
+/// Of those, the most that are pinned.
+const PINS: usize = 3;
+
 /// What the layers of a model remember of one sequence of tokens.
 pub struct State {
     layers: Vec<Box<dyn LayerState>>,
     len: usize,
     /// Numbers of positions that all layers can go back to, ascending. Those above `len` are to be computed.
     marks: SmallVec<[usize; MARKS + 1]>,
+    /// Marks that stay when there are too many. Some may not be marks yet, or no longer.
+    pins: SmallVec<[usize; PINS]>,
 }
 
 impl State {
     pub(super) fn new(model: &dyn Model, backend: &dyn Backend) -> State {
         let layers = model.state().iter().map(|&shape| backend.new_state(shape)).collect();
-        State { layers, len: 0, marks: SmallVec::new() }
+        State { layers, len: 0, marks: SmallVec::new(), pins: SmallVec::new() }
     }
 
     /// Positions remembered by all layers. While a batch is computed, the layers it has passed hold more.
@@ -78,8 +83,20 @@ impl State {
         if self.marks.len() > MARKS {
             let gap = |i: usize| self.marks[i + 1] - if i == 0 { 0 } else { self.marks[i - 1] };
             let sparseness = |i: usize| gap(i) as f64 / (end + 1 - self.marks[i]) as f64;
-            let least = (0..MARKS).min_by(|&a, &b| sparseness(a).total_cmp(&sparseness(b)));
-            self.marks.remove(least.expect("there are marks"));
+            let free = (0..MARKS).filter(|&i| !self.pins.contains(&self.marks[i]));
+            let least = free.min_by(|&a, &b| sparseness(a).total_cmp(&sparseness(b)));
+            self.marks.remove(least.expect("there are fewer pins than marks"));
+        }
+    }
+
+    /// Has a mark after `len` positions, when they are computed, stay where others go. Of too many such wishes the first
+    /// and the last ones count.
+    pub(super) fn pin(&mut self, len: usize) {
+        if !self.pins.contains(&len) {
+            if self.pins.len() == PINS {
+                self.pins.remove(1);
+            }
+            self.pins.push(len);
         }
     }
 
@@ -97,7 +114,7 @@ impl State {
 
     pub(super) fn fork(&self) -> State {
         let layers = self.layers.iter().map(|layer| layer.fork()).collect();
-        let mut fork = State { layers, len: self.len, marks: self.marks.clone() };
+        let mut fork = State { layers, len: self.len, marks: self.marks.clone(), pins: self.pins.clone() };
         // The layers may hold more: of a batch that failed.
         fork.truncate(self.len);
         fork
@@ -128,7 +145,7 @@ mod tests {
 
     #[test]
     fn marks_are_few_and_closest_near_the_end() {
-        let mut state = State { layers: Vec::new(), len: 0, marks: SmallVec::new() };
+        let mut state = State { layers: Vec::new(), len: 0, marks: SmallVec::new(), pins: SmallVec::new() };
         for end in (100..=10_000).step_by(100) {
             state.mark(end, end);
             assert!(state.marks.len() <= MARKS && state.marks.is_sorted());
@@ -144,5 +161,18 @@ mod tests {
         }
         state.truncate(5_000);
         assert!(state.marks.iter().all(|&mark| mark <= 5_000));
+    }
+
+    #[test]
+    fn a_pinned_mark_stays() {
+        let mut state = State { layers: Vec::new(), len: 0, marks: SmallVec::new(), pins: SmallVec::new() };
+        for pin in [300, 1200, 1300, 1400] {
+            state.pin(pin);
+        }
+        for end in (100..=10_000).step_by(100) {
+            state.mark(end, end);
+        }
+        assert!(state.marks.len() == MARKS && state.marks.is_sorted());
+        assert!([300, 1300, 1400, 10_000].iter().all(|mark| state.marks.contains(mark)), "{:?}", state.marks);
     }
 }

@@ -14,6 +14,8 @@ pub struct Turn<'a> {
     pub tokens: &'a [TokenId],
     /// Whether the logits after the last of them are wanted.
     pub logits: bool,
+    /// Lengths of the conversation that it should be able to go back to, ascending; those among its tokens count.
+    pub marks: &'a [usize],
 }
 
 impl Engine {
@@ -55,7 +57,7 @@ impl Engine {
         for (i, turn) in turns.iter_mut().enumerate() {
             let start = turn.session.tokens.len();
             turn.session.go_back(start);
-            turn.session.mark(turn.tokens, turn.tokens.len() > 1);
+            turn.session.mark(turn.tokens.len(), turn.marks);
             turn.session.make_room(start + turn.tokens.len())?;
             tokens.extend_from_slice(turn.tokens);
             positions.extend((start..start + turn.tokens.len()).map(|position| position as u32));

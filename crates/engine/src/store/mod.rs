@@ -9,6 +9,7 @@
 pub mod io;
 mod lease;
 mod meters;
+mod picture;
 pub mod policy;
 mod populate;
 pub(crate) mod probe;
@@ -26,6 +27,7 @@ use smallvec::SmallVec;
 pub use io::{ByteSource, FileSource, IoMethod};
 pub use lease::{Acquisition, Lease, Leases};
 pub use meters::Meters;
+pub use picture::{Asked, Picture, Place, Sight};
 pub use probe::DriveProbe;
 pub use slots::{SlotClass, SlotClasses};
 
@@ -34,6 +36,7 @@ use crate::error::{Error, Result};
 use crate::format::{FileIdx, ModelFile};
 use crate::{ExpertIdx, LayerIdx};
 use io::{OnDone, Priority, Read, ReadId, Reader};
+use picture::LastAsked;
 use policy::{Policy, PolicyKind};
 use populate::Populating;
 use slots::{Arena, Numbering, Placement, reads_at_once};
@@ -161,6 +164,10 @@ struct State {
     slots: Vec<Vec<Slot>>,
     /// By number: whether it was prefetched and not asked for since.
     foreseen: Vec<bool>,
+    /// By number: for those who look on.
+    asked: Vec<LastAsked>,
+    /// Pictures that were taken.
+    pictures: u32,
     /// Slots without an expert, by class.
     free: Vec<Vec<usize>>,
     policy: Box<dyn Policy>,
@@ -267,6 +274,8 @@ impl ExpertStore {
         let state = State {
             experts: vec![Residence::Drive; numbering.count()],
             foreseen: vec![false; numbering.count()],
+            asked: vec![LastAsked::default(); numbering.count()],
+            pictures: 0,
             slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
             free: options.slots.iter().map(|&n| (0..n).rev().collect()).collect(),
             policy: policy::make(options.policy, numbering.count()),
@@ -498,6 +507,8 @@ impl ExpertStore {
                 }
                 if purpose != Purpose::Preload {
                     state.meters.count(hit, self.shared.expert_bytes(expert));
+                    let pictures = state.pictures;
+                    state.asked[expert].note(pictures, hit);
                 }
                 match state.experts[expert] {
                     Residence::Memory { slot } => {

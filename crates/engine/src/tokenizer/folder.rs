@@ -53,6 +53,7 @@ pub(super) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
             tokenizer.end_tokens.push(id);
         }
     }
+    tokenizer.complete_ends();
     Ok(tokenizer)
 }
 

@@ -140,7 +140,7 @@ fn assemble(
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         end_tokens.extend(file.token(key, texts.len())?.filter(|id| !end_tokens.contains(id)));
     }
-    Ok(Tokenizer {
+    let mut tokenizer = Tokenizer {
         encoder,
         literals: literal,
         user_defined,
@@ -151,7 +151,9 @@ fn assemble(
         eos,
         end_tokens,
         adds_bos,
-    })
+    };
+    tokenizer.complete_ends();
+    Ok(tokenizer)
 }
 
 /// The kinds and bytes of all tokens.

@@ -189,6 +189,29 @@ impl Tokenizer {
         self.adds_bos
     }
 
+    /// Adds the end tokens that files forget: those that end a turn by their name, and those of gpt-oss and GLM, whose
+    /// models end a call with a token of its own.
+    fn complete_ends(&mut self) {
+        const TURN_ENDS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "[e~["];
+        let control = |text: &str| self.find(text).filter(|&id| self.is_control(id));
+        let mut ends: Vec<TokenId> = TURN_ENDS.into_iter().filter_map(control).collect();
+        let mut message_end = None;
+        if let (Some(call), Some(answer)) = (control("<|call|>"), control("<|return|>")) {
+            ends.extend([call, answer]);
+            // It ends a message, and the next one may follow.
+            message_end = control("<|end|>");
+        }
+        if control("[gMASK]").is_some() {
+            ends.extend(["<|user|>", "<|observation|>"].into_iter().filter_map(control));
+        }
+        self.end_tokens.retain(|&id| Some(id) != message_end);
+        for id in ends {
+            if !self.end_tokens.contains(&id) {
+                self.end_tokens.push(id);
+            }
+        }
+    }
+
     fn start(&self, bos: Bos) -> Result<&[TokenId]> {
         match bos {
             Bos::Never => Ok(&[]),

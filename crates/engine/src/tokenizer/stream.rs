@@ -19,6 +19,8 @@ use crate::TokenId;
 #[derive(Clone, Debug, Default)]
 pub struct StreamDecoder {
     special: bool,
+    /// Control tokens that are printed, whatever `special` says.
+    shown: Vec<TokenId>,
     /// Whether text has come before.
     started: bool,
     /// The start of a character whose rest has not come yet: at most three bytes between calls.
@@ -29,7 +31,7 @@ impl StreamDecoder {
     /// A decoder at the start of a text; `special` says whether control tokens are printed. Some tokenizers put
     /// a space in front of every text, which is taken off again.
     pub fn new(special: bool) -> StreamDecoder {
-        StreamDecoder { special, started: false, held: Vec::new() }
+        StreamDecoder { special, ..StreamDecoder::default() }
     }
 
     /// A decoder for tokens that continue a text, as those that a model generates: a space at their start is
@@ -38,9 +40,14 @@ impl StreamDecoder {
         StreamDecoder { started: true, ..StreamDecoder::new(special) }
     }
 
+    /// The same decoder, which prints these control tokens.
+    pub fn showing(self, shown: Vec<TokenId>) -> StreamDecoder {
+        StreamDecoder { shown, ..self }
+    }
+
     /// Takes the next token and gives the text that is complete with it.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: TokenId) -> String {
-        if self.special || !tokenizer.is_control(id) {
+        if self.special || !tokenizer.is_control(id) || self.shown.contains(&id) {
             let bytes = tokenizer.token_bytes(id);
             let strips_space = tokenizer.strips_space && !self.started;
             self.held.extend_from_slice(match bytes.strip_prefix(b" ") {

@@ -1,0 +1,176 @@
+//! A conversation as clients send it, made into what templates expect.
+
+use forebay_engine::chat::Message;
+use serde_json::Value;
+
+use super::Refusal;
+
+/// Beginnings of lines that some clients put into the system prompt and that differ with every request. They say nothing
+/// to the model, and a prompt that begins differently shares nothing with the one before.
+const VOLATILE: [&str; 1] = ["x-anthropic-billing-header:"];
+
+/// The messages with text for content, arguments as objects, and a role that the template knows for developers.
+///
+/// # Errors
+/// If a message has content that is not text.
+pub fn normalise(messages: &[Message], knows_developer: bool) -> Result<Vec<Message>, Refusal> {
+    let mut all = Vec::with_capacity(messages.len());
+    for (i, message) in messages.iter().enumerate() {
+        let mut message = message.clone();
+        if let Some(content) = message.content.take() {
+            message.content = Some(text_of(content, &format!("messages[{i}].content"))?);
+        }
+        if message.role == "developer" && !knows_developer {
+            message.role = "system".into();
+        }
+        if let (true, Some(Value::String(text))) = (is_instruction(&message.role), &mut message.content) {
+            drop_volatile_lines(text);
+        }
+        for call in message.extra.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) {
+                arguments_as_object(arguments);
+            }
+        }
+        all.push(message);
+    }
+    Ok(all)
+}
+
+/// The messages with the arguments of calls as text, for templates that write them as they are.
+pub fn with_textual_arguments(messages: &[Message]) -> Vec<Message> {
+    let mut messages = messages.to_vec();
+    for message in &mut messages {
+        for call in message.extra.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(arguments @ (Value::Object(_) | Value::Array(_))) =
+                call.get_mut("function").and_then(|f| f.get_mut("arguments"))
+            {
+                *arguments = arguments.to_string().into();
+            }
+        }
+    }
+    messages
+}
+
+/// Removes the lines that differ with every request.
+pub fn drop_volatile_lines(text: &mut String) {
+    let is_volatile = |line: &str| VOLATILE.iter().any(|start| line.trim_start().starts_with(start));
+    if text.lines().any(is_volatile) {
+        *text = text.split_inclusive('\n').filter(|line| !is_volatile(line)).collect();
+    }
+}
+
+fn is_instruction(role: &str) -> bool {
+    matches!(role, "system" | "developer")
+}
+
+/// Clients send arguments as JSON text; templates go through them. What is no JSON stays as it is.
+fn arguments_as_object(arguments: &mut Value) {
+    if let Value::String(text) = arguments {
+        if text.trim().is_empty() {
+            *arguments = Value::Object(Default::default());
+        } else if let Ok(value @ Value::Object(_)) = serde_json::from_str(text) {
+            *arguments = value;
+        }
+    }
+}
+
+/// Content of one text, where it comes in parts; `place` names it in errors.
+pub fn text_of(content: Value, place: &str) -> Result<Value, Refusal> {
+    let parts = match content {
+        Value::Array(parts) => parts,
+        Value::String(_) | Value::Null => return Ok(content),
+        _ => return Err(wrong_part(place, "content is a text or a list of parts".into())),
+    };
+    let mut texts = Vec::with_capacity(parts.len());
+    for part in parts {
+        let kind = part.get("type").and_then(Value::as_str);
+        let text = match (&part, kind) {
+            (Value::String(text), _) => Some(text.as_str()),
+            (_, Some("text" | "input_text" | "output_text") | None) => {
+                part.get("text").and_then(Value::as_str)
+            }
+            (_, Some("refusal")) => part.get("refusal").and_then(Value::as_str),
+            (_, Some(other)) => {
+                let what = other.trim_start_matches("input_").trim_end_matches("_url");
+                return Err(wrong_part(
+                    place,
+                    format!("this model reads text; a part of type {other} ({what}) is not supported"),
+                ));
+            }
+        };
+        match text {
+            Some(text) => texts.push(text.to_owned()),
+            None => return Err(wrong_part(place, "a part of the content has no text".into())),
+        }
+    }
+    Ok(texts.join("\n").into())
+}
+
+fn wrong_part(place: &str, message: String) -> Refusal {
+    Refusal { param: Some(place.to_owned().into()), message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn messages(value: Value) -> Vec<Message> {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn content_in_parts_becomes_text() {
+        let given = messages(json!([
+            { "role": "developer", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] },
+            { "role": "assistant", "content": null },
+        ]));
+        let normal = normalise(&given, false).unwrap();
+        assert_eq!((normal[0].role.as_str(), &normal[0].content), ("system", &Some(json!("a\nb"))));
+        assert_eq!(normal[1].content, Some(Value::Null));
+        assert_eq!(normalise(&given, true).unwrap()[0].role, "developer");
+    }
+
+    #[test]
+    fn what_is_not_text_is_refused_with_its_place() {
+        for part in [
+            json!({ "type": "image_url", "image_url": { "url": "data:" } }),
+            json!({ "type": "input_audio", "input_audio": {} }),
+            json!({ "type": "text" }),
+            json!(7),
+        ] {
+            let given =
+                messages(json!([{ "role": "user", "content": "x" }, { "role": "user", "content": [part] }]));
+            let refusal = normalise(&given, false).unwrap_err();
+            assert_eq!(refusal.param.as_deref(), Some("messages[1].content"), "{refusal:?}");
+        }
+        assert!(normalise(&messages(json!([{ "role": "user", "content": 7 }])), false).is_err());
+    }
+
+    #[test]
+    fn arguments_are_objects_for_templates_and_text_for_the_others() {
+        let call =
+            |arguments: &str| json!({ "id": "1", "function": { "name": "f", "arguments": arguments } });
+        let given = messages(json!([{
+            "role": "assistant", "tool_calls": [call("{\"b\": 1, \"a\": 2}"), call("not json"), call("")],
+        }]));
+        let normal = normalise(&given, false).unwrap();
+        let arguments = |m: &Message, i: usize| m.extra["tool_calls"][i]["function"]["arguments"].clone();
+        assert_eq!(arguments(&normal[0], 0).to_string(), r#"{"b":1,"a":2}"#);
+        assert_eq!(arguments(&normal[0], 1), "not json");
+        assert_eq!(arguments(&normal[0], 2), json!({}));
+        let textual = with_textual_arguments(&normal);
+        assert_eq!(arguments(&textual[0], 0), r#"{"b":1,"a":2}"#);
+    }
+
+    #[test]
+    fn lines_that_change_with_every_request_are_dropped_from_instructions() {
+        let text = "x-anthropic-billing-header: cc_version=2; cch=1f;\nYou are helpful.\n";
+        let given = messages(json!([
+            { "role": "system", "content": text }, { "role": "user", "content": text },
+        ]));
+        let normal = normalise(&given, false).unwrap();
+        assert_eq!(normal[0].content, Some(json!("You are helpful.\n")));
+        assert_eq!(normal[1].content, Some(json!(text)));
+    }
+}

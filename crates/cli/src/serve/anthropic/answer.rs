@@ -1,0 +1,279 @@
+//! Answers in Anthropic's shape: what is streamed, and the message that it adds up to.
+
+use serde_json::{Value, json};
+
+use crate::serve::turn::{Finish, TurnEnd, TurnEvent, Usage, experts_json};
+
+/// Reasoning comes with a signature, which clients send back with it. Nobody checks this one.
+const SIGNATURE: &str = "forebay";
+
+/// An answer that is being made.
+pub struct Answer {
+    id: String,
+    model: String,
+    prompt_tokens: usize,
+    blocks: Vec<Block>,
+    /// Whether more may come of the last block.
+    is_open: bool,
+    end: Option<TurnEnd>,
+}
+
+/// A part of an answer.
+enum Block {
+    Thinking(String),
+    Text(String),
+    ToolUse { id: String, name: String, input: String },
+}
+
+impl Answer {
+    pub fn new(model: &str, prompt_tokens: usize) -> Answer {
+        let (id, model) = (crate::serve::id("msg_"), model.to_owned());
+        Answer { id, model, prompt_tokens, blocks: Vec::new(), is_open: false, end: None }
+    }
+
+    /// The event that comes before all others.
+    pub fn start(&self) -> Value {
+        json!({ "type": "message_start", "message": self.message() })
+    }
+
+    /// Takes what happens; gives the events that tell of it.
+    pub fn take(&mut self, event: TurnEvent) -> Vec<Value> {
+        let mut events = Vec::new();
+        match event {
+            TurnEvent::Progress { .. } | TurnEvent::Scored(_) => {}
+            TurnEvent::Reasoning(text) => {
+                if !matches!(self.open(), Some(Block::Thinking(_))) {
+                    self.begin(Block::Thinking(String::new()), &mut events);
+                }
+                events.push(self.delta(json!({ "type": "thinking_delta", "thinking": text })));
+                if let Some(Block::Thinking(thought)) = self.open() {
+                    thought.push_str(&text);
+                }
+            }
+            TurnEvent::Content(text) => {
+                if !matches!(self.open(), Some(Block::Text(_))) {
+                    self.begin(Block::Text(String::new()), &mut events);
+                }
+                events.push(self.delta(json!({ "type": "text_delta", "text": text })));
+                if let Some(Block::Text(said)) = self.open() {
+                    said.push_str(&text);
+                }
+            }
+            TurnEvent::Call { name, .. } => {
+                let id = crate::serve::id("toolu_");
+                self.begin(Block::ToolUse { id, name, input: String::new() }, &mut events);
+            }
+            TurnEvent::Arguments(text) => {
+                events.push(self.delta(json!({ "type": "input_json_delta", "partial_json": text })));
+                if let Some(Block::ToolUse { input, .. }) = self.open() {
+                    input.push_str(&text);
+                }
+            }
+            TurnEvent::End(end) => {
+                self.close(&mut events);
+                self.end = Some(end);
+                let message = self.message();
+                let mut delta = json!({
+                    "type": "message_delta",
+                    "delta": { "stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"] },
+                });
+                for field in ["usage", "timings", "experts"] {
+                    delta[field] = message[field].clone();
+                }
+                events.push(delta);
+                events.push(json!({ "type": "message_stop" }));
+            }
+            TurnEvent::Failed(error) => events.push(error.anthropic()),
+        }
+        events
+    }
+
+    /// The message as far as it has come.
+    pub fn message(&self) -> Value {
+        let content: Vec<Value> = self.blocks.iter().filter_map(Block::json).collect();
+        let mut message = json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": null,
+            "stop_sequence": null,
+        });
+        match &self.end {
+            None => {
+                message["usage"] = usage(&Usage { prompt: self.prompt_tokens, ..Usage::default() });
+            }
+            Some(end) => {
+                message["stop_reason"] = stop_reason(end).into();
+                message["stop_sequence"] = json!(end.stop.as_ref().filter(|_| end.finish == Finish::Stop));
+                message["usage"] = usage(&end.usage);
+                message["timings"] = end.timings.json();
+                message["experts"] = experts_json(&end.experts);
+            }
+        }
+        message
+    }
+
+    /// The block of which more may come.
+    fn open(&mut self) -> Option<&mut Block> {
+        self.blocks.last_mut().filter(|_| self.is_open)
+    }
+
+    fn begin(&mut self, block: Block, events: &mut Vec<Value>) {
+        self.close(events);
+        let begun = match &block {
+            Block::Thinking(_) => json!({ "type": "thinking", "thinking": "", "signature": "" }),
+            Block::Text(_) => json!({ "type": "text", "text": "" }),
+            Block::ToolUse { id, name, .. } => {
+                json!({ "type": "tool_use", "id": id, "name": name, "input": {} })
+            }
+        };
+        events.push(
+            json!({ "type": "content_block_start", "index": self.blocks.len(), "content_block": begun }),
+        );
+        self.blocks.push(block);
+        self.is_open = true;
+    }
+
+    fn close(&mut self, events: &mut Vec<Value>) {
+        match self.open() {
+            None => return,
+            Some(Block::Thinking(_)) => {
+                events.push(self.delta(json!({ "type": "signature_delta", "signature": SIGNATURE })));
+            }
+            Some(Block::Text(_) | Block::ToolUse { .. }) => {}
+        }
+        events.push(json!({ "type": "content_block_stop", "index": self.last() }));
+        self.is_open = false;
+    }
+
+    fn delta(&self, delta: Value) -> Value {
+        json!({ "type": "content_block_delta", "index": self.last(), "delta": delta })
+    }
+
+    fn last(&self) -> usize {
+        self.blocks.len().saturating_sub(1)
+    }
+}
+
+impl Block {
+    /// The block in a whole message; `None` for a call that was cut off, which is of no use to anybody.
+    fn json(&self) -> Option<Value> {
+        match self {
+            Block::Thinking(thought) => {
+                Some(json!({ "type": "thinking", "thinking": thought, "signature": SIGNATURE }))
+            }
+            Block::Text(text) => Some(json!({ "type": "text", "text": text })),
+            Block::ToolUse { id, name, input } => {
+                let input: Value = serde_json::from_str(if input.is_empty() { "{}" } else { input }).ok()?;
+                Some(json!({ "type": "tool_use", "id": id, "name": name, "input": input }))
+            }
+        }
+    }
+}
+
+fn stop_reason(end: &TurnEnd) -> &'static str {
+    match end.finish {
+        Finish::Calls => "tool_use",
+        Finish::Length => "max_tokens",
+        Finish::Stop if end.stop.is_some() => "stop_sequence",
+        Finish::Stop => "end_turn",
+    }
+}
+
+/// Tokens. What came from the cache is counted apart; nothing is charged for putting something there.
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+        "output_tokens_details": { "thinking_tokens": usage.reasoning },
+        "service_tier": "standard",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::turn::Timings;
+
+    fn end(finish: Finish, stop: Option<&str>) -> TurnEvent {
+        TurnEvent::End(TurnEnd {
+            finish,
+            stop: stop.map(str::to_owned),
+            usage: Usage { prompt: 10, cached: 4, completion: 5, reasoning: 2 },
+            timings: Timings::default(),
+            experts: Default::default(),
+        })
+    }
+
+    fn types(events: &[Value]) -> Vec<String> {
+        let name = |event: &Value| match event["delta"]["type"].as_str() {
+            Some(delta) => delta.to_owned(),
+            None => event["type"].as_str().unwrap().to_owned(),
+        };
+        events.iter().map(name).collect()
+    }
+
+    #[test]
+    fn reasoning_text_and_calls_are_blocks_of_their_own() {
+        let mut answer = Answer::new("m", 10);
+        assert_eq!(answer.start()["message"]["usage"]["input_tokens"], 10);
+        let call = |name: &str| TurnEvent::Call { id: "call_x".into(), name: name.into() };
+        let happened = [
+            TurnEvent::Progress { done: 1, total: 10 },
+            TurnEvent::Reasoning("Let ".into()),
+            TurnEvent::Reasoning("me.".into()),
+            TurnEvent::Content("Yes".into()),
+            TurnEvent::Content("!".into()),
+            call("a"),
+            TurnEvent::Arguments("{\"x\":".into()),
+            TurnEvent::Arguments(" 1}".into()),
+            call("b"),
+            end(Finish::Calls, None),
+        ];
+        let events: Vec<_> = happened.into_iter().flat_map(|event| answer.take(event)).collect();
+        let expected = "content_block_start thinking_delta thinking_delta signature_delta content_block_stop \
+                        content_block_start text_delta text_delta content_block_stop \
+                        content_block_start input_json_delta input_json_delta content_block_stop \
+                        content_block_start content_block_stop message_delta message_stop";
+        assert_eq!(types(&events).join(" "), expected);
+        assert_eq!(events[9]["index"], 2);
+        let message = answer.message();
+        assert_eq!(message["content"][0]["thinking"], "Let me.");
+        assert_eq!(message["content"][1], json!({ "type": "text", "text": "Yes!" }));
+        assert_eq!(message["content"][2]["input"], json!({ "x": 1 }));
+        assert_eq!(message["content"][3]["input"], json!({}));
+        assert_ne!(message["content"][2]["id"], message["content"][3]["id"]);
+        assert_eq!(message["stop_reason"], "tool_use");
+        assert_eq!(
+            (&message["usage"]["input_tokens"], &message["usage"]["cache_read_input_tokens"]),
+            (&json!(6), &json!(4))
+        );
+    }
+
+    #[test]
+    fn the_reason_for_the_end_is_told() {
+        for (finish, stop, reason, sequence) in [
+            (Finish::Stop, None, "end_turn", Value::Null),
+            (Finish::Stop, Some("END"), "stop_sequence", json!("END")),
+            (Finish::Length, None, "max_tokens", Value::Null),
+        ] {
+            let mut answer = Answer::new("m", 10);
+            let events = answer.take(end(finish, stop));
+            assert_eq!(events[0]["delta"], json!({ "stop_reason": reason, "stop_sequence": sequence }));
+            assert_eq!(answer.message()["stop_reason"], reason);
+        }
+    }
+
+    #[test]
+    fn a_call_that_was_cut_off_is_no_part_of_a_whole_message() {
+        let mut answer = Answer::new("m", 10);
+        answer.take(TurnEvent::Call { id: "x".into(), name: "a".into() });
+        answer.take(TurnEvent::Arguments("{\"x\": [".into()));
+        answer.take(end(Finish::Length, None));
+        assert_eq!(answer.message()["content"], json!([]));
+    }
+}

@@ -1,0 +1,63 @@
+//! Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`.
+
+mod answer;
+mod request;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use self::answer::Answer;
+use self::request::Body;
+use super::app::App;
+use super::body::Json;
+use super::error::ApiError;
+use super::sse::{self, Events, Gone};
+use super::turn::{Answering, Turn, TurnEvent};
+
+/// The next message of a conversation.
+pub async fn messages(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
+    let loaded = app.loaded()?;
+    let answering = body.answering(&loaded.engine)?;
+    let streams = body.streams();
+    let turn = app.turn(body.chat(answering, loaded.think)?).await.map_err(request::in_own_words)?;
+    let answer = Answer::new(&app.model, turn.prompt_tokens);
+    if streams {
+        Ok(sse::respond(move |events| stream(events.pinging(), answer, turn)))
+    } else {
+        whole(answer, turn).await.map(|message| Json(message).into_response())
+    }
+}
+
+/// How many tokens a conversation has.
+pub async fn count_tokens(
+    State(app): State<Arc<App>>,
+    Json(body): Json<Body>,
+) -> Result<Json<Value>, ApiError> {
+    let request = body.chat(Answering::default(), app.loaded()?.think)?;
+    let tokens = app.count_tokens(request).await.map_err(request::in_own_words)?;
+    Ok(Json(json!({ "input_tokens": tokens })))
+}
+
+async fn whole(mut answer: Answer, mut turn: Turn) -> Result<Value, ApiError> {
+    while let Some((_, event)) = turn.next().await {
+        match event {
+            TurnEvent::Failed(error) => return Err(error),
+            event => drop(answer.take(event)),
+        }
+    }
+    Ok(answer.message())
+}
+
+async fn stream(events: Events, mut answer: Answer, mut turn: Turn) -> Result<(), Gone> {
+    // Before anything is computed: whoever waits knows that the request is being answered.
+    events.typed(&answer.start()).await?;
+    while let Some((_, event)) = events.next(&mut turn).await? {
+        for event in answer.take(event) {
+            events.typed(&event).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,456 @@
+//! Requests in Anthropic's words.
+
+use std::collections::HashMap;
+
+use forebay_engine::Engine;
+use forebay_engine::chat::Message;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::openai::{self, Endpoint};
+use crate::serve::error::ApiError;
+use crate::serve::openai::answering;
+use crate::serve::turn::{Answering, ChatRequest, ToolChoice};
+
+/// The body of a request. Fields that are not here are ignored, `metadata` and `cache_control` among them: prompts are
+/// always cached.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Body {
+    messages: Vec<Spoken>,
+    system: Option<Value>,
+    max_tokens: Option<u64>,
+    stop_sequences: Option<Vec<String>>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Choice>,
+    thinking: Option<Thinking>,
+    output_config: Option<OutputConfig>,
+    stream: Option<bool>,
+    // Known, and not supported:
+    mcp_servers: Option<Vec<Value>>,
+    container: Option<Value>,
+}
+
+/// A message of the conversation.
+#[derive(Debug, Deserialize)]
+struct Spoken {
+    role: String,
+    content: Value,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    #[serde(rename = "type")]
+    kind: String,
+    name: Option<String>,
+    disable_parallel_tool_use: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Thinking {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct OutputConfig {
+    effort: Option<String>,
+    format: Option<Value>,
+}
+
+/// What this API calls the fields of OpenAI's.
+const NAMES: [(&str, &str); 3] = [
+    ("max_completion_tokens", "max_tokens"),
+    ("response_format", "output_config.format"),
+    ("stop", "stop_sequences"),
+];
+
+/// An error about a field that has another name here.
+pub fn in_own_words(error: ApiError) -> ApiError {
+    error.renamed(&NAMES)
+}
+
+impl Body {
+    /// Whether the answer is to come as it is made.
+    pub fn streams(&self) -> bool {
+        self.stream == Some(true)
+    }
+
+    /// How the answer is made.
+    pub fn answering(&self, engine: &Engine) -> Result<Answering, ApiError> {
+        let max_tokens = self.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "Field required"))?;
+        let body = openai::Body::read(json!({
+            "max_completion_tokens": i64::try_from(max_tokens).unwrap_or(i64::MAX),
+            "stop": self.stop_sequences.as_ref().filter(|stops| !stops.is_empty()),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "response_format": self.format()?,
+        }))?;
+        answering(&body, Endpoint::Chat, engine).map_err(in_own_words)
+    }
+
+    /// What the answer must be, as OpenAI's API says it.
+    fn format(&self) -> Result<Option<Value>, ApiError> {
+        let format = self.output_config.as_ref().and_then(|config| config.format.as_ref());
+        let Some(format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
+        match (format["type"].as_str(), format.get("schema")) {
+            (Some("json_schema"), Some(schema @ Value::Object(_))) => {
+                Ok(Some(json!({ "type": "json_schema", "json_schema": { "schema": schema } })))
+            }
+            _ => {
+                Err(ApiError::invalid("output_config.format", "the format is a json_schema with its schema"))
+            }
+        }
+    }
+
+    /// The conversation. `think` is what the server was told about reasoning.
+    pub fn chat(self, answering: Answering, think: Option<bool>) -> Result<ChatRequest, ApiError> {
+        if self.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
+            return Err(ApiError::invalid(
+                "mcp_servers",
+                "the server calls no other servers: give tools instead",
+            ));
+        }
+        if self.container.as_ref().is_some_and(|container| !container.is_null()) {
+            return Err(ApiError::invalid("container", "containers are not supported"));
+        }
+        let tools = self.tools.iter().flatten().enumerate().map(|(i, tool)| read_tool(i, tool));
+        let tools = tools.collect::<Result<Vec<_>, _>>()?;
+        let (tool_choice, parallel_tool_calls) = self.tool_choice()?;
+        let kwargs = self.kwargs(think)?;
+        let mut conversation = Conversation::default();
+        if let Some(system) = &self.system {
+            let texts = texts(system, "system")?;
+            conversation.push_text("system", &texts, "\n");
+        }
+        for (i, spoken) in self.messages.iter().enumerate() {
+            conversation.take(i, spoken)?;
+        }
+        if conversation.messages.last().is_some_and(|message| message.role == "assistant") {
+            let message =
+                "the last message is the assistant's, and continuing it is not supported: end with a user's";
+            return Err(ApiError::invalid("messages", message));
+        }
+        Ok(ChatRequest {
+            messages: conversation.messages,
+            tools,
+            tool_choice,
+            parallel_tool_calls,
+            kwargs,
+            answering,
+        })
+    }
+
+    fn tool_choice(&self) -> Result<(ToolChoice, bool), ApiError> {
+        let Some(choice) = &self.tool_choice else { return Ok((ToolChoice::Auto, true)) };
+        let several = choice.disable_parallel_tool_use != Some(true);
+        match (choice.kind.as_str(), &choice.name) {
+            ("auto", _) => Ok((ToolChoice::Auto, several)),
+            ("none", _) => Ok((ToolChoice::None, several)),
+            ("any", _) => Ok((ToolChoice::Required, several)),
+            ("tool", Some(name)) => Ok((ToolChoice::Named(name.clone()), several)),
+            ("tool", None) => Err(ApiError::invalid("tool_choice.name", "Field required")),
+            (other, _) => {
+                let message = format!("it is auto, any, tool or none, not {other:?}");
+                Err(ApiError::invalid("tool_choice.type", message))
+            }
+        }
+    }
+
+    /// Variables of the template.
+    fn kwargs(&self, think: Option<bool>) -> Result<Map<String, Value>, ApiError> {
+        let mut kwargs = Map::new();
+        let think = match self.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
+            // In this API who does not ask for reasoning gets none, unless the server was told otherwise.
+            None => think.is_none().then_some(false),
+            Some("disabled") => Some(false),
+            Some("enabled") => Some(true),
+            Some("adaptive" | "between_tools") => None,
+            Some(other) => {
+                let message = format!("it is enabled, disabled or adaptive, not {other:?}");
+                return Err(ApiError::invalid("thinking.type", message));
+            }
+        };
+        if let Some(think) = think {
+            // Templates have either name.
+            kwargs.insert("enable_thinking".into(), think.into());
+            kwargs.insert("thinking".into(), think.into());
+        }
+        if let Some(effort) = self.output_config.as_ref().and_then(|config| config.effort.clone()) {
+            kwargs.insert("reasoning_effort".into(), effort.into());
+        }
+        Ok(kwargs)
+    }
+}
+
+/// A tool in OpenAI's shape.
+fn read_tool(index: usize, tool: &Value) -> Result<Value, ApiError> {
+    let wrong =
+        |field: &str, message: &str| Err(ApiError::invalid(format!("tools.{index}.{field}"), message));
+    if let Some(kind) = tool.get("type").and_then(Value::as_str).filter(|kind| *kind != "custom") {
+        return wrong("type", &format!("only tools of the client are supported, not those of type {kind}"));
+    }
+    let Some(name) = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
+        return wrong("name", "Field required");
+    };
+    let Some(schema @ Value::Object(_)) = tool.get("input_schema") else {
+        return wrong("input_schema", "Field required");
+    };
+    let mut function = json!({ "name": name });
+    if let Some(description) = tool.get("description").filter(|text| text.is_string()) {
+        function["description"] = description.clone();
+    }
+    function["parameters"] = schema.clone();
+    Ok(json!({ "type": "function", "function": function }))
+}
+
+/// Messages as templates expect them.
+#[derive(Default)]
+struct Conversation {
+    messages: Vec<Message>,
+    /// The names of the tools that were called, by the ids of the calls.
+    called: HashMap<String, String>,
+}
+
+impl Conversation {
+    fn take(&mut self, index: usize, spoken: &Spoken) -> Result<(), ApiError> {
+        let place = format!("messages.{index}");
+        match spoken.role.as_str() {
+            "assistant" => self.take_assistant(&place, &spoken.content),
+            role @ ("user" | "system") => self.take_user(&place, role, &spoken.content),
+            other => Err(ApiError::invalid(
+                format!("{place}.role"),
+                format!("a message is of the user, the assistant or the system, not of {other:?}"),
+            )),
+        }
+    }
+
+    /// What the user says, and what tools gave, in this order.
+    fn take_user(&mut self, place: &str, role: &str, content: &Value) -> Result<(), ApiError> {
+        let mut said = Vec::new();
+        let before = self.messages.len();
+        for (place, block) in blocks(content, place)? {
+            match kind(&block) {
+                "tool_result" => {
+                    self.push_text(role, &said, "\n");
+                    said.clear();
+                    self.push_result(&place, &block)?;
+                }
+                _ => said.push(text_of(&block, &place)?),
+            }
+        }
+        self.push_text(role, &said, "\n");
+        if self.messages.len() == before {
+            return Err(ApiError::invalid(
+                format!("{place}.content"),
+                format!("the {role}'s message is empty"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn push_text(&mut self, role: &str, texts: &[String], between: &str) {
+        if !texts.is_empty() {
+            self.messages.push(Message::new(role, texts.join(between)));
+        }
+    }
+
+    fn push_result(&mut self, place: &str, block: &Value) -> Result<(), ApiError> {
+        let Some(id) = block.get("tool_use_id").and_then(Value::as_str) else {
+            return Err(ApiError::invalid(format!("{place}.tool_use_id"), "Field required"));
+        };
+        let texts = match block.get("content") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(content) => texts(content, &format!("{place}.content"))?,
+        };
+        let mut message = Message::new("tool", texts.join("\n"));
+        message.extra.insert("tool_call_id".into(), id.into());
+        if let Some(name) = self.called.get(id) {
+            message.extra.insert("name".into(), name.as_str().into());
+        }
+        self.messages.push(message);
+        Ok(())
+    }
+
+    fn take_assistant(&mut self, place: &str, content: &Value) -> Result<(), ApiError> {
+        let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+        for (place, block) in blocks(content, place)? {
+            match kind(&block) {
+                "thinking" => {
+                    thought.push_str(block.get("thinking").and_then(Value::as_str).unwrap_or_default())
+                }
+                // Nobody but who wrote it can read it.
+                "redacted_thinking" => {}
+                "tool_use" => calls.push(self.call(&place, &block)?),
+                _ => said.push_str(&text_of(&block, &place)?),
+            }
+        }
+        let mut message = Message::new("assistant", said);
+        if !thought.is_empty() {
+            message.extra.insert("reasoning_content".into(), thought.into());
+        }
+        if !calls.is_empty() {
+            message.extra.insert("tool_calls".into(), calls.into());
+        }
+        self.messages.push(message);
+        Ok(())
+    }
+
+    /// A call in OpenAI's shape.
+    fn call(&mut self, place: &str, block: &Value) -> Result<Value, ApiError> {
+        let field = |name: &str| {
+            let text = block.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+            text.ok_or_else(|| ApiError::invalid(format!("{place}.{name}"), "Field required"))
+        };
+        let (id, name) = (field("id")?, field("name")?);
+        let Some(input @ Value::Object(_)) = block.get("input") else {
+            return Err(ApiError::invalid(format!("{place}.input"), "the input of a tool is an object"));
+        };
+        self.called.insert(id.to_owned(), name.to_owned());
+        Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": input } }))
+    }
+}
+
+fn kind(block: &Value) -> &str {
+    block.get("type").and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The blocks of a message, each with its place.
+fn blocks(content: &Value, place: &str) -> Result<Vec<(String, Value)>, ApiError> {
+    let place = format!("{place}.content");
+    match content {
+        Value::String(text) => Ok(vec![(place, json!({ "type": "text", "text": text }))]),
+        Value::Array(blocks) => {
+            Ok(blocks.iter().enumerate().map(|(i, block)| (format!("{place}.{i}"), block.clone())).collect())
+        }
+        _ => Err(ApiError::invalid(place, "it is a text or a list of blocks")),
+    }
+}
+
+/// Content that can only be text.
+fn texts(content: &Value, place: &str) -> Result<Vec<String>, ApiError> {
+    match content {
+        Value::String(text) => Ok(vec![text.clone()]),
+        Value::Array(blocks) => {
+            blocks.iter().enumerate().map(|(i, block)| text_of(block, &format!("{place}.{i}"))).collect()
+        }
+        _ => Err(ApiError::invalid(place, "it is a text or a list of blocks")),
+    }
+}
+
+fn text_of(block: &Value, place: &str) -> Result<String, ApiError> {
+    match (kind(block), block.get("text").and_then(Value::as_str)) {
+        ("text", Some(text)) => Ok(text.to_owned()),
+        ("text", None) => Err(ApiError::invalid(format!("{place}.text"), "Field required")),
+        ("", _) => Err(ApiError::invalid(format!("{place}.type"), "Field required")),
+        (other, _) => {
+            let message = format!("this model reads text; a block of type {other} is not supported here");
+            Err(ApiError::invalid(place, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chat(body: Value) -> Result<ChatRequest, ApiError> {
+        let body: Body = openai::read_fields(body).map_err(ApiError::from)?;
+        body.chat(Answering::default(), None)
+    }
+
+    #[test]
+    fn a_conversation_with_tools_becomes_what_templates_know() {
+        let request = chat(json!({
+            "system": [{ "type": "text", "text": "Be brief.", "cache_control": { "type": "ephemeral" } },
+                       { "type": "text", "text": "Be kind." }],
+            "messages": [
+                { "role": "user", "content": "Weather?" },
+                { "role": "assistant", "content": [
+                    { "type": "thinking", "thinking": "Hm.", "signature": "x" },
+                    { "type": "redacted_thinking", "data": "y" },
+                    { "type": "text", "text": "I look." },
+                    { "type": "tool_use", "id": "t1", "name": "weather", "input": { "city": "Oslo" } },
+                ] },
+                { "role": "user", "content": [
+                    { "type": "tool_result", "tool_use_id": "t1", "content": [{ "type": "text", "text": "rain" }] },
+                    { "type": "text", "text": "And?" },
+                ] },
+            ],
+            "tools": [{ "name": "weather", "description": "d", "input_schema": { "type": "object" } }],
+            "tool_choice": { "type": "tool", "name": "weather", "disable_parallel_tool_use": true },
+            "thinking": { "type": "enabled", "budget_tokens": 2000 },
+            "betas": ["whatever"], "metadata": { "user_id": "me" },
+        }))
+        .unwrap();
+        let messages = serde_json::to_value(&request.messages).unwrap();
+        let arguments = json!({ "city": "Oslo" });
+        let call = json!({ "id": "t1", "type": "function", "function": { "name": "weather", "arguments": arguments } });
+        assert_eq!(
+            messages,
+            json!([
+                { "role": "system", "content": "Be brief.\nBe kind." },
+                { "role": "user", "content": "Weather?" },
+                { "role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [call] },
+                { "role": "tool", "content": "rain", "tool_call_id": "t1", "name": "weather" },
+                { "role": "user", "content": "And?" },
+            ])
+        );
+        let function = json!({ "name": "weather", "description": "d", "parameters": { "type": "object" } });
+        assert_eq!(request.tools, [json!({ "type": "function", "function": function })]);
+        assert_eq!(request.tool_choice, ToolChoice::Named("weather".into()));
+        assert!(!request.parallel_tool_calls);
+        assert_eq!(request.kwargs["enable_thinking"], true);
+    }
+
+    #[test]
+    fn who_does_not_ask_for_reasoning_gets_none_unless_the_server_says_so() {
+        let kwargs = |body: Value, think| openai::read_fields::<Body>(body).unwrap().kwargs(think).unwrap();
+        assert_eq!(kwargs(json!({}), None)["enable_thinking"], false);
+        assert!(kwargs(json!({}), Some(true)).is_empty());
+        assert!(kwargs(json!({ "thinking": { "type": "adaptive" } }), None).is_empty());
+        assert_eq!(kwargs(json!({ "thinking": { "type": "disabled" } }), Some(true))["thinking"], false);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let said = |block: Value| json!({ "messages": [{ "role": "user", "content": [block] }] });
+        let ask = |field: &str, value: Value| {
+            let mut body = json!({ "messages": [{ "role": "user", "content": "x" }] });
+            body[field] = value;
+            body
+        };
+        for (body, param, part) in [
+            (said(json!({ "type": "image", "source": {} })), "messages.0.content.0", "image"),
+            (said(json!({ "type": "document", "source": {} })), "messages.0.content.0", "document"),
+            (said(json!({ "type": "text" })), "messages.0.content.0.text", "required"),
+            (
+                said(json!({ "type": "tool_result", "tool_use_id": "t", "content": [{ "type": "image" }] })),
+                "messages.0.content.0.content.0",
+                "image",
+            ),
+            (
+                ask("tools", json!([{ "type": "web_search_20250305", "name": "s" }])),
+                "tools.0.type",
+                "web_search_20250305",
+            ),
+            (ask("tools", json!([{ "name": "s" }])), "tools.0.input_schema", "required"),
+            (ask("tool_choice", json!({ "type": "maybe" })), "tool_choice.type", "maybe"),
+            (ask("thinking", json!({ "type": "deep" })), "thinking.type", "deep"),
+            (ask("mcp_servers", json!([{}])), "mcp_servers", "tools"),
+            (ask("messages", json!([{ "role": "assistant", "content": "x" }])), "messages", "last message"),
+            (ask("messages", json!([{ "role": "robot", "content": "x" }])), "messages.0.role", "robot"),
+            (ask("messages", json!([{ "role": "user", "content": [] }])), "messages.0.content", "empty"),
+            (ask("messages", json!(1)), "messages", "makes no sense"),
+        ] {
+            let error = chat(body.clone()).err().unwrap_or_else(|| panic!("{body} is taken"));
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{body}");
+            assert!(error.message.contains(part), "{body}: {}", error.message);
+        }
+    }
+}

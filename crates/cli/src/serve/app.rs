@@ -1,0 +1,179 @@
+//! What all requests share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_engine::Engine;
+use forebay_engine::chat::ChatTemplate;
+use forebay_engine::chat::dialect::Dialect;
+use forebay_engine::sampler::SamplingOverrides;
+
+use super::error::ApiError;
+use super::guard::{Keys, Origins};
+use super::meters::Meters;
+use super::worker::{Job, Worker};
+
+/// The server: what is loaded, and what is allowed.
+pub struct App {
+    /// The name of the model, which clients see.
+    pub model: String,
+    /// When the server started, in seconds since 1970.
+    pub created: u64,
+    pub limits: Limits,
+    pub keys: Keys,
+    pub origins: Origins,
+    /// What requests leave open, where the command line says.
+    pub sampling: SamplingOverrides,
+    pub meters: Arc<Meters>,
+    loaded: OnceLock<Loaded>,
+    draining: AtomicBool,
+}
+
+/// What a request may take.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Answers that are written at once.
+    pub parallel: usize,
+    /// Answers that may wait besides.
+    pub queue: usize,
+    /// Bytes of a request.
+    pub body: u64,
+    /// Tokens of an answer.
+    pub max_tokens: Option<usize>,
+    /// From the request to the end of its answer.
+    pub timeout: Option<Duration>,
+}
+
+/// The model, when it is there.
+pub struct Loaded {
+    pub engine: Engine,
+    /// In place of the file's.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// How the model writes reasoning and calls.
+    pub dialect: Dialect,
+    /// Whether it reasons, where requests do not say.
+    pub think: Option<bool>,
+    /// `None` when the server leaves.
+    worker: Mutex<Option<Worker>>,
+}
+
+impl Loaded {
+    pub fn new(
+        engine: Engine,
+        template: Option<Arc<ChatTemplate>>,
+        think: Option<bool>,
+        worker: Worker,
+    ) -> Loaded {
+        let source = match &template {
+            Some(template) => template.source(),
+            None => engine.template().ok().flatten().map_or("", ChatTemplate::source),
+        };
+        let dialect = Dialect::of(source).with_tokens(engine.tokenizer());
+        Loaded { engine, template, dialect, think, worker: Mutex::new(Some(worker)) }
+    }
+
+    /// Finds out whether conversations can be rendered.
+    ///
+    /// # Errors
+    /// If there is no template for that, or the model's is none.
+    pub fn check_template(&self) -> Result<(), ApiError> {
+        if self.template().is_some() {
+            return Ok(());
+        }
+        let message = "the model has no chat template: continue texts with /v1/completions, or have it served with \
+                       --chat-template-file";
+        Err(ApiError::invalid("messages", message))
+    }
+
+    /// The template in effect, if there is one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_deref().or_else(|| self.engine.template().ok().flatten())
+    }
+
+    /// Gives the worker more to do.
+    pub fn add(&self, job: Job) -> Result<(), ApiError> {
+        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        let worker = worker.as_ref().ok_or_else(leaving)?;
+        if worker.add(job) {
+            return Ok(());
+        }
+        Err(ApiError::internal("computing failed for good: the server has to be started again"))
+    }
+
+    /// Lets the worker end: when all is answered, or at once.
+    pub fn dismiss(&self, at_once: bool) {
+        if let Some(worker) = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take()
+            && at_once
+        {
+            worker.leave();
+        }
+    }
+}
+
+impl App {
+    pub fn new(
+        model: String,
+        limits: Limits,
+        keys: Keys,
+        origins: Origins,
+        sampling: SamplingOverrides,
+    ) -> App {
+        App {
+            model,
+            created: now(),
+            limits,
+            keys,
+            origins,
+            sampling,
+            meters: Arc::default(),
+            loaded: OnceLock::new(),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// The model.
+    ///
+    /// # Errors
+    /// That it is not there yet.
+    pub fn loaded(&self) -> Result<&Loaded, ApiError> {
+        self.loaded.get().ok_or_else(|| ApiError::unavailable("the model is being loaded", 5))
+    }
+
+    /// The model has been loaded.
+    pub fn load(&self, loaded: Loaded) {
+        if self.loaded.set(loaded).is_err() {
+            unreachable!("a server loads one model once");
+        }
+    }
+
+    /// No more requests are taken.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Why nothing should be asked of this server now, if so.
+    pub fn unready(&self) -> Option<ApiError> {
+        if self.is_draining() {
+            return Some(leaving());
+        }
+        if let Err(error) = self.loaded() {
+            return Some(error);
+        }
+        self.meters.ailment().map(|message| ApiError::unavailable(message, 30))
+    }
+}
+
+/// What is said to those who come too late.
+pub fn leaving() -> ApiError {
+    ApiError::unavailable("the server is shutting down", 30)
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

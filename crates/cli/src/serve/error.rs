@@ -1,0 +1,235 @@
+//! What a server says when it cannot answer.
+
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use forebay_engine::Error;
+use serde_json::{Value, json};
+
+use crate::openai::Refusal;
+
+/// Tells OpenAI's and Anthropic's clients whether to ask again.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// An error for a client: what, and whether asking again makes sense.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    /// OpenAI's word for the kind of error.
+    pub kind: &'static str,
+    pub code: Option<&'static str>,
+    /// The field of the request that is wrong.
+    pub param: Option<String>,
+    pub message: String,
+    pub retry: Retry,
+}
+
+/// Whether to ask again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// The same request fails in the same way.
+    Never,
+    /// After so many seconds.
+    After(u64),
+}
+
+/// In whose words errors are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dress {
+    OpenAi,
+    Anthropic,
+}
+
+impl Dress {
+    /// That of the API that a path belongs to.
+    pub fn of(path: &str) -> Dress {
+        let path = path.strip_prefix("/v1").unwrap_or(path);
+        if path == "/messages" || path.starts_with("/messages/") { Dress::Anthropic } else { Dress::OpenAi }
+    }
+}
+
+impl ApiError {
+    /// The request is wrong, and a field of it is the reason.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError { param: Some(param.into()), ..ApiError::bad_request(message) }
+    }
+
+    /// The request is wrong.
+    pub fn bad_request(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// Something that will not be otherwise the next time.
+    pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, kind, code: None, param: None, message: message.into(), retry: Retry::Never }
+    }
+
+    /// There is nothing at this address.
+    pub fn not_found(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+    }
+
+    /// A field has more tokens than the context holds.
+    pub fn context(param: &str, tokens: usize, limit: usize) -> ApiError {
+        // Clients of OpenAI's and of Anthropic's API look for these words to shorten a conversation.
+        let message = format!(
+            "This model's maximum context length is {limit} tokens. However, the prompt is too long: {tokens} tokens > \
+             {limit} maximum."
+        );
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
+    }
+
+    /// Not now; later.
+    pub fn unavailable(message: impl Into<String>, seconds: u64) -> ApiError {
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message);
+        ApiError { retry: Retry::After(seconds), ..error }
+    }
+
+    /// Too many ask at once.
+    pub fn overloaded(waiting: usize, seconds: u64) -> ApiError {
+        let message = format!("{waiting} requests are being answered or wait: ask again in a while");
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        ApiError { code: Some("rate_limit_exceeded"), retry: Retry::After(seconds), ..error }
+    }
+
+    /// Something broke here. What it was is in the server's log.
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// The body in OpenAI's shape.
+    pub fn openai(&self) -> Value {
+        let ApiError { message, kind, param, code, .. } = self;
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+
+    /// The error for an API that has other names for these fields.
+    pub fn renamed(mut self, names: &[(&str, &str)]) -> ApiError {
+        let is_field = |param: &str, name: &str| {
+            param.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        if let Some(param) = &mut self.param
+            && let Some((theirs, ours)) = names.iter().find(|(theirs, _)| is_field(param, theirs))
+        {
+            *param = param.replacen(theirs, ours, 1);
+            self.message = self.message.replace(theirs, ours);
+        }
+        self
+    }
+
+    /// The body in Anthropic's shape, which has the name of a field in the message.
+    pub fn anthropic(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            400..500 => "invalid_request_error",
+            _ => "api_error",
+        };
+        let message = match &self.param {
+            Some(param) if !self.message.starts_with(param) => format!("{param}: {}", self.message),
+            _ => self.message.clone(),
+        };
+        json!({ "type": "error", "error": { "type": kind, "message": message } })
+    }
+
+    /// The response in the words of an API.
+    pub fn response(&self, dress: Dress) -> Response {
+        let body = match dress {
+            Dress::OpenAi => self.openai(),
+            Dress::Anthropic => self.anthropic(),
+        };
+        let mut response = (self.status, json_type(), body.to_string()).into_response();
+        let headers = response.headers_mut();
+        match self.retry {
+            Retry::Never => headers.insert(SHOULD_RETRY, HeaderValue::from_static("false")),
+            Retry::After(seconds) => headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds)),
+        };
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// The header of a body of JSON.
+pub fn json_type() -> [(HeaderName, HeaderValue); 1] {
+    [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]
+}
+
+impl IntoResponse for ApiError {
+    /// In OpenAI's words; the error itself goes along, so that it can be told in those of another API.
+    fn into_response(self) -> Response {
+        let mut response = self.response(Dress::OpenAi);
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> ApiError {
+        ApiError { param: refusal.param.map(Into::into), ..ApiError::bad_request(refusal.message) }
+    }
+}
+
+impl From<Error> for ApiError {
+    /// The one place where errors of the engine become HTTP's. What names files is told to the log alone.
+    fn from(error: Error) -> ApiError {
+        match error {
+            Error::Context { tokens, limit } => ApiError::context("messages", tokens, limit),
+            Error::Invalid(message) | Error::Unsupported(message) => ApiError::bad_request(message),
+            Error::Budget { .. } => ApiError {
+                code: Some("insufficient_memory"),
+                ..ApiError::bad_request(format!("the conversation is too long for this server: it {error}"))
+            },
+            Error::Cancelled => ApiError::unavailable("the server is shutting down", 30),
+            error => {
+                tracing::error!("{error}");
+                ApiError::internal("the model could not be computed; the server's log says why")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_engine_name_no_paths() {
+        let source = std::io::Error::other("gone");
+        let error = ApiError::from(Error::io("/home/me/secret.gguf".as_ref(), "cannot read", source));
+        assert_eq!(error.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(!error.openai().to_string().contains("secret"), "{error:?}");
+        let error = ApiError::from(Error::format("/home/me/secret.gguf".as_ref(), "damaged"));
+        assert!(!error.anthropic().to_string().contains("secret"), "{error:?}");
+    }
+
+    #[test]
+    fn a_context_that_is_too_small_is_told_with_both_numbers() {
+        let error = ApiError::from(Error::Context { tokens: 5000, limit: 1024 });
+        assert_eq!((error.status.as_u16(), error.code), (400, Some("context_length_exceeded")));
+        assert!(error.message.contains("5000") && error.message.contains("1024"), "{error:?}");
+        let response = error.into_response();
+        assert_eq!(response.headers()["x-should-retry"], "false");
+    }
+
+    #[test]
+    fn each_api_has_its_own_words() {
+        for (path, dress) in [
+            ("/v1/messages", Dress::Anthropic),
+            ("/messages/count_tokens", Dress::Anthropic),
+            ("/v1/messagesx", Dress::OpenAi),
+            ("/v1/chat/completions", Dress::OpenAi),
+        ] {
+            assert_eq!(Dress::of(path), dress, "{path}");
+        }
+        let busy = ApiError::overloaded(64, 5);
+        assert_eq!(busy.anthropic()["error"]["type"], "rate_limit_error");
+        assert_eq!(busy.openai()["error"]["code"], "rate_limit_exceeded");
+        assert_eq!(busy.response(Dress::Anthropic).headers()["retry-after"], "5");
+    }
+}

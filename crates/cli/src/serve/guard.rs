@@ -1,0 +1,164 @@
+//! Who may ask: keys, and the origins of web pages.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use axum::http::{HeaderMap, HeaderValue, header};
+use ring::hmac;
+use ring::rand::SystemRandom;
+
+use super::error::ApiError;
+use crate::args::read_text;
+
+/// The keys that open the server; without any it is open.
+pub struct Keys {
+    /// Made up at the start, so that what is compared says nothing about a key.
+    secret: hmac::Key,
+    tags: Vec<hmac::Tag>,
+}
+
+impl Keys {
+    /// Keys from the command line, and from a file with one on each line.
+    pub fn new(given: &[String], file: Option<&Path>) -> Result<Keys> {
+        let mut keys = given.to_vec();
+        if let Some(path) = file {
+            let text = read_text(path)?;
+            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+            keys.extend(lines.map(str::to_owned));
+            if keys.is_empty() {
+                bail!("{} has no key: write one on each line", path.display());
+            }
+        }
+        if keys.iter().any(|key| key.trim().is_empty()) {
+            bail!("a key is empty");
+        }
+        let secret = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
+            .ok()
+            .context("the system has no random numbers to compare keys with")?;
+        let tags = keys.iter().map(|key| hmac::sign(&secret, key.as_bytes())).collect();
+        Ok(Keys { secret, tags })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tags.is_empty()
+    }
+
+    /// Finds out whether a request has a key, in time that does not depend on how right a wrong one is.
+    ///
+    /// # Errors
+    /// If it has none, or a wrong one.
+    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let Some(given) = given_key(headers) else {
+            return Err(refused(
+                "there is no key: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+            ));
+        };
+        let matches = |tag: &hmac::Tag| hmac::verify(&self.secret, given, tag.as_ref()).is_ok();
+        // All of them, whichever it is.
+        if self.tags.iter().filter(|tag| matches(tag)).count() > 0 {
+            Ok(())
+        } else {
+            Err(refused("the key is not one of this server's"))
+        }
+    }
+}
+
+fn refused(message: &str) -> ApiError {
+    let status = axum::http::StatusCode::UNAUTHORIZED;
+    ApiError { code: Some("invalid_api_key"), ..ApiError::new(status, "authentication_error", message) }
+}
+
+fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(|value| {
+        let (scheme, key) = value.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
+    });
+    bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes().trim_ascii()))
+}
+
+/// The web pages that may ask from a browser, besides the server's own.
+#[derive(Clone, Debug, Default)]
+pub struct Origins(Vec<String>);
+
+impl Origins {
+    /// Origins as browsers write them, such as `https://example.org`; `*` is all.
+    pub fn new(origins: &[String]) -> Origins {
+        Origins(origins.iter().map(|origin| origin.trim_end_matches('/').to_ascii_lowercase()).collect())
+    }
+
+    /// Checks where a page comes from; gives the headers for its browser.
+    ///
+    /// # Errors
+    /// If the page is another site's, and not listed.
+    pub fn check(&self, headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
+        let Some(origin) = headers.get(header::ORIGIN) else { return Ok(None) };
+        let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
+        if self.0.iter().any(|listed| listed == "*" || *listed == text) {
+            return Ok(Some(origin.clone()));
+        }
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        if text.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host)) {
+            return Ok(None);
+        }
+        let message =
+            "pages of this origin may not ask this server: start it with --cors-origin ORIGIN to allow it";
+        Err(ApiError::new(axum::http::StatusCode::FORBIDDEN, "permission_error", message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn any_key_opens_in_either_header() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "# ours\nthird\n\n fourth \n").unwrap();
+        let keys = Keys::new(&["first".into(), "second".into()], Some(&path)).unwrap();
+        for key in ["first", "second", "third", "fourth"] {
+            assert!(keys.check(&headers(&[("authorization", &format!("Bearer {key}"))])).is_ok(), "{key}");
+            assert!(keys.check(&headers(&[("x-api-key", key)])).is_ok(), "{key}");
+        }
+        for wrong in [
+            vec![],
+            vec![("authorization", "Bearer ")],
+            vec![("authorization", "Bearer firs")],
+            vec![("authorization", "Basic first")],
+            vec![("authorization", "first")],
+            vec![("x-api-key", "firstx")],
+            vec![("x-api-key", "# ours")],
+        ] {
+            assert_eq!(keys.check(&headers(&wrong)).unwrap_err().status.as_u16(), 401, "{wrong:?}");
+        }
+        assert!(Keys::new(&[], None).unwrap().check(&HeaderMap::new()).is_ok());
+        std::fs::write(&path, "\n# nothing\n").unwrap();
+        assert!(Keys::new(&[], Some(&path)).is_err());
+        assert!(Keys::new(&[" ".into()], None).is_err());
+    }
+
+    #[test]
+    fn pages_of_others_are_refused_unless_they_are_listed() {
+        let check = |listed: &[&str], pairs: &[(&'static str, &str)]| {
+            let listed: Vec<_> = listed.iter().map(|&origin| origin.to_owned()).collect();
+            Origins::new(&listed).check(&headers(pairs)).map(|allowed| allowed.is_some()).ok()
+        };
+        let page = [("origin", "https://example.org"), ("host", "127.0.0.1:8080")];
+        assert_eq!(check(&[], &[]), Some(false));
+        assert_eq!(check(&[], &page), None);
+        assert_eq!(check(&["https://Example.org/"], &page), Some(true));
+        assert_eq!(check(&["*"], &page), Some(true));
+        assert_eq!(
+            check(&[], &[("origin", "http://127.0.0.1:8080"), ("host", "127.0.0.1:8080")]),
+            Some(false)
+        );
+        assert_eq!(check(&[], &[("origin", "null"), ("host", "127.0.0.1:8080")]), None);
+    }
+}

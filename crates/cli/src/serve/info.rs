@@ -1,0 +1,154 @@
+//! What the server tells about itself, and about texts.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use forebay_engine::TokenId;
+use forebay_engine::chat::{ChatTemplate, Message};
+use forebay_engine::tokenizer::{Bos, EncodeOptions};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::app::App;
+use super::body::Json;
+use super::error::ApiError;
+use crate::openai::chat_prompt;
+
+/// Whether the process lives.
+pub async fn health() -> Json<Value> {
+    Json(json!({ "status": "ok" }))
+}
+
+/// Whether requests will be answered.
+pub async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    app.unready().map_or_else(|| Ok(Json(json!({ "status": "ready" }))), Err)
+}
+
+/// Numbers for Prometheus.
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let engine = app.loaded().ok().map(|loaded| &loaded.engine);
+    let text = app.meters.prometheus(engine);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// What is loaded, and how.
+pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let loaded = app.loaded()?;
+    let engine = &loaded.engine;
+    let plan = engine.plan();
+    Ok(Json(json!({
+        "model": app.model,
+        "build": concat!("forebay ", env!("CARGO_PKG_VERSION")),
+        "n_ctx": engine.context(),
+        "context_reserved": plan.reserved,
+        "vocabulary": engine.vocab_size(),
+        "total_slots": app.limits.parallel,
+        "queue": app.limits.queue,
+        "max_tokens": app.limits.max_tokens,
+        "max_body_bytes": app.limits.body,
+        "chat_template": loaded.template().map(ChatTemplate::source),
+        "modalities": { "vision": false, "audio": false },
+        "memory": {
+            "budget": (plan.budget < u64::MAX).then_some(plan.budget),
+            "planned": plan.total(),
+            "expert_slots": engine.slot_bytes(),
+            "experts": plan.experts,
+            "streams": !plan.holds_all_experts(),
+        },
+        "threads": engine.threads(),
+    })))
+}
+
+/// A text, or a conversation, whose tokens are wanted.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub struct Text {
+    #[serde(alias = "prompt")]
+    content: Option<String>,
+    messages: Option<Vec<Message>>,
+    tools: Vec<Value>,
+    chat_template_kwargs: Map<String, Value>,
+    /// Whether the model's beginning of a text is put before it.
+    #[serde(alias = "add_special_tokens")]
+    add_special: bool,
+    /// Whether the text of a control token means that token.
+    parse_special: Option<bool>,
+    with_pieces: bool,
+}
+
+/// The tokens of a text or of a conversation.
+pub async fn tokenize(State(app): State<Arc<App>>, Json(text): Json<Text>) -> Result<Json<Value>, ApiError> {
+    app.prepare(move |_, loaded| {
+        let engine = &loaded.engine;
+        let tokens = match (&text.content, &text.messages) {
+            (Some(content), _) => {
+                let bos = if text.add_special { Bos::AsFileSays } else { Bos::Never };
+                let options = EncodeOptions { special: text.parse_special.unwrap_or(true), bos };
+                engine.tokenizer().encode(content, options)?
+            }
+            (None, Some(messages)) => {
+                loaded.check_template()?;
+                let prompting = loaded.prompting(&text.tools, &text.chat_template_kwargs);
+                chat_prompt(engine, &prompting, messages)?.tokens
+            }
+            (None, None) => {
+                return Err(ApiError::invalid("content", "there is no text: give content or messages"));
+            }
+        };
+        let mut answer = json!({ "count": tokens.len(), "max_model_len": engine.context() });
+        answer["tokens"] = if text.with_pieces {
+            let piece = |id: &TokenId| {
+                let bytes = engine.tokenizer().token_bytes(*id);
+                // A part of a character has no text.
+                let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), |text| json!(text));
+                json!({ "id": id, "piece": piece })
+            };
+            tokens.iter().map(piece).collect()
+        } else {
+            json!(tokens)
+        };
+        Ok(Json(answer))
+    })
+    .await
+}
+
+/// Tokens whose text is wanted.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub struct Tokens {
+    tokens: Vec<TokenId>,
+}
+
+/// The text of tokens.
+pub async fn detokenize(
+    State(app): State<Arc<App>>,
+    Json(asked): Json<Tokens>,
+) -> Result<Json<Value>, ApiError> {
+    app.prepare(move |_, loaded| {
+        let engine = &loaded.engine;
+        if let Some(wrong) = asked.tokens.iter().find(|token| token.0 as usize >= engine.vocab_size()) {
+            return Err(ApiError::invalid("tokens", format!("{} is not a token of the model", wrong.0)));
+        }
+        let text = engine.tokenizer().decode(&asked.tokens, true);
+        Ok(Json(json!({ "content": text, "prompt": text })))
+    })
+    .await
+}
+
+/// A conversation as the model sees it.
+pub async fn apply_template(
+    State(app): State<Arc<App>>,
+    Json(text): Json<Text>,
+) -> Result<Json<Value>, ApiError> {
+    app.prepare(move |_, loaded| {
+        let messages = text.messages.filter(|messages| !messages.is_empty());
+        let messages = messages.ok_or_else(|| ApiError::invalid("messages", "there are no messages"))?;
+        loaded.check_template()?;
+        let prompting = loaded.prompting(&text.tools, &text.chat_template_kwargs);
+        let prompt = chat_prompt(&loaded.engine, &prompting, &messages)?;
+        Ok(Json(json!({ "prompt": prompt.text })))
+    })
+    .await
+}

@@ -1,0 +1,205 @@
+//! What the page draws of the machine at work: a few frames a second, only while somebody watches.
+//!
+//! The first event is `machine`: the model, its layers with experts, the memory. Then a `frame` comes every quarter of a
+//! second: counters, of which the page makes rates, and what has changed of the experts.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::response::Response;
+use forebay_engine::store::{Asked, Picture, Place, Sight};
+use forebay_engine::{Engine, instruction_sets};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::time::sleep;
+
+use super::app::{App, leaving};
+use super::error::{ApiError, Retry};
+use super::sse;
+use crate::stats::resident;
+
+const FRAME: Duration = Duration::from_millis(250);
+
+/// Onlookers at once. Each costs little, but not nothing.
+const MOST: usize = 16;
+
+static PLACES: Semaphore = Semaphore::const_new(MOST);
+
+/// Shows the machine at work for as long as the client listens.
+pub async fn live(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    if app.is_draining() {
+        return Err(leaving());
+    }
+    let engine = app.loaded()?.engine.clone();
+    let place = PLACES.try_acquire().map_err(|_| full())?;
+    Ok(sse::respond(move |events| async move {
+        let _place = place;
+        events.named("machine", &machine(&app.model, &engine)).await?;
+        let mut camera = Camera { start: Instant::now(), picture: Picture::default(), shown: Vec::new() };
+        // Nobody waits for the last frame when the server leaves.
+        while !app.is_draining() {
+            events.named("frame", &camera.frame(&app, &engine)).await?;
+            sleep(FRAME).await;
+        }
+        Ok(())
+    }))
+}
+
+fn full() -> ApiError {
+    let message = format!("{MOST} others are watching the machine: close one of their pages");
+    let error = ApiError::new(axum::http::StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+    ApiError { retry: Retry::After(30), ..error }
+}
+
+/// What stays as it is.
+fn machine(name: &str, engine: &Engine) -> Value {
+    let plan = engine.plan();
+    let layers = engine.routed_layers().iter().enumerate().filter(|(_, layer)| layer.experts > 0);
+    let layers: Vec<_> = layers.map(|(index, layer)| [index, layer.experts, layer.used]).collect();
+    json!({
+        "model": name,
+        "context": engine.context(),
+        "threads": engine.threads(),
+        "compute": instruction_sets().first(),
+        "io": (!layers.is_empty()).then(|| engine.io_description()),
+        "layers": layers,
+        "memory": { "budget": (plan.budget < u64::MAX).then_some(plan.budget), "dense": plan.dense },
+    })
+}
+
+/// What one onlooker has seen.
+struct Camera {
+    start: Instant,
+    picture: Picture,
+    /// The codes that the page has.
+    shown: Vec<u8>,
+}
+
+impl Camera {
+    fn frame(&mut self, app: &App, engine: &Engine) -> Value {
+        engine.look(&mut self.picture);
+        let codes: Vec<u8> = self.picture.experts().iter().map(code).collect();
+        let changes = changes(&self.shown, &codes);
+        self.shown = codes;
+        let meters = engine.meters();
+        let pulse = app.meters.pulse();
+        json!({
+            "at": self.start.elapsed().as_millis() as u64,
+            "tokens": pulse.written,
+            "prompt_tokens": pulse.read,
+            "running": pulse.running,
+            "waiting": pulse.waiting,
+            "hits": meters.hits,
+            "misses": meters.misses,
+            "read": meters.bytes_read,
+            "slots": engine.slot_bytes(),
+            "resident": resident(),
+            "changes": base64(&changes),
+        })
+    }
+}
+
+/// An expert in a byte: two bits for where it is, two for how it was asked for.
+fn code(sight: &Sight) -> u8 {
+    let place = match sight.place {
+        Place::Absent => 0,
+        Place::Arriving => 1,
+        Place::Resident => 2,
+    };
+    let asked = match sight.asked {
+        Asked::Not => 0,
+        Asked::Hit => 1,
+        Asked::Missed => 2,
+        Asked::Both => 3,
+    };
+    place | asked << 2
+}
+
+/// What leads from one row of codes to the next: how many to pass over, then the code of the one after them, and so on.
+/// 255 passes over as many and is followed by no code. Codes that were asked for are told again each time, because they
+/// are news each time. Before the first row all codes are zero.
+fn changes(from: &[u8], to: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut passed = 0;
+    for (i, &code) in to.iter().enumerate() {
+        if code == from.get(i).copied().unwrap_or(0) && code < 4 {
+            passed += 1;
+            continue;
+        }
+        bytes.resize(bytes.len() + passed / 255, 255);
+        bytes.extend([(passed % 255) as u8, code]);
+        passed = 0;
+    }
+    bytes
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let byte = |i: usize| u32::from(three.get(i).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for i in 0..4 {
+            let letter = char::from(LETTERS[(bits >> (18 - 6 * i)) as usize & 63]);
+            text.push(if i <= three.len() { letter } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the page reads them.
+    fn apply(codes: &mut [u8], changes: &[u8]) {
+        let (mut at, mut bytes) = (0, changes.iter());
+        while let Some(&byte) = bytes.next() {
+            at += usize::from(byte);
+            if byte < 255 {
+                codes[at] = *bytes.next().unwrap();
+                at += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn changes_lead_from_one_row_to_the_next() {
+        let count = 1500;
+        let mut shown = vec![0; count];
+        let mut from = Vec::new();
+        let mut random = 1u32;
+        for step in 0..20 {
+            // From nothing at all to everything, with long stretches of neither.
+            let to = (0..count).map(|i| {
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                if i / 300 % 2 == step % 2 { 0 } else { [0, 2, 2, 9, 6, 8, 14][(random >> 16) as usize % 7] }
+            });
+            let to: Vec<u8> = to.collect();
+            apply(&mut shown, &changes(&from, &to));
+            assert_eq!(shown, to);
+            from = to;
+        }
+        let still = vec![2; 10];
+        assert!(changes(&still, &still).is_empty());
+        assert_eq!(changes(&[6; 2], &[6; 2]), [0, 6, 0, 6], "what is hit again flashes again");
+        for gap in [0, 1, 254, 255, 256, 510, 511] {
+            let mut to = vec![0; gap];
+            to.push(2);
+            let mut shown = vec![0; gap + 1];
+            apply(&mut shown, &changes(&[], &to));
+            assert_eq!(shown, to, "{gap}");
+        }
+    }
+
+    #[test]
+    fn base64_is_as_everybody_has_it() {
+        for (text, expected) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(base64(text.as_bytes()), expected);
+        }
+        assert_eq!(base64(&[0xfb, 0xff, 0xfe]), "+//+");
+    }
+}

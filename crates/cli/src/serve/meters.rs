@@ -1,0 +1,286 @@
+//! What the server counts, and how it tells machines.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use forebay_engine::{Answer, Crowd, Engine, PrefixMeters};
+
+use crate::stats::resident;
+
+/// A step that takes longer than this is taken for one that will not end. On a large model that is streamed, a chunk of a
+/// prompt is one pass over the drive, which takes a minute or two.
+const STALL: Duration = Duration::from_secs(300);
+
+/// Upper ends of the classes that steps are counted in, in seconds.
+const STEP_CLASSES: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+
+/// Counted since the server started.
+pub struct Meters {
+    pub started: Instant,
+    requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
+    prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
+    generated_tokens: AtomicU64,
+    /// Tokens written and computed of prompts so far, those of answers that have not ended, too.
+    written: AtomicU64,
+    read: AtomicU64,
+    cancelled: AtomicU64,
+    /// Answers that were asked for and have not ended.
+    open: AtomicUsize,
+    running: AtomicUsize,
+    waiting: AtomicUsize,
+    prefixes: Mutex<PrefixMeters>,
+    steps: Mutex<Steps>,
+    failed: AtomicU64,
+    /// Whether nothing was computed since the last failure.
+    failing: AtomicBool,
+    dead: AtomicBool,
+}
+
+#[derive(Default)]
+struct Steps {
+    /// When the step that is being computed began, if one is.
+    since: Option<Instant>,
+    count: u64,
+    seconds: f64,
+    classes: [u64; STEP_CLASSES.len()],
+}
+
+/// What onlookers are told.
+pub struct Pulse {
+    /// Tokens written so far.
+    pub written: u64,
+    /// Tokens of prompts that were computed so far.
+    pub read: u64,
+    /// Answers being written.
+    pub running: usize,
+    /// Answers that wait for others to end.
+    pub waiting: usize,
+}
+
+/// A share of what may be open at once; it ends when it is dropped.
+pub struct Place(std::sync::Arc<Meters>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Default for Meters {
+    fn default() -> Meters {
+        Meters {
+            started: Instant::now(),
+            requests: Mutex::default(),
+            prompt_tokens: AtomicU64::default(),
+            cached_tokens: AtomicU64::default(),
+            generated_tokens: AtomicU64::default(),
+            written: AtomicU64::default(),
+            read: AtomicU64::default(),
+            cancelled: AtomicU64::default(),
+            open: AtomicUsize::default(),
+            running: AtomicUsize::default(),
+            waiting: AtomicUsize::default(),
+            prefixes: Mutex::default(),
+            steps: Mutex::default(),
+            failed: AtomicU64::default(),
+            failing: AtomicBool::default(),
+            dead: AtomicBool::default(),
+        }
+    }
+}
+
+impl Meters {
+    /// Places for so many answers, unless that would be more than `most` in all; then how many there are.
+    pub fn places(self: &std::sync::Arc<Meters>, count: usize, most: usize) -> Result<Vec<Place>, usize> {
+        let fits = |open: usize| open.checked_add(count).filter(|sum| *sum <= most);
+        self.open.fetch_update(Relaxed, Relaxed, fits)?;
+        Ok((0..count).map(|_| Place(std::sync::Arc::clone(self))).collect())
+    }
+
+    /// A response was given.
+    pub fn request(&self, path: &'static str, status: u16) {
+        *lock(&self.requests).entry((path, status)).or_default() += 1;
+    }
+
+    /// An answer ended.
+    pub fn answer(&self, answer: &Answer) {
+        let stats = &answer.stats;
+        self.prompt_tokens.fetch_add(stats.prompt_tokens as u64, Relaxed);
+        self.cached_tokens.fetch_add(stats.reused_tokens as u64, Relaxed);
+        self.generated_tokens.fetch_add(stats.generated_tokens as u64, Relaxed);
+        if answer.finish_reason == forebay_engine::FinishReason::Cancelled {
+            self.cancelled.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// How many the crowd has, and what it keeps.
+    pub fn crowd(&self, crowd: &Crowd) {
+        self.running.store(crowd.running(), Relaxed);
+        self.waiting.store(crowd.waiting(), Relaxed);
+        *lock(&self.prefixes) = crowd.prefix_meters();
+    }
+
+    /// So many more tokens of a prompt were computed.
+    pub fn read(&self, tokens: usize) {
+        self.read.fetch_add(tokens as u64, Relaxed);
+    }
+
+    /// What goes on at the moment.
+    pub fn pulse(&self) -> Pulse {
+        Pulse {
+            written: self.written.load(Relaxed),
+            read: self.read.load(Relaxed),
+            running: self.running.load(Relaxed),
+            waiting: self.waiting.load(Relaxed),
+        }
+    }
+
+    pub fn begin_step(&self) {
+        lock(&self.steps).since = Some(Instant::now());
+    }
+
+    /// A step has ended, in which so many tokens were written.
+    pub fn stepped(&self, took: Duration, tokens: usize) {
+        self.written.fetch_add(tokens as u64, Relaxed);
+        if tokens > 0 {
+            self.failing.store(false, Relaxed);
+        }
+        let seconds = took.as_secs_f64();
+        let mut steps = lock(&self.steps);
+        steps.since = None;
+        steps.count += 1;
+        steps.seconds += seconds;
+        for (class, end) in steps.classes.iter_mut().zip(STEP_CLASSES) {
+            *class += u64::from(seconds <= end);
+        }
+    }
+
+    /// There is nothing to do.
+    pub fn rest(&self) {
+        lock(&self.steps).since = None;
+    }
+
+    /// An answer could not be computed.
+    pub fn failed(&self) {
+        self.failed.fetch_add(1, Relaxed);
+        self.failing.store(true, Relaxed);
+    }
+
+    /// Nothing will be computed any more.
+    pub fn died(&self) {
+        self.dead.store(true, Relaxed);
+    }
+
+    /// Why nothing can be expected of the worker, if nothing can.
+    pub fn ailment(&self) -> Option<&'static str> {
+        if self.dead.load(Relaxed) {
+            Some("computing failed for good: start the server again")
+        } else if self.failing.load(Relaxed) {
+            Some("computing failed; the server's log says why")
+        } else if lock(&self.steps).since.is_some_and(|since| since.elapsed() > STALL) {
+            Some("a step has not ended for a long time")
+        } else {
+            None
+        }
+    }
+
+    /// Everything in Prometheus's text format.
+    pub fn prometheus(&self, engine: Option<&Engine>) -> String {
+        let mut text = Exposition::default();
+        text.head("forebay_requests_total", "counter", "Requests by path and status.");
+        for ((path, status), count) in &*lock(&self.requests) {
+            text.line(&format!("forebay_requests_total{{path=\"{path}\",status=\"{status}\"}}"), *count);
+        }
+        let counters = [
+            ("prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
+            ("cached_tokens_total", "Of those, the ones that were not computed again.", &self.cached_tokens),
+            ("generated_tokens_total", "Tokens written.", &self.generated_tokens),
+            ("answers_cancelled_total", "Answers whose client went away.", &self.cancelled),
+            ("answers_failed_total", "Answers that could not be computed.", &self.failed),
+        ];
+        for (name, help, value) in counters {
+            text.number(name, "counter", help, value.load(Relaxed));
+        }
+        let gauges = [
+            ("requests_running", "Answers being written.", &self.running),
+            ("requests_waiting", "Answers that wait for others to end.", &self.waiting),
+            ("requests_open", "Answers that have not ended.", &self.open),
+        ];
+        for (name, help, value) in gauges {
+            text.number(name, "gauge", help, value.load(Relaxed) as u64);
+        }
+        let steps = lock(&self.steps);
+        text.head("forebay_step_seconds", "histogram", "Time of a step that all requests take together.");
+        for (count, end) in steps.classes.iter().zip(STEP_CLASSES) {
+            text.line(&format!("forebay_step_seconds_bucket{{le=\"{end}\"}}"), *count);
+        }
+        text.line("forebay_step_seconds_bucket{le=\"+Inf\"}", steps.count);
+        text.line("forebay_step_seconds_sum", steps.seconds);
+        text.line("forebay_step_seconds_count", steps.count);
+        drop(steps);
+        text.number("uptime_seconds", "gauge", "Since the start.", self.started.elapsed().as_secs_f64());
+        if let Some(bytes) = resident() {
+            text.number("resident_bytes", "gauge", "Memory of the process.", bytes);
+        }
+        let prefixes = *lock(&self.prefixes);
+        for (name, kind, help, value) in [
+            ("entries", "gauge", "Conversations kept in memory.", prefixes.entries as u64),
+            ("bytes", "gauge", "Memory that they take.", prefixes.bytes),
+            ("disk_entries", "gauge", "Conversations kept on disk.", prefixes.disk_entries as u64),
+            ("disk_bytes", "gauge", "What they take there.", prefixes.disk_bytes),
+            ("hits_total", "counter", "Prompts that began like something kept.", prefixes.hits),
+            ("misses_total", "counter", "Prompts that did not.", prefixes.misses),
+            ("tokens_total", "counter", "Tokens that were not computed again.", prefixes.tokens_reused),
+            ("evictions_total", "counter", "Conversations that left memory.", prefixes.evictions),
+            ("writes_total", "counter", "Conversations written to disk.", prefixes.writes),
+            ("loads_total", "counter", "Conversations read from disk.", prefixes.loads),
+            ("failures_total", "counter", "Files that could not be written or used.", prefixes.failures),
+        ] {
+            text.number(&format!("prefix_{name}"), kind, help, value);
+        }
+        if let Some(engine) = engine {
+            let meters = engine.meters();
+            text.number("expert_hits_total", "counter", "Experts found in memory.", meters.hits);
+            text.number("expert_misses_total", "counter", "Experts waited for.", meters.misses);
+            text.number("expert_read_bytes_total", "counter", "Bytes of experts read.", meters.bytes_read);
+            let help = "Time in which nothing could be computed for want of experts.";
+            text.number("expert_wait_seconds_total", "counter", help, meters.wait_seconds);
+            let help = "Memory for experts at the moment.";
+            text.number("expert_slot_bytes", "gauge", help, engine.slot_bytes());
+            let budget = engine.plan().budget;
+            if budget < u64::MAX {
+                text.number("memory_budget_bytes", "gauge", "What the process may use.", budget);
+            }
+        }
+        text.0
+    }
+}
+
+/// Text for Prometheus.
+#[derive(Default)]
+struct Exposition(String);
+
+impl Exposition {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn line(&mut self, name: &str, value: impl std::fmt::Display) {
+        let _ = writeln!(self.0, "{name} {value}");
+    }
+
+    fn number(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
+        let name = format!("forebay_{name}");
+        self.head(&name, kind, help);
+        self.line(&name, value);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Numbers alone: half a change does no harm.
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

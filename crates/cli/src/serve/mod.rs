@@ -1,0 +1,423 @@
+//! `forebay serve`: a server that speaks OpenAI's and Anthropic's APIs.
+//!
+//! A request's way: [`router`] admits it, [`openai`] reads it, [`turn`] renders and queues it, [`worker`] computes it together
+//! with all others, and what comes of it goes back as [`turn::TurnEvent`]s.
+
+mod anthropic;
+mod app;
+mod body;
+mod clients;
+mod error;
+mod guard;
+mod info;
+mod listen;
+mod live;
+mod meters;
+mod openai;
+mod openapi;
+mod page;
+mod prepare;
+mod router;
+mod sse;
+mod turn;
+mod worker;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
+use forebay_engine::{Bytes, CrowdOptions, Engine, Options, PrefixOptions, Prospect};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use self::app::{App, Limits, Loaded};
+use self::clients::{Client, Facts};
+use self::guard::{Keys, Origins};
+use self::listen::Connections;
+use self::worker::Worker;
+use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
+use crate::config::SHOW_SETTINGS;
+use crate::output::print;
+use crate::progress::Progress;
+use crate::prompting::read_template;
+use crate::{demo, interrupt};
+
+/// Serve a model to programs that speak OpenAI's or Anthropic's API, and to browsers
+///
+/// Several requests are answered at once, each as it would be alone: they take every step together, so that each expert is
+/// read once for all of them. The first Ctrl-C, or SIGTERM, takes no more requests and waits for those that are being
+/// answered; a second one leaves at once.
+///
+/// Conversations share the memory that --memory allows: --ctx tokens are set aside for all of them together, and what they
+/// need beyond that comes from the memory of experts. Where even that does not suffice, requests wait for each other.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  forebay serve                                       the demo model, for this machine alone
+  forebay serve model.gguf --memory 16G --port 9000
+  forebay serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+  forebay serve model.gguf --print-config opencode
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
+
+docs/server.md says what is answered.")]
+pub struct ServeArgs {
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
+    /// OWNER/NAME:QUANT [default: the demo model]
+    model: Option<PathBuf>,
+    /// The port; 0 for any that is free
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    port: u16,
+    /// The address of this machine to listen at; 0.0.0.0 for all of them
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host)]
+    host: IpAddr,
+    /// What clients call the model [default: the name of its file]
+    #[arg(long, value_name = "NAME")]
+    alias: Option<String>,
+    /// Answers that are written at once; others wait
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    parallel: usize,
+    /// Answers that may wait; more are refused
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    queue: usize,
+    /// The most tokens of an answer, whatever is asked for [default: until the context is full]
+    #[arg(short = 'n', long = "max-tokens", value_name = "N", value_parser = at_least_one)]
+    max_tokens: Option<usize>,
+    /// The most bytes of a request
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = size)]
+    max_body: u64,
+    /// Seconds that an answer may take [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = at_least_one)]
+    timeout: Option<usize>,
+    /// Seconds that answers may take to their end when the server is to leave
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    drain: u64,
+    /// A key that requests must have (may be given several times; processes of others can see it)
+    #[arg(long, value_name = "KEY")]
+    api_key: Vec<String>,
+    /// A file with such keys, one on each line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// A site whose pages may ask, such as https://example.org, or * for all (may be given several times)
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+    /// Let the model reason first or not, where a request does not say and its chat template can [default: the
+    /// template's]
+    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    think: Option<bool>,
+    /// A chat template to use instead of the model's, in Jinja
+    #[arg(long, value_name = "FILE")]
+    chat_template_file: Option<PathBuf>,
+    /// Keep conversations, so that what a prompt shares with an earlier one is not computed again: in memory and on
+    /// disk, in memory alone, or not
+    #[arg(long, value_name = "on|memory|off", default_value = "on", value_parser = Keeping::parse)]
+    prefix_cache: Keeping,
+    /// Memory for them [default: a conversation of --ctx tokens, or a sixteenth of all]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    prefix_memory: Option<u64>,
+    /// Room on disk for them
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = size)]
+    prefix_disk: u64,
+    /// Print what a client needs to know to use this server, or the settings in effect, and do nothing else
+    #[arg(long, value_name = "CLIENT", num_args = 0..=1, default_missing_value = SHOW_SETTINGS, value_parser = shown())]
+    print_config: Option<String>,
+    /// Do not log requests
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    load: LoadArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// Where conversations are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keeping {
+    OnDisk,
+    InMemory,
+    Nowhere,
+}
+
+impl Keeping {
+    fn parse(text: &str) -> Result<Keeping> {
+        match text {
+            "on" => Ok(Keeping::OnDisk),
+            "memory" => Ok(Keeping::InMemory),
+            "off" => Ok(Keeping::Nowhere),
+            _ => Err(anyhow!("on, memory or off")),
+        }
+    }
+}
+
+impl ServeArgs {
+    fn prefixes(&self, engine: &Engine) -> Option<PrefixOptions> {
+        let folder = match self.prefix_cache {
+            Keeping::OnDisk => cache_folder("prefixes"),
+            Keeping::InMemory => None,
+            Keeping::Nowhere => return None,
+        };
+        let mut options = PrefixOptions::new(engine, folder);
+        options.memory = self.prefix_memory.unwrap_or(options.memory);
+        options.disk = self.prefix_disk;
+        Some(options)
+    }
+
+    /// Whether requests are logged.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &ServeArgs) -> Result<ExitCode> {
+    args.sampling.check()?;
+    let keys = Keys::new(&args.api_key, args.api_key_file.as_deref())?;
+    let path = demo::or_demo(args.model.as_deref())?;
+    let limits = Limits {
+        parallel: args.parallel,
+        queue: args.queue,
+        body: args.max_body,
+        max_tokens: args.max_tokens,
+        timeout: args.timeout.map(|seconds| Duration::from_secs(seconds as u64)),
+    };
+    let name = args.alias.clone().unwrap_or_else(|| model_name(args.model.as_deref(), &path));
+    if let Some(client) = args.print_config.as_deref().and_then(|name| Client::from_str(name, false).ok()) {
+        return print_config(args, client, &path, name, !keys.is_empty());
+    }
+    let is_open = keys.is_empty();
+    let app = App::new(name, limits, keys, Origins::new(&args.cors_origin), args.sampling.overrides());
+    let app = Arc::new(app);
+    // Requests need little: the processors are for computing.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(4)
+        .enable_all()
+        .build()
+        .context("cannot start the server's threads")?;
+    let code = runtime.block_on(serve(args, Arc::clone(&app), path, is_open));
+    // What is still being answered is not waited for.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    code
+}
+
+/// What can be printed.
+fn shown() -> PossibleValuesParser {
+    let clients = Client::value_variants().iter().filter_map(Client::to_possible_value);
+    PossibleValuesParser::new(clients.chain([SHOW_SETTINGS.into()]))
+}
+
+/// Tells how a client is set up. The model's file is described, not loaded.
+fn print_config(
+    args: &ServeArgs,
+    client: Client,
+    path: &Path,
+    model: String,
+    needs_key: bool,
+) -> Result<ExitCode> {
+    let context = Prospect::new(path, &args.load.options())?.plan().context;
+    let facts =
+        Facts { host: args.host, port: args.port, model, context, max_tokens: args.max_tokens, needs_key };
+    let configuration = client.configuration(&facts);
+    eprintln!("For {}:", configuration.place);
+    print(&configuration.text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) -> Result<ExitCode> {
+    let mut signals = Signals::listen()?;
+    let address = SocketAddr::new(args.host, args.port);
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen at {address}; another --port may be free"))?;
+    let address = listener.local_addr().context("cannot tell where the server listens")?;
+    eprintln!("Listening at http://{address}");
+    if is_open && !address.ip().is_loopback() {
+        eprintln!(
+            "warning: whoever reaches this machine can use the server: give it a key with --api-key-file"
+        );
+    }
+    let connections = Connections::accept(listener, router::router(Arc::clone(&app)));
+    let thread = match load(args, &app, path, &mut signals).await? {
+        Some(thread) => thread,
+        None => return Ok(ExitCode::SUCCESS),
+    };
+    let loaded = app.loaded().map_err(|error| anyhow!(error.message))?;
+    eprintln!("{}", welcome(&app, &loaded.engine, address));
+    signals.next().await;
+    eprintln!("Leaving when all is answered; Ctrl-C again leaves at once");
+    app.drain();
+    let drained = tokio::select! {
+        drained = connections.close(Duration::from_secs(args.drain)) => drained,
+        () = signals.next() => leave_at_once(),
+    };
+    if !drained {
+        eprintln!("Some answers were not complete after {} seconds", args.drain);
+    }
+    loaded.dismiss(!drained);
+    let joined = tokio::task::spawn_blocking(move || thread.join());
+    tokio::select! {
+        _ = joined => Ok(ExitCode::SUCCESS),
+        () = signals.next() => leave_at_once(),
+    }
+}
+
+fn leave_at_once() -> ! {
+    std::process::exit(interrupt::EXIT_CODE.into())
+}
+
+/// Loads the model while requests are told to wait, and starts the worker; `None` if the program is to leave before.
+async fn load(
+    args: &ServeArgs,
+    app: &Arc<App>,
+    path: PathBuf,
+    signals: &mut Signals,
+) -> Result<Option<JoinHandle<()>>> {
+    let (sender, loaded) = oneshot::channel();
+    let options = args.load.options();
+    std::thread::Builder::new()
+        .name("loader".into())
+        .spawn(move || {
+            let bar = Progress::loading();
+            let options = Options { progress: Some(bar.callback()), ..options };
+            // Where nobody waits for it any more the program leaves.
+            let _ = sender.send(Engine::open(&path, &options));
+        })
+        .context("cannot start a thread")?;
+    let engine = tokio::select! {
+        engine = loaded => engine.context("loading ended without a result")??,
+        // What has been read is of no use to anybody.
+        () = signals.next() => return Ok(None),
+    };
+    let template = match &args.chat_template_file {
+        Some(file) => Some(Arc::new(read_template(file, &engine)?)),
+        None => None,
+    };
+    let options = CrowdOptions { prefixes: args.prefixes(&engine), ..CrowdOptions::new(args.parallel) };
+    let (worker, thread) = Worker::start(engine.clone(), options, Arc::clone(&app.meters))?;
+    app.load(Loaded::new(engine, template, args.think, worker));
+    Ok(Some(thread))
+}
+
+fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
+    let plan = engine.plan();
+    let budget = match plan.budget {
+        u64::MAX => String::new(),
+        budget => format!(" of {}", Bytes(budget)),
+    };
+    let streams = if plan.holds_all_experts() {
+        "all experts in memory".to_owned()
+    } else {
+        format!(
+            "{} of {} of experts in memory, the rest streamed",
+            Bytes(plan.slot_bytes),
+            Bytes(plan.experts)
+        )
+    };
+    format!(
+        "  model    {}\n  context  {} tokens, {} answers at once\n  memory   {}{budget}: {streams}\n  page     \
+         http://{address}/\n  try      curl http://{address}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", \
+         \"content\": \"Hello\"}}]}}'",
+        app.model,
+        engine.context(),
+        app.limits.parallel,
+        Bytes(plan.total()),
+    )
+}
+
+/// What clients call a model: as it was called here if it is a download, or else the name of its file or folder.
+fn model_name(given: Option<&Path>, path: &Path) -> String {
+    if let Some(given) = given.filter(|given| !given.exists()) {
+        return given.to_string_lossy().into_owned();
+    }
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let name = name.strip_suffix(".gguf").unwrap_or(&name);
+    // Parts of a split file are one model.
+    let part = name.len().checked_sub("-00001-of-00002".len()).and_then(|at| name.split_at_checked(at));
+    match part {
+        Some((whole, part)) if part.contains("-of-") && part.starts_with('-') => whole.to_owned(),
+        _ => name.to_owned(),
+    }
+}
+
+fn host(text: &str) -> Result<IpAddr> {
+    match text {
+        "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
+        text => text
+            .parse()
+            .map_err(|_| anyhow!("expected an address of this machine, such as 127.0.0.1 or 0.0.0.0")),
+    }
+}
+
+/// A name that no other thing has.
+pub fn id(prefix: &str) -> String {
+    const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+    let mut bytes = [0; 24];
+    // Without random numbers names are not unique, which clients hardly notice.
+    let _ = SystemRandom::new().fill(&mut bytes);
+    let letters = bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)]));
+    prefix.chars().chain(letters).collect()
+}
+
+/// Ctrl-C and SIGTERM.
+#[cfg(unix)]
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn listen() -> Result<Signals> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Signals {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// Ctrl-C.
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn listen() -> Result<Signals> {
+        Ok(Signals)
+    }
+
+    async fn next(&mut self) {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_called_by_their_files() {
+        let name = |path: &str| model_name(Some(Path::new("/")), Path::new(path));
+        assert_eq!(name("/models/some-model-Q4_K_M.gguf"), "some-model-Q4_K_M");
+        assert_eq!(name("/models/some-model-00001-of-00003.gguf"), "some-model");
+        assert_eq!(name("/models/folder"), "folder");
+        assert_eq!(name("x.gguf"), "x");
+        assert_eq!(model_name(Some(Path::new("owner/name:Q4")), Path::new("/cache/x.gguf")), "owner/name:Q4");
+    }
+}

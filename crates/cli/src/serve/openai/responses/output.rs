@@ -1,0 +1,358 @@
+//! Answers as items: what is streamed, and the response that it adds up to.
+
+use forebay_engine::Engine;
+use forebay_engine::sampler::Scored;
+use serde_json::{Value, json};
+
+use crate::serve::error::ApiError;
+use crate::serve::openai::logprobs;
+use crate::serve::turn::{Finish, TurnEnd, TurnEvent, Usage, experts_json};
+
+/// Reasoning that clients are to carry without looking at it begins like this. It is what it is: there is nothing here to
+/// hide it from.
+pub const PLAIN: &str = "forebay:";
+
+/// A response that is being made.
+pub struct Output {
+    /// The response but for its items.
+    response: Value,
+    items: Vec<Item>,
+    /// Whether more may come of the last item.
+    is_open: bool,
+    /// Events so far.
+    sent: u64,
+    /// Whether reasoning is given in a form that is carried.
+    carries: bool,
+    /// For how likely tokens were, if that is told.
+    engine: Option<Engine>,
+    /// Of tokens whose text has not come.
+    pending: Vec<Scored>,
+}
+
+struct Item {
+    id: String,
+    kind: Kind,
+    text: String,
+    status: &'static str,
+    /// How likely the tokens of a message were.
+    likely: Vec<Value>,
+}
+
+enum Kind {
+    Reasoning,
+    Message,
+    Call { id: String, name: String },
+}
+
+impl Output {
+    pub fn new(response: Value, carries: bool, engine: Option<Engine>) -> Output {
+        Output { response, items: Vec::new(), is_open: false, sent: 0, carries, engine, pending: Vec::new() }
+    }
+
+    /// The events that come before all others.
+    pub fn start(&mut self) -> Vec<Value> {
+        let mut events = Vec::new();
+        for name in ["response.created", "response.in_progress"] {
+            let response = self.response();
+            self.event(&mut events, name, json!({ "response": response }));
+        }
+        events
+    }
+
+    /// Takes what happens; gives the events that tell of it.
+    pub fn take(&mut self, event: TurnEvent) -> Vec<Value> {
+        let mut events = Vec::new();
+        match event {
+            TurnEvent::Progress { .. } => {}
+            TurnEvent::Scored(scored) => self.pending.push(scored),
+            TurnEvent::Reasoning(text) => {
+                self.pending.clear();
+                if !matches!(self.open(), Some(Kind::Reasoning)) {
+                    self.begin(&mut events, "rs_", Kind::Reasoning);
+                }
+                self.more(&mut events, "response.reasoning_text.delta", &text);
+            }
+            TurnEvent::Content(text) => {
+                if !matches!(self.open(), Some(Kind::Message)) {
+                    self.begin(&mut events, "msg_", Kind::Message);
+                }
+                self.more(&mut events, "response.output_text.delta", &text);
+            }
+            TurnEvent::Call { id, name } => {
+                self.pending.clear();
+                self.begin(&mut events, "fc_", Kind::Call { id, name });
+            }
+            TurnEvent::Arguments(text) => {
+                self.pending.clear();
+                self.more(&mut events, "response.function_call_arguments.delta", &text);
+            }
+            TurnEvent::End(end) => self.end(&mut events, &end),
+            TurnEvent::Failed(error) => self.fail(&mut events, &error),
+        }
+        events
+    }
+
+    /// The response as far as it has come.
+    pub fn response(&self) -> Value {
+        let mut response = self.response.clone();
+        response["output"] = self.items.iter().map(|item| item.json(self.carries)).collect();
+        response
+    }
+
+    fn open(&self) -> Option<&Kind> {
+        self.items.last().filter(|_| self.is_open).map(|item| &item.kind)
+    }
+
+    fn begin(&mut self, events: &mut Vec<Value>, prefix: &str, kind: Kind) {
+        self.close(events, "completed");
+        let id = crate::serve::id(prefix);
+        let item = Item { id, kind, text: String::new(), status: "in_progress", likely: Vec::new() };
+        let part = item.part();
+        let mut begun = item.json(false);
+        if part.is_some() {
+            begun["content"] = json!([]);
+        }
+        self.items.push(item);
+        self.is_open = true;
+        let index = self.items.len() - 1;
+        self.event(events, "response.output_item.added", json!({ "output_index": index, "item": begun }));
+        if let Some(part) = part {
+            self.tell(events, "response.content_part.added", "part", part);
+        }
+    }
+
+    /// More text of the last item.
+    fn more(&mut self, events: &mut Vec<Value>, name: &str, text: &str) {
+        let likely = self.likely();
+        if let Some(item) = self.items.last_mut() {
+            item.text.push_str(text);
+            item.likely.extend(likely.iter().cloned());
+        }
+        self.tell(events, name, "delta", text.into());
+        if let (Some(Kind::Message), Some(event)) = (self.open(), events.last_mut()) {
+            event["logprobs"] = likely.into();
+        }
+    }
+
+    /// How likely the tokens were whose text comes now.
+    fn likely(&mut self) -> Vec<Value> {
+        let scored = std::mem::take(&mut self.pending);
+        let Some(engine) = &self.engine else { return Vec::new() };
+        match logprobs::chat(engine.tokenizer(), &scored)["content"].take() {
+            Value::Array(likely) => likely,
+            _ => Vec::new(),
+        }
+    }
+
+    fn close(&mut self, events: &mut Vec<Value>, status: &'static str) {
+        let Some(item) = self.items.last_mut().filter(|_| self.is_open) else { return };
+        item.status = status;
+        if matches!(item.kind, Kind::Call { .. }) && item.text.is_empty() && status == "completed" {
+            // A call without arguments has an object without fields.
+            item.text.push_str("{}");
+        }
+        let (text, likely, part) = (item.text.clone(), item.likely.clone(), item.part());
+        let (name, field) = match item.kind {
+            Kind::Reasoning => ("response.reasoning_text.done", "text"),
+            Kind::Message => ("response.output_text.done", "text"),
+            Kind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
+        };
+        let (item, is_message) = (item.json(self.carries), matches!(item.kind, Kind::Message));
+        self.tell(events, name, field, text.into());
+        if let (true, Some(event)) = (is_message, events.last_mut()) {
+            event["logprobs"] = likely.into();
+        }
+        if let Some(part) = part {
+            self.tell(events, "response.content_part.done", "part", part);
+        }
+        let index = self.items.len() - 1;
+        self.event(events, "response.output_item.done", json!({ "output_index": index, "item": item }));
+        self.is_open = false;
+    }
+
+    fn end(&mut self, events: &mut Vec<Value>, end: &TurnEnd) {
+        let (status, name) = match end.finish {
+            Finish::Length => ("incomplete", "response.incomplete"),
+            Finish::Stop | Finish::Calls => ("completed", "response.completed"),
+        };
+        self.close(events, status);
+        self.response["status"] = status.into();
+        if end.finish == Finish::Length {
+            self.response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+        } else {
+            self.response["completed_at"] = crate::serve::app::now().into();
+        }
+        self.response["usage"] = usage(&end.usage);
+        self.response["timings"] = end.timings.json();
+        self.response["experts"] = experts_json(&end.experts);
+        let response = self.response();
+        self.event(events, name, json!({ "response": response }));
+    }
+
+    fn fail(&mut self, events: &mut Vec<Value>, error: &ApiError) {
+        self.close(events, "incomplete");
+        self.response["status"] = "failed".into();
+        self.response["error"] = json!({ "code": "server_error", "message": error.message });
+        let response = self.response();
+        self.event(events, "response.failed", json!({ "response": response }));
+    }
+
+    /// Tells something of the last item, or of its one part.
+    fn tell(&mut self, events: &mut Vec<Value>, name: &str, field: &str, value: Value) {
+        let Some(item) = self.items.last() else { return };
+        let mut fields = json!({ "item_id": item.id, "output_index": self.items.len() - 1 });
+        if !matches!(item.kind, Kind::Call { .. }) {
+            fields["content_index"] = 0.into();
+        } else if let (Kind::Call { name, .. }, "arguments") = (&item.kind, field) {
+            fields["name"] = name.as_str().into();
+        }
+        fields[field] = value;
+        self.event(events, name, fields);
+    }
+
+    fn event(&mut self, events: &mut Vec<Value>, name: &str, mut fields: Value) {
+        fields["type"] = name.into();
+        fields["sequence_number"] = self.sent.into();
+        self.sent += 1;
+        events.push(fields);
+    }
+}
+
+impl Item {
+    fn json(&self, carries: bool) -> Value {
+        match &self.kind {
+            Kind::Reasoning => {
+                let mut item = json!({
+                    "id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": [self.part()],
+                });
+                if carries {
+                    item["encrypted_content"] = format!("{PLAIN}{}", self.text).into();
+                }
+                item
+            }
+            Kind::Message => json!({
+                "id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": [self.part()],
+            }),
+            Kind::Call { id, name } => json!({
+                "id": self.id, "type": "function_call", "status": self.status, "call_id": id, "name": name,
+                "arguments": self.text,
+            }),
+        }
+    }
+
+    /// The one part of its content; a call has none.
+    fn part(&self) -> Option<Value> {
+        match self.kind {
+            Kind::Reasoning => Some(json!({ "type": "reasoning_text", "text": self.text })),
+            Kind::Message => Some(json!({
+                "type": "output_text", "text": self.text, "annotations": [], "logprobs": self.likely,
+            })),
+            Kind::Call { .. } => None,
+        }
+    }
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt,
+        "input_tokens_details": { "cached_tokens": usage.cached, "cache_write_tokens": 0 },
+        "output_tokens": usage.completion,
+        "output_tokens_details": { "reasoning_tokens": usage.reasoning },
+        "total_tokens": usage.prompt + usage.completion,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::turn::Timings;
+
+    fn end(finish: Finish) -> TurnEvent {
+        TurnEvent::End(TurnEnd {
+            finish,
+            stop: None,
+            usage: Usage { prompt: 10, cached: 4, completion: 5, reasoning: 2 },
+            timings: Timings::default(),
+            experts: Default::default(),
+        })
+    }
+
+    fn output() -> Output {
+        Output::new(json!({ "id": "resp_1", "status": "in_progress", "output": [] }), true, None)
+    }
+
+    #[test]
+    fn each_item_is_told_from_its_beginning_to_its_end() {
+        let mut output = output();
+        let mut events = output.start();
+        for happened in [
+            TurnEvent::Progress { done: 1, total: 2 },
+            TurnEvent::Reasoning("Hm.".into()),
+            TurnEvent::Content("Yes".into()),
+            TurnEvent::Content("!".into()),
+            TurnEvent::Call { id: "call_1".into(), name: "f".into() },
+            TurnEvent::Arguments("{\"x\":".into()),
+            TurnEvent::Arguments("1}".into()),
+            TurnEvent::Call { id: "call_2".into(), name: "g".into() },
+            end(Finish::Calls),
+        ] {
+            events.extend(output.take(happened));
+        }
+        let names: Vec<_> =
+            events.iter().map(|event| event["type"].as_str().unwrap().replace("response.", "")).collect();
+        assert_eq!(
+            names.join(" "),
+            "created in_progress \
+             output_item.added content_part.added reasoning_text.delta reasoning_text.done content_part.done output_item.done \
+             output_item.added content_part.added output_text.delta output_text.delta output_text.done content_part.done \
+             output_item.done \
+             output_item.added function_call_arguments.delta function_call_arguments.delta function_call_arguments.done \
+             output_item.done output_item.added function_call_arguments.done output_item.done completed"
+        );
+        for (i, event) in events.iter().enumerate() {
+            assert_eq!(event["sequence_number"], i);
+        }
+        let added = &events[8];
+        assert_eq!((&added["output_index"], &added["item"]["content"]), (&json!(1), &json!([])));
+        assert_eq!(events[12]["text"], "Yes!");
+        let response = output.response();
+        assert_eq!(events.last().unwrap()["response"], response);
+        assert_eq!(response["output"][0]["encrypted_content"], "forebay:Hm.");
+        assert_eq!(response["output"][1]["content"][0]["text"], "Yes!");
+        assert_eq!(response["output"][2]["arguments"], "{\"x\":1}");
+        assert_eq!(
+            (&response["output"][3]["arguments"], &response["output"][3]["call_id"]),
+            (&json!("{}"), &json!("call_2"))
+        );
+        assert_eq!(
+            (&response["status"], &response["usage"]["total_tokens"]),
+            (&json!("completed"), &json!(15))
+        );
+    }
+
+    #[test]
+    fn an_answer_that_was_cut_off_is_incomplete() {
+        let mut output = output();
+        output.start();
+        output.take(TurnEvent::Content("Once".into()));
+        let events = output.take(end(Finish::Length));
+        assert_eq!(events.last().unwrap()["type"], "response.incomplete");
+        let response = output.response();
+        assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
+        assert_eq!(response["output"][0]["status"], "incomplete");
+    }
+
+    #[test]
+    fn a_failure_is_told_with_what_there_was() {
+        let mut output = output();
+        output.start();
+        output.take(TurnEvent::Content("Once".into()));
+        let events = output.take(TurnEvent::Failed(ApiError::internal("broken")));
+        let last = events.last().unwrap();
+        assert_eq!(
+            (&last["type"], &last["response"]["error"]["message"]),
+            (&json!("response.failed"), &json!("broken"))
+        );
+        assert_eq!(last["response"]["output"][0]["content"][0]["text"], "Once");
+    }
+}

@@ -1,0 +1,114 @@
+//! Answers that come as they are made: server-sent events.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use http_body::Frame;
+use serde_json::Value;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::time::{sleep, timeout};
+
+use super::turn::{Turn, TurnEvent};
+
+/// After so long without anything to say a comment is sent: proxies and clients give up on what is silent.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
+/// A client that takes nothing for so long is taken for gone.
+const STALL: Duration = Duration::from_secs(60);
+
+/// Events that wait for the network.
+const BACKLOG: usize = 32;
+
+/// The client has gone away.
+#[derive(Debug)]
+pub struct Gone;
+
+/// Where events go.
+pub struct Events {
+    sender: Sender<Bytes>,
+    /// What is sent while there is nothing to say.
+    filler: &'static str,
+}
+
+/// A response whose events `write` sends. What it holds is dropped when the client goes away.
+pub fn respond<F, W>(write: W) -> Response
+where
+    W: FnOnce(Events) -> F,
+    F: Future<Output = Result<(), Gone>> + Send + 'static,
+{
+    let (sender, receiver) = channel(BACKLOG);
+    let events = Events { sender, filler: ": keep-alive\n\n" };
+    tokio::spawn(write(events));
+    let mut response = Response::new(Body::new(EventBody(receiver)));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Some proxies collect what they pass on, unless they are told not to.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+impl Events {
+    /// Keeps the connection alive with events, as Anthropic's API does.
+    pub fn pinging(self) -> Events {
+        Events { filler: "event: ping\ndata: {\"type\":\"ping\"}\n\n", ..self }
+    }
+
+    /// Sends data without a name, as OpenAI's API does.
+    pub async fn data(&self, data: &Value) -> Result<(), Gone> {
+        self.send(format!("data: {data}\n\n")).await
+    }
+
+    /// Sends data under the name of its type.
+    pub async fn typed(&self, data: &Value) -> Result<(), Gone> {
+        self.named(data["type"].as_str().unwrap_or("message"), data).await
+    }
+
+    /// Sends data under a name.
+    pub async fn named(&self, name: &str, data: &Value) -> Result<(), Gone> {
+        self.send(format!("event: {name}\ndata: {data}\n\n")).await
+    }
+
+    /// Says that this was all, as OpenAI's API does.
+    pub async fn done(&self) -> Result<(), Gone> {
+        self.send("data: [DONE]\n\n".into()).await
+    }
+
+    /// What happens next in a turn. While nothing does, the connection is kept alive.
+    pub async fn next(&self, turn: &mut Turn) -> Result<Option<(usize, TurnEvent)>, Gone> {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.sender.closed() => return Err(Gone),
+                event = turn.next() => return Ok(event),
+                () = sleep(KEEP_ALIVE) => self.send(self.filler.into()).await?,
+            }
+        }
+    }
+
+    async fn send(&self, text: String) -> Result<(), Gone> {
+        match timeout(STALL, self.sender.send(text.into())).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Gone),
+        }
+    }
+}
+
+/// A body that comes through a channel.
+struct EventBody(Receiver<Bytes>);
+
+impl http_body::Body for EventBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.0.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}

@@ -1,0 +1,182 @@
+//! `forebay serve`: answers that are held to a form, calls of tools, and reasoning.
+
+mod common;
+#[path = "common/server.rs"]
+mod server;
+
+use serde_json::{Value, json};
+use server::{Server, question};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A template of a model that calls tools and reasons. What the demo model makes of it is of no concern: the answers here
+/// are held to a form.
+const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+<tool_call>{\"name\": …, \"arguments\": …}</tool_call><|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n
+{%- if m.content %}{{ m.content }}{% endif %}{% for call in m.tool_calls or [] %}<tool_call>{\"name\": \"{{ call.function.name }}\", \
+\"arguments\": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}";
+
+fn start() -> Server {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), TEMPLATE).unwrap();
+    Server::start(&["--chat-template-file", &common::text(file.path())])
+}
+
+fn tool(name: &str) -> Value {
+    let colour = json!({ "type": "string", "enum": ["red", "green"] });
+    let parameters = json!({
+        "type": "object",
+        "properties": { "colour": colour, "count": { "type": "integer", "minimum": 0, "maximum": 9 } },
+        "required": ["colour", "count"],
+        "additionalProperties": false,
+    });
+    json!({ "type": "function", "function": { "name": name, "parameters": parameters } })
+}
+
+fn ask(more: Value) -> Value {
+    let mut body =
+        json!({ "messages": question("Which balls?"), "max_tokens": 200, "temperature": 0.7, "seed": 3 });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// The arguments must be what the tool asks for.
+#[track_caller]
+fn check(arguments: &str) {
+    let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| panic!("{arguments}"));
+    assert!(["red", "green"].contains(&arguments["colour"].as_str().unwrap()), "{arguments}");
+    assert!(arguments["count"].as_u64().unwrap() < 10, "{arguments}");
+    assert_eq!(arguments.as_object().unwrap().len(), 2);
+}
+
+#[test]
+fn answers_have_the_form_that_was_asked_for() {
+    let server = start();
+    let schema = tool("x")["function"]["parameters"].clone();
+    for strict in [true, false] {
+        let format = json!({ "type": "json_schema", "json_schema": { "name": "balls", "strict": strict, "schema": schema } });
+        let body = ask(json!({ "response_format": format }));
+        let whole = server.post(CHAT, &body).ok();
+        let content = whole["choices"][0]["message"]["content"].as_str().unwrap();
+        check(content);
+        assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+        let chunks = server.stream(CHAT, &body).chunks();
+        let pieces: Vec<_> =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+        assert!(pieces.len() > 3, "it comes as it is written: {pieces:?}");
+        assert_eq!(pieces.concat(), content);
+    }
+    let any = server
+        .post(CHAT, &ask(json!({ "response_format": { "type": "json_object" }, "max_tokens": 400 })))
+        .ok();
+    let choice = &any["choices"][0];
+    let content = choice["message"]["content"].as_str().unwrap();
+    assert!(content.trim_start().starts_with('{'), "{content}");
+    if choice["finish_reason"] == "stop" {
+        assert!(serde_json::from_str::<Value>(content).unwrap().is_object());
+    }
+    let wrong =
+        json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": { "type": "colour" } } });
+    let refused = server.post(CHAT, &ask(json!({ "response_format": wrong })));
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("response_format")));
+    let both = ask(json!({ "response_format": { "type": "json_object" }, "tools": [tool("f")] }));
+    assert_eq!(server.post(CHAT, &both).json()["error"]["param"], "response_format");
+}
+
+#[test]
+fn calls_that_are_required_are_made() {
+    let server = start();
+    let tools = json!([tool("take"), tool("leave")]);
+    for choice in [json!("required"), json!({ "type": "function", "function": { "name": "leave" } })] {
+        let body = ask(json!({ "tools": tools, "tool_choice": choice, "parallel_tool_calls": false }));
+        let whole = server.post(CHAT, &body).ok();
+        let message = &whole["choices"][0]["message"];
+        assert_eq!(
+            (&message["content"], &whole["choices"][0]["finish_reason"]),
+            (&Value::Null, &json!("tool_calls"))
+        );
+        let calls = message["tool_calls"].as_array().unwrap();
+        assert_eq!(calls.len(), 1, "{message}");
+        let (call, function) = (&calls[0], &calls[0]["function"]);
+        assert!(call["id"].as_str().unwrap().starts_with("call_"));
+        assert_eq!(call["type"], "function");
+        let name = function["name"].as_str().unwrap();
+        assert!(name == "leave" || (choice == "required" && name == "take"), "{call}");
+        check(function["arguments"].as_str().unwrap());
+
+        let chunks = server.stream(CHAT, &body).chunks();
+        let pieces: Vec<_> =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].get(0)).collect();
+        let (first, rest) = pieces.split_first().unwrap();
+        assert!(first["id"].as_str().unwrap().starts_with("call_"));
+        assert_eq!((&first["index"], &first["type"]), (&json!(0), &json!("function")));
+        assert_eq!(first["function"], json!({ "name": name, "arguments": "" }));
+        assert!(
+            rest.iter().all(|piece| piece.get("id").is_none() && piece["function"].get("name").is_none())
+        );
+        let arguments: String =
+            rest.iter().map(|piece| piece["function"]["arguments"].as_str().unwrap()).collect();
+        assert_eq!(arguments, function["arguments"].as_str().unwrap());
+        assert!(chunks.iter().all(|chunk| !chunk["choices"][0]["delta"]["content"].is_string()));
+        assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+    }
+}
+
+#[test]
+fn a_conversation_with_calls_goes_back_to_the_template() {
+    let server = start();
+    let call = json!({ "id": "call_1", "type": "function", "function": { "name": "take", "arguments": "{\"colour\": \"red\", \"count\": 2}" } });
+    let messages = json!([
+        { "role": "user", "content": "Which balls?" },
+        { "role": "assistant", "content": null, "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "call_1", "content": [{ "type": "text", "text": "Taken." }] },
+    ]);
+    let prompt =
+        server.post("/apply-template", &json!({ "messages": messages, "tools": [tool("take")] })).ok();
+    let prompt = prompt["prompt"].as_str().unwrap();
+    assert!(
+        prompt.contains(
+            r#"<tool_call>{"name": "take", "arguments": {"colour": "red", "count": 2}}</tool_call>"#
+        ),
+        "{prompt}"
+    );
+    assert!(prompt.contains("<|im_start|>toolTaken."), "{prompt}");
+    let answer =
+        server.post(CHAT, &json!({ "messages": messages, "tools": [tool("take")], "max_tokens": 3 })).ok();
+    assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 50);
+    // Tools that must not be called are not told of.
+    let none = json!({ "messages": question("Hi"), "tools": [tool("take")], "tool_choice": "none", "max_tokens": 1 });
+    let without = server.post(CHAT, &json!({ "messages": question("Hi"), "max_tokens": 1 })).ok();
+    assert_eq!(server.post(CHAT, &none).ok()["usage"]["prompt_tokens"], without["usage"]["prompt_tokens"]);
+}
+
+#[test]
+fn reasoning_is_told_apart() {
+    let server = start();
+    let body = ask(json!({ "chat_template_kwargs": { "enable_thinking": true }, "max_tokens": 12 }));
+    let whole = server.post(CHAT, &body).ok();
+    let message = &whole["choices"][0]["message"];
+    // The demo model never ends its reasoning.
+    let reasoning = message["reasoning_content"].as_str().unwrap();
+    assert_eq!(message["content"], "");
+    assert_eq!(
+        whole["usage"]["completion_tokens_details"]["reasoning_tokens"],
+        whole["usage"]["completion_tokens"]
+    );
+    let chunks = server.stream(CHAT, &body).chunks();
+    let streamed: String = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["reasoning_content"].as_str())
+        .collect();
+    assert_eq!(streamed, reasoning);
+    // With a form, reasoning comes first and the form after it.
+    let schema = tool("x")["function"]["parameters"].clone();
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "balls", "schema": schema } });
+    let mut body =
+        ask(json!({ "response_format": format, "chat_template_kwargs": { "enable_thinking": false } }));
+    check(server.post(CHAT, &body).ok()["choices"][0]["message"]["content"].as_str().unwrap());
+    body["reasoning_effort"] = "none".into();
+    body["chat_template_kwargs"] = json!({});
+    check(server.post(CHAT, &body).ok()["choices"][0]["message"]["content"].as_str().unwrap());
+}

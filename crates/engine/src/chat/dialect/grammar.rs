@@ -1,0 +1,265 @@
+//! Grammars for answers that must call a tool, or must be JSON, in a model's own format.
+//!
+//! They are written in Lark as llguidance reads it: control tokens stand as `<[number]>`, schemas as `%json {…}`.
+
+use serde_json::{Value, json};
+
+use super::sections::Naming;
+use super::text::{THINK, THINK_END};
+use super::values::{Kinds, Reading, Tools, name, parameters, quoted};
+use super::{Dialect, Format, harmony, sections, xml};
+use crate::error::{Error, Result};
+use crate::grammar::WHITESPACE;
+
+/// A grammar for an answer that calls one of the tools.
+pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<String> {
+    let named: Vec<(&str, &Value)> =
+        tools.iter().filter_map(|tool| Some((name(tool)?, parameters(tool)))).collect();
+    if named.is_empty() {
+        return Err(Error::Invalid("a call is asked for, and there are no tools".into()));
+    }
+    if dialect.format == Format::None {
+        return Err(Error::Unsupported(
+            "the model's chat template does not show how it calls tools, so no call can be asked for; let it choose, or \
+             use a model that was trained with tools"
+                .into(),
+        ));
+    }
+    let mut grammar = Grammar::new(dialect);
+    let start = grammar.before_answer(prompt);
+    let kinds = Tools::new(tools);
+    let calls: Vec<String> = named
+        .iter()
+        .map(|&(name, schema)| {
+            let call = grammar.call(name, schema, &kinds);
+            grammar.rule(&call)
+        })
+        .collect();
+    let calls = calls.join(" | ");
+    Ok(grammar.finish(&format!("{start} ({calls})")))
+}
+
+/// A grammar for an answer that is JSON.
+pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value) -> String {
+    let mut grammar = Grammar::new(dialect);
+    let start = grammar.before_answer(prompt);
+    let header = if dialect.format == Format::Harmony && !harmony::is_in_message(prompt) {
+        let header = [grammar.tag("<|channel|>"), quoted("final"), grammar.tag("<|message|>")];
+        header.join(" ")
+    } else {
+        String::new()
+    };
+    let json = grammar.json(schema);
+    grammar.finish(&format!("{start} {header} {json}"))
+}
+
+/// A grammar that is being written.
+struct Grammar<'a> {
+    dialect: &'a Dialect,
+    rules: String,
+    count: usize,
+}
+
+impl<'a> Grammar<'a> {
+    fn new(dialect: &'a Dialect) -> Grammar<'a> {
+        Grammar { dialect, rules: String::new(), count: 0 }
+    }
+
+    fn finish(self, start: &str) -> String {
+        format!("start: {}\n{}", start.trim(), self.rules)
+    }
+
+    /// Adds a rule and gives its name.
+    fn rule(&mut self, body: &str) -> String {
+        self.rule_with("", body)
+    }
+
+    fn rule_with(&mut self, options: &str, body: &str) -> String {
+        let name = format!("r{}", self.count);
+        self.count += 1;
+        self.rules.push_str(&format!("{name}{options}: {body}\n"));
+        name
+    }
+
+    /// JSON of a schema.
+    fn json(&mut self, schema: &Value) -> String {
+        let mut schema = match schema {
+            Value::Object(_) => schema.clone(),
+            _ => json!({}),
+        };
+        schema["x-guidance"] = json!({ "whitespace_pattern": WHITESPACE });
+        self.rule(&format!("%json {schema}"))
+    }
+
+    /// A tag: a control token, or its text.
+    fn tag(&self, tag: &str) -> String {
+        match self.dialect.controls.iter().find(|(text, _)| *text == tag) {
+            Some((_, token)) => format!("<[{}]>", token.0),
+            None => quoted(tag),
+        }
+    }
+
+    /// Any text up to a tag, and the tag.
+    fn until(&mut self, tag: &str) -> String {
+        const ANY: &str = r"/(.|\n)*/";
+        match self.tag(tag) {
+            token if token.starts_with('<') => {
+                let text = self.rule(ANY);
+                format!("{text} {token}")
+            }
+            text => self.rule_with(&format!("[suffix={text}]"), ANY),
+        }
+    }
+
+    /// What comes before an answer: reasoning, if the model does that and the prompt leaves it open.
+    fn before_answer(&mut self, prompt: &str) -> String {
+        let prompt = prompt.trim_end();
+        if self.dialect.format == Format::Harmony {
+            if harmony::is_in_message(prompt) {
+                return String::new();
+            }
+            let end = self.until("<|end|>");
+            let [channel, message, start] =
+                ["<|channel|>", "<|message|>", "<|start|>"].map(|tag| self.tag(tag));
+            let reasoning =
+                self.rule(&format!(r#"{channel} "analysis" {message} {end} {start} "assistant""#));
+            return format!("{reasoning}?");
+        }
+        const LINES: &str = r"/\n{0,2}/";
+        if prompt.ends_with(THINK) {
+            let reasoning = self.until(THINK_END);
+            format!("{reasoning} {LINES}")
+        } else if self.dialect.thinks && !prompt.ends_with(THINK_END) {
+            let reasoning = self.until(THINK_END);
+            let think = self.tag(THINK);
+            let reasoning = self.rule(&format!("{think} {reasoning}"));
+            format!("{LINES} {reasoning}? {LINES}")
+        } else if prompt.ends_with(THINK_END) {
+            LINES.into()
+        } else {
+            String::new()
+        }
+    }
+
+    /// A call of a tool.
+    fn call(&mut self, name: &str, schema: &Value, tools: &Tools) -> String {
+        match self.dialect.format {
+            Format::None => String::new(),
+            Format::Hermes => {
+                let [open, close] = [xml::QWEN.open, xml::QWEN.close].map(|tag| self.tag(tag));
+                let object = self.object(name, "arguments", schema);
+                format!("{open} \"\\n\" {object} \"\\n\" {close}")
+            }
+            Format::Llama => self.object(name, "parameters", schema),
+            Format::Harmony => {
+                let [channel, constrain, message] =
+                    ["<|channel|>", "<|constrain|>", "<|message|>"].map(|tag| self.tag(tag));
+                let arguments = self.arguments(schema);
+                let to = quoted(&format!("commentary to=functions.{name} "));
+                format!("{channel} {to} {constrain} \"json\" {message} {arguments}")
+            }
+            Format::Sections(tags) => self.section(tags, name, schema),
+            Format::Xml(tags) => self.xml(tags, name, schema, tools),
+        }
+    }
+
+    /// The arguments as a JSON object.
+    fn arguments(&mut self, schema: &Value) -> String {
+        match schema {
+            Value::Object(fields) => {
+                let mut schema = fields.clone();
+                schema.insert("type".into(), "object".into());
+                // What nobody asked for helps nobody.
+                if schema.contains_key("properties") && !schema.contains_key("additionalProperties") {
+                    schema.insert("additionalProperties".into(), false.into());
+                }
+                self.json(&schema.into())
+            }
+            _ => quoted("{}"),
+        }
+    }
+
+    /// A JSON object with a name and arguments.
+    fn object(&mut self, name: &str, key: &str, schema: &Value) -> String {
+        let arguments = self.arguments(schema);
+        let before = quoted(&format!("{{\"name\": {}, \"{key}\": ", quoted(name)));
+        format!("{before} {arguments} \"}}\"")
+    }
+
+    fn section(&mut self, tags: &sections::Tags, name: &str, schema: &Value) -> String {
+        let arguments = self.arguments(schema);
+        let [section, section_end, call, call_end, separator] =
+            [tags.section, tags.section_end, tags.call, tags.call_end, tags.separator]
+                .map(|tag| self.tag(tag));
+        let (before, after, end) = match tags.naming {
+            Naming::Numbered => {
+                (format!("{} /[0-9]{{1,3}}/", quoted(&format!("functions.{name}:"))), String::new(), "")
+            }
+            Naming::BeforeOrAfter if self.dialect.fenced => {
+                (quoted("function"), quoted(&format!("{name}\n```json\n")), "\"\\n```\"")
+            }
+            Naming::BeforeOrAfter => (quoted(name), String::new(), ""),
+        };
+        format!("{section} {call} {before} {separator} {after} {arguments} {end} {call_end} {section_end}")
+    }
+
+    fn xml(&mut self, tags: &xml::Tags, name: &str, schema: &Value, tools: &Tools) -> String {
+        let [open, close, key, key_end] =
+            [tags.open, tags.close, tags.key[0], tags.key[1]].map(|tag| self.tag(tag));
+        let quote = if tags.quotes { "\"" } else { "" };
+        let mut call = match &tags.function {
+            Some(function) => {
+                let function = quoted(&format!("\n{}{quote}{name}{quote}>\n", function.open));
+                format!("{open} {function}")
+            }
+            None => format!("{open} {}", quoted(&format!("{name}\n"))),
+        };
+        let properties = schema.get("properties").and_then(Value::as_object);
+        let required = schema.get("required").and_then(Value::as_array);
+        for (parameter, property) in properties.into_iter().flatten() {
+            let before = quoted(&format!("{quote}{parameter}{quote}"));
+            let between = match tags.value {
+                Some(tag) => format!("\"\\n\" {}", self.tag(tag)),
+                None => String::new(),
+            };
+            let lines = if tags.lines { "\"\\n\"" } else { "" };
+            let value = self.value(tags, property, schema, tools.kinds(name, parameter));
+            let body = format!("{key} {before} {key_end} {between} {lines} {value} \"\\n\"");
+            let rule = self.rule(&body);
+            let needed = required.is_some_and(|names| names.iter().any(|name| name == parameter));
+            call.push_str(&format!(" {rule}{}", if needed { "" } else { "?" }));
+        }
+        match &tags.function {
+            Some(function) => format!("{call} {} {close}", quoted(&format!("{}\n", function.close))),
+            None => format!("{call} {close}"),
+        }
+    }
+
+    /// A value and the tag that ends it.
+    fn value(&mut self, tags: &xml::Tags, property: &Value, root: &Value, kinds: Kinds) -> String {
+        let end = self.tag(tags.value_end);
+        let line = if tags.lines { "\"\\n\"" } else { "" };
+        if let Some(values) = property.get("enum").and_then(Value::as_array) {
+            let texts: Vec<String> = values
+                .iter()
+                .map(|v| quoted(&v.as_str().map_or_else(|| v.to_string(), str::to_owned)))
+                .collect();
+            if !texts.is_empty() {
+                return format!("({}) {line} {end}", texts.join(" | "));
+            }
+        }
+        if kinds.reading() != Reading::Whole || kinds.may_be_text() {
+            return self.until(tags.value_end);
+        }
+        let mut schema = property.clone();
+        // What it refers to is in the schema of all parameters.
+        let refers = property.to_string().contains("\"$ref\"");
+        for key in ["$defs", "definitions"].into_iter().filter(|_| refers) {
+            if let (Some(definitions), Some(schema)) = (root.get(key), schema.as_object_mut()) {
+                schema.insert(key.into(), definitions.clone());
+            }
+        }
+        let json = self.json(&schema);
+        format!("{json} {line} {end}")
+    }
+}

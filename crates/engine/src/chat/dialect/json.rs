@@ -1,0 +1,395 @@
+//! Calls that are JSON, and the JSON that other calls hold.
+
+use super::input::{Begins, Found, Input, is_space};
+use super::values::Tools;
+use super::{Piece, Progress};
+
+/// The most bytes of a call that wait for its name.
+const MOST_HELD: usize = 256 << 10;
+
+/// How far a JSON value has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    /// It goes on.
+    Open,
+    /// It is complete.
+    Complete,
+    /// This is not JSON.
+    Broken,
+}
+
+/// Follows a JSON value to its end. It looks at brackets and strings, and leaves words and numbers to others.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    /// Brackets that are to be closed.
+    open: Vec<u8>,
+    in_string: bool,
+    escaped: bool,
+    /// Whether the value is a word or a number.
+    word: bool,
+}
+
+impl Scan {
+    /// Inside an object whose bracket has come.
+    fn inside_object() -> Scan {
+        Scan { open: vec![b'}'], ..Scan::default() }
+    }
+
+    /// Takes bytes. Gives how many of them belong to the value.
+    fn feed(&mut self, bytes: &[u8]) -> (usize, Status) {
+        for (i, &byte) in bytes.iter().enumerate() {
+            if self.in_string {
+                match byte {
+                    _ if self.escaped => self.escaped = false,
+                    b'\\' => self.escaped = true,
+                    b'"' => {
+                        self.in_string = false;
+                        if self.open.is_empty() {
+                            return (i + 1, Status::Complete);
+                        }
+                    }
+                    _ => {}
+                }
+                continue;
+            }
+            let outside = self.open.is_empty();
+            match byte {
+                b'+' | b'-' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => self.word |= outside,
+                // A word has no end of its own.
+                _ if outside && self.word => return (i, Status::Complete),
+                b'"' => self.in_string = true,
+                b'{' => self.open.push(b'}'),
+                b'[' => self.open.push(b']'),
+                b'}' | b']' => {
+                    if self.open.pop() != Some(byte) {
+                        return (i, Status::Broken);
+                    }
+                    if self.open.is_empty() {
+                        return (i + 1, Status::Complete);
+                    }
+                }
+                b',' | b':' if !outside => {}
+                _ if is_space(byte) => {}
+                _ => return (i, Status::Broken),
+            }
+        }
+        (bytes.len(), Status::Open)
+    }
+}
+
+/// The arguments of a call as text that ends with a tag: JSON, as it is.
+#[derive(Debug)]
+pub(super) enum Arguments {
+    /// Before the value.
+    Start,
+    /// Inside the value.
+    Value(Scan),
+    /// After it.
+    After,
+    /// Not JSON, and all that follows is passed on.
+    Raw,
+}
+
+impl Arguments {
+    /// Takes what is there. Gives which of the tags ended the arguments, where it starts; it is still there.
+    pub(super) fn step(
+        &mut self,
+        input: &mut Input,
+        ends: &[&str],
+        emit: &mut dyn FnMut(Piece<'_>),
+    ) -> Option<usize> {
+        loop {
+            match self {
+                Arguments::Start => {
+                    input.skip_space();
+                    match input.begins(ends) {
+                        Begins::With(which) => {
+                            emit(Piece::Arguments("{}"));
+                            return Some(which);
+                        }
+                        Begins::Maybe => return None,
+                        Begins::Without => *self = Arguments::Value(Scan::default()),
+                    }
+                }
+                Arguments::Value(scan) => {
+                    let (count, status) = scan.feed(input.rest().as_bytes());
+                    pass_on(input, count, emit);
+                    match status {
+                        Status::Open => return None,
+                        Status::Complete => *self = Arguments::After,
+                        Status::Broken => *self = Arguments::Raw,
+                    }
+                }
+                Arguments::After => {
+                    // A block of code around the JSON ends here.
+                    let rest = input.rest();
+                    let space = rest.bytes().take_while(|&b| is_space(b) || b == b'`').count();
+                    input.advance(space);
+                    match input.begins(ends) {
+                        Begins::With(which) => return Some(which),
+                        Begins::Maybe => return None,
+                        Begins::Without => *self = Arguments::Raw,
+                    }
+                }
+                Arguments::Raw => {
+                    return match input.find(ends) {
+                        Found::Tag { at, which } => {
+                            pass_on(input, at, emit);
+                            Some(which)
+                        }
+                        Found::Nothing { sure } => {
+                            pass_on(input, sure, emit);
+                            None
+                        }
+                    };
+                }
+            }
+        }
+    }
+}
+
+fn pass_on(input: &mut Input, count: usize, emit: &mut dyn FnMut(Piece<'_>)) {
+    if count > 0 {
+        emit(Piece::Arguments(&input.rest()[..count]));
+        input.advance(count);
+    }
+}
+
+/// A call as a JSON object with a name and arguments.
+#[derive(Debug)]
+pub(super) struct Call {
+    /// What ends the call, if anything does. Where nothing does, nothing has begun it either: only a name that is known
+    /// makes it a call.
+    close: Option<&'static str>,
+    state: State,
+    /// Up to where the object has been read before it is certain to be a call.
+    read: usize,
+    /// Where the value that is being read starts.
+    start: usize,
+    key: String,
+    name: Option<String>,
+    /// Arguments that came before the name, or are not an object.
+    arguments: Option<String>,
+}
+
+#[derive(Debug)]
+enum State {
+    Open,
+    KeyOrEnd,
+    Key(Scan),
+    Colon,
+    Value,
+    OtherValue(Scan),
+    CommaOrEnd,
+    /// The arguments of a call that is certain.
+    Arguments(Scan),
+    /// After arguments that turned out not to be JSON.
+    Broken,
+    /// The rest of its object.
+    Rest(Scan),
+    /// After the object.
+    Close,
+}
+
+/// What the head of a call came to.
+enum Head {
+    Wait,
+    NotACall,
+    /// The name is known, and the arguments start here.
+    Streams,
+    /// The object is over.
+    Over,
+}
+
+impl Call {
+    pub(super) fn new(close: Option<&'static str>) -> Call {
+        Call { close, state: State::Open, read: 0, start: 0, key: String::new(), name: None, arguments: None }
+    }
+
+    pub(super) fn step(
+        &mut self,
+        input: &mut Input,
+        tools: &Tools,
+        emit: &mut dyn FnMut(Piece<'_>),
+    ) -> Progress {
+        loop {
+            match &mut self.state {
+                State::Arguments(scan) => {
+                    let (count, status) = scan.feed(input.rest().as_bytes());
+                    pass_on(input, count, emit);
+                    match status {
+                        Status::Open => return Progress::Wait,
+                        Status::Complete => self.state = State::Rest(Scan::inside_object()),
+                        Status::Broken => self.state = State::Broken,
+                    }
+                }
+                State::Rest(scan) => {
+                    let (count, status) = scan.feed(input.rest().as_bytes());
+                    input.advance(count);
+                    match status {
+                        Status::Open => return Progress::Wait,
+                        // Models forget the last bracket.
+                        Status::Complete | Status::Broken => self.state = State::Close,
+                    }
+                }
+                State::Broken => {
+                    // What is left of the call is passed on, for whoever wants to mend it.
+                    let Some(close) = self.close else { return Progress::Done };
+                    return match input.find(&[close]) {
+                        Found::Tag { at, .. } => {
+                            pass_on(input, at, emit);
+                            input.advance(close.len());
+                            Progress::Done
+                        }
+                        Found::Nothing { sure } => {
+                            pass_on(input, sure, emit);
+                            Progress::Wait
+                        }
+                    };
+                }
+                State::Close => {
+                    let Some(close) = self.close else { return Progress::Done };
+                    // Models write one bracket too many.
+                    let rest = input.rest();
+                    let skip = rest.bytes().take_while(|&b| is_space(b) || b == b'}').count();
+                    input.advance(skip);
+                    match input.begins(&[close, "{"]) {
+                        Begins::With(0) => {
+                            input.advance(close.len());
+                            return Progress::Done;
+                        }
+                        Begins::With(_) => *self = Call::new(self.close),
+                        Begins::Maybe => return Progress::Wait,
+                        Begins::Without => return Progress::Done,
+                    }
+                }
+                _ => match self.head(input, tools) {
+                    Head::Wait => return Progress::Wait,
+                    Head::NotACall => return Progress::NotACall,
+                    Head::Streams => {
+                        emit(Piece::Call { name: self.name.as_deref().unwrap_or_default() });
+                        input.advance(self.read);
+                        self.state = State::Arguments(Scan::default());
+                    }
+                    Head::Over => {
+                        emit(Piece::Call { name: self.name.as_deref().unwrap_or_default() });
+                        emit(Piece::Arguments(&plain(self.arguments.take())));
+                        input.advance(self.read);
+                        self.state = State::Close;
+                    }
+                },
+            }
+        }
+    }
+
+    /// What a call that the end of the text cuts off has come to.
+    pub(super) fn cut(&self, emit: &mut dyn FnMut(Piece<'_>)) -> Progress {
+        match (&self.state, &self.name, self.close) {
+            (State::Arguments(_) | State::Broken | State::Rest(_) | State::Close, _, _) => Progress::Done,
+            (_, Some(name), Some(_)) => {
+                emit(Piece::Call { name });
+                Progress::Done
+            }
+            _ => Progress::NotACall,
+        }
+    }
+
+    /// Reads on in an object of which nothing has been passed on.
+    fn head(&mut self, input: &Input, tools: &Tools) -> Head {
+        let rest = input.rest();
+        let bytes = rest.as_bytes();
+        loop {
+            if self.read > MOST_HELD {
+                return Head::NotACall;
+            }
+            if let State::Key(scan) | State::OtherValue(scan) = &mut self.state {
+                let (count, status) = scan.feed(&bytes[self.read..]);
+                self.read += count;
+                match status {
+                    Status::Open => return Head::Wait,
+                    Status::Broken => return Head::NotACall,
+                    Status::Complete => {}
+                }
+                let value = &rest[self.start..self.read];
+                if matches!(self.state, State::Key(_)) {
+                    let Ok(key) = serde_json::from_str(value) else { return Head::NotACall };
+                    self.key = key;
+                    self.state = State::Colon;
+                } else if self.take(value, tools) {
+                    self.state = State::CommaOrEnd;
+                } else {
+                    return Head::NotACall;
+                }
+                continue;
+            }
+            let Some(&byte) = bytes.get(self.read) else { return Head::Wait };
+            if is_space(byte) {
+                self.read += 1;
+                continue;
+            }
+            self.state = match (&self.state, byte) {
+                (State::Open, b'{') => State::KeyOrEnd,
+                (State::KeyOrEnd, b'"') => {
+                    self.start = self.read;
+                    State::Key(Scan::default())
+                }
+                (State::Colon, b':') => State::Value,
+                (State::Value, _) => {
+                    if byte == b'{' && is_arguments(&self.key) && self.name.is_some() {
+                        return Head::Streams;
+                    }
+                    self.start = self.read;
+                    State::OtherValue(Scan::default())
+                }
+                (State::CommaOrEnd, b',') => State::KeyOrEnd,
+                (State::KeyOrEnd | State::CommaOrEnd, b'}') => {
+                    self.read += 1;
+                    return self.over();
+                }
+                (State::CommaOrEnd, b'<') => return self.over(),
+                _ => return Head::NotACall,
+            };
+            // A value is read from its first byte on.
+            if !matches!(self.state, State::Key(_) | State::OtherValue(_)) {
+                self.read += 1;
+            }
+        }
+    }
+
+    fn over(&self) -> Head {
+        let complete = self.name.is_some() && (self.close.is_some() || self.arguments.is_some());
+        if complete { Head::Over } else { Head::NotACall }
+    }
+
+    /// Takes the value of a key. Whether it still may be a call.
+    fn take(&mut self, value: &str, tools: &Tools) -> bool {
+        if self.key == "name" {
+            self.name = serde_json::from_str(value).ok().filter(|name: &String| !name.is_empty());
+            self.name.as_ref().is_some_and(|name| self.close.is_some() || tools.knows(name))
+        } else {
+            if is_arguments(&self.key) {
+                self.arguments = Some(value.to_owned());
+            }
+            true
+        }
+    }
+}
+
+fn is_arguments(key: &str) -> bool {
+    matches!(key, "arguments" | "parameters")
+}
+
+/// Arguments as a JSON object where they are none, one in a string, or null.
+fn plain(arguments: Option<String>) -> String {
+    let Some(arguments) = arguments else { return "{}".into() };
+    match serde_json::from_str::<serde_json::Value>(&arguments) {
+        Ok(serde_json::Value::Null) => "{}".into(),
+        Ok(serde_json::Value::String(text)) if text.trim().is_empty() => "{}".into(),
+        Ok(serde_json::Value::String(text))
+            if serde_json::from_str::<&serde_json::value::RawValue>(&text).is_ok() =>
+        {
+            text
+        }
+        _ => arguments,
+    }
+}

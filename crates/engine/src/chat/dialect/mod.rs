@@ -1,0 +1,234 @@
+//! What a model writes, understood: its reasoning, what it says, and the tools that it calls.
+//!
+//! Every family of models has its own way to write these, and its chat template shows which. A [`Parser`] takes the text
+//! of an answer as it comes, however it is cut, and gives the same pieces, joined, as for the whole text.
+//!
+//! What callers can rely on:
+//! - Content in which there are no tags comes back unchanged. White space around calls, and around reasoning, is dropped.
+//! - What begins like a call and is none (broken before its name, or without one) is content, tags and all.
+//! - A call is named before its arguments. These are one JSON object, as the model wrote it, or made from what it wrote
+//!   where that is not JSON; a call without arguments has `{}`. Where the model wrote JSON that is broken, so are they.
+//! - Where the text ends inside a call, what came of its arguments has been passed on and they are not complete JSON,
+//!   which for a call cut off right after its name means that there are none.
+
+mod grammar;
+mod harmony;
+mod input;
+mod json;
+mod sections;
+mod text;
+mod values;
+mod xml;
+
+use serde_json::Value;
+
+use self::harmony::Harmony;
+use self::input::Input;
+use self::text::Text;
+use self::values::Tools;
+use crate::TokenId;
+use crate::error::Result;
+use crate::tokenizer::Tokenizer;
+
+/// A piece of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// What the model says to itself.
+    Reasoning(&'a str),
+    /// What it says to the user.
+    Content(&'a str),
+    /// A call of a tool begins.
+    Call {
+        /// The tool's name.
+        name: &'a str,
+    },
+    /// More of the JSON text of the arguments of the call that began last.
+    Arguments(&'a str),
+}
+
+/// How a model writes reasoning and calls.
+#[derive(Clone, Debug)]
+pub struct Dialect {
+    format: Format,
+    /// Whether the template knows of reasoning between tags.
+    thinks: bool,
+    /// Whether JSON stands in a block of code.
+    fenced: bool,
+    /// The tags that are control tokens of the model.
+    controls: Vec<(&'static str, TokenId)>,
+}
+
+/// How a model writes calls.
+#[derive(Clone, Copy, Debug)]
+enum Format {
+    /// It does not.
+    None,
+    /// JSON between tags.
+    Hermes,
+    /// JSON that is the whole answer.
+    Llama,
+    /// Tags for names and arguments.
+    Xml(&'static xml::Tags),
+    /// A section of calls, with names between tags and arguments in JSON.
+    Sections(&'static sections::Tags),
+    /// Messages with headers.
+    Harmony,
+}
+
+impl PartialEq for Format {
+    fn eq(&self, other: &Format) -> bool {
+        match (self, other) {
+            (Format::Xml(a), Format::Xml(b)) => std::ptr::eq(*a, *b),
+            (Format::Sections(a), Format::Sections(b)) => std::ptr::eq(*a, *b),
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+}
+
+impl Dialect {
+    /// That of a chat template, by the tags that it writes. Where it writes none that are known, nothing is a call.
+    pub fn of(template_source: &str) -> Dialect {
+        let has = |tag: &str| template_source.contains(tag);
+        let format = if has("<|channel|>") && has("<|message|>") {
+            Format::Harmony
+        } else if has(sections::DEEPSEEK.call) {
+            Format::Sections(&sections::DEEPSEEK)
+        } else if has(sections::KIMI.call) {
+            Format::Sections(&sections::KIMI)
+        } else if has(xml::MINIMAX.open) {
+            Format::Xml(&xml::MINIMAX)
+        } else if has(xml::GLM.key[0]) {
+            Format::Xml(&xml::GLM)
+        } else if has("<function=") && has(xml::QWEN.open) {
+            Format::Xml(&xml::QWEN)
+        } else if has(xml::QWEN.open) {
+            Format::Hermes
+        } else if has("<|start_header_id|>") && has(r#""parameters":"#) && has("tool_calls") {
+            Format::Llama
+        } else {
+            Format::None
+        };
+        Dialect { format, thinks: has(text::THINK), fenced: has("```json"), controls: Vec::new() }
+    }
+
+    /// The same for a model with these tokens. Tags may be control tokens, which are not text unless they are
+    /// [shown](Dialect::shown), and which grammars name by number.
+    pub fn with_tokens(mut self, tokenizer: &Tokenizer) -> Dialect {
+        let tokens = self.tags().into_iter().filter_map(|tag| Some((tag, tokenizer.find(tag)?)));
+        self.controls = tokens.filter(|&(_, token)| tokenizer.is_control(token)).collect();
+        self
+    }
+
+    /// The control tokens that a [parser](Dialect::parser) for these tools has to see: they go into
+    /// [`Request::shown`](crate::Request::shown).
+    pub fn shown(&self, tools: &[Value]) -> Vec<TokenId> {
+        // Where there is nothing to call, the tags of calls would be taken for text.
+        let all = !tools.is_empty() || self.format == Format::Harmony;
+        let needed = |tag: &str| all || [text::THINK, text::THINK_END].contains(&tag);
+        self.controls.iter().filter(|(tag, _)| needed(tag)).map(|&(_, token)| token).collect()
+    }
+
+    /// Its name, for people.
+    pub fn name(&self) -> &'static str {
+        match self.format {
+            Format::None => "none",
+            Format::Hermes => "hermes",
+            Format::Llama => "llama",
+            Format::Harmony => "harmony",
+            format if format == Format::Xml(&xml::QWEN) => "qwen-xml",
+            format if format == Format::Xml(&xml::GLM) => "glm",
+            Format::Xml(_) => "minimax",
+            format if format == Format::Sections(&sections::KIMI) => "kimi",
+            Format::Sections(_) => "deepseek",
+        }
+    }
+
+    /// A Lark grammar for an answer that calls one of these tools, after reasoning where the prompt leaves that open.
+    ///
+    /// # Errors
+    /// If the template does not show how the model calls tools, or there are none.
+    pub fn call_grammar(&self, prompt: &str, tools: &[Value]) -> Result<String> {
+        grammar::calls(self, prompt, tools)
+    }
+
+    /// A Lark grammar for an answer that is JSON of a schema, after reasoning where the prompt leaves that open.
+    pub fn answer_grammar(&self, prompt: &str, schema: &Value) -> String {
+        grammar::answer(self, prompt, schema)
+    }
+
+    /// A parser for the answer to a prompt. Without tools there are no calls, and what looks like one is text.
+    pub fn parser(&self, prompt: &str, tools: &[Value]) -> Parser {
+        let tools = Tools::new(tools);
+        let machine = match self.format {
+            Format::Harmony => Machine::Harmony(Harmony::after(prompt, tools)),
+            format => Machine::Text(Text::after(prompt, format, tools)),
+        };
+        Parser { input: Input::default(), machine }
+    }
+}
+
+impl Dialect {
+    /// All tags that may come.
+    fn tags(&self) -> Vec<&'static str> {
+        let mut tags = vec![text::THINK, text::THINK_END];
+        match self.format {
+            Format::None => {}
+            Format::Hermes => tags.extend([xml::QWEN.open, xml::QWEN.close]),
+            Format::Llama => tags.push(text::PYTHON_TAG),
+            Format::Xml(xml) => {
+                tags.extend([xml.open, xml.close, xml.key[0], xml.key[1], xml.value_end]);
+                tags.extend(xml.value);
+            }
+            Format::Sections(s) => {
+                tags.extend([s.section, s.section_end, s.call, s.call_end, s.separator]);
+            }
+            Format::Harmony => tags.extend(harmony::TAGS),
+        }
+        tags
+    }
+}
+
+/// Takes an answer's text as it comes and tells what it is.
+#[derive(Debug)]
+pub struct Parser {
+    input: Input,
+    machine: Machine,
+}
+
+#[derive(Debug)]
+enum Machine {
+    Text(Text),
+    Harmony(Harmony),
+}
+
+impl Parser {
+    /// Takes text and passes on what is certain.
+    pub fn push(&mut self, text: &str, emit: &mut dyn FnMut(Piece<'_>)) {
+        self.input.push(text);
+        self.step(emit);
+    }
+
+    /// Ends the text and passes on what was held back.
+    pub fn finish(mut self, emit: &mut dyn FnMut(Piece<'_>)) {
+        self.input.end();
+        self.step(emit);
+    }
+
+    fn step(&mut self, emit: &mut dyn FnMut(Piece<'_>)) {
+        match &mut self.machine {
+            Machine::Text(text) => text.step(&mut self.input, emit),
+            Machine::Harmony(harmony) => harmony.step(&mut self.input, emit),
+        }
+    }
+}
+
+/// How far a call has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// More text is needed.
+    Wait,
+    /// It is over.
+    Done,
+    /// It is none, and nothing of it has been passed on or left behind but its opening tag.
+    NotACall,
+}

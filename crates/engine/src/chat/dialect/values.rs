@@ -1,0 +1,204 @@
+//! Arguments that a model writes as text, as JSON: what a tool's schema says that they are.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::input::trim;
+
+/// The tools that a model may call.
+#[derive(Debug, Default)]
+pub(super) struct Tools(HashMap<String, Value>);
+
+impl Tools {
+    /// Those of a request: functions in OpenAI's shape, or bare ones with a name.
+    pub(super) fn new(tools: &[Value]) -> Tools {
+        Tools(
+            tools
+                .iter()
+                .filter_map(|tool| Some((name(tool)?.to_owned(), parameters(tool).clone())))
+                .collect(),
+        )
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn knows(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// What a parameter of a tool may be.
+    pub(super) fn kinds(&self, tool: &str, parameter: &str) -> Kinds {
+        let Some(schema) = self.0.get(tool) else { return Kinds::default() };
+        let mut kinds = Kinds::default();
+        let own = schema.get("properties").and_then(|properties| properties.get(parameter));
+        let other = schema.get("additionalProperties");
+        if let Some(property) = own.or(other) {
+            kinds.add(property, schema, 0);
+        }
+        kinds
+    }
+}
+
+/// The name of a tool.
+pub(super) fn name(tool: &Value) -> Option<&str> {
+    function(tool).get("name")?.as_str().filter(|name| !name.is_empty())
+}
+
+/// The schema of its parameters; null if it has none.
+pub(super) fn parameters(tool: &Value) -> &Value {
+    let function = function(tool);
+    function.get("parameters").or_else(|| function.get("input_schema")).unwrap_or(&Value::Null)
+}
+
+fn function(tool: &Value) -> &Value {
+    tool.get("function").unwrap_or(tool)
+}
+
+/// What a value may be by its schema. Nothing at all: the schema does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Kinds(u8);
+
+const NULL: u8 = 1;
+const BOOLEAN: u8 = 2;
+const INTEGER: u8 = 4;
+const NUMBER: u8 = 8;
+const ARRAY: u8 = 16;
+const OBJECT: u8 = 32;
+const STRING: u8 = 64;
+
+/// How deep schemas are followed into each other.
+const MOST_DEPTH: usize = 8;
+
+/// How a value is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// As text that is passed on as it comes.
+    Text,
+    /// As text unless it is null.
+    TextOrNull,
+    /// When all of it is there.
+    Whole,
+}
+
+impl Kinds {
+    fn add(&mut self, schema: &Value, root: &Value, depth: usize) {
+        if depth > MOST_DEPTH {
+            return;
+        }
+        match schema.get("type") {
+            Some(Value::String(kind)) => self.0 |= kind_named(kind),
+            Some(Value::Array(kinds)) => {
+                kinds.iter().filter_map(Value::as_str).for_each(|kind| self.0 |= kind_named(kind));
+            }
+            _ => {}
+        }
+        if schema.get("nullable") == Some(&Value::Bool(true)) {
+            self.0 |= NULL;
+        }
+        for key in ["anyOf", "oneOf", "allOf"] {
+            let schemas = schema.get(key).and_then(Value::as_array).into_iter().flatten();
+            schemas.for_each(|schema| self.add(schema, root, depth + 1));
+        }
+        if schema.get("type").is_none() {
+            let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+            values.chain(schema.get("const")).for_each(|value| self.0 |= kind_of(value));
+        }
+        let place = schema.get("$ref").and_then(Value::as_str).and_then(|place| place.strip_prefix('#'));
+        if let Some(schema) = place.and_then(|place| root.pointer(place)) {
+            self.add(schema, root, depth + 1);
+        }
+    }
+
+    pub(super) fn reading(self) -> Reading {
+        match self.0 {
+            STRING => Reading::Text,
+            _ if self.0 == STRING | NULL => Reading::TextOrNull,
+            _ => Reading::Whole,
+        }
+    }
+
+    /// Whether text is among what it may be, or nobody says.
+    pub(super) fn may_be_text(self) -> bool {
+        self.0 == 0 || self.0 & STRING != 0
+    }
+
+    /// The JSON of a text. What does not fit the schema is JSON if it can be, and else text.
+    pub(super) fn json(self, text: &str) -> String {
+        let value = trim(text);
+        // Templates print values as Python does, and so do models.
+        let plain = match value {
+            "True" | "TRUE" => "true",
+            "False" | "FALSE" => "false",
+            "None" => "null",
+            other => other,
+        };
+        // Words of Python are text where nobody knows better.
+        let value = if self.0 & (BOOLEAN | NULL) == 0 { value } else { plain };
+        let parsed = serde_json::from_str::<&RawValue>(value).ok().map(RawValue::get);
+        let kind = parsed.map_or(0, json_kind);
+        let fits = match self.0 {
+            0 => kind != STRING,
+            _ if self.0 & kind != 0 => kind != STRING,
+            // A number such as 3.0 is an integer, too.
+            _ => self.0 & STRING == 0,
+        };
+        match parsed {
+            Some(json) if fits => json.to_owned(),
+            _ if value.is_empty() && self.0 & NULL != 0 && self.0 & STRING == 0 => "null".into(),
+            _ => quoted(text),
+        }
+    }
+}
+
+/// A text as a JSON string.
+pub(super) fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A part of a text inside a JSON string.
+pub(super) fn escaped(text: &str) -> String {
+    let mut quoted = quoted(text);
+    quoted.pop();
+    quoted.remove(0);
+    quoted
+}
+
+fn kind_named(name: &str) -> u8 {
+    match name {
+        "null" => NULL,
+        "boolean" => BOOLEAN,
+        "integer" => INTEGER,
+        "number" => NUMBER,
+        "array" => ARRAY,
+        "object" => OBJECT,
+        "string" => STRING,
+        _ => 0,
+    }
+}
+
+fn kind_of(value: &Value) -> u8 {
+    match value {
+        Value::Null => NULL,
+        Value::Bool(_) => BOOLEAN,
+        Value::Number(_) => INTEGER | NUMBER,
+        Value::Array(_) => ARRAY,
+        Value::Object(_) => OBJECT,
+        Value::String(_) => STRING,
+    }
+}
+
+/// What a valid JSON text is.
+fn json_kind(json: &str) -> u8 {
+    match json.as_bytes().first() {
+        Some(b'n') => NULL,
+        Some(b't' | b'f') => BOOLEAN,
+        Some(b'[') => ARRAY,
+        Some(b'{') => OBJECT,
+        Some(b'"') => STRING,
+        _ => INTEGER | NUMBER,
+    }
+}

@@ -1,0 +1,361 @@
+//! Many answers at once: all who are served take every pass together, so that each expert is read once for all.
+//!
+//! Requests come and go between passes. A pass holds one token for everybody who writes, and pieces of the prompts of
+//! others: as large as there is room for if nobody writes, and so large that those who write do not wait for long if
+//! somebody does (`pace.rs`).
+
+mod member;
+mod pace;
+mod place;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use member::{Asked, Member, Outcome, Start};
+use pace::{Pace, divide};
+
+use crate::blocks::Cancel;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::generate::{Answer, Event, Request};
+use crate::prefix::{PrefixMeters, PrefixOptions, Prefixes, Ticket};
+use crate::session::{Session, Turn};
+
+/// The time between two tokens of an answer while prompts are read, where the machine can do it.
+const PACE: Duration = Duration::from_millis(500);
+
+/// How long a step waits for a file where nothing can be computed.
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// An answer needs at least so much more room than it has: memory grows by pages of so many positions.
+const AHEAD: usize = 64;
+
+/// Takes what happens to a request.
+pub trait Listener: Send {
+    /// Something happened.
+    fn event(&mut self, event: Event<'_>);
+
+    /// The request has been answered, or cannot be.
+    fn end(self: Box<Self>, answer: Result<Answer>);
+}
+
+/// How requests are served.
+#[derive(Clone, Debug)]
+pub struct CrowdOptions {
+    /// The most that are answered at once, if memory has room for them.
+    pub most: usize,
+    /// How long those who write should wait for a token while the prompts of others are read.
+    pub pace: Duration,
+    /// What is kept of conversations for later prompts.
+    pub prefixes: Option<PrefixOptions>,
+}
+
+impl CrowdOptions {
+    /// So many at once, and nothing kept.
+    pub fn new(most: usize) -> CrowdOptions {
+        CrowdOptions { most, pace: PACE, prefixes: None }
+    }
+}
+
+/// Requests that are answered together. What an answer is does not depend on what else is answered meanwhile.
+pub struct Crowd {
+    engine: Engine,
+    options: CrowdOptions,
+    /// In the order in which they came.
+    waiting: VecDeque<Waiting>,
+    active: Vec<Member>,
+    prefixes: Option<Prefixes>,
+    pace: Pace,
+    /// Requests so far.
+    came: u64,
+    /// Passes so far.
+    passes: u64,
+    /// Bytes that all conversations can have at once, where that turned out to be too little for all.
+    room: Option<u64>,
+}
+
+enum Waiting {
+    New(Box<Asked>),
+    /// Had to make room for others. Its text so far is not lost, only what was computed of it.
+    Parked(Box<Member>),
+}
+
+impl Waiting {
+    fn cancel(&self) -> &Cancel {
+        match self {
+            Waiting::New(asked) => &asked.cancel,
+            Waiting::Parked(member) => &member.cancel,
+        }
+    }
+
+    fn number(&self) -> u64 {
+        match self {
+            Waiting::New(asked) => asked.number,
+            Waiting::Parked(member) => member.number,
+        }
+    }
+}
+
+impl Crowd {
+    /// Nobody yet.
+    pub fn new(engine: &Engine, mut options: CrowdOptions) -> Crowd {
+        options.most = options.most.max(1);
+        Crowd {
+            engine: engine.clone(),
+            pace: Pace::new(options.pace),
+            prefixes: options.prefixes.clone().map(|prefixes| Prefixes::new(engine, prefixes)),
+            options,
+            waiting: VecDeque::new(),
+            active: Vec::new(),
+            came: 0,
+            passes: 0,
+            room: None,
+        }
+    }
+
+    /// Adds a request. `cancel` ends its answer alone, early.
+    pub fn add(&mut self, request: Request, cancel: Cancel, listener: Box<dyn Listener>) {
+        let number = self.came;
+        self.came += 1;
+        let asked = Asked { number, request, cancel, listener, came: Instant::now() };
+        self.waiting.push_back(Waiting::New(Box::new(asked)));
+    }
+
+    /// Requests that are being answered.
+    pub fn running(&self) -> usize {
+        self.active.len()
+    }
+
+    /// Requests that wait for their turn.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether all have been answered.
+    pub fn is_empty(&self) -> bool {
+        self.active.is_empty() && self.waiting.is_empty()
+    }
+
+    /// What keeping conversations did.
+    pub fn prefix_meters(&self) -> PrefixMeters {
+        self.prefixes.as_ref().map_or_else(PrefixMeters::default, Prefixes::meters)
+    }
+
+    /// Has the conversations that are kept written to disk, in the background: before leaving, and when nothing is
+    /// going on. Dropping the crowd waits until they are.
+    pub fn save_prefixes(&mut self) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.save();
+        }
+    }
+
+    /// Computes one pass: a token for everybody who writes, and pieces of the prompts of others. Gives the number of
+    /// tokens written. What happens to a request its listener is told; an error of the computation ends the
+    /// requests that took part in it, and others go on.
+    ///
+    /// A pass that is mostly for requests that are cancelled meanwhile is given up.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if that was asked of all by `cancel`. Then all is as it was before the step.
+    pub fn step(&mut self, cancel: &Cancel) -> Result<usize> {
+        self.dismiss();
+        self.follow();
+        self.admit();
+        let written = loop {
+            match self.pass(cancel) {
+                Ok(written) => break written,
+                Err(Error::Cancelled) => {
+                    cancel.check()?;
+                    break 0;
+                }
+                Err(Error::Budget { have, .. }) if self.make_room(have) => {}
+                Err(error) => {
+                    self.fail(&error);
+                    break 0;
+                }
+            }
+        };
+        self.dismiss();
+        Ok(written)
+    }
+
+    /// Ends the requests that are cancelled.
+    fn dismiss(&mut self) {
+        while let Some(i) = self.active.iter().position(|member| member.cancel.is_cancelled()) {
+            let member = self.active.remove(i);
+            self.end(member, Outcome::Cancelled);
+        }
+        while let Some(i) = self.waiting.iter().position(|waiting| waiting.cancel().is_cancelled()) {
+            let member = match self.waiting.remove(i).expect("it was found") {
+                Waiting::New(asked) => asked.begin(&self.engine),
+                Waiting::Parked(member) => Some(*member),
+            };
+            if let Some(member) = member {
+                self.end(member, Outcome::Cancelled);
+            }
+        }
+    }
+
+    /// Begins with those who wait, as far as there is room.
+    fn admit(&mut self) {
+        while self.active.len() < self.options.most {
+            let member = match self.waiting.pop_front() {
+                None => break,
+                Some(Waiting::New(asked)) => asked.begin(&self.engine),
+                Some(Waiting::Parked(member)) => Some(*member),
+            };
+            let Some(member) = member else { continue };
+            if !self.has_room_for(&member) {
+                self.waiting.push_front(Waiting::Parked(Box::new(member)));
+                break;
+            }
+            self.place(member);
+        }
+    }
+
+    /// What was read from disk. Waits a little for it if there is nothing else to do.
+    fn arrived(&mut self) -> Vec<(Ticket, Option<Session>)> {
+        let Some(prefixes) = &mut self.prefixes else { return Vec::new() };
+        prefixes.tend();
+        let reading = self.active.iter().any(|member| matches!(member.start, Start::Reading { .. }));
+        let idle = reading && !self.active.iter().any(Member::is_ready);
+        prefixes.arrived(if idle { MOMENT } else { Duration::ZERO })
+    }
+
+    /// Whether another fits, as far as is known from when something did not.
+    fn has_room_for(&mut self, member: &Member) -> bool {
+        if self.active.is_empty() {
+            self.room = None;
+        }
+        let need = |member: &Member| member.session.bytes_for(member.text.len() + AHEAD);
+        self.room.is_none_or(|room| self.active.iter().map(need).sum::<u64>() + need(member) <= room)
+    }
+
+    /// Memory has room for `have` bytes, and more was needed: what is kept for later goes, then the one that came last
+    /// waits for better times. False if there is nothing else and nobody else.
+    fn make_room(&mut self, have: u64) -> bool {
+        if self.prefixes.as_mut().is_some_and(Prefixes::give_way) {
+            return true;
+        }
+        let holds = |member: &Member| member.served == self.passes || !member.session.tokens().is_empty();
+        let mut holders: Vec<usize> = (0..self.active.len()).filter(|&i| holds(&self.active[i])).collect();
+        holders.sort_by_key(|&i| self.active[i].number);
+        let [_, .., last] = holders[..] else { return false };
+        let mut member = self.active.remove(last);
+        member.park();
+        let place = self.waiting.partition_point(|waiting| waiting.number() < member.number);
+        self.waiting.insert(place, Waiting::Parked(Box::new(member)));
+        self.room = Some(have);
+        tracing::info!("memory has room for {} conversations at the moment", holders.len() - 1);
+        true
+    }
+
+    /// Ends the requests that took part in a pass that failed.
+    fn fail(&mut self, error: &Error) {
+        for i in (0..self.active.len()).rev() {
+            if self.active[i].served == self.passes {
+                let member = self.active.remove(i);
+                self.end(member, Outcome::Failed(error.repeat()));
+            }
+        }
+    }
+
+    /// Computes what comes next for those who are served.
+    fn pass(&mut self, cancel: &Cancel) -> Result<usize> {
+        self.passes += 1;
+        let shares = self.shares();
+        let mut turns = Vec::new();
+        let mut writings = Vec::new();
+        let mut chosen = Vec::new();
+        let mut leaving = Vec::new();
+        let (mut rows, mut prompt_rows) = (0, 0);
+        for (i, (member, count)) in
+            self.active.iter_mut().zip(shares).enumerate().filter(|(_, (_, n))| *n > 0)
+        {
+            let writes = member.writes();
+            rows += count;
+            prompt_rows += if writes { 0 } else { count };
+            leaving.push((member.cancel.clone(), count));
+            member.served = self.passes;
+            let Member { session, text, marks, writing, listener, .. } = member;
+            let rest = &text[session.tokens().len()..];
+            turns.push(Turn { session, tokens: &rest[..count], logits: count == rest.len(), marks });
+            writings.push((writing, listener));
+            chosen.push((i, None));
+        }
+        if turns.is_empty() {
+            return Ok(0);
+        }
+        let start = Instant::now();
+        // Once somebody was told of a token, the pass is seen through.
+        let told = Arc::new(AtomicBool::new(false));
+        let give_up = {
+            let (all, told) = (cancel.clone(), told.clone());
+            let gone = move || {
+                leaving.iter().filter(|(cancel, _)| cancel.is_cancelled()).map(|(_, n)| n).sum::<usize>()
+            };
+            Cancel::when(move || !told.load(Ordering::Relaxed) && (all.is_cancelled() || 2 * gone() > rows))
+        };
+        self.engine.step(&mut turns, &give_up, |turn, logits| {
+            told.store(true, Ordering::Relaxed);
+            let (writing, listener) = &mut writings[turn];
+            chosen[turn].1 = Some(writing.choose(logits, &mut |event| listener.event(event)));
+        })?;
+        self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
+        let mut written = 0;
+        let mut ended = Vec::new();
+        for (i, chosen) in chosen {
+            let member = &mut self.active[i];
+            member.tell_progress();
+            match chosen {
+                None => {}
+                Some(Ok(token)) => {
+                    written += 1;
+                    if !member.take(token) {
+                        ended.push((i, Outcome::Ended));
+                    }
+                }
+                Some(Err(error)) => ended.push((i, Outcome::Failed(error))),
+            }
+        }
+        for (i, outcome) in ended.into_iter().rev() {
+            let member = self.active.remove(i);
+            self.end(member, outcome);
+        }
+        Ok(written)
+    }
+
+    /// Tokens that each of those who are served has in the next pass.
+    fn shares(&self) -> Vec<usize> {
+        let mut shares = vec![0; self.active.len()];
+        let all = self.engine.step_size();
+        let ready = (0..self.active.len()).filter(|&i| self.active[i].is_ready());
+        let (mut writers, mut readers): (Vec<usize>, Vec<usize>) =
+            ready.partition(|&i| self.active[i].writes());
+        // If a pass is too small for all who write, who had a part in the last one waits, and prompts get a quarter.
+        writers.sort_by_key(|&i| self.active[i].served);
+        writers.truncate(if readers.is_empty() { all } else { all - all / 4 });
+        writers.iter().for_each(|&i| shares[i] = 1);
+        readers.sort_by_key(|&i| self.active[i].number);
+        let room = all - writers.len();
+        let room = if writers.is_empty() { room } else { room.min(self.pace.share()) };
+        let needs: Vec<usize> = readers.iter().map(|&i| self.active[i].rest().len()).collect();
+        for (i, share) in readers.into_iter().zip(divide(room, &needs)) {
+            shares[i] = share;
+        }
+        shares
+    }
+
+    fn end(&mut self, member: Member, outcome: Outcome) {
+        // What a failure left behind nobody should go on with.
+        let sound = !matches!(outcome, Outcome::Failed(_));
+        let (session, turn) = member.end(outcome);
+        if let Some(prefixes) = self.prefixes.as_mut().filter(|_| sound && !session.tokens().is_empty()) {
+            prefixes.keep(session, turn);
+        }
+        // Others may have grown or shrunk since: what fits is tried again, a little more at a time.
+        self.room = self.room.map(|room| room + room / 16);
+    }
+}

@@ -1,0 +1,175 @@
+//! What is looked at in a JSON schema before it is compiled, and what is said when it cannot be.
+
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+
+/// Schemas nested more deeply are refused.
+const DEEPEST: usize = 100;
+
+/// More parts than this are refused. References between them may be a chain, which takes stack.
+const MOST_PARTS: usize = 20_000;
+
+/// Different references: see above.
+const MOST_REFERENCES: usize = 500;
+
+/// A number that is a multiple of another is recognised by its remainder, and each remainder takes time and memory.
+const MOST_REMAINDERS: f64 = 10_000.0;
+
+/// How many parts are tried alone to find out which one is wrong.
+const MOST_TRIALS: usize = 500;
+
+/// Refuses what takes too long to compile.
+pub fn check(schema: &Value) -> Result<()> {
+    if !schema.is_object() && *schema != Value::Bool(true) {
+        return Err(Error::Invalid(format!("the JSON schema is {}, but must be an object", kind(schema))));
+    }
+    let mut parts = 0;
+    let mut remainders = 1.0;
+    let mut references = std::collections::BTreeSet::new();
+    let mut left = vec![(schema, 1)];
+    while let Some((value, depth)) = left.pop() {
+        parts += 1;
+        if depth > DEEPEST || parts > MOST_PARTS {
+            return Err(Error::Invalid(format!(
+                "the JSON schema is too large: it has at most {MOST_PARTS} parts, nested {DEEPEST} deep"
+            )));
+        }
+        match value {
+            Value::Array(items) => left.extend(items.iter().map(|item| (item, depth + 1))),
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match (name.as_str(), value) {
+                        ("$ref", Value::String(reference)) => {
+                            references.insert(reference);
+                        }
+                        ("multipleOf", Value::Number(number)) => remainders *= multiplier(number),
+                        _ => left.push((value, depth + 1)),
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    if references.len() > MOST_REFERENCES {
+        return Err(Error::Invalid(format!(
+            "the JSON schema has {} different references, more than {MOST_REFERENCES}",
+            references.len()
+        )));
+    }
+    if remainders > MOST_REMAINDERS {
+        return Err(Error::Invalid(format!(
+            "the JSON schema has a multipleOf that is too large: all of them together, multiplied and without their \
+             decimal points, are at most {MOST_REMAINDERS}"
+        )));
+    }
+    Ok(())
+}
+
+/// The schemas in a Lark grammar. What is no JSON is in a string, or the compiler complains about it.
+pub fn embedded(source: &str) -> impl Iterator<Item = Value> {
+    source.match_indices("%json").filter_map(|(at, keyword)| {
+        let rest = &source[at + keyword.len()..];
+        serde_json::Deserializer::from_str(rest).into_iter().next()?.ok().filter(Value::is_object)
+    })
+}
+
+/// The schema as an object.
+pub fn object(schema: &Value) -> Value {
+    if schema.is_object() { schema.clone() } else { json!({}) }
+}
+
+/// Why a schema is refused, with the smallest part that is refused for the same reason when it is tried alone.
+pub fn refusal(schema: &Value, message: &str, error: impl Fn(&Value) -> Option<String>) -> Error {
+    let definitions: Vec<(&String, &Value)> =
+        schema.as_object().into_iter().flatten().filter(|(name, _)| is_definitions(name)).collect();
+    let mut place = String::from("#");
+    let mut part = schema;
+    let mut trials = 0;
+    'deeper: loop {
+        for (name, child) in children(part) {
+            trials += 1;
+            if trials > MOST_TRIALS {
+                break 'deeper;
+            }
+            let mut alone = child.clone();
+            if let Value::Object(fields) = &mut alone {
+                for (name, value) in &definitions {
+                    fields.entry(name.as_str()).or_insert_with(|| (*value).clone());
+                }
+            }
+            if error(&alone).as_deref() == Some(message) {
+                place += &format!("/{name}");
+                part = child;
+                continue 'deeper;
+            }
+        }
+        break;
+    }
+    Error::Invalid(format!("the JSON schema at {place}: {}", in_our_words(message)))
+}
+
+/// The schemas directly inside one, and where.
+fn children(schema: &Value) -> Vec<(String, &Value)> {
+    let mut found = Vec::new();
+    for (name, value) in schema.as_object().into_iter().flatten() {
+        match (name.as_str(), value) {
+            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(schemas)) => {
+                let schemas = schemas.iter().filter(|(_, schema)| schema.is_object());
+                found.extend(schemas.map(|(key, schema)| (format!("{name}/{key}"), schema)));
+            }
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems" | "items", Value::Array(schemas)) => {
+                let schemas = schemas.iter().enumerate().filter(|(_, schema)| schema.is_object());
+                found.extend(schemas.map(|(i, schema)| (format!("{name}/{i}"), schema)));
+            }
+            ("items" | "additionalProperties" | "additionalItems", Value::Object(_)) => {
+                found.push((name.clone(), value));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+fn is_definitions(name: &str) -> bool {
+    matches!(name, "$defs" | "definitions")
+}
+
+/// The number without its decimal point: 25 for 0.25.
+fn multiplier(number: &serde_json::Number) -> f64 {
+    let text = number.to_string();
+    let digits: String = text.chars().filter(char::is_ascii_digit).collect();
+    // What is too long for a number is too large as well.
+    let digits: f64 = digits.parse().unwrap_or(f64::INFINITY);
+    if text.contains(['e', 'E']) { f64::INFINITY } else { digits.max(1.0) }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// What the library says about its own options means something else to whoever wrote the schema.
+fn in_our_words(message: &str) -> String {
+    if message.starts_with("oneOf constraints") {
+        return "the choices of oneOf may overlap, which is not supported: give them a const field that tells them apart, \
+                or use anyOf"
+            .into();
+    }
+    if let Some(("Only absolute $ref's", reference)) = message
+        .split_once(" (#/...) are supported")
+        .and_then(|(start, rest)| Some((start, rest.split('\'').nth(3)?)))
+    {
+        return format!("$ref {reference}: only references into the schema itself, #/…, are supported");
+    }
+    if let Some(keys) = message.strip_prefix("Unimplemented keys: ") {
+        return format!("not supported: {}", keys.trim_matches(['[', ']']));
+    }
+    message.to_owned()
+}

@@ -1,0 +1,68 @@
+//! Dialects by the tags that templates show, and answers put together from pieces.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use forebay_engine::chat::dialect::{Parser, Piece};
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    Reasoning(String),
+    Content(String),
+    Call(String, String),
+}
+
+pub fn reasoning(text: &str) -> Part {
+    Part::Reasoning(text.into())
+}
+
+pub fn content(text: &str) -> Part {
+    Part::Content(text.into())
+}
+
+pub fn call(name: &str, arguments: &str) -> Part {
+    Part::Call(name.into(), arguments.into())
+}
+
+/// Puts pieces together, as a client would.
+#[derive(Default)]
+struct Parts(Vec<Part>);
+
+impl Parts {
+    fn take(&mut self, piece: Piece<'_>) {
+        match (piece, self.0.last_mut()) {
+            (Piece::Reasoning("") | Piece::Content("") | Piece::Arguments(""), _) => panic!("an empty piece"),
+            (Piece::Reasoning(text), Some(Part::Reasoning(all))) => all.push_str(text),
+            (Piece::Reasoning(text), _) => self.0.push(reasoning(text)),
+            (Piece::Content(text), Some(Part::Content(all))) => all.push_str(text),
+            (Piece::Content(text), _) => self.0.push(content(text)),
+            (Piece::Call { name }, _) => self.0.push(call(name, "")),
+            (Piece::Arguments(text), Some(Part::Call(_, all))) => all.push_str(text),
+            (Piece::Arguments(text), _) => panic!("arguments of no call: {text}"),
+        }
+    }
+}
+
+pub fn parse<'a>(parser: Parser, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Part> {
+    let mut parts = Parts::default();
+    let mut parser = parser;
+    pieces.into_iter().for_each(|piece| parser.push(piece, &mut |piece| parts.take(piece)));
+    parser.finish(&mut |piece| parts.take(piece));
+    parts.0
+}
+
+/// The characters of a text.
+pub fn characters(text: &str) -> impl Iterator<Item = &str> {
+    text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()])
+}
+
+/// Templates that show how calls are written, and nothing else.
+pub const HERMES: &str = "<tool_call>\n{\"name\": <function-name>}\n</tool_call>";
+pub const QWEN: &str = "<tool_call>\n<function=name>\n<parameter=key>";
+pub const GLM: &str = "<tool_call>{name}\n<arg_key>{key}</arg_key>";
+pub const MINIMAX: &str = "<minimax:tool_call><invoke name=\"\">";
+pub const DEEPSEEK: &str = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>";
+pub const KIMI: &str = "<|tool_calls_section_begin|><|tool_call_begin|>";
+pub const HARMONY: &str = "<|start|>assistant<|channel|>final<|message|>";
+pub const LLAMA: &str = "<|start_header_id|>{\"name\": name, \"parameters\": …} message.tool_calls";
+pub const NONE: &str = "<|im_start|>{{ message.content }}<|im_end|>";
+pub const ALL: [&str; 9] = [HERMES, QWEN, GLM, MINIMAX, DEEPSEEK, KIMI, HARMONY, LLAMA, NONE];

@@ -1,0 +1,112 @@
+//! Requests to a crowd, and what is heard of them.
+
+// Each test binary compiles this file for itself and uses only some of it.
+#![allow(dead_code)]
+
+use std::sync::{Arc, Mutex};
+
+use forebay_engine::sampler::SamplingParams;
+use forebay_engine::{Answer, Cancel, Crowd, Engine, Event, Listener, Request, Result, TokenId};
+
+/// What was heard of a request.
+#[derive(Default)]
+pub struct Heard {
+    pub text: String,
+    /// What was done of the prompt, and of how much.
+    pub progress: Vec<(usize, usize)>,
+    pub answer: Option<Result<Answer>>,
+}
+
+#[derive(Clone, Default)]
+pub struct Ear(Arc<Mutex<Heard>>);
+
+impl Listener for Ear {
+    fn event(&mut self, event: Event<'_>) {
+        let mut heard = self.0.lock().unwrap();
+        assert!(heard.answer.is_none(), "nothing comes after the end");
+        match event {
+            Event::Prompt { done, total } => heard.progress.push((done, total)),
+            Event::Text(text) => heard.text.push_str(text),
+            Event::Token(_) => {}
+        }
+    }
+
+    fn end(self: Box<Self>, answer: Result<Answer>) {
+        let before = self.0.lock().unwrap().answer.replace(answer);
+        assert!(before.is_none(), "it ends once");
+    }
+}
+
+impl Ear {
+    pub fn has_ended(&self) -> bool {
+        self.0.lock().unwrap().answer.is_some()
+    }
+
+    pub fn text(&self) -> String {
+        self.0.lock().unwrap().text.clone()
+    }
+
+    pub fn progress(&self) -> Vec<(usize, usize)> {
+        self.0.lock().unwrap().progress.clone()
+    }
+
+    /// The answer, which must be what was heard.
+    pub fn answer(&self) -> Answer {
+        let mut heard = self.0.lock().unwrap();
+        let answer = heard.answer.take().expect("it has ended").unwrap();
+        assert_eq!(answer.text, heard.text, "what was heard is the answer");
+        answer
+    }
+
+    pub fn error(&self) -> forebay_engine::Error {
+        self.0.lock().unwrap().answer.take().expect("it has ended").unwrap_err()
+    }
+}
+
+/// A request with randomness of its own that ends after so many tokens.
+pub fn request(prompt: &[TokenId], max_tokens: usize, seed: u64) -> Request {
+    let sampling = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
+    Request {
+        prompt: prompt.to_vec(),
+        max_tokens: Some(max_tokens),
+        sampling,
+        ignore_end: true,
+        ..Request::default()
+    }
+}
+
+/// What a new session answers.
+pub fn alone(engine: &Engine, request: &Request) -> Answer {
+    engine.session().generate(request, &mut |_| {}).unwrap()
+}
+
+/// Adds a request that nobody cancels.
+pub fn add(crowd: &mut Crowd, request: &Request) -> Ear {
+    let ear = Ear::default();
+    crowd.add(request.clone(), Cancel::default(), Box::new(ear.clone()));
+    ear
+}
+
+/// Takes steps until all have been answered.
+pub fn finish(crowd: &mut Crowd) {
+    for _ in 0..100_000 {
+        if crowd.is_empty() {
+            return;
+        }
+        crowd.step(&Cancel::default()).unwrap();
+    }
+    panic!("{} run and {} wait for ever", crowd.running(), crowd.waiting());
+}
+
+/// The answer to one request alone in a crowd.
+pub fn ask(crowd: &mut Crowd, request: &Request) -> Answer {
+    let ear = add(crowd, request);
+    finish(crowd);
+    ear.answer()
+}
+
+/// Both say the same; what they took may differ.
+pub fn assert_same(a: &Answer, b: &Answer, what: &str) {
+    assert_eq!(a.tokens, b.tokens, "{what}");
+    assert_eq!((&a.text, a.finish_reason), (&b.text, b.finish_reason), "{what}");
+}

@@ -1,0 +1,291 @@
+//! Many requests at once: what one is answered does not depend on the others, and nobody waits for ever.
+
+#[path = "common/models.rs"]
+mod common;
+#[path = "common/served.rs"]
+mod served;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{KEEPING, containers, data, demo_model, options, random_tokens};
+use forebay_engine::plan::ExpertMemory;
+use forebay_engine::{
+    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, FinishReason, Options, Precision, PrefixOptions,
+    Request, TokenId,
+};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use served::{Ear, add, alone, assert_same, finish, request};
+
+fn open(family: &str, chunk: usize) -> Engine {
+    let [file, _] = containers(family);
+    Engine::open(&file, &Options { chunk: Some(chunk), ..options(Precision::Fast) }).unwrap()
+}
+
+/// Requests of many lengths, some of which begin alike.
+fn requests(count: usize) -> Vec<Request> {
+    let shared = random_tokens(50, 160, 1);
+    (0..count)
+        .map(|i| {
+            let mut prompt = random_tokens(1 + i * 37 % 90, 160, 100 + i as u64);
+            if i % 3 == 0 {
+                prompt = [&shared[..20 + i % 30], &prompt].concat();
+            }
+            request(&prompt, 3 + i * 11 % 30, i as u64)
+        })
+        .collect()
+}
+
+#[test]
+fn nobodys_text_depends_on_who_else_is_served() {
+    for family in KEEPING {
+        let engine = open(family, 24);
+        let requests = requests(16);
+        let expected: Vec<Answer> = requests.iter().map(|request| alone(&engine, request)).collect();
+        for seed in 0..4 {
+            let what = format!("{family}, {seed}");
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let mut chance = |of: u32| rng.next_u32() % of == 0;
+            let mut options = CrowdOptions::new(5);
+            if seed % 2 == 1 {
+                options.prefixes = Some(PrefixOptions { gain: 8, ..PrefixOptions::new(&engine, None) });
+            }
+            let mut crowd = Crowd::new(&engine, options);
+            let mut left = requests.iter().zip(&expected).cycle().take(32).peekable();
+            let (mut served, mut leaving) = (Vec::new(), Vec::new());
+            loop {
+                while chance(2) {
+                    let Some((request, expected)) = left.next() else { break };
+                    if chance(4) {
+                        let (cancel, ear) = (Cancel::default(), Ear::default());
+                        crowd.add(request.clone(), cancel.clone(), Box::new(ear.clone()));
+                        leaving.push((cancel, ear, expected));
+                    } else {
+                        served.push((add(&mut crowd, request), expected));
+                    }
+                }
+                for (cancel, ..) in &leaving {
+                    if chance(8) {
+                        cancel.cancel();
+                    }
+                }
+                if crowd.is_empty() && left.peek().is_none() {
+                    break;
+                }
+                assert!(crowd.running() <= 5);
+                crowd.step(&Cancel::default()).unwrap();
+            }
+            assert!(served.len() > 10 && leaving.len() > 2, "{what}");
+            for (ear, expected) in served {
+                assert_same(&ear.answer(), expected, &what);
+            }
+            for (_, ear, expected) in leaving {
+                let answer = ear.answer();
+                match answer.finish_reason {
+                    FinishReason::Cancelled => assert!(expected.tokens.starts_with(&answer.tokens), "{what}"),
+                    _ => assert_same(&answer, expected, &what),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn those_who_write_get_a_token_with_every_pass_and_short_prompts_pass_long_ones() {
+    let engine = Engine::open(&demo_model(), &Options { chunk: Some(32), ..Options::default() }).unwrap();
+    let mut crowd = Crowd::new(&engine, CrowdOptions::new(8));
+    let step = |crowd: &mut Crowd| crowd.step(&Cancel::default()).unwrap();
+    let story = random_tokens(1000, 4096, 2);
+    let writer = add(&mut crowd, &request(&story[..10], 30, 1));
+    assert_eq!(step(&mut crowd), 1, "alone, a prompt is one pass");
+    let long = add(&mut crowd, &request(&story[100..], 5, 2));
+    assert_eq!(step(&mut crowd), 1);
+    let short = add(&mut crowd, &request(&story[20..30], 1, 3));
+    assert_eq!(step(&mut crowd), 2, "a token for the one who writes, and the short prompt has been read");
+    assert_eq!(short.answer().tokens.len(), 1);
+    let mut steps = 3;
+    while !writer.has_ended() {
+        assert!(step(&mut crowd) >= 1);
+        steps += 1;
+    }
+    assert_eq!(steps, 30, "one token with every pass");
+    let before = long.progress();
+    assert!(before.len() == 29 && !long.has_ended(), "the long prompt got on with every pass: {before:?}");
+    finish(&mut crowd);
+    let progress = long.progress();
+    assert!(progress.is_sorted() && progress.iter().all(|(_, total)| *total == 900));
+    assert_eq!(progress.last(), Some(&(900, 900)));
+    // Nobody wrote any more: passes were as large as they can be.
+    let rest = &progress[before.len()..];
+    assert!(rest.windows(2).all(|pair| pair[1].0 - pair[0].0 == 32 || pair[1].0 == 900), "{rest:?}");
+}
+
+#[test]
+fn answers_to_one_prompt_read_it_once() {
+    for family in KEEPING {
+        let engine = open(family, 48);
+        let prompt = random_tokens(200, 160, 3);
+        let other = [&prompt[..150], &random_tokens(30, 160, 4)].concat();
+        let mut crowd = Crowd::new(&engine, CrowdOptions::new(8));
+        let requests: Vec<Request> = (0..4)
+            .map(|seed| request(&prompt, 10, seed))
+            .chain((4..6).map(|seed| request(&other, 10, seed)))
+            .collect();
+        let ears: Vec<Ear> = requests.iter().map(|request| add(&mut crowd, request)).collect();
+        finish(&mut crowd);
+        let answers: Vec<Answer> = ears.iter().map(Ear::answer).collect();
+        for (request, answer) in requests.iter().zip(&answers) {
+            assert_same(answer, &alone(&engine, request), family);
+        }
+        let reused: Vec<usize> = answers.iter().map(|answer| answer.stats.reused_tokens).collect();
+        assert_eq!(reused, [0, 199, 199, 199, 150, 179], "{family}");
+        assert_eq!(ears[1].progress(), [(1, 1)], "{family}");
+    }
+}
+
+/// A request to stop that is made at the so manieth look.
+fn after_looks(looks: usize) -> (Cancel, Arc<AtomicUsize>) {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counter = seen.clone();
+    (Cancel::when(move || counter.fetch_add(1, Ordering::SeqCst) >= looks), seen)
+}
+
+#[test]
+fn a_pass_for_one_who_left_is_given_up_and_others_lose_nothing() {
+    for family in KEEPING {
+        let engine = open(family, 128);
+        let mut crowd = Crowd::new(&engine, CrowdOptions::new(4));
+        let stays = request(&random_tokens(20, 160, 5), 30, 1);
+        let ear = add(&mut crowd, &stays);
+        crowd.step(&Cancel::default()).unwrap();
+        crowd.step(&Cancel::default()).unwrap();
+        // Looked at once before the pass, then with each layer.
+        let (cancel, looks) = after_looks(2);
+        let leaves = Ear::default();
+        crowd.add(request(&random_tokens(100, 160, 6), 5, 2), cancel, Box::new(leaves.clone()));
+        assert_eq!(crowd.step(&Cancel::default()).unwrap(), 0, "{family}: the pass was given up");
+        let answer = leaves.answer();
+        assert_eq!((answer.finish_reason, answer.tokens.len()), (FinishReason::Cancelled, 0), "{family}");
+        assert_eq!(looks.load(Ordering::SeqCst), 4, "{family}: before, two layers, and after");
+        assert_eq!(crowd.step(&Cancel::default()).unwrap(), 1, "{family}");
+
+        // One of three who write leaves after the pass, of which most is for others.
+        let (cancel, leaves) = (Cancel::default(), Ear::default());
+        crowd.add(request(&random_tokens(9, 160, 7), 50, 2), cancel.clone(), Box::new(leaves.clone()));
+        crowd.step(&Cancel::default()).unwrap();
+        let last = Ear::default();
+        let looks = Cancel::when(move || {
+            cancel.cancel();
+            false
+        });
+        crowd.add(request(&random_tokens(1, 160, 8), 3, 2), looks, Box::new(last.clone()));
+        assert_eq!(crowd.step(&Cancel::default()).unwrap(), 3, "{family}: all three had their part");
+        let answer = leaves.answer();
+        assert_eq!((answer.finish_reason, answer.tokens.len()), (FinishReason::Cancelled, 2), "{family}");
+        finish(&mut crowd);
+        assert_same(&ear.answer(), &alone(&engine, &stays), family);
+        assert_eq!(last.answer().tokens.len(), 3);
+    }
+}
+
+#[test]
+fn all_can_be_stopped_and_go_on() {
+    let engine = open("qwen35moe", 32);
+    let mut crowd = Crowd::new(&engine, CrowdOptions::new(4));
+    let requests = requests(4);
+    let ears: Vec<Ear> = requests.iter().map(|request| add(&mut crowd, request)).collect();
+    let mut stopped = 0;
+    while !crowd.is_empty() {
+        let (cancel, _) = after_looks(1);
+        assert!(matches!(crowd.step(&cancel), Err(Error::Cancelled)));
+        stopped += 1;
+        crowd.step(&Cancel::default()).unwrap();
+    }
+    assert!(stopped > 3);
+    for (request, ear) in requests.iter().zip(ears) {
+        assert_same(&ear.answer(), &alone(&engine, request), "stopped between all steps");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_request_is_its_own_matter() {
+    let engine =
+        Engine::open(&data("golden/qwen3moe.gguf"), &Options { context: Some(64), ..Options::default() })
+            .unwrap();
+    let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
+    let good = request(&random_tokens(20, 160, 9), 10, 1);
+    let full = request(&random_tokens(64, 160, 9), 10, 1);
+    let mut senseless = good.clone();
+    senseless.sampling.temperature = f32::NAN;
+    let ears = [
+        request(&[], 1, 1),
+        good.clone(),
+        request(&random_tokens(65, 160, 9), 10, 1),
+        request(&[TokenId(u32::MAX)], 1, 1),
+        full,
+        senseless,
+        good.clone(),
+    ]
+    .map(|request| add(&mut crowd, &request));
+    finish(&mut crowd);
+    let [empty, first, long, outside, full, senseless, second] = ears;
+    assert!(empty.error().to_string().contains("no tokens"));
+    assert!(matches!(long.error(), Error::Context { tokens: 65, limit: 64 }));
+    assert!(outside.error().to_string().contains("vocabulary"));
+    assert!(matches!(senseless.error(), Error::Invalid(_)));
+    let full = full.answer();
+    assert_eq!((full.finish_reason, full.tokens.len()), (FinishReason::Length, 0));
+    let expected = alone(&engine, &good);
+    assert_same(&first.answer(), &expected, "beside others");
+    assert_same(&second.answer(), &expected, "again");
+}
+
+/// The file loses its end while answers are written, and gets it back.
+#[test]
+fn a_drive_that_fails_ends_the_answers_and_not_the_crowd() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shrinking.gguf");
+    let whole = std::fs::read(demo_model()).unwrap();
+    std::fs::write(&path, &whole).unwrap();
+    let options = Options { expert_memory: Some(ExpertMemory::Percent(25.0)), ..Options::default() };
+    let engine = Engine::open(&path, &options).unwrap();
+    let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
+    let requests: Vec<Request> = (0..3).map(|i| request(&random_tokens(12, 4096, 30 + i), 40, i)).collect();
+    let ears: Vec<Ear> = requests.iter().map(|request| add(&mut crowd, request)).collect();
+    crowd.step(&Cancel::default()).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(whole.len() as u64 / 4).unwrap();
+    while crowd.running() > 0 && !ears[0].has_ended() {
+        crowd.step(&Cancel::default()).unwrap();
+    }
+    for ear in &ears[..2] {
+        let message = ear.error().to_string();
+        assert!(message.contains("shrinking.gguf"), "{message}");
+    }
+    std::fs::write(&path, &whole).unwrap();
+    finish(&mut crowd);
+    assert_same(&ears[2].answer(), &alone(&engine, &requests[2]), "who waited meanwhile");
+    let ear = add(&mut crowd, &requests[0]);
+    finish(&mut crowd);
+    assert_same(&ear.answer(), &alone(&engine, &requests[0]), "asked again");
+}
+
+#[test]
+fn an_answer_says_what_it_took() {
+    let engine = open("qwen3moe", 16);
+    let mut crowd =
+        Crowd::new(&engine, CrowdOptions { pace: Duration::from_millis(1), ..CrowdOptions::new(1) });
+    let request = request(&random_tokens(40, 160, 10), 12, 1);
+    let [first, second] = [add(&mut crowd, &request), add(&mut crowd, &request)];
+    finish(&mut crowd);
+    let [first, second] = [first, second].map(|ear| ear.answer().stats);
+    for stats in [first, second] {
+        assert_eq!((stats.prompt_tokens, stats.generated_tokens), (40, 12));
+        assert!(stats.prompt_seconds > 0.0 && stats.decode_seconds > 0.0 && stats.experts.hits > 0);
+        assert!(stats.prompt_experts.hits > 0 && stats.ttft_seconds >= stats.prompt_seconds);
+    }
+    // The second waited for the first.
+    assert!(second.ttft_seconds > first.ttft_seconds + first.decode_seconds);
+}

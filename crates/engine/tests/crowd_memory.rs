@@ -1,0 +1,90 @@
+//! Those who find no room beside others wait, and lose nothing. A test program of its own with one test, because a plan starts
+//! from what the process has resident, and other tests would change that meanwhile.
+
+#[path = "common/models.rs"]
+mod common;
+#[path = "common/served.rs"]
+mod served;
+
+use common::{demo_model, random_tokens};
+use forebay_engine::{
+    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Options, PrefixOptions, Prospect, Request,
+};
+use served::{add, alone, ask, assert_same, finish, request};
+
+#[test]
+fn memory_that_does_not_suffice_for_all_delays_and_changes_nothing() {
+    let engine = Engine::open(&demo_model(), &memory_for_slots(2 << 20)).unwrap();
+    the_last_ones_give_way(&engine);
+    what_is_kept_gives_way_first(&engine);
+    who_finds_no_room_alone_is_told(&engine);
+}
+
+fn the_last_ones_give_way(engine: &Engine) {
+    // The first two grow too large for each other while they write; for the third there is no room from the start.
+    let requests = [(300, 400), (300, 390), (700, 20)]
+        .map(|(tokens, most)| request(&random_tokens(tokens, 4096, 40 + most as u64), most, 1));
+    let expected = requests.each_ref().map(|request| alone(engine, request));
+    let mut crowd = Crowd::new(engine, CrowdOptions::new(4));
+    let ears = requests.each_ref().map(|request| add(&mut crowd, request));
+    let ended = || ears.iter().filter(|ear| ear.has_ended()).count();
+    let (mut most, mut gave_way, mut while_writing) = (0, 0, 0);
+    while !crowd.is_empty() {
+        let before = crowd.running() + ended();
+        crowd.step(&Cancel::default()).unwrap();
+        most = most.max(crowd.running());
+        if crowd.running() + ended() < before {
+            gave_way += 1;
+            while_writing += usize::from(!ears[1].text().is_empty() && !ears[1].has_ended());
+        }
+    }
+    assert!(
+        most >= 2 && while_writing >= 1,
+        "{most} at once; {gave_way} gave way, {while_writing} of them writing"
+    );
+    for (ear, expected) in ears.iter().zip(&expected) {
+        let progress = ear.progress();
+        assert!(progress.windows(2).all(|pair| pair[0] < pair[1]), "{progress:?}");
+        assert_same(&ear.answer(), expected, "with little memory");
+    }
+}
+
+fn what_is_kept_gives_way_first(engine: &Engine) {
+    let requests: Vec<Request> = (0..4).map(|i| request(&random_tokens(500, 4096, 50 + i), 5, i)).collect();
+    let expected: Vec<Answer> = requests.iter().map(|request| alone(engine, request)).collect();
+    let prefixes = PrefixOptions { memory: 1 << 40, ..PrefixOptions::new(engine, None) };
+    let mut crowd = Crowd::new(engine, CrowdOptions { prefixes: Some(prefixes), ..CrowdOptions::new(4) });
+    for (request, expected) in requests.iter().zip(&expected) {
+        assert_same(&ask(&mut crowd, request), expected, "one after another");
+    }
+    let meters = crowd.prefix_meters();
+    assert!(meters.evictions > 0 && meters.entries > 0 && meters.entries < 4, "{meters:?}");
+}
+
+fn who_finds_no_room_alone_is_told(engine: &Engine) {
+    let slots = engine.slot_bytes();
+    let mut crowd = Crowd::new(engine, CrowdOptions::new(4));
+    let fits = request(&random_tokens(300, 4096, 60), 10, 1);
+    // Somebody else has the memory.
+    let mut other = engine.session();
+    other.extend(&random_tokens(1000, 4096, 61)).unwrap();
+    let ears = [add(&mut crowd, &request(&random_tokens(1000, 4096, 62), 10, 1)), add(&mut crowd, &fits)];
+    finish(&mut crowd);
+    let error = ears[0].error();
+    assert!(matches!(error, Error::Budget { .. }), "{error}");
+    drop(other);
+    let again = ask(&mut crowd, &fits);
+    assert_same(&again, &alone(engine, &fits), "when there is memory");
+    drop(crowd);
+    assert_eq!(engine.slot_bytes(), slots, "all was given back");
+}
+
+/// Memory for the fixed part of the demo model and about so many bytes of slots.
+fn memory_for_slots(bytes: u64) -> Options {
+    let options = Options { chunk: Some(64), ..Options::default() };
+    let plan = Prospect::new(&demo_model(), &Options { memory: Some(1 << 40), ..options.clone() });
+    let plan = plan.unwrap().plan().clone();
+    // The room to move is larger where the budget is.
+    let memory = plan.total() - plan.slot_bytes - (256 << 20) + (16 << 20) + bytes;
+    Options { memory: Some(memory), ..options }
+}

@@ -1,0 +1,56 @@
+//! What grammars hold counts. A test program of its own with one test, because a plan starts from what the process has
+//! resident.
+
+#[path = "common/memory.rs"]
+mod memory;
+#[path = "common/models.rs"]
+mod models;
+
+use forebay_engine::{Engine, Error, Grammar, Options, Prospect, Request};
+use models::{demo_model, random_tokens};
+use serde_json::json;
+
+#[test]
+fn grammars_share_the_budget_with_experts() {
+    let engine = Engine::open(&demo_model(), &memory_for_slots(12 << 20)).unwrap();
+    let planned = engine.plan().slot_bytes;
+    let tokens = random_tokens(engine.plan().reserved, 4096, 15);
+    // All that the plan has set aside.
+    let mut first = engine.session();
+    first.extend(&tokens).unwrap();
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "string", "maxLength": 50 } } });
+    let before = engine.slot_bytes();
+    let (grammar, used) = memory::measure(|| Grammar::json_schema(&engine, &schema).unwrap());
+    let taken = before - engine.slot_bytes();
+    assert!(taken >= used.kept as u64, "{taken} bytes counted, {} used", used.kept);
+    assert!(taken < 3 * used.kept as u64 + (4 << 20), "{taken} bytes counted, {} used", used.kept);
+    // The vocabulary is prepared once: another grammar takes less than the first.
+    let before = engine.slot_bytes();
+    let another = Grammar::json_object(&engine).unwrap();
+    assert!(before - engine.slot_bytes() < taken);
+    drop(another);
+    assert_eq!(engine.slot_bytes(), before);
+    drop(grammar);
+    drop(first);
+    assert!(engine.slot_bytes() <= planned);
+
+    // Where there is no room, that is said, and what goes on without a grammar goes on.
+    let engine = Engine::open(&demo_model(), &memory_for_slots(2 << 20)).unwrap();
+    let mut first = engine.session();
+    first.extend(&tokens).unwrap();
+    match Grammar::json_object(&engine) {
+        Err(error @ Error::Budget { .. }) => assert!(error.to_string().contains("--memory"), "{error}"),
+        other => panic!("{other:?}"),
+    }
+    let request = Request { max_tokens: Some(3), ..Request::new(&engine, tokens[..5].to_vec()).unwrap() };
+    first.generate(&request, &mut |_| {}).unwrap();
+}
+
+/// Memory for the fixed part of the demo model and about so many bytes of slots.
+fn memory_for_slots(bytes: u64) -> Options {
+    let options = Options { memory: Some(1 << 40), context: Some(512), ..Options::default() };
+    let plan = Prospect::new(&demo_model(), &options).unwrap().plan().clone();
+    // The room to move is larger where the budget is.
+    let memory = plan.total() - plan.slot_bytes - (256 << 20) + (16 << 20) + bytes;
+    Options { memory: Some(memory), chunk: Some(plan.chunk), ..options }
+}
