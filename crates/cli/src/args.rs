@@ -3,9 +3,11 @@
 use std::io::{IsTerminal, read_to_string, stdin};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
+use forebay_cuda::Cuda;
 use forebay_engine::format::Metadata;
 use forebay_engine::plan::ExpertMemory;
 use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
@@ -13,6 +15,7 @@ use forebay_engine::store::IoMethod;
 use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::{Engine, Options, Precision, TokenId};
 
+use crate::device::DeviceArgs;
 use crate::errors;
 use crate::progress::Progress;
 
@@ -35,6 +38,11 @@ impl LoadArgs {
     /// How the model is to be loaded.
     pub fn options(&self) -> Options {
         self.compute.options(self.ctx)
+    }
+
+    /// The GPU that would compute, if one would.
+    pub fn device(&self) -> Result<Option<Cuda>> {
+        self.compute.device()
     }
 }
 
@@ -66,14 +74,36 @@ pub struct ComputeArgs {
     /// Compute with dequantised weights, in f32: slower, for comparison
     #[arg(long)]
     exact: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 impl ComputeArgs {
     /// Loads the model for conversations of `context` tokens, with a progress bar if it takes longer than a moment.
     pub fn load(&self, path: &Path, context: Option<usize>) -> Result<Engine> {
-        let bar = Progress::loading();
-        let options = Options { progress: Some(bar.callback()), ..self.options(context) };
-        Ok(Engine::open(path, &options)?)
+        let open = |device| {
+            let bar = Progress::loading();
+            let options = Options { progress: Some(bar.callback()), device, ..self.options(context) };
+            Engine::open(path, &options)
+        };
+        let Some(device) = self.device.open()? else { return Ok(open(None)?) };
+        let name = device.name().to_owned();
+        match open(Some(Arc::new(device))) {
+            Err(error) if self.device.may_fall_back(&error) => {
+                eprintln!("The processor computes, not {name}: {error}");
+                Ok(open(None)?)
+            }
+            other => {
+                let engine = other?;
+                eprintln!("{name} computes.");
+                Ok(engine)
+            }
+        }
+    }
+
+    /// The GPU that would compute, if one would.
+    pub fn device(&self) -> Result<Option<Cuda>> {
+        self.device.open()
     }
 
     /// How the model is to be loaded for conversations of `context` tokens.

@@ -85,7 +85,10 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let speeds = engine.speeds()?;
     let bandwidth = match speeds.memory {
         Some(speed) => speed,
-        None => memory_speed(engine.threads())?,
+        None => match args.compute.device()?.filter(|_| engine.plan().device.is_some()) {
+            Some(gpu) => gpu.memory_speed()?,
+            None => memory_speed(engine.threads())?,
+        },
     };
     drop(bar);
 

@@ -327,7 +327,15 @@ impl Report {
         let what = if gpu.names.is_empty() { devices } else { gpu.names.join(", ") };
         let found = gpu.library.as_ref().map(|path| path.display().to_string());
         let library = STATIC.map_or(found.unwrap_or("no CUDA library found".into()), str::to_owned);
-        format!("{what} ({library}); not used: tokens are computed on the CPU")
+        match forebay_cuda::find() {
+            Ok(gpus) => {
+                let gpu = |gpu: &forebay_cuda::Found| format!("{} with {}", gpu.name, Bytes(gpu.memory));
+                let gpus: Vec<_> = gpus.iter().map(gpu).collect();
+                let compiler = if forebay_cuda::compiler_is_there() { "" } else { "; NVRTC is missing" };
+                format!("{} ({library}); used for models that fit{compiler}", gpus.join(", "))
+            }
+            Err(why) => format!("{what} ({library}); not used: {why}"),
+        }
     }
 
     fn json(&self) -> Value {

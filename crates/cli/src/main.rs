@@ -7,6 +7,7 @@ mod chat;
 mod completions;
 mod config;
 mod demo;
+mod device;
 mod docs;
 mod doctor;
 mod errors;

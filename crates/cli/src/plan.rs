@@ -4,6 +4,7 @@ mod picture;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
@@ -59,8 +60,32 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let measured = if args.no_probe || is_remote { None } else { Some(Measured::new(&prospect, &options)?) };
     let forecast = Forecast::new(&prospect, &options, measured.as_ref())?;
     let note = sight.map_or(String::new(), |sight| sight.note());
-    print(&if args.json { forecast.json() } else { note + &forecast.text(picture::width()) })?;
+    print(&if args.json {
+        forecast.json()
+    } else {
+        note + &forecast.text(picture::width()) + &gpu_lines(args, &prospect, &options)?
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where the model would be on the GPU, if there is one.
+fn gpu_lines(args: &PlanArgs, prospect: &Prospect, options: &Options) -> Result<String> {
+    let Some(device) = args.load.device()? else { return Ok(String::new()) };
+    let name = device.name().to_owned();
+    let options = Options { device: Some(Arc::new(device)), ..options.clone() };
+    Ok(match prospect.plan_with(&options).map(|plan| plan.device) {
+        Ok(Some(gpu)) => format!(
+            "\n{name}: {} of {} for weights {}, context of {} {}, scratch {}\n",
+            Bytes(gpu.total()),
+            Bytes(gpu.budget),
+            Bytes(gpu.weights),
+            prospect.plan().reserved,
+            Bytes(gpu.kv),
+            Bytes(gpu.scratch)
+        ),
+        Ok(None) => String::new(),
+        Err(error) => format!("\n{name}: not used, since the model {error}\n"),
+    })
 }
 
 /// What is known before anything is loaded.

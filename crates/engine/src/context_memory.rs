@@ -11,6 +11,8 @@ use crate::store::ExpertStore;
 pub(crate) struct ContextMemory {
     /// What they may hold before slots are asked.
     room: u64,
+    /// Whether slots can give more: they are where conversations are.
+    slots_give: bool,
     held: Mutex<Held>,
 }
 
@@ -25,7 +27,11 @@ struct Held {
 impl ContextMemory {
     /// What the plan sets aside, and what it leaves unused.
     pub fn new(plan: &Plan) -> ContextMemory {
-        ContextMemory { room: plan.budget.saturating_sub(plan.total() - plan.kv), held: Mutex::default() }
+        let room = match &plan.device {
+            Some(device) => device.room(),
+            None => plan.budget.saturating_sub(plan.total() - plan.kv),
+        };
+        ContextMemory { room, slots_give: plan.device.is_none(), held: Mutex::default() }
     }
 
     /// One conversation goes from holding `from` bytes to holding `to`. Slots give what is missing, and get back what is
@@ -42,14 +48,18 @@ impl ContextMemory {
         let beyond = used.saturating_sub(self.room);
         if beyond > held.borrowed {
             let missing = beyond - held.borrowed;
-            let given = store.give_back(missing);
+            let given = if self.slots_give { store.give_back(missing) } else { 0 };
             if given < missing {
                 store.take_again(given);
                 return Err(Error::Budget {
                     need: used,
                     have: self.room + held.borrowed + given,
                     what: format!("all conversations and their grammars, this one's {}", Bytes(to)),
-                    remedy: "shorten the conversation, or give it more memory with --memory".into(),
+                    remedy: match self.slots_give {
+                        true => "shorten the conversation, or give it more memory with --memory",
+                        false => "shorten the conversation, or give it more memory with --vram",
+                    }
+                    .into(),
                 });
             }
             held.borrowed += given;

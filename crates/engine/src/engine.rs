@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::backend::{Backend, CpuBackend, Precision, Routing};
+use crate::backend::{Backend, CpuBackend, Device, Precision, Routing};
 use crate::blocks::head::Head;
 use crate::blocks::{Cancel, Context, RoutingObserver};
 use crate::bound::{Speeds, read_speed};
@@ -17,7 +17,7 @@ use crate::grammar::{Lexicon, Tree};
 use crate::heat::{Heat, hottest_first};
 use crate::memory::Region;
 use crate::models::{self, Blueprint, Model};
-use crate::plan::{ExpertMemory, Machine, Plan, Pressure, Relief, Traffic, Wishes};
+use crate::plan::{DeviceWishes, ExpertMemory, Machine, Plan, Pressure, Relief, Traffic, Wishes};
 use crate::predict::{DriveSpeed, Outlook, Skew};
 use crate::preference;
 use crate::rehearsal::{ComputeTime, rehearse};
@@ -70,6 +70,8 @@ pub struct Options {
     pub prefetch: bool,
     /// A folder where it is remembered how hot the experts of each model were, for the next start.
     pub heat: Option<PathBuf>,
+    /// What computes instead of the processor, with all weights in its own memory.
+    pub device: Option<Arc<dyn Device>>,
     /// Told how many bytes have been loaded, and of how many.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
 }
@@ -97,6 +99,10 @@ impl Options {
             chunk: self.chunk,
             memory: self.memory,
             expert_memory: self.expert_memory,
+            device: self
+                .device
+                .as_ref()
+                .map(|device| DeviceWishes { memory: device.memory(), chunk: device.chunk() }),
         })
     }
 }
@@ -227,10 +233,12 @@ impl Engine {
         if let Some(speeds) = self.0.speeds.get() {
             return Ok(*speeds);
         }
-        let streams = !self.0.plan.holds_all_experts();
+        let streams = !self.0.plan.holds_all_experts() && self.0.plan.device.is_none();
         let drive = |layers| probe::drive_speed(&self.0.file, layers, self.0.io, MOMENT);
+        // A device's memory is not the computer's.
+        let dense = self.0.dense.get(..BEYOND_CACHES).filter(|_| self.0.plan.device.is_none());
         let speeds = Speeds {
-            memory: self.0.dense.get(..BEYOND_CACHES).map(|bytes| read_speed(bytes, self.0.threads)),
+            memory: dense.map(|bytes| read_speed(bytes, self.0.threads)),
             drive: if streams { drive(self.0.store.layers())? } else { None },
         };
         Ok(*self.0.speeds.get_or_init(|| speeds))
@@ -318,8 +326,8 @@ pub(crate) struct Pass<'a> {
     pub wanted: &'a [usize],
     /// Asks the pass to end early.
     pub cancel: &'a Cancel,
-    /// Told of each layer's choices.
-    pub observer: &'a mut RoutingObserver<'a>,
+    /// Told of each layer's choices, if somebody wants to know.
+    pub observer: Option<&'a mut RoutingObserver<'a>>,
 }
 
 /// The backend, held for a batch.
@@ -340,7 +348,7 @@ impl ComputeGuard<'_> {
         pass: Pass<'_>,
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
-        let Pass { wanted, cancel, observer } = pass;
+        let Pass { wanted, cancel, mut observer } = pass;
         let Compute { backend, routing, expected, pressure, logits: out } = &mut *self.held;
         let one_each = batch.tokens.len() == batch.sequences.len();
         // Many tokens together need nearly all experts, whether they are a prompt or the next ones of many answers.
@@ -355,7 +363,11 @@ impl ComputeGuard<'_> {
             purpose,
             expected,
             cancel,
-            observer,
+            // With its lifetime cut to that of the context.
+            observer: match &mut observer {
+                Some(observer) => Some(&mut **observer),
+                None => None,
+            },
         };
         if one_each {
             cx.store.tick();
@@ -363,6 +375,7 @@ impl ComputeGuard<'_> {
         }
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
+        cx.backend.submit()?;
         for rows in wanted.chunks(Head::ROWS) {
             cancel.check()?;
             out.resize(rows.len() * self.inner.vocab, 0.0);
@@ -554,12 +567,18 @@ impl Prospect {
     pub fn load(self, options: &Options) -> Result<Engine> {
         let Prospect { file, blueprint, classes, tokenizer, template, plan, traffic } = self;
         let threads = options.threads()?;
-        let mut backend = CpuBackend::new(threads, options.precision, &blueprint.buffers(plan.chunk))?;
+        let buffers = blueprint.buffers(plan.chunk);
+        let mut backend: Box<dyn Backend> = match &options.device {
+            Some(device) => device.backend(options.precision, &buffers)?,
+            None => Box::new(CpuBackend::new(threads, options.precision, &buffers)?),
+        };
         // Where everything fits there is nothing to choose.
-        let folder = options.heat.as_ref().filter(|_| !plan.holds_all_experts());
+        let streams = !plan.holds_all_experts() && !backend.keeps_experts();
+        let folder = options.heat.as_ref().filter(|_| streams);
         let heat = folder.map(|folder| Heat::of(folder, &file, traffic.experts));
         let remembered = heat.as_ref().and_then(Heat::read);
-        let total = plan.dense + plan.slot_bytes.min(blueprint.expert_bytes());
+        let resident = if backend.keeps_experts() { u64::MAX } else { plan.slot_bytes };
+        let total = plan.dense + resident.min(blueprint.expert_bytes());
         let mut done = 0;
         let mut progress = |bytes| {
             done += bytes;
@@ -568,7 +587,7 @@ impl Prospect {
             }
         };
         let source = FileSource::open(&file)?;
-        let dense = blueprint.load_dense(&source, &mut backend, &mut progress)?;
+        let dense = blueprint.load_dense(&source, &mut *backend, &mut progress)?;
         source.forget();
         let store_options = StoreOptions {
             slots: plan.slots.clone(),
@@ -579,14 +598,16 @@ impl Prospect {
         let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
         let vocab = blueprint.model.head().vocab();
         let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
-        if plan.holds_all_experts() {
+        if backend.keeps_experts() {
+            store.hand_over(&mut *backend, &mut progress)?;
+        } else if plan.holds_all_experts() {
             store.preload(0..store.experts(), &mut progress)?;
         } else if let Some(heat) = remembered.filter(|heat| heat.len() == store.experts()) {
             store.warm(&heat);
             store.preload(hottest_first(&heat).into_iter(), &mut progress)?;
         }
         let compute = Compute {
-            backend: Box::new(backend),
+            backend,
             routing: Routing::default(),
             expected: Routing::default(),
             pressure: Pressure::on(plan.slot_bytes),
@@ -600,7 +621,7 @@ impl Prospect {
             model: blueprint.model,
             store,
             context_memory: ContextMemory::new(&plan),
-            prefetch: options.prefetch && !plan.holds_all_experts(),
+            prefetch: options.prefetch && streams,
             plan,
             traffic,
             routed,

@@ -14,7 +14,7 @@ pub use state::{MARKS, State};
 pub use together::Turn;
 
 use crate::backend::Routing;
-use crate::blocks::Cancel;
+use crate::blocks::{Cancel, RoutingObserver};
 use crate::context_memory::Hold;
 use crate::engine::{Engine, Pass};
 use crate::error::{Error, Result};
@@ -362,13 +362,12 @@ impl Session {
         let mut sequences = [Sequence { state: &mut self.state, rows: 0..tokens.len() }];
         let mut batch = Batch { tokens, positions: &self.positions, sequences: &mut sequences };
         let kept = &mut self.logits;
-        let routed = &mut self.routed;
-        let mut observe = |layer, routing: &Routing| {
-            if let Some(watch) = routed {
-                watch(Routed { phase, layer, routing });
-            }
-        };
-        let pass = Pass { wanted: &self.wanted, cancel: &self.cancel, observer: &mut observe };
+        let mut observe = self
+            .routed
+            .as_mut()
+            .map(|watch| move |layer: LayerIdx, routing: &Routing| watch(Routed { phase, layer, routing }));
+        let observer = observe.as_mut().map(|observe| observe as &mut RoutingObserver<'_>);
+        let pass = Pass { wanted: &self.wanted, cancel: &self.cancel, observer };
         let result = self.engine.compute().forward(&mut batch, pass, |row, logits| {
             if let Some(watch) = &mut watch.logits {
                 watch(start + row, logits);

@@ -6,7 +6,7 @@ mod common;
 mod gguf_builder;
 
 use common::{
-    DENSE, MIXTURES, Reference, assert_same_bits, containers, data, demo_model, distance, logits, options,
+    DEMO_LOGITS, Reference, assert_same_bits, data, demo_model, distance, logits, options, tiny_models,
     trained,
 };
 use forebay_engine::Precision;
@@ -14,50 +14,20 @@ use forebay_engine::format::ModelFile;
 use gguf_builder::{GgufBuilder, tensor_type};
 use safetensors::SafeTensors;
 
+/// Among them: V2's router, which chooses groups by their best expert, where the tiny V3 does so by the best two;
+/// GLM-4.7-Flash, made of DeepSeek's parts; MXFP4 experts in a context of several windows; layers that predict further
+/// tokens, which are skipped; a file from before latent attention had a form of its own.
 #[test]
 fn exact_logits_of_the_tiny_models_equal_those_of_others() {
-    for family in MIXTURES.into_iter().chain(DENSE) {
-        let reference = Reference::read(&format!("golden/{family}.logits.safetensors"));
-        for model in containers(family) {
-            let error = distance(&model, &options(Precision::Exact), &reference);
-            assert!(error < 1e-3, "{}: relative error {error}", model.display());
-        }
-    }
-}
-
-/// V2's router chooses groups by their best expert, where the tiny V3 does so by the best two; GLM-4.7-Flash
-/// is made of DeepSeek's parts.
-#[test]
-fn exact_logits_of_others_with_latents_equal_those_of_transformers() {
-    for name in ["deepseek_v2-groups", "glm4_moe_lite"] {
-        let reference = Reference::read(&format!("golden/{name}.logits.safetensors"));
-        let error = distance(&data(&format!("golden/{name}")), &options(Precision::Exact), &reference);
-        assert!(error < 1e-3, "{name}: relative error {error}");
-    }
-}
-
-/// Files from before latent attention had a form of its own hold the same weights in another arrangement.
-#[test]
-fn exact_logits_of_an_old_file_with_latents_equal_those_of_the_new_one() {
-    let reference = Reference::read("golden/deepseek_v2_lite.logits.safetensors");
-    let model = data("golden/deepseek_v2_lite-kv_b.gguf");
-    let error = distance(&model, &options(Precision::Exact), &reference);
-    assert!(error < 1e-3, "relative error {error}");
-}
-
-/// MXFP4 experts in a context of several windows, and layers that predict further tokens, which are skipped.
-#[test]
-fn exact_logits_of_published_peculiarities_equal_those_of_transformers() {
-    for name in ["gpt_oss-mxfp4", "glm4moe-mtp"] {
-        let reference = Reference::read(&format!("golden/{name}.logits.safetensors"));
-        let error = distance(&data(&format!("golden/{name}")), &options(Precision::Exact), &reference);
-        assert!(error < 1e-3, "{name}: relative error {error}");
+    for (model, reference) in tiny_models() {
+        let error = distance(&model, &options(Precision::Exact), &Reference::read(&reference));
+        assert!(error < 1e-3, "{}: relative error {error}", model.display());
     }
 }
 
 #[test]
 fn exact_logits_of_the_demo_model_equal_those_of_transformers() {
-    let reference = Reference::read("golden/tales-qwen3moe-Q4_K_M.f32.logits.safetensors");
+    let reference = Reference::read(DEMO_LOGITS);
     let error = distance(&demo_model(), &options(Precision::Exact), &reference);
     assert!(error < 1e-3, "relative error {error}");
 }

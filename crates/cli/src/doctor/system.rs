@@ -182,7 +182,7 @@ impl Gpu {
     }
 
     pub fn json(&self) -> Value {
-        json!({ "names": self.names, "devices": self.devices, "library": self.library, "used": false })
+        json!({ "names": self.names, "devices": self.devices, "library": self.library, "used": forebay_cuda::find().is_ok() })
     }
 }
 

@@ -116,6 +116,7 @@ mod tests {
             chunk: 512,
             context: 32768,
             reserved: 8192,
+            device: None,
         };
         for width in [40, 60, 80, 100] {
             let text = picture(&plan, width);

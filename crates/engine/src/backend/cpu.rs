@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::attend::{GroupedHeads, QUERY_TILE, heads_at_once};
 use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
-use super::recurrent::{Advance, CpuRecurrent};
+use super::recurrent::CpuRecurrent;
 use super::{
     Activation, Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, HostMatrix, LayerState,
     Matrix, Part, Rope, Router, Routing, StateShape, Vector, Weight,
@@ -32,6 +32,16 @@ pub enum Precision {
     Fast,
     /// Weights are dequantised, everything else is f32.
     Exact,
+}
+
+impl Precision {
+    /// The type in which keys and values are kept.
+    pub fn kv_type(self) -> KvType {
+        match self {
+            Precision::Fast => KvType::F16,
+            Precision::Exact => KvType::F32,
+        }
+    }
 }
 
 /// Computes on the processor's cores.
@@ -123,13 +133,10 @@ impl Backend for CpuBackend {
     }
 
     fn new_state(&self, shape: StateShape) -> Box<dyn LayerState> {
-        let kind = match self.precision {
-            Precision::Fast => KvType::F16,
-            Precision::Exact => KvType::F32,
-        };
+        let kind = self.precision.kv_type();
         match shape {
-            StateShape::Attention(shape) => Box::new(CpuKv::new(shape, kind)),
-            StateShape::Recurrent(floats) => Box::new(CpuRecurrent::new(floats)),
+            StateShape::Attention(shape) => Box::new(CpuKv::on_host(shape, kind)),
+            StateShape::Recurrent(floats) => Box::new(CpuRecurrent::on_host(floats)),
         }
     }
 
@@ -278,8 +285,7 @@ impl Backend for CpuBackend {
                 .downcast_mut::<CpuRecurrent>()
                 .expect("the state was made by this backend");
             let mut row = sequence.rows.start;
-            let Advance { from: mut before, to } =
-                state.advance(start, start + sequence.rows.len(), marks)?;
+            let (mut before, to) = state.advance_floats(start, start + sequence.rows.len(), marks)?;
             for (end, after) in to {
                 let rows = row..row + end - start;
                 let of = |buf: Buf| rows.start * buf.width..rows.end * buf.width;

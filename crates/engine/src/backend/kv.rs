@@ -1,12 +1,13 @@
-//! Attention memory on the CPU: keys and values in pages of [`KEY_BLOCK`] positions.
+//! Attention memory: keys and values in pages of [`KEY_BLOCK`] positions.
 //!
 //! Pages start at multiples of their length, so the steps of attention are the same however the positions came
-//! in. Memory grows a page at a time, as it is used, and goes back to the system with the page. Forks share pages;
-//! one that is to be written to is copied first.
+//! in. Memory grows a page at a time, as it is used. Forks share pages; one that is to be written to is copied first.
+//!
+//! A page holds keys `[heads, KEY_BLOCK, key_dim]`, then values `[heads, KEY_BLOCK, value_dim]`; where values are the last
+//! channels of their keys, keys alone.
 
 use std::any::Any;
 use std::io::{self, Read, Write};
-use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,9 +17,9 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use smallvec::SmallVec;
 
+use super::pieces::{HostPieces, Pieces};
 use super::{KvShape, LayerState, damaged};
 use crate::error::Result;
-use crate::memory::Region;
 
 /// The type in which keys and values are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,88 +32,74 @@ pub enum KvType {
 
 impl KvType {
     /// Bytes of a number.
-    fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         match self {
             KvType::F16 => 2,
             KvType::F32 => 4,
         }
     }
+
+    /// Bytes of a page.
+    pub fn page_bytes(self, shape: &KvShape) -> usize {
+        KEY_BLOCK * shape.position() * self.bytes()
+    }
 }
 
-/// One layer's keys and values of one sequence.
-pub struct CpuKv {
+/// One layer's keys and values of one sequence, wherever its pages are.
+pub struct KvPages<P: Pieces> {
     shape: KvShape,
     kind: KvType,
+    memory: P,
     /// The pages up to the last position; `None` where a window has left one behind.
-    pages: Vec<Option<Arc<Page>>>,
+    pages: Vec<Option<Arc<P::Piece>>>,
     len: usize,
 }
 
-impl CpuKv {
-    pub fn new(shape: KvShape, kind: KvType) -> CpuKv {
-        CpuKv { shape, kind, pages: Vec::new(), len: 0 }
+impl<P: Pieces> KvPages<P> {
+    /// None yet; `memory` makes pieces as large as a [page](KvType::page_bytes).
+    pub fn new(shape: KvShape, kind: KvType, memory: P) -> KvPages<P> {
+        assert_eq!(memory.bytes(), kind.page_bytes(&shape) as u64);
+        KvPages { shape, kind, memory, pages: Vec::new(), len: 0 }
     }
 
+    /// What is kept.
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// Adds one position: keys `[heads, own_key_dim]` and values `[heads, value_dim]`.
+    /// Adds positions up to `end`, to be written to: their pages are there, and nobody else's.
     ///
     /// # Errors
-    /// If the system has no memory for another page.
-    pub fn push(&mut self, keys: &[f32], values: &[f32]) -> Result<()> {
-        let KvShape { key_dim, value_dim, .. } = self.shape;
-        let own = self.shape.own_key_dim();
-        let (page, row) = (self.len / KEY_BLOCK, self.len % KEY_BLOCK);
-        if page == self.pages.len() {
-            self.pages.push(Some(Arc::new(Page::new(self.shape, self.kind)?)));
-        }
-        let page = self.pages[page].as_mut().expect("the last page is kept");
-        if Arc::get_mut(page).is_none() {
-            *page = Arc::new(page.copy(self.shape, self.kind)?);
-        }
-        let page = Arc::get_mut(page).expect("it is ours alone");
-        for (head, (key, value)) in keys.chunks_exact(own).zip(values.chunks_exact(value_dim)).enumerate() {
-            let row = head * KEY_BLOCK + row;
-            page.keys.write(row * key_dim, key);
-            match &mut page.values {
-                Some(values) => values.write(row * value_dim, value),
-                None => page.keys.write(row * key_dim + own, value),
+    /// If there is no memory for another page.
+    pub fn grow(&mut self, end: usize) -> Result<()> {
+        let first = self.len / KEY_BLOCK;
+        for page in first..end.div_ceil(KEY_BLOCK) {
+            if page == self.pages.len() {
+                self.pages.push(Some(Arc::new(self.memory.make()?)));
+                continue;
+            }
+            let page = self.pages[page].as_mut().expect("the last page is kept");
+            if Arc::get_mut(page).is_none() {
+                *page = Arc::new(self.memory.copy(page)?);
             }
         }
-        self.len += 1;
+        self.len = self.len.max(end);
         Ok(())
+    }
+
+    /// A page, if no window has left it behind.
+    pub fn piece(&self, page: usize) -> Option<&Arc<P::Piece>> {
+        self.pages[page].as_ref()
+    }
+
+    /// The number of pages.
+    pub fn page_count(&self) -> usize {
+        self.pages.len()
     }
 
     /// The positions that the last of the first `len` sees.
     pub fn sight(&self, len: usize) -> Range<usize> {
         self.shape.window.map_or(0, |window| len.saturating_sub(window))..len
-    }
-
-    /// One head's keys and values on one page, as far as they are among these positions. Latent values are inside the
-    /// keys, and as far from each other as those.
-    pub fn page(&self, head: usize, page: usize, positions: Range<usize>) -> (KvRef<'_>, KvRef<'_>) {
-        let KvShape { key_dim, value_dim, .. } = self.shape;
-        let first = page * KEY_BLOCK;
-        let rows = positions.start.max(first) - first..KEY_BLOCK.min(positions.end - first);
-        let page = self.pages[page].as_ref().expect("pages in sight are kept");
-        let row = head * KEY_BLOCK + rows.start;
-        let keys = page.keys.read(row * key_dim, rows.len() * key_dim);
-        let values = match &page.values {
-            Some(values) => values.read(row * value_dim, rows.len() * value_dim),
-            None => {
-                let own = self.shape.own_key_dim();
-                page.keys.read(row * key_dim + own, rows.len() * key_dim - own)
-            }
-        };
-        (keys, values)
-    }
-}
-
-impl CpuKv {
-    fn page_bytes(&self) -> u64 {
-        (KEY_BLOCK * self.shape.position() * self.kind.bytes()) as u64
     }
 
     /// The pages that the position after the first `len` sees, and those that it shares a page with.
@@ -121,7 +108,77 @@ impl CpuKv {
     }
 }
 
-impl LayerState for CpuKv {
+/// Keys and values in the computer's memory.
+pub type CpuKv = KvPages<HostPieces>;
+
+impl CpuKv {
+    /// None yet.
+    pub fn on_host(shape: KvShape, kind: KvType) -> CpuKv {
+        KvPages::new(shape, kind, HostPieces(kind.page_bytes(&shape)))
+    }
+
+    /// Adds one position: keys `[heads, own_key_dim]` and values `[heads, value_dim]`.
+    ///
+    /// # Errors
+    /// If the system has no memory for another page.
+    pub fn push(&mut self, keys: &[f32], values: &[f32]) -> Result<()> {
+        let KvShape { key_dim, value_dim, latent, .. } = self.shape;
+        let (own, kind) = (self.shape.own_key_dim(), self.kind);
+        let (page, row) = (self.len / KEY_BLOCK, self.len % KEY_BLOCK);
+        self.grow(self.len + 1)?;
+        let all_keys = self.values_at();
+        let page = self.pages[page].as_mut().and_then(Arc::get_mut).expect("it is ours alone");
+        for (head, (key, value)) in keys.chunks_exact(own).zip(values.chunks_exact(value_dim)).enumerate() {
+            let row = head * KEY_BLOCK + row;
+            write(kind, page, row * key_dim, key);
+            let place = if latent { row * key_dim + own } else { all_keys + row * value_dim };
+            write(kind, page, place, value);
+        }
+        Ok(())
+    }
+
+    /// One head's keys and values on one page, as far as they are among these positions. Latent values are inside the
+    /// keys, and as far from each other as those.
+    pub fn page(&self, head: usize, page: usize, positions: Range<usize>) -> (KvRef<'_>, KvRef<'_>) {
+        let KvShape { key_dim, value_dim, latent, .. } = self.shape;
+        let first = page * KEY_BLOCK;
+        let rows = positions.start.max(first) - first..KEY_BLOCK.min(positions.end - first);
+        let page = self.pages[page].as_ref().expect("pages in sight are kept");
+        let row = head * KEY_BLOCK + rows.start;
+        let keys = read(self.kind, page, row * key_dim, rows.len() * key_dim);
+        let values = if latent {
+            let own = self.shape.own_key_dim();
+            read(self.kind, page, row * key_dim + own, rows.len() * key_dim - own)
+        } else {
+            read(self.kind, page, self.values_at() + row * value_dim, rows.len() * value_dim)
+        };
+        (keys, values)
+    }
+
+    /// Where the values of a page start, if they are apart.
+    fn values_at(&self) -> usize {
+        self.shape.heads * KEY_BLOCK * self.shape.key_dim
+    }
+}
+
+/// Writes numbers to a page from the `at`-th on.
+fn write(kind: KvType, page: &mut [u8], at: usize, values: &[f32]) {
+    let range = at..at + values.len();
+    match kind {
+        KvType::F16 => cast_slice_mut::<_, f16>(page)[range].convert_from_f32_slice(values),
+        KvType::F32 => cast_slice_mut(page)[range].copy_from_slice(values),
+    }
+}
+
+/// The numbers of a page from the `at`-th on.
+fn read(kind: KvType, page: &[u8], at: usize, len: usize) -> KvRef<'_> {
+    match kind {
+        KvType::F16 => KvRef::F16(&cast_slice(page)[at..at + len]),
+        KvType::F32 => KvRef::F32(&cast_slice(page)[at..at + len]),
+    }
+}
+
+impl<P: Pieces> LayerState for KvPages<P> {
     fn len(&self) -> usize {
         self.len
     }
@@ -153,26 +210,30 @@ impl LayerState for CpuKv {
     fn bytes_for(&self, len: usize, _: &[usize]) -> u64 {
         let pages = len.div_ceil(KEY_BLOCK);
         let kept = self.pages.iter().take(pages).flatten().count();
-        (kept + pages.saturating_sub(self.pages.len())) as u64 * self.page_bytes()
+        (kept + pages.saturating_sub(self.pages.len())) as u64 * self.memory.bytes()
     }
 
     fn fork(&self) -> Box<dyn LayerState> {
-        Box::new(CpuKv { shape: self.shape, kind: self.kind, pages: self.pages.clone(), len: self.len })
+        Box::new(KvPages {
+            shape: self.shape,
+            kind: self.kind,
+            memory: self.memory.clone(),
+            pages: self.pages.clone(),
+            len: self.len,
+        })
     }
 
     fn shared_bytes(&self) -> u64 {
         // The last page is written to, and a window moves on.
         let full = if self.shape.window.is_none() { self.len / KEY_BLOCK } else { 0 };
-        full as u64 * self.page_bytes()
+        full as u64 * self.memory.bytes()
     }
 
     fn save(&self, to: &mut dyn Write) -> io::Result<()> {
         for page in &self.pages {
             to.write_all(&[u8::from(page.is_some())])?;
             if let Some(page) = page {
-                for cells in page.cells() {
-                    to.write_all(&cells.bytes)?;
-                }
+                self.memory.save(page, to)?;
             }
         }
         Ok(())
@@ -184,13 +245,7 @@ impl LayerState for CpuKv {
             from.read_exact(&mut kept)?;
             self.pages.push(match kept {
                 [0] => None,
-                [1] => {
-                    let mut page = Page::new(self.shape, self.kind).map_err(io::Error::other)?;
-                    for cells in page.cells_mut() {
-                        from.read_exact(&mut cells.bytes)?;
-                    }
-                    Some(Arc::new(page))
-                }
+                [1] => Some(Arc::new(self.memory.load(from)?)),
                 _ => return Err(damaged()),
             });
         }
@@ -200,64 +255,6 @@ impl LayerState for CpuKv {
 
     fn as_any_mut(&mut self) -> &mut dyn Any {
         self
-    }
-}
-
-/// Keys and values of [`KEY_BLOCK`] positions, each `[heads, KEY_BLOCK, dim]`.
-struct Page {
-    keys: Cells,
-    /// `None` where they are inside the keys.
-    values: Option<Cells>,
-}
-
-impl Page {
-    fn new(shape: KvShape, kind: KvType) -> Result<Page> {
-        let cells = |dim| Cells::new(kind, shape.heads * KEY_BLOCK * dim);
-        let values = if shape.latent { None } else { Some(cells(shape.value_dim)?) };
-        Ok(Page { keys: cells(shape.key_dim)?, values })
-    }
-
-    fn copy(&self, shape: KvShape, kind: KvType) -> Result<Page> {
-        let mut page = Page::new(shape, kind)?;
-        for (to, from) in page.cells_mut().zip(self.cells()) {
-            to.bytes.copy_from_slice(&from.bytes);
-        }
-        Ok(page)
-    }
-
-    fn cells(&self) -> impl Iterator<Item = &Cells> {
-        iter::once(&self.keys).chain(&self.values)
-    }
-
-    fn cells_mut(&mut self) -> impl Iterator<Item = &mut Cells> {
-        iter::once(&mut self.keys).chain(&mut self.values)
-    }
-}
-
-/// Numbers in memory of their own: what an allocator is given back it keeps, and the budget counts.
-struct Cells {
-    kind: KvType,
-    bytes: Region,
-}
-
-impl Cells {
-    fn new(kind: KvType, len: usize) -> Result<Cells> {
-        Ok(Cells { kind, bytes: Region::small(len * kind.bytes())? })
-    }
-
-    fn write(&mut self, at: usize, values: &[f32]) {
-        let range = at..at + values.len();
-        match self.kind {
-            KvType::F16 => cast_slice_mut::<_, f16>(&mut self.bytes)[range].convert_from_f32_slice(values),
-            KvType::F32 => cast_slice_mut(&mut self.bytes)[range].copy_from_slice(values),
-        }
-    }
-
-    fn read(&self, at: usize, len: usize) -> KvRef<'_> {
-        match self.kind {
-            KvType::F16 => KvRef::F16(&cast_slice(&self.bytes)[at..at + len]),
-            KvType::F32 => KvRef::F32(&cast_slice(&self.bytes)[at..at + len]),
-        }
     }
 }
 
@@ -288,8 +285,8 @@ mod tests {
 
     #[test]
     fn a_window_keeps_what_its_end_and_the_marks_see() {
-        let mut kv = CpuKv::new(WINDOWED, KvType::F32);
-        let page = kv.page_bytes();
+        let mut kv = CpuKv::on_host(WINDOWED, KvType::F32);
+        let page = kv.memory.bytes();
         push(&mut kv, 1000);
         assert_eq!(kv.reach(500), 500);
         kv.settle(&[400]);
@@ -306,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_fork_shares_pages_until_it_writes() {
-        let mut kv = CpuKv::new(WINDOWED, KvType::F16);
+        let mut kv = CpuKv::on_host(WINDOWED, KvType::F16);
         push(&mut kv, 70);
         let mut fork = kv.fork();
         let fork = fork.as_any_mut().downcast_mut::<CpuKv>().unwrap();
@@ -320,24 +317,24 @@ mod tests {
 
     #[test]
     fn what_was_saved_comes_back_and_something_else_does_not() {
-        let mut kv = CpuKv::new(WINDOWED, KvType::F32);
+        let mut kv = CpuKv::on_host(WINDOWED, KvType::F32);
         push(&mut kv, 400);
         kv.settle(&[100]);
         let mut saved = Vec::new();
         kv.save(&mut saved).unwrap();
-        let mut loaded = CpuKv::new(WINDOWED, KvType::F32);
+        let mut loaded = CpuKv::on_host(WINDOWED, KvType::F32);
         loaded.load(400, &mut &saved[..]).unwrap();
         assert_eq!((seen(&loaded), loaded.reach(300)), (seen(&kv), kv.reach(300)));
-        let last_page = saved.len() - 1 - kv.page_bytes() as usize;
+        let last_page = saved.len() - 1 - kv.memory.bytes() as usize;
         saved[last_page] = 0;
-        assert!(CpuKv::new(WINDOWED, KvType::F32).load(400, &mut &saved[..]).is_err());
+        assert!(CpuKv::on_host(WINDOWED, KvType::F32).load(400, &mut &saved[..]).is_err());
     }
 
     #[test]
     fn positions_come_back_head_by_head_and_page_by_page() {
         let shape = KvShape { heads: 2, key_dim: 3, value_dim: 2, window: None, latent: false };
         for kind in [KvType::F16, KvType::F32] {
-            let mut kv = CpuKv::new(shape, kind);
+            let mut kv = CpuKv::on_host(shape, kind);
             for p in 0..100 {
                 let p = p as f32;
                 kv.push(&[p, p, p, -p, -p, -p], &[p, 2.0 * p, -p, -2.0 * p]).unwrap();
@@ -359,7 +356,7 @@ mod tests {
     #[test]
     fn latent_values_are_kept_once_inside_the_keys() {
         let shape = KvShape { heads: 1, key_dim: 3, value_dim: 2, window: None, latent: true };
-        let mut kv = CpuKv::new(shape, KvType::F32);
+        let mut kv = CpuKv::on_host(shape, KvType::F32);
         for p in 0..70 {
             let p = p as f32;
             kv.push(&[p], &[10.0 * p, -p]).unwrap();
@@ -367,7 +364,7 @@ mod tests {
         assert_eq!(kv.bytes_for(70, &[]), 2 * 64 * 3 * 4);
         let mut saved = Vec::new();
         kv.save(&mut saved).unwrap();
-        let mut loaded = CpuKv::new(shape, KvType::F32);
+        let mut loaded = CpuKv::on_host(shape, KvType::F32);
         loaded.load(70, &mut &saved[..]).unwrap();
         for kv in [&kv, &loaded] {
             let (KvRef::F32(keys), KvRef::F32(values)) = kv.page(0, 1, 0..66) else { panic!("they are f32") };

@@ -9,6 +9,7 @@ mod cpu;
 mod delta;
 mod heads;
 mod kv;
+mod pieces;
 mod recurrent;
 mod routing;
 
@@ -19,6 +20,9 @@ use std::ops::Range;
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
 pub use cpu::{CpuBackend, Precision};
+pub use kv::{KvPages, KvType};
+pub use pieces::Pieces;
+pub use recurrent::{Advance, Recurrent};
 pub use routing::{GroupScore, Groups, Router, Routing, Scores};
 
 use crate::TokenId;
@@ -31,9 +35,33 @@ use crate::store::Lease;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix(pub(crate) usize);
 
+impl Matrix {
+    /// The matrix that was loaded so many matrices after the first.
+    pub fn nth(index: usize) -> Matrix {
+        Matrix(index)
+    }
+
+    /// Which of the matrices it is, in the order in which they were [loaded](Backend::load).
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// A small vector of weights: a norm, a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vector(pub(crate) usize);
+
+impl Vector {
+    /// The vector that was loaded so many vectors after the first.
+    pub fn nth(index: usize) -> Vector {
+        Vector(index)
+    }
+
+    /// Which of the vectors it is, in the order in which they were [loaded](Backend::load).
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
 
 /// Scratch memory for activations: rows of `width` floats, as many as the current [`begin`](Backend::begin)
 /// says.
@@ -41,6 +69,23 @@ pub struct Vector(pub(crate) usize);
 pub struct Buf {
     pub(crate) id: usize,
     pub(crate) width: usize,
+}
+
+impl Buf {
+    /// The backend's buffer of this number, whose rows have so many floats.
+    pub fn nth(index: usize, width: usize) -> Buf {
+        Buf { id: index, width }
+    }
+
+    /// Which of the backend's buffers it is.
+    pub fn index(self) -> usize {
+        self.id
+    }
+
+    /// Floats in a row.
+    pub fn width(self) -> usize {
+        self.width
+    }
 }
 
 /// The shape of a buffer.
@@ -182,6 +227,19 @@ pub struct Rope {
     pub scale: f32,
     /// Which channels rotate together.
     pub pairs: RopePairs,
+}
+
+/// Heads that are normed and rotated.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// Channels of a head.
+    pub dim: usize,
+    /// Of the norms.
+    pub eps: f32,
+    /// Which channels rotate together.
+    pub pairs: RopePairs,
+    /// Of the rows, as [`Backend::rope_angles`] made them.
+    pub angles: Buf,
 }
 
 /// Causal attention of one layer.
@@ -338,6 +396,38 @@ pub struct ExpertBuffers {
     pub out: Buf,
 }
 
+/// A whole mixture, for a backend that keeps the experts.
+#[derive(Clone, Copy, Debug)]
+pub struct Mixture<'a> {
+    /// The layer, which says whose experts these are.
+    pub layer: crate::LayerIdx,
+    /// The router's: `[rows, experts]`
+    pub logits: Buf,
+    /// How experts are chosen.
+    pub router: &'a Router,
+    /// `[experts]` Added to the scores for the choice alone.
+    pub correction: Option<Vector>,
+    /// The experts.
+    pub experts: Experts,
+    /// `[rows, hidden]`
+    pub out: Buf,
+}
+
+/// A device besides the processor.
+pub trait Device: Send + Sync {
+    /// A backend there with these buffers, numbered in order.
+    ///
+    /// # Errors
+    /// If it has no memory for them, or fails.
+    fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>>;
+
+    /// Bytes that models may use there.
+    fn memory(&self) -> u64;
+
+    /// Tokens of a prompt that are best computed together there.
+    fn chunk(&self) -> usize;
+}
+
 /// A device that computes the operations of a forward pass.
 ///
 /// Every operation works on as many rows as the last [`begin`](Self::begin) said. A wrong shape is a bug of
@@ -349,6 +439,18 @@ pub trait Backend: Send {
 
     /// Takes the weights, in the order of their handles.
     fn load(&mut self, weight: Weight) -> Result<()>;
+
+    /// Whether it keeps all routed experts itself: then it is given [each of them](Self::load_expert), and computes
+    /// [mixtures](Self::mixture) whole.
+    fn keeps_experts(&self) -> bool {
+        false
+    }
+
+    /// Takes one of the `count` experts of a layer for good.
+    fn load_expert(&mut self, layer: crate::LayerIdx, count: usize, expert: &Lease) -> Result<()> {
+        let _ = (layer, count, expert);
+        Ok(())
+    }
 
     /// The state of one layer of a new sequence.
     fn new_state(&self, shape: StateShape) -> Box<dyn LayerState>;
@@ -374,6 +476,20 @@ pub trait Backend: Send {
 
     /// Rotates every head of `x` in place by the angles of its row.
     fn rope(&mut self, x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf) -> Result<()>;
+
+    /// Norms every head of each buffer that has a norm, and rotates all by the angles of their rows: a norm is as long as
+    /// a head, or as all heads together.
+    fn norm_and_rotate(&mut self, buffers: &[(Buf, Option<Vector>)], heads: &Heads) -> Result<()> {
+        for &(buf, norm) in buffers {
+            if let Some(norm) = norm {
+                self.rms_norm(buf, norm, heads.eps, buf)?;
+            }
+        }
+        for &(buf, _) in buffers {
+            self.rope(buf, heads.dim, heads.pairs, heads.angles)?;
+        }
+        Ok(())
+    }
 
     /// Appends the batch's keys and values to its sequences, then attends from every row to all positions
     /// of its sequence up to its own, or to those in the layer's window.
@@ -405,6 +521,13 @@ pub trait Backend: Send {
     /// `out[t] = Σ weight · expert output`, in rank order.
     fn combine(&mut self, routing: &Routing, experts: Buf, out: Buf) -> Result<()>;
 
+    /// Routes, computes the chosen experts and combines what they give, as [`route`](Self::route),
+    /// [`experts`](Self::experts) and [`combine`](Self::combine) do, without telling the host.
+    fn mixture(&mut self, mixture: &Mixture<'_>) -> Result<()> {
+        let _ = mixture;
+        unreachable!("only a backend that keeps experts is asked")
+    }
+
     /// `x = x + y`
     fn add(&mut self, x: Buf, y: Buf) -> Result<()>;
 
@@ -419,6 +542,11 @@ pub trait Backend: Send {
 
     /// `out[i] = x[rows[i]]`; the following operations work on these rows.
     fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()>;
+
+    /// All operations asked for so far are on their way: a backend may collect them until now.
+    fn submit(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Copies a buffer's rows to the host.
     fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()>;

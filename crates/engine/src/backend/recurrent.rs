@@ -1,4 +1,4 @@
-//! Recurrent state on the CPU: so many floats after each position that is kept.
+//! Recurrent state: so many floats after each position that is kept.
 //!
 //! A state that was computed is never written to again. The next one is written beside it, so a batch that fails
 //! leaves the state it started from, a fork shares it, and a mark costs no copy.
@@ -10,67 +10,90 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use smallvec::SmallVec;
 
+use super::pieces::{HostPieces, Pieces};
 use super::{LayerState, damaged, read_number, write_number};
 use crate::error::Result;
-use crate::memory::Region;
 
-/// One layer's recurrent state of one sequence.
-pub struct CpuRecurrent {
-    floats: usize,
+/// One layer's recurrent state of one sequence, wherever it is.
+pub struct Recurrent<P: Pieces> {
+    memory: P,
     /// The states that are kept, each with the number of positions it has seen, ascending. Before the first position
     /// the state is zero and not kept.
-    kept: Vec<(usize, Arc<Region>)>,
+    kept: Vec<(usize, Arc<P::Piece>)>,
     /// The memory of a state that is no longer needed.
-    spare: Option<Arc<Region>>,
+    spare: Option<Arc<P::Piece>>,
 }
 
-impl CpuRecurrent {
-    pub fn new(floats: usize) -> CpuRecurrent {
-        CpuRecurrent { floats, kept: Vec::new(), spare: None }
+impl<P: Pieces> Recurrent<P> {
+    /// None yet; `memory` makes pieces as large as a state.
+    pub fn new(memory: P) -> Recurrent<P> {
+        Recurrent { memory, kept: Vec::new(), spare: None }
     }
 
     /// Starts on the positions from `start` to `end`: where the state after `start` of them is, and where those after
-    /// each marked one and after `end` are to be written, ascending.
+    /// each marked one and after `end` are to be written, ascending. Nobody else has the latter.
     ///
     /// # Errors
-    /// If the system has no memory for them.
-    pub fn advance(&mut self, start: usize, end: usize, marks: &[usize]) -> Result<Advance<'_>> {
+    /// If there is no memory for them.
+    pub fn advance(&mut self, start: usize, end: usize, marks: &[usize]) -> Result<Advance<'_, P::Piece>> {
         self.truncate(start);
         assert_eq!(self.len(), start, "a state is computed from the one before");
         let ends = marks.iter().copied().filter(|&mark| start < mark && mark < end).chain([end]);
         let first = self.kept.len();
         for len in ends {
-            let region = match self.spare.take() {
-                Some(region) => region,
-                None => Arc::new(Region::small(self.floats * 4)?),
+            let piece = match self.spare.take() {
+                Some(piece) => piece,
+                None => Arc::new(self.memory.make()?),
             };
-            self.kept.push((len, region));
+            self.kept.push((len, piece));
         }
         let (before, after) = self.kept.split_at_mut(first);
         let mut to = SmallVec::new();
-        for (len, region) in after {
-            let region = Arc::get_mut(region).expect("nobody else has what is being written");
-            to.push((*len, cast_slice_mut(region)));
+        for (len, piece) in after {
+            to.push((*len, Arc::get_mut(piece).expect("nobody else has what is being written")));
         }
-        Ok(Advance { from: before.last().map(|(_, region)| cast_slice(region)), to })
+        Ok(Advance { from: before.last().map(|(_, piece)| &**piece), to })
     }
 
-    fn recycle(&mut self, mut region: Arc<Region>) {
-        if self.spare.is_none() && Arc::get_mut(&mut region).is_some() {
-            self.spare = Some(region);
+    fn recycle(&mut self, mut piece: Arc<P::Piece>) {
+        if self.spare.is_none() && Arc::get_mut(&mut piece).is_some() {
+            self.spare = Some(piece);
         }
     }
 }
 
 /// A state on its way.
-pub struct Advance<'a> {
+pub struct Advance<'a, T> {
     /// Where it starts; `None` if it starts from zero.
-    pub from: Option<&'a [f32]>,
+    pub from: Option<&'a T>,
     /// Where it is written to, after how many positions.
-    pub to: SmallVec<[(usize, &'a mut [f32]); 4]>,
+    pub to: SmallVec<[(usize, &'a mut T); 4]>,
 }
 
-impl LayerState for CpuRecurrent {
+/// A recurrent state in the computer's memory.
+pub type CpuRecurrent = Recurrent<HostPieces>;
+
+impl CpuRecurrent {
+    /// None yet.
+    pub fn on_host(floats: usize) -> CpuRecurrent {
+        Recurrent::new(HostPieces(floats * 4))
+    }
+
+    /// As [`advance`](Self::advance), in floats.
+    ///
+    /// # Errors
+    /// If the system has no memory for them.
+    pub fn advance_floats(&mut self, start: usize, end: usize, marks: &[usize]) -> Result<Floats<'_>> {
+        let Advance { from, to } = self.advance(start, end, marks)?;
+        let to = to.into_iter().map(|(len, piece)| (len, cast_slice_mut(piece)));
+        Ok((from.map(|piece| cast_slice(piece)), to.collect()))
+    }
+}
+
+/// The parts of an [`Advance`] on the host.
+type Floats<'a> = (Option<&'a [f32]>, SmallVec<[(usize, &'a mut [f32]); 4]>);
+
+impl<P: Pieces> LayerState for Recurrent<P> {
     fn len(&self) -> usize {
         self.kept.last().map_or(0, |(len, _)| *len)
     }
@@ -81,8 +104,8 @@ impl LayerState for CpuRecurrent {
 
     fn truncate(&mut self, len: usize) {
         while self.kept.last().is_some_and(|(kept, _)| *kept > len) {
-            let (_, region) = self.kept.pop().expect("there is a last one");
-            self.recycle(region);
+            let (_, piece) = self.kept.pop().expect("there is a last one");
+            self.recycle(piece);
         }
     }
 
@@ -91,8 +114,8 @@ impl LayerState for CpuRecurrent {
         for i in (0..self.kept.len()).rev() {
             let len = self.kept[i].0;
             if len != end && !marks.contains(&len) {
-                let (_, region) = self.kept.remove(i);
-                self.recycle(region);
+                let (_, piece) = self.kept.remove(i);
+                self.recycle(piece);
             }
         }
     }
@@ -100,11 +123,11 @@ impl LayerState for CpuRecurrent {
     fn bytes_for(&self, len: usize, marks: &[usize]) -> u64 {
         // The last two, of which one may be spare, and the marked ones between.
         let marked = marks.iter().filter(|&&mark| mark < len).count();
-        if len == 0 { 0 } else { (2 + marked) as u64 * self.floats as u64 * 4 }
+        if len == 0 { 0 } else { (2 + marked) as u64 * self.memory.bytes() }
     }
 
     fn fork(&self) -> Box<dyn LayerState> {
-        Box::new(CpuRecurrent { floats: self.floats, kept: self.kept.clone(), spare: None })
+        Box::new(Recurrent { memory: self.memory.clone(), kept: self.kept.clone(), spare: None })
     }
 
     fn shared_bytes(&self) -> u64 {
@@ -113,9 +136,9 @@ impl LayerState for CpuRecurrent {
 
     fn save(&self, to: &mut dyn Write) -> io::Result<()> {
         write_number(to, self.kept.len())?;
-        for (len, region) in &self.kept {
+        for (len, piece) in &self.kept {
             write_number(to, *len)?;
-            to.write_all(region)?;
+            self.memory.save(piece, to)?;
         }
         Ok(())
     }
@@ -126,9 +149,7 @@ impl LayerState for CpuRecurrent {
             if kept <= self.len() || kept > len {
                 return Err(damaged());
             }
-            let mut region = Region::small(self.floats * 4).map_err(io::Error::other)?;
-            from.read_exact(&mut region)?;
-            self.kept.push((kept, Arc::new(region)));
+            self.kept.push((kept, Arc::new(self.memory.load(from)?)));
         }
         if self.len() == len { Ok(()) } else { Err(damaged()) }
     }
@@ -145,9 +166,9 @@ mod tests {
     /// Adds the positions from the state's end to `end`, each of which adds its number to the only float.
     fn add(state: &mut CpuRecurrent, end: usize, marks: &[usize]) {
         let start = state.len();
-        let advance = state.advance(start, end, marks).unwrap();
-        let (mut value, mut position) = (advance.from.map_or(0.0, |from| from[0]), start);
-        for (len, to) in advance.to {
+        let (from, to) = state.advance_floats(start, end, marks).unwrap();
+        let (mut value, mut position) = (from.map_or(0.0, |from| from[0]), start);
+        for (len, to) in to {
             while position < len {
                 value += position as f32;
                 position += 1;
@@ -157,7 +178,7 @@ mod tests {
     }
 
     fn value(state: &CpuRecurrent) -> f32 {
-        state.kept.last().map_or(0.0, |(_, region)| cast_slice(region)[0])
+        state.kept.last().map_or(0.0, |(_, piece)| cast_slice(piece)[0])
     }
 
     /// The sum of all positions before `len`.
@@ -167,7 +188,7 @@ mod tests {
 
     #[test]
     fn it_goes_back_to_marks_and_to_where_the_last_batch_started() {
-        let mut state = CpuRecurrent::new(1);
+        let mut state = CpuRecurrent::on_host(1);
         let marks = [10, 20];
         add(&mut state, 25, &marks);
         assert_eq!(value(&state), sum(25));
@@ -191,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_fork_goes_its_own_way() {
-        let mut state = CpuRecurrent::new(1);
+        let mut state = CpuRecurrent::on_host(1);
         add(&mut state, 5, &[]);
         let mut fork = state.fork();
         let fork = fork.as_any_mut().downcast_mut::<CpuRecurrent>().unwrap();
@@ -206,17 +227,17 @@ mod tests {
 
     #[test]
     fn what_was_saved_comes_back_and_something_else_does_not() {
-        let mut state = CpuRecurrent::new(2);
+        let mut state = CpuRecurrent::on_host(2);
         add(&mut state, 25, &[10]);
         let mut saved = Vec::new();
         state.save(&mut saved).unwrap();
-        let mut loaded = CpuRecurrent::new(2);
+        let mut loaded = CpuRecurrent::on_host(2);
         loaded.load(25, &mut &saved[..]).unwrap();
         assert_eq!((loaded.len(), loaded.reach(24), value(&loaded)), (25, 10, sum(25)));
-        assert!(CpuRecurrent::new(2).load(24, &mut &saved[..]).is_err());
-        assert!(CpuRecurrent::new(2).load(26, &mut &saved[..]).is_err());
+        assert!(CpuRecurrent::on_host(2).load(24, &mut &saved[..]).is_err());
+        assert!(CpuRecurrent::on_host(2).load(26, &mut &saved[..]).is_err());
         for cut in 0..saved.len() {
-            assert!(CpuRecurrent::new(2).load(25, &mut &saved[..cut]).is_err());
+            assert!(CpuRecurrent::on_host(2).load(25, &mut &saved[..cut]).is_err());
         }
     }
 }

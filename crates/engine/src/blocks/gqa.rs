@@ -1,7 +1,7 @@
 //! Grouped-query attention: several query heads share a key and a value head.
 
 use crate::LayerIdx;
-use crate::backend::{Attention, Buf, KvShape, Matrix, Part, Rope, Vector};
+use crate::backend::{Attention, Buf, Heads, KvShape, Matrix, Part, Rope, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
 use crate::session::Batch;
@@ -93,12 +93,10 @@ impl Gqa {
         for (heads, bias) in [self.q, self.k, self.v].into_iter().zip(w.biases.into_iter().flatten()) {
             b.add_bias(heads, bias)?;
         }
-        for (heads, norm) in [self.q, self.k].into_iter().zip(w.norms.into_iter().flatten()) {
-            b.rms_norm(heads, norm, self.eps, heads)?;
-        }
-        for heads in [self.q, self.k] {
-            b.rope(heads, self.kv.key_dim, self.rope.pairs, self.angles)?;
-        }
+        let [q_norm, k_norm] = w.norms.map_or([None; 2], |norms| norms.map(Some));
+        let heads =
+            Heads { dim: self.kv.key_dim, eps: self.eps, pairs: self.rope.pairs, angles: self.angles };
+        b.norm_and_rotate(&[(self.q, q_norm), (self.k, k_norm)], &heads)?;
         let attention = Attention {
             layer,
             q: self.q,

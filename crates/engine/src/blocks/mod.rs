@@ -33,8 +33,8 @@ pub struct Context<'a> {
     pub expected: Option<&'a mut Routing>,
     /// Asks the pass to end early.
     pub cancel: &'a Cancel,
-    /// Told of each layer's choices.
-    pub observer: &'a mut RoutingObserver<'a>,
+    /// Told of each layer's choices, if somebody wants to know.
+    pub observer: Option<&'a mut RoutingObserver<'a>>,
 }
 
 /// Takes a layer and what its router chose.

@@ -1,7 +1,9 @@
 //! A mixture of experts: the router picks a few experts for each token, their outputs are added up.
 
 use crate::LayerIdx;
-use crate::backend::{Activation, Backend, Buf, ExpertBuffers, Experts, Matrix, Router, Routing, Vector};
+use crate::backend::{
+    Activation, Backend, Buf, ExpertBuffers, Experts, Matrix, Mixture, Router, Routing, Vector,
+};
 use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
@@ -75,9 +77,14 @@ impl Moe {
     /// # Errors
     /// The backend's, and the store's if an expert cannot be read.
     pub fn forward(&self, cx: &mut Context<'_>, layer: LayerIdx, gates: Gates, out: Buf) -> Result<()> {
+        if cx.backend.keeps_experts() {
+            return self.forward_resident(cx, layer, gates, out);
+        }
         let b = &mut *cx.backend;
         self.route(b, gates.here, cx.routing)?;
-        (cx.observer)(layer, cx.routing);
+        if let Some(observer) = &mut cx.observer {
+            observer(layer, cx.routing);
+        }
         let mut acquisition = cx.store.acquire(layer, cx.routing.chosen(), cx.purpose);
         if let (Some(expected), Some(next)) = (&mut cx.expected, gates.next) {
             self.route(b, next, expected)?;
@@ -100,13 +107,38 @@ impl Moe {
         }
     }
 
+    /// As [`forward`](Self::forward), where the backend keeps all experts: nothing is asked of the store.
+    fn forward_resident(&self, cx: &mut Context<'_>, layer: LayerIdx, gates: Gates, out: Buf) -> Result<()> {
+        let b = &mut *cx.backend;
+        let Gate { correction, .. } = gates.here;
+        self.router_logits(b, gates.here)?;
+        if let Some(observer) = &mut cx.observer {
+            b.route(self.logits, &self.router, correction, cx.routing)?;
+            observer(layer, cx.routing);
+        }
+        let experts = Experts { buffers: self.buffers, activation: self.activation, biases: gates.biases };
+        b.mixture(&Mixture { layer, logits: self.logits, router: &self.router, correction, experts, out })?;
+        match self.shared.as_ref().zip(gates.shared) {
+            Some((shared, w)) => {
+                shared.forward(b, &w, self.buffers.x)?;
+                b.add(out, shared.out)
+            }
+            None => Ok(()),
+        }
+    }
+
     /// What a router chooses for the rows of `x`.
     fn route(&self, b: &mut dyn Backend, gate: Gate, routing: &mut Routing) -> Result<()> {
-        b.matmul(self.buffers.x, &[(gate.weights, self.logits)])?;
-        if let Some(bias) = gate.bias {
-            b.add_bias(self.logits, bias)?;
-        }
+        self.router_logits(b, gate)?;
         b.route(self.logits, &self.router, gate.correction, routing)
+    }
+
+    fn router_logits(&self, b: &mut dyn Backend, gate: Gate) -> Result<()> {
+        b.matmul(self.buffers.x, &[(gate.weights, self.logits)])?;
+        match gate.bias {
+            Some(bias) => b.add_bias(self.logits, bias),
+            None => Ok(()),
+        }
     }
 }
 

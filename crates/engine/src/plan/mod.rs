@@ -19,6 +19,12 @@ const STREAMED_CHUNK: usize = 2048;
 /// Smaller chunks would read experts for a few tokens each.
 const LEAST_CHUNK: usize = 32;
 
+/// Slots by way of which experts go to a device: enough to keep the drive busy.
+const HANDING_OVER: u64 = 512 << 20;
+
+/// What a device's driver, its kernels and the lists of a batch take beside the buffers.
+const DEVICE_RESERVE: u64 = 256 << 20;
+
 /// Positions of attention memory come in pages of this many.
 const PAGE: u64 = forebay_kernels::KEY_BLOCK as u64;
 
@@ -37,6 +43,42 @@ pub struct Wishes {
     pub memory: Option<u64>,
     /// What expert slots may use; by default what is left.
     pub expert_memory: Option<ExpertMemory>,
+    /// The device that computes instead of the processor, if one does.
+    pub device: Option<DeviceWishes>,
+}
+
+/// What a device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceWishes {
+    /// Bytes that the model may use there.
+    pub memory: u64,
+    /// Tokens of a prompt that are best computed together.
+    pub chunk: usize,
+}
+
+/// Bytes in a device's memory, by purpose. All experts are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DevicePlan {
+    /// What may be used.
+    pub budget: u64,
+    /// Dense weights and all experts.
+    pub weights: u64,
+    /// Buffers of the forward pass.
+    pub scratch: u64,
+    /// Keys and values of one conversation.
+    pub kv: u64,
+}
+
+impl DevicePlan {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        [self.scratch, self.kv].into_iter().fold(self.weights, u64::saturating_add)
+    }
+
+    /// What conversations may hold in all.
+    pub fn room(&self) -> u64 {
+        self.budget.saturating_sub(self.weights.saturating_add(self.scratch))
+    }
 }
 
 /// A limit for expert slots.
@@ -75,6 +117,8 @@ pub struct Plan {
     pub context: usize,
     /// Tokens of a conversation that memory is set aside for; beyond that it takes expert slots.
     pub reserved: usize,
+    /// What is in the memory of the device that computes, if it is not the processor.
+    pub device: Option<DevicePlan>,
 }
 
 impl Plan {
@@ -93,6 +137,9 @@ impl Plan {
             (None, Some(available)) => machine.resident + available.saturating_sub(margin(available)),
             (None, None) => u64::MAX,
         };
+        if let Some(device) = wishes.device {
+            return Plan::for_device(blueprint, classes, wishes, machine, budget, device);
+        }
         let positions = (wishes.reserved as u64).next_multiple_of(PAGE);
         let mut plan = Plan {
             budget,
@@ -107,6 +154,7 @@ impl Plan {
             chunk: 0,
             context: wishes.context,
             reserved: wishes.reserved,
+            device: None,
         };
         let limit = match wishes.expert_memory {
             None => u64::MAX,
@@ -136,6 +184,66 @@ impl Plan {
                 Ok(plan)
             }
             _ => Err(plan.refusal(classes.bytes(&classes.least()), limit)),
+        }
+    }
+
+    /// Divides the device's memory. The computer's holds the dense weights once more, and a few slots by way of which
+    /// experts go there.
+    fn for_device(
+        blueprint: &Blueprint,
+        classes: &SlotClasses,
+        wishes: &Wishes,
+        machine: &Machine,
+        budget: u64,
+        device: DeviceWishes,
+    ) -> Result<Plan> {
+        let positions = (wishes.reserved as u64).next_multiple_of(PAGE);
+        let chunk = wishes.chunk.unwrap_or(device.chunk).min(wishes.context);
+        let on_device = DevicePlan {
+            budget: device.memory,
+            weights: blueprint.dense_bytes().saturating_add(blueprint.expert_bytes()),
+            // Halves of what products read are copies, and routing has tables.
+            scratch: blueprint.scratch_bytes(chunk).saturating_add(DEVICE_RESERVE),
+            kv: conversation_bytes(blueprint, wishes.precision, positions),
+        };
+        if on_device.total() > on_device.budget {
+            return Err(Error::Budget {
+                need: on_device.total(),
+                have: on_device.budget,
+                what: format!(
+                    "on the GPU: weights {}, context of {} tokens {}, scratch {}",
+                    Bytes(on_device.weights),
+                    wishes.reserved,
+                    Bytes(on_device.kv),
+                    Bytes(on_device.scratch)
+                ),
+                remedy: "raise --vram, ask for a shorter context with --ctx, or use --device cpu".into(),
+            });
+        }
+        let mut plan = Plan {
+            budget,
+            dense: blueprint.dense_bytes(),
+            kv: 0,
+            scratch: 0,
+            process: machine.resident + headroom(budget),
+            slot_bytes: 0,
+            slots: Vec::new(),
+            experts: classes.all_bytes(),
+            expert_count: classes.classes.iter().map(|c| c.experts).sum(),
+            chunk,
+            context: wishes.context,
+            reserved: wishes.reserved,
+            device: Some(on_device),
+        };
+        let least = classes.bytes(&classes.least());
+        let room = budget.saturating_sub(plan.fixed()).min(HANDING_OVER.max(least));
+        match classes.divide(room) {
+            Some(slots) if plan.fixed() <= budget => {
+                plan.slot_bytes = classes.bytes(&slots);
+                plan.slots = slots;
+                Ok(plan)
+            }
+            _ => Err(plan.refusal(least, u64::MAX)),
         }
     }
 
@@ -290,6 +398,7 @@ mod tests {
             chunk: 1,
             context: 100,
             reserved: 100,
+            device: None,
         }
     }
 

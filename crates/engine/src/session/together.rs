@@ -2,7 +2,6 @@
 
 use super::{Batch, Sequence, Session};
 use crate::TokenId;
-use crate::backend::Routing;
 use crate::blocks::Cancel;
 use crate::engine::{Engine, Pass};
 use crate::error::{Error, Result};
@@ -77,7 +76,7 @@ impl Engine {
             })
             .collect();
         let mut batch = Batch { tokens: &tokens, positions: &positions, sequences: &mut sequences };
-        let pass = Pass { wanted: &wanted, cancel, observer: &mut |_, _: &Routing| {} };
+        let pass = Pass { wanted: &wanted, cancel, observer: None };
         let mut wanting = wanting.into_iter();
         self.compute().forward(&mut batch, pass, |_, row| {
             logits(wanting.next().expect("rows come in the order in which they are wanted"), row);

@@ -31,6 +31,7 @@ pub use picture::{Asked, Picture, Place, Sight};
 pub use probe::DriveProbe;
 pub use slots::{SlotClass, SlotClasses};
 
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::format::{FileIdx, ModelFile};
 use crate::{ExpertIdx, LayerIdx};
@@ -332,6 +333,26 @@ impl ExpertStore {
             while let Some(leases) = acquisition.next_ready()? {
                 for lease in leases {
                     progress(self.shared.expert_bytes(lease.number));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every expert to a backend that keeps them, by way of the slots.
+    ///
+    /// # Errors
+    /// If reading fails or the backend refuses.
+    pub fn hand_over(&self, backend: &mut dyn Backend, progress: &mut dyn FnMut(u64)) -> Result<()> {
+        for (layer, shape) in self.shared.layers.iter().enumerate() {
+            let Some(shape) = shape else { continue };
+            let layer = LayerIdx(layer);
+            let all: Vec<ExpertIdx> = (0..shape.experts.len() as u32).map(ExpertIdx).collect();
+            let mut acquisition = self.acquire(layer, &all, Purpose::Preload);
+            while let Some(leases) = acquisition.next_ready()? {
+                for lease in leases {
+                    backend.load_expert(layer, all.len(), &lease)?;
+                    progress(shape.expert_bytes());
                 }
             }
         }

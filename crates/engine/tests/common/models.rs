@@ -10,9 +10,30 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use safetensors::SafeTensors;
 
+/// The engine's folder; other crates use its models, too.
+fn engine_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("engine")
+}
+
 /// The demo model of the repository.
 pub fn demo_model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf")
+    engine_folder().join("../../models/tales-qwen3moe-Q4_K_M.gguf")
+}
+
+/// The logits of the demo model that transformers computed in f32.
+pub const DEMO_LOGITS: &str = "golden/tales-qwen3moe-Q4_K_M.f32.logits.safetensors";
+
+/// Models with peculiarities of their own, each a folder.
+pub const PECULIAR: [&str; 4] = ["deepseek_v2-groups", "glm4_moe_lite", "gpt_oss-mxfp4", "glm4moe-mtp"];
+
+/// Every tiny model, and the name of the logits that another program computed.
+pub fn tiny_models() -> Vec<(PathBuf, String)> {
+    let families = MIXTURES.into_iter().chain(DENSE);
+    let named = |name: &str| format!("golden/{name}.logits.safetensors");
+    let both = families.flat_map(|family| containers(family).map(|model| (model, named(family))));
+    let peculiar = PECULIAR.into_iter().map(|name| (data(&format!("golden/{name}")), named(name)));
+    let old = (data("golden/deepseek_v2_lite-kv_b.gguf"), named("deepseek_v2_lite"));
+    both.chain(peculiar).chain([old]).collect()
 }
 
 /// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
@@ -42,12 +63,12 @@ pub fn containers(family: &str) -> [PathBuf; 2] {
 
 /// A file of the tests' data.
 pub fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+    engine_folder().join("tests/data").join(name)
 }
 
 /// A trained model, or what belongs to one: too large for the repository, they are beside it.
 pub fn trained(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(name);
+    let path = engine_folder().join("../../../shared/models").join(name);
     if !path.exists() {
         eprintln!("skipped: {} is not there", path.display());
         return None;

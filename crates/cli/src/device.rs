@@ -1,0 +1,86 @@
+//! Which device computes.
+
+use std::str::FromStr;
+
+use anyhow::{Result, anyhow};
+use clap::Args;
+use forebay_cuda::Cuda;
+use forebay_engine::Error;
+
+use crate::args::size;
+
+/// Which device computes, and with how much of its memory.
+#[derive(Args)]
+pub struct DeviceArgs {
+    /// What computes: cpu, an NVIDIA GPU such as cuda:0, or auto for the first GPU that can hold the model
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Choice::from_str)]
+    device: Choice,
+    /// What the model may use of the GPU's memory, such as 20G [default: what is free, less a margin]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    vram: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    Auto,
+    Cpu,
+    Cuda(usize),
+}
+
+impl FromStr for Choice {
+    type Err = anyhow::Error;
+
+    fn from_str(s: &str) -> Result<Choice> {
+        match s.split_once(':') {
+            None if s == "auto" => Ok(Choice::Auto),
+            None if s == "cpu" => Ok(Choice::Cpu),
+            None if s == "cuda" => Ok(Choice::Cuda(0)),
+            Some(("cuda", number)) => {
+                Ok(Choice::Cuda(number.parse().map_err(|_| anyhow!("expected cuda:0"))?))
+            }
+            _ => Err(anyhow!("expected auto, cpu or cuda:0")),
+        }
+    }
+}
+
+impl DeviceArgs {
+    /// The GPU to compute on, if it is not the processor.
+    pub fn open(&self) -> Result<Option<Cuda>> {
+        match self.device {
+            Choice::Cpu => Ok(None),
+            Choice::Cuda(number) => Ok(Some(Cuda::open(number, self.vram)?)),
+            // A machine without a GPU needs no words about it; one with a GPU that is not used does.
+            Choice::Auto => match forebay_cuda::find() {
+                Err(_) => Ok(None),
+                Ok(_) => match Cuda::open(0, self.vram) {
+                    Ok(gpu) => Ok(Some(gpu)),
+                    Err(error) => {
+                        eprintln!("The processor computes: {error}");
+                        Ok(None)
+                    }
+                },
+            },
+        }
+    }
+
+    /// Whether the processor may compute instead, after a GPU has refused.
+    pub fn may_fall_back(&self, error: &Error) -> bool {
+        self.device == Choice::Auto
+            && matches!(error, Error::Budget { .. } | Error::Unsupported(_) | Error::Backend(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_numbers() {
+        assert_eq!("auto".parse::<Choice>().unwrap(), Choice::Auto);
+        assert_eq!("cpu".parse::<Choice>().unwrap(), Choice::Cpu);
+        assert_eq!("cuda:3".parse::<Choice>().unwrap(), Choice::Cuda(3));
+        for wrong in ["", "gpu", "cuda:", "cuda:x", "cpu:1"] {
+            assert!(wrong.parse::<Choice>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+// Attention of many tokens of a sequence, on the tensor cores.
+
+#include "matrix.cuh"
+#include "tensor.cuh"
+#include "pages.cuh"
+
+#define THREADS 128
+// Queries of a block: all query heads of a key head, of as many tokens as that allows.
+#define QUERIES 64
+
+// Consecutive tokens of a sequence.
+struct Tokens {
+    u32 row, count;
+};
+
+struct PromptArgs {
+    KvArgs kv;
+    const float* q;     // [rows, q_heads * dim]
+    float* out;         // [rows, q_heads * dim]
+    const float* sinks; // [q_heads], or none
+    const Tokens* tokens;
+    u32 q_heads;
+    u32 window; // positions a query sees, or 0 for all
+    float scale;
+};
+
+// The largest of a row of scores, and the sum: four lanes have a row.
+__device__ inline float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+__device__ inline float row_sum(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+// A warp has sixteen queries and passes over all pages that its block sees.
+template <int DIM> __device__ inline void attend(const PromptArgs& a) {
+    const int STRIDE = DIM + 8;
+    __shared__ __align__(16) u16 keys[PAGE * STRIDE];
+    __shared__ __align__(16) u16 values[PAGE * STRIDE];
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    u32 kv_head = blockIdx.x, group = a.q_heads / a.kv.heads;
+    Tokens tokens = a.tokens[blockIdx.y];
+    u32 first = a.kv.position[tokens.row], last = first + tokens.count - 1;
+    u8* const* pages = a.kv.pages + (u64)a.kv.sequence[tokens.row] * a.kv.capacity;
+
+    // Each lane has two queries: their tokens, heads, and what they see.
+    u32 head[2], row[2], end[2], start[2];
+    bool active[2];
+    u32 q[DIM / 16][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 query = 16 * warp + lane / 4 + 8 * i, token = query / group;
+        active[i] = token < tokens.count;
+        if (!active[i]) token = 0;
+        head[i] = kv_head * group + query % group;
+        row[i] = tokens.row + token;
+        end[i] = first + token + 1;
+        start[i] = a.window && end[i] > a.window ? end[i] - a.window : 0;
+        const float* from = a.q + ((u64)row[i] * a.q_heads + head[i]) * DIM + lane % 4 * 2;
+#pragma unroll
+        for (int step = 0; step < DIM / 16; step++) {
+            q[step][i] = two_halves(from[16 * step], from[16 * step + 1]);
+            q[step][i + 2] = two_halves(from[16 * step + 8], from[16 * step + 9]);
+        }
+    }
+    // Where a block has few tokens, some warps have no queries, and only help to load.
+    bool working = 16 * warp < tokens.count * group;
+    float max[2] = {-INFINITE, -INFINITE}, sum[2] = {0, 0};
+    float out[DIM / 8][4] = {};
+
+    u32 seen_first = a.window && first + 1 > a.window ? first + 1 - a.window : 0;
+    for (u32 page = seen_first / PAGE; page <= last / PAGE; page++) {
+        const u16* from = (const u16*)pages[page] + (u64)kv_head * PAGE * DIM;
+        const u16* values_from = from + (u64)a.kv.heads * PAGE * DIM;
+        __syncthreads();
+        // Several loads at a time: a block is alone on its processor where there are few.
+#pragma unroll 8
+        for (u32 i = threadIdx.x; i < PAGE * DIM / 8; i += THREADS) {
+            u32 key = i / (DIM / 8), col = i % (DIM / 8) * 8;
+            // What was never written may be no number.
+            bool there = page * PAGE + key <= last;
+            uint4 nothing = {0, 0, 0, 0};
+            *(uint4*)(keys + key * STRIDE + col) = there ? ((const uint4*)from)[i] : nothing;
+            *(uint4*)(values + key * STRIDE + col) = there ? ((const uint4*)values_from)[i] : nothing;
+        }
+        __syncthreads();
+        if (!working) continue;
+
+        float score[PAGE / 8][4] = {};
+#pragma unroll
+        for (int key = 0; key < PAGE; key += 16) {
+#pragma unroll
+            for (int step = 0; step < DIM / 16; step++) {
+                u32 k[4];
+                load_four(k, keys + (key + lane % 8 + lane / 16 * 8) * STRIDE + 16 * step + lane / 8 % 2 * 8);
+                multiply_add(score[key / 8], q[step], k);
+                multiply_add(score[key / 8 + 1], q[step], k + 2);
+            }
+        }
+        float largest[2] = {max[0], max[1]};
+#pragma unroll
+        for (int j = 0; j < PAGE / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 position = page * PAGE + 8 * j + lane % 4 * 2 + i % 2;
+                bool seen = position >= start[i / 2] && position < end[i / 2];
+                score[j][i] = seen ? score[j][i] * a.scale : -INFINITE;
+                largest[i / 2] = fmaxf(largest[i / 2], score[j][i]);
+            }
+        }
+        float correction[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            largest[i] = row_max(largest[i]);
+            // Where nothing was seen yet there is nothing to correct.
+            correction[i] = max[i] == -INFINITE ? 0 : expf(max[i] - largest[i]);
+            max[i] = largest[i];
+            sum[i] *= correction[i];
+        }
+        u32 p[PAGE / 8][2];
+#pragma unroll
+        for (int j = 0; j < PAGE / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float weight = score[j][i] == -INFINITE ? 0 : expf(score[j][i] - max[i / 2]);
+                score[j][i] = weight;
+                sum[i / 2] += weight;
+            }
+            p[j][0] = two_halves(score[j][0], score[j][1]);
+            p[j][1] = two_halves(score[j][2], score[j][3]);
+        }
+#pragma unroll
+        for (int j = 0; j < DIM / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) out[j][i] *= correction[i / 2];
+        }
+#pragma unroll
+        for (int key = 0; key < PAGE; key += 16) {
+            u32 weights[4] = {p[key / 8][0], p[key / 8][1], p[key / 8 + 1][0], p[key / 8 + 1][1]};
+#pragma unroll
+            for (int col = 0; col < DIM; col += 16) {
+                u32 v[4];
+                load_four_transposed(v, values + (key + lane % 16) * STRIDE + col + lane / 16 * 8);
+                multiply_add(out[col / 8], weights, v);
+                multiply_add(out[col / 8 + 1], weights, v + 2);
+            }
+        }
+    }
+
+    if (!working) return;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float total = row_sum(sum[i]), factor = 1;
+        if (a.sinks) {
+            float largest = fmaxf(max[i], a.sinks[head[i]]);
+            factor = expf(max[i] - largest);
+            total = total * factor + expf(a.sinks[head[i]] - largest);
+        }
+        if (!active[i]) continue;
+        float* to = a.out + ((u64)row[i] * a.q_heads + head[i]) * DIM + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < DIM / 8; j++) {
+            to[8 * j] = out[j][2 * i] * factor / total;
+            to[8 * j + 1] = out[j][2 * i + 1] * factor / total;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attend_prompt_32(const PromptArgs a) { attend<32>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) attend_prompt_64(const PromptArgs a) { attend<64>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) attend_prompt_128(const PromptArgs a) { attend<128>(a); }

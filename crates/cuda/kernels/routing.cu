@@ -1,0 +1,182 @@
+// Routers: which experts a token goes to, and the batch sorted by expert.
+
+#include "matrix.cuh"
+
+#define MOST_CHOSEN 64
+
+struct RouteArgs {
+    const float* logits;     // [rows, experts]
+    const float* correction; // [experts], or none
+    u32* experts;            // [rows, top_k] the best first
+    float* weights;          // [rows, top_k]
+    u32 count, top_k;
+    u32 sigmoid;    // whether scores are sigmoids and not softmax
+    u32 groups;     // 0 if all are chosen from
+    u32 used;       // groups that are chosen
+    u32 best_two;   // whether a group is worth its two best
+    u32 normalise;
+    float scale;
+};
+
+// The place of the largest of `count` numbers, ties to the lower one; a whole warp asks. NaN counts as the smallest.
+__device__ inline u32 largest(const float* x, u32 count) {
+    u32 lane = threadIdx.x;
+    float best = -INFINITE;
+    u32 place = 0xffffffffu;
+    for (u32 i = lane; i < count; i += WARP)
+        if (x[i] > best || (place == 0xffffffffu && x[i] >= best)) best = x[i], place = i;
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(ALL_LANES, best, step);
+        u32 there = __shfl_xor_sync(ALL_LANES, place, step);
+        if (other > best || (other == best && there < place)) best = other, place = there;
+    }
+    return place;
+}
+
+// A warp for each row. Shared memory: the scores, what they are chosen by, and what groups are worth.
+extern "C" __global__ void route(const RouteArgs a) {
+    extern __shared__ float shared[];
+    float* score = shared;
+    float* value = shared + a.count;
+    float* worth = shared + 2 * a.count;
+    u32 lane = threadIdx.x;
+    u64 row = blockIdx.x;
+    const float* logits = a.logits + row * a.count;
+
+    if (a.sigmoid) {
+        for (u32 i = lane; i < a.count; i += WARP) score[i] = sigmoid(logits[i]);
+    } else {
+        float max = -INFINITE, sum = 0;
+        for (u32 i = lane; i < a.count; i += WARP) max = fmaxf(max, logits[i]);
+        max = warp_max(max);
+        for (u32 i = lane; i < a.count; i += WARP) sum += score[i] = expf(logits[i] - max);
+        sum = warp_sum(sum);
+        for (u32 i = lane; i < a.count; i += WARP) score[i] /= sum;
+    }
+    for (u32 i = lane; i < a.count; i += WARP) {
+        float v = score[i] + (a.correction ? a.correction[i] : 0);
+        value[i] = v == v ? v : -INFINITE;
+    }
+    __syncwarp();
+
+    if (a.groups) {
+        u32 size = a.count / a.groups;
+        for (u32 group = lane; group < a.groups; group += WARP) {
+            float best = -INFINITE, second = -INFINITE;
+            for (u32 i = group * size; i < (group + 1) * size; i++) {
+                float v = value[i];
+                if (v > best) second = best, best = v;
+                else if (v > second) second = v;
+            }
+            worth[group] = a.best_two && size > 1 ? best + second : best;
+        }
+        __syncwarp();
+        // Chosen groups are worth nothing more; the others are ruled out after all have been chosen.
+        u32* chosen = (u32*)(worth + a.groups);
+        for (u32 group = lane; group < a.groups; group += WARP) chosen[group] = 0;
+        __syncwarp();
+        for (u32 k = 0; k < a.used; k++) {
+            u32 group = largest(worth, a.groups);
+            if (lane == 0 && group < a.groups) chosen[group] = 1, worth[group] = __int_as_float(0x7fc00000);
+            __syncwarp();
+        }
+        for (u32 i = lane; i < a.count; i += WARP)
+            if (!chosen[i / size]) value[i] = -INFINITE;
+        __syncwarp();
+    }
+
+    u32* experts = a.experts + row * a.top_k;
+    float* weights = a.weights + row * a.top_k;
+    float sum = 0;
+    for (u32 k = 0; k < a.top_k; k++) {
+        u32 expert = largest(value, a.count);
+        // Only where nothing is left that could be compared.
+        if (expert >= a.count) expert = k;
+        float weight = score[expert];
+        sum += weight;
+        if (lane == 0) {
+            experts[k] = expert;
+            weights[k] = weight;
+            value[expert] = __int_as_float(0x7fc00000);
+        }
+        __syncwarp();
+    }
+    float factor = a.normalise ? 1 / sum : 1;
+    for (u32 k = lane; k < a.top_k; k += WARP) weights[k] = weights[k] * factor * a.scale;
+}
+
+struct Tile {
+    u32 expert, first, count;
+};
+
+struct SortArgs {
+    const u32* experts; // of each pair
+    u32 pairs, top_k, count;
+    u32* tokens; // [pairs] the token of each place
+    u32* places; // [pairs] the place of each pair
+    Tile* tiles;
+    u32* tile_count;
+    u32 tile; // places of a tile
+};
+
+// Sorts pairs into buckets by expert, and cuts those into tiles. One block of 1024 threads; shared memory: where the
+// experts' buckets start, and how far they are filled.
+extern "C" __global__ void sort(const SortArgs a) {
+    extern __shared__ u32 counts[];
+    u32* starts = counts + a.count;
+    for (u32 i = threadIdx.x; i < a.count; i += blockDim.x) counts[i] = 0;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < a.pairs; i += blockDim.x) atomicAdd(counts + a.experts[i], 1);
+    __syncthreads();
+    if (threadIdx.x < WARP) {
+        u32 lane = threadIdx.x, place = 0, tiles = 0;
+        for (u32 first = 0; first < a.count; first += WARP) {
+            u32 i = first + lane;
+            u32 mine = i < a.count ? counts[i] : 0, my_tiles = (mine + a.tile - 1) / a.tile;
+            u32 sum = mine, tile_sum = my_tiles;
+#pragma unroll
+            for (int step = 1; step < WARP; step *= 2) {
+                u32 s = __shfl_up_sync(ALL_LANES, sum, step), t = __shfl_up_sync(ALL_LANES, tile_sum, step);
+                if (lane >= step) sum += s, tile_sum += t;
+            }
+            u32 start = place + sum - mine, tile = tiles + tile_sum - my_tiles;
+            if (i < a.count) {
+                starts[i] = start;
+                for (u32 t = 0; t < my_tiles; t++)
+                    a.tiles[tile + t] = Tile{i, start + t * a.tile, min(a.tile, mine - t * a.tile)};
+            }
+            place += __shfl_sync(ALL_LANES, sum, WARP - 1);
+            tiles += __shfl_sync(ALL_LANES, tile_sum, WARP - 1);
+        }
+        if (lane == 0) *a.tile_count = tiles;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < a.pairs; i += blockDim.x) {
+        u32 place = atomicAdd(starts + a.experts[i], 1);
+        a.tokens[place] = i / a.top_k;
+        a.places[i] = place;
+    }
+}
+
+struct CombineArgs {
+    const float* experts; // [places, width]
+    const float* weights; // [rows, top_k]
+    const u32* places;    // [rows, top_k], or none where a pair's place is its number
+    float* out;           // [rows, width]
+    u32 width, top_k;
+};
+
+// out[t] = the sum of weight * output, in rank order
+extern "C" __global__ void combine(const CombineArgs a) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    u64 row = blockIdx.y;
+    if (i >= a.width) return;
+    float sum = 0;
+    for (u32 k = 0; k < a.top_k; k++) {
+        u64 pair = row * a.top_k + k;
+        u64 place = a.places ? a.places[pair] : pair;
+        sum = fmaf(a.weights[pair], a.experts[place * a.width + i], sum);
+    }
+    a.out[row * a.width + i] = sum;
+}

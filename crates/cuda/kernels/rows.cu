@@ -1,0 +1,213 @@
+// Operations on rows of activations.
+
+#include "matrix.cuh"
+
+struct NormArgs {
+    const float* x;
+    const float* w;
+    float* out;
+    u32 width; // of what is normed together: a row or a part of it
+    float eps;
+    float* sum;         // x is added to this first, and the sum kept there; or none
+};
+
+// out = norm(x) * w, over parts of rows; a block for each.
+extern "C" __global__ void rms_norm(const NormArgs a) {
+    u64 at = (u64)blockIdx.x * a.width;
+    const float* x = a.x + at;
+    float* sum = a.sum ? a.sum + at : 0;
+    float squares = 0;
+    if (a.width == 4 * blockDim.x) {
+        // Every thread has four: memory is read once, in one go.
+        float4 v = ((const float4*)x)[threadIdx.x], w = ((const float4*)a.w)[threadIdx.x];
+        if (sum) {
+            float4 s = ((float4*)sum)[threadIdx.x];
+            v.x += s.x, v.y += s.y, v.z += s.z, v.w += s.w;
+            ((float4*)sum)[threadIdx.x] = v;
+        }
+        squares = v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        float scale = 1 / sqrtf(block_sum(squares) / a.width + a.eps);
+        ((float4*)(a.out + at))[threadIdx.x] =
+            float4{v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w};
+        return;
+    }
+    if (sum) {
+        for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) {
+            sum[i] += x[i];
+            squares = fmaf(sum[i], sum[i], squares);
+        }
+        x = sum;
+    } else {
+        for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) squares = fmaf(x[i], x[i], squares);
+    }
+    float scale = 1 / sqrtf(block_sum(squares) / a.width + a.eps);
+    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) a.out[at + i] = x[i] * scale * a.w[i];
+}
+
+struct PairArgs {
+    float* x;
+    const float* y;
+    u64 count;
+    u32 width; // of x
+    u32 other; // of y, where rows differ
+};
+
+extern "C" __global__ void add(const PairArgs a) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.count) a.x[i] += a.y[i];
+}
+
+// x[t] += y
+extern "C" __global__ void add_bias(const PairArgs a) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.count) a.x[i] += a.y[i % a.width];
+}
+
+extern "C" __global__ void swiglu(const PairArgs a) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.count) a.x[i] = silu(a.x[i]) * a.y[i];
+}
+
+// x *= sigmoid(y), where a row of y has `other` numbers, each for as many of x.
+extern "C" __global__ void sigmoid_gate(const PairArgs a) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.count) a.x[i] *= sigmoid(a.y[i / (a.width / a.other)]);
+}
+
+struct ActivateArgs {
+    float* gate;
+    const float* up;
+    u64 count;
+    float alpha, limit;
+};
+
+// gate = (up + 1) * gate * sigmoid(alpha * gate), both cut off
+extern "C" __global__ void clamped_swiglu(const ActivateArgs a) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= a.count) return;
+    float gate = a.gate[i] > a.limit ? a.limit : a.gate[i];
+    float up = fminf(fmaxf(a.up[i], -a.limit), a.limit);
+    a.gate[i] = (up + 1) * (gate * sigmoid(a.alpha * gate));
+}
+
+struct AnglesArgs {
+    const float* frequencies;
+    const float* divisors; // or none
+    const u32* positions;
+    float* out; // [rows, cos... | sin...]
+    u32 half;
+    float scale;
+};
+
+// The product is rounded to single precision, as it was when the models were trained.
+extern "C" __global__ void rope_angles(const AnglesArgs a) {
+    u32 row = blockIdx.x;
+    for (u32 i = threadIdx.x; i < a.half; i += blockDim.x) {
+        float frequency = a.divisors ? a.frequencies[i] / a.divisors[i] : a.frequencies[i];
+        double angle = __fmul_rn((float)a.positions[row], frequency);
+        a.out[(u64)row * 2 * a.half + i] = (float)cos(angle) * a.scale;
+        a.out[(u64)row * 2 * a.half + a.half + i] = (float)sin(angle) * a.scale;
+    }
+}
+
+struct RopeArgs {
+    float* x;
+    const float* angles;
+    u32 width, head_dim, half;
+    u32 interleaved;
+};
+
+// Rotates every head of a row by its angles.
+extern "C" __global__ void rope(const RopeArgs a) {
+    u32 row = blockIdx.y;
+    u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 head = at / a.half, i = at % a.half;
+    if (head >= a.width / a.head_dim) return;
+    const float* angles = a.angles + (u64)row * 2 * a.half;
+    float cosine = angles[i], sine = angles[a.half + i];
+    float* x = a.x + (u64)row * a.width + head * a.head_dim;
+    u32 first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + a.half;
+    float p = x[first], q = x[second];
+    x[first] = p * cosine - q * sine;
+    x[second] = q * cosine + p * sine;
+}
+
+#define MOST_BUFFERS 2
+
+struct HeadsArgs {
+    float* x[MOST_BUFFERS];
+    const float* w[MOST_BUFFERS]; // of the norms, or none
+    u32 heads[MOST_BUFFERS];
+    const float* angles;
+    u32 dim, half;
+    u32 interleaved;
+    float eps;
+};
+
+// Norms and rotates heads of several buffers; a warp for each head of each row.
+extern "C" __global__ void norm_and_rotate(const HeadsArgs a) {
+    u32 lane = threadIdx.x % WARP, row = blockIdx.y;
+    u32 head = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    u32 which = head >= a.heads[0];
+    if (which) head -= a.heads[0];
+    if (head >= a.heads[which]) return;
+    float* x = a.x[which] + ((u64)row * a.heads[which] + head) * a.dim;
+    const float* w = a.w[which];
+    float scale = 1;
+    if (w) {
+        float squares = 0;
+        for (u32 i = lane; i < a.dim; i += WARP) squares = fmaf(x[i], x[i], squares);
+        scale = 1 / sqrtf(warp_sum(squares) / a.dim + a.eps);
+    }
+    const float* angles = a.angles + (u64)row * 2 * a.half;
+    for (u32 i = lane; i < a.half; i += WARP) {
+        u32 first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + a.half;
+        float cosine = angles[i], sine = angles[a.half + i];
+        float p = w ? x[first] * scale * w[first] : x[first];
+        float q = w ? x[second] * scale * w[second] : x[second];
+        x[first] = p * cosine - q * sine;
+        x[second] = q * cosine + p * sine;
+    }
+    if (w)
+        for (u32 i = 2 * a.half + lane; i < a.dim; i += WARP) x[i] = x[i] * scale * w[i];
+}
+
+struct UngroupArgs {
+    const float* x;
+    float* to;
+    u32 x_width, to_width;
+    u32 group, first, part; // floats of a group, where the part starts in it, and its length
+    u32 at;                 // where the parts go in a row
+    u32 count;              // floats of a row's parts
+};
+
+extern "C" __global__ void ungroup(const UngroupArgs a) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= a.count) return;
+    u64 row = blockIdx.y;
+    a.to[row * a.to_width + a.at + i] = a.x[row * a.x_width + i / a.part * a.group + a.first + i % a.part];
+}
+
+struct PickArgs {
+    const float* x;
+    float* out;
+    const u32* rows;
+    u32 width;
+};
+
+// out[i] = x[rows[i]]
+extern "C" __global__ void pick(const PickArgs a) {
+    u64 from = (u64)a.rows[blockIdx.x] * a.width, to = (u64)blockIdx.x * a.width;
+    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) a.out[to + i] = a.x[from + i];
+}
+
+struct CopyArgs {
+    const uint4* from;
+    uint4* to;
+    u64 count;
+};
+
+extern "C" __global__ void copy(const CopyArgs a) {
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += (u64)gridDim.x * blockDim.x)
+        a.to[i] = a.from[i];
+}

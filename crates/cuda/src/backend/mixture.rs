@@ -1,0 +1,201 @@
+//! Mixtures of experts, from the router's logits to the sum, without a word to the host.
+
+use bytemuck::cast_slice_mut;
+use forebay_engine::backend::{Activation, Buf, GroupScore, Mixture, Router, Routing, Scores, Vector};
+use forebay_engine::{LayerIdx, Result};
+
+use super::products::{Product, Rows, Tiles, VECTOR_THREADS, VECTOR_WARPS, tile_for, vector_shared};
+use super::{CudaBackend, Scratch};
+use crate::driver::Address;
+use crate::program::{Args, Shape};
+
+/// The most rows whose experts are computed pair by pair: few enough for hardly any two to choose the same.
+const MOST_APART: usize = 4;
+
+/// Bytes of a tile's description.
+const TILE_BYTES: usize = 12;
+
+/// Where routing keeps its lists.
+#[derive(Clone, Copy)]
+struct Lists {
+    /// `[rows, top_k]` each
+    experts: Address,
+    weights: Address,
+    places: Address,
+    /// `[places]`
+    tokens: Address,
+    tile_count: Address,
+    tiles: Address,
+}
+
+impl CudaBackend {
+    fn lists(&mut self, pairs: usize, experts: usize) -> Result<Lists> {
+        let list = (pairs * 4).next_multiple_of(256);
+        let tiles = (experts + pairs.div_ceil(8) + 1) * TILE_BYTES;
+        let first = self.scratch(Scratch::Routing, 4 * list + 256 + tiles)?;
+        let at = |i: usize| first + (i * list) as u64;
+        Ok(Lists {
+            experts: at(0),
+            weights: at(1),
+            places: at(2),
+            tokens: at(3),
+            tile_count: at(4),
+            tiles: at(4) + 256,
+        })
+    }
+
+    /// Records the router's choice.
+    fn choose(&mut self, logits: Buf, router: &Router, correction: Option<Vector>) -> Result<Lists> {
+        let kernels = self.kernels()?;
+        let lists = self.lists(self.rows * router.top_k, router.experts)?;
+        let groups = router.groups.filter(|groups| groups.used < groups.count);
+        let args = Args::new().at(self.at(logits)).at(self.optional(correction));
+        let args = args.at(lists.experts).at(lists.weights).int(router.experts).int(router.top_k);
+        let args = args.flag(router.scores == Scores::Sigmoid);
+        let args = args.int(groups.map_or(0, |g| g.count)).int(groups.map_or(0, |g| g.used));
+        let args = args.flag(groups.is_some_and(|g| g.score == GroupScore::BestTwo));
+        let args = args.flag(router.normalise).float(router.scale);
+        let shared = (2 * router.experts + 2 * groups.map_or(0, |g| g.count)) * 4;
+        self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(shared), args)?;
+        Ok(lists)
+    }
+
+    /// As [`Backend::route`](forebay_engine::backend::Backend::route).
+    pub(super) fn route_and_tell(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        correction: Option<Vector>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        let lists = self.choose(logits, router, correction)?;
+        self.flush_add()?;
+        self.row_facts = None;
+        self.recorder.submit()?;
+        let (experts, weights) = routing.prepare(self.rows, router.top_k);
+        self.gpu.read(lists.experts, cast_slice_mut(experts))?;
+        self.gpu.read(lists.weights, cast_slice_mut(weights))?;
+        routing.sort(router.experts);
+        Ok(())
+    }
+
+    /// A layer's experts: gate, up and down.
+    fn expert_products(&self, layer: LayerIdx) -> [&crate::weights::DeviceMatrix; 3] {
+        let parts = &self.experts[layer.0];
+        [0, 1, 2].map(|i| parts[i].as_ref().expect("all experts were handed over"))
+    }
+
+    /// As [`Backend::mixture`](forebay_engine::backend::Backend::mixture).
+    pub(super) fn mix(&mut self, mixture: &Mixture<'_>) -> Result<()> {
+        let lists = self.choose(mixture.logits, mixture.router, mixture.correction)?;
+        if self.by_vector(self.rows) || self.rows <= MOST_APART {
+            self.pair_by_pair(mixture, lists)
+        } else {
+            self.sorted(mixture, lists)
+        }
+    }
+
+    /// Every pair reads its expert by itself.
+    fn pair_by_pair(&mut self, mixture: &Mixture<'_>, lists: Lists) -> Result<()> {
+        let kernels = self.kernels()?;
+        let (b, top_k) = (mixture.experts.buffers, mixture.router.top_k);
+        let pairs = self.rows * top_k;
+        let [gate_bias, up_bias, down_bias] = self.bias_addresses(mixture.experts.biases);
+        let [gate, up, down] = self.expert_products(mixture.layer);
+        let (inner, hidden) = (gate.rows, down.rows);
+        let rows = Rows {
+            count: pairs,
+            x: self.at(b.x),
+            x_width: b.x.width(),
+            share: top_k,
+            experts: lists.experts,
+        };
+        if gate.kind == up.kind {
+            let (alpha, limit) = match mixture.experts.activation {
+                Activation::SwiGlu => (0.0, 0.0),
+                Activation::Clamped { alpha, limit } => (alpha, limit),
+            };
+            let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
+            let args = args.at(rows.x).at(self.at(b.gate)).int(rows.x_width).int(rows.share);
+            let args = args.at(rows.experts).float(alpha).float(limit);
+            let shape = Shape::new([inner.div_ceil(VECTOR_WARPS), pairs, 1], VECTOR_THREADS);
+            self.record(kernels.gate_up, shape.shared(vector_shared(b.x.width())), args)?;
+        } else {
+            let both = [
+                Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
+                Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
+            ];
+            let (shape, kernel, args) = self.vector_products(&kernels, &both, rows);
+            self.record(kernel, shape, args)?;
+            self.activate(mixture, pairs * inner, inner)?;
+        }
+        let [.., down] = self.expert_products(mixture.layer);
+        let product = Product { w: down, out: self.at(b.out), width: hidden, bias: down_bias };
+        let rows = Rows { x: self.at(b.gate), x_width: inner, share: 1, ..rows };
+        let (shape, kernel, args) = self.vector_products(&kernels, &[product], rows);
+        self.record(kernel, shape, args)?;
+        self.sum(mixture, lists, 0)
+    }
+
+    /// Joins what gate and up gave.
+    fn activate(&mut self, mixture: &Mixture<'_>, count: usize, inner: usize) -> Result<()> {
+        let kernels = self.kernels()?;
+        let b = mixture.experts.buffers;
+        let args = Args::new().at(self.at(b.gate)).at(self.at(b.up)).long(count);
+        match mixture.experts.activation {
+            Activation::SwiGlu => self.record(kernels.swiglu, Shape::each(count), args.int(inner).int(inner)),
+            Activation::Clamped { alpha, limit } => {
+                self.record(kernels.clamped_swiglu, Shape::each(count), args.float(alpha).float(limit))
+            }
+        }
+    }
+
+    /// Pairs are sorted by expert, and every expert is read once for each tile of them.
+    fn sorted(&mut self, mixture: &Mixture<'_>, lists: Lists) -> Result<()> {
+        let kernels = self.kernels()?;
+        let (b, top_k, count) = (mixture.experts.buffers, mixture.router.top_k, mixture.router.experts);
+        let pairs = self.rows * top_k;
+        // As many as an expert has on average, and half as many again.
+        let size = tile_for((pairs * 3).div_ceil(2 * count));
+        let args = Args::new().at(lists.experts).int(pairs).int(top_k).int(count);
+        let args = args.at(lists.tokens).at(lists.places).at(lists.tiles).at(lists.tile_count).int(size);
+        self.record(kernels.sort, Shape::new([1, 1, 1], 1024).shared(2 * count * 4), args)?;
+
+        let [gate_bias, up_bias, down_bias] = self.bias_addresses(mixture.experts.biases);
+        let inner = self.expert_products(mixture.layer)[0].rows;
+        let tiles = Tiles {
+            size,
+            most: count.min(pairs) + pairs / size,
+            tiles: lists.tiles,
+            count: lists.tile_count,
+            sources: lists.tokens,
+        };
+        let split = self.expert_products(mixture.layer).iter().any(|w| w.kind.is_float());
+        let halves = self.halve(self.at(b.x), self.rows, b.x.width(), split)?;
+        let [gate, up, _] = self.expert_products(mixture.layer);
+        let both = [
+            Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
+            Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
+        ];
+        let (shape, kernel, args) = self.tiled_products(&kernels, &both, halves, tiles);
+        self.record(kernel, shape, args)?;
+
+        self.activate(mixture, pairs * inner, inner)?;
+        let halves = self.halve(self.at(b.gate), pairs, inner, split)?;
+        let [.., down] = self.expert_products(mixture.layer);
+        let product = Product { w: down, out: self.at(b.out), width: down.rows, bias: down_bias };
+        let (shape, kernel, args) =
+            self.tiled_products(&kernels, &[product], halves, Tiles { sources: 0, ..tiles });
+        self.record(kernel, shape, args)?;
+        self.sum(mixture, lists, lists.places)
+    }
+
+    /// Adds what the experts of each row gave.
+    fn sum(&mut self, mixture: &Mixture<'_>, lists: Lists, places: Address) -> Result<()> {
+        let kernels = self.kernels()?;
+        let width = mixture.out.width();
+        let args = Args::new().at(self.at(mixture.experts.buffers.out)).at(lists.weights).at(places);
+        let args = args.at(self.at(mixture.out)).int(width).int(mixture.router.top_k);
+        self.record(kernels.combine, Shape::new([width.div_ceil(128), self.rows, 1], 128), args)
+    }
+}

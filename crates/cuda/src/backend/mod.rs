@@ -1,0 +1,393 @@
+//! The operations of a forward pass, recorded for the GPU.
+
+mod mixture;
+mod products;
+mod sequences;
+
+use std::sync::Arc;
+
+use bytemuck::cast_slice_mut;
+use forebay_engine::backend::{
+    Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
+    Mixture, Part, Precision, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
+};
+use forebay_engine::store::{ExpertPart, Lease};
+use forebay_engine::{Batch, LayerIdx, Result, TokenId};
+use forebay_kernels::RopePairs;
+
+use crate::compile::{Compiled, Kernel, Kernels, cache_folder};
+use crate::driver::{Address, Gpu, Memory};
+use crate::program::{Args, Recorder, Shape};
+use crate::state::DevicePieces;
+use crate::weights::{DeviceMatrix, Kind};
+use sequences::RowFacts;
+
+/// Threads that norm a row together.
+const NORM_THREADS: usize = 256;
+
+/// Computes on a GPU.
+pub struct CudaBackend {
+    gpu: Arc<Gpu>,
+    precision: Precision,
+    /// Known when all weights are, since kernels are compiled for their kinds.
+    compiled: Option<Compiled>,
+    kinds: u32,
+    /// The driver's limit, for what kernels ask for.
+    buffers: Vec<Memory>,
+    matrices: Vec<DeviceMatrix>,
+    vectors: Vec<(Memory, usize)>,
+    /// By layer: gate, up and down.
+    experts: Vec<[Option<DeviceMatrix>; 3]>,
+    /// What operations need for themselves, by purpose; grows as needed.
+    scratch: [Option<Memory>; SCRATCHES],
+    recorder: Recorder,
+    rows: usize,
+    /// Of the batch at hand, once they are among the facts.
+    row_facts: Option<RowFacts>,
+    /// `x` is to be added to this before it is normed: what `add` was last asked for, which the norm after it does, too.
+    pending_add: Option<(Buf, Buf)>,
+}
+
+/// What scratch memory is for.
+#[derive(Clone, Copy)]
+enum Scratch {
+    /// Activations as halves.
+    Halves,
+    /// What multiplies them, by row.
+    Scales,
+    /// Shares of attention.
+    Partial,
+    /// Experts of pairs, their weights, the places of pairs, the tokens of places, and tiles.
+    Routing,
+}
+
+const SCRATCHES: usize = 4;
+
+impl CudaBackend {
+    /// A backend with these buffers, numbered in order.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn new(gpu: &Arc<Gpu>, precision: Precision, buffers: &[BufShape]) -> Result<CudaBackend> {
+        let buffer = |shape: &BufShape| gpu.allocate(shape.rows * shape.width * 4, "buffers");
+        Ok(CudaBackend {
+            gpu: gpu.clone(),
+            precision,
+            compiled: None,
+            kinds: 0,
+            buffers: buffers.iter().map(buffer).collect::<Result<_>>()?,
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+            experts: Vec::new(),
+            scratch: Default::default(),
+            recorder: Recorder::new(gpu)?,
+            rows: 0,
+            row_facts: None,
+            pending_add: None,
+        })
+    }
+
+    /// The kernels, compiled when first asked for.
+    fn kernels(&mut self) -> Result<Kernels> {
+        if self.compiled.is_none() {
+            self.compiled = Some(Compiled::load(&self.gpu, cache_folder().as_deref(), self.kinds)?);
+        }
+        Ok(self.compiled.as_ref().expect("it was just loaded").kernels)
+    }
+
+    fn at(&self, buf: Buf) -> Address {
+        self.buffers[buf.index()].address()
+    }
+
+    fn vector(&self, w: Vector) -> Address {
+        self.vectors[w.index()].0.address()
+    }
+
+    fn optional(&self, w: Option<Vector>) -> Address {
+        w.map_or(0, |w| self.vector(w))
+    }
+
+    /// Scratch memory of at least so many bytes.
+    fn scratch(&mut self, purpose: Scratch, bytes: usize) -> Result<Address> {
+        let there = &mut self.scratch[purpose as usize];
+        if there.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+            // What was recorded names the old one.
+            self.recorder.submit()?;
+            self.row_facts = None;
+            self.gpu.wait()?;
+            *there = None;
+            *there = Some(self.gpu.allocate(bytes.next_power_of_two(), "scratch")?);
+        }
+        Ok(there.as_ref().expect("it was just made").address())
+    }
+
+    /// Records a kernel, after an addition that was put off.
+    fn record(&mut self, kernel: Kernel, shape: Shape, args: Args) -> Result<()> {
+        self.flush_add()?;
+        self.recorder.record(kernel, shape, args);
+        Ok(())
+    }
+
+    /// Records the addition that was put off.
+    fn flush_add(&mut self) -> Result<()> {
+        if let Some((x, y)) = self.pending_add.take() {
+            let kernels = self.kernels()?;
+            let count = self.rows * x.width();
+            let args = Args::new().at(self.at(x)).at(self.at(y)).long(count).int(x.width()).int(x.width());
+            self.recorder.record(kernels.add, Shape::each(count), args);
+        }
+        Ok(())
+    }
+
+    /// Records an operation on each number of `x` with `y`.
+    fn pairwise(&mut self, kernel: Kernel, x: Buf, y: Address, other: usize) -> Result<()> {
+        let count = self.rows * x.width();
+        let args = Args::new().at(self.at(x)).at(y).long(count).int(x.width()).int(other);
+        self.record(kernel, Shape::each(count), args)
+    }
+
+    fn note_kind(&mut self, kind: Kind) {
+        self.kinds |= 1 << kind as u32;
+    }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> String {
+        let (major, minor) = self.gpu.capability;
+        format!("{} (CUDA {major}.{minor})", self.gpu.name)
+    }
+
+    fn load(&mut self, weight: Weight) -> Result<()> {
+        match weight {
+            Weight::Matrix(matrix) => {
+                let matrix = DeviceMatrix::dense(&self.gpu, &matrix)?;
+                self.note_kind(matrix.kind);
+                self.matrices.push(matrix);
+            }
+            Weight::Vector(values) => {
+                let there = self.gpu.allocate(values.len() * 4, "dense weights")?;
+                self.gpu.write(there.address(), bytemuck::cast_slice(&values))?;
+                self.vectors.push((there, values.len()));
+            }
+        }
+        Ok(())
+    }
+
+    fn keeps_experts(&self) -> bool {
+        true
+    }
+
+    fn load_expert(&mut self, layer: LayerIdx, count: usize, expert: &Lease) -> Result<()> {
+        if self.experts.len() <= layer.0 {
+            self.experts.resize_with(layer.0 + 1, Default::default);
+        }
+        for (i, part) in [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down].into_iter().enumerate() {
+            let there = &mut self.experts[layer.0][i];
+            DeviceMatrix::expert(&self.gpu, there, expert.part(part), expert.expert().0 as usize, count)?;
+            let kind = there.as_ref().expect("it was just filled").kind;
+            self.kinds |= 1 << kind as u32;
+        }
+        Ok(())
+    }
+
+    fn new_state(&self, shape: StateShape) -> Box<dyn LayerState> {
+        match shape {
+            StateShape::Attention(shape) => {
+                let kind = self.precision.kv_type();
+                Box::new(KvPages::new(shape, kind, DevicePieces::new(&self.gpu, kind.page_bytes(&shape))))
+            }
+            StateShape::Recurrent(floats) => {
+                Box::new(Recurrent::new(DevicePieces::new(&self.gpu, floats * 4)))
+            }
+        }
+    }
+
+    fn begin(&mut self, rows: usize) {
+        // What a batch recorded that failed on its way is not computed.
+        self.recorder.clear();
+        self.pending_add = None;
+        self.row_facts = None;
+        self.rows = rows;
+    }
+
+    fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {
+        let kernels = self.kernels()?;
+        let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
+        let ids = self.recorder.facts(&ids)?;
+        let table = &self.matrices[table.index()];
+        let shape = Shape::new([table.cols.div_ceil(32).div_ceil(64), tokens.len(), 1], 64);
+        let args = table.put(Args::new()).at(ids).at(self.at(out)).int(tokens.len());
+        self.record(kernels.dequantise, shape, args)
+    }
+
+    fn rms_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
+        let kernels = self.kernels()?;
+        let width = self.vectors[w.index()].1;
+        // A sum that is normed next is made by the same kernel.
+        let (x, sum) = match self.pending_add {
+            Some((sum, y)) if sum == x && width == x.width() => {
+                self.pending_add = None;
+                (y, self.at(sum))
+            }
+            _ => (x, 0),
+        };
+        let parts = self.rows * x.width() / width;
+        // Four floats to a thread, if that is a whole number of warps.
+        let threads = match width {
+            _ if width.is_multiple_of(128) && width <= 4096 => width / 4,
+            _ => width.next_multiple_of(32).min(NORM_THREADS),
+        };
+        let args = Args::new().at(self.at(x)).at(self.vector(w)).at(self.at(out));
+        let args = args.int(width).float(eps).at(sum);
+        self.record(kernels.rms_norm, Shape::new([parts, 1, 1], threads), args)
+    }
+
+    fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
+        self.multiply(x, products)
+    }
+
+    fn head_products(&mut self, x: Buf, w: &HeadMatrices, out: Buf) -> Result<()> {
+        self.multiply_heads(x, w, out)
+    }
+
+    fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()> {
+        let kernels = self.kernels()?;
+        let frequencies = self.recorder.facts(&rope.frequencies)?;
+        let positions = self.recorder.facts(positions)?;
+        let half = rope.frequencies.len();
+        let args = Args::new().at(frequencies).at(self.optional(rope.divisors)).at(positions);
+        let args = args.at(self.at(out)).int(half).float(rope.scale);
+        self.record(
+            kernels.rope_angles,
+            Shape::new([self.rows, 1, 1], half.next_multiple_of(32).min(256)),
+            args,
+        )
+    }
+
+    fn rope(&mut self, x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf) -> Result<()> {
+        let kernels = self.kernels()?;
+        let half = angles.width() / 2;
+        let each = x.width() / head_dim * half;
+        let args = Args::new().at(self.at(x)).at(self.at(angles)).int(x.width()).int(head_dim).int(half);
+        let args = args.flag(pairs == RopePairs::Interleaved);
+        self.record(kernels.rope, Shape::new([each.div_ceil(128), self.rows, 1], 128), args)
+    }
+
+    fn norm_and_rotate(&mut self, buffers: &[(Buf, Option<Vector>)], heads: &Heads) -> Result<()> {
+        let by_head = |&(_, norm): &(Buf, Option<Vector>)| {
+            norm.is_none_or(|w: Vector| self.vectors[w.index()].1 == heads.dim)
+        };
+        let [(q, q_norm), (k, k_norm)] = *buffers else { unreachable!("queries and keys") };
+        if !buffers.iter().all(by_head) {
+            for (buf, norm) in [(q, q_norm), (k, k_norm)] {
+                if let Some(norm) = norm {
+                    self.rms_norm(buf, norm, heads.eps, buf)?;
+                }
+                self.rope(buf, heads.dim, heads.pairs, heads.angles)?;
+            }
+            return Ok(());
+        }
+        let kernels = self.kernels()?;
+        let counts = [q, k].map(|buf| buf.width() / heads.dim);
+        let args =
+            Args::new().at(self.at(q)).at(self.at(k)).at(self.optional(q_norm)).at(self.optional(k_norm));
+        let args = args.int(counts[0]).int(counts[1]).at(self.at(heads.angles)).int(heads.dim);
+        let args =
+            args.int(heads.angles.width() / 2).flag(heads.pairs == RopePairs::Interleaved).float(heads.eps);
+        let blocks = (counts[0] + counts[1]).div_ceil(4);
+        self.record(kernels.norm_and_rotate, Shape::new([blocks, self.rows, 1], 128), args)
+    }
+
+    fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()> {
+        self.attend(attention, batch)
+    }
+
+    fn delta_rule(&mut self, rule: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
+        self.recur(rule, batch)
+    }
+
+    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[Part]) -> Result<()> {
+        let kernels = self.kernels()?;
+        let mut first = 0;
+        for part in parts {
+            let count = groups * part.width;
+            let args = Args::new().at(self.at(x)).at(self.at(part.to)).int(x.width()).int(part.to.width());
+            let args = args.int(x.width() / groups).int(first).int(part.width).int(part.at).int(count);
+            self.record(kernels.ungroup, Shape::new([count.div_ceil(256), self.rows, 1], 256), args)?;
+            first += part.width;
+        }
+        Ok(())
+    }
+
+    fn route(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        correction: Option<Vector>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        self.route_and_tell(logits, router, correction, routing)
+    }
+
+    fn experts(&mut self, _: &Experts, _: &Routing, _: &[Lease]) -> Result<()> {
+        unreachable!("all experts are here, and mixtures are computed whole")
+    }
+
+    fn combine(&mut self, _: &Routing, _: Buf, _: Buf) -> Result<()> {
+        unreachable!("all experts are here, and mixtures are computed whole")
+    }
+
+    fn mixture(&mut self, mixture: &Mixture<'_>) -> Result<()> {
+        self.mix(mixture)
+    }
+
+    fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
+        self.flush_add()?;
+        self.pending_add = Some((x, y));
+        Ok(())
+    }
+
+    fn add_bias(&mut self, x: Buf, w: Vector) -> Result<()> {
+        let kernels = self.kernels()?;
+        self.pairwise(kernels.add_bias, x, self.vector(w), x.width())
+    }
+
+    fn swiglu(&mut self, gate: Buf, up: Buf) -> Result<()> {
+        let kernels = self.kernels()?;
+        self.pairwise(kernels.swiglu, gate, self.at(up), up.width())
+    }
+
+    fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()> {
+        let kernels = self.kernels()?;
+        self.pairwise(kernels.sigmoid_gate, x, self.at(gate), gate.width())
+    }
+
+    fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()> {
+        let kernels = self.kernels()?;
+        let numbers: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+        let numbers = self.recorder.facts(&numbers)?;
+        let args = Args::new().at(self.at(x)).at(self.at(out)).at(numbers).int(x.width());
+        self.record(kernels.pick, Shape::new([rows.len(), 1, 1], 256), args)?;
+        self.rows = rows.len();
+        Ok(())
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        self.flush_add()?;
+        self.row_facts = None;
+        self.recorder.submit()
+    }
+
+    fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()> {
+        assert_eq!(out.len(), self.rows * x.width());
+        self.submit()?;
+        self.gpu.read(self.at(x), cast_slice_mut(out))
+    }
+}
+
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        // Memory goes back only when nothing uses it any more. A device that is lost uses nothing.
+        let _ = self.gpu.wait();
+    }
+}

@@ -1,0 +1,198 @@
+//! Operations that read what sequences keep: attention and the gated delta rule.
+
+use std::ops::Range;
+
+use forebay_engine::backend::{Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent};
+use forebay_engine::{Batch, Result};
+use forebay_kernels::{KEY_BLOCK, STATE_COLUMNS};
+
+use super::{CudaBackend, Scratch};
+use crate::driver::Address;
+use crate::program::{Args, Shape};
+use crate::state::DevicePieces;
+
+/// Of the attention kernels: threads of a block, query heads that it takes, keys that it takes at a time, and the most
+/// shares of positions.
+const THREADS: usize = 256;
+const HEADS: usize = THREADS / 32;
+const KEYS: usize = 32;
+const MOST_SPLITS: usize = 64;
+
+/// Of the attention kernels for prompts: threads of a block, queries that it takes, and the fewest tokens of a sequence
+/// that they are worth it for.
+const PROMPT_THREADS: usize = 128;
+const PROMPT_QUERIES: usize = 64;
+const FEWEST_PROMPT_ROWS: usize = 8;
+
+/// Lists of pages have room for a power of two of them, so that they seldom move.
+const FEWEST_PAGES: usize = 16;
+
+/// Warps of a block of the recurrence.
+const RECUR_THREADS: usize = 128;
+
+/// Which sequence each row of the batch belongs to, and its position there.
+#[derive(Clone, Copy)]
+pub struct RowFacts {
+    sequence: Address,
+    position: Address,
+}
+
+impl CudaBackend {
+    fn row_facts(&mut self, batch: &Batch<'_>) -> Result<RowFacts> {
+        if let Some(facts) = self.row_facts {
+            return Ok(facts);
+        }
+        let mut sequence = vec![0u32; batch.tokens.len()];
+        for (i, s) in batch.sequences.iter().enumerate() {
+            sequence[s.rows.clone()].fill(i as u32);
+        }
+        let sequence = self.recorder.facts(&sequence)?;
+        let position = self.recorder.facts(batch.positions)?;
+        Ok(*self.row_facts.insert(RowFacts { sequence, position }))
+    }
+
+    /// As [`Backend::attention`](forebay_engine::backend::Backend::attention).
+    pub(super) fn attend(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
+        let kernels = self.kernels()?;
+        let mut tables: Vec<Vec<u64>> = Vec::with_capacity(batch.sequences.len());
+        let mut shape = None;
+        let mut longest = 0;
+        for sequence in batch.sequences.iter_mut() {
+            let end = sequence.state.len() + sequence.rows.len();
+            let (kv, _) = sequence.state.layer(a.layer);
+            let kv = kv
+                .as_any_mut()
+                .downcast_mut::<KvPages<DevicePieces>>()
+                .expect("the state was made by this backend");
+            kv.grow(end)?;
+            longest = longest.max(end);
+            shape = Some(kv.shape());
+            let page = |i: usize| kv.piece(i).map_or(0, |page| page.address());
+            tables.push((0..kv.page_count()).map(page).collect());
+        }
+        let Some(shape) = shape else { return Ok(()) };
+        let facts = self.row_facts(batch)?;
+        let pages = tables.iter().map(Vec::len).max().unwrap_or(0);
+        let capacity = pages.next_power_of_two().max(FEWEST_PAGES);
+        for table in &mut tables {
+            table.resize(capacity, 0);
+        }
+        let tables = self.recorder.facts(&tables.concat())?;
+
+        let single = self.precision == Precision::Exact;
+        let KvShape { heads, key_dim, value_dim, window, latent } = shape;
+        let kv = Args::new().at(facts.sequence).at(facts.position).at(tables).int(capacity);
+        let kv = kv.int(heads).int(key_dim).int(value_dim).flag(latent).flag(single);
+        let args = kv.clone().at(self.at(a.k)).at(self.at(a.v));
+        self.record(kernels.append, Shape::new([self.rows, 1, 1], 512), args)?;
+
+        let q_heads = a.q.width() / key_dim;
+        let plain = !single && !latent && key_dim == value_dim && q_heads / heads <= PROMPT_QUERIES;
+        let prompt = match key_dim {
+            32 => Some(kernels.attend_prompt_32),
+            64 => Some(kernels.attend_prompt_64),
+            128 => Some(kernels.attend_prompt_128),
+            _ => None,
+        };
+        let rows_each = self.rows / batch.sequences.len();
+        // Many sequences keep the processors busy as many tokens of one do.
+        let busy = 2 * heads * batch.sequences.len() >= self.gpu.multiprocessors as usize;
+        if let Some(kernel) = prompt.filter(|_| plain && (busy || rows_each >= FEWEST_PROMPT_ROWS)) {
+            let each = PROMPT_QUERIES / (q_heads / heads);
+            let cut = |rows: Range<usize>| {
+                let tile = move |row: usize| [row as u32, each.min(rows.end - row) as u32];
+                rows.clone().step_by(each).map(tile)
+            };
+            let tokens: Vec<[u32; 2]> = batch.sequences.iter().flat_map(|s| cut(s.rows.clone())).collect();
+            let listed = self.recorder.facts(&tokens.concat())?;
+            let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(self.optional(a.sinks)).at(listed);
+            let args = args.int(q_heads).int(window.unwrap_or(0)).float(a.scale);
+            return self.record(kernel, Shape::new([heads, tokens.len(), 1], PROMPT_THREADS), args);
+        }
+        let blocks = heads * (q_heads / heads).div_ceil(HEADS);
+        // Positions are shared out where there are too few rows for all processors. As lengths grow, the number of
+        // shares changes seldom, so that graphs last.
+        let seen = window.map_or(longest, |window| longest.min(window + KEYS));
+        let tiles = seen.div_ceil(KEYS).next_power_of_two();
+        let wanted = (2 * self.gpu.multiprocessors as usize).div_ceil(blocks * self.rows);
+        let splits = wanted.next_power_of_two().min(tiles).min(MOST_SPLITS);
+        let partial = match splits {
+            1 => 0,
+            _ => self.scratch(Scratch::Partial, splits * self.rows * q_heads * (value_dim + 2) * 4)?,
+        };
+        // Scratch memory may have been made, and what was recorded started.
+        assert!(value_dim <= 512, "values of {value_dim} channels");
+        let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(partial).at(self.optional(a.sinks));
+        let args = args.int(q_heads).int(self.rows).int(splits).int(window.unwrap_or(0)).float(a.scale);
+        let cell = if single { 4 } else { 2 };
+        let key = ((key_dim * cell / 16 + 1) | 1) * 16;
+        let values = if latent { 0 } else { KEYS * value_dim * cell };
+        let shared = KEYS * key + values + HEADS * key_dim * 4;
+        let kernel = if single { kernels.attend_singles } else { kernels.attend_halves };
+        self.record(kernel, Shape::new([blocks, self.rows, splits], THREADS).shared(shared), args.clone())?;
+        if splits > 1 {
+            self.record(
+                kernels.merge,
+                Shape::new([q_heads, self.rows, 1], value_dim.next_multiple_of(32).min(256)),
+                args,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// As [`Backend::delta_rule`](forebay_engine::backend::Backend::delta_rule).
+    pub(super) fn recur(&mut self, d: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
+        let kernels = self.kernels()?;
+        let count = self.rows * d.a.width();
+        let args = Args::new().at(self.at(d.a)).at(self.at(d.b)).at(self.vector(d.rates));
+        let args = args.at(self.vector(d.biases)).long(count).int(d.a.width());
+        self.record(kernels.delta_gates, Shape::each(count), args)?;
+
+        // Stretches of a sequence come one after the other; those of different sequences go together.
+        let mut rounds: Vec<Vec<[u64; 4]>> = Vec::new();
+        let mut longest: Vec<usize> = Vec::new();
+        for sequence in batch.sequences.iter_mut() {
+            let mut start = sequence.state.len();
+            let (state, marks) = sequence.state.layer(d.layer);
+            let state = state
+                .as_any_mut()
+                .downcast_mut::<Recurrent<DevicePieces>>()
+                .expect("the state was made by this backend");
+            let mut row = sequence.rows.start;
+            let advance = state.advance(start, start + sequence.rows.len(), marks)?;
+            let mut before = advance.from.map_or(0, |piece| piece.address());
+            for (round, (end, after)) in advance.to.into_iter().enumerate() {
+                if round == rounds.len() {
+                    rounds.push(Vec::new());
+                    longest.push(0);
+                }
+                let tokens = end - start;
+                let two = |low: usize, high: usize| low as u64 | (high as u64) << 32;
+                rounds[round].push([two(row, tokens), two(start, 0), before, after.address()]);
+                longest[round] = longest[round].max(tokens);
+                before = after.address();
+                (start, row) = (end, row + tokens);
+            }
+        }
+        let s = d.shape;
+        let channels = s.channels();
+        for (stretches, tokens) in rounds.iter().zip(longest) {
+            let listed = self.recorder.facts(&stretches.concat())?;
+            let args = Args::new().at(listed).at(self.at(d.qkv)).at(self.at(d.convolved));
+            let args = args.at(self.at(d.a)).at(self.at(d.b)).at(self.at(d.out)).at(self.vector(d.filters));
+            let args = args.int(s.key_heads).int(s.value_heads).int(s.key_dim).int(s.value_dim).int(s.kernel);
+            let args = args.flag(s.order == HeadOrder::Dealt).int(channels);
+            let columns = [channels.div_ceil(128), tokens.max(s.kernel - 1), stretches.len()];
+            self.record(kernels.convolve, Shape::new(columns, 128), args.clone())?;
+            let heads = [2 * s.key_heads, tokens, stretches.len()];
+            self.record(kernels.delta_norm, Shape::new(heads, 32), args.clone())?;
+            let blocks = [s.value_dim.div_ceil(STATE_COLUMNS), s.value_heads, stretches.len()];
+            let shared = (s.key_dim * STATE_COLUMNS + 2 * s.key_dim) * 4;
+            self.record(kernels.recur, Shape::new(blocks, RECUR_THREADS).shared(shared), args)?;
+        }
+        Ok(())
+    }
+}
+
+// The kernels are written for pages of this length and columns of this number.
+const _: () = assert!(KEY_BLOCK == 64 && STATE_COLUMNS == 32);

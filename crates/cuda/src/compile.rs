@@ -1,0 +1,273 @@
+//! The kernels: compiled for the GPU at hand when they are first needed, and kept on disk.
+
+use std::ffi::{CStr, CString};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use cudarc::nvrtc;
+use forebay_engine::{Error, Fnv, Result};
+
+use crate::driver::{Gpu, failed};
+
+/// The sources, and what they share.
+const HEADS: [(&str, &str); 3] = [
+    ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
+    ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
+    ("pages.cuh", include_str!("../kernels/pages.cuh")),
+];
+const SOURCES: [(&str, &str); 7] = [
+    ("products", include_str!("../kernels/products.cu")),
+    ("gemm", include_str!("../kernels/gemm.cu")),
+    ("rows", include_str!("../kernels/rows.cu")),
+    ("routing", include_str!("../kernels/routing.cu")),
+    ("attention", include_str!("../kernels/attention.cu")),
+    ("prompt", include_str!("../kernels/prompt.cu")),
+    ("delta", include_str!("../kernels/delta.cu")),
+];
+
+/// What a file in the cache starts with.
+const MAGIC: &[u8; 8] = b"FBCUBIN\x01";
+
+/// A kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel(pub(crate) sys::CUfunction);
+
+// SAFETY: the handle is the driver's, which any thread may use.
+unsafe impl Send for Kernel {}
+
+macro_rules! kernels {
+    ($($module:literal: $($name:ident),*;)*) => {
+        /// All kernels.
+        #[derive(Clone, Copy)]
+        #[allow(missing_docs)]
+        pub struct Kernels {
+            $($(pub $name: Kernel,)*)*
+        }
+
+        impl Kernels {
+            fn find(modules: &[Module]) -> Result<Kernels> {
+                let find = |module: &str, name: &str| {
+                    let at = SOURCES.iter().position(|(name, _)| *name == module).expect("it is listed");
+                    modules[at].kernel(name)
+                };
+                Ok(Kernels { $($($name: find($module, stringify!($name))?,)*)* })
+            }
+        }
+    };
+}
+
+kernels! {
+    "products": dequantise, matvec_1, gate_up, head_products;
+    "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
+    "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
+        pick;
+    "routing": route, sort, combine;
+    "attention": append, attend_halves, attend_singles, merge;
+    "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
+    "delta": delta_gates, convolve, delta_norm, recur;
+}
+
+/// The kernels and what keeps them.
+pub struct Compiled {
+    /// To be used while this lives.
+    pub kernels: Kernels,
+    _modules: Vec<Module>,
+}
+
+impl Compiled {
+    /// Compiles what is not in the folder, and loads everything, for matrices of these kinds, a bit for each.
+    ///
+    /// # Errors
+    /// If there is no compiler, or the GPU refuses.
+    pub fn load(gpu: &Arc<Gpu>, cache: Option<&Path>, kinds: u32) -> Result<Compiled> {
+        let modules: Vec<Module> = SOURCES
+            .iter()
+            .map(|(name, text)| Module::load(gpu, name, &source(name, text, kinds), cache))
+            .collect::<Result<_>>()?;
+        Ok(Compiled { kernels: Kernels::find(&modules)?, _modules: modules })
+    }
+}
+
+/// A source with what it includes.
+fn source(name: &str, text: &str, kinds: u32) -> String {
+    // The others have no matrices.
+    let kinds = if matches!(name, "products" | "gemm") { kinds } else { 0 };
+    let mut source = format!("#define KINDS {kinds}u\n{text}");
+    for (head, text) in HEADS {
+        source = source.replace(&format!("#include \"{head}\"\n"), text);
+    }
+    source
+}
+
+/// Kernels that were compiled together.
+struct Module {
+    gpu: Arc<Gpu>,
+    module: sys::CUmodule,
+}
+
+// SAFETY: the handle is the driver's, which any thread may use.
+unsafe impl Send for Module {}
+
+impl Module {
+    fn load(gpu: &Arc<Gpu>, name: &str, source: &str, cache: Option<&Path>) -> Result<Module> {
+        let (major, minor) = gpu.capability;
+        let file = cache.map(|folder| {
+            folder.join(format!("{name}-{:016x}-sm_{major}{minor}.cubin", Fnv::of(source.as_bytes())))
+        });
+        gpu.enter()?;
+        // What cannot be read, is damaged or is not taken is made anew.
+        if let Some(module) =
+            file.as_deref().and_then(read_cached).and_then(|code| Module::of(gpu, &code).ok())
+        {
+            return Ok(module);
+        }
+        let code = compile(name, source, gpu.capability)?;
+        if let Some(file) = file {
+            write_cached(&file, &code);
+        }
+        Module::of(gpu, &code)
+    }
+
+    fn of(gpu: &Arc<Gpu>, code: &[u8]) -> Result<Module> {
+        // SAFETY: the code is a compiler's, or was checked to be what one wrote; the driver checks its form.
+        let module = unsafe { result::module::load_data(code.as_ptr().cast()) }
+            .map_err(|error| failed("load its kernels", error))?;
+        Ok(Module { gpu: gpu.clone(), module })
+    }
+
+    fn kernel(&self, name: &str) -> Result<Kernel> {
+        let c_name = CString::new(name).expect("names have no zeros");
+        // SAFETY: the module is loaded.
+        let kernel = unsafe { result::module::get_function(self.module, c_name) }
+            .map_err(|error| failed(&format!("find the kernel {name}"), error))?;
+        // Blocks may ask for all that the kernel does not have already.
+        let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let own = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        // SAFETY: the kernel was just found.
+        let set = unsafe {
+            result::function::get_function_attribute(kernel, own).and_then(|own| {
+                result::function::set_function_attribute(kernel, limit, self.gpu.shared_limit as i32 - own)
+            })
+        };
+        set.map_err(|error| failed("set up its kernels", error))?;
+        Ok(Kernel(kernel))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.gpu.enter().is_ok() {
+            // SAFETY: it was loaded once, and its kernels are dropped with it.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}
+
+/// Whether the compiler is there.
+pub fn compiler_is_there() -> bool {
+    // SAFETY: looks for the library and loads it, nothing else.
+    unsafe { nvrtc::sys::is_culib_present() }
+}
+
+/// Compiles for an architecture.
+fn compile(name: &str, source: &str, (major, minor): (i32, i32)) -> Result<Vec<u8>> {
+    if !compiler_is_there() {
+        return Err(Error::Backend(
+            "the GPU's kernels cannot be compiled: NVRTC, a part of the CUDA toolkit, was not found; install it, or use \
+             --device cpu"
+                .into(),
+        ));
+    }
+    let text = CString::new(source).expect("sources have no zeros");
+    let file = CString::new(format!("{name}.cu")).expect("names have no zeros");
+    let refused = |error: nvrtc::result::NvrtcError| {
+        Error::Backend(format!(
+            "the GPU's kernels cannot be compiled: {:?}; --device cpu goes without it",
+            error.0
+        ))
+    };
+    let program = nvrtc::result::create_program(&text, Some(&file)).map_err(refused)?;
+    let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".to_owned()];
+    // SAFETY: the program was created above and is destroyed below, once.
+    let code = unsafe {
+        let compiled = nvrtc::result::compile_program(program, &options).map_err(|error| {
+            let log = nvrtc::result::get_program_log(program).unwrap_or_default();
+            let bytes: Vec<u8> = log.iter().map(|&c| c as u8).collect();
+            let log = CStr::from_bytes_until_nul(&bytes).map(CStr::to_string_lossy).unwrap_or_default();
+            Error::Backend(format!(
+                "the GPU's kernels ({name}) cannot be compiled for sm_{major}{minor}: {:?}: {}; --device cpu goes \
+                 without it",
+                error.0,
+                log.trim()
+            ))
+        });
+        let code = compiled.and_then(|()| {
+            let mut size = 0;
+            nvrtc::sys::nvrtcGetCUBINSize(program, &mut size).result().map_err(refused)?;
+            let mut code = vec![0u8; size];
+            nvrtc::sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()).result().map_err(refused)?;
+            Ok(code)
+        });
+        let _ = nvrtc::result::destroy_program(program);
+        code?
+    };
+    Ok(code)
+}
+
+/// What a file of the cache holds, if it is whole.
+fn read_cached(file: &Path) -> Option<Vec<u8>> {
+    let bytes = std::fs::read(file).ok()?;
+    let (head, code) = bytes.split_at_checked(16)?;
+    let (magic, sum) = head.split_at(8);
+    (magic == MAGIC && sum == checksum(code)).then(|| code.to_vec())
+}
+
+/// A cache that cannot be written to costs time, nothing else.
+fn write_cached(file: &Path, code: &[u8]) {
+    let bytes = [&MAGIC[..], &checksum(code), code].concat();
+    // Beside it first: two programs may start at the same time.
+    let beside = file.with_extension(format!("{}.part", std::process::id()));
+    let written = file
+        .parent()
+        .map_or(Ok(()), std::fs::create_dir_all)
+        .and_then(|()| std::fs::write(&beside, bytes))
+        .and_then(|()| std::fs::rename(&beside, file));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+}
+
+fn checksum(code: &[u8]) -> [u8; 8] {
+    Fnv::of(code).to_le_bytes()
+}
+
+/// Where compiled kernels are kept; nowhere, if there is no home.
+pub fn cache_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+    Some(cache.or_else(|| set("LOCALAPPDATA"))?.join("forebay").join("kernels"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_file_of_the_cache_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("deeper").join("kernels.cubin");
+        let code = b"anything".to_vec();
+        write_cached(&file, &code);
+        assert_eq!(read_cached(&file), Some(code));
+        let whole = std::fs::read(&file).unwrap();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            std::fs::write(&file, &damaged).unwrap();
+            assert_eq!(read_cached(&file), None, "byte {at}");
+            std::fs::write(&file, &whole[..at]).unwrap();
+            assert_eq!(read_cached(&file), None, "cut at {at}");
+        }
+    }
+}

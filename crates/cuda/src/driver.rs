@@ -1,0 +1,378 @@
+//! One GPU: its context, its stream and its memory.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
+use cudarc::driver::{DriverError, result, sys};
+use forebay_engine::{Bytes, Error, Result};
+
+/// An address in the GPU's memory.
+pub type Address = u64;
+
+/// Pieces of states that are allocated together.
+const SLAB: u64 = 8 << 20;
+
+/// A GPU that is in use.
+pub struct Gpu {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    /// What the maker calls it.
+    pub name: String,
+    /// Major and minor compute capability.
+    pub capability: (i32, i32),
+    /// How many blocks run truly at once is a multiple of these.
+    pub multiprocessors: u32,
+    /// The most shared memory that a block may ask for.
+    pub shared_limit: u32,
+    /// Bytes that models may use.
+    pub budget: u64,
+    used: AtomicU64,
+    pieces: Mutex<PiecePool>,
+}
+
+/// Memory for states, which is kept for the next state.
+#[derive(Default)]
+struct PiecePool {
+    free: HashMap<u64, Vec<Address>>,
+    slabs: Vec<Address>,
+}
+
+// SAFETY: the handles are the driver's, which any thread may use; what they stand for is not changed after creation.
+unsafe impl Send for Gpu {}
+// SAFETY: as above, and what does change is behind a mutex or atomic.
+unsafe impl Sync for Gpu {}
+
+/// What the driver says of the GPUs there are, without using one.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its number.
+    pub ordinal: usize,
+    /// What the maker calls it.
+    pub name: String,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Major and minor compute capability.
+    pub capability: (i32, i32),
+}
+
+/// The GPUs of this machine.
+///
+/// # Errors
+/// Why there are none that can be used, in words for people.
+pub fn find() -> std::result::Result<Vec<Found>, String> {
+    // SAFETY: looks for the library and loads it, nothing else.
+    if !unsafe { sys::is_culib_present() } {
+        return Err("no NVIDIA driver was found".into());
+    }
+    let failed = |error: DriverError| format!("the NVIDIA driver does not start: {}", reason(error));
+    result::init().map_err(failed)?;
+    let count = result::device::get_count().map_err(failed)?;
+    if count == 0 {
+        return Err("the NVIDIA driver finds no GPU".into());
+    }
+    (0..count)
+        .map(|ordinal| {
+            let device = result::device::get(ordinal).map_err(failed)?;
+            // SAFETY: the device is one that the driver has just named.
+            let memory = unsafe { result::device::total_mem(device) }.map_err(failed)?;
+            Ok(Found {
+                ordinal: ordinal as usize,
+                name: result::device::get_name(device).map_err(failed)?,
+                memory: memory as u64,
+                capability: capability(device).map_err(failed)?,
+            })
+        })
+        .collect()
+}
+
+fn attribute(device: sys::CUdevice, attribute: CUdevice_attribute) -> std::result::Result<i32, DriverError> {
+    // SAFETY: the device is one that the driver has named.
+    unsafe { result::device::get_attribute(device, attribute) }
+}
+
+fn capability(device: sys::CUdevice) -> std::result::Result<(i32, i32), DriverError> {
+    Ok((
+        attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    ))
+}
+
+/// The driver's words for what went wrong.
+fn reason(error: DriverError) -> String {
+    let name = error.error_name().map(|name| name.to_string_lossy().into_owned());
+    let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
+    match (name, text) {
+        (Ok(name), Ok(text)) => format!("{text} ({name})"),
+        _ => format!("error {:?}", error.0),
+    }
+}
+
+/// An engine's error for a driver's.
+pub fn failed(doing: &str, error: DriverError) -> Error {
+    Error::Backend(format!("the GPU cannot {doing}: {}; --device cpu goes without it", reason(error)))
+}
+
+impl Gpu {
+    /// Takes the GPU of this number into use, of whose memory `budget` bytes may be used: by default what is free, less a
+    /// margin.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn open(ordinal: usize, budget: Option<u64>) -> Result<Arc<Gpu>> {
+        let open = |error| failed("be used", error);
+        let device = result::device::get(ordinal as i32).map_err(open)?;
+        // SAFETY: the device is one that the driver has just named; the context is released when the GPU is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(open)?;
+        // SAFETY: the context was just retained.
+        unsafe { result::ctx::set_current(context) }.map_err(open)?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
+        let (free, _) = result::mem_get_info().map_err(open)?;
+        let number = |which| attribute(device, which).map(|n| n as u32).map_err(open);
+        Ok(Arc::new(Gpu {
+            device,
+            context,
+            stream,
+            name: result::device::get_name(device).map_err(open)?,
+            capability: capability(device).map_err(open)?,
+            multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_limit: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            budget: budget.unwrap_or((free as u64).saturating_sub((free as u64 / 32).max(256 << 20))),
+            used: AtomicU64::new(0),
+            pieces: Mutex::default(),
+        }))
+    }
+
+    /// Makes the calling thread one that works with this GPU.
+    pub fn enter(&self) -> Result<()> {
+        // SAFETY: the context lives as long as the GPU.
+        unsafe { result::ctx::set_current(self.context) }.map_err(|error| failed("be used", error))
+    }
+
+    /// The stream on which everything happens, in order.
+    pub fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Waits until everything that was started has ended.
+    ///
+    /// # Errors
+    /// If any of it failed.
+    pub fn wait(&self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the stream lives as long as the GPU.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(|error| failed("compute", error))
+    }
+
+    /// Memory of so many bytes, for `what`.
+    ///
+    /// # Errors
+    /// If there is none, or the budget does not allow it.
+    pub fn allocate(self: &Arc<Gpu>, bytes: usize, what: &str) -> Result<Memory> {
+        let address = self.take(bytes as u64, what)?;
+        Ok(Memory { gpu: self.clone(), address, bytes })
+    }
+
+    fn take(&self, bytes: u64, what: &str) -> Result<Address> {
+        let used = self.used.load(Ordering::Relaxed);
+        if used.saturating_add(bytes) > self.budget {
+            return Err(Error::Budget {
+                need: used.saturating_add(bytes),
+                have: self.budget,
+                what: format!("on the GPU, {} of it for {what}", Bytes(bytes)),
+                remedy: "raise --vram, or use --device cpu".into(),
+            });
+        }
+        self.enter()?;
+        // SAFETY: the address is freed once, by whoever has it.
+        let address = unsafe { result::malloc_sync((bytes as usize).max(16)) }
+            .map_err(|error| failed(&format!("find {} of its memory for {what}", Bytes(bytes)), error))?;
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        Ok(address)
+    }
+
+    fn free(&self, address: Address, bytes: u64) {
+        if self.enter().is_ok() {
+            // SAFETY: the address was allocated by `take`, and nobody has it any more. A device that is lost has no
+            // memory to give back.
+            let _ = unsafe { result::free_sync(address) };
+        }
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// A piece of a state. It holds anything.
+    pub(crate) fn take_piece(&self, bytes: u64) -> Result<Address> {
+        let mut pool = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(address) = pool.free.get_mut(&bytes).and_then(Vec::pop) {
+            return Ok(address);
+        }
+        let stride = bytes.next_multiple_of(256);
+        let count = (SLAB / stride).max(1);
+        let (slab, count) = match self.take(count * stride, "conversations") {
+            Ok(slab) => (slab, count),
+            Err(_) => (self.take(stride, "conversations")?, 1),
+        };
+        pool.slabs.push(slab);
+        pool.free.entry(bytes).or_default().extend((1..count).map(|i| slab + i * stride));
+        Ok(slab)
+    }
+
+    /// Takes a piece back, for the next state that needs one. What was started with it before ends before that.
+    pub(crate) fn return_piece(&self, address: Address, bytes: u64) {
+        let mut pool = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.free.entry(bytes).or_default().push(address);
+    }
+
+    /// Copies bytes to the GPU, after everything that was started.
+    pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller owns the memory there, and the bytes live until the wait below is over.
+        unsafe { result::memcpy_htod_async(to, bytes, self.stream) }.map_err(|e| failed("take data", e))?;
+        self.wait()
+    }
+
+    /// Copies bytes from the GPU, after everything that was started.
+    pub fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller owns the memory there, and the bytes live until the wait below is over.
+        unsafe { result::memcpy_dtoh_async(bytes, from, self.stream) }.map_err(|e| failed("compute", e))?;
+        self.wait()
+    }
+
+    /// Copies bytes inside the GPU, after everything that was started.
+    pub fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller owns both, and what is freed later is freed after the stream has come there.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }.map_err(|e| failed("copy", e))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.enter().is_err() {
+            return;
+        }
+        let pool = self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for slab in pool.slabs.drain(..) {
+            // SAFETY: nobody has a piece of it any more, since pieces keep the GPU.
+            let _ = unsafe { result::free_sync(slab) };
+        }
+        // SAFETY: everything that used the stream and the context is gone.
+        let _ = unsafe { result::stream::destroy(self.stream) };
+        // SAFETY: it was retained once.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// Memory of the GPU, given back when it is dropped.
+pub struct Memory {
+    gpu: Arc<Gpu>,
+    address: Address,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Where it is.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// How much it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.gpu.free(self.address, self.bytes as u64);
+    }
+}
+
+/// Memory of the computer that the GPU copies from by itself.
+pub struct Pinned {
+    gpu: Arc<Gpu>,
+    first: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: it is owned memory like a vector's.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// So many bytes.
+    ///
+    /// # Errors
+    /// If the system has no such memory.
+    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Pinned> {
+        gpu.enter()?;
+        // SAFETY: freed once, when dropped.
+        let first =
+            unsafe { result::malloc_host(bytes, 0) }.map_err(|e| failed("pin memory", e))?.cast::<u8>();
+        // SAFETY: so many bytes were allocated.
+        unsafe { first.write_bytes(0, bytes) };
+        Ok(Pinned { gpu: gpu.clone(), first, bytes })
+    }
+
+    /// All of it.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: so many bytes were allocated and written, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.first, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.gpu.enter().is_ok() {
+            // SAFETY: it was allocated by the driver, and is freed once.
+            let _ = unsafe { result::free_host(self.first.cast::<c_void>()) };
+        }
+    }
+}
+
+/// A moment in the stream.
+pub struct Moment {
+    gpu: Arc<Gpu>,
+    event: sys::CUevent,
+}
+
+// SAFETY: the handle is the driver's, which any thread may use.
+unsafe impl Send for Moment {}
+
+impl Moment {
+    /// One that has passed.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Moment> {
+        gpu.enter()?;
+        let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(|error| failed("be used", error))?;
+        Ok(Moment { gpu: gpu.clone(), event })
+    }
+
+    /// It is when everything that was started so far has ended.
+    pub fn set(&self) -> Result<()> {
+        // SAFETY: both live.
+        unsafe { result::event::record(self.event, self.gpu.stream) }
+            .map_err(|error| failed("compute", error))
+    }
+
+    /// Waits for it.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the event lives.
+        unsafe { result::event::synchronize(self.event) }.map_err(|error| failed("compute", error))
+    }
+}
+
+impl Drop for Moment {
+    fn drop(&mut self) {
+        if self.gpu.enter().is_ok() {
+            // SAFETY: it was created once and is destroyed once.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}

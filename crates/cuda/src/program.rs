@@ -1,0 +1,285 @@
+//! Operations are recorded first and started together: as a graph, if the same was recorded before.
+//!
+//! What differs from token to token (tokens, positions, pages) is never an argument of a kernel. It is put among the
+//! *facts*, which are copied to the same place before every start, so that a batch of the same shape records the same.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, cast_slice};
+use cudarc::driver::{DriverError, result, sys};
+use forebay_engine::{Error, Result};
+
+use crate::compile::Kernel;
+use crate::driver::{Address, Gpu, Memory, Moment, Pinned, failed};
+
+/// Facts of one start.
+const FACTS: usize = 16 << 20;
+
+/// The most graphs that are kept.
+const GRAPHS: usize = 24;
+
+/// How a kernel is started.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shape {
+    /// Blocks.
+    pub grid: [usize; 3],
+    /// Threads of a block.
+    pub threads: usize,
+    /// Bytes of shared memory that a block asks for.
+    pub shared: usize,
+}
+
+impl Shape {
+    /// Blocks of so many threads.
+    pub fn new(grid: [usize; 3], threads: usize) -> Shape {
+        Shape { grid, threads, shared: 0 }
+    }
+
+    /// Enough blocks of 256 threads to have one for each of `count`.
+    pub fn each(count: usize) -> Shape {
+        Shape::new([count.div_ceil(256), 1, 1], 256)
+    }
+
+    /// With so many bytes of shared memory.
+    pub fn shared(self, shared: usize) -> Shape {
+        Shape { shared, ..self }
+    }
+}
+
+/// The arguments of a kernel: the fields of one structure, laid out as C does.
+#[derive(Clone, Default)]
+pub struct Args(Vec<u8>);
+
+impl Args {
+    /// None yet.
+    pub fn new() -> Args {
+        Args(Vec::with_capacity(128))
+    }
+
+    fn put(mut self, bytes: &[u8]) -> Args {
+        self.0.resize(self.0.len().next_multiple_of(bytes.len()), 0);
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// A pointer; zero is none.
+    pub fn at(self, address: Address) -> Args {
+        self.put(&address.to_le_bytes())
+    }
+
+    /// A `u64`.
+    pub fn long(self, number: usize) -> Args {
+        self.put(&(number as u64).to_le_bytes())
+    }
+
+    /// A `u32`.
+    pub fn int(self, number: usize) -> Args {
+        self.put(&u32::try_from(number).expect("numbers of kernels fit").to_le_bytes())
+    }
+
+    /// A `u32` that is a truth.
+    pub fn flag(self, truth: bool) -> Args {
+        self.int(truth.into())
+    }
+
+    /// A `float`.
+    pub fn float(self, number: f32) -> Args {
+        self.put(&number.to_le_bytes())
+    }
+}
+
+/// Records operations and starts them.
+pub struct Recorder {
+    gpu: Arc<Gpu>,
+    /// What was recorded: for each start the kernel, its shape, and its arguments.
+    words: Vec<u64>,
+    graphs: Vec<Graph>,
+    /// Counts starts.
+    clock: u64,
+    facts: Facts,
+}
+
+/// A record, and what it became when it came again.
+struct Graph {
+    words: Vec<u64>,
+    started: Option<sys::CUgraphExec>,
+    used: u64,
+}
+
+// SAFETY: the handle is the driver's, which any thread may use.
+unsafe impl Send for Graph {}
+
+/// Two places for facts: while one is being copied, the other is written to.
+struct Facts {
+    here: Pinned,
+    there: Memory,
+    copied: [Moment; 2],
+    half: usize,
+    used: usize,
+}
+
+impl Recorder {
+    /// Nothing recorded.
+    ///
+    /// # Errors
+    /// If there is no memory for facts.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Recorder> {
+        let facts = Facts {
+            here: Pinned::new(gpu, 2 * FACTS)?,
+            there: gpu.allocate(2 * FACTS, "the lists of a batch")?,
+            copied: [Moment::new(gpu)?, Moment::new(gpu)?],
+            half: 0,
+            used: 0,
+        };
+        Ok(Recorder { gpu: gpu.clone(), words: Vec::new(), graphs: Vec::new(), clock: 0, facts })
+    }
+
+    /// Forgets what was recorded and not started.
+    pub fn clear(&mut self) {
+        self.words.clear();
+        self.facts.used = 0;
+    }
+
+    /// Puts facts where kernels will find them.
+    ///
+    /// # Errors
+    /// If there is no room for them.
+    pub fn facts<T: Pod>(&mut self, facts: &[T]) -> Result<Address> {
+        let bytes: &[u8] = cast_slice(facts);
+        let start = self.facts.used.next_multiple_of(16);
+        if start + bytes.len() > FACTS {
+            return Err(Error::Backend(
+                "the batch has more pages than the GPU's lists hold; use shorter ones".into(),
+            ));
+        }
+        let at = self.facts.half * FACTS + start;
+        self.facts.here.bytes()[at..at + bytes.len()].copy_from_slice(bytes);
+        self.facts.used = start + bytes.len();
+        Ok(self.facts.there.address() + at as u64)
+    }
+
+    /// Records a start of a kernel.
+    pub fn record(&mut self, kernel: Kernel, shape: Shape, args: Args) {
+        let Shape { grid: [x, y, z], threads, shared } = shape;
+        if x == 0 || y == 0 || z == 0 {
+            return;
+        }
+        assert!(y < 1 << 16 && z < 1 << 16, "a grid of {x} by {y} by {z}");
+        let mut bytes = args.0;
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        let two = |low: usize, high: usize| low as u64 | (high as u64) << 32;
+        self.words.extend([kernel.0 as u64, two(x, y), two(z, threads), two(shared, bytes.len() / 8)]);
+        self.words
+            .extend(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))));
+    }
+
+    /// Starts what was recorded.
+    ///
+    /// # Errors
+    /// If the GPU refuses.
+    pub fn submit(&mut self) -> Result<()> {
+        if self.words.is_empty() {
+            return Ok(());
+        }
+        self.gpu.enter()?;
+        let Facts { here, there, copied, half, used } = &mut self.facts;
+        if *used > 0 {
+            let at = *half * FACTS;
+            let (to, bytes) = (there.address() + at as u64, &here.bytes()[at..at + *used]);
+            // SAFETY: the bytes are not written to before the moment set below has passed.
+            unsafe { result::memcpy_htod_async(to, bytes, self.gpu.stream()) }
+                .map_err(|error| failed("take data", error))?;
+            copied[*half].set()?;
+        }
+        *half = 1 - *half;
+        *used = 0;
+        copied[*half].wait()?;
+        let words = std::mem::take(&mut self.words);
+        let started = self.start(&words);
+        self.words = words;
+        self.words.clear();
+        started.map_err(|error| failed("compute", error))
+    }
+
+    /// Starts a record: one by one when it comes first, as a graph from then on.
+    fn start(&mut self, words: &[u64]) -> Result<(), DriverError> {
+        self.clock += 1;
+        let stream = self.gpu.stream();
+        let Some(known) = self.graphs.iter_mut().find(|graph| graph.words == words) else {
+            if self.graphs.len() == GRAPHS {
+                let oldest = (0..GRAPHS).min_by_key(|&i| self.graphs[i].used).expect("there are some");
+                self.graphs.swap_remove(oldest).destroy();
+            }
+            self.graphs.push(Graph { words: words.to_vec(), started: None, used: self.clock });
+            return launch(words, stream);
+        };
+        known.used = self.clock;
+        let graph = match known.started {
+            Some(graph) => graph,
+            None => {
+                let graph = capture(words, stream)?;
+                known.started = Some(graph);
+                graph
+            }
+        };
+        // SAFETY: the graph was made for this context, and all memory it names is the backend's or the states'.
+        unsafe { result::graph::launch(graph, stream) }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if self.gpu.wait().is_ok() {
+            self.graphs.drain(..).for_each(Graph::destroy);
+        }
+    }
+}
+
+impl Graph {
+    fn destroy(self) {
+        if let Some(graph) = self.started {
+            // SAFETY: it was made once; a graph that still runs is kept by the driver until it has ended.
+            let _ = unsafe { result::graph::exec_destroy(graph) };
+        }
+    }
+}
+
+/// Makes a graph of a record.
+fn capture(words: &[u64], stream: sys::CUstream) -> Result<sys::CUgraphExec, DriverError> {
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: the stream is the GPU's, and captures on it begin and end here alone.
+    unsafe {
+        result::stream::begin_capture(stream, mode)?;
+        let launched = launch(words, stream);
+        let graph = result::stream::end_capture(stream);
+        launched?;
+        let graph = graph?;
+        let ready = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+        result::graph::destroy(graph)?;
+        ready
+    }
+}
+
+/// Starts the kernels of a record one by one.
+fn launch(mut words: &[u64], stream: sys::CUstream) -> Result<(), DriverError> {
+    let low = |word: u64| word as u32;
+    let high = |word: u64| (word >> 32) as u32;
+    while let [kernel, xy, z_threads, shared_args, rest @ ..] = words {
+        let (args, rest) = rest.split_at(high(*shared_args) as usize);
+        let mut params = [args.as_ptr().cast_mut().cast()];
+        // SAFETY: the kernel is one of the backend's, and takes these arguments by value as one structure. The memory
+        // they name is the backend's or the states', and is given back after everything on the stream.
+        unsafe {
+            result::launch_kernel(
+                *kernel as sys::CUfunction,
+                (low(*xy), high(*xy), low(*z_threads)),
+                (high(*z_threads), 1, 1),
+                low(*shared_args),
+                stream,
+                &mut params,
+            )?;
+        }
+        words = rest;
+    }
+    Ok(())
+}

@@ -1,0 +1,23 @@
+//! What the tests on a GPU share.
+
+// Each test binary compiles this file for itself and uses only some of it.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use forebay_cuda::Cuda;
+use forebay_engine::backend::Device;
+
+#[path = "../../../engine/tests/common/models.rs"]
+pub mod models;
+
+/// The first GPU; without one a test is skipped, and says so.
+pub fn gpu() -> Option<Arc<dyn Device>> {
+    match forebay_cuda::find() {
+        Ok(_) => Some(Arc::new(Cuda::open(0, None).unwrap())),
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            None
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Kernels against the processor's: every type of weights, unpacked and multiplied.
+
+mod common;
+
+use common::gpu;
+use common::models::relative_error;
+use forebay_engine::TokenId;
+use forebay_engine::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Precision, Weight};
+use forebay_kernels::{Affine, DType, Encoding};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+const ROWS: usize = 150;
+const COLS: usize = 768;
+const MOST_TOKENS: usize = 100;
+
+/// All encodings that the GPU computes with.
+fn encodings() -> Vec<Encoding> {
+    use DType::*;
+    let blocks = [F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4].map(Encoding::Blocks);
+    let affine = |bits, group, scales| Encoding::Affine(Affine { bits, group, scales });
+    let planes = [
+        Encoding::Mxfp4,
+        Encoding::Columns(BF16),
+        affine(4, 32, F16),
+        affine(4, 64, BF16),
+        affine(8, 128, F32),
+    ];
+    blocks.into_iter().chain(planes).collect()
+}
+
+/// Any weights of about one in size.
+fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let lengths = encoding.plane_bytes(rows, cols).unwrap();
+    let mut planes = lengths.map(|len| {
+        let mut bytes = vec![0; len];
+        rng.fill_bytes(&mut bytes);
+        bytes
+    });
+    let mut float = |dtype: DType, scale: f32| {
+        let x = scale * ((rng.next_u32() % 2001) as f32 - 1000.0) / 1000.0;
+        match dtype {
+            DType::F32 => x.to_le_bytes().to_vec(),
+            DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+            _ => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+        }
+    };
+    // Floats among random bits would be anything.
+    let [codes, scales, biases] = &mut planes;
+    match encoding {
+        Encoding::Blocks(dtype) | Encoding::Columns(dtype) if dtype.is_float() => {
+            for bytes in codes.chunks_exact_mut(dtype.block_bytes()) {
+                bytes.copy_from_slice(&float(dtype, 1.0));
+            }
+        }
+        Encoding::Blocks(dtype) => {
+            let (places, scale): (&[usize], f32) = match dtype {
+                DType::Q8_0 => (&[0], 0.01),
+                DType::Q4_0 => (&[0], 0.1),
+                DType::Q4_K | DType::Q5_K => (&[0, 2], 0.003),
+                DType::Q6_K => (&[208], 0.001),
+                DType::IQ4_XS => (&[0], 0.001),
+                _ => (&[], 0.0),
+            };
+            for block in codes.chunks_exact_mut(dtype.block_bytes()) {
+                for &at in places {
+                    block[at..at + 2].copy_from_slice(&float(DType::F16, scale));
+                }
+                if dtype == DType::MXFP4 {
+                    block[0] = 124 + block[0] % 4;
+                }
+            }
+        }
+        Encoding::Affine(Affine { scales: dtype, .. }) => {
+            for plane in [scales, biases] {
+                for bytes in plane.chunks_exact_mut(dtype.block_bytes()) {
+                    bytes.copy_from_slice(&float(dtype, 0.1));
+                }
+            }
+        }
+        Encoding::Mxfp4 => scales.iter_mut().for_each(|scale| *scale = 124 + *scale % 4),
+        _ => unreachable!(),
+    }
+    HostMatrix { encoding, rows, cols, planes: planes.map(|bytes| bytes[..].into()) }
+}
+
+fn dequantised(matrix: &HostMatrix) -> Vec<f32> {
+    let mut weights = vec![0.0; matrix.rows * matrix.cols];
+    for (row, out) in weights.chunks_exact_mut(matrix.cols).enumerate() {
+        matrix.view().dequantise_row(row, out);
+    }
+    weights
+}
+
+/// A backend that has these matrices, with a buffer of the columns' width and one of the rows'.
+fn backend(precision: Precision, tokens: usize, matrix: HostMatrix) -> Option<(Box<dyn Backend>, [Buf; 2])> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let buffers = [BufShape { rows: tokens, width: cols }, BufShape { rows: tokens, width: rows }];
+    let mut backend = gpu()?.backend(precision, &buffers).unwrap();
+    backend.load(Weight::Matrix(matrix)).unwrap();
+    Some((backend, [Buf::nth(0, cols), Buf::nth(1, rows)]))
+}
+
+#[test]
+fn every_type_is_unpacked_to_the_bits_that_the_processor_has() {
+    for (i, encoding) in encodings().into_iter().enumerate() {
+        let truth = dequantised(&matrix(encoding, ROWS, COLS, i as u64));
+        let Some((mut backend, [out, _])) =
+            backend(Precision::Exact, ROWS, matrix(encoding, ROWS, COLS, i as u64))
+        else {
+            return;
+        };
+        // Backwards, so that rows are looked for.
+        let tokens: Vec<TokenId> = (0..ROWS as u32).rev().map(TokenId).collect();
+        backend.begin(ROWS);
+        backend.embed(Matrix::nth(0), &tokens, out).unwrap();
+        let mut ours = vec![f32::NAN; ROWS * COLS];
+        backend.read(out, &mut ours).unwrap();
+        for (row, ours) in ours.chunks_exact(COLS).rev().enumerate() {
+            let truth = &truth[row * COLS..][..COLS];
+            let wrong = ours.iter().zip(truth).position(|(a, b)| a.to_bits() != b.to_bits());
+            assert_eq!(wrong, None, "{encoding}, row {row}: {:?}", wrong.map(|i| (ours[i], truth[i])));
+        }
+    }
+}
+
+/// One row of activations takes one kernel, many take another; columns that are no whole groups are some models'.
+#[test]
+fn products_are_those_of_the_weights() {
+    for (i, encoding) in encodings().into_iter().enumerate() {
+        let shapes = match encoding {
+            Encoding::Blocks(dtype) if dtype.is_float() => vec![(ROWS, COLS), (70, 44), (33, 12)],
+            _ => vec![(ROWS, COLS)],
+        };
+        for (rows, cols) in shapes {
+            for (precision, tolerance) in [(Precision::Exact, 1e-5), (Precision::Fast, 2e-3)] {
+                let seed = i as u64;
+                let truth = dequantised(&matrix(encoding, rows, cols, seed));
+                // The activations are rows of a table.
+                let x = matrix(Encoding::Blocks(DType::F32), MOST_TOKENS, cols, 1000 + seed);
+                let activations = dequantised(&x);
+                let Some((mut backend, [input, out])) =
+                    backend(precision, MOST_TOKENS, matrix(encoding, rows, cols, seed))
+                else {
+                    return;
+                };
+                backend.load(Weight::Matrix(x)).unwrap();
+                for tokens in [1, 5, 20, MOST_TOKENS] {
+                    let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
+                    backend.begin(tokens);
+                    backend.embed(Matrix::nth(1), &ids, input).unwrap();
+                    backend.matmul(input, &[(Matrix::nth(0), out)]).unwrap();
+                    let mut ours = vec![f32::NAN; tokens * rows];
+                    backend.read(out, &mut ours).unwrap();
+                    let product = |t: usize, r: usize| -> f32 {
+                        let pairs = activations[t * cols..][..cols].iter().zip(&truth[r * cols..][..cols]);
+                        pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+                    };
+                    let places = (0..tokens).flat_map(|t| (0..rows).map(move |r| (t, r)));
+                    let exact: Vec<f32> = places.map(|(t, r)| product(t, r)).collect();
+                    let error = relative_error(&ours, &exact);
+                    let what = format!("{encoding} [{rows}, {cols}], {tokens} rows, {precision:?}");
+                    assert!(error < tolerance, "{what}: {error}");
+                }
+            }
+        }
+    }
+}
