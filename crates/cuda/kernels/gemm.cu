@@ -216,6 +216,7 @@ template <int TOKENS, bool SPLIT, int ROW_TILES> __device__ inline void gemm(con
     if (a.tiles) {
         if (blockIdx.y >= *a.tile_count) return;
         Tile tile = a.tiles[blockIdx.y];
+        if (absent(m, tile.expert)) return;
         work = Work{tile.expert, tile.first, tile.count};
     } else {
         work.count = min(work.count, a.rows - work.first);

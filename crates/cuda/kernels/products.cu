@@ -134,6 +134,7 @@ template <int ROWS> __device__ inline void matvec(const MatvecArgs& a) {
     const Mat& m = a.w[which];
     u32 y = blockIdx.y;
     u32 expert = a.experts ? a.experts[y] : 0;
+    if (absent(m, expert)) return;
     u32 row = ((blockIdx.x - start) * VECTOR_WARPS + threadIdx.x / WARP) * ROWS;
     // Rows beyond the last repeat it.
     Row rows[ROWS];
@@ -232,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const Ga
     extern __shared__ float shared[];
     u32 y = blockIdx.y;
     u32 expert = a.experts ? a.experts[y] : 0;
+    if (absent(a.gate, expert)) return;
     u32 row = blockIdx.x * VECTOR_WARPS + threadIdx.x / WARP;
     u32 there = min(row, a.gate.rows - 1);
     Row rows[2] = {row_of(a.gate, expert, there), row_of(a.up, expert, there)};

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 
 use forebay_engine::backend::HostMatrix;
+use forebay_engine::store::{ExpertPart, Lease};
 use forebay_engine::{Error, Result};
 use forebay_kernels::{Affine, DType, Encoding, MatRef};
 
-use crate::driver::{Gpu, Memory};
+use crate::driver::{Address, Gpu, Memory};
 use crate::program::Args;
 
 /// How the kernels call an encoding. The order is that of matrix.cuh.
@@ -122,11 +123,14 @@ fn arrange(kind: Kind, w: MatRef<'_>) -> Arranged {
     Arranged { planes }
 }
 
-/// A matrix on the GPU, or one of each of a layer's experts.
+/// A matrix on the GPU, or that of each of a layer's experts.
 pub struct DeviceMatrix {
-    planes: [Memory; 3],
+    /// Where the planes are; of experts, how far into an expert's slot.
+    planes: [Address; 3],
+    /// Where it is told where each expert's slot is; none for other matrices.
+    pub slots: Address,
     strides: [usize; 3],
-    /// Of one expert.
+    /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
@@ -134,39 +138,55 @@ pub struct DeviceMatrix {
     pub kind: Kind,
     group: usize,
     floats: Kind,
+    _memory: Vec<Memory>,
 }
 
 /// Bytes that are brought into order at a time.
 const PORTION: usize = 64 << 20;
 
+/// Kernels read whole groups: those of the last row may end so far beyond it.
+const OVERHANG: usize = 128;
+
+/// Where planes start in a slot.
+const PLANE_ALIGNMENT: usize = 256;
+
 impl DeviceMatrix {
-    /// Room for `count` matrices like this one.
-    fn like(gpu: &Arc<Gpu>, w: MatRef<'_>, count: usize, what: &str) -> Result<DeviceMatrix> {
+    /// A matrix like this one, which is nowhere yet.
+    fn like(w: MatRef<'_>) -> Result<DeviceMatrix> {
         let kind = Kind::of(w.encoding)?;
         let (group, floats) = match w.encoding {
             Encoding::Affine(Affine { group, scales, .. }) => (group, Kind::of(scales.into())?),
             _ => (32, Kind::F32),
         };
-        let one = arrange(kind, w.rows(0..1));
-        let strides = one.planes.map(|plane| plane.len());
-        // Kernels read whole groups: those of the last row may end beyond it.
-        let bytes = strides.map(|stride| if stride == 0 { 0 } else { stride * w.rows * count + 128 });
-        let memory = |bytes: usize| gpu.allocate(bytes, what);
-        let planes = [memory(bytes[0])?, memory(bytes[1])?, memory(bytes[2])?];
-        Ok(DeviceMatrix { planes, strides, rows: w.rows, cols: w.cols, kind, group, floats })
+        let strides = arrange(kind, w.rows(0..1)).planes.map(|plane| plane.len());
+        let (rows, cols) = (w.rows, w.cols);
+        Ok(DeviceMatrix {
+            planes: [0; 3],
+            slots: 0,
+            strides,
+            rows,
+            cols,
+            kind,
+            group,
+            floats,
+            _memory: Vec::new(),
+        })
     }
 
-    /// Writes the `index`-th of the matrices.
-    fn fill(&self, gpu: &Gpu, w: MatRef<'_>, index: usize) -> Result<()> {
+    /// Bytes of each plane.
+    fn plane_bytes(&self) -> [usize; 3] {
+        self.strides.map(|stride| if stride == 0 { 0 } else { stride * self.rows + OVERHANG })
+    }
+
+    /// Writes the matrix whose planes are there.
+    fn fill(&self, gpu: &Gpu, w: MatRef<'_>, slot: Address) -> Result<()> {
         assert!(w.rows == self.rows && w.cols == self.cols, "experts of a layer are alike");
         let portion = (PORTION / self.strides.iter().sum::<usize>().max(1)).max(1);
         for first in (0..w.rows).step_by(portion) {
             let rows = first..w.rows.min(first + portion);
             let arranged = arrange(self.kind, w.rows(rows));
             for (i, bytes) in arranged.planes.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-                let at = (index * self.rows + first) * self.strides[i];
-                assert!(at + bytes.len() <= self.planes[i].bytes());
-                gpu.write(self.planes[i].address() + at as u64, bytes)?;
+                gpu.write(slot + self.planes[i] + (first * self.strides[i]) as u64, bytes)?;
             }
         }
         Ok(())
@@ -177,41 +197,80 @@ impl DeviceMatrix {
     /// # Errors
     /// If its type is not supported or there is no memory for it.
     pub fn dense(gpu: &Arc<Gpu>, matrix: &HostMatrix) -> Result<DeviceMatrix> {
-        let there = DeviceMatrix::like(gpu, matrix.view(), 1, "dense weights")?;
+        let mut there = DeviceMatrix::like(matrix.view())?;
+        for (plane, bytes) in there.plane_bytes().into_iter().enumerate() {
+            let memory = gpu.allocate(bytes, "dense weights")?;
+            there.planes[plane] = memory.address();
+            there._memory.push(memory);
+        }
         there.fill(gpu, matrix.view(), 0)?;
         Ok(there)
     }
 
-    /// Takes one of `count` experts' matrices; the first makes room for all.
-    ///
-    /// # Errors
-    /// If its type is not supported or there is no memory for it.
-    pub fn expert(
-        gpu: &Arc<Gpu>,
-        there: &mut Option<DeviceMatrix>,
-        w: MatRef<'_>,
-        index: usize,
-        count: usize,
-    ) -> Result<()> {
-        if there.is_none() {
-            *there = Some(DeviceMatrix::like(gpu, w, count, "experts")?);
-        }
-        there.as_ref().expect("it was just made").fill(gpu, w, index)
-    }
-
     /// The `Mat` of the kernels.
     pub fn put(&self, args: Args) -> Args {
-        let args = self.planes.iter().fold(args, |args, plane| args.at(plane.address()));
+        let args = self.planes.iter().fold(args, |args, &plane| args.at(plane)).at(self.slots);
         let args = self.strides.iter().fold(args, |args, &stride| args.int(stride));
         args.int(self.rows).int(self.cols).int(self.kind as usize).int(self.group).int(self.floats as usize)
     }
 
     /// The place of no matrix.
     pub fn put_none(args: Args) -> Args {
-        let args = (0..3).fold(args, |args, _| args.at(0));
+        let args = (0..4).fold(args, |args, _| args.at(0));
         (0..8).fold(args, |args, _| args.int(0))
     }
 }
+
+/// The experts of a layer, each in a slot.
+pub struct LayerExperts {
+    /// Gate, up and down.
+    pub parts: [DeviceMatrix; 3],
+    slots: Memory,
+    slot_bytes: usize,
+    _table: Memory,
+}
+
+impl LayerExperts {
+    /// Room for `count` experts like this one.
+    ///
+    /// # Errors
+    /// If its type is not supported or there is no memory for them.
+    pub fn like(gpu: &Arc<Gpu>, expert: &Lease, count: usize) -> Result<LayerExperts> {
+        let [gate, up, down] = PARTS.map(|part| DeviceMatrix::like(expert.part(part)));
+        let mut parts = [gate?, up?, down?];
+        let mut slot_bytes = 0;
+        for part in &mut parts {
+            let lengths = part.plane_bytes();
+            for (plane, len) in part.planes.iter_mut().zip(lengths) {
+                *plane = slot_bytes as Address;
+                slot_bytes += len.next_multiple_of(PLANE_ALIGNMENT);
+            }
+        }
+        let slots = gpu.allocate(count * slot_bytes, "experts")?;
+        let places: Vec<u64> = (0..count).map(|i| slots.address() + (i * slot_bytes) as u64).collect();
+        let table = gpu.allocate(count * 8, "experts")?;
+        gpu.write(table.address(), bytemuck::cast_slice(&places))?;
+        for part in &mut parts {
+            part.slots = table.address();
+        }
+        Ok(LayerExperts { parts, slots, slot_bytes, _table: table })
+    }
+
+    /// Takes an expert.
+    ///
+    /// # Errors
+    /// If the GPU refuses.
+    pub fn fill(&self, gpu: &Gpu, expert: &Lease) -> Result<()> {
+        let at = expert.expert().0 as usize * self.slot_bytes;
+        assert!(at + self.slot_bytes <= self.slots.bytes());
+        let pairs = self.parts.iter().zip(PARTS);
+        pairs
+            .into_iter()
+            .try_for_each(|(w, part)| w.fill(gpu, expert.part(part), self.slots.address() + at as u64))
+    }
+}
+
+const PARTS: [ExpertPart; 3] = [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down];
 
 #[cfg(test)]
 mod tests {

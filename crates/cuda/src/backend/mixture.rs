@@ -81,8 +81,8 @@ impl CudaBackend {
 
     /// A layer's experts: gate, up and down.
     fn expert_products(&self, layer: LayerIdx) -> [&crate::weights::DeviceMatrix; 3] {
-        let parts = &self.experts[layer.0];
-        [0, 1, 2].map(|i| parts[i].as_ref().expect("all experts were handed over"))
+        let experts = self.experts[layer.0].as_ref().expect("all experts were handed over");
+        experts.parts.each_ref()
     }
 
     /// As [`Backend::mixture`](forebay_engine::backend::Backend::mixture).

@@ -11,7 +11,7 @@ use forebay_engine::backend::{
     Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
     Mixture, Part, Precision, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
-use forebay_engine::store::{ExpertPart, Lease};
+use forebay_engine::store::Lease;
 use forebay_engine::{Batch, LayerIdx, Result, TokenId};
 use forebay_kernels::RopePairs;
 
@@ -19,7 +19,7 @@ use crate::compile::{Compiled, Kernel, Kernels, cache_folder};
 use crate::driver::{Address, Gpu, Memory};
 use crate::program::{Args, Recorder, Shape};
 use crate::state::DevicePieces;
-use crate::weights::{DeviceMatrix, Kind};
+use crate::weights::{DeviceMatrix, Kind, LayerExperts};
 use sequences::RowFacts;
 
 /// Threads that norm a row together.
@@ -36,8 +36,8 @@ pub struct CudaBackend {
     buffers: Vec<Memory>,
     matrices: Vec<DeviceMatrix>,
     vectors: Vec<(Memory, usize)>,
-    /// By layer: gate, up and down.
-    experts: Vec<[Option<DeviceMatrix>; 3]>,
+    /// By layer.
+    experts: Vec<Option<LayerExperts>>,
     /// What operations need for themselves, by purpose; grows as needed.
     scratch: [Option<Memory>; SCRATCHES],
     recorder: Recorder,
@@ -181,10 +181,12 @@ impl Backend for CudaBackend {
         if self.experts.len() <= layer.0 {
             self.experts.resize_with(layer.0 + 1, Default::default);
         }
-        for (i, part) in [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down].into_iter().enumerate() {
-            let there = &mut self.experts[layer.0][i];
-            DeviceMatrix::expert(&self.gpu, there, expert.part(part), expert.expert().0 as usize, count)?;
-            let kind = there.as_ref().expect("it was just filled").kind;
+        if self.experts[layer.0].is_none() {
+            self.experts[layer.0] = Some(LayerExperts::like(&self.gpu, expert, count)?);
+        }
+        let there = self.experts[layer.0].as_ref().expect("it was just made");
+        there.fill(&self.gpu, expert)?;
+        for kind in [0, 1, 2].map(|i| there.parts[i].kind) {
             self.kinds |= 1 << kind as u32;
         }
         Ok(())
