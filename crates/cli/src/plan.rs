@@ -75,10 +75,13 @@ fn gpu_lines(args: &PlanArgs, prospect: &Prospect, options: &Options) -> Result<
     let options = Options { device: Some(Arc::new(device)), ..options.clone() };
     Ok(match prospect.plan_with(&options).map(|plan| plan.device) {
         Ok(Some(gpu)) => format!(
-            "\n{name}: {} of {} for weights {}, context of {} {}, scratch {}\n",
+            "\n{name}: {} of {} for dense weights {}, expert slots {} ({} of {}), context of {} {}, scratch {}\n",
             Bytes(gpu.total()),
             Bytes(gpu.budget),
-            Bytes(gpu.weights),
+            Bytes(gpu.dense),
+            Bytes(gpu.slot_bytes),
+            gpu.slot_count(),
+            prospect.plan().expert_count,
             prospect.plan().reserved,
             Bytes(gpu.kv),
             Bytes(gpu.scratch)

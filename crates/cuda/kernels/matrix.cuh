@@ -14,6 +14,16 @@ typedef unsigned long long u64;
 #define ALL_LANES 0xffffffffu
 #define INFINITE __int_as_float(0x7f800000)
 
+// A kernel may be started while the one before it still runs (program.rs says when). Every kernel calls this first, or
+// after no more than reading what no kernel writes: it returns when the one before has ended and all that it wrote can
+// be seen. From then on the next one may start.
+__device__ inline void await_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The kinds that kernels are compiled for. A model has few.
 #ifndef KINDS
 #define KINDS 0xffffffffu
@@ -23,9 +33,9 @@ typedef unsigned long long u64;
 enum Kind { F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4, MXFP4_PAIRS, AFFINE4, AFFINE8 };
 
 struct Mat {
-    u64 plane[3];     // where codes, scales and biases are; of experts, how far into an expert's slot
-    const u64* slots; // [experts] where each expert's slot is, 0 if it has none; none for other matrices
-    u32 stride[3];    // bytes of a row in each plane
+    const u8* plane[3]; // codes, scales, biases; of experts, how far into an expert's slot they are
+    const u64* slots;   // [experts] where each expert's slot is, 0 if it has none; none for other matrices
+    u32 stride[3];      // bytes of a row in each plane
     u32 rows;
     u32 cols;
     u32 kind;
@@ -46,18 +56,14 @@ struct Group {
     float min;
 };
 
-// An address in the device's memory. The compiler is told that it is no other memory's.
-__device__ inline const u8* global(u64 address) { return (const u8*)__cvta_global_to_generic(address); }
-
 // Whether an expert has no slot. Matrices that are not experts' are always there.
 __device__ inline bool absent(const Mat& m, u32 expert) { return m.slots && !m.slots[expert]; }
 
 __device__ inline Row row_of(const Mat& m, u32 expert, u32 row) {
+    // Added to the planes, since the compiler knows of those that they are in the device's memory.
     u64 slot = m.slots ? m.slots[expert] : 0;
-    const u8* first[3];
-#pragma unroll
-    for (int i = 0; i < 3; i++) first[i] = global(slot + m.plane[i] + (u64)row * m.stride[i]);
-    return Row{first[0], first[1], first[2]};
+    return Row{m.plane[0] + slot + (u64)row * m.stride[0], m.plane[1] + slot + (u64)row * m.stride[1],
+               m.plane[2] + slot + (u64)row * m.stride[2]};
 }
 
 __device__ inline float half_to_float(u16 bits) {

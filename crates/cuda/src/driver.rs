@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
 use cudarc::driver::{DriverError, result, sys};
+use forebay_engine::memory::Region;
 use forebay_engine::{Bytes, Error, Result};
 
 /// An address in the GPU's memory.
@@ -20,6 +22,7 @@ pub struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    copies: sys::CUstream,
     /// What the maker calls it.
     pub name: String,
     /// Major and minor compute capability.
@@ -32,6 +35,17 @@ pub struct Gpu {
     pub budget: u64,
     used: AtomicU64,
     pieces: Mutex<PiecePool>,
+    /// Memory of the computer that it copies from by itself.
+    pinned: Mutex<Vec<Range<usize>>>,
+}
+
+/// What the GPU does one after the other, beside another such line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// Everything but the following.
+    Compute,
+    /// Experts on their way.
+    Copies,
 }
 
 /// Memory for states, which is kept for the next state.
@@ -130,12 +144,14 @@ impl Gpu {
         // SAFETY: the context was just retained.
         unsafe { result::ctx::set_current(context) }.map_err(open)?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
+        let copies = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
         let (free, _) = result::mem_get_info().map_err(open)?;
         let number = |which| attribute(device, which).map(|n| n as u32).map_err(open);
         Ok(Arc::new(Gpu {
             device,
             context,
             stream,
+            copies,
             name: result::device::get_name(device).map_err(open)?,
             capability: capability(device).map_err(open)?,
             multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
@@ -143,6 +159,7 @@ impl Gpu {
             budget: budget.unwrap_or((free as u64).saturating_sub((free as u64 / 32).max(256 << 20))),
             used: AtomicU64::new(0),
             pieces: Mutex::default(),
+            pinned: Mutex::default(),
         }))
     }
 
@@ -157,14 +174,29 @@ impl Gpu {
         self.stream
     }
 
-    /// Waits until everything that was started has ended.
+    fn line(&self, line: Line) -> sys::CUstream {
+        match line {
+            Line::Compute => self.stream,
+            Line::Copies => self.copies,
+        }
+    }
+
+    /// Waits until everything that was started, but for copies of experts, has ended.
     ///
     /// # Errors
     /// If any of it failed.
     pub fn wait(&self) -> Result<()> {
+        self.wait_for(Line::Compute)
+    }
+
+    /// Waits until everything that was started in a line has ended.
+    ///
+    /// # Errors
+    /// If any of it failed.
+    pub fn wait_for(&self, line: Line) -> Result<()> {
         self.enter()?;
         // SAFETY: the stream lives as long as the GPU.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(|error| failed("compute", error))
+        unsafe { result::stream::synchronize(self.line(line)) }.map_err(|error| failed("compute", error))
     }
 
     /// Memory of so many bytes, for `what`.
@@ -234,6 +266,23 @@ impl Gpu {
         self.wait()
     }
 
+    /// Copies bytes to the GPU in the line of copies, without waiting for it.
+    ///
+    /// # Safety
+    /// The bytes must stay what they are, and the memory there the caller's, until the copy has ended.
+    pub unsafe fn bring(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_htod_async(to, bytes, self.copies) }.map_err(|e| failed("take experts", e))
+    }
+
+    /// Whether the GPU copies from these bytes by itself.
+    pub fn is_pinned(&self, bytes: &[u8]) -> bool {
+        let (first, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
+        let pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        pinned.iter().any(|range| range.start <= first && end <= range.end)
+    }
+
     /// Copies bytes from the GPU, after everything that was started.
     pub fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
         self.enter()?;
@@ -260,8 +309,10 @@ impl Drop for Gpu {
             // SAFETY: nobody has a piece of it any more, since pieces keep the GPU.
             let _ = unsafe { result::free_sync(slab) };
         }
-        // SAFETY: everything that used the stream and the context is gone.
-        let _ = unsafe { result::stream::destroy(self.stream) };
+        for stream in [self.stream, self.copies] {
+            // SAFETY: everything that used the streams and the context is gone.
+            let _ = unsafe { result::stream::destroy(stream) };
+        }
         // SAFETY: it was retained once.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
@@ -317,6 +368,11 @@ impl Pinned {
         Ok(Pinned { gpu: gpu.clone(), first, bytes })
     }
 
+    /// How much it is.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
     /// All of it.
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: so many bytes were allocated and written, and the borrow is exclusive.
@@ -333,7 +389,45 @@ impl Drop for Pinned {
     }
 }
 
-/// A moment in the stream.
+/// Memory of the engine's that the GPU copies from by itself.
+pub struct Registered {
+    gpu: Arc<Gpu>,
+    region: Arc<Region>,
+}
+
+impl Registered {
+    /// Takes all pages of a region from the system, for good.
+    ///
+    /// # Errors
+    /// If the system does not allow it.
+    pub fn new(gpu: &Arc<Gpu>, region: Arc<Region>) -> Result<Registered> {
+        let first = region.as_ptr();
+        if !region.is_empty() {
+            gpu.enter()?;
+            // SAFETY: the region is memory of this process, and lives until this is dropped.
+            unsafe { sys::cuMemHostRegister_v2(first.cast::<c_void>(), region.len(), 0) }
+                .result()
+                .map_err(|error| failed("pin the memory of expert slots", error))?;
+        }
+        let range = first.addr()..first.addr() + region.len();
+        gpu.pinned.lock().unwrap_or_else(PoisonError::into_inner).push(range);
+        Ok(Registered { gpu: gpu.clone(), region })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let first = self.region.as_ptr();
+        let mut pinned = self.gpu.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        pinned.retain(|range| range.start != first.addr());
+        if !self.region.is_empty() && self.gpu.enter().is_ok() {
+            // SAFETY: it was registered once; copies from it have ended, since those who started them have waited.
+            let _ = unsafe { sys::cuMemHostUnregister(first.cast::<c_void>()) };
+        }
+    }
+}
+
+/// A moment in a line.
 pub struct Moment {
     gpu: Arc<Gpu>,
     event: sys::CUevent,
@@ -354,11 +448,25 @@ impl Moment {
         Ok(Moment { gpu: gpu.clone(), event })
     }
 
-    /// It is when everything that was started so far has ended.
-    pub fn set(&self) -> Result<()> {
+    /// It is when everything that was started so far in a line has ended.
+    pub fn set(&self, line: Line) -> Result<()> {
         // SAFETY: both live.
-        unsafe { result::event::record(self.event, self.gpu.stream) }
+        unsafe { result::event::record(self.event, self.gpu.line(line)) }
             .map_err(|error| failed("compute", error))
+    }
+
+    /// What is started in a line from now on waits for it; the caller does not.
+    pub fn hold_up(&self, line: Line) -> Result<()> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live.
+        unsafe { result::stream::wait_event(self.gpu.line(line), self.event, flags) }
+            .map_err(|error| failed("compute", error))
+    }
+
+    /// Whether it has passed.
+    pub fn has_passed(&self) -> bool {
+        // SAFETY: the event lives. An error is told to whoever waits.
+        unsafe { result::event::query(self.event) }.is_ok()
     }
 
     /// Waits for it.

@@ -1,26 +1,29 @@
 //! Computes models on NVIDIA GPUs.
 //!
 //! The driver and the compiler of kernels are looked for when they are first needed: a program with this crate runs as it
-//! did where there are none. All weights are in the GPU's memory, and so is what conversations keep.
+//! did where there are none. Dense weights are in the GPU's memory, and so is what conversations keep; experts are there as far as there
+//! is room for them, and come by way of the computer's memory otherwise.
 
 mod backend;
 mod compile;
 mod driver;
 mod program;
 mod state;
+mod tier;
 mod weights;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_engine::backend::{Backend, BufShape, Device, Precision};
+use forebay_engine::memory::Region;
 use forebay_engine::{Error, Result};
 
 pub use backend::CudaBackend;
 pub use compile::compiler_is_there;
 pub use driver::{Found, find};
 
-use driver::Gpu;
+use driver::{Gpu, Registered};
 
 /// Tokens of a prompt that are computed together: enough for every expert to have many.
 const CHUNK: usize = 2048;
@@ -85,5 +88,9 @@ impl Device for Cuda {
 
     fn chunk(&self) -> usize {
         CHUNK
+    }
+
+    fn pin(&self, memory: Arc<Region>) -> Result<Box<dyn Send>> {
+        Ok(Box::new(Registered::new(&self.0, memory)?))
     }
 }

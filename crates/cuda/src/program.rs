@@ -10,7 +10,7 @@ use cudarc::driver::{DriverError, result, sys};
 use forebay_engine::{Error, Result};
 
 use crate::compile::Kernel;
-use crate::driver::{Address, Gpu, Memory, Moment, Pinned, failed};
+use crate::driver::{Address, Gpu, Line, Memory, Moment, Pinned, failed};
 
 /// Facts of one start.
 const FACTS: usize = 16 << 20;
@@ -109,13 +109,30 @@ struct Graph {
 // SAFETY: the handle is the driver's, which any thread may use.
 unsafe impl Send for Graph {}
 
-/// Two places for facts: while one is being copied, the other is written to.
+/// Two places for facts: a batch's are in one, and stay there for all that it starts, while those of the next are written to the
+/// other.
 struct Facts {
     here: Pinned,
     there: Memory,
     copied: [Moment; 2],
     half: usize,
     used: usize,
+    /// How many of them have been sent.
+    sent: usize,
+    /// Whether the next batch's go to the other place.
+    turns: bool,
+    /// Counts batches and changes of the place.
+    turn: u64,
+}
+
+impl Facts {
+    /// Goes on in the other place, when what was there last has been copied.
+    fn turn(&mut self) -> Result<()> {
+        self.half = 1 - self.half;
+        (self.used, self.sent, self.turns) = (0, 0, false);
+        self.turn += 1;
+        self.copied[self.half].wait()
+    }
 }
 
 impl Recorder {
@@ -130,14 +147,24 @@ impl Recorder {
             copied: [Moment::new(gpu)?, Moment::new(gpu)?],
             half: 0,
             used: 0,
+            sent: 0,
+            turns: false,
+            turn: 0,
         };
         Ok(Recorder { gpu: gpu.clone(), words: Vec::new(), graphs: Vec::new(), clock: 0, facts })
     }
 
-    /// Forgets what was recorded and not started.
+    /// Forgets what was recorded and not started; a new batch begins.
     pub fn clear(&mut self) {
         self.words.clear();
-        self.facts.used = 0;
+        self.facts.used = self.facts.sent;
+        self.facts.turns = self.facts.sent > 0;
+        self.facts.turn += 1;
+    }
+
+    /// Facts of the same turn are where they were.
+    pub fn turn(&self) -> u64 {
+        self.facts.turn
     }
 
     /// Puts facts where kernels will find them.
@@ -146,6 +173,9 @@ impl Recorder {
     /// If there is no room for them.
     pub fn facts<T: Pod>(&mut self, facts: &[T]) -> Result<Address> {
         let bytes: &[u8] = cast_slice(facts);
+        if self.facts.turns {
+            self.facts.turn()?;
+        }
         let start = self.facts.used.next_multiple_of(16);
         if start + bytes.len() > FACTS {
             return Err(Error::Backend(
@@ -178,27 +208,39 @@ impl Recorder {
     /// # Errors
     /// If the GPU refuses.
     pub fn submit(&mut self) -> Result<()> {
+        self.send(Recorder::start)
+    }
+
+    /// Starts what was recorded, which will hardly come again in this form.
+    ///
+    /// # Errors
+    /// If the GPU refuses.
+    pub fn submit_once(&mut self) -> Result<()> {
+        self.send(|recorder, words| launch(words, recorder.gpu.stream()))
+    }
+
+    fn send(&mut self, start: impl Fn(&mut Recorder, &[u64]) -> Result<(), DriverError>) -> Result<()> {
         if self.words.is_empty() {
             return Ok(());
         }
         self.gpu.enter()?;
-        let Facts { here, there, copied, half, used } = &mut self.facts;
-        if *used > 0 {
+        let Facts { here, there, copied, half, used, sent, .. } = &mut self.facts;
+        if *used > *sent {
             let at = *half * FACTS;
-            let (to, bytes) = (there.address() + at as u64, &here.bytes()[at..at + *used]);
+            let (to, bytes) = (there.address() + (at + *sent) as u64, &here.bytes()[at + *sent..at + *used]);
             // SAFETY: the bytes are not written to before the moment set below has passed.
             unsafe { result::memcpy_htod_async(to, bytes, self.gpu.stream()) }
                 .map_err(|error| failed("take data", error))?;
-            copied[*half].set()?;
+            copied[*half].set(Line::Compute)?;
+            *sent = *used;
         }
-        *half = 1 - *half;
-        *used = 0;
-        copied[*half].wait()?;
         let words = std::mem::take(&mut self.words);
-        let started = self.start(&words);
+        let started = start(self, &words);
         self.words = words;
         self.words.clear();
-        started.map_err(|error| failed("compute", error))
+        started.map_err(|error| failed("compute", error))?;
+        // A batch that starts often has many.
+        if self.facts.used > FACTS / 2 { self.facts.turn() } else { Ok(()) }
     }
 
     /// Starts a record: one by one when it comes first, as a graph from then on.

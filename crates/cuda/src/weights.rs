@@ -3,10 +3,11 @@
 //! A matrix lies there as in its file, but blocks whose length would leave their codes unaligned are cut: codes in one
 //! plane, scales in others. Matrices that are stored in another order are put in order first.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_engine::backend::HostMatrix;
-use forebay_engine::store::{ExpertPart, Lease};
+use forebay_engine::store::{ExpertLayer, PartShape};
 use forebay_engine::{Error, Result};
 use forebay_kernels::{Affine, DType, Encoding, MatRef};
 
@@ -67,7 +68,7 @@ impl Kind {
     }
 
     /// Which bytes of a block go to each plane, if it is cut.
-    fn cuts(self) -> Option<[std::ops::Range<usize>; 3]> {
+    fn cuts(self) -> Option<[Range<usize>; 3]> {
         match self {
             Kind::Q8_0 => Some([2..34, 0..2, 0..0]),
             Kind::Q4_0 => Some([2..18, 0..2, 0..0]),
@@ -151,26 +152,15 @@ const OVERHANG: usize = 128;
 const PLANE_ALIGNMENT: usize = 256;
 
 impl DeviceMatrix {
-    /// A matrix like this one, which is nowhere yet.
-    fn like(w: MatRef<'_>) -> Result<DeviceMatrix> {
-        let kind = Kind::of(w.encoding)?;
-        let (group, floats) = match w.encoding {
+    /// A matrix that is nowhere yet.
+    fn nowhere(encoding: Encoding, rows: usize, cols: usize, strides: [usize; 3]) -> Result<DeviceMatrix> {
+        let kind = Kind::of(encoding)?;
+        let (group, floats) = match encoding {
             Encoding::Affine(Affine { group, scales, .. }) => (group, Kind::of(scales.into())?),
             _ => (32, Kind::F32),
         };
-        let strides = arrange(kind, w.rows(0..1)).planes.map(|plane| plane.len());
-        let (rows, cols) = (w.rows, w.cols);
-        Ok(DeviceMatrix {
-            planes: [0; 3],
-            slots: 0,
-            strides,
-            rows,
-            cols,
-            kind,
-            group,
-            floats,
-            _memory: Vec::new(),
-        })
+        let (planes, slots, _memory) = ([0; 3], 0, Vec::new());
+        Ok(DeviceMatrix { planes, slots, strides, rows, cols, kind, group, floats, _memory })
     }
 
     /// Bytes of each plane.
@@ -179,14 +169,13 @@ impl DeviceMatrix {
     }
 
     /// Writes the matrix whose planes are there.
-    fn fill(&self, gpu: &Gpu, w: MatRef<'_>, slot: Address) -> Result<()> {
-        assert!(w.rows == self.rows && w.cols == self.cols, "experts of a layer are alike");
+    fn fill(&self, gpu: &Gpu, w: MatRef<'_>) -> Result<()> {
         let portion = (PORTION / self.strides.iter().sum::<usize>().max(1)).max(1);
         for first in (0..w.rows).step_by(portion) {
             let rows = first..w.rows.min(first + portion);
             let arranged = arrange(self.kind, w.rows(rows));
             for (i, bytes) in arranged.planes.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-                gpu.write(slot + self.planes[i] + (first * self.strides[i]) as u64, bytes)?;
+                gpu.write(self.planes[i] + (first * self.strides[i]) as u64, bytes)?;
             }
         }
         Ok(())
@@ -197,13 +186,15 @@ impl DeviceMatrix {
     /// # Errors
     /// If its type is not supported or there is no memory for it.
     pub fn dense(gpu: &Arc<Gpu>, matrix: &HostMatrix) -> Result<DeviceMatrix> {
-        let mut there = DeviceMatrix::like(matrix.view())?;
+        let w = matrix.view();
+        let strides = arrange(Kind::of(w.encoding)?, w.rows(0..1)).planes.map(|plane| plane.len());
+        let mut there = DeviceMatrix::nowhere(w.encoding, w.rows, w.cols, strides)?;
         for (plane, bytes) in there.plane_bytes().into_iter().enumerate() {
             let memory = gpu.allocate(bytes, "dense weights")?;
             there.planes[plane] = memory.address();
             there._memory.push(memory);
         }
-        there.fill(gpu, matrix.view(), 0)?;
+        there.fill(gpu, w)?;
         Ok(there)
     }
 
@@ -221,59 +212,118 @@ impl DeviceMatrix {
     }
 }
 
-/// The experts of a layer, each in a slot.
+/// How one plane of a matrix is put together from what the file has: rows of units, which lie together on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gather {
+    /// Which of the file's planes they come from.
+    pub plane: usize,
+    /// Where the first is.
+    pub start: usize,
+    /// From a row to the next.
+    pub row_step: usize,
+    /// Bytes of a unit.
+    pub unit: usize,
+    /// From a unit to the next.
+    pub unit_step: usize,
+    /// Units of a row.
+    pub units: usize,
+}
+
+impl Gather {
+    /// How the planes of a matrix come from the file's: the same order as [`arrange`]'s.
+    fn of(kind: Kind, shape: &PartShape) -> [Option<Gather>; 3] {
+        let PartShape { encoding, rows, cols, pick, .. } = *shape;
+        let stored = rows * pick.step;
+        let planes = encoding.plane_bytes(stored, cols).expect("the model was checked");
+        if let Encoding::Columns(dtype) = encoding {
+            let unit = dtype.block_bytes();
+            let (start, row_step) = (pick.first * unit, pick.step * unit);
+            let columns = Gather { plane: 0, start, row_step, unit, unit_step: stored * unit, units: cols };
+            return [Some(columns), None, None];
+        }
+        let rows_of = |plane: usize, cut: Range<usize>, block: usize| {
+            let row = planes[plane] / stored;
+            (!cut.is_empty()).then(|| Gather {
+                plane,
+                start: pick.first * row + cut.start,
+                row_step: pick.step * row,
+                unit: cut.len(),
+                unit_step: block,
+                units: row / block,
+            })
+        };
+        match kind.cuts() {
+            Some(cuts) => {
+                let block = cuts.iter().map(|cut| cut.end).max().expect("there are three");
+                cuts.map(|cut| rows_of(0, cut, block))
+            }
+            None => [0, 1, 2].map(|plane| rows_of(plane, 0..planes[plane] / stored, planes[plane] / stored)),
+        }
+    }
+}
+
+/// Where a plane of an expert comes from, and where it goes.
+pub struct PlaneSource {
+    /// The expert's range that holds it.
+    pub range: usize,
+    /// How it is put together.
+    pub gather: Gather,
+    /// Rows of it.
+    pub rows: usize,
+    /// How far into the slot it goes.
+    pub to: Address,
+}
+
+/// The experts of a layer: what they are, and how they come to lie in their slots.
 pub struct LayerExperts {
     /// Gate, up and down.
     pub parts: [DeviceMatrix; 3],
-    slots: Memory,
-    slot_bytes: usize,
-    _table: Memory,
+    /// Where the planes of all three come from.
+    pub planes: Vec<PlaneSource>,
+    /// Bytes of a slot.
+    pub slot_bytes: usize,
+    /// How many experts there are.
+    pub count: usize,
 }
 
 impl LayerExperts {
-    /// Room for `count` experts like this one.
+    /// Experts like these.
     ///
     /// # Errors
-    /// If its type is not supported or there is no memory for them.
-    pub fn like(gpu: &Arc<Gpu>, expert: &Lease, count: usize) -> Result<LayerExperts> {
-        let [gate, up, down] = PARTS.map(|part| DeviceMatrix::like(expert.part(part)));
-        let mut parts = [gate?, up?, down?];
+    /// If a type is not supported.
+    pub fn new(layer: &ExpertLayer) -> Result<LayerExperts> {
+        let mut planes = Vec::new();
         let mut slot_bytes = 0;
-        for part in &mut parts {
-            let lengths = part.plane_bytes();
-            for (plane, len) in part.planes.iter_mut().zip(lengths) {
-                *plane = slot_bytes as Address;
-                slot_bytes += len.next_multiple_of(PLANE_ALIGNMENT);
+        let mut part = |shape: &PartShape| {
+            let kind = Kind::of(shape.encoding)?;
+            let gathers = Gather::of(kind, shape);
+            let strides = gathers.map(|gather| gather.map_or(0, |gather| gather.unit * gather.units));
+            let mut there = DeviceMatrix::nowhere(shape.encoding, shape.rows, shape.cols, strides)?;
+            for (plane, gather) in gathers.into_iter().enumerate() {
+                let Some(gather) = gather else { continue };
+                there.planes[plane] = slot_bytes as Address;
+                let range = shape.planes[gather.plane].expect("the encoding has this plane");
+                planes.push(PlaneSource { range, gather, rows: shape.rows, to: slot_bytes as Address });
+                slot_bytes += there.plane_bytes()[plane].next_multiple_of(PLANE_ALIGNMENT);
             }
-        }
-        let slots = gpu.allocate(count * slot_bytes, "experts")?;
-        let places: Vec<u64> = (0..count).map(|i| slots.address() + (i * slot_bytes) as u64).collect();
-        let table = gpu.allocate(count * 8, "experts")?;
-        gpu.write(table.address(), bytemuck::cast_slice(&places))?;
-        for part in &mut parts {
-            part.slots = table.address();
-        }
-        Ok(LayerExperts { parts, slots, slot_bytes, _table: table })
+            Ok::<_, Error>(there)
+        };
+        let [gate, up, down] = &layer.parts;
+        let parts = [part(gate)?, part(up)?, part(down)?];
+        Ok(LayerExperts { parts, planes, slot_bytes, count: layer.experts.len() })
     }
 
-    /// Takes an expert.
-    ///
-    /// # Errors
-    /// If the GPU refuses.
-    pub fn fill(&self, gpu: &Gpu, expert: &Lease) -> Result<()> {
-        let at = expert.expert().0 as usize * self.slot_bytes;
-        assert!(at + self.slot_bytes <= self.slots.bytes());
-        let pairs = self.parts.iter().zip(PARTS);
-        pairs
-            .into_iter()
-            .try_for_each(|(w, part)| w.fill(gpu, expert.part(part), self.slots.address() + at as u64))
+    /// Where kernels are told where the experts are.
+    pub fn look_in(&mut self, table: Address) {
+        self.parts.iter_mut().for_each(|part| part.slots = table);
     }
 }
 
-const PARTS: [ExpertPart; 3] = [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down];
-
 #[cfg(test)]
 mod tests {
+    use forebay_engine::store::RowPick;
+    use forebay_kernels::Planes;
+
     use super::*;
 
     #[test]
@@ -292,6 +342,50 @@ mod tests {
             assert_eq!(covered, (0..dtype.block_bytes()).collect::<Vec<_>>(), "{dtype}");
             // Codes are read sixteen bytes at a time.
             assert!(kind.cuts().unwrap()[0].len().is_multiple_of(16));
+        }
+    }
+
+    /// The bytes that a gather brings together.
+    fn gathered(gather: &Gather, rows: usize, planes: [&[u8]; 3]) -> Vec<u8> {
+        let unit = |row: usize, unit: usize| {
+            let at = gather.start + row * gather.row_step + unit * gather.unit_step;
+            &planes[gather.plane][at..at + gather.unit]
+        };
+        (0..rows).flat_map(|row| (0..gather.units).flat_map(move |u| unit(row, u).to_vec())).collect()
+    }
+
+    #[test]
+    fn what_is_gathered_is_what_the_host_arranges() {
+        use DType::*;
+        let affine = |bits, group, scales| Encoding::Affine(Affine { bits, group, scales });
+        let encodings = [F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4].map(Encoding::Blocks);
+        let planes = [
+            Encoding::Mxfp4,
+            Encoding::Columns(F32),
+            Encoding::Columns(BF16),
+            affine(4, 32, F16),
+            affine(8, 64, BF16),
+            affine(4, 128, F32),
+        ];
+        let (rows, cols) = (5, 512);
+        for encoding in encodings.into_iter().chain(planes) {
+            for pick in [RowPick::ALL, RowPick { first: 0, step: 2 }, RowPick { first: 2, step: 3 }] {
+                let lengths = encoding.plane_bytes(rows * pick.step, cols).unwrap();
+                // No float that is not a number, which a conversion might change.
+                let byte = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8 & 0x3f;
+                let stored = lengths.map(|len| (0..len).map(byte).collect::<Vec<u8>>());
+                let [codes, scales, biases] = &stored;
+                let whole =
+                    MatRef::from_planes(encoding, rows * pick.step, cols, Planes { codes, scales, biases });
+                let kind = Kind::of(encoding).unwrap();
+                let expected = arrange(kind, whole.every(pick.first, pick.step));
+                let shape = PartShape { encoding, rows, cols, planes: [Some(0), Some(1), Some(2)], pick };
+                let gathers = Gather::of(kind, &shape);
+                for (gather, expected) in gathers.iter().zip(&expected.planes) {
+                    let bytes = gather.map_or(Vec::new(), |g| gathered(&g, rows, [codes, scales, biases]));
+                    assert_eq!(&bytes, expected, "{encoding}, {pick:?}");
+                }
+            }
         }
     }
 

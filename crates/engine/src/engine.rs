@@ -140,6 +140,8 @@ struct Inner {
 
 struct Compute {
     backend: Box<dyn Backend>,
+    /// Expert slots that the backend copies from by itself.
+    _pinned: Vec<Box<dyn Send>>,
     routing: Routing,
     /// What the next layer will probably choose.
     expected: Routing,
@@ -233,7 +235,7 @@ impl Engine {
         if let Some(speeds) = self.0.speeds.get() {
             return Ok(*speeds);
         }
-        let streams = !self.0.plan.holds_all_experts() && self.0.plan.device.is_none();
+        let streams = self.0.plan.streams();
         let drive = |layers| probe::drive_speed(&self.0.file, layers, self.0.io, MOMENT);
         // A device's memory is not the computer's.
         let dense = self.0.dense.get(..BEYOND_CACHES).filter(|_| self.0.plan.device.is_none());
@@ -346,10 +348,24 @@ impl ComputeGuard<'_> {
         &mut self,
         batch: &mut Batch<'_>,
         pass: Pass<'_>,
+        logits: impl FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        let result = self.try_forward(batch, pass, logits);
+        if let Err(Error::Backend(_)) = result {
+            // What was on its way to the device may not have come there.
+            self.inner.store.forget_device();
+        }
+        result
+    }
+
+    fn try_forward(
+        &mut self,
+        batch: &mut Batch<'_>,
+        pass: Pass<'_>,
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
         let Pass { wanted, cancel, mut observer } = pass;
-        let Compute { backend, routing, expected, pressure, logits: out } = &mut *self.held;
+        let Compute { backend, routing, expected, pressure, logits: out, .. } = &mut *self.held;
         let one_each = batch.tokens.len() == batch.sequences.len();
         // Many tokens together need nearly all experts, whether they are a prompt or the next ones of many answers.
         let few = one_each && batch.tokens.len() <= FEW_TOKENS;
@@ -384,6 +400,9 @@ impl ComputeGuard<'_> {
             for (row, values) in rows.iter().zip(out.chunks_exact(self.inner.vocab)) {
                 logits(*row, values);
             }
+        }
+        if purpose == Purpose::Token {
+            cx.backend.tell(&mut |layer, experts| cx.store.note_used(layer, experts))?;
         }
         Ok(())
     }
@@ -565,7 +584,7 @@ impl Prospect {
     /// # Errors
     /// If memory cannot be had or reading fails.
     pub fn load(self, options: &Options) -> Result<Engine> {
-        let Prospect { file, blueprint, classes, tokenizer, template, plan, traffic } = self;
+        let Prospect { file, blueprint, classes, tokenizer, template, mut plan, traffic } = self;
         let threads = options.threads()?;
         let buffers = blueprint.buffers(plan.chunk);
         let mut backend: Box<dyn Backend> = match &options.device {
@@ -573,11 +592,11 @@ impl Prospect {
             None => Box::new(CpuBackend::new(threads, options.precision, &buffers)?),
         };
         // Where everything fits there is nothing to choose.
-        let streams = !plan.holds_all_experts() && !backend.keeps_experts();
-        let folder = options.heat.as_ref().filter(|_| streams);
+        let chooses = plan.streams() || plan.device.is_some() && !plan.device_holds_all_experts();
+        let folder = options.heat.as_ref().filter(|_| chooses);
         let heat = folder.map(|folder| Heat::of(folder, &file, traffic.experts));
         let remembered = heat.as_ref().and_then(Heat::read);
-        let resident = if backend.keeps_experts() { u64::MAX } else { plan.slot_bytes };
+        let resident = if plan.device_holds_all_experts() { u64::MAX } else { plan.slot_bytes };
         let total = plan.dense + resident.min(blueprint.expert_bytes());
         let mut done = 0;
         let mut progress = |bytes| {
@@ -598,19 +617,34 @@ impl Prospect {
         let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
         let vocab = blueprint.model.head().vocab();
         let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
-        if backend.keeps_experts() {
-            store.hand_over(&mut *backend, &mut progress)?;
+        let mut pinned = Vec::new();
+        if let (Some(device), Some(there)) = (&options.device, &mut plan.device) {
+            pinned = pin(&**device, &store);
+            there.slots = backend.make_slots(store.layers(), &classes, &there.slots)?;
+            there.slot_bytes = classes.device_bytes(&there.slots);
+            store.use_device_slots(&there.slots);
+        }
+        let remembered = remembered.filter(|heat| heat.len() == store.experts());
+        if let Some(heat) = &remembered {
+            store.warm(heat);
+        }
+        let hottest = remembered.as_deref().map(hottest_first);
+        if plan.device_holds_all_experts() {
+            store.lift(0..store.experts(), &mut *backend, &mut progress)?;
         } else if plan.holds_all_experts() {
             store.preload(0..store.experts(), &mut progress)?;
-        } else if let Some(heat) = remembered.filter(|heat| heat.len() == store.experts()) {
-            store.warm(&heat);
-            store.preload(hottest_first(&heat).into_iter(), &mut progress)?;
+            store.lift(hottest.into_iter().flatten(), &mut *backend, &mut |_| ())?;
+        } else if let Some(hottest) = hottest {
+            store.lift(hottest.iter().copied(), &mut *backend, &mut progress)?;
+            store.preload(hottest.into_iter(), &mut progress)?;
         }
         let compute = Compute {
             backend,
             routing: Routing::default(),
             expected: Routing::default(),
-            pressure: Pressure::on(plan.slot_bytes),
+            _pinned: pinned,
+            // Memory that a device copies from cannot be given back.
+            pressure: Pressure::on(if plan.device.is_some() { 0 } else { plan.slot_bytes }),
             logits: Vec::new(),
         };
         Ok(Engine(Arc::new(Inner {
@@ -621,7 +655,7 @@ impl Prospect {
             model: blueprint.model,
             store,
             context_memory: ContextMemory::new(&plan),
-            prefetch: options.prefetch && streams,
+            prefetch: options.prefetch && plan.streams(),
             plan,
             traffic,
             routed,
@@ -644,6 +678,21 @@ impl Drop for Inner {
             heat.write(&self.store.heat());
         }
     }
+}
+
+/// Lets the device copy from the store's slots by itself, as far as the system allows it.
+fn pin(device: &dyn Device, store: &ExpertStore) -> Vec<Box<dyn Send>> {
+    let mut pinned = Vec::new();
+    for region in store.regions() {
+        match device.pin(region) {
+            Ok(pin) => pinned.push(pin),
+            Err(error) => {
+                tracing::warn!("experts go to the GPU by way of a small buffer, which is slower: {error}");
+                break;
+            }
+        }
+    }
+    pinned
 }
 
 /// Gives slots back when the rest of the machine needs memory, and takes them again when there is plenty.

@@ -92,7 +92,9 @@ impl Camera {
             "waiting": pulse.waiting,
             "hits": meters.hits,
             "misses": meters.misses,
+            "device_hits": meters.device_hits,
             "read": meters.bytes_read,
+            "lifted": meters.bytes_lifted,
             "slots": engine.slot_bytes(),
             "resident": resident(),
             "changes": base64(&changes),
@@ -106,6 +108,7 @@ fn code(sight: &Sight) -> u8 {
         Place::Absent => 0,
         Place::Arriving => 1,
         Place::Resident => 2,
+        Place::Device => 3,
     };
     let asked = match sight.asked {
         Asked::Not => 0,

@@ -247,6 +247,15 @@ impl Meters {
             text.number("expert_hits_total", "counter", "Experts found in memory.", meters.hits);
             text.number("expert_misses_total", "counter", "Experts waited for.", meters.misses);
             text.number("expert_read_bytes_total", "counter", "Bytes of experts read.", meters.bytes_read);
+            if engine.plan().device.is_some() {
+                let help = "Of those found in memory, experts found in the GPU's.";
+                text.number("expert_gpu_hits_total", "counter", help, meters.device_hits);
+                let help = "Bytes of experts brought to the GPU.";
+                text.number("expert_lifted_bytes_total", "counter", help, meters.bytes_lifted);
+                let help =
+                    "Time in which no expert could be read because all slots were on their way to the GPU.";
+                text.number("expert_copy_wait_seconds_total", "counter", help, meters.copy_wait_seconds);
+            }
             let help = "Time in which nothing could be computed for want of experts.";
             text.number("expert_wait_seconds_total", "counter", help, meters.wait_seconds);
             let help = "Memory for experts at the moment.";

@@ -1,7 +1,10 @@
-//! Mixtures of experts, from the router's logits to the sum, without a word to the host.
+//! Mixtures of experts, from the router's logits to the sum: without a word to the host where all of a layer's experts are on
+//! the device, else in steps.
 
 use bytemuck::cast_slice_mut;
-use forebay_engine::backend::{Activation, Buf, GroupScore, Mixture, Router, Routing, Scores, Vector};
+use forebay_engine::backend::{
+    Activation, Buf, Experts, GroupScore, Mixture, Router, Routing, Scores, Vector,
+};
 use forebay_engine::{LayerIdx, Result};
 
 use super::products::{Product, Rows, Tiles, VECTOR_THREADS, VECTOR_WARPS, tile_for, vector_shared};
@@ -10,7 +13,7 @@ use crate::driver::Address;
 use crate::program::{Args, Shape};
 
 /// The most rows whose experts are computed pair by pair: few enough for hardly any two to choose the same.
-const MOST_APART: usize = 4;
+pub const MOST_APART: usize = 4;
 
 /// Bytes of a tile's description.
 const TILE_BYTES: usize = 12;
@@ -28,11 +31,32 @@ struct Lists {
     tiles: Address,
 }
 
+/// A router's choice, on the device.
+#[derive(Clone, Copy)]
+pub struct Chosen {
+    lists: Lists,
+    rows: usize,
+    top_k: usize,
+    /// Of the layer.
+    experts: usize,
+}
+
+impl Chosen {
+    fn pairs(&self) -> usize {
+        self.rows * self.top_k
+    }
+
+    /// Rows of a tile: as many as an expert has on average, and half as many again.
+    fn tile(&self) -> usize {
+        tile_for((self.pairs() * 3).div_ceil(2 * self.experts))
+    }
+}
+
 impl CudaBackend {
-    fn lists(&mut self, pairs: usize, experts: usize) -> Result<Lists> {
+    fn lists(&mut self, scratch: Scratch, pairs: usize, experts: usize) -> Result<Lists> {
         let list = (pairs * 4).next_multiple_of(256);
         let tiles = (experts + pairs.div_ceil(8) + 1) * TILE_BYTES;
-        let first = self.scratch(Scratch::Routing, 4 * list + 256 + tiles)?;
+        let first = self.scratch(scratch, 4 * list + 256 + tiles)?;
         let at = |i: usize| first + (i * list) as u64;
         Ok(Lists {
             experts: at(0),
@@ -44,10 +68,18 @@ impl CudaBackend {
         })
     }
 
-    /// Records the router's choice.
-    fn choose(&mut self, logits: Buf, router: &Router, correction: Option<Vector>) -> Result<Lists> {
+    /// Records the router's choice, whose experts are listed at `experts`, or else in the scratch memory.
+    fn choose(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        correction: Option<Vector>,
+        scratch: Scratch,
+        experts: Option<Address>,
+    ) -> Result<Chosen> {
         let kernels = self.kernels()?;
-        let lists = self.lists(self.rows * router.top_k, router.experts)?;
+        let mut lists = self.lists(scratch, self.rows * router.top_k, router.experts)?;
+        lists.experts = experts.unwrap_or(lists.experts);
         let groups = router.groups.filter(|groups| groups.used < groups.count);
         let args = Args::new().at(self.at(logits)).at(self.optional(correction));
         let args = args.at(lists.experts).at(lists.weights).int(router.experts).int(router.top_k);
@@ -57,7 +89,7 @@ impl CudaBackend {
         let args = args.flag(router.normalise).float(router.scale);
         let shared = (2 * router.experts + 2 * groups.map_or(0, |g| g.count)) * 4;
         self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(shared), args)?;
-        Ok(lists)
+        Ok(Chosen { lists, rows: self.rows, top_k: router.top_k, experts: router.experts })
     }
 
     /// As [`Backend::route`](forebay_engine::backend::Backend::route).
@@ -68,50 +100,106 @@ impl CudaBackend {
         correction: Option<Vector>,
         routing: &mut Routing,
     ) -> Result<()> {
-        let lists = self.choose(logits, router, correction)?;
+        let chosen = self.choose(logits, router, correction, Scratch::Routing, None)?;
+        self.sort(&chosen)?;
+        self.chosen = Some(chosen);
+        self.tell_host(&chosen, routing)
+    }
+
+    /// As [`Backend::foresee`](forebay_engine::backend::Backend::foresee).
+    pub(super) fn foresee_and_tell(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        correction: Option<Vector>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        let chosen = self.choose(logits, router, correction, Scratch::Foreseen, None)?;
+        self.tell_host(&chosen, routing)
+    }
+
+    fn tell_host(&mut self, chosen: &Chosen, routing: &mut Routing) -> Result<()> {
         self.flush_add()?;
-        self.row_facts = None;
-        self.recorder.submit()?;
-        let (experts, weights) = routing.prepare(self.rows, router.top_k);
-        self.gpu.read(lists.experts, cast_slice_mut(experts))?;
-        self.gpu.read(lists.weights, cast_slice_mut(weights))?;
-        routing.sort(router.experts);
+        self.recorder.submit_once()?;
+        let (experts, weights) = routing.prepare(chosen.rows, chosen.top_k);
+        // They lie one after the other, and are read together.
+        let between = (chosen.lists.weights - chosen.lists.experts) as usize;
+        let told = self.told.bytes_for(&self.gpu, between + weights.len() * 4)?;
+        self.gpu.read(chosen.lists.experts, told)?;
+        let (first, second) = told.split_at(between);
+        let experts: &mut [u8] = cast_slice_mut(experts);
+        experts.copy_from_slice(&first[..experts.len()]);
+        cast_slice_mut(weights).copy_from_slice(second);
+        routing.sort(chosen.experts);
         Ok(())
     }
 
     /// A layer's experts: gate, up and down.
     fn expert_products(&self, layer: LayerIdx) -> [&crate::weights::DeviceMatrix; 3] {
-        let experts = self.experts[layer.0].as_ref().expect("all experts were handed over");
-        experts.parts.each_ref()
+        let slots = self.slots.as_ref().expect("slots were made");
+        slots.layers[layer.0].as_ref().expect("it has experts").parts.each_ref()
     }
 
     /// As [`Backend::mixture`](forebay_engine::backend::Backend::mixture).
     pub(super) fn mix(&mut self, mixture: &Mixture<'_>) -> Result<()> {
-        let lists = self.choose(mixture.logits, mixture.router, mixture.correction)?;
-        if self.by_vector(self.rows) || self.rows <= MOST_APART {
-            self.pair_by_pair(mixture, lists)
-        } else {
-            self.sorted(mixture, lists)
+        let layer = mixture.experts.layer;
+        let note = match mixture.noted {
+            true => Some(self.note(layer, self.rows * mixture.router.top_k)?),
+            false => None,
+        };
+        let chosen =
+            self.choose(mixture.logits, mixture.router, mixture.correction, Scratch::Routing, note)?;
+        self.sort(&chosen)?;
+        let slots = self.slots.as_ref().expect("slots were made");
+        self.compute(&mixture.experts, &chosen, slots.table(layer.0))?;
+        self.sum(&chosen, mixture.experts.buffers.out, mixture.out)
+    }
+
+    /// Computes the experts that a table has, for all pairs that chose them.
+    pub(super) fn compute(&mut self, experts: &Experts, chosen: &Chosen, table: Address) -> Result<()> {
+        let slots = self.slots.as_mut().expect("slots were made");
+        slots.layers[experts.layer.0].as_mut().expect("it has experts").look_in(table);
+        match self.are_apart(chosen) {
+            true => self.pair_by_pair(experts, chosen),
+            false => self.tile_by_tile(experts, chosen),
         }
     }
 
-    /// Every pair reads its expert by itself.
-    fn pair_by_pair(&mut self, mixture: &Mixture<'_>, lists: Lists) -> Result<()> {
+    /// Whether every pair reads its expert by itself.
+    fn are_apart(&self, chosen: &Chosen) -> bool {
+        self.by_vector(chosen.rows) || chosen.rows <= MOST_APART
+    }
+
+    /// Sorts pairs by expert, if they are computed that way.
+    fn sort(&mut self, chosen: &Chosen) -> Result<()> {
+        if self.are_apart(chosen) {
+            return Ok(());
+        }
         let kernels = self.kernels()?;
-        let (b, top_k) = (mixture.experts.buffers, mixture.router.top_k);
-        let pairs = self.rows * top_k;
-        let [gate_bias, up_bias, down_bias] = self.bias_addresses(mixture.experts.biases);
-        let [gate, up, down] = self.expert_products(mixture.layer);
+        let lists = chosen.lists;
+        let args = Args::new().at(lists.experts).int(chosen.pairs()).int(chosen.top_k).int(chosen.experts);
+        let args = args.at(lists.tokens).at(lists.places).at(lists.tiles).at(lists.tile_count);
+        let shape = Shape::new([1, 1, 1], 1024).shared(2 * chosen.experts * 4);
+        self.record(kernels.sort, shape, args.int(chosen.tile()))
+    }
+
+    /// Every pair reads its expert by itself.
+    fn pair_by_pair(&mut self, experts: &Experts, chosen: &Chosen) -> Result<()> {
+        let kernels = self.kernels()?;
+        let b = experts.buffers;
+        let pairs = chosen.pairs();
+        let [gate_bias, up_bias, down_bias] = self.bias_addresses(experts.biases);
+        let [gate, up, down] = self.expert_products(experts.layer);
         let (inner, hidden) = (gate.rows, down.rows);
         let rows = Rows {
             count: pairs,
             x: self.at(b.x),
             x_width: b.x.width(),
-            share: top_k,
-            experts: lists.experts,
+            share: chosen.top_k,
+            experts: chosen.lists.experts,
         };
         if gate.kind == up.kind {
-            let (alpha, limit) = match mixture.experts.activation {
+            let (alpha, limit) = match experts.activation {
                 Activation::SwiGlu => (0.0, 0.0),
                 Activation::Clamped { alpha, limit } => (alpha, limit),
             };
@@ -127,22 +215,21 @@ impl CudaBackend {
             ];
             let (shape, kernel, args) = self.vector_products(&kernels, &both, rows);
             self.record(kernel, shape, args)?;
-            self.activate(mixture, pairs * inner, inner)?;
+            self.activate(experts, pairs * inner, inner)?;
         }
-        let [.., down] = self.expert_products(mixture.layer);
+        let [.., down] = self.expert_products(experts.layer);
         let product = Product { w: down, out: self.at(b.out), width: hidden, bias: down_bias };
         let rows = Rows { x: self.at(b.gate), x_width: inner, share: 1, ..rows };
         let (shape, kernel, args) = self.vector_products(&kernels, &[product], rows);
-        self.record(kernel, shape, args)?;
-        self.sum(mixture, lists, 0)
+        self.record(kernel, shape, args)
     }
 
     /// Joins what gate and up gave.
-    fn activate(&mut self, mixture: &Mixture<'_>, count: usize, inner: usize) -> Result<()> {
+    fn activate(&mut self, experts: &Experts, count: usize, inner: usize) -> Result<()> {
         let kernels = self.kernels()?;
-        let b = mixture.experts.buffers;
+        let b = experts.buffers;
         let args = Args::new().at(self.at(b.gate)).at(self.at(b.up)).long(count);
-        match mixture.experts.activation {
+        match experts.activation {
             Activation::SwiGlu => self.record(kernels.swiglu, Shape::each(count), args.int(inner).int(inner)),
             Activation::Clamped { alpha, limit } => {
                 self.record(kernels.clamped_swiglu, Shape::each(count), args.float(alpha).float(limit))
@@ -151,28 +238,22 @@ impl CudaBackend {
     }
 
     /// Pairs are sorted by expert, and every expert is read once for each tile of them.
-    fn sorted(&mut self, mixture: &Mixture<'_>, lists: Lists) -> Result<()> {
+    fn tile_by_tile(&mut self, experts: &Experts, chosen: &Chosen) -> Result<()> {
         let kernels = self.kernels()?;
-        let (b, top_k, count) = (mixture.experts.buffers, mixture.router.top_k, mixture.router.experts);
-        let pairs = self.rows * top_k;
-        // As many as an expert has on average, and half as many again.
-        let size = tile_for((pairs * 3).div_ceil(2 * count));
-        let args = Args::new().at(lists.experts).int(pairs).int(top_k).int(count);
-        let args = args.at(lists.tokens).at(lists.places).at(lists.tiles).at(lists.tile_count).int(size);
-        self.record(kernels.sort, Shape::new([1, 1, 1], 1024).shared(2 * count * 4), args)?;
-
-        let [gate_bias, up_bias, down_bias] = self.bias_addresses(mixture.experts.biases);
-        let inner = self.expert_products(mixture.layer)[0].rows;
+        let (b, lists) = (experts.buffers, chosen.lists);
+        let (pairs, size) = (chosen.pairs(), chosen.tile());
+        let [gate_bias, up_bias, down_bias] = self.bias_addresses(experts.biases);
+        let inner = self.expert_products(experts.layer)[0].rows;
         let tiles = Tiles {
             size,
-            most: count.min(pairs) + pairs / size,
+            most: chosen.experts.min(pairs) + pairs / size,
             tiles: lists.tiles,
             count: lists.tile_count,
             sources: lists.tokens,
         };
-        let split = self.expert_products(mixture.layer).iter().any(|w| w.kind.is_float());
+        let split = self.expert_products(experts.layer).iter().any(|w| w.kind.is_float());
         let halves = self.halve(self.at(b.x), self.rows, b.x.width(), split)?;
-        let [gate, up, _] = self.expert_products(mixture.layer);
+        let [gate, up, _] = self.expert_products(experts.layer);
         let both = [
             Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
             Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
@@ -180,22 +261,22 @@ impl CudaBackend {
         let (shape, kernel, args) = self.tiled_products(&kernels, &both, halves, tiles);
         self.record(kernel, shape, args)?;
 
-        self.activate(mixture, pairs * inner, inner)?;
+        self.activate(experts, pairs * inner, inner)?;
         let halves = self.halve(self.at(b.gate), pairs, inner, split)?;
-        let [.., down] = self.expert_products(mixture.layer);
+        let [.., down] = self.expert_products(experts.layer);
         let product = Product { w: down, out: self.at(b.out), width: down.rows, bias: down_bias };
         let (shape, kernel, args) =
             self.tiled_products(&kernels, &[product], halves, Tiles { sources: 0, ..tiles });
-        self.record(kernel, shape, args)?;
-        self.sum(mixture, lists, lists.places)
+        self.record(kernel, shape, args)
     }
 
     /// Adds what the experts of each row gave.
-    fn sum(&mut self, mixture: &Mixture<'_>, lists: Lists, places: Address) -> Result<()> {
+    pub(super) fn sum(&mut self, chosen: &Chosen, from: Buf, out: Buf) -> Result<()> {
         let kernels = self.kernels()?;
-        let width = mixture.out.width();
-        let args = Args::new().at(self.at(mixture.experts.buffers.out)).at(lists.weights).at(places);
-        let args = args.at(self.at(mixture.out)).int(width).int(mixture.router.top_k);
-        self.record(kernels.combine, Shape::new([width.div_ceil(128), self.rows, 1], 128), args)
+        let width = out.width();
+        let places = if self.are_apart(chosen) { 0 } else { chosen.lists.places };
+        let args = Args::new().at(self.at(from)).at(chosen.lists.weights).at(places);
+        let args = args.at(self.at(out)).int(width).int(chosen.top_k);
+        self.record(kernels.combine, Shape::new([width.div_ceil(128), chosen.rows, 1], 128), args)
     }
 }

@@ -1,5 +1,6 @@
 //! The operations of a forward pass, recorded for the GPU.
 
+mod lifting;
 mod mixture;
 mod products;
 mod sequences;
@@ -11,15 +12,18 @@ use forebay_engine::backend::{
     Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
     Mixture, Part, Precision, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
-use forebay_engine::store::Lease;
-use forebay_engine::{Batch, LayerIdx, Result, TokenId};
+use forebay_engine::store::{DeviceSlot, ExpertLayer, Leases, SlotClasses};
+use forebay_engine::{Batch, ExpertIdx, LayerIdx, Result, TokenId};
 use forebay_kernels::RopePairs;
 
 use crate::compile::{Compiled, Kernel, Kernels, cache_folder};
-use crate::driver::{Address, Gpu, Memory};
+use crate::driver::{Address, Gpu, Line, Memory};
 use crate::program::{Args, Recorder, Shape};
 use crate::state::DevicePieces;
-use crate::weights::{DeviceMatrix, Kind, LayerExperts};
+use crate::tier::ExpertSlots;
+use crate::weights::{DeviceMatrix, Kind};
+use lifting::{Notes, Told};
+use mixture::Chosen;
 use sequences::RowFacts;
 
 /// Threads that norm a row together.
@@ -36,14 +40,18 @@ pub struct CudaBackend {
     buffers: Vec<Memory>,
     matrices: Vec<DeviceMatrix>,
     vectors: Vec<(Memory, usize)>,
-    /// By layer.
-    experts: Vec<Option<LayerExperts>>,
+    /// Made when all dense weights are there.
+    slots: Option<ExpertSlots>,
+    /// What the host was told last.
+    chosen: Option<Chosen>,
+    told: Told,
+    notes: Notes,
     /// What operations need for themselves, by purpose; grows as needed.
     scratch: [Option<Memory>; SCRATCHES],
     recorder: Recorder,
     rows: usize,
-    /// Of the batch at hand, once they are among the facts.
-    row_facts: Option<RowFacts>,
+    /// Of the batch at hand, once they are among the facts: good for this turn of theirs.
+    row_facts: Option<(u64, RowFacts)>,
     /// `x` is to be added to this before it is normed: what `add` was last asked for, which the norm after it does, too.
     pending_add: Option<(Buf, Buf)>,
 }
@@ -59,9 +67,11 @@ enum Scratch {
     Partial,
     /// Experts of pairs, their weights, the places of pairs, the tokens of places, and tiles.
     Routing,
+    /// The same of what is only foreseen.
+    Foreseen,
 }
 
-const SCRATCHES: usize = 4;
+const SCRATCHES: usize = 5;
 
 impl CudaBackend {
     /// A backend with these buffers, numbered in order.
@@ -78,7 +88,10 @@ impl CudaBackend {
             buffers: buffers.iter().map(buffer).collect::<Result<_>>()?,
             matrices: Vec::new(),
             vectors: Vec::new(),
-            experts: Vec::new(),
+            slots: None,
+            chosen: None,
+            told: Told::default(),
+            notes: Notes::default(),
             scratch: Default::default(),
             recorder: Recorder::new(gpu)?,
             rows: 0,
@@ -113,7 +126,6 @@ impl CudaBackend {
         if there.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
             // What was recorded names the old one.
             self.recorder.submit()?;
-            self.row_facts = None;
             self.gpu.wait()?;
             *there = None;
             *there = Some(self.gpu.allocate(bytes.next_power_of_two(), "scratch")?);
@@ -173,23 +185,26 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn keeps_experts(&self) -> bool {
-        true
+    fn make_slots(
+        &mut self,
+        layers: &[Option<ExpertLayer>],
+        classes: &SlotClasses,
+        slots: &[usize],
+    ) -> Result<Vec<usize>> {
+        let (made, slots) = ExpertSlots::new(&self.gpu, layers, classes, slots)?;
+        for part in made.layers.iter().flatten().flat_map(|layer| &layer.parts) {
+            self.kinds |= 1 << part.kind as u32;
+        }
+        self.slots = Some(made);
+        Ok(slots)
     }
 
-    fn load_expert(&mut self, layer: LayerIdx, count: usize, expert: &Lease) -> Result<()> {
-        if self.experts.len() <= layer.0 {
-            self.experts.resize_with(layer.0 + 1, Default::default);
-        }
-        if self.experts[layer.0].is_none() {
-            self.experts[layer.0] = Some(LayerExperts::like(&self.gpu, expert, count)?);
-        }
-        let there = self.experts[layer.0].as_ref().expect("it was just made");
-        there.fill(&self.gpu, expert)?;
-        for kind in [0, 1, 2].map(|i| there.parts[i].kind) {
-            self.kinds |= 1 << kind as u32;
-        }
-        Ok(())
+    fn lift(&mut self, leases: Leases) -> Result<()> {
+        self.bring(leases, None)
+    }
+
+    fn let_go(&mut self, wait: bool) -> Result<bool> {
+        self.slots.as_mut().map_or(Ok(false), |slots| slots.let_go(wait))
     }
 
     fn new_state(&self, shape: StateShape) -> Box<dyn LayerState> {
@@ -208,12 +223,12 @@ impl Backend for CudaBackend {
         // What a batch recorded that failed on its way is not computed.
         self.recorder.clear();
         self.pending_add = None;
-        self.row_facts = None;
         self.rows = rows;
     }
 
     fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {
         let kernels = self.kernels()?;
+        self.notes.forget();
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         let ids = self.recorder.facts(&ids)?;
         let table = &self.matrices[table.index()];
@@ -331,16 +346,42 @@ impl Backend for CudaBackend {
         self.route_and_tell(logits, router, correction, routing)
     }
 
-    fn experts(&mut self, _: &Experts, _: &Routing, _: &[Lease]) -> Result<()> {
-        unreachable!("all experts are here, and mixtures are computed whole")
+    fn foresee(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        correction: Option<Vector>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        self.foresee_and_tell(logits, router, correction, routing)
     }
 
-    fn combine(&mut self, _: &Routing, _: Buf, _: Buf) -> Result<()> {
-        unreachable!("all experts are here, and mixtures are computed whole")
+    fn experts(&mut self, experts: &Experts, _: &Routing, leases: Leases) -> Result<()> {
+        self.bring(leases, Some(experts))
+    }
+
+    fn experts_there(
+        &mut self,
+        experts: &Experts,
+        _: &Routing,
+        there: &[(ExpertIdx, DeviceSlot)],
+    ) -> Result<()> {
+        self.compute_some(experts, there)?;
+        // They are computed while others come.
+        self.recorder.submit_once()
+    }
+
+    fn combine(&mut self, _: &Routing, experts: Buf, out: Buf) -> Result<()> {
+        let chosen = self.chosen.expect("experts were chosen");
+        self.sum(&chosen, experts, out)
     }
 
     fn mixture(&mut self, mixture: &Mixture<'_>) -> Result<()> {
         self.mix(mixture)
+    }
+
+    fn tell(&mut self, listener: &mut dyn FnMut(LayerIdx, &[u32])) -> Result<()> {
+        self.tell_notes(listener)
     }
 
     fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
@@ -376,7 +417,6 @@ impl Backend for CudaBackend {
 
     fn submit(&mut self) -> Result<()> {
         self.flush_add()?;
-        self.row_facts = None;
         self.recorder.submit()
     }
 
@@ -390,6 +430,7 @@ impl Backend for CudaBackend {
 impl Drop for CudaBackend {
     fn drop(&mut self) {
         // Memory goes back only when nothing uses it any more. A device that is lost uses nothing.
+        let _ = self.gpu.wait_for(Line::Copies);
         let _ = self.gpu.wait();
     }
 }

@@ -39,7 +39,7 @@ pub struct RowFacts {
 
 impl CudaBackend {
     fn row_facts(&mut self, batch: &Batch<'_>) -> Result<RowFacts> {
-        if let Some(facts) = self.row_facts {
+        if let Some((_, facts)) = self.row_facts.filter(|(turn, _)| *turn == self.recorder.turn()) {
             return Ok(facts);
         }
         let mut sequence = vec![0u32; batch.tokens.len()];
@@ -48,7 +48,9 @@ impl CudaBackend {
         }
         let sequence = self.recorder.facts(&sequence)?;
         let position = self.recorder.facts(batch.positions)?;
-        Ok(*self.row_facts.insert(RowFacts { sequence, position }))
+        let facts = RowFacts { sequence, position };
+        self.row_facts = Some((self.recorder.turn(), facts));
+        Ok(facts)
     }
 
     /// As [`Backend::attention`](forebay_engine::backend::Backend::attention).

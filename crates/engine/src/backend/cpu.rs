@@ -22,7 +22,7 @@ use super::{
 use crate::TokenId;
 use crate::error::{Error, Result};
 use crate::session::Batch;
-use crate::store::{ExpertPart, Lease};
+use crate::store::{ExpertPart, Leases};
 
 /// How products with quantised weights are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -349,8 +349,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: &[Lease]) -> Result<()> {
-        let Experts { buffers: b, activation, biases } = *experts;
+    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: Leases) -> Result<()> {
+        let Experts { buffers: b, activation, biases, .. } = *experts;
         let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
         let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };

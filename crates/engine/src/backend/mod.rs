@@ -16,6 +16,7 @@ mod routing;
 use std::any::Any;
 use std::io::{self, Read, Write};
 use std::ops::Range;
+use std::sync::Arc;
 
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
@@ -25,11 +26,11 @@ pub use pieces::Pieces;
 pub use recurrent::{Advance, Recurrent};
 pub use routing::{GroupScore, Groups, Router, Routing, Scores};
 
-use crate::TokenId;
 use crate::error::Result;
-use crate::memory::SharedBytes;
+use crate::memory::{Region, SharedBytes};
 use crate::session::Batch;
-use crate::store::Lease;
+use crate::store::{DeviceSlot, ExpertLayer, Leases, SlotClasses};
+use crate::{ExpertIdx, LayerIdx, TokenId};
 
 /// A weight matrix of the dense part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,7 +247,7 @@ pub struct Heads {
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     /// The layer, which says whose keys and values these are.
-    pub layer: crate::LayerIdx,
+    pub layer: LayerIdx,
     /// `[rows, query heads · key_dim]`
     pub q: Buf,
     /// `[rows, key heads · key_dim]`, of latent keys without the channels that are their values.
@@ -264,6 +265,8 @@ pub struct Attention {
 /// The routed experts of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Experts {
+    /// The layer, which says whose experts these are.
+    pub layer: LayerIdx,
     /// Where they work.
     pub buffers: ExpertBuffers,
     /// The function inside.
@@ -335,7 +338,7 @@ impl DeltaShape {
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaRule {
     /// The layer, which says whose state it is.
-    pub layer: crate::LayerIdx,
+    pub layer: LayerIdx,
     /// The heads.
     pub shape: DeltaShape,
     /// `[rows, channels]` Queries, keys and values before the convolution.
@@ -396,11 +399,9 @@ pub struct ExpertBuffers {
     pub out: Buf,
 }
 
-/// A whole mixture, for a backend that keeps the experts.
+/// A whole mixture, whose experts are all in the device's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Mixture<'a> {
-    /// The layer, which says whose experts these are.
-    pub layer: crate::LayerIdx,
     /// The router's: `[rows, experts]`
     pub logits: Buf,
     /// How experts are chosen.
@@ -409,6 +410,8 @@ pub struct Mixture<'a> {
     pub correction: Option<Vector>,
     /// The experts.
     pub experts: Experts,
+    /// Whether the choice is to be [told](Backend::tell) after the batch.
+    pub noted: bool,
     /// `[rows, hidden]`
     pub out: Buf,
 }
@@ -426,6 +429,12 @@ pub trait Device: Send + Sync {
 
     /// Tokens of a prompt that are best computed together there.
     fn chunk(&self) -> usize;
+
+    /// Lets the device copy from memory of the computer by itself, as long as what is returned lives.
+    ///
+    /// # Errors
+    /// If the system does not allow it. Copies are slower then.
+    fn pin(&self, memory: Arc<Region>) -> Result<Box<dyn Send>>;
 }
 
 /// A device that computes the operations of a forward pass.
@@ -440,16 +449,29 @@ pub trait Backend: Send {
     /// Takes the weights, in the order of their handles.
     fn load(&mut self, weight: Weight) -> Result<()>;
 
-    /// Whether it keeps all routed experts itself: then it is given [each of them](Self::load_expert), and computes
-    /// [mixtures](Self::mixture) whole.
-    fn keeps_experts(&self) -> bool {
-        false
+    /// Makes slots for routed experts in the device's own memory: so many of each class, or fewer, not less than the classes'
+    /// least, if it has no more. Says how many there are.
+    fn make_slots(
+        &mut self,
+        layers: &[Option<ExpertLayer>],
+        classes: &SlotClasses,
+        slots: &[usize],
+    ) -> Result<Vec<usize>> {
+        let _ = (layers, classes, slots);
+        unreachable!("only a device with memory of its own is asked")
     }
 
-    /// Takes one of the `count` experts of a layer for good.
-    fn load_expert(&mut self, layer: crate::LayerIdx, count: usize, expert: &Lease) -> Result<()> {
-        let _ = (layer, count, expert);
-        Ok(())
+    /// Brings experts to their [places](crate::store::Lease::place) in the device's memory.
+    fn lift(&mut self, leases: Leases) -> Result<()> {
+        let _ = leases;
+        unreachable!("only a device with memory of its own is asked")
+    }
+
+    /// Drops leases that it keeps while experts are on their way to the device's memory, and whether it did. It may be told to
+    /// `wait` until it can.
+    fn let_go(&mut self, wait: bool) -> Result<bool> {
+        let _ = wait;
+        Ok(false)
     }
 
     /// The state of one layer of a new sequence.
@@ -514,18 +536,48 @@ pub trait Backend: Send {
         routing: &mut Routing,
     ) -> Result<()>;
 
+    /// Chooses as [`route`](Self::route) does, where it is only foreseen that it will be: what was chosen before still counts for
+    /// [`experts`](Self::experts) and [`combine`](Self::combine).
+    fn foresee(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        correction: Option<Vector>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        self.route(logits, router, correction, routing)
+    }
+
     /// Computes `W_d( activation(W_g x, W_u x) )`, with biases if there are any, for the leased experts and the rows
-    /// routed to them.
-    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: &[Lease]) -> Result<()>;
+    /// routed to them. Where leases have [places](crate::store::Lease::place) the experts are brought there first.
+    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: Leases) -> Result<()>;
+
+    /// The same, for experts that are in the device's memory.
+    fn experts_there(
+        &mut self,
+        experts: &Experts,
+        routing: &Routing,
+        there: &[(ExpertIdx, DeviceSlot)],
+    ) -> Result<()> {
+        let _ = (experts, routing, there);
+        unreachable!("only a device with memory of its own is asked")
+    }
 
     /// `out[t] = Σ weight · expert output`, in rank order.
     fn combine(&mut self, routing: &Routing, experts: Buf, out: Buf) -> Result<()>;
 
     /// Routes, computes the chosen experts and combines what they give, as [`route`](Self::route),
-    /// [`experts`](Self::experts) and [`combine`](Self::combine) do, without telling the host.
+    /// [`experts_there`](Self::experts_there) and [`combine`](Self::combine) do, without telling the host: all of the layer's
+    /// experts are in the device's memory.
     fn mixture(&mut self, mixture: &Mixture<'_>) -> Result<()> {
         let _ = mixture;
-        unreachable!("only a backend that keeps experts is asked")
+        unreachable!("only a device with memory of its own is asked")
+    }
+
+    /// Tells what mixtures of the last batch chose that were to be noted: the layer, and an expert for each row and rank.
+    fn tell(&mut self, listener: &mut dyn FnMut(LayerIdx, &[u32])) -> Result<()> {
+        let _ = listener;
+        Ok(())
     }
 
     /// `x = x + y`

@@ -7,6 +7,7 @@ use crate::backend::{
 use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
+use crate::store::Purpose;
 
 /// The router and the buffers of a mixture, alike in all layers of a model.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +78,8 @@ impl Moe {
     /// # Errors
     /// The backend's, and the store's if an expert cannot be read.
     pub fn forward(&self, cx: &mut Context<'_>, layer: LayerIdx, gates: Gates, out: Buf) -> Result<()> {
-        if cx.backend.keeps_experts() {
-            return self.forward_resident(cx, layer, gates, out);
+        if cx.store.device_holds(layer) {
+            return self.forward_on_device(cx, layer, gates, out);
         }
         let b = &mut *cx.backend;
         self.route(b, gates.here, cx.routing)?;
@@ -86,8 +87,13 @@ impl Moe {
             observer(layer, cx.routing);
         }
         let mut acquisition = cx.store.acquire(layer, cx.routing.chosen(), cx.purpose);
+        let experts = self.experts(layer, gates);
+        if !acquisition.on_device().is_empty() {
+            b.experts_there(&experts, cx.routing, acquisition.on_device())?;
+        }
         if let (Some(expected), Some(next)) = (&mut cx.expected, gates.next) {
-            self.route(b, next, expected)?;
+            self.router_logits(b, next)?;
+            b.foresee(self.logits, &self.router, next.correction, expected)?;
             cx.store.prefetch(LayerIdx(layer.0 + 1), expected.chosen());
         }
         // The drive is at work meanwhile.
@@ -95,10 +101,9 @@ impl Moe {
         if let Some((shared, w)) = shared {
             shared.forward(b, &w, self.buffers.x)?;
         }
-        let experts = Experts { buffers: self.buffers, activation: self.activation, biases: gates.biases };
-        while let Some(mut leases) = acquisition.next_ready()? {
+        while let Some(mut leases) = acquisition.next_ready_letting_go(&mut |wait| b.let_go(wait))? {
             leases.sort_unstable_by_key(|lease| lease.expert());
-            b.experts(&experts, cx.routing, &leases)?;
+            b.experts(&experts, cx.routing, leases)?;
         }
         b.combine(cx.routing, self.buffers.out, out)?;
         match shared {
@@ -107,8 +112,12 @@ impl Moe {
         }
     }
 
-    /// As [`forward`](Self::forward), where the backend keeps all experts: nothing is asked of the store.
-    fn forward_resident(&self, cx: &mut Context<'_>, layer: LayerIdx, gates: Gates, out: Buf) -> Result<()> {
+    fn experts(&self, layer: LayerIdx, gates: Gates) -> Experts {
+        Experts { layer, buffers: self.buffers, activation: self.activation, biases: gates.biases }
+    }
+
+    /// As [`forward`](Self::forward), where all experts of the layer are in the device's memory: nothing is asked of the store.
+    fn forward_on_device(&self, cx: &mut Context<'_>, layer: LayerIdx, gates: Gates, out: Buf) -> Result<()> {
         let b = &mut *cx.backend;
         let Gate { correction, .. } = gates.here;
         self.router_logits(b, gates.here)?;
@@ -116,8 +125,10 @@ impl Moe {
             b.route(self.logits, &self.router, correction, cx.routing)?;
             observer(layer, cx.routing);
         }
-        let experts = Experts { buffers: self.buffers, activation: self.activation, biases: gates.biases };
-        b.mixture(&Mixture { layer, logits: self.logits, router: &self.router, correction, experts, out })?;
+        let experts = self.experts(layer, gates);
+        // Where others of the model's experts come and go, it counts which are used.
+        let noted = cx.purpose == Purpose::Token && !cx.store.device_holds_all();
+        b.mixture(&Mixture { logits: self.logits, router: &self.router, correction, experts, noted, out })?;
         match self.shared.as_ref().zip(gates.shared) {
             Some((shared, w)) => {
                 shared.forward(b, &w, self.buffers.x)?;

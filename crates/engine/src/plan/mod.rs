@@ -56,14 +56,18 @@ pub struct DeviceWishes {
     pub chunk: usize,
 }
 
-/// Bytes in a device's memory, by purpose. All experts are there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Bytes in a device's memory, by purpose.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePlan {
     /// What may be used.
     pub budget: u64,
-    /// Dense weights and all experts.
-    pub weights: u64,
-    /// Buffers of the forward pass.
+    /// Dense weights.
+    pub dense: u64,
+    /// Expert slots.
+    pub slot_bytes: u64,
+    /// Slots of each class.
+    pub slots: Vec<usize>,
+    /// Buffers of the forward pass, and places through which experts come.
     pub scratch: u64,
     /// Keys and values of one conversation.
     pub kv: u64,
@@ -72,12 +76,68 @@ pub struct DevicePlan {
 impl DevicePlan {
     /// All of it.
     pub fn total(&self) -> u64 {
-        [self.scratch, self.kv].into_iter().fold(self.weights, u64::saturating_add)
+        self.fixed().saturating_add(self.slot_bytes)
+    }
+
+    /// All but the expert slots.
+    pub fn fixed(&self) -> u64 {
+        [self.scratch, self.kv].into_iter().fold(self.dense, u64::saturating_add)
+    }
+
+    /// All but slots, with prompts in such chunks.
+    fn new(
+        blueprint: &Blueprint,
+        classes: &SlotClasses,
+        wishes: &Wishes,
+        device: &DeviceWishes,
+        chunk: usize,
+    ) -> DevicePlan {
+        let positions = (wishes.reserved as u64).next_multiple_of(PAGE);
+        let (places, bytes) = classes.staging();
+        let scratch = blueprint.scratch_bytes(chunk).saturating_add((places * bytes) as u64);
+        DevicePlan {
+            budget: device.memory,
+            dense: blueprint.dense_bytes(),
+            slot_bytes: 0,
+            slots: Vec::new(),
+            // Halves of what products read are copies, and routing has tables.
+            scratch: scratch.saturating_add(DEVICE_RESERVE),
+            kv: conversation_bytes(blueprint, wishes.precision, positions),
+        }
+    }
+
+    /// Divides what is left into slots.
+    fn give_slots(&mut self, classes: &SlotClasses, reserved: usize) -> Result<()> {
+        let room = self.budget.checked_sub(self.fixed());
+        let Some(slots) = room.and_then(|room| classes.divide_device(room)) else {
+            let least = classes.device_bytes(&classes.least());
+            return Err(Error::Budget {
+                need: self.fixed().saturating_add(least),
+                have: self.budget,
+                what: format!(
+                    "on the GPU: dense weights {}, context of {reserved} tokens {}, scratch {}, the experts that a token \
+                     uses in one layer {}",
+                    Bytes(self.dense),
+                    Bytes(self.kv),
+                    Bytes(self.scratch),
+                    Bytes(least)
+                ),
+                remedy: "raise --vram, ask for a shorter context with --ctx, or use --device cpu".into(),
+            });
+        };
+        self.slot_bytes = classes.device_bytes(&slots);
+        self.slots = slots;
+        Ok(())
     }
 
     /// What conversations may hold in all.
     pub fn room(&self) -> u64 {
-        self.budget.saturating_sub(self.weights.saturating_add(self.scratch))
+        self.budget.saturating_sub(self.total() - self.kv)
+    }
+
+    /// The number of expert slots.
+    pub fn slot_count(&self) -> usize {
+        self.slots.iter().sum()
     }
 }
 
@@ -156,11 +216,7 @@ impl Plan {
             reserved: wishes.reserved,
             device: None,
         };
-        let limit = match wishes.expert_memory {
-            None => u64::MAX,
-            Some(ExpertMemory::Bytes(bytes)) => bytes,
-            Some(ExpertMemory::Percent(percent)) => (plan.experts as f64 * percent / 100.0) as u64,
-        };
+        let limit = plan.expert_limit(wishes);
         let everything = plan.experts <= limit && {
             plan.choose_chunk(blueprint, wishes.chunk.unwrap_or(CHUNK));
             plan.fixed().saturating_add(plan.experts) <= budget
@@ -187,8 +243,8 @@ impl Plan {
         }
     }
 
-    /// Divides the device's memory. The computer's holds the dense weights once more, and a few slots by way of which
-    /// experts go there.
+    /// Divides the device's memory, then the computer's. That holds the dense weights once more, and experts: as many as fit where the
+    /// device does not hold all, else a few slots by way of which they go there.
     fn for_device(
         blueprint: &Blueprint,
         classes: &SlotClasses,
@@ -197,29 +253,6 @@ impl Plan {
         budget: u64,
         device: DeviceWishes,
     ) -> Result<Plan> {
-        let positions = (wishes.reserved as u64).next_multiple_of(PAGE);
-        let chunk = wishes.chunk.unwrap_or(device.chunk).min(wishes.context);
-        let on_device = DevicePlan {
-            budget: device.memory,
-            weights: blueprint.dense_bytes().saturating_add(blueprint.expert_bytes()),
-            // Halves of what products read are copies, and routing has tables.
-            scratch: blueprint.scratch_bytes(chunk).saturating_add(DEVICE_RESERVE),
-            kv: conversation_bytes(blueprint, wishes.precision, positions),
-        };
-        if on_device.total() > on_device.budget {
-            return Err(Error::Budget {
-                need: on_device.total(),
-                have: on_device.budget,
-                what: format!(
-                    "on the GPU: weights {}, context of {} tokens {}, scratch {}",
-                    Bytes(on_device.weights),
-                    wishes.reserved,
-                    Bytes(on_device.kv),
-                    Bytes(on_device.scratch)
-                ),
-                remedy: "raise --vram, ask for a shorter context with --ctx, or use --device cpu".into(),
-            });
-        }
         let mut plan = Plan {
             budget,
             dense: blueprint.dense_bytes(),
@@ -230,20 +263,47 @@ impl Plan {
             slots: Vec::new(),
             experts: classes.all_bytes(),
             expert_count: classes.classes.iter().map(|c| c.experts).sum(),
-            chunk,
+            chunk: 0,
             context: wishes.context,
             reserved: wishes.reserved,
-            device: Some(on_device),
+            device: None,
         };
+        let largest = wishes.chunk.unwrap_or(device.chunk).min(wishes.context).max(1);
+        let mut chunk = largest;
+        let mut on_device = DevicePlan::new(blueprint, classes, wishes, &device, chunk);
+        if on_device.fixed().saturating_add(classes.device_bytes(&classes.all())) > device.memory {
+            // Experts pass through once for each chunk, but an eighth of the memory for scratch is enough.
+            while wishes.chunk.is_none() && chunk > LEAST_CHUNK && on_device.scratch > device.memory / 8 {
+                chunk /= 2;
+                on_device = DevicePlan::new(blueprint, classes, wishes, &device, chunk);
+            }
+        }
+        plan.chunk = chunk;
+        on_device.give_slots(classes, wishes.reserved)?;
         let least = classes.bytes(&classes.least());
-        let room = budget.saturating_sub(plan.fixed()).min(HANDING_OVER.max(least));
+        let limit = plan.expert_limit(wishes);
+        let limit = match on_device.slot_count() == plan.expert_count {
+            true => limit.min(HANDING_OVER.max(least)),
+            false => limit,
+        };
+        plan.device = Some(on_device);
+        let room = budget.saturating_sub(plan.fixed()).min(limit);
         match classes.divide(room) {
             Some(slots) if plan.fixed() <= budget => {
                 plan.slot_bytes = classes.bytes(&slots);
                 plan.slots = slots;
                 Ok(plan)
             }
-            _ => Err(plan.refusal(least, u64::MAX)),
+            _ => Err(plan.refusal(least, limit)),
+        }
+    }
+
+    /// The most bytes that slots may take.
+    fn expert_limit(&self, wishes: &Wishes) -> u64 {
+        match wishes.expert_memory {
+            None => u64::MAX,
+            Some(ExpertMemory::Bytes(bytes)) => bytes,
+            Some(ExpertMemory::Percent(percent)) => (self.experts as f64 * percent / 100.0) as u64,
         }
     }
 
@@ -260,6 +320,16 @@ impl Plan {
     /// Whether there is a slot for every expert.
     pub fn holds_all_experts(&self) -> bool {
         self.slots.iter().sum::<usize>() == self.expert_count
+    }
+
+    /// Whether the device that computes has a slot for every expert.
+    pub fn device_holds_all_experts(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.slot_count() == self.expert_count)
+    }
+
+    /// Whether experts are read from the drive while tokens are computed.
+    pub fn streams(&self) -> bool {
+        !self.holds_all_experts() && !self.device_holds_all_experts()
     }
 
     fn choose_chunk(&mut self, blueprint: &Blueprint, chunk: usize) {

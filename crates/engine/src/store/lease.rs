@@ -8,9 +8,10 @@ use smallvec::SmallVec;
 
 use super::io::{Priority, Read};
 use super::slots::Placement;
-use super::{ExpertPart, ExpertStore, PartShape, Residence, Shared, State};
-use crate::ExpertIdx;
+use super::tier::DeviceSlot;
+use super::{ExpertPart, ExpertStore, MAX_RANGES, PartShape, Residence, Shared, State};
 use crate::error::{Error, Result};
+use crate::{ExpertIdx, LayerIdx};
 
 /// Some leases. One token's fit without an allocation.
 pub type Leases = SmallVec<[Lease; 16]>;
@@ -19,6 +20,10 @@ pub type Leases = SmallVec<[Lease; 16]>;
 pub struct Acquisition<'a> {
     pub(super) store: &'a ExpertStore,
     pub(super) ready: Leases,
+    /// In the device's memory.
+    pub(super) on_device: SmallVec<[(ExpertIdx, DeviceSlot); 16]>,
+    /// Whether those that are handed out are given places in the device's memory.
+    pub(super) lifts: bool,
     /// Pinned and on their way.
     pub(super) reading: SmallVec<[usize; 16]>,
     /// Without a slot yet, the next one last.
@@ -38,27 +43,49 @@ impl Acquisition<'_> {
     /// # Errors
     /// If reading one of them failed, or the drive does not answer.
     pub fn next_ready(&mut self) -> Result<Option<Leases>> {
+        self.next_ready_letting_go(&mut |_| Ok(false))
+    }
+
+    /// As [`next_ready`](Self::next_ready), for a caller that keeps leases for a while. Where no slot is left it is asked to drop some that it
+    /// no longer needs, and told whether it should wait until there is one; it says whether it did.
+    ///
+    /// # Errors
+    /// As [`next_ready`](Self::next_ready), and the caller's own.
+    pub fn next_ready_letting_go(
+        &mut self,
+        let_go: &mut dyn FnMut(bool) -> Result<bool>,
+    ) -> Result<Option<Leases>> {
         if !self.ready.is_empty() {
-            return Ok(Some(std::mem::take(&mut self.ready)));
+            return Ok(Some(self.hand_out()));
         }
         let shared = &self.store.shared;
         let start = Instant::now();
         let mut state;
-        let ready = loop {
+        loop {
             // The last batch has given its slots back, and reads that have ended may leave some, too.
             self.start_reads();
             if self.reading.is_empty() && self.waiting.is_empty() {
                 return Ok(None);
             }
+            let short = self.reading.len() < self.at_once && !self.waiting.is_empty();
+            if short && let_go(false)? {
+                continue;
+            }
             state = shared.lock();
             if let Some(error) = self.failure(&mut state) {
                 return Err(error);
             }
-            let ready = self.arrivals(&state);
-            if !ready.is_empty() {
-                break ready;
+            self.ready = self.arrivals(&state);
+            if !self.ready.is_empty() {
+                break;
             }
             if state.in_flight == 0 {
+                drop(state);
+                let asked = Instant::now();
+                if let_go(true)? {
+                    shared.lock().meters.copy_wait_seconds += asked.elapsed().as_secs_f64();
+                    continue;
+                }
                 return Err(Error::Backend(
                     "no slot is left for an expert: all are leased, which is a defect of the caller".into(),
                 ));
@@ -69,11 +96,38 @@ impl Acquisition<'_> {
             }
             let limit = shared.patience - silent + Duration::from_millis(1);
             drop(shared.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner));
-        };
+        }
         let waited = start.elapsed();
         state.meters.wait_seconds += waited.as_secs_f64();
         drop(state);
-        Ok(Some(ready))
+        Ok(Some(self.hand_out()))
+    }
+
+    /// The experts that are in the device's memory, and where. They are there until the next ones are handed out.
+    pub fn on_device(&self) -> &[(ExpertIdx, DeviceSlot)] {
+        &self.on_device
+    }
+
+    /// Those that are ready: all of them, or as many as are brought to the device at a time.
+    fn hand_out(&mut self) -> Leases {
+        let mut leases = std::mem::take(&mut self.ready);
+        if !self.lifts {
+            return leases;
+        }
+        let shared = &self.store.shared;
+        let mut state = shared.lock();
+        let State { tier, policy, meters, .. } = &mut *state;
+        let Some(tier) = tier else { return leases };
+        let class = shared.class(leases[0].number);
+        let alike = leases.iter().take_while(|lease| shared.class(lease.number) == class).count();
+        self.ready = leases.drain(alike.min(tier.at_once(class))..).collect();
+        let numbers: SmallVec<[usize; 16]> = leases.iter().map(|lease| lease.number).collect();
+        let slots = tier.place(class, &numbers, &**policy);
+        for (lease, slot) in leases.iter_mut().zip(slots) {
+            lease.place = Some(DeviceSlot { class, slot });
+            meters.bytes_lifted += shared.expert_bytes(lease.number);
+        }
+        leases
     }
 
     /// Starts reading as many of the waiting experts as there is room for.
@@ -159,9 +213,29 @@ pub struct Lease {
     /// Among all experts.
     pub(super) number: usize,
     pub(super) slot: usize,
+    pub(super) place: Option<DeviceSlot>,
 }
 
 impl Lease {
+    /// The layer of the expert.
+    pub fn layer(&self) -> LayerIdx {
+        LayerIdx(self.shared.numbering.place(self.number).0)
+    }
+
+    /// Its place in the device's memory, if it is on its way there.
+    pub fn place(&self) -> Option<DeviceSlot> {
+        self.place
+    }
+
+    /// All that was read of the expert, as it lies in the slot, and where each of its ranges starts there.
+    pub fn raw(&self) -> (&[u8], SmallVec<[usize; MAX_RANGES]>) {
+        let placement = Placement::new(self.shared.ranges(self.number));
+        let arena = &self.shared.arenas[self.shared.class(self.number)];
+        let starts = placement.extents.iter().map(|extent| extent.place + extent.lead).collect();
+        // SAFETY: the expert was read to the slot, and the lease pins it: nobody writes.
+        (unsafe { arena.bytes(self.slot, placement.bytes) }, starts)
+    }
+
     /// Which expert of the layer it is.
     pub fn expert(&self) -> ExpertIdx {
         ExpertIdx(self.shared.numbering.place(self.number).1 as u32)

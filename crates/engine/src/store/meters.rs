@@ -7,12 +7,16 @@ use std::ops::Sub;
 pub struct Meters {
     /// Experts that were asked for and found in memory.
     pub hits: u64,
+    /// Of those, the ones that were in the memory of the device that computes.
+    pub device_hits: u64,
     /// Experts that were asked for and had to be waited for.
     pub misses: u64,
     /// Bytes of the experts that were asked for.
     pub bytes_used: u64,
     /// Bytes of experts that were read.
     pub bytes_read: u64,
+    /// Bytes of experts that were brought to the device.
+    pub bytes_lifted: u64,
     /// Experts that were read because a layer was expected to ask for them.
     pub prefetches: u64,
     /// Of those, the ones it did ask for while they were there or on their way.
@@ -23,6 +27,8 @@ pub struct Meters {
     pub read_seconds: f64,
     /// Time in which nothing could be computed because no expert was there.
     pub wait_seconds: f64,
+    /// Time in which no expert could be read because all slots were on their way to the device.
+    pub copy_wait_seconds: f64,
 }
 
 impl Meters {
@@ -36,7 +42,13 @@ impl Meters {
         self.bytes_used += bytes;
     }
 
-    /// The share of experts that were found in memory; `None` before the first is asked for.
+    /// The share of experts that were found in the device's memory; `None` before the first is asked for.
+    pub fn device_hit_rate(&self) -> Option<f64> {
+        let all = self.hits + self.misses;
+        (all > 0).then(|| self.device_hits as f64 / all as f64)
+    }
+
+    /// The share of experts that were found in memory, the device's or the computer's; `None` before the first is asked for.
     pub fn hit_rate(&self) -> Option<f64> {
         let all = self.hits + self.misses;
         (all > 0).then(|| self.hits as f64 / all as f64)
@@ -49,14 +61,17 @@ impl Sub for Meters {
     fn sub(self, before: Meters) -> Meters {
         Meters {
             hits: self.hits - before.hits,
+            device_hits: self.device_hits - before.device_hits,
             misses: self.misses - before.misses,
             bytes_used: self.bytes_used - before.bytes_used,
             bytes_read: self.bytes_read - before.bytes_read,
+            bytes_lifted: self.bytes_lifted - before.bytes_lifted,
             prefetches: self.prefetches - before.prefetches,
             prefetch_used: self.prefetch_used - before.prefetch_used,
             expert_seconds: self.expert_seconds - before.expert_seconds,
             read_seconds: self.read_seconds - before.read_seconds,
             wait_seconds: self.wait_seconds - before.wait_seconds,
+            copy_wait_seconds: self.copy_wait_seconds - before.copy_wait_seconds,
         }
     }
 }

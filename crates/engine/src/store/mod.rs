@@ -6,6 +6,7 @@
 //! are allocated once; when all are taken, a [`Policy`] says who leaves. Where there are slots for all experts,
 //! they are all read at the start and nobody ever leaves.
 
+mod device;
 pub mod io;
 mod lease;
 mod meters;
@@ -15,6 +16,7 @@ mod populate;
 pub(crate) mod probe;
 pub mod simulate;
 mod slots;
+pub mod tier;
 pub mod trace;
 
 use std::path::PathBuf;
@@ -30,8 +32,8 @@ pub use meters::Meters;
 pub use picture::{Asked, Picture, Place, Sight};
 pub use probe::DriveProbe;
 pub use slots::{SlotClass, SlotClasses};
+pub use tier::DeviceSlot;
 
-use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::format::{FileIdx, ModelFile};
 use crate::{ExpertIdx, LayerIdx};
@@ -40,6 +42,7 @@ use picture::LastAsked;
 use policy::{Policy, PolicyKind};
 use populate::Populating;
 use slots::{Arena, Numbering, Placement, reads_at_once};
+use tier::Tier;
 
 /// One matrix of an expert: what it is, and which of the expert's ranges hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +173,8 @@ struct State {
     pictures: u32,
     /// Slots without an expert, by class.
     free: Vec<Vec<usize>>,
+    /// What is in the memory of the device that computes, if it has slots of its own.
+    tier: Option<Tier>,
     policy: Box<dyn Policy>,
     /// Reads that failed, by expert, until somebody is told.
     failures: Vec<(usize, Error)>,
@@ -183,6 +188,11 @@ struct State {
 }
 
 impl State {
+    /// The slot of an expert in the device's memory, if it is there.
+    fn on_device(&self, expert: usize) -> Option<usize> {
+        self.tier.as_ref()?.find(expert)
+    }
+
     /// Reads are about to start.
     fn reading(&mut self, reads: usize) {
         if self.in_flight == 0 {
@@ -278,6 +288,7 @@ impl ExpertStore {
             pictures: 0,
             slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
             free: options.slots.iter().map(|&n| (0..n).rev().collect()).collect(),
+            tier: None,
             policy: policy::make(options.policy, numbering.count()),
             failures: Vec::new(),
             in_flight: 0,
@@ -320,7 +331,8 @@ impl ExpertStore {
         wanted.retain({
             let state = self.shared.lock();
             let mut room: Vec<usize> = state.free.iter().map(Vec::len).collect();
-            let mut absent: Vec<bool> = state.experts.iter().map(|&e| e == Residence::Drive).collect();
+            let on_drive = |(number, &place)| place == Residence::Drive && state.on_device(number).is_none();
+            let mut absent: Vec<bool> = state.experts.iter().enumerate().map(on_drive).collect();
             move |&expert| {
                 let class = self.shared.class(expert);
                 let fits = room[class] > 0 && std::mem::take(&mut absent[expert]);
@@ -330,29 +342,10 @@ impl ExpertStore {
         });
         for some in wanted.chunks(AHEAD) {
             let mut acquisition = self.acquire_numbered(some.iter().copied(), Purpose::Preload);
+            acquisition.lifts = false;
             while let Some(leases) = acquisition.next_ready()? {
                 for lease in leases {
                     progress(self.shared.expert_bytes(lease.number));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives every expert to a backend that keeps them, by way of the slots.
-    ///
-    /// # Errors
-    /// If reading fails or the backend refuses.
-    pub fn hand_over(&self, backend: &mut dyn Backend, progress: &mut dyn FnMut(u64)) -> Result<()> {
-        for (layer, shape) in self.shared.layers.iter().enumerate() {
-            let Some(shape) = shape else { continue };
-            let layer = LayerIdx(layer);
-            let all: Vec<ExpertIdx> = (0..shape.experts.len() as u32).map(ExpertIdx).collect();
-            let mut acquisition = self.acquire(layer, &all, Purpose::Preload);
-            while let Some(leases) = acquisition.next_ready()? {
-                for lease in leases {
-                    backend.load_expert(layer, all.len(), &lease)?;
-                    progress(shape.expert_bytes());
                 }
             }
         }
@@ -450,7 +443,7 @@ impl ExpertStore {
         let mut reads: SmallVec<[Read; 96]> = SmallVec::new();
         let mut state = self.shared.lock();
         for expert in experts.iter().map(|e| first + e.0 as usize) {
-            if state.experts[expert] == Residence::Drive {
+            if state.experts[expert] == Residence::Drive && state.on_device(expert).is_none() {
                 let Some(slot) = self.shared.take_slot(&mut state, expert) else { break };
                 // Nobody waits for it, but a slot that is written to is no candidate to leave.
                 self.shared.unpin(&mut state, expert);
@@ -490,6 +483,8 @@ impl ExpertStore {
         let mut acquisition = Acquisition {
             store: self,
             ready: Leases::new(),
+            on_device: SmallVec::new(),
+            lifts: false,
             reading: SmallVec::new(),
             waiting: SmallVec::new(),
             at_once: usize::MAX,
@@ -499,16 +494,25 @@ impl ExpertStore {
         let mut promoted: SmallVec<[ReadId; 96]> = SmallVec::new();
         {
             let mut state = self.shared.lock();
+            acquisition.lifts = state.tier.is_some();
             for expert in experts {
-                let hit = matches!(state.experts[expert], Residence::Memory { .. });
+                let lifted = state.on_device(expert);
+                let hit = lifted.is_some() || matches!(state.experts[expert], Residence::Memory { .. });
                 if purpose == Purpose::Token {
                     state.policy.used(expert);
                     acquisition.at_once = reads_at_once(state.slots[self.shared.class(expert)].len());
                 }
                 if purpose != Purpose::Preload {
                     state.meters.count(hit, self.shared.expert_bytes(expert));
+                    state.meters.device_hits += u64::from(lifted.is_some());
                     let pictures = state.pictures;
                     state.asked[expert].note(pictures, hit);
+                }
+                if let Some(slot) = lifted {
+                    let (_, index) = self.shared.numbering.place(expert);
+                    let place = DeviceSlot { class: self.shared.class(expert), slot };
+                    acquisition.on_device.push((ExpertIdx(index as u32), place));
+                    continue;
                 }
                 match state.experts[expert] {
                     Residence::Memory { slot } => {
@@ -575,7 +579,7 @@ impl Shared {
     }
 
     fn lease(self: &Arc<Self>, expert: usize, slot: usize) -> Lease {
-        Lease { shared: Arc::clone(self), number: expert, slot }
+        Lease { shared: Arc::clone(self), number: expert, slot, place: None }
     }
 
     /// A slot for an expert: a free one, or that of an expert who leaves. The slot is pinned once.
@@ -584,14 +588,16 @@ impl Shared {
         let slot = match state.free[class].pop() {
             Some(slot) => slot,
             None => {
-                let State { slots, experts, policy, .. } = state;
+                let State { slots, experts, policy, tier, .. } = state;
                 let resident = |slot: &Slot| {
                     let expert = slot.expert.filter(|_| slot.pins == 0)?;
                     matches!(experts[expert], Residence::Memory { .. }).then_some(expert)
                 };
-                let mut candidates = slots[class].iter().filter_map(resident).peekable();
-                candidates.peek()?;
-                let leaves = policy.victim(&mut candidates);
+                let candidates = || slots[class].iter().filter_map(resident);
+                candidates().next()?;
+                // What is on the device anyway is needed here least.
+                let doubled = tier.as_ref().and_then(|t| t.settled(class, &mut candidates(), &**policy));
+                let leaves = doubled.unwrap_or_else(|| policy.victim(&mut candidates()));
                 let Residence::Memory { slot } = experts[leaves] else { unreachable!("it was a candidate") };
                 experts[leaves] = Residence::Drive;
                 slot

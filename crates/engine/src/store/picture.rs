@@ -12,6 +12,8 @@ pub enum Place {
     Arriving,
     /// In memory.
     Resident,
+    /// In the memory of the device that computes.
+    Device,
 }
 
 /// How an expert was asked for since the last picture.
@@ -73,6 +75,7 @@ impl ExpertStore {
             let state = self.shared.lock();
             for expert in experts {
                 let place = match state.experts[expert] {
+                    _ if state.on_device(expert).is_some() => Place::Device,
                     Residence::Drive => Place::Absent,
                     Residence::Reading { .. } => Place::Arriving,
                     Residence::Memory { .. } => Place::Resident,

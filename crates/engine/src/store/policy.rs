@@ -8,8 +8,14 @@ pub trait Policy: Send {
     /// An expert was asked for by a token that is being written.
     fn used(&mut self, expert: usize);
 
+    /// What it is worth to have an expert: the one of the lowest score is evicted.
+    fn score(&self, expert: usize) -> f64;
+
     /// The one to evict among these resident, unpinned experts; never called with an empty list.
-    fn victim(&mut self, candidates: &mut dyn Iterator<Item = usize>) -> usize;
+    fn victim(&self, candidates: &mut dyn Iterator<Item = usize>) -> usize {
+        let scored = candidates.map(|expert| (self.score(expert), expert));
+        scored.min_by(|a, b| a.0.total_cmp(&b.0)).expect("there is a candidate").1
+    }
 
     /// What is known about how often experts are used: `[experts]`, larger is hotter; for the heat file.
     fn heat(&self) -> Vec<f32>;
@@ -78,8 +84,8 @@ impl Policy for Lru {
         self.last[expert] = self.now;
     }
 
-    fn victim(&mut self, candidates: &mut dyn Iterator<Item = usize>) -> usize {
-        candidates.min_by_key(|&expert| self.last[expert]).expect(NO_CANDIDATE)
+    fn score(&self, expert: usize) -> f64 {
+        self.last[expert] as f64
     }
 
     fn heat(&self) -> Vec<f32> {
@@ -106,8 +112,8 @@ impl Policy for Lfu {
         self.uses.add(expert);
     }
 
-    fn victim(&mut self, candidates: &mut dyn Iterator<Item = usize>) -> usize {
-        lowest(candidates, |expert| self.uses.rate(expert))
+    fn score(&self, expert: usize) -> f64 {
+        self.uses.rate(expert)
     }
 
     fn heat(&self) -> Vec<f32> {
@@ -179,13 +185,10 @@ impl Policy for Forecast {
         self.now += 1;
     }
 
-    fn victim(&mut self, candidates: &mut dyn Iterator<Item = usize>) -> usize {
-        let least = LEAST_WAIT * f64::from(self.round);
-        lowest(candidates, |expert| {
-            let (recent, lasting) = (self.recent.rate(expert), self.lasting.rate(expert));
-            let likely = RECENT_SHARE * recent + (1.0 - RECENT_SHARE) * lasting;
-            likely / (least + f64::from(self.wait(expert)))
-        })
+    fn score(&self, expert: usize) -> f64 {
+        let (recent, lasting) = (self.recent.rate(expert), self.lasting.rate(expert));
+        let likely = RECENT_SHARE * recent + (1.0 - RECENT_SHARE) * lasting;
+        likely / (LEAST_WAIT * f64::from(self.round) + f64::from(self.wait(expert)))
     }
 
     fn heat(&self) -> Vec<f32> {
@@ -195,14 +198,6 @@ impl Policy for Forecast {
     fn warm(&mut self, heat: &[f32]) {
         self.lasting.warm(heat);
     }
-}
-
-const NO_CANDIDATE: &str = "there is a candidate";
-
-/// The candidate with the lowest score.
-fn lowest(candidates: &mut dyn Iterator<Item = usize>, score: impl Fn(usize) -> f64) -> usize {
-    let scored = candidates.map(|expert| (score(expert), expert));
-    scored.min_by(|a, b| a.0.total_cmp(&b.0)).expect(NO_CANDIDATE).1
 }
 
 /// How often experts were used, with old uses counting less.

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use super::policy::Policy;
 use super::slots::reads_at_once;
+use super::tier::Tier;
 use super::trace::{Phase, Trace};
 
 /// What a store is asked for, in order.
@@ -33,6 +34,17 @@ struct Request {
 pub struct Hits {
     /// Experts that were resident when a token asked for them.
     pub hits: usize,
+    /// Experts that tokens asked for.
+    pub asked: usize,
+}
+
+/// Where what was asked for was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierHits {
+    /// Experts that were in the device's memory.
+    pub device: usize,
+    /// Experts that were in the computer's alone.
+    pub memory: usize,
     /// Experts that tokens asked for.
     pub asked: usize,
 }
@@ -108,6 +120,43 @@ impl Workload {
                     hits.hits += asked.iter().filter(|&&expert| cache.place[expert].is_some()).count();
                     cache.demand(asked, policy);
                 }
+            }
+        }
+        hits
+    }
+
+    /// What a policy hits with so many slots in the device's memory above so many in the computer's; at least
+    /// [`least_slots`](Self::least_slots) of each are used.
+    pub fn play_tiers(&self, above: usize, below: usize, policy: &mut dyn Policy) -> TierHits {
+        let mut tier = Tier::new(self.experts, &[above.max(self.least_slots())]);
+        let mut cache = Cache::new(self.experts, below.max(self.least_slots()));
+        let mut hits = TierHits::default();
+        for request in &self.requests {
+            let asked = &self.asked[request.start..request.end];
+            if request.begins {
+                policy.tick();
+            }
+            let (there, missing): (Vec<usize>, Vec<usize>) =
+                asked.iter().filter(|&&e| tier.find(e).is_none()).partition(|&&e| cache.place[e].is_some());
+            if request.phase == Phase::Answer {
+                asked.iter().for_each(|&expert| policy.used(expert));
+                hits.asked += asked.len();
+                hits.device += asked.len() - there.len() - missing.len();
+                hits.memory += there.len();
+            }
+            for some in there.chunks(tier.at_once(0)) {
+                tier.place(0, some, policy);
+            }
+            for expert in missing {
+                cache.offer(expert);
+                if cache.place[expert].is_none() {
+                    let residents = &mut cache.resident.iter().copied();
+                    let doubled = tier.settled(0, residents, policy);
+                    let leaves =
+                        doubled.unwrap_or_else(|| policy.victim(&mut cache.resident.iter().copied()));
+                    cache.replace(leaves, expert);
+                }
+                tier.place(0, &[expert], policy);
             }
         }
         hits
@@ -220,11 +269,15 @@ impl Cache {
             if self.place[expert].is_none() {
                 let mut candidates = self.resident.iter().copied().filter(|e| !in_use.contains(e));
                 let victim = policy.victim(&mut candidates);
-                let place = self.place[victim].take().expect("the victim is one of the candidates");
-                self.resident[place] = expert;
-                self.place[expert] = Some(place);
+                self.replace(victim, expert);
             }
         }
+    }
+
+    fn replace(&mut self, victim: usize, expert: usize) {
+        let place = self.place[victim].take().expect("the victim is a resident");
+        self.resident[place] = expert;
+        self.place[expert] = Some(place);
     }
 }
 
@@ -294,6 +347,39 @@ mod tests {
         assert_eq!(workload.best_fixed_set(2), Hits { hits: 3, asked: 4 });
         assert_eq!(workload.best_fixed_set(4).rate(), 1.0);
         assert_eq!(Hits::default().rate(), 0.0);
+    }
+
+    /// Tokens that mostly use the same few of sixty experts.
+    fn skewed() -> Workload {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let mut workload = Workload::new(60);
+        for token in 0..2000 {
+            let layer = token % 3;
+            let experts = (0..4).map(|_| {
+                let (a, b) = (rng.next_u32() % 20, rng.next_u32() % 20);
+                20 * layer + (a * b / 20) as usize
+            });
+            workload.push(Phase::Answer, layer == 0, experts.collect::<Vec<_>>().into_iter());
+        }
+        workload
+    }
+
+    #[test]
+    fn the_upper_tier_hits_like_a_cache_and_both_like_a_larger_one() {
+        let workload = skewed();
+        for (above, below) in [(12, 12), (20, 10), (30, 20)] {
+            let make = || policy::make(PolicyKind::default(), 60);
+            let hits = workload.play_tiers(above, below, &mut *make());
+            let alone = workload.play(above, &mut *make());
+            let both = workload.play(above + below, &mut *make());
+            assert_eq!(hits.asked, both.asked);
+            assert!(hits.device * 100 >= alone.hits * 98, "{hits:?}, a cache alone {alone:?}");
+            // Were all of them doubled, the lower tier would add nothing.
+            assert!((hits.device + hits.memory) * 100 >= both.hits * 95, "{hits:?}, one cache {both:?}");
+        }
+        let all = workload.play_tiers(12, 60, &mut *policy::make(PolicyKind::default(), 60));
+        // Everything is read once.
+        assert!(all.asked - all.device - all.memory <= 60);
     }
 
     #[test]

@@ -15,11 +15,22 @@ use crate::memory::Region;
 pub struct SlotClass {
     /// Bytes of a slot.
     pub bytes: usize,
+    /// Bytes of a slot in the memory of a device, where planes are apart.
+    pub device_bytes: usize,
     /// Experts that use such slots, in all layers.
     pub experts: usize,
     /// The most experts of one layer that a token uses.
     pub used: usize,
 }
+
+/// Where slots and planes start in a device's memory.
+pub const DEVICE_ALIGNMENT: usize = 256;
+
+/// What a plane takes there beyond its bytes: up to the next one, and as far as kernels read beyond its end.
+pub const DEVICE_PLANE: usize = DEVICE_ALIGNMENT + 128;
+
+/// Bytes through which experts pass on their way into a device's memory: enough for copies to go on while others are put in order.
+const STAGING: usize = 64 << 20;
 
 /// Which slots the experts of a model need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,12 +55,14 @@ impl SlotClasses {
             let parts: Vec<usize> = first.iter().map(|range| range.len).collect();
             let class = lengths.iter().position(|l| *l == parts).unwrap_or_else(|| {
                 lengths.push(parts);
-                classes.push(SlotClass { bytes: 0, experts: 0, used: 0 });
+                classes.push(SlotClass { bytes: 0, device_bytes: 0, experts: 0, used: 0 });
                 classes.len() - 1
             });
             let bytes = layer.experts.iter().map(|e| Placement::new(e).bytes).max().unwrap_or(0);
             let c = &mut classes[class];
             c.bytes = c.bytes.max(bytes);
+            c.device_bytes = layer.expert_bytes() as usize + MAX_RANGES * DEVICE_PLANE;
+            c.device_bytes = c.device_bytes.next_multiple_of(DEVICE_ALIGNMENT);
             c.experts += layer.experts.len();
             c.used = c.used.max(layer.used);
             of_layer.push(Some(class));
@@ -59,7 +72,12 @@ impl SlotClasses {
 
     /// Bytes of slots for all experts.
     pub fn all_bytes(&self) -> u64 {
-        self.bytes(&self.classes.iter().map(|c| c.experts).collect::<Vec<_>>())
+        self.bytes(&self.all())
+    }
+
+    /// Slots for all experts.
+    pub fn all(&self) -> Vec<usize> {
+        self.classes.iter().map(|c| c.experts).collect()
     }
 
     /// The fewest slots with which a token can be computed: its experts of one layer.
@@ -69,34 +87,55 @@ impl SlotClasses {
 
     /// Bytes of this many slots of each class.
     pub fn bytes(&self, slots: &[usize]) -> u64 {
-        self.classes.iter().zip(slots).map(|(c, &n)| c.bytes as u64 * n as u64).sum()
+        sum(slots, |class| self.classes[class].bytes)
+    }
+
+    /// Bytes of this many slots of each class in a device's memory.
+    pub fn device_bytes(&self, slots: &[usize]) -> u64 {
+        sum(slots, |class| self.classes[class].device_bytes)
+    }
+
+    /// The places through which experts pass on their way into a device's memory: how many, and bytes of each.
+    pub fn staging(&self) -> (usize, usize) {
+        let bytes = self.classes.iter().map(|c| c.bytes).max().unwrap_or(0);
+        ((STAGING / bytes.max(1)).clamp(4, 32), bytes)
     }
 
     /// Slots of each class in `bytes` bytes, the same share of the experts of each, but not fewer than the
     /// [least](Self::least); `None` if not even those fit.
     pub fn divide(&self, bytes: u64) -> Option<Vec<usize>> {
+        self.share_out(bytes, |slots| self.bytes(slots))
+    }
+
+    /// As [`divide`](Self::divide), in a device's memory.
+    pub fn divide_device(&self, bytes: u64) -> Option<Vec<usize>> {
+        self.share_out(bytes, |slots| self.device_bytes(slots))
+    }
+
+    fn share_out(&self, bytes: u64, size: impl Fn(&[usize]) -> u64) -> Option<Vec<usize>> {
         let least = self.least();
-        if self.bytes(&least) > bytes {
+        if size(&least) > bytes {
             return None;
         }
-        if self.all_bytes() <= bytes {
-            return Some(self.classes.iter().map(|c| c.experts).collect());
+        let all = self.all();
+        if size(&all) <= bytes {
+            return Some(all);
         }
         // A class that keeps its least leaves less than its share to the others, so shares shrink until all fit.
-        let mut share = bytes as f64 / self.all_bytes() as f64;
+        let mut share = bytes as f64 / size(&all) as f64;
         loop {
-            let slots: Vec<usize> = self
-                .classes
-                .iter()
-                .zip(&least)
-                .map(|(c, &least)| ((c.experts as f64 * share) as usize).max(least))
-                .collect();
-            if self.bytes(&slots) <= bytes {
+            let shares = all.iter().map(|&experts| (experts as f64 * share) as usize);
+            let slots: Vec<usize> = shares.zip(&least).map(|(n, &least)| n.max(least)).collect();
+            if size(&slots) <= bytes {
                 return Some(slots);
             }
             share *= 0.99;
         }
     }
+}
+
+fn sum(slots: &[usize], bytes: impl Fn(usize) -> usize) -> u64 {
+    slots.iter().enumerate().map(|(class, &n)| bytes(class) as u64 * n as u64).sum()
 }
 
 /// How many of a layer's experts are brought into a class of so many slots at a time. Those on their way, or computed
@@ -186,6 +225,17 @@ impl Arena {
         assert!(slot < self.slots);
         // SAFETY: the caller's promise.
         unsafe { self.region.give_back(slot * self.slot_bytes..(slot + 1) * self.slot_bytes) };
+    }
+
+    /// The first bytes of a slot.
+    ///
+    /// # Safety
+    /// The slot must hold an expert, and nobody may write to it while the slice lives.
+    pub unsafe fn bytes(&self, slot: usize, len: usize) -> &[u8] {
+        assert!(len <= self.slot_bytes);
+        // SAFETY: the bytes lie inside the slot, whose memory is initialised by the system, and the caller promises that nobody
+        // writes to it.
+        unsafe { std::slice::from_raw_parts(self.slot(slot), len) }
     }
 
     /// One part of the expert in a slot.

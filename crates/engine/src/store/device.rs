@@ -1,0 +1,95 @@
+//! The store's side of a device that has slots for experts in its own memory.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::tier::Tier;
+use super::{ExpertStore, Purpose};
+use crate::LayerIdx;
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::memory::Region;
+
+impl ExpertStore {
+    /// From now on experts are computed in slots of the device's memory, of which it has so many of each class.
+    pub fn use_device_slots(&self, slots: &[usize]) {
+        self.shared.lock().tier = Some(Tier::new(self.experts(), slots));
+    }
+
+    /// Brings experts to the device, in the order given, as long as it has free slots for them. `progress` is told of the bytes of
+    /// each.
+    ///
+    /// # Errors
+    /// If reading fails or the device refuses.
+    pub fn lift(
+        &self,
+        experts: impl Iterator<Item = usize>,
+        backend: &mut dyn Backend,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        /// Enough to keep the drive busy.
+        const AHEAD: usize = 32;
+        let mut wanted: Vec<usize> = experts.collect();
+        {
+            let state = self.shared.lock();
+            let Some(tier) = &state.tier else { return Ok(()) };
+            let mut room = tier.room();
+            wanted.retain(|&expert| {
+                let room = &mut room[self.shared.class(expert)];
+                let fits = *room > 0 && tier.find(expert).is_none();
+                *room -= usize::from(fits);
+                fits
+            });
+        }
+        for some in wanted.chunks(AHEAD) {
+            let mut acquisition = self.acquire_numbered(some.iter().copied(), Purpose::Preload);
+            while let Some(leases) = acquisition.next_ready_letting_go(&mut |wait| backend.let_go(wait))? {
+                let bytes: u64 = leases.iter().map(|lease| self.shared.expert_bytes(lease.number)).sum();
+                backend.lift(leases)?;
+                progress(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all experts of a layer are in the device's memory.
+    pub fn device_holds(&self, layer: LayerIdx) -> bool {
+        let state = self.shared.lock();
+        let mut experts = self.shared.numbering.layer(layer.0);
+        state.tier.as_ref().is_some_and(|tier| experts.all(|expert| tier.find(expert).is_some()))
+    }
+
+    /// Whether the device's memory has slots for all experts: then nobody ever leaves.
+    pub fn device_holds_all(&self) -> bool {
+        self.shared.lock().tier.as_ref().is_some_and(|tier| tier.slot_count() >= self.experts())
+    }
+
+    /// Experts were used of which nobody told at the time, because all of the layer's are on the device.
+    pub fn note_used(&self, layer: LayerIdx, experts: &[u32]) {
+        let first = self.shared.numbering.layer(layer.0).start;
+        let mut distinct: SmallVec<[usize; 64]> = experts.iter().map(|&e| first + e as usize).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let mut state = self.shared.lock();
+        for expert in distinct {
+            state.policy.used(expert);
+            state.meters.count(true, self.shared.expert_bytes(expert));
+            state.meters.device_hits += 1;
+            let pictures = state.pictures;
+            state.asked[expert].note(pictures, true);
+        }
+    }
+
+    /// Forgets what is in the device's memory: something went wrong there.
+    pub fn forget_device(&self) {
+        if let Some(tier) = &mut self.shared.lock().tier {
+            tier.clear();
+        }
+    }
+
+    /// The memory of all slots, for a device that copies from it.
+    pub fn regions(&self) -> impl Iterator<Item = Arc<Region>> {
+        self.shared.arenas.iter().map(|arena| Arc::clone(arena.region()))
+    }
+}

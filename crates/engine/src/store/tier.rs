@@ -1,0 +1,192 @@
+//! A tier above the computer's memory: slots in the memory of the device that computes.
+//!
+//! Only who is where is kept here. Everything on the device happens in the order in which it was asked for, so a slot may go to the
+//! next expert as soon as the work with the last one has been asked for: nothing has to be pinned.
+
+use smallvec::SmallVec;
+
+use super::policy::Policy;
+use super::slots::reads_at_once;
+
+/// A place for an expert in the memory of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSlot {
+    /// Of the model's classes of experts.
+    pub class: usize,
+    /// Among the slots of the class.
+    pub slot: usize,
+}
+
+/// Some places. One token's fit without an allocation.
+pub type DeviceSlots = SmallVec<[usize; 16]>;
+
+/// No expert, or no slot.
+const NONE: u32 = u32::MAX;
+
+/// Experts that are brought at a time where slots are free.
+const FILLING: usize = 16;
+
+/// One in so many of the device's experts may leave soon: those are not counted on. Recorded traces say so: half as many cost
+/// hits in the computer's memory, twice as many hardly any (docs/streaming.md).
+const UNSETTLED: usize = 4;
+
+/// Which experts are in the device's slots.
+pub struct Tier {
+    /// By class and slot: the expert.
+    slots: Vec<Vec<u32>>,
+    /// By class: slots without an expert.
+    free: Vec<Vec<u32>>,
+    /// By expert: its slot.
+    place: Vec<u32>,
+}
+
+impl Tier {
+    /// Empty slots of each class, for a model with so many experts.
+    pub fn new(experts: usize, slots: &[usize]) -> Tier {
+        Tier {
+            slots: slots.iter().map(|&n| vec![NONE; n]).collect(),
+            free: slots.iter().map(|&n| (0..n as u32).rev().collect()).collect(),
+            place: vec![NONE; experts],
+        }
+    }
+
+    /// The slot of an expert, if it has one.
+    pub fn find(&self, expert: usize) -> Option<usize> {
+        Some(self.place[expert]).filter(|&slot| slot != NONE).map(|slot| slot as usize)
+    }
+
+    /// All slots.
+    pub fn slot_count(&self) -> usize {
+        self.slots.iter().map(Vec::len).sum()
+    }
+
+    /// Free slots of each class.
+    pub fn room(&self) -> Vec<usize> {
+        self.free.iter().map(Vec::len).collect()
+    }
+
+    /// How many experts of a class are brought at a time: those on their way take slots from those that stay.
+    pub fn at_once(&self, class: usize) -> usize {
+        reads_at_once(self.slots[class].len()).max(self.free[class].len().min(FILLING))
+    }
+
+    /// Gives experts of a class slots, not more than [`at_once`](Self::at_once): free ones first, then those of the experts
+    /// that the policy lets go. None of them may have one.
+    pub fn place(&mut self, class: usize, experts: &[usize], policy: &dyn Policy) -> DeviceSlots {
+        let missing = experts.len().saturating_sub(self.free[class].len());
+        let mut leaving = if missing > 0 { self.coldest(class, missing, policy) } else { DeviceSlots::new() };
+        let mut slots = DeviceSlots::new();
+        for &expert in experts {
+            assert_eq!(self.place[expert], NONE, "an expert has one slot");
+            let slot = match self.free[class].pop() {
+                Some(slot) => slot as usize,
+                None => leaving.pop().expect("there are as many slots as experts brought at a time"),
+            };
+            let last = std::mem::replace(&mut self.slots[class][slot], expert as u32);
+            if last != NONE {
+                self.place[last as usize] = NONE;
+            }
+            self.place[expert] = slot as u32;
+            slots.push(slot);
+        }
+        slots
+    }
+
+    /// The slots of so many experts that are worth least, the least of all last.
+    fn coldest(&self, class: usize, count: usize, policy: &dyn Policy) -> DeviceSlots {
+        let mut found: SmallVec<[(f64, usize); 16]> = SmallVec::new();
+        for (slot, &expert) in self.slots[class].iter().enumerate() {
+            if expert == NONE {
+                continue;
+            }
+            let score = policy.score(expert as usize);
+            if found.len() == count && score >= found[0].0 {
+                continue;
+            }
+            if found.len() == count {
+                found.remove(0);
+            }
+            let at = found.partition_point(|&(other, _)| other > score);
+            found.insert(at, (score, slot));
+        }
+        found.into_iter().map(|(_, slot)| slot).collect()
+    }
+
+    /// Of these experts in the computer's memory, the one that is most surely in the device's as well, and so may leave first: the one
+    /// that is worth most there, if enough others would leave the device before it.
+    pub fn settled(
+        &self,
+        class: usize,
+        candidates: &mut dyn Iterator<Item = usize>,
+        policy: &dyn Policy,
+    ) -> Option<usize> {
+        let doubled = candidates.filter(|&expert| self.place[expert] != NONE);
+        let scored = doubled.map(|expert| (policy.score(expert), expert));
+        let (score, expert) = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        let others = self.slots[class].iter().filter(|&&other| other != NONE);
+        let before = others.filter(|&&other| policy.score(other as usize) < score).count();
+        (before * UNSETTLED >= self.slots[class].len()).then_some(expert)
+    }
+
+    /// Forgets what is where: after a failure nobody knows.
+    pub fn clear(&mut self) {
+        for (slots, free) in self.slots.iter_mut().zip(&mut self.free) {
+            slots.fill(NONE);
+            free.clear();
+            free.extend((0..slots.len() as u32).rev());
+        }
+        self.place.fill(NONE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::policy::{self, PolicyKind};
+    use super::*;
+
+    fn ranked(order: &[usize], experts: usize) -> Box<dyn Policy> {
+        let mut policy = policy::make(PolicyKind::Lru, experts);
+        order.iter().for_each(|&expert| policy.used(expert));
+        policy
+    }
+
+    #[test]
+    fn free_slots_go_first_then_those_of_the_coldest() {
+        let policy = ranked(&[4, 2, 0, 1, 3, 5, 6, 7], 8);
+        let mut tier = Tier::new(8, &[3]);
+        assert_eq!(tier.at_once(0), 3);
+        let slots = tier.place(0, &[0, 2, 4], &*policy);
+        assert_eq!(slots.len(), 3);
+        assert_eq!(tier.at_once(0), 1);
+        // Of 0, 2 and 4, 4 was used longest ago, then 2.
+        assert_eq!(tier.place(0, &[6], &*policy)[0], slots[2]);
+        assert_eq!([tier.find(4), tier.find(6), tier.find(2)], [None, Some(slots[2]), Some(slots[1])]);
+        assert_eq!(tier.place(0, &[3, 7], &*policy)[..], [slots[1], slots[0]]);
+        assert_eq!([0, 2, 4].map(|expert| tier.find(expert)), [None; 3]);
+        tier.clear();
+        assert!((0..8).all(|expert| tier.find(expert).is_none()));
+        assert_eq!(tier.at_once(0), 3);
+    }
+
+    #[test]
+    fn only_what_stays_in_the_upper_tier_leaves_the_lower_for_it() {
+        let policy = ranked(&[0, 1, 2, 3, 4, 5, 6, 7], 8);
+        let mut tier = Tier::new(8, &[4]);
+        tier.place(0, &[0, 2, 4, 6], &*policy);
+        let settled = |tier: &Tier, among: &[usize]| tier.settled(0, &mut among.iter().copied(), &*policy);
+        assert_eq!(settled(&tier, &[1, 2, 4, 5, 7]), Some(4));
+        // It would be the next to leave.
+        assert_eq!(settled(&tier, &[0, 1, 7]), None);
+        assert_eq!(settled(&tier, &[1, 3]), None);
+    }
+
+    #[test]
+    fn classes_do_not_mix() {
+        let policy = ranked(&[0, 1, 2, 3], 4);
+        let mut tier = Tier::new(4, &[1, 1]);
+        assert_eq!(tier.place(0, &[1], &*policy)[..], [0]);
+        assert_eq!(tier.place(1, &[0], &*policy)[..], [0]);
+        tier.place(0, &[3], &*policy);
+        assert_eq!([0, 1, 3].map(|expert| tier.find(expert)), [Some(0), None, Some(0)]);
+    }
+}
