@@ -92,7 +92,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     };
     drop(bar);
 
-    let setting = Setting::new(&engine, args.compute.precision(), bandwidth, speeds.drive);
+    let setting = Setting::new(&engine, args.compute.precision(), bandwidth, &speeds);
     print(&args.output.begin(&setting))?;
     let mut rows = Vec::new();
     for test in tests {

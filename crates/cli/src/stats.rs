@@ -20,7 +20,7 @@ pub fn close(engine: &Engine, answer: &Answer) {
 
 /// The line for an answer.
 pub fn line_of(engine: &Engine, answer: &Answer) -> String {
-    let streams = !engine.plan().holds_all_experts();
+    let streams = engine.plan().moves_experts();
     line(&answer.stats, streams, bound(engine, &answer.stats))
 }
 
@@ -43,9 +43,16 @@ fn line(stats: &Stats, streams: bool, bound: Option<(Bound, f64)>) -> String {
         parts.push(format!("first token {:.1} s", stats.ttft_seconds));
     }
     if let Some(hit_rate) = stats.experts.hit_rate().filter(|_| streams) {
-        let per_token = stats.experts.bytes_read as f64 / stats.generated_tokens.max(1) as f64;
-        parts.push(format!("experts {:.0}% hit", hit_rate * 100.0));
-        parts.push(format!("{}/tok", decimal(per_token)));
+        let per_token = |bytes: u64| decimal(bytes as f64 / stats.generated_tokens.max(1) as f64);
+        match stats.experts.device_hit_rate().filter(|_| stats.experts.bytes_lifted > 0) {
+            Some(on_gpu) => {
+                let (on_gpu, in_memory) = (100.0 * on_gpu, 100.0 * (hit_rate - on_gpu));
+                parts.push(format!("experts {on_gpu:.0}% on the GPU, {in_memory:.0}% in memory"));
+                parts.push(format!("{}/tok to the GPU", per_token(stats.experts.bytes_lifted)));
+            }
+            None => parts.push(format!("experts {:.0}% hit", hit_rate * 100.0)),
+        }
+        parts.push(format!("{}/tok", per_token(stats.experts.bytes_read)));
     }
     if let Some((bound, ratio)) = bound {
         let by = if bound.by == Bottleneck::Drive { "disk" } else { bound.by.name() };
@@ -100,10 +107,13 @@ pub fn answer(engine: &Engine, said: &Said) -> Value {
 fn experts(meters: &Meters, tokens: usize) -> Value {
     json!({
         "hits": meters.hits,
+        "gpu_hits": meters.device_hits,
         "misses": meters.misses,
         "hit_rate": meters.hit_rate(),
         "bytes_read": meters.bytes_read,
         "bytes_per_token": (tokens > 0).then(|| meters.bytes_read as f64 / tokens as f64),
+        "bytes_lifted": meters.bytes_lifted,
+        "copy_wait_seconds": meters.copy_wait_seconds,
         "prefetches": meters.prefetches,
         "prefetches_used": meters.prefetch_used,
         "read_seconds": meters.read_seconds,

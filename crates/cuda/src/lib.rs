@@ -23,7 +23,7 @@ pub use backend::CudaBackend;
 pub use compile::compiler_is_there;
 pub use driver::{Found, find};
 
-use driver::{Gpu, Registered};
+use driver::{Gpu, Line, Pinned, Registered};
 
 /// Tokens of a prompt that are computed together: enough for every expert to have many.
 const CHUNK: usize = 2048;
@@ -88,6 +88,22 @@ impl Device for Cuda {
 
     fn chunk(&self) -> usize {
         CHUNK
+    }
+
+    fn link_speed(&self) -> Result<f64> {
+        const BYTES: usize = 32 << 20;
+        const COPIES: usize = 16;
+        let there = self.0.allocate(BYTES, "a moment's measurement")?;
+        let mut here = Pinned::new(&self.0, BYTES)?;
+        // SAFETY: both live until the copies have ended, and nobody writes to them.
+        let mut copy = || unsafe { self.0.bring(there.address(), here.bytes()) };
+        copy()?;
+        self.0.wait_for(Line::Copies)?;
+        let start = Instant::now();
+        let started: Result<()> = (0..COPIES).try_for_each(|_| copy());
+        self.0.wait_for(Line::Copies)?;
+        started?;
+        Ok((BYTES * COPIES) as f64 / start.elapsed().as_secs_f64())
     }
 
     fn pin(&self, memory: Arc<Region>) -> Result<Box<dyn Send>> {

@@ -6,58 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::gpu;
-use common::models::{MIXTURES, assert_same_bits, containers, data, options, random_tokens};
-use forebay_cuda::Cuda;
-use forebay_engine::plan::ExpertMemory;
+use common::models::{MIXTURES, assert_same_bits, containers, data, random_tokens};
+use common::tiers::{Room, answer, tiers};
+use forebay_engine::backend::{Backend, BufShape, Device};
+use forebay_engine::memory::Region;
 use forebay_engine::store::Meters;
-use forebay_engine::{Cancel, Engine, Error, Options, Precision, Prospect, Session, TokenId, Turn};
-
-/// Prompts in chunks of so many tokens, whatever the memory.
-const CHUNK: usize = 24;
-
-/// How much there is for experts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Room {
-    All,
-    Percent(u64),
-    Least,
-}
-
-fn with_memory(vram: Option<u64>, precision: Precision) -> Options {
-    let device = Arc::new(Cuda::open(0, vram).unwrap());
-    Options { device: Some(device), chunk: Some(CHUNK), ..options(precision) }
-}
-
-/// What a refusal says is needed.
-fn need(model: &Path, options: &Options) -> u64 {
-    match Prospect::new(model, options) {
-        Err(Error::Budget { need, .. }) => need,
-        Err(other) => panic!("{other}"),
-        Ok(_) => panic!("a little is enough for everything"),
-    }
-}
-
-/// Options with so much room for experts in the GPU's memory and in the computer's.
-fn tiers(model: &Path, precision: Precision, vram: Room, ram: Room) -> Options {
-    let roomy = with_memory(None, precision);
-    let whole = Prospect::new(model, &roomy).unwrap().plan().device.clone().unwrap();
-    let least = need(model, &with_memory(Some(1), precision));
-    let bytes = match vram {
-        Room::All => whole.total(),
-        Room::Percent(percent) => (whole.fixed() + whole.slot_bytes * percent / 100).max(least),
-        Room::Least => least,
-    };
-    let options = with_memory(Some(bytes), precision);
-    let expert_memory = match ram {
-        Room::All => ExpertMemory::Percent(100.0),
-        Room::Percent(percent) => ExpertMemory::Percent(percent as f64),
-        Room::Least => {
-            let little = Options { expert_memory: Some(ExpertMemory::Bytes(1)), ..options.clone() };
-            ExpertMemory::Bytes(need(model, &little))
-        }
-    };
-    Options { expert_memory: Some(expert_memory), ..options }
-}
+use forebay_engine::{Cancel, Engine, Error, Options, Precision, Session, TokenId, Turn};
 
 /// The logits of a prompt, of tokens one by one, and of several conversations together.
 fn run(model: &Path, options: &Options) -> (Vec<f32>, Meters) {
@@ -125,4 +79,44 @@ fn residency_changes_no_bit_of_any_family() {
             &[(Room::Percent(30), Room::Percent(50)), (Room::Least, Room::Least)],
         );
     }
+}
+
+/// A GPU on a system that does not let it copy from the memory of others.
+struct Unpinned(Arc<dyn Device>);
+
+impl Device for Unpinned {
+    fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>, Error> {
+        self.0.backend(precision, buffers)
+    }
+
+    fn memory(&self) -> u64 {
+        self.0.memory()
+    }
+
+    fn chunk(&self) -> usize {
+        self.0.chunk()
+    }
+
+    fn link_speed(&self) -> Result<f64, Error> {
+        self.0.link_speed()
+    }
+
+    fn pin(&self, _: Arc<Region>) -> Result<Box<dyn Send>, Error> {
+        Err(Error::Backend("not allowed".into()))
+    }
+}
+
+/// There experts come by way of a small buffer.
+#[test]
+fn slots_that_cannot_be_pinned_are_copied_from() {
+    if gpu().is_none() {
+        return;
+    }
+    let model = data("golden/qwen3moe.gguf");
+    let mut options = tiers(&model, Precision::Fast, Room::Percent(30), Room::Percent(50));
+    let truth = answer(&Engine::open(&model, &options).unwrap()).unwrap();
+    options.device = options.device.map(|device| Arc::new(Unpinned(device)) as Arc<dyn Device>);
+    let engine = Engine::open(&model, &options).unwrap();
+    assert_same_bits(&answer(&engine).unwrap(), &truth, "not pinned");
+    assert!(options.device.unwrap().link_speed().unwrap() > 0.0);
 }

@@ -13,6 +13,8 @@ pub struct Speeds {
     pub memory: Option<f64>,
     /// At which the drive delivers experts; `None` if none are streamed.
     pub drive: Option<f64>,
+    /// At which experts come to the device that computes; `None` if none come while it does.
+    pub link: Option<f64>,
 }
 
 /// What a token took, on average over several.
@@ -30,6 +32,10 @@ pub struct TokenCost {
     pub bytes_used: f64,
     /// Bytes that were read from the drive.
     pub bytes_read: f64,
+    /// The share of experts that were found in the memory of the device that computes.
+    pub device_hit_rate: f64,
+    /// Bytes that were brought there.
+    pub bytes_lifted: f64,
 }
 
 impl TokenCost {
@@ -43,6 +49,8 @@ impl TokenCost {
             hit_rate: experts.hit_rate().unwrap_or(1.0),
             bytes_used: experts.bytes_used as f64 / tokens,
             bytes_read: experts.bytes_read as f64 / tokens,
+            device_hit_rate: experts.device_hit_rate().unwrap_or(0.0),
+            bytes_lifted: experts.bytes_lifted as f64 / tokens,
         }
     }
 
@@ -56,6 +64,8 @@ impl TokenCost {
             hit_rate: mean(|c| c.hit_rate),
             bytes_used: mean(|c| c.bytes_used),
             bytes_read: mean(|c| c.bytes_read),
+            device_hit_rate: mean(|c| c.device_hit_rate),
+            bytes_lifted: mean(|c| c.bytes_lifted),
         }
     }
 }
@@ -65,6 +75,8 @@ impl TokenCost {
 pub enum Bottleneck {
     /// Experts come from the drive more slowly than they are computed.
     Drive,
+    /// Experts come to the device more slowly than that.
+    Link,
     /// Weights are computed as fast as memory is read.
     Memory,
 }
@@ -74,6 +86,7 @@ impl Bottleneck {
     pub fn name(self) -> &'static str {
         match self {
             Bottleneck::Drive => "drive",
+            Bottleneck::Link => "PCIe",
             Bottleneck::Memory => "memory",
         }
     }
@@ -90,13 +103,16 @@ pub struct Bound {
 
 impl Bound {
     /// The bound for tokens of this cost: the time of all but experts, as it was, and after it the experts, which cannot
-    /// be read faster than the drive reads, nor computed faster than memory is read. `None` where speeds are unknown.
+    /// be read faster than the drive reads, nor computed faster than memory is read. A device does all of that at the same time, so
+    /// that there the slowest alone is the bound. `None` where speeds are unknown.
     pub fn of(cost: &TokenCost, speeds: &Speeds) -> Option<Bound> {
         let read = speeds.drive.map(|drive| (Bottleneck::Drive, cost.bytes_read / drive));
         let compute = speeds.memory.map(|memory| (Bottleneck::Memory, cost.bytes_used / memory));
-        let slowest = read.into_iter().chain(compute).max_by(|a, b| a.1.total_cmp(&b.1));
-        let (by, seconds) = slowest?;
-        Some(Bound { by, tokens_per_second: 1.0 / (cost.dense_seconds + seconds) })
+        let lift = speeds.link.map(|link| (Bottleneck::Link, cost.bytes_lifted / link));
+        let all = read.into_iter().chain(compute).chain(lift);
+        let (by, seconds) = all.max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let before = if speeds.link.is_some() { 0.0 } else { cost.dense_seconds };
+        Some(Bound { by, tokens_per_second: 1.0 / (before + seconds) })
     }
 
     /// The share of the bound that was reached.
@@ -168,7 +184,7 @@ mod tests {
         };
         let cost = TokenCost::new(2, 10.0, &experts);
         assert_eq!((cost.dense_seconds, cost.hit_rate), (2.0, 0.75));
-        let bound = |memory, drive| Bound::of(&cost, &Speeds { memory, drive });
+        let bound = |memory, drive| Bound::of(&cost, &Speeds { memory, drive, link: None });
         // Experts take 1 s from the drive, 2 s from memory.
         let both = bound(Some(2000.0), Some(1000.0)).unwrap();
         assert_eq!(both, Bound { by: Bottleneck::Memory, tokens_per_second: 0.25 });

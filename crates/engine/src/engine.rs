@@ -128,6 +128,8 @@ struct Inner {
     io: IoMethod,
     /// All dense weights.
     dense: Arc<Region>,
+    /// What computes, if it is not the processor.
+    device: Option<Arc<dyn Device>>,
     speeds: OnceLock<Speeds>,
     fingerprint: OnceLock<u64>,
     /// Made when the first grammar is.
@@ -242,6 +244,10 @@ impl Engine {
         let speeds = Speeds {
             memory: dense.map(|bytes| read_speed(bytes, self.0.threads)),
             drive: if streams { drive(self.0.store.layers())? } else { None },
+            link: match &self.0.device {
+                Some(device) if !self.0.plan.device_holds_all_experts() => Some(device.link_speed()?),
+                _ => None,
+            },
         };
         Ok(*self.0.speeds.get_or_init(|| speeds))
     }
@@ -592,8 +598,7 @@ impl Prospect {
             None => Box::new(CpuBackend::new(threads, options.precision, &buffers)?),
         };
         // Where everything fits there is nothing to choose.
-        let chooses = plan.streams() || plan.device.is_some() && !plan.device_holds_all_experts();
-        let folder = options.heat.as_ref().filter(|_| chooses);
+        let folder = options.heat.as_ref().filter(|_| plan.moves_experts());
         let heat = folder.map(|folder| Heat::of(folder, &file, traffic.experts));
         let remembered = heat.as_ref().and_then(Heat::read);
         let resident = if plan.device_holds_all_experts() { u64::MAX } else { plan.slot_bytes };
@@ -663,6 +668,7 @@ impl Prospect {
             heat,
             io: options.io,
             dense,
+            device: options.device.clone(),
             speeds: OnceLock::new(),
             fingerprint: OnceLock::new(),
             lexicon: Mutex::new(None),

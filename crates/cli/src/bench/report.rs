@@ -35,15 +35,12 @@ pub struct Setting {
     pub read_bandwidth: f64,
     /// Bytes a second that the drive delivers, where experts are streamed.
     pub drive_speed: Option<f64>,
+    /// Bytes a second that come to the GPU, where experts do.
+    pub link_speed: Option<f64>,
 }
 
 impl Setting {
-    pub fn new(
-        engine: &Engine,
-        precision: Precision,
-        read_bandwidth: f64,
-        drive_speed: Option<f64>,
-    ) -> Setting {
+    pub fn new(engine: &Engine, precision: Precision, read_bandwidth: f64, speeds: &Speeds) -> Setting {
         let file = engine.file();
         let summary = Summary::new(file);
         let architecture = summary.architecture.unwrap_or_default().to_owned();
@@ -57,7 +54,8 @@ impl Setting {
             precision,
             threads: engine.threads(),
             read_bandwidth,
-            drive_speed,
+            drive_speed: speeds.drive,
+            link_speed: speeds.link,
         }
     }
 }
@@ -95,7 +93,7 @@ impl Cache {
 impl Row {
     /// The rows of a test: where experts are streamed, the first run is one of its own.
     pub fn of(engine: &Engine, test: Test, samples: Vec<Sample>) -> Vec<Row> {
-        let streams = !engine.plan().holds_all_experts();
+        let streams = engine.plan().moves_experts();
         let row = |cache, samples: &[Sample]| Row {
             test,
             samples: samples.iter().map(|s| s.tokens_per_second).collect(),
@@ -111,7 +109,8 @@ impl Row {
     /// What bounds the speed of writing where experts are streamed.
     fn bound(&self, setting: &Setting) -> Option<Bound> {
         let cost = self.streaming.filter(|_| self.test.kind == super::Kind::Generation)?;
-        Bound::of(&cost, &Speeds { memory: Some(setting.read_bandwidth), drive: setting.drive_speed })
+        let memory = Some(setting.read_bandwidth);
+        Bound::of(&cost, &Speeds { memory, drive: setting.drive_speed, link: setting.link_speed })
     }
 
     fn mean(&self) -> f64 {
@@ -148,9 +147,8 @@ impl Format {
         match self {
             Format::Md => {
                 let titles: Vec<_> =
-                    COLUMNS.iter().map(|c| pad(c.title, c.width(setting), c.right)).collect();
-                let rules: Vec<_> = COLUMNS
-                    .iter()
+                    columns(setting).map(|c| pad(c.title, c.width(setting), c.right)).collect();
+                let rules: Vec<_> = columns(setting)
                     .map(|c| {
                         let dashes = "-".repeat(c.width(setting) - 1);
                         if c.right { format!("{dashes}:") } else { format!("{dashes}-") }
@@ -171,8 +169,9 @@ impl Format {
     pub fn row(self, setting: &Setting, row: &Row) -> String {
         match self {
             Format::Md => {
-                let cells: Vec<_> =
-                    COLUMNS.iter().map(|c| pad(&(c.cell)(setting, row), c.width(setting), c.right)).collect();
+                let cells: Vec<_> = columns(setting)
+                    .map(|c| pad(&(c.cell)(setting, row), c.width(setting), c.right))
+                    .collect();
                 format!("| {} |\n", cells.join(" | "))
             }
             Format::Csv => {
@@ -231,6 +230,25 @@ const fn column(
 ) -> Column {
     Column { title, least, right, cell }
 }
+
+/// The columns there are: where experts come to a GPU, those that say so among them.
+fn columns(setting: &Setting) -> impl Iterator<Item = &'static Column> {
+    let (first, last) = COLUMNS.split_at(COLUMNS.len() - LAST_COLUMNS);
+    let lifting = if setting.link_speed.is_some() { LIFTING } else { &[] };
+    first.iter().chain(lifting).chain(last)
+}
+
+const LIFTING: &[Column] = &[
+    column("on GPU", 6, true, |_, r| {
+        r.streaming.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s.device_hit_rate))
+    }),
+    column("PCIe/token", 0, true, |_, r| {
+        r.streaming.map_or(String::new(), |s| Bytes(s.bytes_lifted as u64).to_string())
+    }),
+];
+
+/// After what is said of experts that come to a GPU: the drive, and the bound.
+const LAST_COLUMNS: usize = 2;
 
 const COLUMNS: &[Column] = &[
     column("model", 0, false, |s, _| format!("{} ({})", s.model, s.architecture).replace('|', "/")),
@@ -307,6 +325,9 @@ fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
         ("bandwidth_share", json!(traffic.map(|t| t / setting.read_bandwidth))),
         ("cache", json!(row.cache.name())),
         ("hit_rate", json!(row.streaming.map(|s| s.hit_rate))),
+        ("gpu_hit_rate", json!(row.streaming.map(|s| s.device_hit_rate))),
+        ("lifted_bytes_per_token", json!(row.streaming.map(|s| s.bytes_lifted))),
+        ("link_gb_per_s", json!(setting.link_speed.map(giga))),
         ("drive_bytes_per_token", json!(row.streaming.map(|s| s.bytes_read))),
         ("dense_seconds", json!(row.streaming.map(|s| s.dense_seconds))),
         ("wait_seconds", json!(row.streaming.map(|s| s.wait_seconds))),
@@ -369,6 +390,7 @@ mod tests {
             threads: 2,
             read_bandwidth: 4e9,
             drive_speed: None,
+            link_speed: None,
         }
     }
 

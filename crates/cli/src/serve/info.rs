@@ -55,7 +55,7 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
             "planned": plan.total(),
             "expert_slots": engine.slot_bytes(),
             "experts": plan.experts,
-            "streams": !plan.holds_all_experts(),
+            "streams": plan.streams(),
         },
         "threads": engine.threads(),
     })))

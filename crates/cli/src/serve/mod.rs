@@ -310,7 +310,7 @@ fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
         u64::MAX => String::new(),
         budget => format!(" of {}", Bytes(budget)),
     };
-    let streams = if plan.holds_all_experts() {
+    let streams = if !plan.streams() {
         "all experts in memory".to_owned()
     } else {
         format!(

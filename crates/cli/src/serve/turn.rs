@@ -166,8 +166,10 @@ pub fn experts_json(meters: &ExpertMeters) -> Value {
     json!({
         "hit_rate": meters.hit_rate(),
         "hits": meters.hits,
+        "gpu_hits": meters.device_hits,
         "misses": meters.misses,
         "bytes_read": meters.bytes_read,
+        "bytes_lifted": meters.bytes_lifted,
         "wait_ms": meters.wait_seconds * 1000.0,
     })
 }

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use forebay_cuda::Cuda;
 use forebay_engine::backend::Device;
 
+pub mod emulator;
 #[path = "../../../engine/tests/common/models.rs"]
 pub mod models;
+pub mod tiers;
 
 /// The first GPU; without one a test is skipped, and says so.
 pub fn gpu() -> Option<Arc<dyn Device>> {

@@ -430,6 +430,12 @@ pub trait Device: Send + Sync {
     /// Tokens of a prompt that are best computed together there.
     fn chunk(&self) -> usize;
 
+    /// Bytes a second that are copied there from memory of the computer, tried for a moment.
+    ///
+    /// # Errors
+    /// If it has no memory for that, or fails.
+    fn link_speed(&self) -> Result<f64>;
+
     /// Lets the device copy from memory of the computer by itself, as long as what is returned lives.
     ///
     /// # Errors

@@ -327,6 +327,11 @@ impl Plan {
         self.device.as_ref().is_some_and(|device| device.slot_count() == self.expert_count)
     }
 
+    /// Whether experts move while tokens are computed: from the drive, or to a device.
+    pub fn moves_experts(&self) -> bool {
+        self.streams() || self.device.is_some() && !self.device_holds_all_experts()
+    }
+
     /// Whether experts are read from the drive while tokens are computed.
     pub fn streams(&self) -> bool {
         !self.holds_all_experts() && !self.device_holds_all_experts()

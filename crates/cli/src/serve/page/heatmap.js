@@ -11,7 +11,7 @@ const FADE_MS = 60;
 
 const ABSENT = 0;
 const ARRIVING = 1;
-const PLACES = ['on the drive', 'arriving', 'in memory'];
+const PLACES = ['on the drive', 'arriving', 'in memory', 'on the GPU'];
 
 export class HeatMap {
   #canvas;
@@ -53,10 +53,17 @@ export class HeatMap {
     return this.#place.length;
   }
 
-  /** Experts in memory. */
+  /** Experts in memory, the computer's or the GPU's. */
   get resident() {
     let sum = 0;
-    for (const place of this.#place) sum += place === 2 ? 1 : 0;
+    for (const place of this.#place) sum += place >= 2 ? 1 : 0;
+    return sum;
+  }
+
+  /** Experts on the GPU, which are among those. */
+  get lifted() {
+    let sum = 0;
+    for (const place of this.#place) sum += place === 3 ? 1 : 0;
     return sum;
   }
 
@@ -76,7 +83,7 @@ export class HeatMap {
       if (asked > 0) {
         this.#flash[expert] = LEVELS - 1;
         // Where it was both, what it is now counts: a miss that was followed by hits, or the other way.
-        this.#missed[expert] = asked === 2 || (asked === 3 && this.#place[expert] !== 2) ? 1 : 0;
+        this.#missed[expert] = asked === 2 || (asked === 3 && this.#place[expert] < 2) ? 1 : 0;
       } else if (this.#calm.matches) {
         this.#flash[expert] = 0;
       }
@@ -150,9 +157,9 @@ export class HeatMap {
       const hex = style.getPropertyValue(name).trim();
       return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
     };
-    const places = ['--absent', '--arriving', '--resident'].map(colour);
+    const places = ['--absent', '--arriving', '--resident', '--device'].map(colour);
     const flashes = ['--hit', '--missed'].map(colour);
-    this.#palette = new Uint32Array(3 * 2 * LEVELS);
+    this.#palette = new Uint32Array(PLACES.length * 2 * LEVELS);
     for (const [p, place] of places.entries()) {
       for (const [f, flash] of flashes.entries()) {
         for (let level = 0; level < LEVELS; level++) {

@@ -190,8 +190,10 @@ export class Machine {
   }
 
   #counts() {
-    const { count, resident } = this.#map;
-    const words = `${resident.toLocaleString('en')} of ${count.toLocaleString('en')} experts in memory`;
+    const { count, resident, lifted } = this.#map;
+    const gpu = lifted > 0 ? `, ${lifted.toLocaleString('en')} of them on the GPU` : '';
+    const words = `${resident.toLocaleString('en')} of ${count.toLocaleString('en')} experts in memory${gpu}`;
+    this.#part('device-legend').hidden = lifted === 0;
     this.#put('resident', words);
     this.#root.querySelector('canvas').ariaLabel = `Heat map of the experts: ${words}`;
   }
