@@ -1,16 +1,17 @@
 //! `forebay plan`: where everything would be, and how fast it would run.
 
+mod gpu;
 mod picture;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
 use forebay_engine::plan::Plan;
 use forebay_engine::predict::{Outlook, Prediction, Skew};
 use forebay_engine::{Bytes, Options, Prospect};
+use gpu::OnGpu;
 use serde_json::{Value, json};
 
 use crate::args::LoadArgs;
@@ -60,35 +61,14 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let measured = if args.no_probe || is_remote { None } else { Some(Measured::new(&prospect, &options)?) };
     let forecast = Forecast::new(&prospect, &options, measured.as_ref())?;
     let note = sight.map_or(String::new(), |sight| sight.note());
+    let outlook = measured.as_ref().map(|measured| measured.outlook(&prospect, &options)).transpose()?;
+    let gpu = OnGpu::new(&args.load, &prospect, &options, outlook.as_ref())?;
     print(&if args.json {
-        forecast.json()
+        forecast.json(gpu.as_ref())
     } else {
-        note + &forecast.text(picture::width()) + &gpu_lines(args, &prospect, &options)?
+        note + &forecast.text(picture::width()) + &gpu.map_or(String::new(), |gpu| gpu.text())
     })?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Where the model would be on the GPU, if there is one.
-fn gpu_lines(args: &PlanArgs, prospect: &Prospect, options: &Options) -> Result<String> {
-    let Some(device) = args.load.device()? else { return Ok(String::new()) };
-    let name = device.name().to_owned();
-    let options = Options { device: Some(Arc::new(device)), ..options.clone() };
-    Ok(match prospect.plan_with(&options).map(|plan| plan.device) {
-        Ok(Some(gpu)) => format!(
-            "\n{name}: {} of {} for dense weights {}, expert slots {} ({} of {}), context of {} {}, scratch {}\n",
-            Bytes(gpu.total()),
-            Bytes(gpu.budget),
-            Bytes(gpu.dense),
-            Bytes(gpu.slot_bytes),
-            gpu.slot_count(),
-            prospect.plan().expert_count,
-            prospect.plan().reserved,
-            Bytes(gpu.kv),
-            Bytes(gpu.scratch)
-        ),
-        Ok(None) => String::new(),
-        Err(error) => format!("\n{name}: not used, since the model {error}\n"),
-    })
 }
 
 /// What is known before anything is loaded.
@@ -205,7 +185,7 @@ impl<'a> Forecast<'a> {
         text
     }
 
-    fn json(&self) -> String {
+    fn json(&self, gpu: Option<&OnGpu>) -> String {
         let plan = self.plan;
         let speed = self.speed.as_ref();
         let object = json!({
@@ -233,6 +213,7 @@ impl<'a> Forecast<'a> {
             "changes": speed.map(|s| s.changes.iter().map(Change::json).collect::<Vec<_>>()),
             "streams": !plan.holds_all_experts(),
             "verdict": self.verdict(),
+            "gpu": gpu.map(OnGpu::json),
         });
         format!("{object:#}\n")
     }

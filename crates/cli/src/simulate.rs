@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use forebay_engine::Bytes;
 use forebay_engine::store::policy::{self, PolicyKind};
-use forebay_engine::store::simulate::{Hits, Workload};
+use forebay_engine::store::simulate::{Hits, TierHits, Workload};
 use forebay_engine::store::trace::{Phase, RoutedLayer, Trace};
 use serde_json::{Map, Value, json};
 
@@ -24,12 +24,15 @@ use crate::progress::Progress;
 ///
 /// Several traces of one model are played one after another into the same cache, as conversations that follow each
 /// other. Prompts fill free slots and do not count. A cache has at least the slots that one layer needs at once.
+///
+/// With --vram a second table follows: a GPU's memory of these sizes above each cache, and where experts would have been found.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay trace -p 'Tell me a story about a cat.' --out cat.trace
   forebay simulate cat.trace
   forebay simulate cat.trace dog.trace --slots 10,25
+  forebay simulate cat.trace --vram 10,20 --slots 30
   forebay simulate cat.trace --json | jq '.budgets[].hit_rate.forecast'")]
 pub struct SimulateArgs {
     /// Traces made by `forebay trace`
@@ -38,6 +41,9 @@ pub struct SimulateArgs {
     /// Sizes of caches, in per cent of all experts
     #[arg(long, value_name = "PERCENTS", value_delimiter = ',', default_value = "5,10,20,30,50", value_parser = percent)]
     slots: Vec<usize>,
+    /// Sizes of a tier above, a GPU's memory, in per cent of all experts: how many would have been there
+    #[arg(long, value_name = "PERCENTS", value_delimiter = ',', value_parser = percent)]
+    vram: Vec<usize>,
     /// Print one JSON object: the model's numbers, tokens, and for each budget the hit rates
     #[arg(long)]
     json: bool,
@@ -49,7 +55,13 @@ pub fn run(args: &SimulateArgs) -> Result<ExitCode> {
     let bar = Progress::simulating(args.slots.len() * COLUMNS.len());
     let rows: Vec<Row> = args.slots.iter().map(|&percent| played.row(percent, &bar)).collect();
     drop(bar);
-    print(&if args.json { format!("{:#}\n", played.json(&rows)) } else { played.table(&rows) })?;
+    let pairs = args.vram.iter().flat_map(|&vram| args.slots.iter().map(move |&slots| (vram, slots)));
+    let tiers: Vec<TierRow> = pairs.map(|(vram, slots)| played.tiers(vram, slots)).collect();
+    print(&if args.json {
+        format!("{:#}\n", played.json(&rows, &tiers))
+    } else {
+        played.table(&rows) + &tier_table(&tiers)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -95,6 +107,55 @@ struct Row {
     percent: usize,
     slots: usize,
     rates: [f64; COLUMNS.len()],
+}
+
+/// Budgets of two tiers, and what the default policy hits in them.
+struct TierRow {
+    vram: usize,
+    percent: usize,
+    hits: TierHits,
+    /// What the best fixed set would have hit in the upper tier alone.
+    fixed: f64,
+}
+
+impl TierRow {
+    fn share(&self, hits: usize) -> f64 {
+        hits as f64 / self.hits.asked.max(1) as f64
+    }
+
+    fn json(&self) -> Value {
+        let TierHits { device, memory, asked } = self.hits;
+        json!({
+            "vram_percent": self.vram,
+            "percent": self.percent,
+            "vram": self.share(device),
+            "memory": self.share(memory),
+            "drive": self.share(asked - device - memory),
+            "fixed": self.fixed,
+        })
+    }
+}
+
+fn tier_table(rows: &[TierRow]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut text =
+        "\n|   VRAM | memory |   in VRAM | in memory | from drive |     fixed | of fixed |\n".to_owned();
+    text += "|-------:|-------:|----------:|----------:|-----------:|----------:|---------:|\n";
+    for row in rows {
+        let TierHits { device, memory, asked } = row.hits;
+        let [vram, memory, drive] =
+            [device, memory, asked - device - memory].map(|hits| 100.0 * row.share(hits));
+        text += &format!(
+            "| {:>4} % | {:>4} % | {vram:>7.1} % | {memory:>7.1} % | {drive:>8.1} % | {:>7.1} % | {:>6.0} % |\n",
+            row.vram,
+            row.percent,
+            100.0 * row.fixed,
+            vram / row.fixed.max(1e-9)
+        );
+    }
+    text
 }
 
 /// The traces, and what they ask for.
@@ -143,6 +204,15 @@ impl Played {
         Row { percent, slots, rates }
     }
 
+    fn tiers(&self, vram: usize, percent: usize) -> TierRow {
+        let slots = |percent: usize| {
+            (self.workload.experts() * percent).div_ceil(100).max(self.workload.least_slots())
+        };
+        let policy = &mut *policy::make(PolicyKind::default(), self.workload.experts());
+        let hits = self.workload.play_tiers(slots(vram), slots(percent), policy);
+        TierRow { vram, percent, hits, fixed: self.workload.best_fixed_set(slots(vram)).rate() }
+    }
+
     /// Bytes of so many experts of average size.
     fn bytes(&self, slots: usize) -> u64 {
         let all: u128 = self.layers.iter().map(|l| u128::from(l.expert_bytes) * l.experts as u128).sum();
@@ -173,7 +243,7 @@ impl Played {
         text
     }
 
-    fn json(&self, rows: &[Row]) -> Value {
+    fn json(&self, rows: &[Row], tiers: &[TierRow]) -> Value {
         let budget = |row: &Row| {
             let rates: Map<String, Value> =
                 COLUMNS.iter().zip(row.rates).map(|(c, rate)| (c.name().to_owned(), rate.into())).collect();
@@ -191,6 +261,7 @@ impl Played {
             "prompt_tokens": self.prompt,
             "answer_tokens": self.answer,
             "budgets": rows.iter().map(budget).collect::<Vec<_>>(),
+            "tiers": tiers.iter().map(TierRow::json).collect::<Vec<_>>(),
         })
     }
 }

@@ -49,6 +49,9 @@ pub struct ExpertSlots {
     /// Where all experts are, as far as they are; where one was that has left, nobody looks.
     table: Memory,
     ring: Ring,
+    /// What is to be put in order of what was brought last.
+    planes: Vec<Plane>,
+    arrivals: Vec<Arrival>,
 }
 
 /// The places through which experts come, taken in turn.
@@ -94,7 +97,8 @@ impl ExpertSlots {
         let table = gpu.allocate(starts[starts.len() - 1] * 8, "the table of experts")?;
         let ring = Ring::new(gpu, classes.staging())?;
         let (arenas, slots) = arenas(gpu, classes, slots)?;
-        Ok((ExpertSlots { arenas, layers, starts, table, ring }, slots))
+        let (planes, arrivals) = (Vec::new(), Vec::new());
+        Ok((ExpertSlots { arenas, layers, starts, table, ring, planes, arrivals }, slots))
     }
 
     /// Where a layer's part of the table is.
@@ -123,12 +127,11 @@ impl ExpertSlots {
     ///
     /// # Errors
     /// If the GPU refuses.
-    pub fn bring(&mut self, leases: Leases) -> Result<(Vec<Plane>, Vec<Arrival>)> {
-        let work = self.start_copies(&leases).and_then(|work| self.ring.sent(leases.len()).map(|()| work));
-        match work {
-            Ok(work) => {
+    pub fn bring(&mut self, leases: Leases) -> Result<(&[Plane], &[Arrival])> {
+        match self.start_copies(&leases).and_then(|()| self.ring.sent(leases.len())) {
+            Ok(()) => {
                 self.ring.on_the_way.push_back((self.ring.last(), leases));
-                Ok(work)
+                Ok((&self.planes, &self.arrivals))
             }
             Err(error) => {
                 // What was started needs its leases until it has ended.
@@ -138,8 +141,9 @@ impl ExpertSlots {
         }
     }
 
-    fn start_copies(&mut self, leases: &Leases) -> Result<(Vec<Plane>, Vec<Arrival>)> {
-        let (mut planes, mut arrivals) = (Vec::new(), Vec::new());
+    fn start_copies(&mut self, leases: &Leases) -> Result<()> {
+        self.planes.clear();
+        self.arrivals.clear();
         self.ring.make_room(leases.len())?;
         for lease in leases {
             let (raw, starts) = lease.raw();
@@ -148,7 +152,7 @@ impl ExpertSlots {
             let layer = lease.layer().0;
             let experts = self.layers[layer].as_ref().expect("it has experts");
             for &PlaneSource { range, gather, rows, to } in &experts.planes {
-                planes.push(Plane {
+                self.planes.push(Plane {
                     from: from + (starts[range] + gather.start) as u64,
                     to: slot + to,
                     row_step: gather.row_step as u64,
@@ -158,9 +162,10 @@ impl ExpertSlots {
                     unit_step: gather.unit_step as u32,
                 });
             }
-            arrivals.push(Arrival { index: (self.starts[layer] + lease.expert().0 as usize) as u64, slot });
+            self.arrivals
+                .push(Arrival { index: (self.starts[layer] + lease.expert().0 as usize) as u64, slot });
         }
-        Ok((planes, arrivals))
+        Ok(())
     }
 
     /// What was brought last has been put in order when what was started so far has ended.

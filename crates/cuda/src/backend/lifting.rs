@@ -73,10 +73,10 @@ impl CudaBackend {
         let there: SmallVec<[(ExpertIdx, DeviceSlot); 16]> = leases.iter().filter_map(place).collect();
         let slots = self.slots.as_mut().expect("slots were made");
         let (planes, arrivals) = slots.bring(leases)?;
-        let table = slots.whole_table();
-        let args = Args::new().at(self.recorder.facts(&planes)?).at(self.recorder.facts(&arrivals)?);
-        let args = args.at(table).int(arrivals.len());
-        self.record(kernels.arrange, Shape::new([ARRANGING, planes.len(), 1], 256), args)?;
+        let args = Args::new().at(self.recorder.facts(planes)?).at(self.recorder.facts(arrivals)?);
+        let shape = Shape::new([ARRANGING, planes.len(), 1], 256);
+        let args = args.at(slots.whole_table()).int(there.len());
+        self.record(kernels.arrange, shape, args)?;
         if let Some(experts) = experts {
             self.compute_some(experts, &there)?;
         }

@@ -29,7 +29,7 @@ impl ExpertStore {
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         /// Enough to keep the drive busy.
-        const AHEAD: usize = 32;
+        const AHEAD: usize = 128;
         let mut wanted: Vec<usize> = experts.collect();
         {
             let state = self.shared.lock();
@@ -57,12 +57,13 @@ impl ExpertStore {
     pub fn device_holds(&self, layer: LayerIdx) -> bool {
         let state = self.shared.lock();
         let mut experts = self.shared.numbering.layer(layer.0);
-        state.tier.as_ref().is_some_and(|tier| experts.all(|expert| tier.find(expert).is_some()))
+        let here = |tier: &Tier| tier.holds_all() || experts.all(|expert| tier.find(expert).is_some());
+        state.tier.as_ref().is_some_and(here)
     }
 
-    /// Whether the device's memory has slots for all experts: then nobody ever leaves.
+    /// Whether all experts of all layers are in the device's memory: then nobody ever leaves.
     pub fn device_holds_all(&self) -> bool {
-        self.shared.lock().tier.as_ref().is_some_and(|tier| tier.slot_count() >= self.experts())
+        self.shared.lock().tier.as_ref().is_some_and(Tier::holds_all)
     }
 
     /// Experts were used of which nobody told at the time, because all of the layer's are on the device.

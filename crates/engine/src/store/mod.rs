@@ -596,8 +596,10 @@ impl Shared {
                 let candidates = || slots[class].iter().filter_map(resident);
                 candidates().next()?;
                 // What is on the device anyway is needed here least.
-                let doubled = tier.as_ref().and_then(|t| t.settled(class, &mut candidates(), &**policy));
-                let leaves = doubled.unwrap_or_else(|| policy.victim(&mut candidates()));
+                let leaves = match tier {
+                    Some(tier) => tier.leaves(class, &mut candidates(), &**policy),
+                    None => policy.victim(&mut candidates()),
+                };
                 let Residence::Memory { slot } = experts[leaves] else { unreachable!("it was a candidate") };
                 experts[leaves] = Residence::Drive;
                 slot

@@ -150,10 +150,7 @@ impl Workload {
             for expert in missing {
                 cache.offer(expert);
                 if cache.place[expert].is_none() {
-                    let residents = &mut cache.resident.iter().copied();
-                    let doubled = tier.settled(0, residents, policy);
-                    let leaves =
-                        doubled.unwrap_or_else(|| policy.victim(&mut cache.resident.iter().copied()));
+                    let leaves = tier.leaves(0, &mut cache.resident.iter().copied(), policy);
                     cache.replace(leaves, expert);
                 }
                 tier.place(0, &[expert], policy);

@@ -26,8 +26,8 @@ const NONE: u32 = u32::MAX;
 /// Experts that are brought at a time where slots are free.
 const FILLING: usize = 16;
 
-/// One in so many of the device's experts may leave soon: those are not counted on. Recorded traces say so: half as many cost
-/// hits in the computer's memory, twice as many hardly any (docs/streaming.md).
+/// One in so many of the device's experts may leave soon: those are not counted on. With recorded traces, to count on all of them costs
+/// up to a quarter of the hits in either memory, not to count on half of them next to nothing (docs/streaming.md).
 const UNSETTLED: usize = 4;
 
 /// Which experts are in the device's slots.
@@ -112,20 +112,39 @@ impl Tier {
         found.into_iter().map(|(_, slot)| slot).collect()
     }
 
-    /// Of these experts in the computer's memory, the one that is most surely in the device's as well, and so may leave first: the one
-    /// that is worth most there, if enough others would leave the device before it.
-    pub fn settled(
+    /// Which of these experts leaves the computer's memory: one that is surely in the device's as well, the one that is worth most
+    /// there, if enough others would leave the device before it; else the one that is worth least. Never called with none.
+    pub fn leaves(
         &self,
         class: usize,
         candidates: &mut dyn Iterator<Item = usize>,
         policy: &dyn Policy,
-    ) -> Option<usize> {
-        let doubled = candidates.filter(|&expert| self.place[expert] != NONE);
-        let scored = doubled.map(|expert| (policy.score(expert), expert));
-        let (score, expert) = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    ) -> usize {
+        let mut coldest = (f64::INFINITY, None);
+        let mut doubled = (f64::NEG_INFINITY, None);
+        for expert in candidates {
+            let score = policy.score(expert);
+            if coldest.1.is_none() || score < coldest.0 {
+                coldest = (score, Some(expert));
+            }
+            if self.place[expert] != NONE && (doubled.1.is_none() || score > doubled.0) {
+                doubled = (score, Some(expert));
+            }
+        }
+        let settled = doubled.1.filter(|_| self.is_settled(class, doubled.0, policy));
+        settled.or(coldest.1).expect("there is a candidate")
+    }
+
+    /// Whether enough others would leave before an expert of this score.
+    fn is_settled(&self, class: usize, score: f64, policy: &dyn Policy) -> bool {
         let others = self.slots[class].iter().filter(|&&other| other != NONE);
         let before = others.filter(|&&other| policy.score(other as usize) < score).count();
-        (before * UNSETTLED >= self.slots[class].len()).then_some(expert)
+        before * UNSETTLED >= self.slots[class].len()
+    }
+
+    /// Whether all experts are here, so that nobody ever leaves.
+    pub fn holds_all(&self) -> bool {
+        self.slot_count() >= self.place.len() && self.free.iter().all(Vec::is_empty)
     }
 
     /// Forgets what is where: after a failure nobody knows.
@@ -173,11 +192,11 @@ mod tests {
         let policy = ranked(&[0, 1, 2, 3, 4, 5, 6, 7], 8);
         let mut tier = Tier::new(8, &[4]);
         tier.place(0, &[0, 2, 4, 6], &*policy);
-        let settled = |tier: &Tier, among: &[usize]| tier.settled(0, &mut among.iter().copied(), &*policy);
-        assert_eq!(settled(&tier, &[1, 2, 4, 5, 7]), Some(4));
-        // It would be the next to leave.
-        assert_eq!(settled(&tier, &[0, 1, 7]), None);
-        assert_eq!(settled(&tier, &[1, 3]), None);
+        let leaves = |among: &[usize]| tier.leaves(0, &mut among.iter().copied(), &*policy);
+        assert_eq!(leaves(&[1, 2, 4, 5, 7]), 4);
+        // Of 0 there is another, but it would be the next to leave.
+        assert_eq!(leaves(&[7, 5, 0, 1]), 0);
+        assert_eq!(leaves(&[7, 1, 3]), 1);
     }
 
     #[test]

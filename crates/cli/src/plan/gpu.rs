@@ -1,0 +1,168 @@
+//! Where a model would be with a GPU: in its memory, in the computer's, on the drive.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use forebay_engine::backend::Device;
+use forebay_engine::plan::{DevicePlan, Plan};
+use forebay_engine::predict::{Outlook, Range};
+use forebay_engine::{Bytes, Error, Options, Prospect};
+use serde_json::{Value, json};
+
+use super::share;
+use crate::args::LoadArgs;
+use crate::measured::{hits_text, range_json, rate};
+
+/// What the GPU of the machine makes of a model.
+pub struct OnGpu {
+    name: String,
+    /// Or why it is not used.
+    plan: std::result::Result<Plan, Error>,
+    flow: Option<Flow>,
+}
+
+/// Where a token's experts come from, and how fast that can be.
+struct Flow {
+    /// Bytes a second.
+    link: f64,
+    drive: Option<f64>,
+    /// Shares of a token's experts: in the GPU's memory, and in either memory.
+    on_gpu: Range,
+    in_memory: Range,
+    /// Bytes of a token's experts.
+    bytes: f64,
+}
+
+impl OnGpu {
+    /// `None` if there is no GPU, or it is not asked for.
+    pub fn new(
+        load: &LoadArgs,
+        prospect: &Prospect,
+        options: &Options,
+        outlook: Option<&Outlook>,
+    ) -> Result<Option<OnGpu>> {
+        let Some(device) = load.device()? else { return Ok(None) };
+        let name = device.name().to_owned();
+        let device = Arc::new(device);
+        let plan = prospect.plan_with(&Options { device: Some(device.clone()), ..options.clone() });
+        let flow = match (&plan, outlook) {
+            (Ok(plan), Some(outlook)) if plan.moves_experts() => {
+                Some(Flow::new(plan, outlook, prospect.traffic().experts, device.link_speed()?))
+            }
+            _ => None,
+        };
+        Ok(Some(OnGpu { name, plan, flow }))
+    }
+
+    pub fn text(&self) -> String {
+        let plan = match &self.plan {
+            Ok(plan) => plan,
+            Err(error) => return format!("\n{}: not used, since the model {error}\n", self.name),
+        };
+        let Some(gpu) = &plan.device else { return String::new() };
+        let experts = |slots: usize, share: f64| {
+            format!("{slots} of {} experts ({:.0} %)", plan.expert_count, 100.0 * share)
+        };
+        let mut lines = vec![
+            (self.name.clone(), format!("{} of {}", Bytes(gpu.total()), Bytes(gpu.budget)), String::new()),
+            ("  dense weights".into(), Bytes(gpu.dense).to_string(), String::new()),
+            (format!("  context of {}", plan.reserved), Bytes(gpu.kv).to_string(), String::new()),
+            (
+                "  scratch".into(),
+                Bytes(gpu.scratch).to_string(),
+                format!("prompts in chunks of {}", plan.chunk),
+            ),
+        ];
+        if plan.expert_count > 0 {
+            let note = experts(gpu.slot_count(), gpu_share(gpu, plan));
+            lines.push(("  expert slots".into(), Bytes(gpu.slot_bytes).to_string(), note));
+        }
+        if plan.moves_experts() {
+            let note = experts(plan.slots.iter().sum(), share(plan));
+            lines.push(("in memory".into(), Bytes(plan.slot_bytes).to_string(), note));
+            let drive = if plan.streams() { "experts that are in neither" } else { "nothing is read" };
+            lines.push(("on the drive".into(), String::new(), drive.into()));
+        }
+        let mut text = String::from("\n");
+        for (name, value, note) in lines {
+            text += format!("{name:<22}{value:>12}  {note}").trim_end();
+            text.push('\n');
+        }
+        text + &self.flow.as_ref().map_or(String::new(), Flow::text)
+    }
+
+    pub fn json(&self) -> Value {
+        match &self.plan {
+            Ok(plan) => json!({
+                "name": self.name,
+                "budget": plan.device.as_ref().map(|gpu| gpu.budget),
+                "planned": plan.device.as_ref().map(DevicePlan::total),
+                "dense": plan.device.as_ref().map(|gpu| gpu.dense),
+                "kv": plan.device.as_ref().map(|gpu| gpu.kv),
+                "scratch": plan.device.as_ref().map(|gpu| gpu.scratch),
+                "expert_slots": plan.device.as_ref().map(|gpu| json!({
+                    "bytes": gpu.slot_bytes, "count": gpu.slot_count(),
+                })),
+                "memory": {
+                    "planned": plan.total(),
+                    "expert_slots": { "bytes": plan.slot_bytes, "count": plan.slots.iter().sum::<usize>() },
+                },
+                "chunk": plan.chunk,
+                "streams": plan.streams(),
+                "flow": self.flow.as_ref().map(Flow::json),
+            }),
+            Err(error) => json!({ "name": self.name, "refused": error.to_string() }),
+        }
+    }
+}
+
+fn gpu_share(gpu: &DevicePlan, plan: &Plan) -> f64 {
+    if plan.expert_count == 0 { 1.0 } else { gpu.slot_count() as f64 / plan.expert_count as f64 }
+}
+
+impl Flow {
+    fn new(plan: &Plan, outlook: &Outlook, bytes: u64, link: f64) -> Flow {
+        let above = plan.device.as_ref().map_or(0.0, |gpu| gpu_share(gpu, plan));
+        let both = if plan.streams() { (above + share(plan)).min(1.0) } else { 1.0 };
+        Flow {
+            link,
+            drive: outlook.drive.map(|drive| drive.many).filter(|_| plan.streams()),
+            on_gpu: outlook.skew.hit_rate(above),
+            in_memory: outlook.skew.hit_rate(both),
+            bytes: bytes as f64,
+        }
+    }
+
+    /// Tokens a second that PCIe and the drive allow for, and which of them is the slower one.
+    fn bound(&self) -> (f64, &'static str) {
+        let link = (1.0 - self.on_gpu.middle) * self.bytes / self.link;
+        let drive = self.drive.map_or(0.0, |drive| (1.0 - self.in_memory.middle) * self.bytes / drive);
+        if drive > link { (1.0 / drive, "the drive") } else { (1.0 / link, "PCIe") }
+    }
+
+    fn text(&self) -> String {
+        let (tokens, by) = self.bound();
+        let mut text = format!("{:<22}{:>12}\n", "PCIe brings", rate(self.link));
+        if let Some(drive) = self.drive {
+            text += &format!("{:<22}{:>12}\n", "the drive reads", rate(drive));
+        }
+        text += &format!(
+            "\nof a token's experts, {} on the GPU, {} there or in memory\n",
+            hits_text(self.on_gpu),
+            hits_text(self.in_memory)
+        );
+        text + &format!("writing  at most {tokens:.0} tok/s, bound by {by}\n")
+    }
+
+    fn json(&self) -> Value {
+        let (tokens, by) = self.bound();
+        json!({
+            "link_bytes_per_second": self.link,
+            "drive_bytes_per_second": self.drive,
+            "gpu_hit_rate": range_json(self.on_gpu),
+            "hit_rate": range_json(self.in_memory),
+            "tokens_per_second_at_most": tokens,
+            "bound_by": by,
+        })
+    }
+}
