@@ -211,24 +211,34 @@ Result launch(Function* handle, const Shape& shape, void* stream_handle, void** 
     if (!context_is_current) return INVALID_CONTEXT;
 
 // What tests ask of the emulator. Its presence says that there is one.
+#define EMULATOR extern "C" __attribute__((visibility("default")))
 
-// The `after`-th allocation, copy, launch or compile from now fails; "lost": the device is lost then, at a launch.
-extern "C" __attribute__((visibility("default"))) void emulatorFail(const char* kind, long after) {
+// The `after`-th allocation, pinned allocation, copy, launch, compile or load of a module from now fails; "lost": at that
+// kernel the device is lost.
+EMULATOR void emulatorFail(const char* kind, long after) {
     std::lock_guard<std::recursive_mutex> lock(everything);
     faults[kind] = after;
 }
 
 // Everything works again. What was started and not done is forgotten.
-extern "C" __attribute__((visibility("default"))) void emulatorRepair() {
+EMULATOR void emulatorRepair() {
     std::lock_guard<std::recursive_mutex> lock(everything);
     faults.clear();
     if (lost) forget_everything();
     lost = false;
 }
 
-extern "C" __attribute__((visibility("default"))) bool emulatorFaultIsDue(const char* kind) {
+EMULATOR bool emulatorFaultIsDue(const char* kind) {
     std::lock_guard<std::recursive_mutex> lock(everything);
     return fault_is_due(kind);
+}
+
+// The most memory that was in use since this was last asked.
+EMULATOR size_t emulatorPeak() {
+    std::lock_guard<std::recursive_mutex> lock(everything);
+    size_t peak = memory_peak();
+    forget_peak();
+    return peak;
 }
 
 // The driver and its device.
@@ -508,7 +518,7 @@ API cuModuleLoadData(Module** handle, const void* image) {
     ENTER_CONTEXT
     // An ELF file for this processor, preceded by its length: nvrtc.cpp makes them.
     static const char MAGIC[8] = {'E', 'M', 'U', 'C', 'U', 'B', 'I', 'N'};
-    if (memcmp(image, MAGIC, sizeof MAGIC)) return INVALID_IMAGE;
+    if (memcmp(image, MAGIC, sizeof MAGIC) || fault_is_due("module")) return INVALID_IMAGE;
     size_t bytes;
     memcpy(&bytes, (const char*)image + 8, sizeof bytes);
     char name[] = "/tmp/emulator-XXXXXX";

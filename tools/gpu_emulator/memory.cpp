@@ -28,7 +28,7 @@ struct Piece {
 
 std::map<char*, Piece> pieces; // of the device
 std::map<char*, Piece> pinned;
-size_t used = 0;
+size_t used = 0, most_used = 0;
 unsigned open_count = 0;
 
 bool guarded() {
@@ -134,6 +134,7 @@ void* allocate(size_t bytes) {
     if (!first) return nullptr;
     pieces[first] = piece;
     used += bytes;
+    if (used > most_used) most_used = used;
     return first;
 }
 
@@ -171,6 +172,8 @@ size_t memory_total() {
 }
 
 size_t memory_free() { return memory_total() - used; }
+size_t memory_peak() { return most_used; }
+void forget_peak() { most_used = used; }
 
 DeviceIsOpen::DeviceIsOpen() {
     if (open_count++ == 0 && guarded()) protect(PROT_READ | PROT_WRITE);

@@ -23,6 +23,9 @@ bool is_pinned(const void* first, size_t bytes);
 
 size_t memory_total();
 size_t memory_free();
+// The most that was ever in use, or since it was forgotten.
+size_t memory_peak();
+void forget_peak();
 
 // While one of these lives the device's memory can be touched. Otherwise, with EMULATOR_GUARD=1, the process faults.
 struct DeviceIsOpen {

@@ -14,6 +14,9 @@ static inline void ptx_cvt_rn_f16x2_f32(unsigned& to, float high, float low) {
     to = (unsigned)emulator_to_half(high) << 16 | emulator_to_half(low);
 }
 
+#pragma GCC push_options
+#pragma GCC optimize("O3")
+
 // Matrices of eight by eight halves, from shared memory: lanes 8 i to 8 i + 7 say where the rows of matrix i are.
 
 template <int COUNT, bool TRANSPOSED> static inline void emulator_load_matrices(unsigned address, unsigned* to) {
@@ -83,6 +86,8 @@ static inline void emulator_multiply(float& d0, float& d1, float& d2, float& d3,
 }
 #define ptx_mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32 emulator_multiply<emulator_half>
 #define ptx_mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32 emulator_multiply<emulator_bf16>
+
+#pragma GCC pop_options
 
 // Copies to shared memory that go on while the kernel does.
 
