@@ -15,6 +15,7 @@ use crate::fingerprint::fingerprint;
 use crate::format::ModelFile;
 use crate::grammar::{Lexicon, Tree};
 use crate::heat::{Heat, hottest_first};
+use crate::logits::{Kept, Logits, Rows};
 use crate::memory::Region;
 use crate::models::{self, Blueprint, Model};
 use crate::plan::{DeviceWishes, ExpertMemory, Machine, Plan, Pressure, Relief, Traffic, Wishes};
@@ -144,8 +145,7 @@ struct Compute {
     /// What the next layer will probably choose.
     expected: Routing,
     pressure: Pressure,
-    /// `[Head::ROWS, vocab]`
-    logits: Vec<f32>,
+    logits: Kept,
 }
 
 impl Engine {
@@ -346,10 +346,10 @@ impl ComputeGuard<'_> {
         &mut self,
         batch: &mut Batch<'_>,
         pass: Pass<'_>,
-        mut logits: impl FnMut(usize, &[f32]),
+        mut logits: impl FnMut(usize, &mut Logits<'_>) -> Result<()>,
     ) -> Result<()> {
         let Pass { wanted, cancel, mut observer } = pass;
-        let Compute { backend, routing, expected, pressure, logits: out } = &mut *self.held;
+        let Compute { backend, routing, expected, pressure, logits: kept } = &mut *self.held;
         let one_each = batch.tokens.len() == batch.sequences.len();
         // Many tokens together need nearly all experts, whether they are a prompt or the next ones of many answers.
         let few = one_each && batch.tokens.len() <= FEW_TOKENS;
@@ -378,12 +378,10 @@ impl ComputeGuard<'_> {
         cx.backend.submit()?;
         for rows in wanted.chunks(Head::ROWS) {
             cancel.check()?;
-            out.resize(rows.len() * self.inner.vocab, 0.0);
             cx.backend.begin(batch.tokens.len());
-            self.inner.model.head().logits(&mut cx, rows, out)?;
-            for (row, values) in rows.iter().zip(out.chunks_exact(self.inner.vocab)) {
-                logits(*row, values);
-            }
+            let head = self.inner.model.head();
+            head.forward(cx.backend, rows)?;
+            Rows { backend: cx.backend, buffer: head.logits, kept }.each(rows, &mut logits)?;
         }
         Ok(())
     }
@@ -611,7 +609,7 @@ impl Prospect {
             routing: Routing::default(),
             expected: Routing::default(),
             pressure: Pressure::on(plan.slot_bytes),
-            logits: Vec::new(),
+            logits: Kept::default(),
         };
         Ok(Engine(Arc::new(Inner {
             vocab,

@@ -302,6 +302,7 @@ impl Crowd {
             told.store(true, Ordering::Relaxed);
             let (writing, listener) = &mut writings[turn];
             chosen[turn].1 = Some(writing.choose(logits, &mut |event| listener.event(event)));
+            Ok(())
         })?;
         self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
         let mut written = 0;
