@@ -21,6 +21,13 @@ pub use compile::compiler_is_there;
 pub use driver::{Found, find};
 
 use driver::Gpu;
+use forebay_kernels::Encoding;
+use weights::Kind;
+
+/// Whether there are kernels for matrices that are stored so.
+pub fn computes(encoding: Encoding) -> bool {
+    Kind::of(encoding).is_some()
+}
 
 /// Tokens of a prompt that are computed together: enough for every expert to have many.
 const CHUNK: usize = 2048;
@@ -77,6 +84,10 @@ impl Cuda {
 impl Device for Cuda {
     fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>> {
         Ok(Box::new(CudaBackend::new(&self.0, precision, buffers)?))
+    }
+
+    fn computes(&self, encoding: Encoding) -> bool {
+        computes(encoding)
     }
 
     fn memory(&self) -> u64 {

@@ -29,6 +29,16 @@ fn encodings() -> Vec<Encoding> {
     blocks.into_iter().chain(planes).collect()
 }
 
+/// What is said to be computed is what is tested here.
+#[test]
+fn every_type_that_is_computed_is_tested() {
+    for dtype in DType::computable() {
+        let encoding = Encoding::Blocks(dtype);
+        assert_eq!(forebay_cuda::computes(encoding), encodings().contains(&encoding), "{encoding}");
+    }
+    assert!(encodings().into_iter().all(forebay_cuda::computes));
+}
+
 /// Any weights of about one in size.
 fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);

@@ -406,6 +406,9 @@ impl Prospect {
     pub fn new(path: &Path, options: &Options) -> Result<Prospect> {
         let file = ModelFile::open(path)?;
         let blueprint = models::describe(&file)?;
+        if let Some(device) = &options.device {
+            blueprint.check_device(&**device, file.path())?;
+        }
         let traffic = Traffic::new(&blueprint, options.precision);
         let tokenizer = Tokenizer::of(&file)?;
         let vocab = blueprint.model.head().vocab();
@@ -439,8 +442,11 @@ impl Prospect {
     /// Where memory would go with other options.
     ///
     /// # Errors
-    /// [`Error::Budget`] if memory does not suffice.
+    /// [`Error::Budget`] if memory does not suffice, [`Error::Unsupported`] if a device cannot compute the model.
     pub fn plan_with(&self, options: &Options) -> Result<Plan> {
+        if let Some(device) = &options.device {
+            self.blueprint.check_device(&**device, self.file.path())?;
+        }
         let wishes = options.wishes(self.blueprint.context)?;
         Plan::new(&self.blueprint, &self.classes, &wishes, &Machine::now())
     }

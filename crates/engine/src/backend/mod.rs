@@ -424,6 +424,9 @@ pub trait Device: Send + Sync {
     /// If it has no memory for them, or fails.
     fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>>;
 
+    /// Whether it has a way to compute with matrices that are stored so.
+    fn computes(&self, encoding: Encoding) -> bool;
+
     /// Bytes that models may use there.
     fn memory(&self) -> u64;
 
