@@ -15,7 +15,7 @@ use forebay_engine::store::IoMethod;
 use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::{Engine, Options, Precision, TokenId};
 
-use crate::device::DeviceArgs;
+use crate::device::{self, DeviceArgs};
 use crate::errors;
 use crate::progress::Progress;
 
@@ -81,22 +81,26 @@ pub struct ComputeArgs {
 impl ComputeArgs {
     /// Loads the model for conversations of `context` tokens, with a progress bar if it takes longer than a moment.
     pub fn load(&self, path: &Path, context: Option<usize>) -> Result<Engine> {
+        Ok(self.load_on(path, context)?.0)
+    }
+
+    /// As [`load`](Self::load), and tells the GPU that has it, if one does.
+    pub fn load_on(&self, path: &Path, context: Option<usize>) -> Result<(Engine, Option<Arc<Cuda>>)> {
         let open = |device| {
             let bar = Progress::loading();
             let options = Options { progress: Some(bar.callback()), device, ..self.options(context) };
             Engine::open(path, &options)
         };
-        let Some(device) = self.device.open()? else { return Ok(open(None)?) };
-        let name = device.name().to_owned();
-        match open(Some(Arc::new(device))) {
+        let Some(gpu) = self.device.open()?.map(Arc::new) else { return Ok((open(None)?, None)) };
+        match open(Some(gpu.clone())) {
             Err(error) if self.device.may_fall_back(&error) => {
-                eprintln!("The processor computes, not {name}: {error}");
-                Ok(open(None)?)
+                eprintln!("The processor computes, not {}: {error}", gpu.name());
+                Ok((open(None)?, None))
             }
             other => {
                 let engine = other?;
-                eprintln!("{name} computes.");
-                Ok(engine)
+                device::note(&format!("{} computes.", gpu.name()));
+                Ok((engine, Some(gpu)))
             }
         }
     }

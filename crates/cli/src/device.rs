@@ -1,5 +1,6 @@
 //! Which device computes.
 
+use std::io::IsTerminal;
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow};
@@ -51,7 +52,10 @@ impl DeviceArgs {
             Choice::Cuda(number) => Ok(Some(Cuda::open(number, self.vram)?)),
             // A machine without a GPU needs no words about it; one with a GPU that is not used does.
             Choice::Auto => match forebay_cuda::find() {
-                Err(_) => Ok(None),
+                Err(why) => {
+                    tracing::info!("the processor computes: {why}");
+                    Ok(None)
+                }
                 Ok(_) => match Cuda::open(0, self.vram) {
                     Ok(gpu) => Ok(Some(gpu)),
                     Err(error) => {
@@ -67,6 +71,15 @@ impl DeviceArgs {
     pub fn may_fall_back(&self, error: &Error) -> bool {
         self.device == Choice::Auto
             && matches!(error, Error::Budget { .. } | Error::Unsupported(_) | Error::Backend(_))
+    }
+}
+
+/// Says something that is good to know and nothing more, to somebody who looks.
+pub fn note(text: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("{text}");
+    } else {
+        tracing::info!("{text}");
     }
 }
 

@@ -137,7 +137,7 @@ const PORTION: usize = 64 << 20;
 
 impl DeviceMatrix {
     /// Room for `count` matrices like this one.
-    fn like(gpu: &Arc<Gpu>, w: MatRef<'_>, count: usize, what: &str) -> Result<DeviceMatrix> {
+    fn like(gpu: &Arc<Gpu>, w: MatRef<'_>, count: usize, what: &'static str) -> Result<DeviceMatrix> {
         let refused = || Error::Unsupported(format!("weights of type {} on the GPU", w.encoding));
         let kind = Kind::of(w.encoding).ok_or_else(refused)?;
         let (group, floats) = match w.encoding {

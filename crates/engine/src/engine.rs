@@ -233,7 +233,7 @@ impl Engine {
         if let Some(speeds) = self.0.speeds.get() {
             return Ok(*speeds);
         }
-        let streams = !self.0.plan.holds_all_experts() && self.0.plan.device.is_none();
+        let streams = self.0.plan.streams();
         let drive = |layers| probe::drive_speed(&self.0.file, layers, self.0.io, MOMENT);
         // A device's memory is not the computer's.
         let dense = self.0.dense.get(..BEYOND_CACHES).filter(|_| self.0.plan.device.is_none());
@@ -577,7 +577,7 @@ impl Prospect {
             None => Box::new(CpuBackend::new(threads, options.precision, &buffers)?),
         };
         // Where everything fits there is nothing to choose.
-        let streams = !plan.holds_all_experts() && !backend.keeps_experts();
+        let streams = plan.streams();
         let folder = options.heat.as_ref().filter(|_| streams);
         let heat = folder.map(|folder| Heat::of(folder, &file, traffic.experts));
         let remembered = heat.as_ref().and_then(Heat::read);

@@ -93,7 +93,7 @@ pub struct Watch<'a> {
 pub type LogitsWatch<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
 /// Takes the logits after a token.
-pub(crate) type LogitsTaker<'a> = dyn FnMut(&mut Logits<'_>) -> Result<()> + 'a;
+pub type LogitsTaker<'a> = dyn FnMut(&mut Logits<'_>) -> Result<()> + 'a;
 
 /// What the router of one layer chose for tokens that are computed together.
 pub struct Routed<'a> {
@@ -270,8 +270,12 @@ impl Session {
         self.add(token, None)
     }
 
-    /// As [`push`](Self::push), and has the logits taken, which it does not keep.
-    pub(crate) fn push_for(&mut self, token: TokenId, take: &mut LogitsTaker<'_>) -> Result<()> {
+    /// As [`push`](Self::push), and has the logits taken, which it does not keep: where they are far away, only what is
+    /// asked of them is fetched.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend), and those of `take`.
+    pub fn push_for(&mut self, token: TokenId, take: &mut LogitsTaker<'_>) -> Result<()> {
         self.add(token, Some(take))
     }
 

@@ -55,8 +55,16 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
             "planned": plan.total(),
             "expert_slots": engine.slot_bytes(),
             "experts": plan.experts,
-            "streams": !plan.holds_all_experts(),
+            "streams": plan.streams(),
         },
+        "device_memory": plan.device.map(|device| json!({
+            "budget": device.budget,
+            "planned": device.total(),
+            "weights": device.weights,
+            "scratch": device.scratch,
+            "context": device.kv,
+        })),
+        "backend": engine.backend_name(),
         "threads": engine.threads(),
     })))
 }

@@ -310,7 +310,10 @@ fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
         u64::MAX => String::new(),
         budget => format!(" of {}", Bytes(budget)),
     };
-    let streams = if plan.holds_all_experts() {
+    let streams = if let Some(device) = &plan.device {
+        let (planned, budget) = (Bytes(device.total()), Bytes(device.budget));
+        format!("all weights in the GPU's: {planned} of {budget}")
+    } else if plan.holds_all_experts() {
         "all experts in memory".to_owned()
     } else {
         format!(
