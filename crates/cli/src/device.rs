@@ -11,7 +11,7 @@ use forebay_engine::Error;
 use crate::args::size;
 
 /// Which device computes, and with how much of its memory.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub struct DeviceArgs {
     /// What computes: cpu, an NVIDIA GPU such as cuda:0, or auto for the first GPU that can hold the model
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Choice::from_str)]
@@ -70,7 +70,10 @@ impl DeviceArgs {
     /// Whether the processor may compute instead, after a GPU has refused.
     pub fn may_fall_back(&self, error: &Error) -> bool {
         self.device == Choice::Auto
-            && matches!(error, Error::Budget { .. } | Error::Unsupported(_) | Error::Backend(_))
+            && matches!(
+                error,
+                Error::Budget { .. } | Error::Unsupported(_) | Error::Backend(_) | Error::DeviceLost(_)
+            )
     }
 }
 

@@ -125,7 +125,36 @@ fn reason(error: DriverError) -> String {
 
 /// An engine's error for a driver's.
 pub fn failed(doing: &str, error: DriverError) -> Error {
-    Error::Backend(format!("the GPU cannot {doing}: {}; --device cpu goes without it", reason(error)))
+    let message = format!("the GPU cannot {doing}: {}; --device cpu goes without it", reason(error));
+    if is_fatal(error.0) { Error::DeviceLost(message) } else { Error::Backend(message) }
+}
+
+/// Whether all that is asked of the GPU fails from now on: the driver gives up a context in which a kernel went wrong, and
+/// a card may be gone.
+fn is_fatal(error: sys::CUresult) -> bool {
+    use sys::CUresult::*;
+    matches!(
+        error,
+        CUDA_ERROR_DEINITIALIZED
+            | CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTAINED
+            | CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | CUDA_ERROR_SYSTEM_NOT_READY
+            | CUDA_ERROR_EXTERNAL_DEVICE
+            | CUDA_ERROR_UNKNOWN
+    )
 }
 
 impl Gpu {

@@ -135,6 +135,8 @@ struct Inner {
     lexicon: Mutex<Option<Arc<Lexicon>>>,
     precision: Precision,
     vocab: usize,
+    /// Why nothing is computed any more, if so.
+    lost: OnceLock<String>,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
 }
@@ -244,6 +246,12 @@ impl Engine {
         Ok(*self.0.speeds.get_or_init(|| speeds))
     }
 
+    /// Why nothing can be computed any more, if the device that did was lost. Conversations can be had again with a model
+    /// that is opened anew, by their tokens.
+    pub fn lost(&self) -> Option<&str> {
+        self.0.lost.get().map(String::as_str)
+    }
+
     /// How experts are read, for people.
     pub fn io_description(&self) -> String {
         self.0.store.io_description()
@@ -343,6 +351,22 @@ impl ComputeGuard<'_> {
 
     /// Computes a batch, then the logits of the rows that want them, a few at a time.
     pub fn forward(
+        &mut self,
+        batch: &mut Batch<'_>,
+        pass: Pass<'_>,
+        logits: impl FnMut(usize, &mut Logits<'_>) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(why) = self.inner.lost.get() {
+            return Err(Error::DeviceLost(why.clone()));
+        }
+        self.forward_there(batch, pass, logits).inspect_err(|error| {
+            if let Error::DeviceLost(why) = error {
+                self.inner.lost.get_or_init(|| why.clone());
+            }
+        })
+    }
+
+    fn forward_there(
         &mut self,
         batch: &mut Batch<'_>,
         pass: Pass<'_>,
@@ -637,6 +661,7 @@ impl Prospect {
             fingerprint: OnceLock::new(),
             lexicon: Mutex::new(None),
             precision: options.precision,
+            lost: OnceLock::new(),
             compute: Mutex::new(compute),
         })))
     }

@@ -186,6 +186,10 @@ impl From<Error> for ApiError {
                 ..ApiError::bad_request(format!("the conversation is too long for this server: it {error}"))
             },
             Error::Cancelled => ApiError::unavailable("the server is shutting down", 30),
+            Error::DeviceLost(why) => {
+                tracing::error!("{why}");
+                ApiError::unavailable("the device that computes was lost", 30)
+            }
             error => {
                 tracing::error!("{error}");
                 ApiError::internal("the model could not be computed; the server's log says why")

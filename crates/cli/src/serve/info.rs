@@ -28,8 +28,8 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
 
 /// Numbers for Prometheus.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let engine = app.loaded().ok().map(|loaded| &loaded.engine);
-    let text = app.meters.prometheus(engine);
+    let engine = app.loaded().ok().map(|loaded| loaded.engine.clone());
+    let text = app.meters.prometheus(engine.as_ref());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
