@@ -193,6 +193,48 @@ fn a_conversation_goes_back() {
     }
 }
 
+/// What is planned is what is allocated, and a budget of so much is enough.
+#[test]
+fn the_plan_is_kept() {
+    if gpu().is_none() {
+        return;
+    }
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let open = |memory| {
+            let gpu = std::sync::Arc::new(forebay_cuda::Cuda::open(0, memory).unwrap());
+            let options = Options { device: Some(gpu.clone()), ..options(Precision::Fast) };
+            (Engine::open(&file, &options).unwrap(), gpu)
+        };
+        let (engine, _) = open(None);
+        let planned = engine.plan().device.unwrap();
+        drop(engine);
+        // As much as is planned and not a byte more.
+        let (engine, gpu) = open(Some(planned.total()));
+        let used = |purposes: &[&str]| -> u64 {
+            gpu.used().iter().filter(|(what, _)| purposes.contains(what)).map(|(_, bytes)| bytes).sum()
+        };
+        let weights = used(&["dense weights", "experts"]);
+        assert!(weights >= planned.weights, "{family}: {weights} of {}", planned.weights);
+        // A little more than planned, as each plane of a matrix ends with a few bytes that nobody writes.
+        assert!(weights <= planned.weights + (1 << 20), "{family}: {weights} of {}", planned.weights);
+        let tokens = random_tokens(engine.context().min(300), 50, 3);
+        let mut session = engine.session();
+        session.extend(&tokens[..tokens.len() - 5]).unwrap();
+        for &token in &tokens[tokens.len() - 5..] {
+            session.push_for(token, &mut |logits| logits.best().map(drop)).unwrap();
+        }
+        let scratch = used(&["buffers", "scratch", "the lists of a batch"]);
+        assert!(scratch <= planned.scratch, "{family}: {scratch} of {}", planned.scratch);
+        let all: u64 = gpu.used().iter().map(|(_, bytes)| bytes).sum();
+        println!("{family}: {all} of {}: {:?}", planned.total(), gpu.used());
+        assert!(all <= planned.total());
+        // All of it comes back.
+        drop((session, engine));
+        assert_eq!(used(&["dense weights", "experts", "buffers", "scratch", "the lists of a batch"]), 0);
+    }
+}
+
 /// What does not fit is refused, and the next model is none the worse for it.
 #[test]
 fn too_little_memory_is_an_error() {

@@ -213,6 +213,14 @@ mod tests {
     }
 
     #[test]
+    fn a_device_that_is_lost_may_be_back_soon() {
+        let error = ApiError::from(Error::DeviceLost("the GPU cannot compute".into()));
+        assert_eq!(error.status, StatusCode::SERVICE_UNAVAILABLE);
+        let response = error.response(Dress::OpenAi);
+        assert!(response.headers().contains_key(header::RETRY_AFTER));
+    }
+
+    #[test]
     fn a_context_that_is_too_small_is_told_with_both_numbers() {
         let error = ApiError::from(Error::Context { tokens: 5000, limit: 1024 });
         assert_eq!((error.status.as_u16(), error.code), (400, Some("context_length_exceeded")));
