@@ -66,7 +66,7 @@ kernels! {
     "routing": route, sort, combine;
     "attention": append, attend_halves, attend_singles, merge;
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
-    "delta": delta_gates, convolve, delta_norm, recur;
+    "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
     "best": best_clear, best_count, best_gather, best_sort;
 }
 

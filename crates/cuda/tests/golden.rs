@@ -149,6 +149,30 @@ fn conversations_go_on_together() {
     }
 }
 
+/// Prompts of linear attention are computed in chunks, which need not be whole, and cut where a state is kept. Token by token
+/// and with `exact` it is the recurrence.
+#[test]
+fn linear_attention_in_chunks_is_the_recurrence() {
+    let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
+    for family in ["qwen3next", "qwen35moe"] {
+        let [file, _] = containers(family);
+        let engines = [on_gpu.clone(), options(Precision::Fast)].map(|o| Engine::open(&file, &o).unwrap());
+        for length in [70, 131, 190] {
+            let tokens = random_tokens(length, 50, length as u64);
+            let [ours, truth] = [0, 1].map(|i: usize| {
+                let mut session = engines[i].session();
+                session.extend(&tokens[..length - 3]).unwrap();
+                // What comes next begins with the state.
+                session.extend(&tokens).unwrap();
+                session.logits().to_vec()
+            });
+            let error = relative_error(&ours, &truth);
+            println!("{family}, {length} tokens: {error:.1e}");
+            assert!(error < 1e-4, "{family}, {length} tokens: {error}");
+        }
+    }
+}
+
 /// A conversation goes on where another device saved it.
 #[test]
 fn snapshots_move_between_devices() {

@@ -62,9 +62,11 @@ enum Scratch {
     Routing,
     /// The likeliest tokens, and how they are found.
     Best,
+    /// Of linear attention.
+    Chunks,
 }
 
-const SCRATCHES: usize = 5;
+const SCRATCHES: usize = 6;
 
 impl CudaBackend {
     /// A backend with these buffers, numbered in order.
