@@ -30,6 +30,11 @@ pub enum Kind {
     MXFP4_PAIRS,
     AFFINE4,
     AFFINE8,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q3_K,
+    IQ4_NL,
 }
 
 impl Kind {
@@ -46,6 +51,11 @@ impl Kind {
             Encoding::Blocks(DType::Q6_K) => Kind::Q6_K,
             Encoding::Blocks(DType::IQ4_XS) => Kind::IQ4_XS,
             Encoding::Blocks(DType::MXFP4) => Kind::MXFP4,
+            Encoding::Blocks(DType::Q4_1) => Kind::Q4_1,
+            Encoding::Blocks(DType::Q5_0) => Kind::Q5_0,
+            Encoding::Blocks(DType::Q5_1) => Kind::Q5_1,
+            Encoding::Blocks(DType::Q3_K) => Kind::Q3_K,
+            Encoding::Blocks(DType::IQ4_NL) => Kind::IQ4_NL,
             Encoding::Mxfp4 => Kind::MXFP4_PAIRS,
             Encoding::Affine(Affine { bits, scales, .. }) if scales.is_float() => match bits {
                 4 => Kind::AFFINE4,
@@ -65,7 +75,11 @@ impl Kind {
     fn cuts(self) -> Option<[std::ops::Range<usize>; 3]> {
         match self {
             Kind::Q8_0 => Some([2..34, 0..2, 0..0]),
-            Kind::Q4_0 => Some([2..18, 0..2, 0..0]),
+            Kind::Q4_0 | Kind::IQ4_NL => Some([2..18, 0..2, 0..0]),
+            Kind::Q4_1 => Some([4..20, 0..4, 0..0]),
+            Kind::Q5_0 => Some([6..22, 2..6, 0..2]),
+            Kind::Q5_1 => Some([8..24, 0..8, 0..0]),
+            Kind::Q3_K => Some([0..96, 96..108, 108..110]),
             Kind::Q6_K => Some([0..128, 128..208, 208..210]),
             Kind::IQ4_XS => Some([8..136, 0..8, 0..0]),
             Kind::MXFP4 => Some([1..17, 0..1, 0..0]),
@@ -224,6 +238,11 @@ mod tests {
             (Kind::Q6_K, DType::Q6_K),
             (Kind::IQ4_XS, DType::IQ4_XS),
             (Kind::MXFP4, DType::MXFP4),
+            (Kind::Q4_1, DType::Q4_1),
+            (Kind::Q5_0, DType::Q5_0),
+            (Kind::Q5_1, DType::Q5_1),
+            (Kind::Q3_K, DType::Q3_K),
+            (Kind::IQ4_NL, DType::IQ4_NL),
         ];
         for (kind, dtype) in kinds {
             assert_eq!(Kind::of(dtype.into()).unwrap(), kind);

@@ -17,7 +17,9 @@ const MOST_TOKENS: usize = 100;
 /// All encodings that the GPU computes with.
 fn encodings() -> Vec<Encoding> {
     use DType::*;
-    let blocks = [F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4].map(Encoding::Blocks);
+    let blocks =
+        [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, IQ4_NL, MXFP4];
+    let blocks = blocks.map(Encoding::Blocks);
     let affine = |bits, group, scales| Encoding::Affine(Affine { bits, group, scales });
     let planes = [
         Encoding::Mxfp4,
@@ -67,7 +69,10 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
         Encoding::Blocks(dtype) => {
             let (places, scale): (&[usize], f32) = match dtype {
                 DType::Q8_0 => (&[0], 0.01),
-                DType::Q4_0 => (&[0], 0.1),
+                DType::Q4_0 | DType::Q5_0 => (&[0], 0.1),
+                DType::Q4_1 | DType::Q5_1 => (&[0, 2], 0.1),
+                DType::Q3_K => (&[108], 0.01),
+                DType::IQ4_NL => (&[0], 0.02),
                 DType::Q4_K | DType::Q5_K => (&[0, 2], 0.003),
                 DType::Q6_K => (&[208], 0.001),
                 DType::IQ4_XS => (&[0], 0.001),
