@@ -16,7 +16,7 @@ const HEADS: [(&str, &str); 3] = [
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),
 ];
-const SOURCES: [(&str, &str); 7] = [
+const SOURCES: [(&str, &str); 8] = [
     ("products", include_str!("../kernels/products.cu")),
     ("gemm", include_str!("../kernels/gemm.cu")),
     ("rows", include_str!("../kernels/rows.cu")),
@@ -24,6 +24,7 @@ const SOURCES: [(&str, &str); 7] = [
     ("attention", include_str!("../kernels/attention.cu")),
     ("prompt", include_str!("../kernels/prompt.cu")),
     ("delta", include_str!("../kernels/delta.cu")),
+    ("best", include_str!("../kernels/best.cu")),
 ];
 
 /// What a file in the cache starts with.
@@ -65,7 +66,8 @@ kernels! {
     "routing": route, sort, combine;
     "attention": append, attend_halves, attend_singles, merge;
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
-    "delta": delta_gates, convolve, delta_norm, recur;
+    "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
+    "best": best_clear, best_count, best_gather, best_sort;
 }
 
 /// The kernels and what keeps them.
