@@ -460,3 +460,10 @@ __device__ inline float block_max(float x) {
 
 __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 __device__ inline float silu(float x) { return x * sigmoid(x); }
+
+// How an expert joins its gate and its up; a limit of 0 is none.
+__device__ inline float activate(float gate, float up, float alpha, float limit) {
+    if (limit == 0) return silu(gate) * up;
+    gate = gate > limit ? limit : gate;
+    return (fminf(fmaxf(up, -limit), limit) + 1) * (gate * sigmoid(alpha * gate));
+}

@@ -224,12 +224,6 @@ struct GateUpArgs {
     float alpha, limit; // of the clamped activation; a limit of 0 is none
 };
 
-__device__ inline float activate(float gate, float up, float alpha, float limit) {
-    if (limit == 0) return silu(gate) * up;
-    gate = gate > limit ? limit : gate;
-    return (fminf(fmaxf(up, -limit), limit) + 1) * (gate * sigmoid(alpha * gate));
-}
-
 // out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind; a warp for each row.
 extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const GateUpArgs a) {
     await_previous();
