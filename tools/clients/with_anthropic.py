@@ -7,22 +7,11 @@ import time
 import anthropic
 from anthropic import Anthropic, AsyncAnthropic
 
+from checks import STORY, collected
 from with_openai import Cat, look_tool, no_end, refused, sit_tool
 
-CHECKS = []
-LIMITS = []
-
-STORY = [{"role": "user", "content": "Tell me a story about a cat."}]
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
-def limit(function):
-    LIMITS.append(function)
-    return function
+CHECKS, check = collected()
+LIMITS, limit = collected()
 
 
 def client(server, **options):
@@ -242,7 +231,8 @@ def a_key_is_needed(server, model):
 
 @limit
 def too_many_at_once(server, model):
-    from with_openai import client as other
+    from checks import STORY, collected
+from with_openai import client as other
 
     stream = other(server).chat.completions.create(
         model=model, messages=STORY, max_tokens=900, stream=True, logit_bias=no_end(server)

@@ -313,17 +313,20 @@ impl Report {
     }
 
     fn gpu_text(&self) -> String {
+        // A program that is linked with nothing loads nothing.
+        const STATIC: Option<&str> = if cfg!(target_env = "musl") {
+            Some("this program is linked statically and cannot load a driver: CPU only")
+        } else {
+            None
+        };
         let gpu = &self.gpu;
         if !gpu.found() {
-            return "none found".into();
+            return STATIC.map_or("none found".into(), |why| format!("none found; {why}"));
         }
         let devices = gpu.devices.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ");
         let what = if gpu.names.is_empty() { devices } else { gpu.names.join(", ") };
-        let library = if cfg!(target_env = "musl") {
-            "this program is linked statically and cannot load a driver".into()
-        } else {
-            gpu.library.as_ref().map_or("no CUDA library found".into(), |path| path.display().to_string())
-        };
+        let found = gpu.library.as_ref().map(|path| path.display().to_string());
+        let library = STATIC.map_or(found.unwrap_or("no CUDA library found".into()), str::to_owned);
         match forebay_cuda::find() {
             Ok(gpus) => {
                 let gpu = |gpu: &forebay_cuda::Found| format!("{} with {}", gpu.name, Bytes(gpu.memory));

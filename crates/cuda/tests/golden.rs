@@ -148,7 +148,7 @@ fn conversations_go_on_together() {
             let mut turns: Vec<Turn<'_>> = together
                 .iter_mut()
                 .zip(&tokens)
-                .map(|(session, tokens)| Turn { session, tokens, logits: true })
+                .map(|(session, tokens)| Turn { session, tokens, logits: true, marks: &[] })
                 .collect();
             engine.step(&mut turns, &Cancel::default(), |i, row| logits[i] = row.to_vec()).unwrap();
             for (i, history) in histories.iter_mut().enumerate() {

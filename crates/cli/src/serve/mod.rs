@@ -104,7 +104,7 @@ pub struct ServeArgs {
     /// A file with such keys, one on each line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// A site whose pages may ask, such as https://example.org, or * for all (may be given several times)
+    /// A site whose pages may ask, as `https://example.org`, or * for all (may be given several times)
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
     /// Let the model reason first or not, where a request does not say and its chat template can [default: the

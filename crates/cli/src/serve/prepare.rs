@@ -94,11 +94,7 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
             loaded.dialect.call_grammar(&prompt.text, &required).map_err(|error| refused("tools", error))?;
         Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("tools", error))?)
     } else if let Some(schema) = request.answering.format.schema() {
-        if !tools.is_empty() {
-            let message = "an answer of a given form cannot call tools: leave out tools or response_format";
-            return Err(ApiError::invalid("response_format", message));
-        }
-        let source = loaded.dialect.answer_grammar(&prompt.text, &schema);
+        let source = loaded.dialect.answer_grammar(&prompt.text, &schema, &tools);
         Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("response_format", error))?)
     } else {
         None
