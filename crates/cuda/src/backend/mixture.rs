@@ -4,7 +4,9 @@ use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{Activation, Buf, GroupScore, Mixture, Router, Routing, Scores, Vector};
 use forebay_engine::{LayerIdx, Result};
 
-use super::products::{EIGHT, Product, Rows, Tiles, VECTOR_THREADS, VECTOR_WARPS, clamps, tile_for, vector_shared};
+use super::products::{
+    EIGHT, Product, Rows, Tiles, VECTOR_THREADS, VECTOR_WARPS, clamps, tile_for, vector_shared,
+};
 use super::{CudaBackend, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
