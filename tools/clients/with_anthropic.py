@@ -7,22 +7,11 @@ import time
 import anthropic
 from anthropic import Anthropic, AsyncAnthropic
 
+from checks import STORY, collected
 from with_openai import Cat, look_tool, no_end, refused, sit_tool
 
-CHECKS = []
-LIMITS = []
-
-STORY = [{"role": "user", "content": "Tell me a story about a cat."}]
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
-def limit(function):
-    LIMITS.append(function)
-    return function
+CHECKS, check = collected()
+LIMITS, limit = collected()
 
 
 def client(server, **options):

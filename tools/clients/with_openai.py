@@ -12,20 +12,10 @@ import openai
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
-CHECKS = []
-LIMITS = []
+from checks import STORY, collected
 
-STORY = [{"role": "user", "content": "Tell me a story about a cat."}]
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
-def limit(function):
-    LIMITS.append(function)
-    return function
+CHECKS, check = collected()
+LIMITS, limit = collected()
 
 
 def client(server, **options):

@@ -12,11 +12,13 @@ use crate::args::{ComputeArgs, LoadArgs, SamplingArgs};
 use crate::errors;
 
 /// What a file may set: what suits a machine and its user. Flags of a single question are not among them.
-const SETTINGS: [&str; 17] = [
+const SETTINGS: [&str; 19] = [
     "model",
     "memory",
     "expert_memory",
     "threads",
+    "device",
+    "vram",
     "ctx",
     "io",
     "policy",

@@ -3,6 +3,8 @@
 mod gpu;
 mod picture;
 
+pub use gpu::OnGpu;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -11,7 +13,6 @@ use clap::Args;
 use forebay_engine::plan::Plan;
 use forebay_engine::predict::{Outlook, Prediction, Skew};
 use forebay_engine::{Bytes, Options, Prospect};
-use gpu::OnGpu;
 use serde_json::{Value, json};
 
 use crate::args::LoadArgs;
@@ -62,11 +63,15 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let forecast = Forecast::new(&prospect, &options, measured.as_ref())?;
     let note = sight.map_or(String::new(), |sight| sight.note());
     let outlook = measured.as_ref().map(|measured| measured.outlook(&prospect, &options)).transpose()?;
-    let gpu = OnGpu::new(&args.load, &prospect, &options, outlook.as_ref())?;
+    let gpu = args.load.device()?;
+    let gpu = gpu.map(|gpu| OnGpu::new(gpu, &prospect, &options, outlook.as_ref())).transpose()?;
     print(&if args.json {
-        forecast.json(gpu.as_ref())
+        let mut object = forecast.json();
+        object["gpu"] = json!(gpu.as_ref().map(OnGpu::json));
+        format!("{object:#}\n")
     } else {
-        note + &forecast.text(picture::width()) + &gpu.map_or(String::new(), |gpu| gpu.text())
+        let gpu = gpu.map_or(String::new(), |gpu| format!("\n{}", gpu.text()));
+        note + &forecast.text(picture::width()) + &gpu
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -185,10 +190,10 @@ impl<'a> Forecast<'a> {
         text
     }
 
-    fn json(&self, gpu: Option<&OnGpu>) -> String {
+    fn json(&self) -> Value {
         let plan = self.plan;
         let speed = self.speed.as_ref();
-        let object = json!({
+        json!({
             "budget": plan.budget,
             "planned": plan.total(),
             "dense": plan.dense,
@@ -213,9 +218,7 @@ impl<'a> Forecast<'a> {
             "changes": speed.map(|s| s.changes.iter().map(Change::json).collect::<Vec<_>>()),
             "streams": !plan.holds_all_experts(),
             "verdict": self.verdict(),
-            "gpu": gpu.map(OnGpu::json),
-        });
-        format!("{object:#}\n")
+        })
     }
 }
 

@@ -16,15 +16,17 @@ const HEADS: [(&str, &str); 3] = [
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),
 ];
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 10] = [
     ("products", include_str!("../kernels/products.cu")),
     ("gemm", include_str!("../kernels/gemm.cu")),
+    ("few", include_str!("../kernels/few.cu")),
     ("rows", include_str!("../kernels/rows.cu")),
     ("routing", include_str!("../kernels/routing.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
     ("prompt", include_str!("../kernels/prompt.cu")),
     ("delta", include_str!("../kernels/delta.cu")),
     ("arrange", include_str!("../kernels/arrange.cu")),
+    ("best", include_str!("../kernels/best.cu")),
 ];
 
 /// What a file in the cache starts with.
@@ -61,12 +63,14 @@ macro_rules! kernels {
 kernels! {
     "products": dequantise, matvec_1, gate_up, head_products;
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
+    "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
     "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;
     "routing": route, sort, combine;
     "attention": append, attend_halves, attend_singles, merge;
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
-    "delta": delta_gates, convolve, delta_norm, recur;
+    "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
+    "best": best_clear, best_count, best_gather, best_sort;
     "arrange": arrange;
 }
 
@@ -94,7 +98,7 @@ impl Compiled {
 /// A source with what it includes.
 fn source(name: &str, text: &str, kinds: u32) -> String {
     // The others have no matrices.
-    let kinds = if matches!(name, "products" | "gemm") { kinds } else { 0 };
+    let kinds = if matches!(name, "products" | "gemm" | "few") { kinds } else { 0 };
     let mut source = format!("#define KINDS {kinds}u\n{text}");
     for (head, text) in HEADS {
         source = source.replace(&format!("#include \"{head}\"\n"), text);

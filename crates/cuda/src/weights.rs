@@ -32,15 +32,17 @@ pub enum Kind {
     MXFP4_PAIRS,
     AFFINE4,
     AFFINE8,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q3_K,
+    IQ4_NL,
 }
 
 impl Kind {
-    /// The kind of an encoding.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the kernels have none for it.
-    pub fn of(encoding: Encoding) -> Result<Kind> {
-        Ok(match encoding {
+    /// The kind of an encoding, if there are kernels for it.
+    pub fn of(encoding: Encoding) -> Option<Kind> {
+        Some(match encoding {
             Encoding::Blocks(DType::F32) | Encoding::Columns(DType::F32) => Kind::F32,
             Encoding::Blocks(DType::F16) | Encoding::Columns(DType::F16) => Kind::F16,
             Encoding::Blocks(DType::BF16) | Encoding::Columns(DType::BF16) => Kind::BF16,
@@ -51,15 +53,27 @@ impl Kind {
             Encoding::Blocks(DType::Q6_K) => Kind::Q6_K,
             Encoding::Blocks(DType::IQ4_XS) => Kind::IQ4_XS,
             Encoding::Blocks(DType::MXFP4) => Kind::MXFP4,
+            Encoding::Blocks(DType::Q4_1) => Kind::Q4_1,
+            Encoding::Blocks(DType::Q5_0) => Kind::Q5_0,
+            Encoding::Blocks(DType::Q5_1) => Kind::Q5_1,
+            Encoding::Blocks(DType::Q3_K) => Kind::Q3_K,
+            Encoding::Blocks(DType::IQ4_NL) => Kind::IQ4_NL,
             Encoding::Mxfp4 => Kind::MXFP4_PAIRS,
-            Encoding::Affine(Affine { bits: 4, .. }) => Kind::AFFINE4,
-            Encoding::Affine(Affine { bits: 8, .. }) => Kind::AFFINE8,
-            other => {
-                return Err(Error::Unsupported(format!(
-                    "weights of type {other} cannot be computed on the GPU; run with --device cpu"
-                )));
-            }
+            Encoding::Affine(Affine { bits, scales, .. }) if scales.is_float() => match bits {
+                4 => Kind::AFFINE4,
+                8 => Kind::AFFINE8,
+                _ => return None,
+            },
+            _ => return None,
         })
+    }
+
+    /// The kind of an encoding.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the kernels have none for it.
+    fn named(encoding: Encoding) -> Result<Kind> {
+        Kind::of(encoding).ok_or_else(|| Error::Unsupported(format!("weights of type {encoding} on the GPU")))
     }
 
     /// Whether weights are floats: products with them are as good as those of floats on every device.
@@ -71,7 +85,11 @@ impl Kind {
     fn cuts(self) -> Option<[Range<usize>; 3]> {
         match self {
             Kind::Q8_0 => Some([2..34, 0..2, 0..0]),
-            Kind::Q4_0 => Some([2..18, 0..2, 0..0]),
+            Kind::Q4_0 | Kind::IQ4_NL => Some([2..18, 0..2, 0..0]),
+            Kind::Q4_1 => Some([4..20, 0..4, 0..0]),
+            Kind::Q5_0 => Some([6..22, 2..6, 0..2]),
+            Kind::Q5_1 => Some([8..24, 0..8, 0..0]),
+            Kind::Q3_K => Some([0..96, 96..108, 108..110]),
             Kind::Q6_K => Some([0..128, 128..208, 208..210]),
             Kind::IQ4_XS => Some([8..136, 0..8, 0..0]),
             Kind::MXFP4 => Some([1..17, 0..1, 0..0]),
@@ -154,9 +172,9 @@ const PLANE_ALIGNMENT: usize = 256;
 impl DeviceMatrix {
     /// A matrix that is nowhere yet.
     fn nowhere(encoding: Encoding, rows: usize, cols: usize, strides: [usize; 3]) -> Result<DeviceMatrix> {
-        let kind = Kind::of(encoding)?;
+        let kind = Kind::named(encoding)?;
         let (group, floats) = match encoding {
-            Encoding::Affine(Affine { group, scales, .. }) => (group, Kind::of(scales.into())?),
+            Encoding::Affine(Affine { group, scales, .. }) => (group, Kind::named(scales.into())?),
             _ => (32, Kind::F32),
         };
         let (planes, slots, _memory) = ([0; 3], 0, Vec::new());
@@ -187,7 +205,7 @@ impl DeviceMatrix {
     /// If its type is not supported or there is no memory for it.
     pub fn dense(gpu: &Arc<Gpu>, matrix: &HostMatrix) -> Result<DeviceMatrix> {
         let w = matrix.view();
-        let strides = arrange(Kind::of(w.encoding)?, w.rows(0..1)).planes.map(|plane| plane.len());
+        let strides = arrange(Kind::named(w.encoding)?, w.rows(0..1)).planes.map(|plane| plane.len());
         let mut there = DeviceMatrix::nowhere(w.encoding, w.rows, w.cols, strides)?;
         for (plane, bytes) in there.plane_bytes().into_iter().enumerate() {
             let memory = gpu.allocate(bytes, "dense weights")?;
@@ -295,7 +313,7 @@ impl LayerExperts {
         let mut planes = Vec::new();
         let mut slot_bytes = 0;
         let mut part = |shape: &PartShape| {
-            let kind = Kind::of(shape.encoding)?;
+            let kind = Kind::named(shape.encoding)?;
             let gathers = Gather::of(kind, shape);
             let strides = gathers.map(|gather| gather.map_or(0, |gather| gather.unit * gather.units));
             let mut there = DeviceMatrix::nowhere(shape.encoding, shape.rows, shape.cols, strides)?;
@@ -334,6 +352,11 @@ mod tests {
             (Kind::Q6_K, DType::Q6_K),
             (Kind::IQ4_XS, DType::IQ4_XS),
             (Kind::MXFP4, DType::MXFP4),
+            (Kind::Q4_1, DType::Q4_1),
+            (Kind::Q5_0, DType::Q5_0),
+            (Kind::Q5_1, DType::Q5_1),
+            (Kind::Q3_K, DType::Q3_K),
+            (Kind::IQ4_NL, DType::IQ4_NL),
         ];
         for (kind, dtype) in kinds {
             assert_eq!(Kind::of(dtype.into()).unwrap(), kind);
@@ -387,11 +410,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn what_cannot_be_computed_is_refused_by_name() {
-        let refusal = Kind::of(DType::IQ2_XS.into()).unwrap_err().to_string();
-        assert!(refusal.contains("IQ2_XS") && refusal.contains("--device cpu"), "{refusal}");
     }
 }

@@ -12,6 +12,7 @@ use forebay_engine::backend::{Backend, BufShape, Device};
 use forebay_engine::memory::Region;
 use forebay_engine::store::Meters;
 use forebay_engine::{Cancel, Engine, Error, Options, Precision, Session, TokenId, Turn};
+use forebay_kernels::Encoding;
 
 /// The logits of a prompt, of tokens one by one, and of several conversations together.
 fn run(model: &Path, options: &Options) -> (Vec<f32>, Meters) {
@@ -33,7 +34,12 @@ fn run(model: &Path, options: &Options) -> (Vec<f32>, Meters) {
             let turn = |(session, tokens)| Turn { session, tokens, logits: true, marks: &[] };
             let mut turns: Vec<Turn<'_>> =
                 together.iter_mut().zip(&tokens).map(|(s, t)| turn((s, &t[..]))).collect();
-            engine.step(&mut turns, &Cancel::default(), |_, row| all.extend_from_slice(row)).unwrap();
+            engine
+                .step(&mut turns, &Cancel::default(), |_, row| {
+                    all.extend_from_slice(row.all()?);
+                    Ok(())
+                })
+                .unwrap();
         }
     }
     (all, engine.meters())
@@ -89,6 +95,10 @@ struct Unpinned(Arc<dyn Device>);
 impl Device for Unpinned {
     fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>, Error> {
         self.0.backend(precision, buffers)
+    }
+
+    fn computes(&self, encoding: Encoding) -> bool {
+        self.0.computes(encoding)
     }
 
     fn memory(&self) -> u64 {

@@ -1,32 +1,35 @@
 //! A loaded model, ready for conversations.
 
+mod pass;
+
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+pub(crate) use pass::{ComputeGuard, Pass};
+
 use crate::backend::{Backend, CpuBackend, Device, Precision, Routing};
-use crate::blocks::head::Head;
-use crate::blocks::{Cancel, Context, RoutingObserver};
 use crate::bound::{Speeds, read_speed};
 use crate::chat::ChatTemplate;
 use crate::context_memory::ContextMemory;
-use crate::error::{Bytes, Error, Result};
+use crate::error::{Error, Result};
 use crate::fingerprint::fingerprint;
 use crate::format::ModelFile;
 use crate::grammar::{Lexicon, Tree};
 use crate::heat::{Heat, hottest_first};
+use crate::logits::Kept;
 use crate::memory::Region;
 use crate::models::{self, Blueprint, Model};
-use crate::plan::{DeviceWishes, ExpertMemory, Machine, Plan, Pressure, Relief, Traffic, Wishes};
+use crate::plan::{DeviceWishes, ExpertMemory, Machine, Plan, Pressure, Traffic, Wishes};
 use crate::predict::{DriveSpeed, Outlook, Skew};
 use crate::preference;
 use crate::rehearsal::{ComputeTime, rehearse};
-use crate::session::{Batch, Session};
+use crate::session::Session;
 use crate::store::policy::PolicyKind;
 use crate::store::probe;
 use crate::store::trace::RoutedLayer;
 use crate::store::{
-    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Picture, Purpose, SlotClasses, StoreOptions,
+    DriveProbe, ExpertStore, FileSource, IoMethod, Meters, Picture, SlotClasses, StoreOptions,
 };
 use crate::tokenizer::Tokenizer;
 
@@ -136,6 +139,8 @@ struct Inner {
     lexicon: Mutex<Option<Arc<Lexicon>>>,
     precision: Precision,
     vocab: usize,
+    /// Why nothing is computed any more, if so.
+    lost: OnceLock<String>,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
 }
@@ -148,8 +153,7 @@ struct Compute {
     /// What the next layer will probably choose.
     expected: Routing,
     pressure: Pressure,
-    /// `[Head::ROWS, vocab]`
-    logits: Vec<f32>,
+    logits: Kept,
 }
 
 impl Engine {
@@ -252,6 +256,12 @@ impl Engine {
         Ok(*self.0.speeds.get_or_init(|| speeds))
     }
 
+    /// Why nothing can be computed any more, if the device that did was lost. Conversations can be had again with a model
+    /// that is opened anew, by their tokens.
+    pub fn lost(&self) -> Option<&str> {
+        self.0.lost.get().map(String::as_str)
+    }
+
     /// How experts are read, for people.
     pub fn io_description(&self) -> String {
         self.0.store.io_description()
@@ -328,92 +338,6 @@ impl Engine {
     }
 }
 
-/// What is asked of a batch besides computing it.
-pub(crate) struct Pass<'a> {
-    /// Rows whose logits are computed.
-    pub wanted: &'a [usize],
-    /// Asks the pass to end early.
-    pub cancel: &'a Cancel,
-    /// Told of each layer's choices, if somebody wants to know.
-    pub observer: Option<&'a mut RoutingObserver<'a>>,
-}
-
-/// The backend, held for a batch.
-pub(crate) struct ComputeGuard<'a> {
-    inner: &'a Inner,
-    held: MutexGuard<'a, Compute>,
-}
-
-impl ComputeGuard<'_> {
-    pub fn backend(&self) -> &dyn Backend {
-        &*self.held.backend
-    }
-
-    /// Computes a batch, then the logits of the rows that want them, a few at a time.
-    pub fn forward(
-        &mut self,
-        batch: &mut Batch<'_>,
-        pass: Pass<'_>,
-        logits: impl FnMut(usize, &[f32]),
-    ) -> Result<()> {
-        let result = self.try_forward(batch, pass, logits);
-        if let Err(Error::Backend(_)) = result {
-            // What was on its way to the device may not have come there.
-            self.inner.store.forget_device();
-        }
-        result
-    }
-
-    fn try_forward(
-        &mut self,
-        batch: &mut Batch<'_>,
-        pass: Pass<'_>,
-        mut logits: impl FnMut(usize, &[f32]),
-    ) -> Result<()> {
-        let Pass { wanted, cancel, mut observer } = pass;
-        let Compute { backend, routing, expected, pressure, logits: out, .. } = &mut *self.held;
-        let one_each = batch.tokens.len() == batch.sequences.len();
-        // Many tokens together need nearly all experts, whether they are a prompt or the next ones of many answers.
-        let few = one_each && batch.tokens.len() <= FEW_TOKENS;
-        let purpose = if few { Purpose::Token } else { Purpose::Prompt };
-        // A prompt needs nearly all experts, which the store reads far ahead as it is.
-        let expected = (self.inner.prefetch && few).then_some(expected);
-        let mut cx = Context {
-            backend: &mut **backend,
-            store: &self.inner.store,
-            routing,
-            purpose,
-            expected,
-            cancel,
-            // With its lifetime cut to that of the context.
-            observer: match &mut observer {
-                Some(observer) => Some(&mut **observer),
-                None => None,
-            },
-        };
-        if one_each {
-            cx.store.tick();
-            relieve(pressure, cx.store);
-        }
-        cx.backend.begin(batch.tokens.len());
-        self.inner.model.forward(&mut cx, batch)?;
-        cx.backend.submit()?;
-        for rows in wanted.chunks(Head::ROWS) {
-            cancel.check()?;
-            out.resize(rows.len() * self.inner.vocab, 0.0);
-            cx.backend.begin(batch.tokens.len());
-            self.inner.model.head().logits(&mut cx, rows, out)?;
-            for (row, values) in rows.iter().zip(out.chunks_exact(self.inner.vocab)) {
-                logits(*row, values);
-            }
-        }
-        if purpose == Purpose::Token {
-            cx.backend.tell(&mut |layer, experts| cx.store.note_used(layer, experts))?;
-        }
-        Ok(())
-    }
-}
-
 /// A model that could be loaded: described and planned, but none of its weights read.
 pub struct Prospect {
     file: ModelFile,
@@ -433,6 +357,9 @@ impl Prospect {
     pub fn new(path: &Path, options: &Options) -> Result<Prospect> {
         let file = ModelFile::open(path)?;
         let blueprint = models::describe(&file)?;
+        if let Some(device) = &options.device {
+            blueprint.check_device(&**device, file.path())?;
+        }
         let traffic = Traffic::new(&blueprint, options.precision);
         let tokenizer = Tokenizer::of(&file)?;
         let vocab = blueprint.model.head().vocab();
@@ -466,8 +393,11 @@ impl Prospect {
     /// Where memory would go with other options.
     ///
     /// # Errors
-    /// [`Error::Budget`] if memory does not suffice.
+    /// [`Error::Budget`] if memory does not suffice, [`Error::Unsupported`] if a device cannot compute the model.
     pub fn plan_with(&self, options: &Options) -> Result<Plan> {
+        if let Some(device) = &options.device {
+            self.blueprint.check_device(&**device, self.file.path())?;
+        }
         let wishes = options.wishes(self.blueprint.context)?;
         Plan::new(&self.blueprint, &self.classes, &wishes, &Machine::now())
     }
@@ -625,9 +555,11 @@ impl Prospect {
         let mut pinned = Vec::new();
         if let (Some(device), Some(there)) = (&options.device, &mut plan.device) {
             pinned = pin(&**device, &store);
-            there.slots = backend.make_slots(store.layers(), &classes, &there.slots)?;
-            there.slot_bytes = classes.device_bytes(&there.slots);
-            store.use_device_slots(&there.slots);
+            if let Some(slots) = backend.make_slots(store.layers(), &classes, &there.slots)? {
+                there.slot_bytes = classes.device_bytes(&slots);
+                there.slots = slots;
+                store.use_device_slots(&there.slots);
+            }
         }
         let remembered = remembered.filter(|heat| heat.len() == store.experts());
         if let Some(heat) = &remembered {
@@ -650,7 +582,7 @@ impl Prospect {
             _pinned: pinned,
             // Memory that a device copies from cannot be given back.
             pressure: Pressure::on(if plan.device.is_some() { 0 } else { plan.slot_bytes }),
-            logits: Vec::new(),
+            logits: Kept::default(),
         };
         Ok(Engine(Arc::new(Inner {
             vocab,
@@ -673,6 +605,7 @@ impl Prospect {
             fingerprint: OnceLock::new(),
             lexicon: Mutex::new(None),
             precision: options.precision,
+            lost: OnceLock::new(),
             compute: Mutex::new(compute),
         })))
     }
@@ -699,19 +632,6 @@ fn pin(device: &dyn Device, store: &ExpertStore) -> Vec<Box<dyn Send>> {
         }
     }
     pinned
-}
-
-/// Gives slots back when the rest of the machine needs memory, and takes them again when there is plenty.
-fn relieve(pressure: &mut Pressure, store: &ExpertStore) {
-    match pressure.relief() {
-        None => {}
-        Some(Relief::Give(bytes)) => {
-            let given = store.give_back(bytes);
-            tracing::info!("memory is short: {} of expert slots given back", Bytes(given));
-            pressure.done(Relief::Give(given));
-        }
-        Some(Relief::Take(bytes)) => pressure.done(Relief::Take(store.take_again(bytes))),
-    }
 }
 
 fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {

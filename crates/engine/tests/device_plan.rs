@@ -11,6 +11,7 @@ use forebay_engine::backend::{Backend, BufShape, Device};
 use forebay_engine::memory::Region;
 use forebay_engine::plan::{ExpertMemory, Plan};
 use forebay_engine::{Error, Options, Precision, Prospect, Result};
+use forebay_kernels::Encoding;
 
 /// A device of which only the size is known.
 struct Sized(u64);
@@ -18,6 +19,10 @@ struct Sized(u64);
 impl Device for Sized {
     fn backend(&self, _: Precision, _: &[BufShape]) -> Result<Box<dyn Backend>> {
         Err(Error::Backend("it is only planned with".into()))
+    }
+
+    fn computes(&self, _: Encoding) -> bool {
+        true
     }
 
     fn memory(&self) -> u64 {

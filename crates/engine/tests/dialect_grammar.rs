@@ -56,7 +56,8 @@ fn control_tokens_that_are_tags_are_shown_and_numbered() {
 #[test]
 fn grammars_leave_room_for_reasoning_where_the_prompt_does() {
     let thinks = format!("{HERMES}<think>");
-    let grammar = |template: &str, prompt: &str| Dialect::of(template).answer_grammar(prompt, &json!({}));
+    let grammar =
+        |template: &str, prompt: &str| Dialect::of(template).answer_grammar(prompt, &json!({}), &[]);
     let start = |template: &str, prompt: &str| grammar(template, prompt).lines().next().unwrap().to_owned();
     assert_eq!(start(HERMES, ""), "start: r0");
     assert_eq!(start(&thinks, "<think>\n"), r"start: r0 /\n{0,2}/  r1");
@@ -96,8 +97,8 @@ fn a_forced_model_calls() {
         json!({ "type": "function", "function": { "name": "find_animal", "parameters": parameters } }),
         json!({ "type": "function", "function": { "name": "sleep" } }),
     ];
-    let write = |source: &str, seed| {
-        let sampling = SamplingParams { seed: Some(seed), ..SamplingParams::default() };
+    let write_at = |temperature, source: &str, seed| {
+        let sampling = SamplingParams { seed: Some(seed), temperature, ..SamplingParams::default() };
         let grammar = Some(Grammar::lark(&engine, source).unwrap());
         let request = Request {
             prompt: prompt.clone(),
@@ -109,6 +110,7 @@ fn a_forced_model_calls() {
         let answer = engine.session().generate(&request, &mut |_| {}).unwrap();
         (answer.text, answer.finish_reason)
     };
+    let write = |source: &str, seed| write_at(SamplingParams::default().temperature, source, seed);
     let mut found = 0;
     for template in ALL.into_iter().filter(|template| *template != NONE) {
         let dialect = Dialect::of(template);
@@ -136,8 +138,35 @@ fn a_forced_model_calls() {
         }
         let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"],
             "additionalProperties": false });
-        let (text, _) = write(&dialect.answer_grammar(prompt, &schema), 1);
+        let (text, _) = write(&dialect.answer_grammar(prompt, &schema, &[]), 1);
         assert!(serde_json::from_str::<Value>(&text).unwrap()["ok"].is_boolean(), "{text}");
+        // Where it may call, too, it does one or the other; which, is left to chance.
+        let either = dialect.answer_grammar(prompt, &schema, &tools[1..]);
+        let mut said = [0, 0];
+        for seed in 0..50 {
+            if said[0] > 0 && said[1] > 0 {
+                break;
+            }
+            let (text, end) = write_at(50.0, &either, seed);
+            assert_eq!(end, FinishReason::Stop, "{text}");
+            let parser_prompt = match template {
+                HARMONY if text.starts_with("<|channel|>") => "<|start|>assistant",
+                HARMONY => "<|start|>assistant<|channel|>final<|message|>",
+                _ => "",
+            };
+            match &parse(dialect.parser(parser_prompt, &tools), [text.as_str()])[..] {
+                [Part::Content(json)] => {
+                    assert!(serde_json::from_str::<Value>(json).unwrap()["ok"].is_boolean(), "{text}");
+                    said[0] += 1;
+                }
+                [Part::Call(name, _)] => {
+                    assert_eq!(name, "sleep", "{text}");
+                    said[1] += 1;
+                }
+                other => panic!("{text}: {other:?}"),
+            }
+        }
+        assert!(said[0] > 0 && said[1] > 0, "{}: {said:?}", dialect.name());
     }
     assert!(found >= 8, "each dialect was to call it at least once");
 }

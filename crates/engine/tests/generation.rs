@@ -1,32 +1,17 @@
 //! Answers: what they are made of, when they end, and what the caller hears of them.
 
 mod common;
+#[path = "common/engines.rs"]
+mod engines;
 #[path = "common/models.rs"]
 mod models;
 
-use std::sync::LazyLock;
-
-use common::tiny_model::{CONTEXT, TOKENS, tiny_model};
+use common::tiny_model::{CONTEXT, TOKENS};
+use engines::{DEMO, STORY, TINY};
 use forebay_engine::chat::{Message, RenderOptions};
 use forebay_engine::sampler::SamplingParams;
 use forebay_engine::tokenizer::EncodeOptions;
-use forebay_engine::{Answer, Engine, Error, Event, FinishReason, Options, Request, Session, TokenId};
-
-/// The demo model, which writes stories.
-static DEMO: LazyLock<Engine> = LazyLock::new(|| {
-    let options = Options { threads: Some(2), chunk: Some(16), ..Options::default() };
-    Engine::open(&models::demo_model(), &options).unwrap()
-});
-
-/// A model of random weights, which writes what a bias makes it write.
-static TINY: LazyLock<Engine> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("tiny.gguf");
-    std::fs::write(&path, tiny_model(32).build()).unwrap();
-    Engine::open(&path, &Options { threads: Some(1), ..Options::default() }).unwrap()
-});
-
-const STORY: &str = "Once upon a time there was a little girl";
+use forebay_engine::{Answer, Engine, Error, Event, FinishReason, Request, Session, TokenId};
 
 fn greedy(engine: &Engine, text: &str) -> Request {
     let prompt = engine.tokenizer().encode(text, EncodeOptions::default()).unwrap();

@@ -1,35 +1,21 @@
 //! Answers that must be something: whatever the model would rather write, they are.
 
 mod common;
+#[path = "common/engines.rs"]
+mod engines;
 #[path = "common/models.rs"]
 mod models;
 #[path = "common/schema.rs"]
 mod schema;
 
-use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use common::tiny_model::{TOKENS, tiny_model};
+use common::tiny_model::TOKENS;
+use engines::{DEMO, STORY, TINY};
 use forebay_engine::sampler::SamplingParams;
 use forebay_engine::tokenizer::EncodeOptions;
-use forebay_engine::{Answer, Engine, Error, Event, FinishReason, Grammar, Options, Request, TokenId};
+use forebay_engine::{Answer, Engine, Error, Event, FinishReason, Grammar, Request, TokenId};
 use serde_json::{Value, json};
-
-/// The demo model, which writes stories.
-static DEMO: LazyLock<Engine> = LazyLock::new(|| {
-    let options = Options { threads: Some(2), chunk: Some(16), ..Options::default() };
-    Engine::open(&models::demo_model(), &options).unwrap()
-});
-
-/// A model of random weights and few tokens: a, b, c, d, a space, a point.
-static TINY: LazyLock<Engine> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("tiny.gguf");
-    std::fs::write(&path, tiny_model(32).build()).unwrap();
-    Engine::open(&path, &Options { threads: Some(1), ..Options::default() }).unwrap()
-});
-
-const STORY: &str = "Once upon a time there was a little girl";
 
 fn greedy() -> SamplingParams {
     SamplingParams { temperature: 0.0, ..SamplingParams::default() }

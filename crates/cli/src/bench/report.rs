@@ -30,8 +30,9 @@ pub struct Setting {
     pub parameters: u64,
     pub backend: String,
     pub precision: Precision,
-    pub threads: usize,
-    /// Bytes a second.
+    /// None where a GPU computes.
+    pub threads: Option<usize>,
+    /// Bytes a second: what memory is read at, or, inside a GPU, copied at, reads and writes together.
     pub read_bandwidth: f64,
     /// Bytes a second that the drive delivers, where experts are streamed.
     pub drive_speed: Option<f64>,
@@ -52,11 +53,27 @@ impl Setting {
             parameters: summary.parameters,
             backend: engine.backend_name(),
             precision,
-            threads: engine.threads(),
+            threads: engine.plan().device.is_none().then(|| engine.threads()),
             read_bandwidth,
             drive_speed: speeds.drive,
             link_speed: speeds.link,
         }
+    }
+}
+
+impl Setting {
+    fn is_processors(&self) -> bool {
+        self.threads.is_some()
+    }
+
+    /// Whether experts come to a GPU while it computes.
+    fn lifts_experts(&self) -> bool {
+        self.link_speed.is_some()
+    }
+
+    /// Whether experts may come from somewhere: a GPU may have all in its memory.
+    fn moves_experts(&self) -> bool {
+        self.is_processors() || self.lifts_experts()
     }
 }
 
@@ -188,8 +205,11 @@ impl Format {
     pub fn end(self, setting: &Setting, rows: &[Row]) -> String {
         match self {
             Format::Md => {
-                let plural = if setting.threads == 1 { "" } else { "s" };
-                let (bandwidth, threads) = (giga(setting.read_bandwidth), setting.threads);
+                let bandwidth = giga(setting.read_bandwidth);
+                let Some(threads) = setting.threads else {
+                    return format!("\na copy in the GPU's memory reads and writes {bandwidth:.0} GB/s\n");
+                };
+                let plural = if threads == 1 { "" } else { "s" };
                 let drive = setting.drive_speed.map_or(String::new(), |speed| {
                     format!("read bandwidth of the drive: {:.1} GB/s\n", giga(speed))
                 });
@@ -212,9 +232,15 @@ struct Column {
     least: usize,
     right: bool,
     cell: fn(&Setting, &Row) -> String,
+    /// Whether it says something of this setting.
+    shown: fn(&Setting) -> bool,
 }
 
 impl Column {
+    const fn where_it_is(self, shown: fn(&Setting) -> bool) -> Column {
+        Column { shown, ..self }
+    }
+
     /// Rows are written as they are measured, so the width is known from the start.
     fn width(&self, setting: &Setting) -> usize {
         let constant = (self.cell)(setting, &Row::example()).chars().count();
@@ -228,27 +254,8 @@ const fn column(
     right: bool,
     cell: fn(&Setting, &Row) -> String,
 ) -> Column {
-    Column { title, least, right, cell }
+    Column { title, least, right, cell, shown: |_| true }
 }
-
-/// The columns there are: where experts come to a GPU, those that say so among them.
-fn columns(setting: &Setting) -> impl Iterator<Item = &'static Column> {
-    let (first, last) = COLUMNS.split_at(COLUMNS.len() - LAST_COLUMNS);
-    let lifting = if setting.link_speed.is_some() { LIFTING } else { &[] };
-    first.iter().chain(lifting).chain(last)
-}
-
-const LIFTING: &[Column] = &[
-    column("on GPU", 6, true, |_, r| {
-        r.streaming.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s.device_hit_rate))
-    }),
-    column("PCIe/token", 0, true, |_, r| {
-        r.streaming.map_or(String::new(), |s| Bytes(s.bytes_lifted as u64).to_string())
-    }),
-];
-
-/// After what is said of experts that come to a GPU: the drive, and the bound.
-const LAST_COLUMNS: usize = 2;
 
 const COLUMNS: &[Column] = &[
     column("model", 0, false, |s, _| format!("{} ({})", s.model, s.architecture).replace('|', "/")),
@@ -258,7 +265,8 @@ const COLUMNS: &[Column] = &[
         Precision::Fast => s.backend.clone(),
         Precision::Exact => format!("{} exact", s.backend),
     }),
-    column("threads", 0, true, |s, _| s.threads.to_string()),
+    column("threads", 0, true, |s, _| s.threads.map_or(String::new(), |n| n.to_string()))
+        .where_it_is(Setting::is_processors),
     column("test", 14, true, |_, r| r.test.name()),
     column("t/s", 18, true, |_, r| format!("{:.2} ± {:.2}", r.mean(), r.deviation())),
     column("bytes/token", 0, true, |_, r| r.bytes_per_token.map_or(String::new(), |b| Bytes(b).to_string())),
@@ -266,19 +274,35 @@ const COLUMNS: &[Column] = &[
     column("of memory", 0, true, |s, r| {
         r.traffic().map_or(String::new(), |t| format!("{:.0} %", 100.0 * t / s.read_bandwidth))
     }),
-    column("cache", 0, false, |_, r| r.cache.name().into()),
+    column("cache", 0, false, |_, r| r.cache.name().into()).where_it_is(Setting::moves_experts),
     column("hits", 5, true, |_, r| {
         r.streaming.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s.hit_rate))
-    }),
+    })
+    .where_it_is(Setting::moves_experts),
+    column("on GPU", 6, true, |_, r| {
+        r.streaming.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s.device_hit_rate))
+    })
+    .where_it_is(Setting::lifts_experts),
+    column("PCIe/token", 0, true, |_, r| {
+        r.streaming.map_or(String::new(), |s| Bytes(s.bytes_lifted as u64).to_string())
+    })
+    .where_it_is(Setting::lifts_experts),
     column("drive/token", 0, true, |_, r| {
         r.streaming.map_or(String::new(), |s| Bytes(s.bytes_read as u64).to_string())
-    }),
+    })
+    .where_it_is(Setting::moves_experts),
     column("of bound", 12, true, |s, r| {
         r.bound(s).map_or(String::new(), |bound| {
             format!("{} {:.0} %", bound.by.name(), 100.0 * r.mean() / bound.tokens_per_second)
         })
-    }),
+    })
+    .where_it_is(Setting::moves_experts),
 ];
+
+/// Those that say something of this setting.
+fn columns(setting: &Setting) -> impl Iterator<Item = &'static Column> {
+    COLUMNS.iter().filter(|column| (column.shown)(setting))
+}
 
 impl Row {
     /// A row of ordinary width.
@@ -387,7 +411,7 @@ mod tests {
             parameters: 5_000_000,
             backend: "CPU scalar".into(),
             precision: Precision::Fast,
-            threads: 2,
+            threads: Some(2),
             read_bandwidth: 4e9,
             drive_speed: None,
             link_speed: None,
@@ -428,9 +452,28 @@ mod tests {
 
     #[test]
     fn the_rows_of_a_table_are_as_wide_as_its_header() {
-        let header = Format::Md.begin(&setting());
-        let line = Format::Md.row(&setting(), &row(&[12345.67, 12345.67]));
-        let widths: Vec<_> = header.lines().chain(line.lines()).map(|l| l.chars().count()).collect();
-        assert!(widths.iter().all(|w| w == &widths[0]), "{header}{line}");
+        for setting in [setting(), on_gpu()] {
+            let header = Format::Md.begin(&setting);
+            let line = Format::Md.row(&setting, &row(&[12345.67, 12345.67]));
+            let widths: Vec<_> = header.lines().chain(line.lines()).map(|l| l.chars().count()).collect();
+            assert!(widths.iter().all(|w| w == &widths[0]), "{header}{line}");
+        }
+    }
+
+    fn on_gpu() -> Setting {
+        Setting { threads: None, backend: "A Large One (CUDA 9.0)".into(), ..setting() }
+    }
+
+    #[test]
+    fn a_gpu_has_neither_threads_nor_a_drive() {
+        let header = Format::Md.begin(&on_gpu());
+        for title in ["threads", "cache", "hits", "drive", "bound"] {
+            assert!(!header.contains(title) && Format::Md.begin(&setting()).contains(title), "{header}");
+        }
+        let line = Format::Md.row(&on_gpu(), &row(&[400.0, 600.0]));
+        assert!(line.ends_with("   1.0 |      25 % |\n"), "{line}");
+        let end = Format::Md.end(&on_gpu(), &[]);
+        assert_eq!(end, "\na copy in the GPU's memory reads and writes 4 GB/s\n");
+        assert_eq!(object(&on_gpu(), &row(&[1.0]))["threads"], Value::Null);
     }
 }

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use forebay_engine::backend::Device;
+use forebay_cuda::Cuda;
 use forebay_engine::plan::{DevicePlan, Plan};
 use forebay_engine::predict::{Outlook, Range};
 use forebay_engine::{Bytes, Error, Options, Prospect};
 use serde_json::{Value, json};
 
 use super::share;
-use crate::args::LoadArgs;
 use crate::measured::{hits_text, range_json, rate};
 
 /// What the GPU of the machine makes of a model.
@@ -34,14 +33,13 @@ struct Flow {
 }
 
 impl OnGpu {
-    /// `None` if there is no GPU, or it is not asked for.
+    /// With what is known of the drive and of the model, if it was measured.
     pub fn new(
-        load: &LoadArgs,
+        device: Cuda,
         prospect: &Prospect,
         options: &Options,
         outlook: Option<&Outlook>,
-    ) -> Result<Option<OnGpu>> {
-        let Some(device) = load.device()? else { return Ok(None) };
+    ) -> Result<OnGpu> {
         let name = device.name().to_owned();
         let device = Arc::new(device);
         let plan = prospect.plan_with(&Options { device: Some(device.clone()), ..options.clone() });
@@ -51,13 +49,34 @@ impl OnGpu {
             }
             _ => None,
         };
-        Ok(Some(OnGpu { name, plan, flow }))
+        Ok(OnGpu { name, plan, flow })
+    }
+
+    /// A line about it, to follow its name.
+    pub fn short(&self) -> String {
+        let (plan, gpu) = match &self.plan {
+            Ok(plan) => (plan, plan.device.as_ref()),
+            Err(error) => return format!("does not compute: {error}"),
+        };
+        let Some(gpu) = gpu else { return "does not compute: it is not asked to".into() };
+        format!(
+            "computes, with {} of {}: dense weights {}, {} of {} experts {}, context of {} {}, scratch {}",
+            Bytes(gpu.total()),
+            Bytes(gpu.budget),
+            Bytes(gpu.dense),
+            gpu.slot_count(),
+            plan.expert_count,
+            Bytes(gpu.slot_bytes),
+            plan.reserved,
+            Bytes(gpu.kv),
+            Bytes(gpu.scratch)
+        )
     }
 
     pub fn text(&self) -> String {
         let plan = match &self.plan {
             Ok(plan) => plan,
-            Err(error) => return format!("\n{}: not used, since the model {error}\n", self.name),
+            Err(_) => return format!("{}: {}\n", self.name, self.short()),
         };
         let Some(gpu) = &plan.device else { return String::new() };
         let experts = |slots: usize, share: f64| {
@@ -83,7 +102,7 @@ impl OnGpu {
             let drive = if plan.streams() { "experts that are in neither" } else { "nothing is read" };
             lines.push(("on the drive".into(), String::new(), drive.into()));
         }
-        let mut text = String::from("\n");
+        let mut text = String::new();
         for (name, value, note) in lines {
             text += format!("{name:<22}{value:>12}  {note}").trim_end();
             text.push('\n');
@@ -111,7 +130,7 @@ impl OnGpu {
                 "streams": plan.streams(),
                 "flow": self.flow.as_ref().map(Flow::json),
             }),
-            Err(error) => json!({ "name": self.name, "refused": error.to_string() }),
+            Err(error) => json!({ "name": self.name, "error": error.to_string() }),
         }
     }
 }

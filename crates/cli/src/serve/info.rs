@@ -28,8 +28,8 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
 
 /// Numbers for Prometheus.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let engine = app.loaded().ok().map(|loaded| &loaded.engine);
-    let text = app.meters.prometheus(engine);
+    let engine = app.loaded().ok().map(|loaded| loaded.engine.clone());
+    let text = app.meters.prometheus(engine.as_ref());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
@@ -57,6 +57,15 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
             "experts": plan.experts,
             "streams": plan.streams(),
         },
+        "device_memory": plan.device.as_ref().map(|device| json!({
+            "budget": device.budget,
+            "planned": device.total(),
+            "weights": device.dense + device.slot_bytes,
+            "expert_slots": device.slot_bytes,
+            "scratch": device.scratch,
+            "context": device.kv,
+        })),
+        "backend": engine.backend_name(),
         "threads": engine.threads(),
     })))
 }

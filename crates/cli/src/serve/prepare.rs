@@ -59,7 +59,7 @@ impl App {
         work: impl FnOnce(&App, &Loaded) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let app = Arc::clone(self);
-        let task = tokio::task::spawn_blocking(move || work(&app, app.loaded()?));
+        let task = tokio::task::spawn_blocking(move || work(&app, &*app.loaded()?));
         task.await.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
     }
 }
@@ -94,11 +94,7 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
             loaded.dialect.call_grammar(&prompt.text, &required).map_err(|error| refused("tools", error))?;
         Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("tools", error))?)
     } else if let Some(schema) = request.answering.format.schema() {
-        if !tools.is_empty() {
-            let message = "an answer of a given form cannot call tools: leave out tools or response_format";
-            return Err(ApiError::invalid("response_format", message));
-        }
-        let source = loaded.dialect.answer_grammar(&prompt.text, &schema);
+        let source = loaded.dialect.answer_grammar(&prompt.text, &schema, &tools);
         Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("response_format", error))?)
     } else {
         None

@@ -1,5 +1,6 @@
 //! The operations of a forward pass, recorded for the GPU.
 
+mod best;
 mod lifting;
 mod mixture;
 mod products;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{
     Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
-    Mixture, Part, Precision, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
+    Mixture, Part, Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
 use forebay_engine::store::{DeviceSlot, ExpertLayer, Leases, SlotClasses};
 use forebay_engine::{Batch, ExpertIdx, LayerIdx, Result, TokenId};
@@ -69,9 +70,13 @@ enum Scratch {
     Routing,
     /// The same of what is only foreseen.
     Foreseen,
+    /// The likeliest tokens, and how they are found.
+    Best,
+    /// Of linear attention.
+    Chunks,
 }
 
-const SCRATCHES: usize = 5;
+const SCRATCHES: usize = 7;
 
 impl CudaBackend {
     /// A backend with these buffers, numbered in order.
@@ -190,13 +195,13 @@ impl Backend for CudaBackend {
         layers: &[Option<ExpertLayer>],
         classes: &SlotClasses,
         slots: &[usize],
-    ) -> Result<Vec<usize>> {
+    ) -> Result<Option<Vec<usize>>> {
         let (made, slots) = ExpertSlots::new(&self.gpu, layers, classes, slots)?;
         for part in made.layers.iter().flatten().flat_map(|layer| &layer.parts) {
             self.kinds |= 1 << part.kind as u32;
         }
         self.slots = Some(made);
-        Ok(slots)
+        Ok(Some(slots))
     }
 
     fn lift(&mut self, leases: Leases) -> Result<()> {
@@ -424,6 +429,16 @@ impl Backend for CudaBackend {
         assert_eq!(out.len(), self.rows * x.width());
         self.submit()?;
         self.gpu.read(self.at(x), cast_slice_mut(out))
+    }
+
+    fn read_row(&mut self, x: Buf, row: usize, out: &mut [f32]) -> Result<()> {
+        assert!(out.len() == x.width() && row < self.rows);
+        self.submit()?;
+        self.gpu.read(self.at(x) + (row * x.width() * 4) as u64, cast_slice_mut(out))
+    }
+
+    fn best(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()> {
+        self.rank_rows(logits, k, out)
     }
 }
 

@@ -13,9 +13,7 @@ use crate::grammar::WHITESPACE;
 
 /// A grammar for an answer that calls one of the tools.
 pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<String> {
-    let named: Vec<(&str, &Value)> =
-        tools.iter().filter_map(|tool| Some((name(tool)?, parameters(tool)))).collect();
-    if named.is_empty() {
+    if tools.iter().all(|tool| name(tool).is_none()) {
         return Err(Error::Invalid("a call is asked for, and there are no tools".into()));
     }
     if dialect.format == Format::None {
@@ -27,20 +25,12 @@ pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<
     }
     let mut grammar = Grammar::new(dialect);
     let start = grammar.before_answer(prompt);
-    let kinds = Tools::new(tools);
-    let calls: Vec<String> = named
-        .iter()
-        .map(|&(name, schema)| {
-            let call = grammar.call(name, schema, &kinds);
-            grammar.rule(&call)
-        })
-        .collect();
-    let calls = calls.join(" | ");
+    let calls = grammar.calls(tools).join(" | ");
     Ok(grammar.finish(&format!("{start} ({calls})")))
 }
 
-/// A grammar for an answer that is JSON.
-pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value) -> String {
+/// A grammar for an answer that is JSON, or a call of one of the tools if there are any.
+pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value, tools: &[Value]) -> String {
     let mut grammar = Grammar::new(dialect);
     let start = grammar.before_answer(prompt);
     let header = if dialect.format == Format::Harmony && !harmony::is_in_message(prompt) {
@@ -50,7 +40,16 @@ pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value) -> String 
         String::new()
     };
     let json = grammar.json(schema);
-    grammar.finish(&format!("{start} {header} {json}"))
+    let mut answers = vec![format!("{header} {json}")];
+    // Where the template does not show how to call, nothing is a call.
+    if dialect.format != Format::None {
+        answers.extend(grammar.calls(tools));
+    }
+    let answers = match &answers[..] {
+        [json] => json.clone(),
+        several => format!("({})", several.join(" | ")),
+    };
+    grammar.finish(&format!("{start} {answers}"))
 }
 
 /// A grammar that is being written.
@@ -139,6 +138,18 @@ impl<'a> Grammar<'a> {
         } else {
             String::new()
         }
+    }
+
+    /// For each tool the rule of its call.
+    fn calls(&mut self, tools: &[Value]) -> Vec<String> {
+        let kinds = Tools::new(tools);
+        let named = tools.iter().filter_map(|tool| Some((name(tool)?, parameters(tool))));
+        named
+            .map(|(name, schema)| {
+                let call = self.call(name, schema, &kinds);
+                self.rule(&call)
+            })
+            .collect()
     }
 
     /// A call of a tool.

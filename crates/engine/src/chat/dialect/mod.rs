@@ -151,9 +151,10 @@ impl Dialect {
         grammar::calls(self, prompt, tools)
     }
 
-    /// A Lark grammar for an answer that is JSON of a schema, after reasoning where the prompt leaves that open.
-    pub fn answer_grammar(&self, prompt: &str, schema: &Value) -> String {
-        grammar::answer(self, prompt, schema)
+    /// A Lark grammar for an answer that is JSON of a schema or calls one of these tools, after reasoning where the prompt
+    /// leaves that open.
+    pub fn answer_grammar(&self, prompt: &str, schema: &Value, tools: &[Value]) -> String {
+        grammar::answer(self, prompt, schema, tools)
     }
 
     /// A parser for the answer to a prompt. Without tools there are no calls, and what looks like one is text.

@@ -1,0 +1,25 @@
+//! Models that write, loaded once for all tests of a file.
+
+use std::sync::LazyLock;
+
+use forebay_engine::{Engine, Options};
+
+use crate::common::tiny_model::tiny_model;
+use crate::models;
+
+/// How the stories of the tests begin.
+pub const STORY: &str = "Once upon a time there was a little girl";
+
+/// The demo model, which writes stories.
+pub static DEMO: LazyLock<Engine> = LazyLock::new(|| {
+    let options = Options { threads: Some(2), chunk: Some(16), ..Options::default() };
+    Engine::open(&models::demo_model(), &options).unwrap()
+});
+
+/// A model of random weights and few tokens: a, b, c, d, a space, a point. It writes what a bias makes it write.
+pub static TINY: LazyLock<Engine> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    std::fs::write(&path, tiny_model(32).build()).unwrap();
+    Engine::open(&path, &Options { threads: Some(1), ..Options::default() }).unwrap()
+});
