@@ -172,6 +172,11 @@ mod tests {
         );
         let much = Stats { experts: Meters { bytes_read: 23 << 30, ..stats.experts }, ..stats };
         assert!(line(&much, true, None).ends_with(" · 0.49 GB/tok"));
+        let lifted =
+            Meters { hits: 9, misses: 1, device_hits: 6, bytes_lifted: 50 << 20, ..Meters::default() };
+        let line_of_gpu = line(&Stats { experts: lifted, ..stats }, true, None);
+        let expected = " · experts 60% on the GPU, 30% in memory · 1.0 MB/tok to the GPU · 0.0 MB/tok";
+        assert!(line_of_gpu.ends_with(expected), "{line_of_gpu}");
         let nothing = Stats { generated_tokens: 0, experts: Meters::default(), ..stats };
         assert_eq!(line(&nothing, true, None), "prompt 20 tok at 40 tok/s");
     }
