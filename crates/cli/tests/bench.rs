@@ -10,7 +10,7 @@ fn bench(more: &[&str]) -> String {
     call(&[&["bench", &model, "-n", "4", "--threads", "2"], more].concat()).success()
 }
 
-const FIELDS: [&str; 28] = [
+const FIELDS: [&str; 31] = [
     "model",
     "architecture",
     "size",
