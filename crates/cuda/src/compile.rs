@@ -59,13 +59,13 @@ macro_rules! kernels {
 }
 
 kernels! {
-    "products": dequantise, matvec_1, gate_up, head_products;
+    "products": dequantise, matvec, gate_up, down_combine, head_products;
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
     "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
     "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;
-    "routing": route, sort, combine;
-    "attention": append, attend_halves, attend_singles, merge;
+    "routing": route, norm_and_route, sort, combine;
+    "attention": append, attend_halves, attend_singles, attend_step, merge;
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
     "delta": delta_gates, convolve, delta_norm, recur;
 }

@@ -294,8 +294,10 @@ fn launch(mut words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<(),
         let kernel = *kernel as sys::CUfunction;
         // SAFETY: the kernel is one of the backend's, and takes these arguments by value as one structure. The memory
         // they name is the backend's or the states', and is given back after everything on the stream.
-        unsafe { sys::cuLaunchKernelEx(&raw const config, kernel, params.as_mut_ptr(), std::ptr::null_mut()) }
-            .result()?;
+        unsafe {
+            sys::cuLaunchKernelEx(&raw const config, kernel, params.as_mut_ptr(), std::ptr::null_mut())
+        }
+        .result()?;
         words = rest;
     }
     Ok(())
