@@ -9,6 +9,7 @@ use cudarc::nvrtc;
 use forebay_engine::{Error, Fnv, Result};
 
 use crate::driver::{Gpu, failed};
+use crate::profile;
 
 /// The sources, and what they share.
 const HEADS: [(&str, &str); 3] = [
@@ -48,9 +49,11 @@ macro_rules! kernels {
 
         impl Kernels {
             fn find(modules: &[Module]) -> Result<Kernels> {
-                let find = |module: &str, name: &str| {
+                let find = |module: &str, name: &'static str| {
                     let at = SOURCES.iter().position(|(name, _)| *name == module).expect("it is listed");
-                    modules[at].kernel(name)
+                    let kernel = modules[at].kernel(name)?;
+                    profile::name(kernel.0, name);
+                    Ok::<_, Error>(kernel)
                 };
                 Ok(Kernels { $($($name: find($module, stringify!($name))?,)*)* })
             }

@@ -171,7 +171,8 @@ fn products_are_those_of_the_weights() {
 /// Additions and norms are put off, and may be done by the kernel of the product after them: what they give is there, too.
 #[test]
 fn a_sum_is_normed_and_multiplied() {
-    let encodings = [Encoding::Blocks(DType::F32), Encoding::Blocks(DType::Q4_K), Encoding::Blocks(DType::Q6_K)];
+    let encodings =
+        [Encoding::Blocks(DType::F32), Encoding::Blocks(DType::Q4_K), Encoding::Blocks(DType::Q6_K)];
     for (i, encoding) in encodings.into_iter().enumerate() {
         for precision in [Precision::Exact, Precision::Fast] {
             let weights = matrix(encoding, ROWS, COLS, i as u64);
