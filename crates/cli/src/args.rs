@@ -8,19 +8,20 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use forebay_cuda::Cuda;
+use forebay_engine::backend::Device;
 use forebay_engine::format::Metadata;
 use forebay_engine::plan::ExpertMemory;
 use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
 use forebay_engine::store::IoMethod;
 use forebay_engine::store::policy::PolicyKind;
-use forebay_engine::{Engine, Options, Precision, TokenId};
+use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 
-use crate::device::DeviceArgs;
+use crate::device::{self, DeviceArgs};
 use crate::errors;
 use crate::progress::Progress;
 
 /// How a model is loaded.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub struct LoadArgs {
     /// Tokens a conversation may have [default: the model's limit, with memory set aside for 8192]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -35,6 +36,19 @@ impl LoadArgs {
         self.compute.load(path, self.ctx)
     }
 
+    /// As [`load`](Self::load), for the processor, after the GPU that had it was lost.
+    ///
+    /// # Errors
+    /// If it cannot be loaded, or the command line says that only the GPU may compute.
+    pub fn load_after(&self, lost: &str, path: &Path) -> Result<Engine> {
+        let error = Error::DeviceLost(lost.to_owned());
+        if !self.compute.device.may_fall_back(&error) {
+            return Err(error.into());
+        }
+        eprintln!("The processor goes on, and loads the model: {lost}");
+        self.compute.open(path, self.ctx, None).context("the GPU was lost, and the processor cannot go on")
+    }
+
     /// How the model is to be loaded.
     pub fn options(&self) -> Options {
         self.compute.options(self.ctx)
@@ -47,7 +61,7 @@ impl LoadArgs {
 }
 
 /// How a model computes, and with how much memory.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub struct ComputeArgs {
     /// What the process may use, such as 8G: experts that do not fit are streamed [default: what is free, less a
     /// margin]
@@ -81,24 +95,34 @@ pub struct ComputeArgs {
 impl ComputeArgs {
     /// Loads the model for conversations of `context` tokens, with a progress bar if it takes longer than a moment.
     pub fn load(&self, path: &Path, context: Option<usize>) -> Result<Engine> {
-        let open = |device| {
-            let bar = Progress::loading();
-            let options = Options { progress: Some(bar.callback()), device, ..self.options(context) };
-            Engine::open(path, &options)
-        };
-        let Some(device) = self.device.open()? else { return Ok(open(None)?) };
-        let name = device.name().to_owned();
-        match open(Some(Arc::new(device))) {
+        Ok(self.load_on(path, context)?.0)
+    }
+
+    /// As [`load`](Self::load), and tells the GPU that has it, if one does.
+    pub fn load_on(&self, path: &Path, context: Option<usize>) -> Result<(Engine, Option<Arc<Cuda>>)> {
+        let open = |device| self.open(path, context, device);
+        let Some(gpu) = self.device.open()?.map(Arc::new) else { return Ok((open(None)?, None)) };
+        match open(Some(gpu.clone())) {
             Err(error) if self.device.may_fall_back(&error) => {
-                eprintln!("The processor computes, not {name}: {error}");
-                Ok(open(None)?)
+                eprintln!("The processor computes, not {}: {error}", gpu.name());
+                Ok((open(None)?, None))
             }
             other => {
                 let engine = other?;
-                eprintln!("{name} computes.");
-                Ok(engine)
+                device::note(&format!("{} computes.", gpu.name()));
+                Ok((engine, Some(gpu)))
             }
         }
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        context: Option<usize>,
+        device: Option<Arc<dyn Device>>,
+    ) -> forebay_engine::Result<Engine> {
+        let bar = Progress::loading();
+        Engine::open(path, &Options { progress: Some(bar.callback()), device, ..self.options(context) })
     }
 
     /// The GPU that would compute, if one would.

@@ -31,7 +31,7 @@ use crate::{demo, errors};
 ///
 /// Writing is bound by memory, so it is also given in bytes: those that a token reads (the dense weights, of the
 /// embedding table only one row, the chosen experts, keys and values at that depth), times the speed, beside the memory's
-/// read bandwidth as measured at the start of this run. A prompt shares its reads between tokens, so there is no such
+/// read bandwidth as measured at the start of this run; on a GPU, beside what a copy inside its memory reads and writes. A prompt shares its reads between tokens, so there is no such
 /// figure for it. What a model writes does not matter: tokens are pseudo-random over its vocabulary (SplitMix64 from
 /// the state 0), the same in every run.
 #[derive(Args)]
@@ -73,7 +73,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let Some(context) = tests.iter().map(|t| t.depth.saturating_add(t.tokens)).max() else {
         return Err(errors::usage("there is nothing to measure: give a number above 0 with -p or -n"));
     };
-    let engine = args.compute.load(&demo::or_demo(args.model.as_deref())?, Some(context))?;
+    let (engine, gpu) = args.compute.load_on(&demo::or_demo(args.model.as_deref())?, Some(context))?;
     let tokens = match &args.tokens {
         Some(path) => tokens::from_file(path, engine.vocab_size(), context)?,
         None => tokens::random(engine.vocab_size(), context),
@@ -83,12 +83,10 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     engine.settle();
     bar.say("the memory's and the drive's speed".into());
     let speeds = engine.speeds()?;
-    let bandwidth = match speeds.memory {
-        Some(speed) => speed,
-        None => match args.compute.device()?.filter(|_| engine.plan().device.is_some()) {
-            Some(gpu) => gpu.memory_speed()?,
-            None => memory_speed(engine.threads())?,
-        },
+    let bandwidth = match (&gpu, speeds.memory) {
+        (Some(gpu), _) => gpu.memory_speed()?,
+        (None, Some(speed)) => speed,
+        (None, None) => memory_speed(engine.threads())?,
     };
     drop(bar);
 
@@ -190,8 +188,9 @@ impl Test {
                 session.extend(tokens)?;
             }
             Kind::Generation => {
+                // Whatever is chosen, it is chosen among the likeliest.
                 for &token in &tokens[self.depth..] {
-                    session.push(token)?;
+                    session.push_for(token, &mut |logits| logits.best().map(drop))?;
                 }
             }
         }

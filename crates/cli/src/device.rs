@@ -1,5 +1,6 @@
 //! Which device computes.
 
+use std::io::IsTerminal;
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow};
@@ -10,7 +11,7 @@ use forebay_engine::Error;
 use crate::args::size;
 
 /// Which device computes, and with how much of its memory.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub struct DeviceArgs {
     /// What computes: cpu, an NVIDIA GPU such as cuda:0, or auto for the first GPU that can hold the model
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Choice::from_str)]
@@ -51,7 +52,10 @@ impl DeviceArgs {
             Choice::Cuda(number) => Ok(Some(Cuda::open(number, self.vram)?)),
             // A machine without a GPU needs no words about it; one with a GPU that is not used does.
             Choice::Auto => match forebay_cuda::find() {
-                Err(_) => Ok(None),
+                Err(why) => {
+                    tracing::info!("the processor computes: {why}");
+                    Ok(None)
+                }
                 Ok(_) => match Cuda::open(0, self.vram) {
                     Ok(gpu) => Ok(Some(gpu)),
                     Err(error) => {
@@ -66,7 +70,19 @@ impl DeviceArgs {
     /// Whether the processor may compute instead, after a GPU has refused.
     pub fn may_fall_back(&self, error: &Error) -> bool {
         self.device == Choice::Auto
-            && matches!(error, Error::Budget { .. } | Error::Unsupported(_) | Error::Backend(_))
+            && matches!(
+                error,
+                Error::Budget { .. } | Error::Unsupported(_) | Error::Backend(_) | Error::DeviceLost(_)
+            )
+    }
+}
+
+/// Says something that is good to know and nothing more, to somebody who looks.
+pub fn note(text: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("{text}");
+    } else {
+        tracing::info!("{text}");
     }
 }
 

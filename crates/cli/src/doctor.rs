@@ -1,5 +1,6 @@
 //! `forebay doctor`: what the machine has, what a model makes of it, and what to change.
 
+mod card;
 mod drive;
 mod system;
 
@@ -15,6 +16,7 @@ use forebay_engine::store::IoMethod;
 use forebay_engine::{Bytes, Cancel, Error, Options, Prospect, instruction_sets};
 use serde_json::{Value, json};
 
+use self::card::Card;
 use self::drive::{Drive, Effort};
 use self::system::{Gpu, Memory, Processor};
 use crate::args::ComputeArgs;
@@ -23,7 +25,7 @@ use crate::interrupt;
 use crate::measured::{hits_text, prediction_json, rate, speed_text, threads};
 use crate::memory_speed::memory_speed;
 use crate::output::print;
-use crate::plan::share;
+use crate::plan::{OnGpu, share};
 use crate::progress::Progress;
 
 /// Find out what this machine has, what limits a model on it, and what to change
@@ -79,6 +81,7 @@ struct Report {
     /// `None` for a model without experts; the reason where it could not be measured.
     drive: Option<Result<Drive, String>>,
     gpu: Gpu,
+    cards: Vec<Card>,
     model: Option<Diagnosis>,
     advice: Vec<String>,
 }
@@ -92,6 +95,8 @@ struct Diagnosis {
     /// Why it cannot run, or how it will.
     outcome: Result<Outcome, String>,
     bottleneck: Bottleneck,
+    /// Where it would be on the GPU, if there is one to compute.
+    on_gpu: Option<OnGpu>,
 }
 
 struct Outcome {
@@ -156,14 +161,20 @@ impl Report {
         let memory_speed = memory_speed(threads)?;
         cancel.check()?;
         bar.say("products with weights like the model's".into());
-        let model = match prospect {
+        let mut model = match prospect {
             Some(prospect) => Some(Diagnosis::new(prospect, options, drive.as_ref(), memory_speed)?),
             None => None,
         };
+        bar.say("the GPU".into());
+        let in_use = args.compute.device()?;
+        let cards = Card::all(root, in_use.as_ref())?;
+        if let (Some(model), Some(prospect), Some(gpu)) = (&mut model, prospect, in_use) {
+            model.on_gpu = Some(OnGpu::new(gpu, prospect, options));
+        }
         drop(bar);
         let gpu = Gpu::look(root);
         let mut report =
-            Report { processor, memory, memory_speed, threads, drive, gpu, model, advice: Vec::new() };
+            Report { processor, memory, memory_speed, threads, drive, gpu, cards, model, advice: Vec::new() };
         report.advice = report.advise();
         Ok(report)
     }
@@ -299,6 +310,7 @@ impl Report {
             }
         }
         row("GPU", self.gpu_text());
+        self.cards.iter().flat_map(Card::rows).for_each(|(name, value)| row(name, value));
         if let Some(model) = &self.model {
             text += &model.text();
         }
@@ -328,9 +340,8 @@ impl Report {
         let found = gpu.library.as_ref().map(|path| path.display().to_string());
         let library = STATIC.map_or(found.unwrap_or("no CUDA library found".into()), str::to_owned);
         match forebay_cuda::find() {
-            Ok(gpus) => {
-                let gpu = |gpu: &forebay_cuda::Found| format!("{} with {}", gpu.name, Bytes(gpu.memory));
-                let gpus: Vec<_> = gpus.iter().map(gpu).collect();
+            Ok(_) => {
+                let gpus: Vec<_> = self.cards.iter().map(Card::name).collect();
                 let compiler = if forebay_cuda::compiler_is_there() { "" } else { "; NVRTC is missing" };
                 format!("{} ({library}); used for models that fit{compiler}", gpus.join(", "))
             }
@@ -346,11 +357,13 @@ impl Report {
         };
         let mut memory = self.memory.json();
         memory["read_bytes_per_second"] = json!(self.memory_speed);
+        let mut gpu = self.gpu.json();
+        gpu["cards"] = self.cards.iter().map(Card::json).collect();
         json!({
             "processor": self.processor.json(),
             "memory": memory,
             "drive": drive,
-            "gpu": self.gpu.json(),
+            "gpu": gpu,
             "model": self.model.as_ref().map(Diagnosis::json),
             "bottleneck": self.model.as_ref().map(|m| m.bottleneck.name()),
             "advice": self.advice,
@@ -375,6 +388,7 @@ impl Diagnosis {
             least_memory,
             outcome: Err(String::new()),
             bottleneck: Bottleneck::MemorySize,
+            on_gpu: None,
         };
         let plan = match prospect.plan_with(options) {
             Ok(plan) => plan,
@@ -456,6 +470,9 @@ impl Diagnosis {
             }
         }
         row("bottleneck", format!("{}: {}", self.bottleneck.name(), self.bottleneck.explanation()));
+        if let Some(gpu) = &self.on_gpu {
+            row("on the GPU", format!("it {}", gpu.text()));
+        }
         text
     }
 
@@ -466,6 +483,7 @@ impl Diagnosis {
             "least_memory": self.least_memory,
             "error": self.outcome.as_ref().err(),
             "bottleneck": self.bottleneck.name(),
+            "gpu": self.on_gpu.as_ref().map(OnGpu::json),
         });
         if let Ok(Outcome { plan, predicted }) = &self.outcome {
             object["budget"] = json!(plan.budget);

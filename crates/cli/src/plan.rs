@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
-use forebay_engine::plan::Plan;
+use forebay_cuda::Cuda;
+use forebay_engine::plan::{DevicePlan, Plan};
 use forebay_engine::predict::{Outlook, Prediction, Skew};
 use forebay_engine::{Bytes, Options, Prospect};
 use serde_json::{Value, json};
@@ -60,32 +61,64 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let measured = if args.no_probe || is_remote { None } else { Some(Measured::new(&prospect, &options)?) };
     let forecast = Forecast::new(&prospect, &options, measured.as_ref())?;
     let note = sight.map_or(String::new(), |sight| sight.note());
+    let gpu = args.load.device()?.map(|gpu| OnGpu::new(gpu, &prospect, &options));
     print(&if args.json {
-        forecast.json()
+        let mut object = forecast.json();
+        object["gpu"] = json!(gpu.as_ref().map(OnGpu::json));
+        format!("{object:#}\n")
     } else {
-        note + &forecast.text(picture::width()) + &gpu_lines(args, &prospect, &options)?
+        let gpu = gpu.map_or(String::new(), |gpu| format!("\n{}: {}\n", gpu.name, gpu.text()));
+        note + &forecast.text(picture::width()) + &gpu
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the model would be on the GPU, if there is one.
-fn gpu_lines(args: &PlanArgs, prospect: &Prospect, options: &Options) -> Result<String> {
-    let Some(device) = args.load.device()? else { return Ok(String::new()) };
-    let name = device.name().to_owned();
-    let options = Options { device: Some(Arc::new(device)), ..options.clone() };
-    Ok(match prospect.plan_with(&options).map(|plan| plan.device) {
-        Ok(Some(gpu)) => format!(
-            "\n{name}: {} of {} for weights {}, context of {} {}, scratch {}\n",
-            Bytes(gpu.total()),
-            Bytes(gpu.budget),
-            Bytes(gpu.weights),
-            prospect.plan().reserved,
-            Bytes(gpu.kv),
-            Bytes(gpu.scratch)
-        ),
-        Ok(None) => String::new(),
-        Err(error) => format!("\n{name}: not used, since the model {error}\n"),
-    })
+/// Where a model would be on a GPU.
+pub struct OnGpu {
+    name: String,
+    /// Or why it would not be there.
+    plan: Result<DevicePlan, String>,
+    /// Tokens that memory is set aside for.
+    context: usize,
+}
+
+impl OnGpu {
+    pub fn new(gpu: Cuda, prospect: &Prospect, options: &Options) -> OnGpu {
+        let name = gpu.name().to_owned();
+        let options = Options { device: Some(Arc::new(gpu)), ..options.clone() };
+        let plan = prospect.plan_with(&options).map_err(|error| error.to_string());
+        let plan = plan.and_then(|plan| plan.device.ok_or_else(|| "it is not asked to compute".into()));
+        OnGpu { name, plan, context: prospect.plan().reserved }
+    }
+
+    /// What is to be said after its name.
+    pub fn text(&self) -> String {
+        match &self.plan {
+            Ok(gpu) => format!(
+                "computes, with {} of {}: weights {}, context of {} {}, scratch {}",
+                Bytes(gpu.total()),
+                Bytes(gpu.budget),
+                Bytes(gpu.weights),
+                self.context,
+                Bytes(gpu.kv),
+                Bytes(gpu.scratch)
+            ),
+            Err(why) => format!("does not compute: {why}"),
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        let plan = self.plan.as_ref().ok();
+        json!({
+            "name": self.name,
+            "budget": plan.map(|gpu| gpu.budget),
+            "planned": plan.map(|gpu| gpu.total()),
+            "weights": plan.map(|gpu| gpu.weights),
+            "kv": plan.map(|gpu| gpu.kv),
+            "scratch": plan.map(|gpu| gpu.scratch),
+            "error": self.plan.as_ref().err(),
+        })
+    }
 }
 
 /// What is known before anything is loaded.
@@ -202,10 +235,10 @@ impl<'a> Forecast<'a> {
         text
     }
 
-    fn json(&self) -> String {
+    fn json(&self) -> Value {
         let plan = self.plan;
         let speed = self.speed.as_ref();
-        let object = json!({
+        json!({
             "budget": plan.budget,
             "planned": plan.total(),
             "dense": plan.dense,
@@ -230,8 +263,7 @@ impl<'a> Forecast<'a> {
             "changes": speed.map(|s| s.changes.iter().map(Change::json).collect::<Vec<_>>()),
             "streams": !plan.holds_all_experts(),
             "verdict": self.verdict(),
-        });
-        format!("{object:#}\n")
+        })
     }
 }
 

@@ -117,7 +117,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         return Err(errors::usage("the prompt is empty: give one with -p, in a file, or on standard input"));
     }
     let shape = args.shape()?;
-    let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
+    let model = demo::or_demo(args.model.as_deref())?;
+    let engine = args.load.load(&model)?;
     let prompting = args.prompting.prompting(&engine)?;
     let session = engine.session();
     interrupt::install(session.cancel())?;
@@ -126,12 +127,18 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         sampling: args.sampling.resolve(&engine)?,
         stop: args.stop.clone(),
         ignore_end: args.ignore_eos,
-        grammar: shape.map(|shape| shape.grammar(&engine)).transpose()?,
+        grammar: shape.as_ref().map(|shape| shape.grammar(&engine)).transpose()?,
         ..Request::default()
     };
+    // Only the session has it now, and can let go of it.
+    drop(engine);
     match prompt {
         Some(prompt) => answer(args, session, &prompt, request, &prompting),
-        None => chat::run(session, request, prompting),
+        None => chat::run(session, request, prompting, &|lost| {
+            let engine = args.load.load_after(lost, &model)?;
+            let grammar = shape.as_ref().map(|shape| shape.grammar(&engine)).transpose()?;
+            Ok((engine, grammar))
+        }),
     }
 }
 

@@ -20,7 +20,7 @@ pub fn close(engine: &Engine, answer: &Answer) {
 
 /// The line for an answer.
 pub fn line_of(engine: &Engine, answer: &Answer) -> String {
-    let streams = !engine.plan().holds_all_experts();
+    let streams = engine.plan().streams();
     line(&answer.stats, streams, bound(engine, &answer.stats))
 }
 

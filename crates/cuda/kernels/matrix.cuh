@@ -30,7 +30,10 @@ __device__ inline void await_previous() {
 #endif
 
 // The order is that of weights.rs.
-enum Kind { F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4, MXFP4_PAIRS, AFFINE4, AFFINE8 };
+enum Kind {
+    F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4, MXFP4_PAIRS, AFFINE4, AFFINE8, Q4_1, Q5_0, Q5_1, Q3_K,
+    IQ4_NL
+};
 
 struct Mat {
     const u8* plane[3]; // codes, scales, biases
@@ -237,6 +240,32 @@ template <> struct Unpack<Q8_0> {
     }
 };
 
+// Sixteen bytes of nibbles, less an offset: low ones first.
+__device__ inline void nibble_lanes(const uint4& codes, float offset, Group& g) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 word = word_of(codes, i);
+        four_lanes(word & LOW_NIBBLES, offset, g.lane + 4 * i);
+        four_lanes(word >> 4 & LOW_NIBBLES, offset, g.lane + 16 + 4 * i);
+    }
+}
+
+// Four bits, the lowest first, as the fifth bits of four bytes.
+__device__ inline u32 fifth_bits(u32 bits) {
+    bits &= 15;
+    return ((bits | bits << 7 | bits << 14 | bits << 21) & 0x01010101u) << 4;
+}
+
+// The same with a word of fifth bits.
+__device__ inline void five_bit_lanes(const uint4& codes, u32 fifth, float offset, Group& g) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 word = word_of(codes, i);
+        four_lanes((word & LOW_NIBBLES) | fifth_bits(fifth >> 4 * i), offset, g.lane + 4 * i);
+        four_lanes((word >> 4 & LOW_NIBBLES) | fifth_bits(fifth >> (16 + 4 * i)), offset, g.lane + 16 + 4 * i);
+    }
+}
+
 template <> struct Unpack<Q4_0> {
     struct Raw {
         uint4 codes;
@@ -246,13 +275,90 @@ template <> struct Unpack<Q4_0> {
         return Raw{((const uint4*)r.codes)[index], ((const u16*)r.scales)[index]};
     }
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 word = word_of(raw.codes, i);
-            four_lanes(word & LOW_NIBBLES, 8, g.lane + 4 * i);
-            four_lanes(word >> 4 & LOW_NIBBLES, 8, g.lane + 16 + 4 * i);
-        }
+        nibble_lanes(raw.codes, 8, g);
         g.scale[0] = g.scale[1] = half_to_float(raw.d);
+        g.min = 0;
+    }
+};
+
+template <> struct Unpack<Q4_1> {
+    struct Raw {
+        uint4 codes;
+        u32 head; // scale and what is added
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        return Raw{((const uint4*)r.codes)[index], ((const u32*)r.scales)[index]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        nibble_lanes(raw.codes, 0, g);
+        g.scale[0] = g.scale[1] = half_to_float(raw.head & 0xffff);
+        g.min = -half_to_float(raw.head >> 16);
+    }
+};
+
+template <> struct Unpack<Q5_0> {
+    struct Raw {
+        uint4 codes;
+        u32 fifth;
+        u16 d;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        return Raw{((const uint4*)r.codes)[index], ((const u32*)r.scales)[index], ((const u16*)r.biases)[index]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        five_bit_lanes(raw.codes, raw.fifth, 16, g);
+        g.scale[0] = g.scale[1] = half_to_float(raw.d);
+        g.min = 0;
+    }
+};
+
+template <> struct Unpack<Q5_1> {
+    struct Raw {
+        uint4 codes;
+        uint2 head; // scale and what is added, then the fifth bits
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        return Raw{((const uint4*)r.codes)[index], ((const uint2*)r.scales)[index]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        five_bit_lanes(raw.codes, raw.head.y, 0, g);
+        g.scale[0] = g.scale[1] = half_to_float(raw.head.x & 0xffff);
+        g.min = -half_to_float(raw.head.x >> 16);
+    }
+};
+
+template <> struct Unpack<Q3_K> {
+    struct Raw {
+        uint4 third[2], codes[2];
+        u32 scales[3];
+        u16 d;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        u32 block = index / 8, half = index % 8 / 4;
+        const uint4* from = (const uint4*)(r.codes + 96 * block);
+        const u32* scales = (const u32*)(r.scales + 12 * block);
+        return Raw{{from[0], from[1]},
+                   {from[2 + 2 * half], from[3 + 2 * half]},
+                   {scales[0], scales[1], scales[2]},
+                   ((const u16*)r.biases)[block]};
+    }
+    // The six-bit scale `i` of a block's sixteen: four bits of it among the first two words, two in the last.
+    static __device__ inline float scale(const Raw& raw, u32 i) {
+        u32 word = i & 4 ? raw.scales[1] : raw.scales[0];
+        u32 low = word >> (8 * (i & 3) + (i < 8 ? 0 : 4)) & 15;
+        u32 high = raw.scales[2] >> (8 * (i & 3) + 2 * (i / 4)) & 3;
+        return __fmul_rn(half_to_float(raw.d), (float)((int)(low | high << 4) - 32));
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        u32 part = index % 8, shift = 2 * (part % 4);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 low = word_of(raw.codes[i / 4], i % 4) >> shift & 0x03030303u;
+            u32 third = word_of(raw.third[i / 4], i % 4) >> part & 0x01010101u;
+            four_lanes(low | third << 2, 4, g.lane + 4 * i);
+        }
+        g.scale[0] = scale(raw, 2 * part);
+        g.scale[1] = scale(raw, 2 * part + 1);
         g.min = 0;
     }
 };
@@ -342,6 +448,21 @@ template <> struct Unpack<IQ4_XS> {
     }
 };
 
+template <> struct Unpack<IQ4_NL> {
+    struct Raw {
+        uint4 codes;
+        u16 d;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        return Raw{((const uint4*)r.codes)[index], ((const u16*)r.scales)[index]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        nibble_halves(raw.codes, g, [](u32 nibble) { return (float)IQ4_VALUES[nibble]; });
+        g.scale[0] = g.scale[1] = half_to_float(raw.d);
+        g.min = 0;
+    }
+};
+
 template <bool PAIRS> struct Fp4 {
     struct Raw {
         uint4 codes;
@@ -417,6 +538,11 @@ __device__ inline float weight(const Group& g, int i) {
         KIND_CASE(MXFP4_PAIRS, body)                                                                                   \
         KIND_CASE(AFFINE4, body)                                                                                       \
         KIND_CASE(AFFINE8, body)                                                                                       \
+        KIND_CASE(Q4_1, body)                                                                                          \
+        KIND_CASE(Q5_0, body)                                                                                          \
+        KIND_CASE(Q5_1, body)                                                                                          \
+        KIND_CASE(Q3_K, body)                                                                                          \
+        KIND_CASE(IQ4_NL, body)                                                                                        \
     }
 #define KIND_CASE(KIND, body)                                                                                          \
     case KIND:                                                                                                         \

@@ -17,7 +17,7 @@ const HEADS: [(&str, &str); 3] = [
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),
 ];
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 9] = [
     ("products", include_str!("../kernels/products.cu")),
     ("gemm", include_str!("../kernels/gemm.cu")),
     ("few", include_str!("../kernels/few.cu")),
@@ -26,6 +26,7 @@ const SOURCES: [(&str, &str); 8] = [
     ("attention", include_str!("../kernels/attention.cu")),
     ("prompt", include_str!("../kernels/prompt.cu")),
     ("delta", include_str!("../kernels/delta.cu")),
+    ("best", include_str!("../kernels/best.cu")),
 ];
 
 /// What a file in the cache starts with.
@@ -70,7 +71,8 @@ kernels! {
     "routing": route, norm_and_route, sort, combine;
     "attention": append, attend_halves, attend_singles, attend_step, merge;
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
-    "delta": delta_gates, convolve, delta_norm, recur;
+    "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
+    "best": best_clear, best_count, best_gather, best_sort;
 }
 
 /// The kernels and what keeps them.
@@ -274,5 +276,34 @@ mod tests {
             std::fs::write(&file, &whole[..at]).unwrap();
             assert_eq!(read_cached(&file), None, "cut at {at}");
         }
+    }
+
+    /// A kernel that does not wait for the one before it would read what that one is still writing, now and then.
+    #[test]
+    fn every_kernel_waits_for_the_one_before() {
+        /// The text from a place to where its first bracket is closed.
+        fn body(text: &str) -> &str {
+            let mut depth = 0;
+            let end = text.char_indices().find(|&(_, c)| {
+                depth += i32::from(c == '{') - i32::from(c == '}');
+                c == '}' && depth == 0
+            });
+            &text[..end.expect("brackets are closed").0]
+        }
+        const WAITS: &str = "await_previous()";
+        let mut kernels = 0;
+        for (file, text) in SOURCES {
+            for (start, _) in text.match_indices("extern \"C\" __global__") {
+                let kernel = body(&text[start..]);
+                // Those of one line call what does it all.
+                let called = kernel.split('{').nth(1).and_then(|call| call.trim().split(['<', '(']).next());
+                let function = called.and_then(|name| text.find(&format!("inline void {name}(")));
+                let waits =
+                    kernel.contains(WAITS) || function.is_some_and(|at| body(&text[at..]).contains(WAITS));
+                assert!(waits, "{file}: {kernel}");
+                kernels += 1;
+            }
+        }
+        assert!(kernels > 40, "only {kernels} were found");
     }
 }

@@ -1,9 +1,8 @@
 //! One GPU: its context, its stream and its memory.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
 use cudarc::driver::{DriverError, result, sys};
@@ -20,6 +19,8 @@ pub struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    /// Its number.
+    pub ordinal: usize,
     /// What the maker calls it.
     pub name: String,
     /// Major and minor compute capability.
@@ -30,7 +31,8 @@ pub struct Gpu {
     pub shared_limit: u32,
     /// Bytes that models may use.
     pub budget: u64,
-    used: AtomicU64,
+    /// Bytes by purpose.
+    used: Mutex<BTreeMap<&'static str, u64>>,
     pieces: Mutex<PiecePool>,
 }
 
@@ -57,6 +59,8 @@ pub struct Found {
     pub memory: u64,
     /// Major and minor compute capability.
     pub capability: (i32, i32),
+    /// Where it is on the PCI bus, as the system writes it: `0000:3b:00.0`.
+    pub bus: String,
 }
 
 /// The GPUs of this machine.
@@ -84,6 +88,7 @@ pub fn find() -> std::result::Result<Vec<Found>, String> {
                 name: result::device::get_name(device).map_err(failed)?,
                 memory: memory as u64,
                 capability: capability(device).map_err(failed)?,
+                bus: bus(device).map_err(failed)?,
             })
         })
         .collect()
@@ -101,6 +106,13 @@ fn capability(device: sys::CUdevice) -> std::result::Result<(i32, i32), DriverEr
     ))
 }
 
+fn bus(device: sys::CUdevice) -> std::result::Result<String, DriverError> {
+    let domain = attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+    let bus = attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+    let slot = attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
+    Ok(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
+}
+
 /// The driver's words for what went wrong.
 fn reason(error: DriverError) -> String {
     let name = error.error_name().map(|name| name.to_string_lossy().into_owned());
@@ -113,7 +125,36 @@ fn reason(error: DriverError) -> String {
 
 /// An engine's error for a driver's.
 pub fn failed(doing: &str, error: DriverError) -> Error {
-    Error::Backend(format!("the GPU cannot {doing}: {}; --device cpu goes without it", reason(error)))
+    let message = format!("the GPU cannot {doing}: {}; --device cpu goes without it", reason(error));
+    if is_fatal(error.0) { Error::DeviceLost(message) } else { Error::Backend(message) }
+}
+
+/// Whether all that is asked of the GPU fails from now on: the driver gives up a context in which a kernel went wrong, and
+/// a card may be gone.
+fn is_fatal(error: sys::CUresult) -> bool {
+    use sys::CUresult::*;
+    matches!(
+        error,
+        CUDA_ERROR_DEINITIALIZED
+            | CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTAINED
+            | CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | CUDA_ERROR_SYSTEM_NOT_READY
+            | CUDA_ERROR_EXTERNAL_DEVICE
+            | CUDA_ERROR_UNKNOWN
+    )
 }
 
 impl Gpu {
@@ -136,12 +177,13 @@ impl Gpu {
             device,
             context,
             stream,
+            ordinal,
             name: result::device::get_name(device).map_err(open)?,
             capability: capability(device).map_err(open)?,
             multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             shared_limit: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             budget: budget.unwrap_or((free as u64).saturating_sub((free as u64 / 32).max(256 << 20))),
-            used: AtomicU64::new(0),
+            used: Mutex::default(),
             pieces: Mutex::default(),
         }))
     }
@@ -180,13 +222,23 @@ impl Gpu {
     ///
     /// # Errors
     /// If there is none, or the budget does not allow it.
-    pub fn allocate(self: &Arc<Gpu>, bytes: usize, what: &str) -> Result<Memory> {
+    pub fn allocate(self: &Arc<Gpu>, bytes: usize, what: &'static str) -> Result<Memory> {
         let address = self.take(bytes as u64, what)?;
-        Ok(Memory { gpu: self.clone(), address, bytes })
+        Ok(Memory { gpu: self.clone(), address, bytes, what })
     }
 
-    fn take(&self, bytes: u64, what: &str) -> Result<Address> {
-        let used = self.used.load(Ordering::Relaxed);
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<&'static str, u64>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes in use, by purpose.
+    pub fn used(&self) -> Vec<(&'static str, u64)> {
+        self.counts().iter().map(|(what, bytes)| (*what, *bytes)).collect()
+    }
+
+    fn take(&self, bytes: u64, what: &'static str) -> Result<Address> {
+        let mut counts = self.counts();
+        let used: u64 = counts.values().sum();
         if used.saturating_add(bytes) > self.budget {
             return Err(Error::Budget {
                 need: used.saturating_add(bytes),
@@ -199,17 +251,17 @@ impl Gpu {
         // SAFETY: the address is freed once, by whoever has it.
         let address = unsafe { result::malloc_sync((bytes as usize).max(16)) }
             .map_err(|error| failed(&format!("find {} of its memory for {what}", Bytes(bytes)), error))?;
-        self.used.fetch_add(bytes, Ordering::Relaxed);
+        *counts.entry(what).or_default() += bytes;
         Ok(address)
     }
 
-    fn free(&self, address: Address, bytes: u64) {
+    fn free(&self, address: Address, bytes: u64, what: &'static str) {
         if self.enter().is_ok() {
             // SAFETY: the address was allocated by `take`, and nobody has it any more. A device that is lost has no
             // memory to give back.
             let _ = unsafe { result::free_sync(address) };
         }
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        *self.counts().entry(what).or_default() -= bytes;
     }
 
     /// A piece of a state. It holds anything.
@@ -251,6 +303,13 @@ impl Gpu {
         self.wait()
     }
 
+    /// Starts to copy bytes to the GPU, after everything that was started. They must stay until that has ended.
+    pub fn send(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller owns the memory there, and waits before the bytes go.
+        unsafe { result::memcpy_htod_async(to, bytes, self.stream) }.map_err(|e| failed("take data", e))
+    }
+
     /// Copies bytes inside the GPU, after everything that was started.
     pub fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
         self.enter()?;
@@ -281,6 +340,7 @@ pub struct Memory {
     gpu: Arc<Gpu>,
     address: Address,
     bytes: usize,
+    what: &'static str,
 }
 
 impl Memory {
@@ -297,7 +357,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.gpu.free(self.address, self.bytes as u64);
+        self.gpu.free(self.address, self.bytes as u64, self.what);
     }
 }
 

@@ -21,7 +21,14 @@ pub use backend::CudaBackend;
 pub use compile::compiler_is_there;
 pub use driver::{Found, find};
 
-use driver::Gpu;
+use driver::{Gpu, Memory, Pinned};
+use forebay_kernels::Encoding;
+use weights::Kind;
+
+/// Whether there are kernels for matrices that are stored so.
+pub fn computes(encoding: Encoding) -> bool {
+    Kind::of(encoding).is_some()
+}
 
 /// Tokens of a prompt that are computed together: enough for every expert to have many.
 const CHUNK: usize = 2048;
@@ -50,23 +57,53 @@ impl Cuda {
         Ok(Cuda(Gpu::open(ordinal, memory)?))
     }
 
-    /// Bytes a second that its memory reads and writes, tried for a moment.
+    /// Bytes a second that a copy inside its memory reads and writes, tried for a moment.
     ///
     /// # Errors
     /// If it has no memory for that.
     pub fn memory_speed(&self) -> Result<f64> {
-        const BYTES: usize = 256 << 20;
-        const COPIES: usize = 64;
-        let both = self.0.allocate(2 * BYTES, "a moment's measurement")?;
-        let copy = || self.0.copy(both.address(), both.address() + BYTES as u64, BYTES);
-        copy()?;
+        let both = self.moment(2)?;
+        let half = both.bytes() / 2;
+        let speed = self.time(|| self.0.copy(both.address(), both.address() + half as u64, half))?;
+        Ok(2.0 * half as f64 * speed)
+    }
+
+    /// Bytes a second that come to it from memory that the system does not move, tried for a moment.
+    ///
+    /// # Errors
+    /// If there is no memory for that.
+    pub fn link_speed(&self) -> Result<f64> {
+        let there = self.moment(1)?;
+        let mut here = Pinned::new(&self.0, there.bytes())?;
+        let speed = self.time(|| self.0.send(there.address(), here.bytes()))?;
+        Ok(there.bytes() as f64 * speed)
+    }
+
+    /// Memory for a moment's measurement, of this many parts: more than caches hold, if there is room.
+    fn moment(&self, parts: usize) -> Result<Memory> {
+        let allocate = |bytes: usize| self.0.allocate(parts * bytes, "a moment's measurement");
+        allocate(256 << 20).or_else(|_| allocate(64 << 20))
+    }
+
+    /// How often a second something is done that is started again and again.
+    fn time(&self, mut start: impl FnMut() -> Result<()>) -> Result<f64> {
+        const TIMES: usize = 32;
+        start()?;
         self.0.wait()?;
-        let start = Instant::now();
-        for _ in 0..COPIES {
-            copy()?;
-        }
+        let begun = Instant::now();
+        (0..TIMES).try_for_each(|_| start())?;
         self.0.wait()?;
-        Ok((2 * BYTES * COPIES) as f64 / start.elapsed().as_secs_f64())
+        Ok(TIMES as f64 / begun.elapsed().as_secs_f64())
+    }
+
+    /// Bytes that are in use of what [may be](Device::memory), by purpose.
+    pub fn used(&self) -> Vec<(&'static str, u64)> {
+        self.0.used()
+    }
+
+    /// Its number.
+    pub fn ordinal(&self) -> usize {
+        self.0.ordinal
     }
 
     /// What the maker calls it.
@@ -78,6 +115,10 @@ impl Cuda {
 impl Device for Cuda {
     fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>> {
         Ok(Box::new(CudaBackend::new(&self.0, precision, buffers)?))
+    }
+
+    fn computes(&self, encoding: Encoding) -> bool {
+        computes(encoding)
     }
 
     fn memory(&self) -> u64 {

@@ -30,15 +30,17 @@ pub enum Kind {
     MXFP4_PAIRS,
     AFFINE4,
     AFFINE8,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q3_K,
+    IQ4_NL,
 }
 
 impl Kind {
-    /// The kind of an encoding.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the kernels have none for it.
-    pub fn of(encoding: Encoding) -> Result<Kind> {
-        Ok(match encoding {
+    /// The kind of an encoding, if there are kernels for it.
+    pub fn of(encoding: Encoding) -> Option<Kind> {
+        Some(match encoding {
             Encoding::Blocks(DType::F32) | Encoding::Columns(DType::F32) => Kind::F32,
             Encoding::Blocks(DType::F16) | Encoding::Columns(DType::F16) => Kind::F16,
             Encoding::Blocks(DType::BF16) | Encoding::Columns(DType::BF16) => Kind::BF16,
@@ -49,14 +51,18 @@ impl Kind {
             Encoding::Blocks(DType::Q6_K) => Kind::Q6_K,
             Encoding::Blocks(DType::IQ4_XS) => Kind::IQ4_XS,
             Encoding::Blocks(DType::MXFP4) => Kind::MXFP4,
+            Encoding::Blocks(DType::Q4_1) => Kind::Q4_1,
+            Encoding::Blocks(DType::Q5_0) => Kind::Q5_0,
+            Encoding::Blocks(DType::Q5_1) => Kind::Q5_1,
+            Encoding::Blocks(DType::Q3_K) => Kind::Q3_K,
+            Encoding::Blocks(DType::IQ4_NL) => Kind::IQ4_NL,
             Encoding::Mxfp4 => Kind::MXFP4_PAIRS,
-            Encoding::Affine(Affine { bits: 4, .. }) => Kind::AFFINE4,
-            Encoding::Affine(Affine { bits: 8, .. }) => Kind::AFFINE8,
-            other => {
-                return Err(Error::Unsupported(format!(
-                    "weights of type {other} cannot be computed on the GPU; run with --device cpu"
-                )));
-            }
+            Encoding::Affine(Affine { bits, scales, .. }) if scales.is_float() => match bits {
+                4 => Kind::AFFINE4,
+                8 => Kind::AFFINE8,
+                _ => return None,
+            },
+            _ => return None,
         })
     }
 
@@ -69,7 +75,11 @@ impl Kind {
     fn cuts(self) -> Option<[std::ops::Range<usize>; 3]> {
         match self {
             Kind::Q8_0 => Some([2..34, 0..2, 0..0]),
-            Kind::Q4_0 => Some([2..18, 0..2, 0..0]),
+            Kind::Q4_0 | Kind::IQ4_NL => Some([2..18, 0..2, 0..0]),
+            Kind::Q4_1 => Some([4..20, 0..4, 0..0]),
+            Kind::Q5_0 => Some([6..22, 2..6, 0..2]),
+            Kind::Q5_1 => Some([8..24, 0..8, 0..0]),
+            Kind::Q3_K => Some([0..96, 96..108, 108..110]),
             Kind::Q6_K => Some([0..128, 128..208, 208..210]),
             Kind::IQ4_XS => Some([8..136, 0..8, 0..0]),
             Kind::MXFP4 => Some([1..17, 0..1, 0..0]),
@@ -141,10 +151,13 @@ const PORTION: usize = 64 << 20;
 
 impl DeviceMatrix {
     /// Room for `count` matrices like this one.
-    fn like(gpu: &Arc<Gpu>, w: MatRef<'_>, count: usize, what: &str) -> Result<DeviceMatrix> {
-        let kind = Kind::of(w.encoding)?;
+    fn like(gpu: &Arc<Gpu>, w: MatRef<'_>, count: usize, what: &'static str) -> Result<DeviceMatrix> {
+        let refused = || Error::Unsupported(format!("weights of type {} on the GPU", w.encoding));
+        let kind = Kind::of(w.encoding).ok_or_else(refused)?;
         let (group, floats) = match w.encoding {
-            Encoding::Affine(Affine { group, scales, .. }) => (group, Kind::of(scales.into())?),
+            Encoding::Affine(Affine { group, scales, .. }) => {
+                (group, Kind::of(scales.into()).ok_or_else(refused)?)
+            }
             _ => (32, Kind::F32),
         };
         let one = arrange(kind, w.rows(0..1));
@@ -230,6 +243,11 @@ mod tests {
             (Kind::Q6_K, DType::Q6_K),
             (Kind::IQ4_XS, DType::IQ4_XS),
             (Kind::MXFP4, DType::MXFP4),
+            (Kind::Q4_1, DType::Q4_1),
+            (Kind::Q5_0, DType::Q5_0),
+            (Kind::Q5_1, DType::Q5_1),
+            (Kind::Q3_K, DType::Q3_K),
+            (Kind::IQ4_NL, DType::IQ4_NL),
         ];
         for (kind, dtype) in kinds {
             assert_eq!(Kind::of(dtype.into()).unwrap(), kind);
@@ -239,11 +257,5 @@ mod tests {
             // Codes are read sixteen bytes at a time.
             assert!(kind.cuts().unwrap()[0].len().is_multiple_of(16));
         }
-    }
-
-    #[test]
-    fn what_cannot_be_computed_is_refused_by_name() {
-        let refusal = Kind::of(DType::IQ2_XS.into()).unwrap_err().to_string();
-        assert!(refusal.contains("IQ2_XS") && refusal.contains("--device cpu"), "{refusal}");
     }
 }

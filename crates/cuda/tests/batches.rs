@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use common::gpu;
 use common::models::{options, random_tokens, relative_error};
 use forebay_engine::synth::{FAMILIES, Order, Shape, Synthesis, TypeChoice};
-use forebay_engine::{Cancel, Engine, Options, Precision, Session, TokenId, Turn};
+use forebay_engine::{Cancel, Engine, Logits, Options, Precision, Session, TokenId, Turn};
 use forebay_kernels::DType;
 
 const VOCABULARY: u32 = 300;
@@ -48,7 +48,11 @@ fn errors_of_a_step(ours: &Engine, truth: &Engine, count: usize) -> Vec<f64> {
     let mut turns: Vec<Turn<'_>> =
         turns.map(|(session, tokens)| Turn { session, tokens, logits: true, marks: &[] }).collect();
     let mut logits = vec![Vec::new(); count];
-    ours.step(&mut turns, &Cancel::default(), |i, row| logits[i] = row.to_vec()).unwrap();
+    let keep = |i: usize, row: &mut Logits<'_>| {
+        logits[i] = row.all()?.to_vec();
+        Ok(())
+    };
+    ours.step(&mut turns, &Cancel::default(), keep).unwrap();
     let error = |i: usize| {
         let mut alone = truth.session();
         alone.extend(&prompts[i]).unwrap();

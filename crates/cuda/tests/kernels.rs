@@ -5,7 +5,7 @@ mod common;
 use common::gpu;
 use common::models::relative_error;
 use forebay_engine::TokenId;
-use forebay_engine::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Precision, Vector, Weight};
+use forebay_engine::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Precision, Vector, Weight, rank};
 use forebay_kernels::{Affine, DType, Encoding};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -17,7 +17,9 @@ const MOST_TOKENS: usize = 100;
 /// All encodings that the GPU computes with.
 fn encodings() -> Vec<Encoding> {
     use DType::*;
-    let blocks = [F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4].map(Encoding::Blocks);
+    let blocks =
+        [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, IQ4_NL, MXFP4];
+    let blocks = blocks.map(Encoding::Blocks);
     let affine = |bits, group, scales| Encoding::Affine(Affine { bits, group, scales });
     let planes = [
         Encoding::Mxfp4,
@@ -27,6 +29,16 @@ fn encodings() -> Vec<Encoding> {
         affine(8, 128, F32),
     ];
     blocks.into_iter().chain(planes).collect()
+}
+
+/// What is said to be computed is what is tested here.
+#[test]
+fn every_type_that_is_computed_is_tested() {
+    for dtype in DType::computable() {
+        let encoding = Encoding::Blocks(dtype);
+        assert_eq!(forebay_cuda::computes(encoding), encodings().contains(&encoding), "{encoding}");
+    }
+    assert!(encodings().into_iter().all(forebay_cuda::computes));
 }
 
 /// Any weights of about one in size.
@@ -57,7 +69,10 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
         Encoding::Blocks(dtype) => {
             let (places, scale): (&[usize], f32) = match dtype {
                 DType::Q8_0 => (&[0], 0.01),
-                DType::Q4_0 => (&[0], 0.1),
+                DType::Q4_0 | DType::Q5_0 => (&[0], 0.1),
+                DType::Q4_1 | DType::Q5_1 => (&[0, 2], 0.1),
+                DType::Q3_K => (&[108], 0.01),
+                DType::IQ4_NL => (&[0], 0.02),
                 DType::Q4_K | DType::Q5_K => (&[0, 2], 0.003),
                 DType::Q6_K => (&[208], 0.001),
                 DType::IQ4_XS => (&[0], 0.001),
@@ -216,6 +231,57 @@ fn a_sum_is_normed_and_multiplied() {
                     assert!(error < 1e-5, "{encoding}, {precision:?}, time {time}, {what}: {error}");
                 }
             }
+        }
+    }
+}
+
+/// Logits of every sort, among them many alike, and more of them than are gathered.
+#[test]
+fn the_likeliest_tokens_are_those_that_the_processor_finds() {
+    const VOCAB: usize = 20_000;
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let mut any = |scale: f32, offset: f32| -> Vec<f32> {
+        (0..VOCAB).map(|_| offset + scale * ((rng.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0)).collect()
+    };
+    let mut odd = any(3.0, 0.0);
+    let values =
+        [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, f32::MAX, f32::MIN, 1e-40];
+    odd.iter_mut().step_by(37).zip(values.iter().cycle()).for_each(|(logit, value)| *logit = *value);
+    let mut few = vec![f32::NEG_INFINITY; VOCAB];
+    few[7] = -2.0;
+    few[19_999] = -1.0;
+    let rows = [
+        any(10.0, 0.0),
+        any(1.0, -30.0),
+        any(1e-3, 1.0),
+        any(4.0, 0.0).into_iter().map(f32::round).collect(),
+        odd,
+        few,
+        vec![1.5; VOCAB],
+        vec![f32::NAN; VOCAB],
+    ];
+    let table: Vec<u8> = rows.iter().flatten().flat_map(|logit: &f32| logit.to_le_bytes()).collect();
+    let planes = [&table[..], &[], &[]].map(Into::into);
+    let encoding = Encoding::Blocks(DType::F32);
+    let matrix = HostMatrix { encoding, rows: rows.len(), cols: VOCAB, planes };
+    let Some((mut backend, [logits, _])) = backend(Precision::Fast, rows.len(), matrix) else { return };
+    let tokens: Vec<TokenId> = (0..rows.len() as u32).map(TokenId).collect();
+    let mut best = Vec::new();
+    for k in [1, 40, 256] {
+        backend.begin(rows.len());
+        backend.embed(Matrix::nth(0), &tokens, logits).unwrap();
+        backend.best(logits, k, &mut best).unwrap();
+        assert_eq!(best.len(), rows.len() * k);
+        for (i, (ours, row)) in best.chunks_exact(k).zip(&rows).enumerate() {
+            let mut truth = Vec::new();
+            rank(row, k, &mut truth);
+            assert_eq!(ours[..truth.len()], truth, "row {i}, the best {k}");
+            assert!(ours[truth.len()..].iter().all(|ranked| ranked.logit == f32::NEG_INFINITY));
+            let mut read = vec![0.0; VOCAB];
+            backend.read_row(logits, i, &mut read).unwrap();
+            assert!(
+                read.iter().zip(row).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan())
+            );
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::fingerprint::fingerprint;
 use crate::format::ModelFile;
 use crate::grammar::{Lexicon, Tree};
 use crate::heat::{Heat, hottest_first};
+use crate::logits::{Kept, Logits, Rows};
 use crate::memory::Region;
 use crate::models::{self, Blueprint, Model};
 use crate::plan::{DeviceWishes, ExpertMemory, Machine, Plan, Pressure, Relief, Traffic, Wishes};
@@ -134,6 +135,8 @@ struct Inner {
     lexicon: Mutex<Option<Arc<Lexicon>>>,
     precision: Precision,
     vocab: usize,
+    /// Why nothing is computed any more, if so.
+    lost: OnceLock<String>,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
 }
@@ -144,8 +147,7 @@ struct Compute {
     /// What the next layer will probably choose.
     expected: Routing,
     pressure: Pressure,
-    /// `[Head::ROWS, vocab]`
-    logits: Vec<f32>,
+    logits: Kept,
 }
 
 impl Engine {
@@ -233,7 +235,7 @@ impl Engine {
         if let Some(speeds) = self.0.speeds.get() {
             return Ok(*speeds);
         }
-        let streams = !self.0.plan.holds_all_experts() && self.0.plan.device.is_none();
+        let streams = self.0.plan.streams();
         let drive = |layers| probe::drive_speed(&self.0.file, layers, self.0.io, MOMENT);
         // A device's memory is not the computer's.
         let dense = self.0.dense.get(..BEYOND_CACHES).filter(|_| self.0.plan.device.is_none());
@@ -242,6 +244,12 @@ impl Engine {
             drive: if streams { drive(self.0.store.layers())? } else { None },
         };
         Ok(*self.0.speeds.get_or_init(|| speeds))
+    }
+
+    /// Why nothing can be computed any more, if the device that did was lost. Conversations can be had again with a model
+    /// that is opened anew, by their tokens.
+    pub fn lost(&self) -> Option<&str> {
+        self.0.lost.get().map(String::as_str)
     }
 
     /// How experts are read, for people.
@@ -346,10 +354,26 @@ impl ComputeGuard<'_> {
         &mut self,
         batch: &mut Batch<'_>,
         pass: Pass<'_>,
-        mut logits: impl FnMut(usize, &[f32]),
+        logits: impl FnMut(usize, &mut Logits<'_>) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(why) = self.inner.lost.get() {
+            return Err(Error::DeviceLost(why.clone()));
+        }
+        self.forward_there(batch, pass, logits).inspect_err(|error| {
+            if let Error::DeviceLost(why) = error {
+                self.inner.lost.get_or_init(|| why.clone());
+            }
+        })
+    }
+
+    fn forward_there(
+        &mut self,
+        batch: &mut Batch<'_>,
+        pass: Pass<'_>,
+        mut logits: impl FnMut(usize, &mut Logits<'_>) -> Result<()>,
     ) -> Result<()> {
         let Pass { wanted, cancel, mut observer } = pass;
-        let Compute { backend, routing, expected, pressure, logits: out } = &mut *self.held;
+        let Compute { backend, routing, expected, pressure, logits: kept } = &mut *self.held;
         let one_each = batch.tokens.len() == batch.sequences.len();
         // Many tokens together need nearly all experts, whether they are a prompt or the next ones of many answers.
         let few = one_each && batch.tokens.len() <= FEW_TOKENS;
@@ -378,12 +402,10 @@ impl ComputeGuard<'_> {
         cx.backend.submit()?;
         for rows in wanted.chunks(Head::ROWS) {
             cancel.check()?;
-            out.resize(rows.len() * self.inner.vocab, 0.0);
             cx.backend.begin(batch.tokens.len());
-            self.inner.model.head().logits(&mut cx, rows, out)?;
-            for (row, values) in rows.iter().zip(out.chunks_exact(self.inner.vocab)) {
-                logits(*row, values);
-            }
+            let head = self.inner.model.head();
+            head.forward(cx.backend, rows)?;
+            Rows { backend: cx.backend, buffer: head.logits, kept }.each(rows, &mut logits)?;
         }
         Ok(())
     }
@@ -408,6 +430,9 @@ impl Prospect {
     pub fn new(path: &Path, options: &Options) -> Result<Prospect> {
         let file = ModelFile::open(path)?;
         let blueprint = models::describe(&file)?;
+        if let Some(device) = &options.device {
+            blueprint.check_device(&**device, file.path())?;
+        }
         let traffic = Traffic::new(&blueprint, options.precision);
         let tokenizer = Tokenizer::of(&file)?;
         let vocab = blueprint.model.head().vocab();
@@ -441,8 +466,11 @@ impl Prospect {
     /// Where memory would go with other options.
     ///
     /// # Errors
-    /// [`Error::Budget`] if memory does not suffice.
+    /// [`Error::Budget`] if memory does not suffice, [`Error::Unsupported`] if a device cannot compute the model.
     pub fn plan_with(&self, options: &Options) -> Result<Plan> {
+        if let Some(device) = &options.device {
+            self.blueprint.check_device(&**device, self.file.path())?;
+        }
         let wishes = options.wishes(self.blueprint.context)?;
         Plan::new(&self.blueprint, &self.classes, &wishes, &Machine::now())
     }
@@ -573,7 +601,7 @@ impl Prospect {
             None => Box::new(CpuBackend::new(threads, options.precision, &buffers)?),
         };
         // Where everything fits there is nothing to choose.
-        let streams = !plan.holds_all_experts() && !backend.keeps_experts();
+        let streams = plan.streams();
         let folder = options.heat.as_ref().filter(|_| streams);
         let heat = folder.map(|folder| Heat::of(folder, &file, traffic.experts));
         let remembered = heat.as_ref().and_then(Heat::read);
@@ -611,7 +639,7 @@ impl Prospect {
             routing: Routing::default(),
             expected: Routing::default(),
             pressure: Pressure::on(plan.slot_bytes),
-            logits: Vec::new(),
+            logits: Kept::default(),
         };
         Ok(Engine(Arc::new(Inner {
             vocab,
@@ -633,6 +661,7 @@ impl Prospect {
             fingerprint: OnceLock::new(),
             lexicon: Mutex::new(None),
             precision: options.precision,
+            lost: OnceLock::new(),
             compute: Mutex::new(compute),
         })))
     }

@@ -54,6 +54,9 @@ pub enum Error {
     /// A compute device failed.
     #[error("{0}")]
     Backend(String),
+    /// A compute device failed for good: nothing more is computed there.
+    #[error("{0}")]
+    DeviceLost(String),
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,
@@ -89,6 +92,7 @@ impl Error {
             Error::Context { tokens, limit } => Error::Context { tokens: *tokens, limit: *limit },
             Error::Invalid(message) => Error::Invalid(message.clone()),
             Error::Backend(message) => Error::Backend(message.clone()),
+            Error::DeviceLost(message) => Error::DeviceLost(message.clone()),
             Error::Cancelled => Error::Cancelled,
         }
     }

@@ -6,6 +6,7 @@ use crate::TokenId;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::grammar::{Grammar, Mask, Matcher};
+use crate::logits::Logits;
 use crate::sampler::{Sampler, SamplingOverrides, SamplingParams, Scored, Scorer};
 use crate::session::{Session, Watch};
 use crate::stop::StopMatcher;
@@ -146,11 +147,16 @@ impl Session {
         let read = engine.meters();
         writing.stats().prompt_seconds = start.elapsed().as_secs_f64();
         writing.stats().prompt_experts = read - before;
-        while let Some(token) = writing.choose(self.logits(), on_event)? {
-            if writing.stats().ttft_seconds == 0.0 {
-                writing.stats().ttft_seconds = start.elapsed().as_secs_f64();
-            }
-            match self.push(token) {
+        let mut next = writing.choose(&mut Logits::of(self.logits()), on_event)?;
+        if !writing.answer.tokens.is_empty() {
+            writing.stats().ttft_seconds = start.elapsed().as_secs_f64();
+        }
+        while let Some(token) = next.take() {
+            let mut choose = |logits: &mut Logits<'_>| {
+                next = writing.choose(logits, on_event)?;
+                Ok(())
+            };
+            match self.push_for(token, &mut choose) {
                 Ok(()) => {}
                 Err(Error::Cancelled) => writing.cancel(),
                 Err(error) => return Err(error),
@@ -219,8 +225,12 @@ impl Writing {
     /// ended.
     ///
     /// # Errors
-    /// If the logits are not numbers, or no token fits the grammar.
-    pub fn choose(&mut self, logits: &[f32], on_event: &mut dyn FnMut(Event<'_>)) -> Result<Option<TokenId>> {
+    /// If the logits cannot be had or are not numbers, or no token fits the grammar.
+    pub fn choose(
+        &mut self,
+        logits: &mut Logits<'_>,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Option<TokenId>> {
         if self.ended || self.answer.tokens.len() == self.most {
             return Ok(None);
         }
@@ -234,7 +244,7 @@ impl Writing {
                 }
             },
         };
-        let token = self.sampler.sample_among(logits, mask.as_ref().map(Mask::bits))?;
+        let token = self.sampler.choose(logits, mask.as_ref().map(Mask::bits))?;
         if self.engine.tokenizer().end_tokens().contains(&token) {
             self.stop();
             return Ok(None);
@@ -246,7 +256,7 @@ impl Writing {
         self.sampler.accept(token);
         self.answer.tokens.push(token);
         if let Some(scorer) = &mut self.scorer {
-            let scored = scorer.score(logits, token);
+            let scored = scorer.score(logits.all()?, token);
             on_event(Event::Token(&scored));
             self.answer.logprobs.push(scored);
         }

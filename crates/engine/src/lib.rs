@@ -30,6 +30,7 @@ pub mod format;
 mod generate;
 mod grammar;
 mod heat;
+mod logits;
 pub mod memory;
 pub mod models;
 pub mod plan;
@@ -52,10 +53,13 @@ pub use error::{Bytes, Error, Result};
 pub use fingerprint::Fnv;
 pub use generate::{Answer, Event, FinishReason, Request, Stats, Writing};
 pub use grammar::Grammar;
+pub use logits::{Best, Logits};
 pub use prefix::{PrefixMeters, PrefixOptions};
 pub use rehearsal::ComputeTime;
 pub use sampler::Scored;
-pub use session::{Batch, Extended, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch};
+pub use session::{
+    Batch, Extended, LogitsTaker, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch,
+};
 
 /// A token of a model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

@@ -29,12 +29,17 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::TokenId;
+use crate::backend::{Ranked, rank, rank_buffer, tame};
 use crate::error::{Error, Result};
-use history::{History, Origin};
+use crate::logits::{Best, Logits};
+use history::{Count, History, Origin};
 
 pub use params::{SamplingOverrides, SamplingParams};
 pub use scores::Scored;
 pub(crate) use scores::Scorer;
+
+/// Where weights are compared with a bound, those beyond it are so by more than the rounding of exponentials.
+const LEEWAY: f64 = 1.0 - 1e-9;
 
 /// Chooses tokens for one conversation: the parameters, the random numbers and the tokens seen so far.
 #[derive(Clone, Debug)]
@@ -46,6 +51,8 @@ pub struct Sampler {
     vocab_size: usize,
     /// The logits with bias and penalties, `[vocab_size]`, each made [`tame`]. Reused from token to token.
     logits: Vec<f32>,
+    /// The likeliest of them. Reused from token to token.
+    ranked: Vec<Ranked>,
     /// The tokens that have passed the filters so far. Reused from token to token.
     candidates: Vec<Candidate>,
 }
@@ -69,14 +76,14 @@ impl Sampler {
         }
         let seed = params.seed.unwrap_or_else(random_seed);
         let window = if params.has_penalties() { params.penalty_last_n } else { 0 };
-        let most_candidates =
-            if params.top_k == 0 { vocab_size } else { top_k_buffer(params.top_k).min(vocab_size) };
+        let most_candidates = if params.top_k == 0 { vocab_size } else { params.top_k.min(vocab_size) };
         Ok(Sampler {
             seed,
             rng: ChaCha8Rng::seed_from_u64(seed),
             history: History::new(window),
             vocab_size,
             logits: Vec::with_capacity(vocab_size),
+            ranked: Vec::with_capacity(rank_buffer(params.top_k).min(vocab_size)),
             candidates: Vec::with_capacity(most_candidates),
             params,
         })
@@ -114,6 +121,76 @@ impl Sampler {
         self.sample_among(logits, None)
     }
 
+    /// As [`sample_among`](Self::sample_among), by the likeliest tokens alone where these decide: the token is the same.
+    pub(crate) fn choose(&mut self, logits: &mut Logits<'_>, allowed: Option<&[u32]>) -> Result<TokenId> {
+        let count = logits.count();
+        let chosen = match logits.best()? {
+            Some(best) if count == self.vocab_size => self.sample_best(best, allowed),
+            _ => None,
+        };
+        match chosen {
+            Some(token) => Ok(token),
+            None => self.sample_among(logits.all()?, allowed),
+        }
+    }
+
+    /// Chooses by the likeliest tokens, if it can be told from them.
+    fn sample_best(&mut self, best: Best<'_>, allowed: Option<&[u32]>) -> Option<TokenId> {
+        // Else the others can come to be above them.
+        if !self.params.only_lowers() {
+            return None;
+        }
+        // One that is no higher than the others may rank below one of them.
+        let decides = |c: &Candidate| c.logit > best.others;
+        self.candidates.clear();
+        self.candidates.extend(best.ranked.iter().map(|&Ranked { token, logit }| Candidate {
+            token,
+            logit,
+            weight: 0.0,
+        }));
+        self.candidates.sort_unstable_by_key(|c| c.token);
+        self.lower_candidates();
+        self.candidates.retain(|c| {
+            let bits = |allowed: &[u32]| allowed.get(c.token as usize / 32).copied().unwrap_or(0);
+            let may = allowed.is_none_or(|allowed| bits(allowed) >> (c.token % 32) & 1 == 1);
+            may && c.logit > f32::NEG_INFINITY
+        });
+        let first = *self.candidates.iter().min_by(|a, b| a.by_rank(b)).filter(|c| decides(c))?;
+        if self.params.temperature == 0.0 {
+            return Some(TokenId(first.token));
+        }
+        let (k, all) = (self.params.top_k, best.others == f32::NEG_INFINITY);
+        if k > 0 {
+            self.candidates.sort_unstable_by(Candidate::by_rank);
+            self.candidates.truncate(k);
+            if !all && !self.candidates.get(k - 1).is_some_and(decides) {
+                return None;
+            }
+        } else if !all {
+            // Of those that are unlikely there may be any number.
+            let unlikely = self.weight(best.others, first.logit) < LEEWAY * f64::from(self.params.min_p);
+            if self.params.top_p < 1.0 || !unlikely {
+                return None;
+            }
+        }
+        Some(self.draw_filtered(first.logit))
+    }
+
+    /// Applies bias and penalties to the candidates, which are sorted by token.
+    fn lower_candidates(&mut self) {
+        let candidates = &mut self.candidates;
+        for &(token, bias) in &self.params.logit_bias {
+            if let Ok(i) = candidates.binary_search_by_key(&token.0, |c| c.token) {
+                candidates[i].logit = tame(candidates[i].logit + bias);
+            }
+        }
+        for c in candidates {
+            if let Some(count) = self.history.count(TokenId(c.token)) {
+                c.logit = penalised(&self.params, c.logit, count);
+            }
+        }
+    }
+
     /// Chooses among the tokens whose bits are set, the lowest bit of the first word for token 0; the others have a logit of
     /// minus infinity.
     pub fn sample_among(&mut self, logits: &[f32], allowed: Option<&[u32]>) -> Result<TokenId> {
@@ -148,10 +225,15 @@ impl Sampler {
         }
         // A temperature changes no ranks, so top-k may come first and spare most exponentials.
         self.keep_top_k();
+        Ok(self.draw_filtered(best))
+    }
+
+    /// Takes the candidates through the steps that follow top-k, and draws one.
+    fn draw_filtered(&mut self, best: f32) -> TokenId {
         self.apply_temperature(best);
         self.keep_top_p();
         self.keep_min_p();
-        Ok(self.draw())
+        self.draw()
     }
 
     fn apply_bias(&mut self) {
@@ -163,14 +245,10 @@ impl Sampler {
 
     /// The order in which the history lists its tokens does not matter: each changes one logit, its own.
     fn apply_penalties(&mut self) {
-        let SamplingParams { repeat_penalty, presence_penalty, frequency_penalty, .. } = self.params;
         for (token, count) in self.history.counts() {
-            let Some(logit) = self.logits.get_mut(token.0 as usize) else { continue };
-            let mut l = if *logit > 0.0 { *logit / repeat_penalty } else { *logit * repeat_penalty };
-            if count.answer > 0 {
-                l -= count.answer as f32 * frequency_penalty + presence_penalty;
+            if let Some(logit) = self.logits.get_mut(token.0 as usize) {
+                *logit = penalised(&self.params, *logit, count);
             }
-            *logit = tame(l);
         }
     }
 
@@ -193,20 +271,30 @@ impl Sampler {
     /// Makes candidates of the logits, in an order that these determine: by rank, or by number without a top-k.
     fn keep_top_k(&mut self) {
         let k = self.params.top_k;
+        self.candidates.clear();
         if k == 0 {
-            self.candidates.clear();
-            self.candidates.extend(all(&self.logits).filter(|c| c.logit > f32::NEG_INFINITY));
+            let possible = (0..).zip(&self.logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
+            self.candidates.extend(possible.map(|(token, &logit)| Candidate { token, logit, weight: 0.0 }));
         } else {
-            best_of(&self.logits, k, &mut self.candidates);
+            rank(&self.logits, k, &mut self.ranked);
+            let ranked = self.ranked.iter();
+            self.candidates.extend(ranked.map(|&Ranked { token, logit }| Candidate {
+                token,
+                logit,
+                weight: 0.0,
+            }));
         }
     }
 
     /// Weights are relative to the best candidate's, which is 1.
     fn apply_temperature(&mut self, best: f32) {
-        let temperature = f64::from(self.params.temperature);
-        for c in &mut self.candidates {
-            c.weight = exp((f64::from(c.logit) - f64::from(best)) / temperature);
+        for i in 0..self.candidates.len() {
+            self.candidates[i].weight = self.weight(self.candidates[i].logit, best);
         }
+    }
+
+    fn weight(&self, logit: f32, best: f32) -> f64 {
+        exp((f64::from(logit) - f64::from(best)) / f64::from(self.params.temperature))
     }
 
     fn keep_top_p(&mut self) {
@@ -267,48 +355,18 @@ struct Candidate {
 
 impl Candidate {
     /// The likelier first; of equals, the lower number.
-    fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
-        b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
+    fn by_rank(&self, other: &Candidate) -> Ordering {
+        other.logit.total_cmp(&self.logit).then(self.token.cmp(&other.token))
     }
 }
 
-fn all(logits: &[f32]) -> impl Iterator<Item = Candidate> {
-    (0..).zip(logits).map(|(token, &logit)| Candidate { token, logit, weight: 0.0 })
-}
-
-/// The `k` likeliest tokens by their [tame](tame) logits, the likeliest first; fewer if others are impossible.
-fn best_of(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
-    candidates.clear();
-    if k == 0 {
-        return;
+/// A logit after the penalties for a token that occurred so often.
+fn penalised(params: &SamplingParams, logit: f32, count: Count) -> f32 {
+    let mut l = if logit > 0.0 { logit / params.repeat_penalty } else { logit * params.repeat_penalty };
+    if count.answer > 0 {
+        l -= count.answer as f32 * params.frequency_penalty + params.presence_penalty;
     }
-    // Whenever the buffer is full it shrinks to the best k, and the last of these is the mark to beat: a
-    // later token with an equal logit ranks below it. Few logits ever get past the comparison.
-    let mut mark = f32::NEG_INFINITY;
-    for candidate in all(logits) {
-        if candidate.logit > mark {
-            candidates.push(candidate);
-            if candidates.len() == top_k_buffer(k) {
-                candidates.select_nth_unstable_by(k - 1, Candidate::by_rank);
-                candidates.truncate(k);
-                mark = candidates[k - 1].logit;
-            }
-        }
-    }
-    candidates.sort_unstable_by(Candidate::by_rank);
-    candidates.truncate(k);
-}
-
-/// A logit that can be compared and reckoned with: not NaN, not plus infinity, not minus zero.
-fn tame(logit: f32) -> f32 {
-    let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
-    // Adding zero turns minus zero into zero, which must tie with it.
-    logit + 0.0
-}
-
-/// How many candidates to gather before picking the best k: enough that picking is rare.
-fn top_k_buffer(k: usize) -> usize {
-    k.saturating_add(k.max(256))
+    tame(l)
 }
 
 /// Extends the sorted beginning of `candidates`, whose length is `sorted`; returns its new length.

@@ -18,6 +18,7 @@ use crate::blocks::{Cancel, RoutingObserver};
 use crate::context_memory::Hold;
 use crate::engine::{Engine, Pass};
 use crate::error::{Error, Result};
+use crate::logits::Logits;
 use crate::store::trace::Phase;
 use crate::{LayerIdx, TokenId};
 
@@ -90,6 +91,9 @@ pub struct Watch<'a> {
 
 /// Takes a position and its logits.
 pub type LogitsWatch<'a> = dyn FnMut(usize, &[f32]) + 'a;
+
+/// Takes the logits after a token.
+pub type LogitsTaker<'a> = dyn FnMut(&mut Logits<'_>) -> Result<()> + 'a;
 
 /// What the router of one layer chose for tokens that are computed together.
 pub struct Routed<'a> {
@@ -196,7 +200,7 @@ impl Session {
         &self.tokens
     }
 
-    /// The logits after the last token; empty before the first.
+    /// The logits after the last token; empty before the first, and where an answer was generated since.
     pub fn logits(&self) -> &[f32] {
         &self.logits
     }
@@ -250,7 +254,7 @@ impl Session {
             let end = tokens.len().min(start + self.engine.chunk());
             self.mark(end - start, &self.engine.turn_marks(&tokens[..end], start));
             let last = end == tokens.len();
-            self.compute(Phase::Prompt, &tokens[start..end], last, &mut watch)?;
+            self.compute(Phase::Prompt, &tokens[start..end], last, &mut watch, None)?;
             if let Some(progress) = &mut watch.progress {
                 progress(end - reused, tokens.len() - reused);
             }
@@ -263,13 +267,26 @@ impl Session {
     /// # Errors
     /// As [`extend`](Self::extend).
     pub fn push(&mut self, token: TokenId) -> Result<()> {
+        self.add(token, None)
+    }
+
+    /// As [`push`](Self::push), and has the logits taken, which it does not keep: where they are far away, only what is
+    /// asked of them is fetched.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend), and those of `take`.
+    pub fn push_for(&mut self, token: TokenId, take: &mut LogitsTaker<'_>) -> Result<()> {
+        self.add(token, Some(take))
+    }
+
+    fn add(&mut self, token: TokenId, take: Option<&mut LogitsTaker<'_>>) -> Result<()> {
         if self.tokens.len() == self.engine.context() {
             return Err(Error::Context { tokens: self.tokens.len() + 1, limit: self.engine.context() });
         }
         self.check(&[token])?;
         self.go_back(self.tokens.len());
         self.mark(1, &[]);
-        self.compute(Phase::Answer, &[token], true, &mut Watch::default())
+        self.compute(Phase::Answer, &[token], true, &mut Watch::default(), take)
     }
 
     /// The longest prefix of what it holds, of `len` tokens at most, that it can go back to.
@@ -348,7 +365,14 @@ impl Session {
     }
 
     /// Computes one chunk after the tokens held. If it fails, the session is as it was before the chunk.
-    fn compute(&mut self, phase: Phase, tokens: &[TokenId], last: bool, watch: &mut Watch<'_>) -> Result<()> {
+    fn compute(
+        &mut self,
+        phase: Phase,
+        tokens: &[TokenId],
+        last: bool,
+        watch: &mut Watch<'_>,
+        mut take: Option<&mut LogitsTaker<'_>>,
+    ) -> Result<()> {
         let start = self.tokens.len();
         self.make_room(start + tokens.len())?;
         self.positions.clear();
@@ -370,12 +394,16 @@ impl Session {
         let pass = Pass { wanted: &self.wanted, cancel: &self.cancel, observer };
         let result = self.engine.compute().forward(&mut batch, pass, |row, logits| {
             if let Some(watch) = &mut watch.logits {
-                watch(start + row, logits);
+                watch(start + row, logits.all()?);
             }
             if last && row + 1 == tokens.len() {
                 kept.clear();
-                kept.extend_from_slice(logits);
+                match &mut take {
+                    Some(take) => take(logits)?,
+                    None => kept.extend_from_slice(logits.all()?),
+                }
             }
+            Ok(())
         });
         result?;
         self.commit(tokens);

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use common::{KEEPING, assert_same_bits, containers, data, demo_model, options, random_tokens, trained};
 use forebay_engine::chat::{Message, RenderOptions};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Cancel, Engine, Error, Extended, Options, Precision, Session, TokenId, Turn, Watch};
+use forebay_engine::{
+    Cancel, Engine, Error, Extended, Logits, Options, Precision, Session, TokenId, Turn, Watch,
+};
 
 fn open(options: Options) -> Engine {
     Engine::open(&data("golden/qwen3moe.gguf"), &Options { threads: Some(2), ..options }).unwrap()
@@ -269,7 +271,10 @@ fn conversations_that_step_together_give_the_bits_of_each_alone() {
                     })
                     .collect();
                 let mut given = Vec::new();
-                let collect = |turn, logits: &[f32]| given.push((turn, logits.to_vec()));
+                let collect = |turn, logits: &mut Logits<'_>| {
+                    given.push((turn, logits.all()?.to_vec()));
+                    Ok(())
+                };
                 engine.step(&mut turns, &Cancel::default(), collect).unwrap();
                 for (i, logits) in &given {
                     let mut fresh = engine.session();
@@ -305,13 +310,13 @@ fn a_step_that_fails_changes_no_conversation() {
             Turn { session: a, tokens: first, logits: true, marks: &[] },
             Turn { session: b, tokens: second, logits: true, marks: &[] },
         ];
-        let error = engine.step(&mut turns, cancel, |_, _| {}).unwrap_err().to_string();
+        let error = engine.step(&mut turns, cancel, |_, _| Ok(())).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!((sessions[0].tokens(), sessions[1].tokens()), (&story[..10], &story[..30]));
     }
     let mut stranger = open(Options::default()).session();
     let mut turns = [Turn { session: &mut stranger, tokens: &story[..1], logits: false, marks: &[] }];
-    assert!(engine.step(&mut turns, &Cancel::default(), |_, _| {}).is_err());
+    assert!(engine.step(&mut turns, &Cancel::default(), |_, _| Ok(())).is_err());
     for session in &mut sessions {
         session.push(other_than(story[30])).unwrap();
         assert_as_fresh(session, "after steps that failed");

@@ -30,8 +30,9 @@ pub struct Setting {
     pub parameters: u64,
     pub backend: String,
     pub precision: Precision,
-    pub threads: usize,
-    /// Bytes a second.
+    /// None where a GPU computes.
+    pub threads: Option<usize>,
+    /// Bytes a second: what memory is read at, or, inside a GPU, copied at, reads and writes together.
     pub read_bandwidth: f64,
     /// Bytes a second that the drive delivers, where experts are streamed.
     pub drive_speed: Option<f64>,
@@ -55,7 +56,7 @@ impl Setting {
             parameters: summary.parameters,
             backend: engine.backend_name(),
             precision,
-            threads: engine.threads(),
+            threads: engine.plan().device.is_none().then(|| engine.threads()),
             read_bandwidth,
             drive_speed,
         }
@@ -95,7 +96,7 @@ impl Cache {
 impl Row {
     /// The rows of a test: where experts are streamed, the first run is one of its own.
     pub fn of(engine: &Engine, test: Test, samples: Vec<Sample>) -> Vec<Row> {
-        let streams = !engine.plan().holds_all_experts();
+        let streams = engine.plan().streams();
         let row = |cache, samples: &[Sample]| Row {
             test,
             samples: samples.iter().map(|s| s.tokens_per_second).collect(),
@@ -148,9 +149,8 @@ impl Format {
         match self {
             Format::Md => {
                 let titles: Vec<_> =
-                    COLUMNS.iter().map(|c| pad(c.title, c.width(setting), c.right)).collect();
-                let rules: Vec<_> = COLUMNS
-                    .iter()
+                    columns(setting).map(|c| pad(c.title, c.width(setting), c.right)).collect();
+                let rules: Vec<_> = columns(setting)
                     .map(|c| {
                         let dashes = "-".repeat(c.width(setting) - 1);
                         if c.right { format!("{dashes}:") } else { format!("{dashes}-") }
@@ -171,8 +171,9 @@ impl Format {
     pub fn row(self, setting: &Setting, row: &Row) -> String {
         match self {
             Format::Md => {
-                let cells: Vec<_> =
-                    COLUMNS.iter().map(|c| pad(&(c.cell)(setting, row), c.width(setting), c.right)).collect();
+                let cells: Vec<_> = columns(setting)
+                    .map(|c| pad(&(c.cell)(setting, row), c.width(setting), c.right))
+                    .collect();
                 format!("| {} |\n", cells.join(" | "))
             }
             Format::Csv => {
@@ -189,8 +190,11 @@ impl Format {
     pub fn end(self, setting: &Setting, rows: &[Row]) -> String {
         match self {
             Format::Md => {
-                let plural = if setting.threads == 1 { "" } else { "s" };
-                let (bandwidth, threads) = (giga(setting.read_bandwidth), setting.threads);
+                let bandwidth = giga(setting.read_bandwidth);
+                let Some(threads) = setting.threads else {
+                    return format!("\na copy in the GPU's memory reads and writes {bandwidth:.0} GB/s\n");
+                };
+                let plural = if threads == 1 { "" } else { "s" };
                 let drive = setting.drive_speed.map_or(String::new(), |speed| {
                     format!("read bandwidth of the drive: {:.1} GB/s\n", giga(speed))
                 });
@@ -213,9 +217,15 @@ struct Column {
     least: usize,
     right: bool,
     cell: fn(&Setting, &Row) -> String,
+    /// Whether it says nothing where a GPU computes.
+    of_processors: bool,
 }
 
 impl Column {
+    const fn of_processors(self) -> Column {
+        Column { of_processors: true, ..self }
+    }
+
     /// Rows are written as they are measured, so the width is known from the start.
     fn width(&self, setting: &Setting) -> usize {
         let constant = (self.cell)(setting, &Row::example()).chars().count();
@@ -229,7 +239,7 @@ const fn column(
     right: bool,
     cell: fn(&Setting, &Row) -> String,
 ) -> Column {
-    Column { title, least, right, cell }
+    Column { title, least, right, cell, of_processors: false }
 }
 
 const COLUMNS: &[Column] = &[
@@ -240,7 +250,7 @@ const COLUMNS: &[Column] = &[
         Precision::Fast => s.backend.clone(),
         Precision::Exact => format!("{} exact", s.backend),
     }),
-    column("threads", 0, true, |s, _| s.threads.to_string()),
+    column("threads", 0, true, |s, _| s.threads.map_or(String::new(), |n| n.to_string())).of_processors(),
     column("test", 14, true, |_, r| r.test.name()),
     column("t/s", 18, true, |_, r| format!("{:.2} ± {:.2}", r.mean(), r.deviation())),
     column("bytes/token", 0, true, |_, r| r.bytes_per_token.map_or(String::new(), |b| Bytes(b).to_string())),
@@ -248,19 +258,27 @@ const COLUMNS: &[Column] = &[
     column("of memory", 0, true, |s, r| {
         r.traffic().map_or(String::new(), |t| format!("{:.0} %", 100.0 * t / s.read_bandwidth))
     }),
-    column("cache", 0, false, |_, r| r.cache.name().into()),
+    column("cache", 0, false, |_, r| r.cache.name().into()).of_processors(),
     column("hits", 5, true, |_, r| {
         r.streaming.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s.hit_rate))
-    }),
+    })
+    .of_processors(),
     column("drive/token", 0, true, |_, r| {
         r.streaming.map_or(String::new(), |s| Bytes(s.bytes_read as u64).to_string())
-    }),
+    })
+    .of_processors(),
     column("of bound", 12, true, |s, r| {
         r.bound(s).map_or(String::new(), |bound| {
             format!("{} {:.0} %", bound.by.name(), 100.0 * r.mean() / bound.tokens_per_second)
         })
-    }),
+    })
+    .of_processors(),
 ];
+
+/// Those that say something of this setting: a GPU has all weights in its memory.
+fn columns(setting: &Setting) -> impl Iterator<Item = &'static Column> {
+    COLUMNS.iter().filter(|column| !column.of_processors || setting.threads.is_some())
+}
 
 impl Row {
     /// A row of ordinary width.
@@ -366,7 +384,7 @@ mod tests {
             parameters: 5_000_000,
             backend: "CPU scalar".into(),
             precision: Precision::Fast,
-            threads: 2,
+            threads: Some(2),
             read_bandwidth: 4e9,
             drive_speed: None,
         }
@@ -406,9 +424,28 @@ mod tests {
 
     #[test]
     fn the_rows_of_a_table_are_as_wide_as_its_header() {
-        let header = Format::Md.begin(&setting());
-        let line = Format::Md.row(&setting(), &row(&[12345.67, 12345.67]));
-        let widths: Vec<_> = header.lines().chain(line.lines()).map(|l| l.chars().count()).collect();
-        assert!(widths.iter().all(|w| w == &widths[0]), "{header}{line}");
+        for setting in [setting(), on_gpu()] {
+            let header = Format::Md.begin(&setting);
+            let line = Format::Md.row(&setting, &row(&[12345.67, 12345.67]));
+            let widths: Vec<_> = header.lines().chain(line.lines()).map(|l| l.chars().count()).collect();
+            assert!(widths.iter().all(|w| w == &widths[0]), "{header}{line}");
+        }
+    }
+
+    fn on_gpu() -> Setting {
+        Setting { threads: None, backend: "A Large One (CUDA 9.0)".into(), ..setting() }
+    }
+
+    #[test]
+    fn a_gpu_has_neither_threads_nor_a_drive() {
+        let header = Format::Md.begin(&on_gpu());
+        for title in ["threads", "cache", "hits", "drive", "bound"] {
+            assert!(!header.contains(title) && Format::Md.begin(&setting()).contains(title), "{header}");
+        }
+        let line = Format::Md.row(&on_gpu(), &row(&[400.0, 600.0]));
+        assert!(line.ends_with("   1.0 |      25 % |\n"), "{line}");
+        let end = Format::Md.end(&on_gpu(), &[]);
+        assert_eq!(end, "\na copy in the GPU's memory reads and writes 4 GB/s\n");
+        assert_eq!(object(&on_gpu(), &row(&[1.0]))["threads"], Value::Null);
     }
 }

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::chat::Message;
-use forebay_engine::{Answer, Bytes, FinishReason, Request, Session};
+use forebay_engine::{Answer, Bytes, Engine, Error, FinishReason, Grammar, Request, Session};
 
 use self::command::{Command, help, unquoted};
 use self::input::{Input, Typed};
@@ -21,8 +21,16 @@ use crate::prompting::Prompting;
 use crate::run::{Said, stream};
 use crate::{interrupt, stats};
 
+/// Loads the model again after a device was lost, for another; and what answers must be, if they must be something.
+pub type Reload<'a> = dyn Fn(&str) -> Result<(Engine, Option<Grammar>)> + 'a;
+
 /// Reads messages and answers them until the user leaves. `request` says how; its prompt is replaced.
-pub fn run(session: Session, request: Request, prompting: Prompting) -> Result<ExitCode> {
+pub fn run(
+    session: Session,
+    request: Request,
+    prompting: Prompting,
+    reload: &Reload<'_>,
+) -> Result<ExitCode> {
     prompting.check(session.engine())?;
     let mut chat = Chat { session, request, prompting, messages: Vec::new(), last: None };
     eprintln!("Chat with {}.", chat.model_name());
@@ -48,6 +56,9 @@ pub fn run(session: Session, request: Request, prompting: Prompting) -> Result<E
             Err(error) if error.is::<TooLong>() => {
                 eprintln!("error: {error}; /clear starts a new conversation, /undo takes a turn back\n");
             }
+            Err(error) if matches!(error.downcast_ref(), Some(Error::DeviceLost(_))) => {
+                chat = chat.reloaded(&error.to_string(), reload)?;
+            }
             // Standard output is gone, or the drive or the machine fails.
             Err(error) if error.is::<std::io::Error>() || error.is::<forebay_engine::Error>() => {
                 return Err(error);
@@ -71,6 +82,20 @@ struct Chat {
 impl Chat {
     fn model_name(&self) -> String {
         self.session.engine().file().metadata.str("general.name").unwrap_or("the model").to_owned()
+    }
+
+    /// Goes on with the model loaded again. What was said is read again with the next question.
+    fn reloaded(self, lost: &str, reload: &Reload<'_>) -> Result<Chat> {
+        eprintln!("\n[the answer was cut]");
+        let Chat { session, request, prompting, messages, last } = self;
+        let cancel = session.cancel().clone();
+        // Their memory is needed.
+        drop((session, request.grammar));
+        let (engine, grammar) = reload(lost)?;
+        let mut session = engine.session();
+        session.obey(&cancel);
+        eprintln!("The last question was not answered: ask it again.\n");
+        Ok(Chat { session, request: Request { grammar, ..request }, prompting, messages, last })
     }
 
     /// Says something to the model. What gets no answer is taken back.

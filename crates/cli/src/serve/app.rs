@@ -1,13 +1,13 @@
 //! What all requests share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forebay_engine::Engine;
 use forebay_engine::chat::ChatTemplate;
 use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::sampler::SamplingOverrides;
+use forebay_engine::{Engine, Error};
 
 use super::error::ApiError;
 use super::guard::{Keys, Origins};
@@ -26,7 +26,8 @@ pub struct App {
     /// What requests leave open, where the command line says.
     pub sampling: SamplingOverrides,
     pub meters: Arc<Meters>,
-    loaded: OnceLock<Loaded>,
+    /// `None` while it is being loaded.
+    loaded: RwLock<Option<Arc<Loaded>>>,
     draining: AtomicBool,
 }
 
@@ -98,6 +99,9 @@ impl Loaded {
         if worker.add(job) {
             return Ok(());
         }
+        if let Some(why) = self.engine.lost() {
+            return Err(Error::DeviceLost(why.to_owned()).into());
+        }
         Err(ApiError::internal("computing failed for good: the server has to be started again"))
     }
 
@@ -127,7 +131,7 @@ impl App {
             origins,
             sampling,
             meters: Arc::default(),
-            loaded: OnceLock::new(),
+            loaded: RwLock::default(),
             draining: AtomicBool::new(false),
         }
     }
@@ -136,15 +140,14 @@ impl App {
     ///
     /// # Errors
     /// That it is not there yet.
-    pub fn loaded(&self) -> Result<&Loaded, ApiError> {
-        self.loaded.get().ok_or_else(|| ApiError::unavailable("the model is being loaded", 5))
+    pub fn loaded(&self) -> Result<Arc<Loaded>, ApiError> {
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        loaded.clone().ok_or_else(|| ApiError::unavailable("the model is being loaded", 5))
     }
 
-    /// The model has been loaded.
-    pub fn load(&self, loaded: Loaded) {
-        if self.loaded.set(loaded).is_err() {
-            unreachable!("a server loads one model once");
-        }
+    /// The model has been loaded, or is no more.
+    pub fn load(&self, loaded: Option<Loaded>) {
+        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded.map(Arc::new);
     }
 
     /// No more requests are taken.

@@ -186,6 +186,10 @@ impl From<Error> for ApiError {
                 ..ApiError::bad_request(format!("the conversation is too long for this server: it {error}"))
             },
             Error::Cancelled => ApiError::unavailable("the server is shutting down", 30),
+            Error::DeviceLost(why) => {
+                tracing::error!("{why}");
+                ApiError::unavailable("the device that computes was lost", 30)
+            }
             error => {
                 tracing::error!("{error}");
                 ApiError::internal("the model could not be computed; the server's log says why")
@@ -206,6 +210,14 @@ mod tests {
         assert!(!error.openai().to_string().contains("secret"), "{error:?}");
         let error = ApiError::from(Error::format("/home/me/secret.gguf".as_ref(), "damaged"));
         assert!(!error.anthropic().to_string().contains("secret"), "{error:?}");
+    }
+
+    #[test]
+    fn a_device_that_is_lost_may_be_back_soon() {
+        let error = ApiError::from(Error::DeviceLost("the GPU cannot compute".into()));
+        assert_eq!(error.status, StatusCode::SERVICE_UNAVAILABLE);
+        let response = error.response(Dress::OpenAi);
+        assert!(response.headers().contains_key(header::RETRY_AFTER));
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
 
 /// Numbers for Prometheus.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let engine = app.loaded().ok().map(|loaded| &loaded.engine);
-    let text = app.meters.prometheus(engine);
+    let engine = app.loaded().ok().map(|loaded| loaded.engine.clone());
+    let text = app.meters.prometheus(engine.as_ref());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
@@ -55,8 +55,16 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
             "planned": plan.total(),
             "expert_slots": engine.slot_bytes(),
             "experts": plan.experts,
-            "streams": !plan.holds_all_experts(),
+            "streams": plan.streams(),
         },
+        "device_memory": plan.device.map(|device| json!({
+            "budget": device.budget,
+            "planned": device.total(),
+            "weights": device.weights,
+            "scratch": device.scratch,
+            "context": device.kv,
+        })),
+        "backend": engine.backend_name(),
         "threads": engine.threads(),
     })))
 }

@@ -170,6 +170,11 @@ impl Meters {
         self.failing.store(true, Relaxed);
     }
 
+    /// A model has been loaded: what failed before says nothing of it.
+    pub fn begin(&self) {
+        self.failing.store(false, Relaxed);
+    }
+
     /// Nothing will be computed any more.
     pub fn died(&self) {
         self.dead.store(true, Relaxed);

@@ -32,7 +32,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use forebay_engine::{Bytes, CrowdOptions, Engine, Options, PrefixOptions, Prospect};
+use forebay_engine::{Bytes, CrowdOptions, Engine, PrefixOptions, Prospect};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -45,7 +45,6 @@ use self::worker::Worker;
 use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
 use crate::config::SHOW_SETTINGS;
 use crate::output::print;
-use crate::progress::Progress;
 use crate::prompting::read_template;
 use crate::{demo, interrupt};
 
@@ -243,13 +242,36 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
         );
     }
     let connections = Connections::accept(listener, router::router(Arc::clone(&app)));
-    let thread = match load(args, &app, path, &mut signals).await? {
-        Some(thread) => thread,
-        None => return Ok(ExitCode::SUCCESS),
+    let mut lost = None;
+    let (loaded, thread) = loop {
+        let running = match load(args, &app, &path, lost, &mut signals).await {
+            Ok(Some(running)) => running,
+            Ok(None) => return Ok(ExitCode::SUCCESS),
+            Err(error) => {
+                // Whoever waits for an answer is told that there will be none.
+                app.drain();
+                connections.close(LAST_WORDS).await;
+                return Err(error);
+            }
+        };
+        let loaded = app.loaded().map_err(|error| anyhow!(error.message))?;
+        eprintln!("{}", welcome(&app, &loaded.engine, address));
+        let leaving = tokio::select! {
+            () = signals.next() => true,
+            _ = running.ended => false,
+        };
+        match loaded.engine.lost() {
+            Some(why) if !leaving => lost = Some(why.to_owned()),
+            // Where computing ended otherwise, whoever asks is told, and the server goes when it is told to.
+            _ => {
+                if !leaving {
+                    signals.next().await;
+                }
+                break (loaded, running.thread);
+            }
+        }
+        app.load(None);
     };
-    let loaded = app.loaded().map_err(|error| anyhow!(error.message))?;
-    eprintln!("{}", welcome(&app, &loaded.engine, address));
-    signals.next().await;
     eprintln!("Leaving when all is answered; Ctrl-C again leaves at once");
     app.drain();
     let drained = tokio::select! {
@@ -271,22 +293,36 @@ fn leave_at_once() -> ! {
     std::process::exit(interrupt::EXIT_CODE.into())
 }
 
-/// Loads the model while requests are told to wait, and starts the worker; `None` if the program is to leave before.
+/// How long those are listened to who are told that the server cannot go on.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The thread that computes.
+struct Running {
+    thread: JoinHandle<()>,
+    /// Comes to nothing when it has ended.
+    ended: oneshot::Receiver<()>,
+}
+
+/// Loads the model while requests are told to wait, and starts the worker; `None` if the program is to leave before. Where a
+/// GPU was lost the processor goes on, if it may.
 async fn load(
     args: &ServeArgs,
     app: &Arc<App>,
-    path: PathBuf,
+    path: &Path,
+    lost: Option<String>,
     signals: &mut Signals,
-) -> Result<Option<JoinHandle<()>>> {
+) -> Result<Option<Running>> {
     let (sender, loaded) = oneshot::channel();
-    let options = args.load.options();
+    let (load, path) = (args.load.clone(), path.to_owned());
     std::thread::Builder::new()
         .name("loader".into())
         .spawn(move || {
-            let bar = Progress::loading();
-            let options = Options { progress: Some(bar.callback()), ..options };
+            let engine = match lost {
+                None => load.load(&path),
+                Some(why) => load.load_after(&why, &path),
+            };
             // Where nobody waits for it any more the program leaves.
-            let _ = sender.send(Engine::open(&path, &options));
+            let _ = sender.send(engine);
         })
         .context("cannot start a thread")?;
     let engine = tokio::select! {
@@ -299,9 +335,11 @@ async fn load(
         None => None,
     };
     let options = CrowdOptions { prefixes: args.prefixes(&engine), ..CrowdOptions::new(args.parallel) };
-    let (worker, thread) = Worker::start(engine.clone(), options, Arc::clone(&app.meters))?;
-    app.load(Loaded::new(engine, template, args.think, worker));
-    Ok(Some(thread))
+    let (sender, ended) = oneshot::channel();
+    let (worker, thread) = Worker::start(engine.clone(), options, Arc::clone(&app.meters), sender)?;
+    app.meters.begin();
+    app.load(Some(Loaded::new(engine, template, args.think, worker)));
+    Ok(Some(Running { thread, ended }))
 }
 
 fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
@@ -310,7 +348,10 @@ fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
         u64::MAX => String::new(),
         budget => format!(" of {}", Bytes(budget)),
     };
-    let streams = if plan.holds_all_experts() {
+    let streams = if let Some(device) = &plan.device {
+        let (planned, budget) = (Bytes(device.total()), Bytes(device.budget));
+        format!("all weights in the GPU's: {planned} of {budget}")
+    } else if plan.holds_all_experts() {
         "all experts in memory".to_owned()
     } else {
         format!(

@@ -59,7 +59,7 @@ impl App {
         work: impl FnOnce(&App, &Loaded) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let app = Arc::clone(self);
-        let task = tokio::task::spawn_blocking(move || work(&app, app.loaded()?));
+        let task = tokio::task::spawn_blocking(move || work(&app, &*app.loaded()?));
         task.await.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
     }
 }

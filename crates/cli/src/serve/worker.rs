@@ -6,7 +6,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Cancel, Crowd, CrowdOptions, Engine, Listener, Request};
+use forebay_engine::{Cancel, Crowd, CrowdOptions, Engine, Error, Listener, Request};
+use tokio::sync::oneshot;
 
 use super::meters::Meters;
 
@@ -29,17 +30,21 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread. It ends when the worker is dropped and all that was asked for is answered.
+    /// Starts the thread. It ends when the worker is dropped and all that was asked for is answered, or when nothing can be
+    /// computed any more; `ended` is then dropped.
     pub fn start(
         engine: Engine,
         options: CrowdOptions,
         meters: Arc<Meters>,
+        ended: oneshot::Sender<()>,
     ) -> std::io::Result<(Worker, JoinHandle<()>)> {
         let (jobs, receiver) = channel();
         let leave = Cancel::default();
         let left = leave.clone();
         let thread = std::thread::Builder::new().name("worker".into()).spawn(move || {
             let work = Work { engine, options, jobs: receiver, leave: left, meters: Arc::clone(&meters) };
+            // Dropped with the thread's end, which is what it tells.
+            let _ended = ended;
             // What panics is our fault. Whoever waits is told by the end of its channel.
             if catch_unwind(AssertUnwindSafe(|| work.run())).is_err() {
                 meters.died();
@@ -107,6 +112,13 @@ impl Work {
                 Err(_) => break,
             }
             self.meters.crowd(&crowd);
+            if let Some(why) = self.engine.lost() {
+                // Those who came meanwhile.
+                for job in self.jobs.try_iter() {
+                    job.listener.end(Err(Error::DeviceLost(why.to_owned())));
+                }
+                return;
+            }
         }
         crowd.save_prefixes();
     }
@@ -144,7 +156,8 @@ mod tests {
         let prompt = engine.tokenizer().encode("Once upon a time", Default::default()).unwrap();
         let meters = Arc::new(Meters::default());
         let (worker, thread) =
-            Worker::start(engine.clone(), CrowdOptions::new(4), Arc::clone(&meters)).unwrap();
+            Worker::start(engine.clone(), CrowdOptions::new(4), Arc::clone(&meters), oneshot::channel().0)
+                .unwrap();
         let job = |panics| {
             let (ended, end) = mpsc::channel();
             let request = Request { max_tokens: Some(4), ..Request::new(&engine, prompt.clone()).unwrap() };

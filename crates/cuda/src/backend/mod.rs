@@ -1,5 +1,6 @@
 //! The operations of a forward pass, recorded for the GPU.
 
+mod best;
 mod deferred;
 mod mixture;
 mod products;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{
     Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
-    Mixture, Part, Precision, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
+    Mixture, Part, Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
 use forebay_engine::store::{ExpertPart, Lease};
 use forebay_engine::{Batch, LayerIdx, Result, TokenId};
@@ -68,11 +69,15 @@ enum Scratch {
     Partial,
     /// Experts of pairs, their weights, the places of pairs, the tokens of places, and tiles.
     Routing,
+    /// The likeliest tokens, and how they are found.
+    Best,
+    /// Of linear attention.
+    Chunks,
     /// The spare place of a buffer.
     Spare,
 }
 
-const SCRATCHES: usize = 5;
+const SCRATCHES: usize = 7;
 
 impl CudaBackend {
     /// A backend with these buffers, numbered in order.
@@ -377,6 +382,16 @@ impl Backend for CudaBackend {
         assert_eq!(out.len(), self.rows * x.width());
         self.submit()?;
         self.gpu.read(self.at(x), cast_slice_mut(out))
+    }
+
+    fn read_row(&mut self, x: Buf, row: usize, out: &mut [f32]) -> Result<()> {
+        assert!(out.len() == x.width() && row < self.rows);
+        self.submit()?;
+        self.gpu.read(self.at(x) + (row * x.width() * 4) as u64, cast_slice_mut(out))
+    }
+
+    fn best(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()> {
+        self.rank_rows(logits, k, out)
     }
 }
 

@@ -34,6 +34,13 @@ const FEWEST_PAGES: usize = 16;
 /// Warps of a block of the recurrence.
 const RECUR_THREADS: usize = 128;
 
+/// Of the kernels for many tokens of linear attention: tokens of a chunk, threads of a block, bytes of what is found of a
+/// chunk of a head, and bytes of shared memory that the first of them has besides.
+const CHUNK: usize = 64;
+const CHUNK_THREADS: usize = 256;
+const CHUNK_BYTES: usize = (2 * CHUNK * CHUNK + 2 * CHUNK) * 4;
+const CHUNKS_SHARED: usize = (CHUNK * (CHUNK + 1) + 2 * CHUNK) * 4;
+
 /// Which sequence each row of the batch belongs to, and its position there.
 #[derive(Clone, Copy)]
 pub struct RowFacts {
@@ -223,6 +230,7 @@ impl CudaBackend {
         // Stretches of a sequence come one after the other; those of different sequences go together.
         let mut rounds: Vec<Vec<[u64; 4]>> = Vec::new();
         let mut longest: Vec<usize> = Vec::new();
+        let mut chunks: Vec<usize> = Vec::new();
         for sequence in batch.sequences.iter_mut() {
             let mut start = sequence.state.len();
             let (state, marks) = sequence.state.layer(d.layer);
@@ -237,10 +245,12 @@ impl CudaBackend {
                 if round == rounds.len() {
                     rounds.push(Vec::new());
                     longest.push(0);
+                    chunks.push(0);
                 }
                 let tokens = end - start;
                 let two = |low: usize, high: usize| low as u64 | (high as u64) << 32;
-                rounds[round].push([two(row, tokens), two(start, 0), before, after.address()]);
+                rounds[round].push([two(row, tokens), two(start, chunks[round]), before, after.address()]);
+                chunks[round] += tokens.div_ceil(CHUNK);
                 longest[round] = longest[round].max(tokens);
                 before = after.address();
                 (start, row) = (end, row + tokens);
@@ -248,7 +258,20 @@ impl CudaBackend {
         }
         let s = d.shape;
         let channels = s.channels();
-        for (stretches, tokens) in rounds.iter().zip(longest) {
+        // Of a head's queries and keys in shared memory.
+        let rows = 2 * CHUNK * (s.key_dim + 4) * 4;
+        let chunks_shared = rows.max(CHUNK * CHUNK * 4);
+        let pass_shared = (s.key_dim + CHUNK) * STATE_COLUMNS * 4 + 2 * CHUNK * s.key_dim * 4;
+        let by_chunks = self.precision == Precision::Fast
+            && s.key_dim.is_multiple_of(4)
+            && channels.is_multiple_of(4)
+            && (chunks_shared + CHUNKS_SHARED).max(pass_shared) <= self.gpu.shared_limit as usize;
+        for ((stretches, tokens), chunks) in rounds.iter().zip(longest).zip(chunks) {
+            let by_chunks = by_chunks && tokens >= CHUNK;
+            let found = match by_chunks {
+                true => self.scratch(Scratch::Chunks, chunks * s.value_heads * CHUNK_BYTES)?,
+                false => 0,
+            };
             let listed = self.recorder.facts(&stretches.concat())?;
             let args = Args::new().at(listed).at(self.at(d.qkv)).at(self.at(d.convolved));
             let args = args.at(self.at(d.a)).at(self.at(d.b)).at(self.at(d.out)).at(self.vector(d.filters));
@@ -259,6 +282,14 @@ impl CudaBackend {
             let heads = [2 * s.key_heads, tokens, stretches.len()];
             self.record(kernels.delta_norm, Shape::new(heads, 32), args.clone())?;
             let blocks = [s.value_dim.div_ceil(STATE_COLUMNS), s.value_heads, stretches.len()];
+            if by_chunks {
+                let args = args.at(found);
+                let each = [tokens.div_ceil(CHUNK), s.value_heads, stretches.len()];
+                let shape = Shape::new(each, CHUNK_THREADS).shared(chunks_shared);
+                self.record(kernels.delta_chunks, shape, args.clone())?;
+                self.record(kernels.delta_pass, Shape::new(blocks, CHUNK_THREADS).shared(pass_shared), args)?;
+                continue;
+            }
             let shared = (s.key_dim * STATE_COLUMNS + 2 * s.key_dim) * 4;
             self.record(kernels.recur, Shape::new(blocks, RECUR_THREADS).shared(shared), args)?;
         }

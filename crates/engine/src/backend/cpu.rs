@@ -17,7 +17,7 @@ use super::kv::{CpuKv, KvType};
 use super::recurrent::CpuRecurrent;
 use super::{
     Activation, Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, HostMatrix, LayerState,
-    Matrix, Part, Rope, Router, Routing, StateShape, Vector, Weight,
+    Matrix, Part, Ranked, Rope, Router, Routing, StateShape, Vector, Weight, rank,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -483,6 +483,22 @@ impl Backend for CpuBackend {
 
     fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()> {
         out.copy_from_slice(self.get(x));
+        Ok(())
+    }
+
+    fn read_row(&mut self, x: Buf, row: usize, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self.get(x)[row * x.width..][..x.width]);
+        Ok(())
+    }
+
+    fn best(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()> {
+        out.clear();
+        out.resize(self.rows * k, Ranked { token: 0, logit: f32::NEG_INFINITY });
+        self.pool.for_rows(out, k, |row, out| {
+            let mut best = Vec::new();
+            rank(&self.get(logits)[row * logits.width..][..logits.width], k, &mut best);
+            out[..best.len()].copy_from_slice(&best);
+        });
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A model's forward pass is a sequence of calls on a [`Backend`]. Weights, activations and attention memory
 //! are handles, because only the backend knows where they live; what crosses to the host is the router's
-//! choice, which the expert store needs, and the logits.
+//! choice, which the expert store needs, and logits: the likeliest tokens', or all of a row.
 
 mod attend;
 mod cpu;
@@ -10,6 +10,7 @@ mod delta;
 mod heads;
 mod kv;
 mod pieces;
+mod ranking;
 mod recurrent;
 mod routing;
 
@@ -22,6 +23,8 @@ use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 pub use cpu::{CpuBackend, Precision};
 pub use kv::{KvPages, KvType};
 pub use pieces::Pieces;
+pub(crate) use ranking::buffer as rank_buffer;
+pub use ranking::{Ranked, rank, tame};
 pub use recurrent::{Advance, Recurrent};
 pub use routing::{GroupScore, Groups, Router, Routing, Scores};
 
@@ -421,6 +424,9 @@ pub trait Device: Send + Sync {
     /// If it has no memory for them, or fails.
     fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>>;
 
+    /// Whether it has a way to compute with matrices that are stored so.
+    fn computes(&self, encoding: Encoding) -> bool;
+
     /// Bytes that models may use there.
     fn memory(&self) -> u64;
 
@@ -550,6 +556,13 @@ pub trait Backend: Send {
 
     /// Copies a buffer's rows to the host.
     fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()>;
+
+    /// Copies one row to the host.
+    fn read_row(&mut self, x: Buf, row: usize, out: &mut [f32]) -> Result<()>;
+
+    /// Tells the host the `k` likeliest tokens of each row of logits, as [`rank`] has them: `[rows, k]`. Where a row has
+    /// fewer that are possible, the rest are any of minus infinity.
+    fn best(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()>;
 }
 
 /// A weight on its way to the backend.

@@ -1,7 +1,6 @@
 //! From hidden states to logits.
 
-use crate::backend::{Buf, Matrix, Vector};
-use crate::blocks::Context;
+use crate::backend::{Backend, Buf, Matrix, Vector};
 use crate::error::Result;
 
 /// The last norm and the output projection.
@@ -22,7 +21,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// The most rows that [`logits`](Self::logits) takes at once. Their number is bounded because a row
+    /// The most rows that [`forward`](Self::forward) takes at once. Their number is bounded because a row
     /// of logits is large.
     pub const ROWS: usize = 16;
 
@@ -31,16 +30,14 @@ impl Head {
         self.logits.width
     }
 
-    /// The logits of some rows of the last batch: `[rows, vocab]`.
+    /// Computes the logits of some rows of the last batch.
     ///
     /// # Errors
     /// The backend's.
-    pub fn logits(&self, cx: &mut Context<'_>, rows: &[usize], out: &mut [f32]) -> Result<()> {
+    pub fn forward(&self, b: &mut dyn Backend, rows: &[usize]) -> Result<()> {
         assert!(rows.len() <= Head::ROWS);
-        let b = &mut *cx.backend;
         b.pick(self.x, rows, self.picked)?;
         b.rms_norm(self.picked, self.norm, self.eps, self.picked)?;
-        b.matmul(self.picked, &[(self.output, self.logits)])?;
-        b.read(self.logits, out)
+        b.matmul(self.picked, &[(self.output, self.logits)])
     }
 }

@@ -153,7 +153,7 @@ impl Crowd {
 
     /// Computes one pass: a token for everybody who writes, and pieces of the prompts of others. Gives the number of
     /// tokens written. What happens to a request its listener is told; an error of the computation ends the
-    /// requests that took part in it, and others go on.
+    /// requests that took part in it, and others go on, unless [the device is lost](Engine::lost).
     ///
     /// A pass that is mostly for requests that are cancelled meanwhile is given up.
     ///
@@ -171,6 +171,10 @@ impl Crowd {
                     break 0;
                 }
                 Err(Error::Budget { have, .. }) if self.make_room(have) => {}
+                Err(error @ Error::DeviceLost(_)) => {
+                    self.fail_all(&error);
+                    break 0;
+                }
                 Err(error) => {
                     self.fail(&error);
                     break 0;
@@ -262,6 +266,19 @@ impl Crowd {
         }
     }
 
+    /// Ends all requests.
+    fn fail_all(&mut self, error: &Error) {
+        for member in std::mem::take(&mut self.active) {
+            self.end(member, Outcome::Failed(error.repeat()));
+        }
+        for waiting in std::mem::take(&mut self.waiting) {
+            match waiting {
+                Waiting::New(asked) => asked.listener.end(Err(error.repeat())),
+                Waiting::Parked(member) => self.end(*member, Outcome::Failed(error.repeat())),
+            }
+        }
+    }
+
     /// Computes what comes next for those who are served.
     fn pass(&mut self, cancel: &Cancel) -> Result<usize> {
         self.passes += 1;
@@ -301,7 +318,13 @@ impl Crowd {
         self.engine.step(&mut turns, &give_up, |turn, logits| {
             told.store(true, Ordering::Relaxed);
             let (writing, listener) = &mut writings[turn];
-            chosen[turn].1 = Some(writing.choose(logits, &mut |event| listener.event(event)));
+            let choice = writing.choose(logits, &mut |event| listener.event(event));
+            // That concerns all.
+            if let Err(error @ Error::DeviceLost(_)) = choice {
+                return Err(error);
+            }
+            chosen[turn].1 = Some(choice);
+            Ok(())
         })?;
         self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
         let mut written = 0;

@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use forebay_kernels::quant::dequantise_row;
@@ -15,7 +16,7 @@ use super::experts::{self, ExpertShape};
 use super::names::{ExpertNames, Name};
 use super::needs::{Discovery, Need, NeedKind};
 use super::{Model, keys};
-use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Router, Vector, Weight};
+use crate::backend::{Backend, Buf, BufShape, Device, HostMatrix, Matrix, Router, Vector, Weight};
 use crate::error::{Error, Result};
 use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
 use crate::memory::{ALIGNMENT, Region};
@@ -35,6 +36,8 @@ pub struct Blueprint {
     pub experts: Vec<Option<ExpertLayer>>,
     buffers: Vec<Scratch>,
     weights: Vec<Declared>,
+    /// The ways in which matrices are stored, and the first tensor of each.
+    encodings: Vec<(Encoding, String)>,
     /// Which of the weights are routers, in the order of the layers that have experts.
     routers: Vec<usize>,
 }
@@ -159,6 +162,20 @@ impl Blueprint {
     /// Bytes of the dense weights.
     pub fn dense_bytes(&self) -> u64 {
         self.weights.iter().map(Declared::bytes).sum()
+    }
+
+    /// Sees to it that a device has a way to compute with every matrix.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], which names a tensor that it cannot compute with, and its type.
+    pub fn check_device(&self, device: &dyn Device, file: &Path) -> Result<()> {
+        match self.encodings.iter().find(|(encoding, _)| !device.computes(*encoding)) {
+            None => Ok(()),
+            Some((encoding, name)) => Err(Error::Unsupported(format!(
+                "{}: tensor {name} has type {encoding}, which cannot be computed on the GPU; use --device cpu",
+                file.display()
+            ))),
+        }
     }
 
     /// Bytes of dense weights that one token reads: every matrix whole, of the embedding table one row. A table
@@ -325,6 +342,7 @@ struct Scratch {
 pub struct Builder<'a> {
     file: &'a ModelFile,
     weights: Vec<Declared>,
+    encodings: Vec<(Encoding, String)>,
     matrices: usize,
     vectors: usize,
     buffers: Vec<Scratch>,
@@ -344,6 +362,7 @@ impl<'a> Builder<'a> {
         Builder {
             file,
             weights: Vec::new(),
+            encodings: Vec::new(),
             matrices: 0,
             vectors: 0,
             buffers: Vec::new(),
@@ -575,8 +594,8 @@ impl<'a> Builder<'a> {
             let path = self.file.path().display();
             tracing::info!("{path}: {beyond} tensors are not of the text model and are skipped");
         }
-        let Builder { experts, buffers, weights, routers, .. } = self;
-        Ok(Blueprint { model, context, experts, buffers, weights, routers })
+        let Builder { experts, buffers, weights, encodings, routers, .. } = self;
+        Ok(Blueprint { model, context, experts, buffers, weights, encodings, routers })
     }
 
     /// Whether a tensor belongs to something other than the text model: to layers that predict further
@@ -638,7 +657,11 @@ impl<'a> Builder<'a> {
 
     /// A matrix, or several in one tensor, of this shape that can be computed, and that is now asked for.
     pub(super) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
-        self.stored(name, shape, NeedKind::Matrix)
+        let weight = self.stored(name, shape, NeedKind::Matrix)?;
+        if !self.encodings.iter().any(|(known, _)| *known == weight.encoding) {
+            self.encodings.push((weight.encoding, name.to_owned()));
+        }
+        Ok(weight)
     }
 
     fn stored(&mut self, name: &str, shape: &[usize], kind: NeedKind) -> Result<StoredWeight<'a>> {

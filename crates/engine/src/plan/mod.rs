@@ -262,6 +262,11 @@ impl Plan {
         self.slots.iter().sum::<usize>() == self.expert_count
     }
 
+    /// Whether experts are read from the drive as tokens ask for them.
+    pub fn streams(&self) -> bool {
+        self.device.is_none() && !self.holds_all_experts()
+    }
+
     fn choose_chunk(&mut self, blueprint: &Blueprint, chunk: usize) {
         self.chunk = chunk;
         self.scratch = blueprint.scratch_bytes(chunk);

@@ -57,6 +57,11 @@ impl History {
         self.counts.iter().map(|(&token, &count)| (token, count))
     }
 
+    /// How often a token occurs, if it does.
+    pub fn count(&self, token: TokenId) -> Option<Count> {
+        self.counts.get(&token).copied()
+    }
+
     fn forget_oldest(&mut self) {
         let Some((token, origin)) = self.tokens.pop_front() else { return };
         if let Entry::Occupied(mut entry) = self.counts.entry(token) {

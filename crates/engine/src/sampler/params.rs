@@ -82,6 +82,13 @@ impl SamplingParams {
     pub(super) fn has_penalties(&self) -> bool {
         self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
+
+    /// Whether bias and penalties raise no logit.
+    pub(super) fn only_lowers(&self) -> bool {
+        let penalties = [self.repeat_penalty - 1.0, self.presence_penalty, self.frequency_penalty];
+        penalties.iter().all(|&penalty| penalty >= 0.0)
+            && self.logit_bias.iter().all(|(_, bias)| *bias <= 0.0)
+    }
 }
 
 /// What the user set. Everything else comes from the model's file or, where that is silent, from the defaults.

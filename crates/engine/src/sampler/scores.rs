@@ -2,8 +2,9 @@
 
 use std::f64::consts::SQRT_2;
 
-use super::{Candidate, best_of, exp, tame};
+use super::exp;
 use crate::TokenId;
+use crate::backend::{Ranked, rank, tame};
 
 /// A token of an answer and how likely it was. Probabilities are the model's own, before temperature, bias, penalties and
 /// grammar, as natural logarithms.
@@ -25,12 +26,12 @@ pub(crate) struct Scorer {
     top: usize,
     /// `[vocab]`, each [`tame`]. Reused from token to token.
     logits: Vec<f32>,
-    candidates: Vec<Candidate>,
+    ranked: Vec<Ranked>,
 }
 
 impl Scorer {
     pub fn new(top: usize) -> Scorer {
-        Scorer { top, logits: Vec::new(), candidates: Vec::new() }
+        Scorer { top, logits: Vec::new(), ranked: Vec::new() }
     }
 
     /// How likely a token is, and which are the likeliest. The token is one that can be chosen, so that there is a finite
@@ -43,11 +44,11 @@ impl Scorer {
         let total = ln(self.logits.iter().fold(0.0, |sum, &l| sum + exp(below(l))));
         // JSON has no infinity.
         let logprob = |logit: f32| ((below(logit) - total) as f32).max(f32::MIN);
-        best_of(&self.logits, self.top, &mut self.candidates);
+        rank(&self.logits, self.top, &mut self.ranked);
         Scored {
             token,
             logprob: logprob(self.logits[token.0 as usize]),
-            top: self.candidates.iter().map(|c| (TokenId(c.token), logprob(c.logit))).collect(),
+            top: self.ranked.iter().map(|c| (TokenId(c.token), logprob(c.logit))).collect(),
         }
     }
 }

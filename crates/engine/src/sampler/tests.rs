@@ -354,6 +354,51 @@ proptest! {
         prop_assert_eq!(survivors(params.clone(), &logits), reference_survivors(&params, &logits));
     }
 
+    /// The likeliest tokens lead to the token that all logits lead to, or to none.
+    #[test]
+    fn the_likeliest_tokens_decide_as_all_do(
+        steps in prop::collection::vec(-30i32..10, 1..600),
+        odd in prop::collection::vec((0usize..600, prop::sample::select(
+            vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::MAX],
+        )), 0..4),
+        told in 1usize..300,
+        top_k in prop_oneof![Just(0usize), 1usize..60],
+        top_p in prop_oneof![Just(1.0f32), 0.01f32..0.9999],
+        min_p in prop_oneof![Just(0.0f32), 0.0001f32..0.9],
+        temperature in prop_oneof![Just(0.0f32), 0.1f32..5.0],
+        penalties in prop_oneof![
+            Just([1.0f32, 0.0, 0.0]),
+            (1.0f32..2.0, 0.0f32..2.0, 0.0f32..2.0).prop_map(|(r, p, f)| [r, p, f]),
+            (0.5f32..2.0, -2.0f32..2.0, -2.0f32..2.0).prop_map(|(r, p, f)| [r, p, f]),
+        ],
+        history in prop::collection::vec(0u32..600, 0..40),
+        bias in prop::collection::vec((0u32..600, prop_oneof![
+            Just(f32::NEG_INFINITY), -5.0f32..0.0, -5.0f32..5.0,
+        ]), 0..4),
+        mask in prop::option::of(prop::collection::vec(any::<u32>(), 0..19)),
+        seed in any::<u64>(),
+    ) {
+        let mut logits: Vec<f32> = steps.iter().map(|&s| s as f32 * 0.5).collect();
+        odd.iter().for_each(|&(i, odd)| if let Some(logit) = logits.get_mut(i) { *logit = odd });
+        let [repeat_penalty, presence_penalty, frequency_penalty] = penalties;
+        let logit_bias = bias.into_iter().filter(|(t, _)| (*t as usize) < logits.len());
+        let params = SamplingParams {
+            temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty,
+            logit_bias: logit_bias.map(|(t, b)| (TokenId(t), b)).collect(),
+            seed: Some(seed),
+            ..plain()
+        };
+        let mut all = sampler(params, logits.len());
+        history.into_iter().for_each(|t| all.accept(TokenId(t)));
+        let mut few = all.clone();
+        if let Some(token) = few.sample_best(likeliest(&logits, told, &mut Vec::new()), mask.as_deref()) {
+            prop_assert_eq!(token, all.sample_among(&logits, mask.as_deref()).unwrap());
+            prop_assert_eq!(few.rng.get_word_pos(), all.rng.get_word_pos());
+        } else {
+            prop_assert_eq!(few.rng.get_word_pos(), 0);
+        }
+    }
+
     /// Whatever the logits are, a token comes out that may be chosen, or an error if there is none.
     #[test]
     fn any_logits_give_a_possible_token_or_an_error(
@@ -398,4 +443,41 @@ fn only_allowed_tokens_are_chosen() {
     chosen.dedup();
     assert_eq!(chosen, [1, 33, 64]);
     assert!(matches!(wild.sample_among(&logits, Some(&[])), Err(Error::Invalid(_))));
+}
+
+/// What a device tells of logits.
+fn likeliest<'a>(logits: &[f32], count: usize, ranked: &'a mut Vec<Ranked>) -> Best<'a> {
+    rank(logits, count, ranked);
+    let all = ranked.len() < count || count >= logits.len();
+    Best { others: if all { f32::NEG_INFINITY } else { ranked[count - 1].logit }, ranked }
+}
+
+#[test]
+fn the_likeliest_tokens_decide_in_the_usual_cases() {
+    let logits: Vec<f32> =
+        (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e6).collect();
+    let never = vec![(TokenId(7), f32::NEG_INFINITY)];
+    let usual = [
+        SamplingParams::default(),
+        greedy(),
+        SamplingParams { logit_bias: never, ..SamplingParams::default() },
+        SamplingParams { repeat_penalty: 1.1, presence_penalty: 0.5, ..SamplingParams::default() },
+        SamplingParams { top_k: 0, top_p: 1.0, min_p: 0.9, ..SamplingParams::default() },
+    ];
+    let mut ranked = Vec::new();
+    for params in usual {
+        let mut few = sampler(SamplingParams { seed: Some(9), ..params.clone() }, logits.len());
+        let mut all = few.clone();
+        for _ in 0..50 {
+            let token = few.sample_best(likeliest(&logits, 256, &mut ranked), None);
+            assert_eq!(token, all.sample(&logits).ok(), "{params:?}");
+            few.accept(token.unwrap());
+            all.accept(token.unwrap());
+        }
+    }
+    // More than the likeliest count here.
+    let raises = SamplingParams { logit_bias: vec![(TokenId(7), 1.0)], ..greedy() };
+    for params in [plain(), raises, SamplingParams { top_k: 257, ..plain() }] {
+        assert_eq!(sampler(params, 20_000).sample_best(likeliest(&logits, 256, &mut ranked), None), None);
+    }
 }

@@ -5,6 +5,7 @@ use crate::TokenId;
 use crate::blocks::Cancel;
 use crate::engine::{Engine, Pass};
 use crate::error::{Error, Result};
+use crate::logits::Logits;
 
 /// A conversation's part in a step that several take together.
 pub struct Turn<'a> {
@@ -27,13 +28,13 @@ impl Engine {
     ///
     /// # Errors
     /// If a turn has no tokens, too many for its context, or one outside the vocabulary; if all have more than a step
-    /// takes; if a conversation is another engine's; if the computation fails or is cancelled. Then no conversation
+    /// takes; if a conversation is another engine's; if the computation fails or is cancelled; those of `logits`. Then no conversation
     /// has changed, whatever logits were given.
     pub fn step(
         &self,
         turns: &mut [Turn<'_>],
         cancel: &Cancel,
-        mut logits: impl FnMut(usize, &[f32]),
+        mut logits: impl FnMut(usize, &mut Logits<'_>) -> Result<()>,
     ) -> Result<()> {
         let rows: usize = turns.iter().map(|turn| turn.tokens.len()).sum();
         if rows > self.step_size() {
@@ -79,7 +80,7 @@ impl Engine {
         let pass = Pass { wanted: &wanted, cancel, observer: None };
         let mut wanting = wanting.into_iter();
         self.compute().forward(&mut batch, pass, |_, row| {
-            logits(wanting.next().expect("rows come in the order in which they are wanted"), row);
+            logits(wanting.next().expect("rows come in the order in which they are wanted"), row)
         })?;
         for turn in turns.iter_mut() {
             turn.session.commit(turn.tokens);

@@ -4,8 +4,9 @@
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
-use forebay_engine::{Engine, Options, Precision, TokenId, Watch};
+use forebay_engine::{Engine, Options, Precision, Routed, TokenId, Watch};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use safetensors::SafeTensors;
@@ -115,6 +116,52 @@ pub fn logits(model: &Path, options: &Options, tokens: &[TokenId]) -> Vec<f32> {
     let watch = Watch { logits: Some(&mut collect), ..Watch::default() };
     engine.session().extend_watched(tokens, watch).unwrap();
     all
+}
+
+/// The logits of every position, and the experts that it used: those of each layer in ascending order.
+fn logits_and_experts(engine: &Engine, tokens: &[TokenId]) -> (Vec<Vec<f32>>, Vec<Vec<u32>>) {
+    let experts = Arc::new(Mutex::new(vec![Vec::new(); tokens.len()]));
+    let seen = experts.clone();
+    let mut session = engine.session();
+    session.watch_routing(Some(Box::new(move |routed: Routed<'_>| {
+        let mut seen = seen.lock().unwrap();
+        let layer = routed.routing.experts().chunks_exact(routed.routing.top_k());
+        assert_eq!(layer.len(), seen.len(), "the prompt is one chunk");
+        for (position, chosen) in seen.iter_mut().zip(layer) {
+            let mut chosen = chosen.to_vec();
+            chosen.sort_unstable();
+            position.extend(chosen);
+        }
+    })));
+    let mut logits = Vec::new();
+    let mut collect = |_: usize, row: &[f32]| logits.push(row.to_vec());
+    session.extend_watched(tokens, Watch { logits: Some(&mut collect), ..Watch::default() }).unwrap();
+    drop(session);
+    (logits, Arc::into_inner(experts).unwrap().into_inner().unwrap())
+}
+
+/// Asserts that logits by default, where keys and values are rounded to halves, are those of exact computation within
+/// 1e-2. Routers of random weights hesitate here and there: two experts are as good as each other to within that rounding,
+/// and the other one is chosen. Such a token's logits are others, and so are those of the tokens that see it: of each text,
+/// what comes before the first of those is compared.
+pub fn assert_close_by_default(model: &Path, by_default: &Options) {
+    const TEXTS: u64 = 8;
+    const LENGTH: usize = 16;
+    let engines =
+        [by_default, &options(Precision::Exact)].map(|options| Engine::open(model, options).unwrap());
+    let (mut compared, mut worst) = (0, 0.0f64);
+    for seed in 0..TEXTS {
+        let tokens = random_tokens(LENGTH, engines[0].vocab_size() as u32, seed);
+        let [(ours, chosen), (truth, best)] = [0, 1].map(|i: usize| logits_and_experts(&engines[i], &tokens));
+        let alike = chosen.iter().zip(&best).take_while(|(chosen, best)| chosen == best).count();
+        let errors = ours.iter().zip(&truth).map(|(ours, truth)| relative_error(ours, truth));
+        worst = errors.take(alike).fold(worst, f64::max);
+        compared += alike;
+    }
+    let (name, all) = (model.display(), TEXTS as usize * LENGTH);
+    println!("{name}: {compared} of {all} tokens within {worst:.1e}");
+    assert!(worst < 1e-2, "{name}: {worst}");
+    assert!(4 * compared >= 3 * all, "{name}: experts differ before {} of {all} tokens", all - compared);
 }
 
 /// ‖a − b‖ / ‖b‖

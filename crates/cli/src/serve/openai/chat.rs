@@ -117,7 +117,8 @@ async fn whole(app: &App, envelope: &Envelope, mut turn: Turn, scored: bool) -> 
             TurnEvent::Failed(error) => return Err(error),
         }
     }
-    let tokenizer = app.loaded()?.engine.tokenizer();
+    let loaded = app.loaded()?;
+    let tokenizer = loaded.engine.tokenizer();
     let choices = drafts.iter().enumerate().map(|(index, draft)| {
         let likely = scored.then(|| logprobs::chat(tokenizer, &draft.scored));
         let finish = draft.end.as_ref().map(|end| finish_reason(end.finish));

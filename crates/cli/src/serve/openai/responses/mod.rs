@@ -81,8 +81,8 @@ const NAMES: [(&str, &str); 4] = [
 /// Answers a conversation.
 pub async fn responses(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
     body.refuse_what_is_kept()?;
-    let engine = &app.loaded()?.engine;
-    let (answering, chat_body) = body.answering(engine)?;
+    let engine = app.loaded()?.engine.clone();
+    let (answering, chat_body) = body.answering(&engine)?;
     let (tools, tool_choice) = body.tools()?;
     let request = ChatRequest {
         messages: input::messages(body.instructions.as_deref(), body.input.as_ref())?,
@@ -95,7 +95,7 @@ pub async fn responses(State(app): State<Arc<App>>, Json(body): Json<Body>) -> R
     let turn = app.turn(request).await.map_err(|error| error.renamed(&NAMES))?;
     let streams = body.stream == Some(true);
     let carries = body.includes(ENCRYPTED);
-    let scorer = body.scores().then(|| engine.clone());
+    let scorer = body.scores().then_some(engine);
     let output = Output::new(body.skeleton(&app.model), carries, scorer);
     if streams {
         Ok(sse::respond(move |events| stream(events, output, turn)))

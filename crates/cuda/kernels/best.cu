@@ -1,0 +1,121 @@
+// The likeliest tokens of rows of logits: each row's are counted in bins by size, those from the bin on that the last of
+// them is in are gathered, and these few are sorted.
+
+#include "matrix.cuh"
+
+#define THREADS 256
+// Logits of a block.
+#define SHARE 4096
+#define BIN_BITS 12
+#define BINS (1 << BIN_BITS)
+// The most that are gathered of a row. Where more are as likely as the last, the host looks at all.
+#define MOST 4096
+#define SORT_THREADS 1024
+#define TOO_MANY 0xffffffffu
+
+struct BestArgs {
+    const float* x; // [rows, width]
+    u32* bins;      // [rows, BINS]
+    u32* counts;    // [rows] how many were gathered
+    u64* gathered;  // [rows, MOST]
+    uint2* out;     // [rows, k] tokens and their logits, the likeliest first
+    u32 width, k, rows;
+};
+
+// A number that is larger for a likelier token. A NaN is as minus infinity, minus zero as zero.
+__device__ inline u64 key_of(float x, u32 token) {
+    x = x == x ? fminf(x, __int_as_float(0x7f7fffff)) + 0.0f : -INFINITE;
+    u32 bits = __float_as_uint(x);
+    bits = bits >> 31 ? ~bits : bits | 0x80000000u;
+    return (u64)bits << 32 | (u32)~token;
+}
+
+__device__ inline u32 bin_of(u64 key) { return (u32)(key >> (64 - BIN_BITS)); }
+
+extern "C" __global__ void best_clear(const BestArgs a) {
+    await_previous();
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < (u64)a.rows * BINS) a.bins[i] = 0;
+    if (i < a.rows) a.counts[i] = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) best_count(const BestArgs a) {
+    await_previous();
+    __shared__ u32 bins[BINS];
+    u32 row = blockIdx.y, first = blockIdx.x * SHARE, end = min(first + SHARE, a.width);
+    const float* x = a.x + (u64)row * a.width;
+    for (u32 i = threadIdx.x; i < BINS; i += THREADS) bins[i] = 0;
+    __syncthreads();
+    for (u32 i = first + threadIdx.x; i < end; i += THREADS) atomicAdd(bins + bin_of(key_of(x[i], i)), 1);
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < BINS; i += THREADS)
+        if (bins[i]) atomicAdd(a.bins + (u64)row * BINS + i, bins[i]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) best_gather(const BestArgs a) {
+    await_previous();
+    __shared__ u32 sums[THREADS];
+    __shared__ u32 last;
+    u32 row = blockIdx.y, first = blockIdx.x * SHARE, end = min(first + SHARE, a.width);
+    const float* x = a.x + (u64)row * a.width;
+
+    // A thread has as many bins as any other, the first thread the likeliest.
+    const u32 EACH = BINS / THREADS;
+    const u32* bins = a.bins + (u64)row * BINS + BINS - 1 - threadIdx.x * EACH;
+    u32 mine = 0;
+    for (u32 i = 0; i < EACH; i++) mine += *(bins - i);
+    sums[threadIdx.x] = mine;
+    __syncthreads();
+    for (u32 step = 1; step < THREADS; step *= 2) {
+        u32 before = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
+        __syncthreads();
+        sums[threadIdx.x] += before;
+        __syncthreads();
+    }
+    u32 sum = sums[threadIdx.x] - mine;
+    if (sum < a.k && a.k <= sum + mine) {
+        u32 i = 0;
+        while ((sum += *(bins - i)) < a.k) i++;
+        last = BINS - 1 - threadIdx.x * EACH - i;
+    }
+    __syncthreads();
+
+    for (u32 i = first + threadIdx.x; i < end; i += THREADS) {
+        u64 key = key_of(x[i], i);
+        if (bin_of(key) < last) continue;
+        u32 place = atomicAdd(a.counts + row, 1);
+        if (place < MOST) a.gathered[(u64)row * MOST + place] = key;
+    }
+}
+
+// Sorts what was gathered of a row, the largest first; no two are equal.
+extern "C" __global__ void __launch_bounds__(SORT_THREADS) best_sort(const BestArgs a) {
+    await_previous();
+    __shared__ u64 keys[MOST];
+    u32 row = blockIdx.x, count = a.counts[row];
+    uint2* out = a.out + (u64)row * a.k;
+    if (count > MOST) {
+        if (threadIdx.x == 0) out[0] = uint2{TOO_MANY, 0};
+        return;
+    }
+    u32 size = 1;
+    while (size < count) size *= 2;
+    for (u32 i = threadIdx.x; i < size; i += SORT_THREADS) keys[i] = i < count ? a.gathered[(u64)row * MOST + i] : 0;
+    __syncthreads();
+    for (u32 run = 2; run <= size; run *= 2) {
+        for (u32 step = run / 2; step > 0; step /= 2) {
+            for (u32 i = threadIdx.x; i < size / 2; i += SORT_THREADS) {
+                u32 low = i / step * 2 * step + i % step, high = low + step;
+                u64 p = keys[low], q = keys[high];
+                // Every other run is the other way round, so that two of them make one that rises and falls.
+                bool falls = (low & run) == 0;
+                if ((p < q) == falls) keys[low] = q, keys[high] = p;
+            }
+            __syncthreads();
+        }
+    }
+    for (u32 i = threadIdx.x; i < a.k; i += SORT_THREADS) {
+        u32 bits = (u32)(keys[i] >> 32);
+        out[i] = uint2{(u32)~keys[i], bits >> 31 ? bits & 0x7fffffffu : ~bits};
+    }
+}
