@@ -183,6 +183,40 @@ fn products_are_those_of_the_weights() {
     }
 }
 
+/// So many rows that every warp of a GPU has some of its own: an output's, with as many tokens as conversations.
+#[test]
+fn products_of_a_tall_matrix_are_those_of_its_weights() {
+    const TALL: usize = 34_000;
+    const NARROW: usize = 256;
+    for (dtype, tokens) in [(DType::Q6_K, 12), (DType::Q4_K, 3)] {
+        let encoding = Encoding::Blocks(dtype);
+        let truth = dequantised(&matrix(encoding, TALL, NARROW, 3));
+        let table = matrix(Encoding::Blocks(DType::F32), tokens, NARROW, 4);
+        let activations = dequantised(&table);
+        let Some((mut backend, [x, out])) =
+            backend(Precision::Fast, tokens, matrix(encoding, TALL, NARROW, 3))
+        else {
+            return;
+        };
+        backend.load(Weight::Matrix(table)).unwrap();
+        let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
+        backend.begin(tokens);
+        backend.embed(Matrix::nth(1), &ids, x).unwrap();
+        backend.matmul(x, &[(Matrix::nth(0), out)]).unwrap();
+        let mut ours = vec![f32::NAN; tokens * TALL];
+        backend.read(out, &mut ours).unwrap();
+        let product = |t: usize, r: usize| -> f32 {
+            let pairs = activations[t * NARROW..][..NARROW].iter().zip(&truth[r * NARROW..][..NARROW]);
+            pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+        };
+        for (t, ours) in ours.chunks_exact(TALL).enumerate() {
+            let exact: Vec<f32> = (0..TALL).map(|r| product(t, r)).collect();
+            let error = relative_error(ours, &exact);
+            assert!(error < 2e-3, "{dtype}, row {t} of {tokens}: {error}");
+        }
+    }
+}
+
 /// Additions and norms are put off, and may be done by the kernel of the product after them: what they give is there, too.
 #[test]
 fn a_sum_is_normed_and_multiplied() {
