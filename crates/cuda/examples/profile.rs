@@ -29,7 +29,7 @@ fn step(engine: &Engine, sessions: &mut [Session], number: usize) -> Result<()> 
     let turns = sessions.iter_mut().zip(&next);
     let mut turns: Vec<Turn<'_>> =
         turns.map(|(session, tokens)| Turn { session, tokens, logits: true, marks: &[] }).collect();
-    engine.step(&mut turns, &Cancel::default(), |_, _| ())
+    engine.step(&mut turns, &Cancel::default(), |_, _| Ok(()))
 }
 
 fn print(what: &str, lines: &[profile::Line], times: usize) {

@@ -179,16 +179,13 @@ impl CudaBackend {
         if self.defer_product(x, products) {
             return Ok(());
         }
-        if self.rows == 1 && products.len() <= MOST_PRODUCTS {
-            if let Some(norm) = self.prior_norm(x)? {
-                let kernels = self.kernels()?;
-                let rows = Rows { count: 1, x: norm.x, x_width: x.width(), share: 1, experts: 0 };
-                let (shape, kernel, args) =
-                    self.vector_products(&kernels, &self.named(products), rows, Some(&norm));
-                return self.record(kernel, shape, args);
-            }
-        }
-        self.multiply_rows(x, products)
+        let alone = self.rows == 1 && products.len() <= MOST_PRODUCTS;
+        let norm = if alone { self.prior_norm(x)? } else { None };
+        let Some(norm) = norm else { return self.multiply_rows(x, products) };
+        let kernels = self.kernels()?;
+        let rows = Rows { count: 1, x: norm.x, x_width: x.width(), share: 1, experts: 0 };
+        let (shape, kernel, args) = self.vector_products(&kernels, &self.named(products), rows, Some(&norm));
+        self.record(kernel, shape, args)
     }
 
     /// As [`multiply`](Self::multiply), with nothing else in the same kernel.
