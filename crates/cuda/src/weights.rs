@@ -9,7 +9,7 @@ use forebay_engine::backend::HostMatrix;
 use forebay_engine::{Error, Result};
 use forebay_kernels::{Affine, DType, Encoding, MatRef};
 
-use crate::driver::{Gpu, Memory};
+use crate::driver::{Address, Gpu, Memory};
 use crate::program::Args;
 
 /// How the kernels call an encoding. The order is that of matrix.cuh.
@@ -210,6 +210,11 @@ impl DeviceMatrix {
             *there = Some(DeviceMatrix::like(gpu, w, count, "experts")?);
         }
         there.as_ref().expect("it was just made").fill(gpu, w, index)
+    }
+
+    /// Where its first plane is: all there is of floats.
+    pub fn first(&self) -> Address {
+        self.planes[0].address()
     }
 
     /// The `Mat` of the kernels.

@@ -1,11 +1,15 @@
 //! Mixtures of experts, from the router's logits to the sum, without a word to the host.
 
 use bytemuck::cast_slice_mut;
-use forebay_engine::backend::{Activation, Buf, GroupScore, Mixture, Router, Routing, Scores, Vector};
+use forebay_engine::backend::{
+    Activation, Buf, GroupScore, Mixture, Precision, Router, Routing, Scores, Vector,
+};
 use forebay_engine::{LayerIdx, Result};
 
+use super::deferred::PriorNorm;
 use super::products::{
-    EIGHT, Product, Rows, Tiles, VECTOR_THREADS, VECTOR_WARPS, clamps, tile_for, vector_shared,
+    EIGHT, GATE_UP_BLOCKS, Product, Rows, Tiles, VECTOR_COLS, VECTOR_THREADS, VECTOR_WARPS, clamps,
+    down_shared, tile_for, vector_shared,
 };
 use super::{CudaBackend, Scratch};
 use crate::driver::Address;
@@ -13,6 +17,15 @@ use crate::program::{Args, Shape};
 
 /// The most rows whose experts are computed pair by pair: few enough for hardly any two to choose the same.
 const MOST_APART: usize = 4;
+
+/// Threads of a block of the router's kernel.
+const ROUTER_THREADS: usize = 256;
+
+/// Of the kernel that multiplies with down and adds up: rows of a block, experts of a row, and bytes of shared memory that
+/// leave room for another block on the same processor.
+const DOWN_ROWS: usize = 8;
+const MOST_CHOSEN: usize = 64;
+const MOST_DOWN_SHARED: usize = 96 << 10;
 
 /// Bytes of a tile's description.
 const TILE_BYTES: usize = 12;
@@ -58,7 +71,16 @@ impl CudaBackend {
         let args = args.flag(groups.is_some_and(|g| g.score == GroupScore::BestTwo));
         let args = args.flag(router.normalise).float(router.scale);
         let shared = (2 * router.experts + 2 * groups.map_or(0, |g| g.count)) * 4;
-        self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(shared), args)?;
+        if let Some((norm, w)) = self.prior_product(logits)? {
+            let w = &self.matrices[w.index()];
+            let args = args.at(w.first()).int(w.kind as usize).int(w.cols).at(norm.x);
+            let args = PriorNorm::put(Some(&norm), args);
+            let args = args.at(self.at(logits)).at(self.counters.address());
+            let shape = Shape::new([w.rows, self.rows, 1], ROUTER_THREADS).shared(shared);
+            self.record(kernels.norm_and_route, shape, args)?;
+        } else {
+            self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(shared), args)?;
+        }
         Ok(lists)
     }
 
@@ -71,7 +93,7 @@ impl CudaBackend {
         routing: &mut Routing,
     ) -> Result<()> {
         let lists = self.choose(logits, router, correction)?;
-        self.flush_add()?;
+        self.flush()?;
         self.row_facts = None;
         self.recorder.submit()?;
         let (experts, weights) = routing.prepare(self.rows, router.top_k);
@@ -112,26 +134,35 @@ impl CudaBackend {
             share: top_k,
             experts: lists.experts,
         };
-        if gate.kind == up.kind {
+        if gate.kind == up.kind && gate.cols <= VECTOR_COLS {
             let (alpha, limit) = clamps(mixture.experts.activation);
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(self.at(b.gate)).int(rows.x_width).int(rows.share);
-            let args = args.at(rows.experts).float(alpha).float(limit);
-            let shape = Shape::new([inner.div_ceil(VECTOR_WARPS), pairs, 1], VECTOR_THREADS);
+            let turns = self.turns(inner * pairs, GATE_UP_BLOCKS);
+            let args = args.at(rows.experts).float(alpha).float(limit).int(turns);
+            let shape = Shape::new([inner.div_ceil(VECTOR_WARPS * turns), pairs, 1], VECTOR_THREADS);
             self.record(kernels.gate_up, shape.shared(vector_shared(b.x.width())), args)?;
         } else {
             let both = [
                 Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
                 Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
             ];
-            let (shape, kernel, args) = self.vector_products(&kernels, &both, rows);
+            let (shape, kernel, args) = self.vector_products(&kernels, &both, rows, None);
             self.record(kernel, shape, args)?;
             self.activate(mixture, pairs * inner, inner)?;
         }
         let [.., down] = self.expert_products(mixture.layer);
+        let shared = down_shared(top_k * inner);
+        let whole = inner.is_multiple_of(32) && top_k <= MOST_CHOSEN && shared <= MOST_DOWN_SHARED;
+        if whole && self.precision == Precision::Fast {
+            let args = down.put(Args::new()).at(down_bias).at(self.at(b.gate));
+            let args = args.at(lists.experts).at(lists.weights).at(self.at(mixture.out)).int(top_k);
+            let shape = Shape::new([hidden.div_ceil(DOWN_ROWS), self.rows, 1], VECTOR_THREADS);
+            return self.record(kernels.down_combine, shape.shared(shared), args);
+        }
         let product = Product { w: down, out: self.at(b.out), width: hidden, bias: down_bias };
         let rows = Rows { x: self.at(b.gate), x_width: inner, share: 1, ..rows };
-        let (shape, kernel, args) = self.vector_products(&kernels, &[product], rows);
+        let (shape, kernel, args) = self.vector_products(&kernels, &[product], rows, None);
         self.record(kernel, shape, args)?;
         self.sum(mixture, lists, 0)
     }
