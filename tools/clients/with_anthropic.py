@@ -231,8 +231,7 @@ def a_key_is_needed(server, model):
 
 @limit
 def too_many_at_once(server, model):
-    from checks import STORY, collected
-from with_openai import client as other
+    from with_openai import client as other
 
     stream = other(server).chat.completions.create(
         model=model, messages=STORY, max_tokens=900, stream=True, logit_bias=no_end(server)

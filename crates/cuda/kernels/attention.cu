@@ -22,6 +22,7 @@ __device__ inline void store(u8* page, u32 single, u64 i, float x) {
 }
 
 extern "C" __global__ void append(const AppendArgs a) {
+    await_previous();
     u32 row = blockIdx.x;
     u32 position = a.kv.position[row];
     u8* page = a.kv.pages[(u64)a.kv.sequence[row] * a.kv.capacity + position / PAGE];
@@ -61,6 +62,7 @@ __device__ inline u32 key_bytes(u32 dim, u32 size) { return (dim * size / 16 + 1
 // A block is one row and up to WARPS query heads of one key head, a warp for each; blockIdx.z says which share of the
 // positions.
 template <class T> __device__ inline void attend(const AttendArgs& a) {
+    await_previous();
     extern __shared__ __align__(16) u8 shared[];
     u32 key_dim = a.kv.key_dim, value_dim = a.kv.value_dim;
     u32 group = a.q_heads / a.kv.heads, blocks = (group + WARPS - 1) / WARPS;
@@ -188,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_singles(const Atten
 
 // Joins the shares of the positions; a block for each head of each row, a thread for each channel.
 extern "C" __global__ void merge(const AttendArgs a) {
+    await_previous();
     __shared__ float factor[MOST_SPLITS];
     __shared__ float total;
     u32 head = blockIdx.x, row = blockIdx.y, dim = a.kv.value_dim;

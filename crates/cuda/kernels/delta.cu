@@ -19,6 +19,7 @@ struct GatesArgs {
 
 // a = exp(rate * softplus(a + bias)), b = sigmoid(b)
 extern "C" __global__ void delta_gates(const GatesArgs g) {
+    await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= g.count) return;
     u32 head = i % g.heads;
@@ -59,6 +60,7 @@ __device__ inline float input(const DeltaArgs& d, const Stretch& s, u32 i, u32 c
 
 // A thread for each channel of each token: blockIdx.y is the token of a stretch or, after the last, a kept input.
 extern "C" __global__ void convolve(const DeltaArgs d) {
+    await_previous();
     Stretch s = d.stretches[blockIdx.z];
     u32 channel = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
     if (channel >= d.channels) return;
@@ -73,6 +75,7 @@ extern "C" __global__ void convolve(const DeltaArgs d) {
 
 // Gives queries and keys their length; a warp for each head of each token.
 extern "C" __global__ void delta_norm(const DeltaArgs d) {
+    await_previous();
     Stretch s = d.stretches[blockIdx.z];
     u32 lane = threadIdx.x;
     u32 head = blockIdx.x;
@@ -89,6 +92,7 @@ extern "C" __global__ void delta_norm(const DeltaArgs d) {
 
 // The recurrence of one block of columns of one head: a lane for each column, the rows dealt to the warps.
 extern "C" __global__ void __launch_bounds__(RECUR_WARPS* WARP) recur(const DeltaArgs d) {
+    await_previous();
     extern __shared__ float shared[];
     __shared__ float sums[2][RECUR_WARPS][COLUMNS];
     float* state = shared;                     // [key_dim, COLUMNS]
@@ -196,6 +200,7 @@ __device__ inline float dot(float4 a, float4 b, float sum) {
 
 // A block for each chunk of each head.
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_chunks(const ChunkArgs c) {
+    await_previous();
     extern __shared__ __align__(16) float shared[];
     __shared__ float keep[CHUNK];
     __shared__ float correct[CHUNK];
@@ -292,6 +297,7 @@ __device__ inline void products(const float* rows, u32 width, const float* colum
 
 // One block of columns of one head: a lane for each column, the tokens of a chunk shared among the warps.
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_pass(const ChunkArgs c) {
+    await_previous();
     extern __shared__ __align__(16) float shared[];
     const DeltaArgs& d = c.d;
     float* state = shared;                       // [key_dim, COLUMNS]

@@ -19,6 +19,7 @@ struct HalveArgs {
 
 // Rows as halves, divided by a power of two where they would not fit.
 extern "C" __global__ void halve(const HalveArgs a) {
+    await_previous();
     const float* x = a.x + (u64)blockIdx.x * a.width;
     float largest = 0;
 #pragma unroll 8
@@ -205,6 +206,7 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, 
 
 // out[y][r] = w[r] . x[y]
 template <int TOKENS, bool SPLIT, int ROW_TILES> __device__ inline void gemm(const GemmArgs& a) {
+    await_previous();
     typedef Plan<TOKENS, ROW_TILES> P;
     __shared__ __align__(16) u16 shared[(SPLIT ? 2 : 1) * P::HALVES];
 

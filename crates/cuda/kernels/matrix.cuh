@@ -14,6 +14,16 @@ typedef unsigned long long u64;
 #define ALL_LANES 0xffffffffu
 #define INFINITE __int_as_float(0x7f800000)
 
+// A kernel may be started while the one before it still runs (program.rs says when). Every kernel calls this first, or
+// after no more than reading what no kernel writes: it returns when the one before has ended and all that it wrote can
+// be seen. From then on the next one may start.
+__device__ inline void await_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The kinds that kernels are compiled for. A model has few.
 #ifndef KINDS
 #define KINDS 0xffffffffu
@@ -576,3 +586,10 @@ __device__ inline float block_max(float x) {
 
 __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 __device__ inline float silu(float x) { return x * sigmoid(x); }
+
+// How an expert joins its gate and its up; a limit of 0 is none.
+__device__ inline float activate(float gate, float up, float alpha, float limit) {
+    if (limit == 0) return silu(gate) * up;
+    gate = gate > limit ? limit : gate;
+    return (fminf(fmaxf(up, -limit), limit) + 1) * (gate * sigmoid(alpha * gate));
+}

@@ -22,6 +22,7 @@ struct DequantiseArgs {
 
 // out[i] = w[rows[i]]
 extern "C" __global__ void dequantise(const DequantiseArgs a) {
+    await_previous();
     u32 groups = (a.w.cols + 31) / 32;
     u32 i = blockIdx.y;
     Row r = row_of(a.w, 0, a.rows ? a.rows[i] : i);
@@ -128,6 +129,7 @@ struct MatvecArgs {
 
 // out[y][r] = w[r] . x[y / share]
 template <int ROWS> __device__ inline void matvec(const MatvecArgs& a) {
+    await_previous();
     extern __shared__ float shared[];
     u32 which = 0, start = 0;
     while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
@@ -164,6 +166,7 @@ struct HeadsArgs {
 
 // out[h] = [rest | W[h] part] with x[h] = [part | rest]; a warp for each number.
 extern "C" __global__ void head_products(const HeadsArgs a) {
+    await_previous();
     u32 head_dim = a.x_width / a.heads, out_dim = a.out_width / a.heads;
     u32 cols = a.transposed ? a.rows : a.w.cols;
     u32 rest = head_dim - cols;
@@ -221,14 +224,9 @@ struct GateUpArgs {
     float alpha, limit; // of the clamped activation; a limit of 0 is none
 };
 
-__device__ inline float activate(float gate, float up, float alpha, float limit) {
-    if (limit == 0) return silu(gate) * up;
-    gate = gate > limit ? limit : gate;
-    return (fminf(fmaxf(up, -limit), limit) + 1) * (gate * sigmoid(alpha * gate));
-}
-
 // out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind; a warp for each row.
 extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const GateUpArgs a) {
+    await_previous();
     extern __shared__ float shared[];
     u32 y = blockIdx.y;
     u32 expert = a.experts ? a.experts[y] : 0;

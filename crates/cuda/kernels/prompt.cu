@@ -37,6 +37,7 @@ __device__ inline float row_sum(float x) {
 
 // A warp has sixteen queries and passes over all pages that its block sees.
 template <int DIM> __device__ inline void attend(const PromptArgs& a) {
+    await_previous();
     const int STRIDE = DIM + 8;
     __shared__ __align__(16) u16 keys[PAGE * STRIDE];
     __shared__ __align__(16) u16 values[PAGE * STRIDE];

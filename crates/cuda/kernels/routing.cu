@@ -36,6 +36,7 @@ __device__ inline u32 largest(const float* x, u32 count) {
 
 // A warp for each row. Shared memory: the scores, what they are chosen by, and what groups are worth.
 extern "C" __global__ void route(const RouteArgs a) {
+    await_previous();
     extern __shared__ float shared[];
     float* score = shared;
     float* value = shared + a.count;
@@ -123,6 +124,7 @@ struct SortArgs {
 // Sorts pairs into buckets by expert, and cuts those into tiles. One block of 1024 threads; shared memory: where the
 // experts' buckets start, and how far they are filled.
 extern "C" __global__ void sort(const SortArgs a) {
+    await_previous();
     extern __shared__ u32 counts[];
     u32* starts = counts + a.count;
     for (u32 i = threadIdx.x; i < a.count; i += blockDim.x) counts[i] = 0;
@@ -169,6 +171,7 @@ struct CombineArgs {
 
 // out[t] = the sum of weight * output, in rank order
 extern "C" __global__ void combine(const CombineArgs a) {
+    await_previous();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     u64 row = blockIdx.y;
     if (i >= a.width) return;

@@ -13,6 +13,7 @@ struct NormArgs {
 
 // out = norm(x) * w, over parts of rows; a block for each.
 extern "C" __global__ void rms_norm(const NormArgs a) {
+    await_previous();
     u64 at = (u64)blockIdx.x * a.width;
     const float* x = a.x + at;
     float* sum = a.sum ? a.sum + at : 0;
@@ -53,23 +54,27 @@ struct PairArgs {
 };
 
 extern "C" __global__ void add(const PairArgs a) {
+    await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < a.count) a.x[i] += a.y[i];
 }
 
 // x[t] += y
 extern "C" __global__ void add_bias(const PairArgs a) {
+    await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < a.count) a.x[i] += a.y[i % a.width];
 }
 
 extern "C" __global__ void swiglu(const PairArgs a) {
+    await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < a.count) a.x[i] = silu(a.x[i]) * a.y[i];
 }
 
 // x *= sigmoid(y), where a row of y has `other` numbers, each for as many of x.
 extern "C" __global__ void sigmoid_gate(const PairArgs a) {
+    await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < a.count) a.x[i] *= sigmoid(a.y[i / (a.width / a.other)]);
 }
@@ -83,6 +88,7 @@ struct ActivateArgs {
 
 // gate = (up + 1) * gate * sigmoid(alpha * gate), both cut off
 extern "C" __global__ void clamped_swiglu(const ActivateArgs a) {
+    await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.count) return;
     float gate = a.gate[i] > a.limit ? a.limit : a.gate[i];
@@ -101,6 +107,7 @@ struct AnglesArgs {
 
 // The product is rounded to single precision, as it was when the models were trained.
 extern "C" __global__ void rope_angles(const AnglesArgs a) {
+    await_previous();
     u32 row = blockIdx.x;
     for (u32 i = threadIdx.x; i < a.half; i += blockDim.x) {
         float frequency = a.divisors ? a.frequencies[i] / a.divisors[i] : a.frequencies[i];
@@ -119,6 +126,7 @@ struct RopeArgs {
 
 // Rotates every head of a row by its angles.
 extern "C" __global__ void rope(const RopeArgs a) {
+    await_previous();
     u32 row = blockIdx.y;
     u32 at = blockIdx.x * blockDim.x + threadIdx.x;
     u32 head = at / a.half, i = at % a.half;
@@ -146,6 +154,7 @@ struct HeadsArgs {
 
 // Norms and rotates heads of several buffers; a warp for each head of each row.
 extern "C" __global__ void norm_and_rotate(const HeadsArgs a) {
+    await_previous();
     u32 lane = threadIdx.x % WARP, row = blockIdx.y;
     u32 head = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     u32 which = head >= a.heads[0];
@@ -182,6 +191,7 @@ struct UngroupArgs {
 };
 
 extern "C" __global__ void ungroup(const UngroupArgs a) {
+    await_previous();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.count) return;
     u64 row = blockIdx.y;
@@ -197,6 +207,7 @@ struct PickArgs {
 
 // out[i] = x[rows[i]]
 extern "C" __global__ void pick(const PickArgs a) {
+    await_previous();
     u64 from = (u64)a.rows[blockIdx.x] * a.width, to = (u64)blockIdx.x * a.width;
     for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) a.out[to + i] = a.x[from + i];
 }
@@ -208,6 +219,7 @@ struct CopyArgs {
 };
 
 extern "C" __global__ void copy(const CopyArgs a) {
+    await_previous();
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += (u64)gridDim.x * blockDim.x)
         a.to[i] = a.from[i];
 }

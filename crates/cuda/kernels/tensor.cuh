@@ -27,3 +27,22 @@ __device__ inline void load_four_transposed(u32 (&r)[4], const u16* p) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared_address(p)));
 }
+
+// Two halves in each word.
+__device__ inline u32 add_halves(u32 a, u32 b) {
+    u32 both;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+    return both;
+}
+
+__device__ inline u32 multiply_halves(u32 a, u32 b) {
+    u32 both;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+    return both;
+}
+
+__device__ inline u32 fma_halves(u32 a, u32 b, u32 c) {
+    u32 both;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(c));
+    return both;
+}

@@ -16,9 +16,10 @@ const HEADS: [(&str, &str); 3] = [
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),
 ];
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 9] = [
     ("products", include_str!("../kernels/products.cu")),
     ("gemm", include_str!("../kernels/gemm.cu")),
+    ("few", include_str!("../kernels/few.cu")),
     ("rows", include_str!("../kernels/rows.cu")),
     ("routing", include_str!("../kernels/routing.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
@@ -61,6 +62,7 @@ macro_rules! kernels {
 kernels! {
     "products": dequantise, matvec_1, gate_up, head_products;
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
+    "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
     "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;
     "routing": route, sort, combine;
@@ -94,7 +96,7 @@ impl Compiled {
 /// A source with what it includes.
 fn source(name: &str, text: &str, kinds: u32) -> String {
     // The others have no matrices.
-    let kinds = if matches!(name, "products" | "gemm") { kinds } else { 0 };
+    let kinds = if matches!(name, "products" | "gemm" | "few") { kinds } else { 0 };
     let mut source = format!("#define KINDS {kinds}u\n{text}");
     for (head, text) in HEADS {
         source = source.replace(&format!("#include \"{head}\"\n"), text);

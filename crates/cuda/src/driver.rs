@@ -188,6 +188,15 @@ impl Gpu {
         }))
     }
 
+    /// Whether kernels may start while the one before them ends, in graphs, too: on GPUs of compute capability 9.0 and
+    /// with drivers for CUDA 12.3.
+    pub fn overlaps(&self) -> bool {
+        let mut version = 0;
+        // SAFETY: the driver writes one number.
+        let asked = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
+        self.capability >= (9, 0) && asked.is_ok() && version >= 12_030
+    }
+
     /// Makes the calling thread one that works with this GPU.
     pub fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as the GPU.

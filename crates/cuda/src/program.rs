@@ -15,6 +15,9 @@ use crate::driver::{Address, Gpu, Memory, Moment, Pinned, failed};
 /// Facts of one start.
 const FACTS: usize = 16 << 20;
 
+/// Where this is set, kernels start when the one before has ended, on every GPU. To compare, and to look for errors.
+const APART: &str = "FOREBAY_GPU_APART";
+
 /// The most graphs that are kept.
 const GRAPHS: usize = 24;
 
@@ -97,6 +100,8 @@ pub struct Recorder {
     /// Counts starts.
     clock: u64,
     facts: Facts,
+    /// Whether a kernel starts while the one before it ends: what it does before it reads anything is then done meanwhile.
+    overlap: bool,
 }
 
 /// A record, and what it became when it came again.
@@ -131,7 +136,8 @@ impl Recorder {
             half: 0,
             used: 0,
         };
-        Ok(Recorder { gpu: gpu.clone(), words: Vec::new(), graphs: Vec::new(), clock: 0, facts })
+        let overlap = gpu.overlaps() && std::env::var_os(APART).is_none();
+        Ok(Recorder { gpu: gpu.clone(), words: Vec::new(), graphs: Vec::new(), clock: 0, facts, overlap })
     }
 
     /// Forgets what was recorded and not started.
@@ -211,13 +217,13 @@ impl Recorder {
                 self.graphs.swap_remove(oldest).destroy();
             }
             self.graphs.push(Graph { words: words.to_vec(), started: None, used: self.clock });
-            return launch(words, stream);
+            return launch(words, stream, self.overlap);
         };
         known.used = self.clock;
         let graph = match known.started {
             Some(graph) => graph,
             None => {
-                let graph = capture(words, stream)?;
+                let graph = capture(words, stream, self.overlap)?;
                 known.started = Some(graph);
                 graph
             }
@@ -245,12 +251,12 @@ impl Graph {
 }
 
 /// Makes a graph of a record.
-fn capture(words: &[u64], stream: sys::CUstream) -> Result<sys::CUgraphExec, DriverError> {
+fn capture(words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<sys::CUgraphExec, DriverError> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream is the GPU's, and captures on it begin and end here alone.
     unsafe {
         result::stream::begin_capture(stream, mode)?;
-        let launched = launch(words, stream);
+        let launched = launch(words, stream, overlap);
         let graph = result::stream::end_capture(stream);
         launched?;
         let graph = graph?;
@@ -261,24 +267,37 @@ fn capture(words: &[u64], stream: sys::CUstream) -> Result<sys::CUgraphExec, Dri
 }
 
 /// Starts the kernels of a record one by one.
-fn launch(mut words: &[u64], stream: sys::CUstream) -> Result<(), DriverError> {
+fn launch(mut words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<(), DriverError> {
     let low = |word: u64| word as u32;
     let high = |word: u64| (word >> 32) as u32;
+    let mut attribute = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+    };
+    attribute.value.programmaticStreamSerializationAllowed = 1;
     while let [kernel, xy, z_threads, shared_args, rest @ ..] = words {
         let (args, rest) = rest.split_at(high(*shared_args) as usize);
         let mut params = [args.as_ptr().cast_mut().cast()];
+        let config = sys::CUlaunchConfig {
+            gridDimX: low(*xy),
+            gridDimY: high(*xy),
+            gridDimZ: low(*z_threads),
+            blockDimX: high(*z_threads),
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: low(*shared_args),
+            hStream: stream,
+            attrs: &raw mut attribute,
+            numAttrs: overlap.into(),
+        };
+        let kernel = *kernel as sys::CUfunction;
         // SAFETY: the kernel is one of the backend's, and takes these arguments by value as one structure. The memory
         // they name is the backend's or the states', and is given back after everything on the stream.
         unsafe {
-            result::launch_kernel(
-                *kernel as sys::CUfunction,
-                (low(*xy), high(*xy), low(*z_threads)),
-                (high(*z_threads), 1, 1),
-                low(*shared_args),
-                stream,
-                &mut params,
-            )?;
+            sys::cuLaunchKernelEx(&raw const config, kernel, params.as_mut_ptr(), std::ptr::null_mut())
         }
+        .result()?;
         words = rest;
     }
     Ok(())

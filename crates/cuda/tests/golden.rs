@@ -54,7 +54,7 @@ const STORY: &str = "Once upon a time there was a little boy named Tom. Tom had 
 fn logits_of_trained_models_equal_the_processors() {
     let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
     for name in ["tales-qwen35moe", "tales-deepseek_v3", "tales-qwen3moe"] {
-        for model in [format!("{name}-Q4_K_M.gguf"), format!("{name}-mlx-4bit")] {
+        for model in [format!("{name}-Q4_K_M.gguf"), format!("{name}-mlx-4bit"), name.to_owned()] {
             let Some(model) = trained(&model) else { continue };
             let exact = options(Precision::Exact);
             let tokens =

@@ -4,7 +4,9 @@ use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{Activation, Buf, GroupScore, Mixture, Router, Routing, Scores, Vector};
 use forebay_engine::{LayerIdx, Result};
 
-use super::products::{Product, Rows, Tiles, VECTOR_THREADS, VECTOR_WARPS, tile_for, vector_shared};
+use super::products::{
+    EIGHT, Product, Rows, Tiles, VECTOR_THREADS, VECTOR_WARPS, clamps, tile_for, vector_shared,
+};
 use super::{CudaBackend, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
@@ -111,10 +113,7 @@ impl CudaBackend {
             experts: lists.experts,
         };
         if gate.kind == up.kind {
-            let (alpha, limit) = match mixture.experts.activation {
-                Activation::SwiGlu => (0.0, 0.0),
-                Activation::Clamped { alpha, limit } => (alpha, limit),
-            };
+            let (alpha, limit) = clamps(mixture.experts.activation);
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(self.at(b.gate)).int(rows.x_width).int(rows.share);
             let args = args.at(rows.experts).float(alpha).float(limit);
@@ -177,15 +176,28 @@ impl CudaBackend {
             Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
             Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
         ];
-        let (shape, kernel, args) = self.tiled_products(&kernels, &both, halves, tiles);
-        self.record(kernel, shape, args)?;
-
-        self.activate(mixture, pairs * inner, inner)?;
+        // Where experts have few rows each, other kernels are better.
+        let few = size == EIGHT && !split && self.few_fit(gate.cols.max(inner), EIGHT);
+        if few && gate.kind == up.kind {
+            let gated = Some(mixture.experts.activation);
+            let (shape, kernel, args) = self.few_products(&kernels, &both, halves, tiles, gated);
+            self.record(kernel, shape, args)?;
+        } else {
+            let (shape, kernel, args) = match few {
+                true => self.few_products(&kernels, &both, halves, tiles, None),
+                false => self.tiled_products(&kernels, &both, halves, tiles),
+            };
+            self.record(kernel, shape, args)?;
+            self.activate(mixture, pairs * inner, inner)?;
+        }
         let halves = self.halve(self.at(b.gate), pairs, inner, split)?;
         let [.., down] = self.expert_products(mixture.layer);
         let product = Product { w: down, out: self.at(b.out), width: down.rows, bias: down_bias };
-        let (shape, kernel, args) =
-            self.tiled_products(&kernels, &[product], halves, Tiles { sources: 0, ..tiles });
+        let tiles = Tiles { sources: 0, ..tiles };
+        let (shape, kernel, args) = match few {
+            true => self.few_products(&kernels, &[product], halves, tiles, None),
+            false => self.tiled_products(&kernels, &[product], halves, tiles),
+        };
         self.record(kernel, shape, args)?;
         self.sum(mixture, lists, lists.places)
     }

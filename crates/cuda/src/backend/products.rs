@@ -1,7 +1,7 @@
 //! Products with matrices.
 
 use forebay_engine::Result;
-use forebay_engine::backend::{Buf, HeadMatrices, Matrix, Precision, Vector};
+use forebay_engine::backend::{Activation, Buf, HeadMatrices, Matrix, Precision, Vector};
 
 use super::{CudaBackend, Scratch};
 use crate::compile::{Kernel, Kernels};
@@ -19,6 +19,14 @@ const VECTOR_GROUP: usize = 36 * 4;
 
 /// Of the kernels that multiply many rows.
 const GEMM_THREADS: usize = 128;
+
+/// Of the kernels for a few rows: threads of a block, columns that a warp takes at a time, and the most rows that they
+/// are worth it for where a matrix has few rows, and where it has many.
+const FEW_THREADS: usize = 256;
+const FEW_WARPS: usize = FEW_THREADS / 32;
+const STRIP: usize = 256;
+const MOST_FEW: usize = 64;
+const MOST_FEW_TALL: usize = 16;
 
 /// Products of one kernel.
 const MOST_PRODUCTS: usize = 4;
@@ -57,6 +65,14 @@ fn put_products(products: &[Product<'_>], blocks: impl Fn(&DeviceMatrix) -> usiz
 /// Shared memory for the activations of a row.
 pub fn vector_shared(cols: usize) -> usize {
     cols.min(VECTOR_COLS).div_ceil(32) * VECTOR_GROUP
+}
+
+/// What the kernels know of an activation.
+pub fn clamps(activation: Activation) -> (f32, f32) {
+    match activation {
+        Activation::SwiGlu => (0.0, 0.0),
+        Activation::Clamped { alpha, limit } => (alpha, limit),
+    }
 }
 
 /// Rows of the output, for products of one row each.
@@ -106,6 +122,12 @@ fn gemm_rows(tokens: usize, split: bool) -> usize {
     }
 }
 
+/// Shared memory of a kernel for a few rows: activations of so many rows as halves, and the sums of 32 of them each.
+fn few_shared(cols: usize, rows: usize) -> usize {
+    let strips = cols.div_ceil(STRIP);
+    rows * ((STRIP / 8 * strips + 1) * 16 + 4 * (strips | 1) * 8)
+}
+
 /// Whether a product needs more than halves.
 fn any_floats(products: &[Product<'_>]) -> bool {
     products.iter().any(|p| p.w.kind.is_float())
@@ -121,10 +143,13 @@ pub struct Halves {
     scales: Address,
 }
 
+/// The smallest tile.
+pub const EIGHT: usize = 8;
+
 /// The tile for so many rows.
 pub fn tile_for(rows: usize) -> usize {
     match rows {
-        0..=8 => 8,
+        0..=8 => EIGHT,
         9..=32 => 32,
         _ => 64,
     }
@@ -156,6 +181,10 @@ impl CudaBackend {
             products.iter().copied().partition(|(w, _)| self.matrices[w.index()].kind.is_float());
         for some in floats.chunks(MOST_PRODUCTS).chain(others.chunks(MOST_PRODUCTS)) {
             let named = self.named(some);
+            if let Some((shape, kernel, args)) = self.few_rows(&kernels, &named, halves) {
+                self.recorder.record(kernel, shape, args);
+                continue;
+            }
             // Where there are few blocks, smaller tiles make more of them.
             let total: usize = named.iter().map(|p| p.w.rows).sum();
             let few = total / gemm_rows(32, any_floats(&named)) < 2 * self.gpu.multiprocessors as usize;
@@ -211,6 +240,68 @@ impl CudaBackend {
         let args = args.at(tiles.tiles).at(tiles.count).at(tiles.sources);
         let kernel = gemm(kernels, tiles.size, any_floats(products));
         (Shape::new([blocks, tiles.most, 1], GEMM_THREADS), kernel, args)
+    }
+
+    /// Products of a few rows, if there is a kernel for them that is better than those for many.
+    fn few_rows(
+        &self,
+        kernels: &Kernels,
+        products: &[Product<'_>],
+        halves: Halves,
+    ) -> Option<(Shape, Kernel, Args)> {
+        let cols = products.iter().map(|p| p.w.cols).max()?;
+        let sixteens: usize = products.iter().map(|p| p.w.rows.div_ceil(16)).sum();
+        // Where all warps would not have rows of their own, those of a block share the columns.
+        let tall = sixteens >= 2 * FEW_WARPS * self.gpu.multiprocessors as usize;
+        let tile = if self.rows > 8 && self.few_fit(cols, 16) { 16 } else { 8 };
+        let most = if tall { MOST_FEW_TALL } else { MOST_FEW };
+        if self.rows > most || any_floats(products) || !self.few_fit(cols, tile) {
+            return None;
+        }
+        let kernel = match (tall, tile) {
+            (true, 8) => kernels.few_8,
+            (true, _) => kernels.few_16,
+            (false, 8) => kernels.few_shared_8,
+            (false, _) => kernels.few_shared_16,
+        };
+        let (turns, rows) = if tall { (2, 2 * FEW_WARPS * 16) } else { (1, 16) };
+        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(rows));
+        let args = args.at(halves.high).at(halves.scales).int(self.rows).int(turns);
+        let args = args.at(0).at(0).at(0).float(0.0).float(0.0);
+        let shape = Shape::new([blocks, self.rows.div_ceil(tile), 1], FEW_THREADS);
+        Some((shape.shared(few_shared(cols, tile)), kernel, args))
+    }
+
+    /// Whether a block has the shared memory for so many rows of activations.
+    pub(super) fn few_fit(&self, cols: usize, rows: usize) -> bool {
+        few_shared(cols, rows) <= self.gpu.shared_limit as usize
+    }
+
+    /// Products of tiles of eight rows with experts; `gated`, of gate and up together.
+    pub(super) fn few_products(
+        &self,
+        kernels: &Kernels,
+        products: &[Product<'_>],
+        halves: Halves,
+        tiles: Tiles,
+        gated: Option<Activation>,
+    ) -> (Shape, Kernel, Args) {
+        let cols = products[0].w.cols;
+        // A warp has enough to do for its start to count little: eight strips or so.
+        let turns = if cols < 4 * STRIP { 2 } else { 1 };
+        let rows = FEW_WARPS * turns * if gated.is_some() { 8 } else { 16 };
+        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(rows));
+        let args = args.at(halves.high).at(halves.scales).int(0).int(turns);
+        let args = args.at(tiles.tiles).at(tiles.count).at(tiles.sources);
+        let (alpha, limit) = gated.map_or((0.0, 0.0), clamps);
+        let args = args.float(alpha).float(limit);
+        // Where gate and up go together, the blocks of the second are those of the first.
+        let (kernel, blocks) = match gated {
+            Some(_) => (kernels.few_gate_up, blocks / 2),
+            None => (kernels.few_8, blocks),
+        };
+        let shape = Shape::new([blocks, tiles.most, 1], FEW_THREADS);
+        (shape.shared(few_shared(cols, 8)), kernel, args)
     }
 
     /// Rows as halves; `split`, for weights that are floats, with what is missing in them.

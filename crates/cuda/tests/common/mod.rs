@@ -8,6 +8,7 @@ use std::sync::Arc;
 use forebay_cuda::Cuda;
 use forebay_engine::backend::Device;
 
+pub mod emulator;
 #[path = "../../../engine/tests/common/models.rs"]
 pub mod models;
 

@@ -1,0 +1,107 @@
+//! Batches of every size: each takes other kernels, and all give what the processor gives each conversation alone.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::gpu;
+use common::models::{options, random_tokens, relative_error};
+use forebay_engine::synth::{FAMILIES, Order, Shape, Synthesis, TypeChoice};
+use forebay_engine::{Cancel, Engine, Logits, Options, Precision, Session, TokenId, Turn};
+use forebay_kernels::DType;
+
+const VOCABULARY: u32 = 300;
+
+/// A model whose experts are of one type, and what leads out of them of another.
+fn write_model(folder: &Path, family: &str, types: [DType; 2], shape: Shape) -> PathBuf {
+    let family = FAMILIES.iter().find(|f| f.name == family).unwrap();
+    let [all, down] = types;
+    let order = Order {
+        family,
+        shape,
+        changes: Vec::new(),
+        types: TypeChoice { all: Some(all), down: Some(down), output: Some(down), experts: None },
+        vocabulary: VOCABULARY.into(),
+        skew: 0.3,
+        seed: 5,
+    };
+    let path = folder.join(format!("{}-{all}-{down}.gguf", family.name));
+    let synthesis = Synthesis::new(&path, &order).unwrap();
+    assert!(synthesis.fallbacks.is_empty(), "{:?}", synthesis.fallbacks);
+    let mut file = std::fs::File::create(&path).unwrap();
+    synthesis.write(&mut file, &Cancel::default(), &mut |_| ()).unwrap();
+    path
+}
+
+/// Logits of one step of so many conversations, and how far each is from what the processor says of it.
+fn errors_of_a_step(ours: &Engine, truth: &Engine, count: usize) -> Vec<f64> {
+    let prompts: Vec<Vec<TokenId>> =
+        (0..count).map(|i| random_tokens(1 + i % 7, VOCABULARY, i as u64)).collect();
+    let open = |prompt: &Vec<TokenId>| -> Session {
+        let mut session = ours.session();
+        session.extend(prompt).unwrap();
+        session
+    };
+    let mut sessions: Vec<Session> = prompts.iter().map(open).collect();
+    let tokens: Vec<[TokenId; 1]> = (0..count).map(|i| [TokenId(i as u32 * 11 % VOCABULARY)]).collect();
+    let turns = sessions.iter_mut().zip(&tokens);
+    let mut turns: Vec<Turn<'_>> =
+        turns.map(|(session, tokens)| Turn { session, tokens, logits: true, marks: &[] }).collect();
+    let mut logits = vec![Vec::new(); count];
+    let keep = |i: usize, row: &mut Logits<'_>| {
+        logits[i] = row.all()?.to_vec();
+        Ok(())
+    };
+    ours.step(&mut turns, &Cancel::default(), keep).unwrap();
+    let error = |i: usize| {
+        let mut alone = truth.session();
+        alone.extend(&prompts[i]).unwrap();
+        alone.push(tokens[i][0]).unwrap();
+        relative_error(&logits[i], alone.logits())
+    };
+    (0..count).map(error).collect()
+}
+
+/// Weights are random, and so routers hesitate: here and there another expert is chosen, and a row is another one.
+fn assert_close(what: &str, errors: &[f64]) {
+    let close = errors.iter().filter(|&&error| error < 1e-2).count();
+    let most = errors.iter().copied().fold(0.0, f64::max);
+    println!("{what}: {close} of {} within 1e-2, at most {most:.2e}", errors.len());
+    assert!(close + 1 + errors.len() / 10 >= errors.len(), "{what}: {errors:?}");
+}
+
+#[test]
+fn batches_of_every_size_and_type_are_what_each_conversation_is_alone() {
+    use DType::*;
+    let Some(device) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // Rows of the experts are no multiple of what a block of any kernel takes.
+    let shape = Shape {
+        layers: Some(1),
+        hidden: Some(512),
+        inter: Some(256),
+        experts: Some(20),
+        top_k: Some(3),
+        heads: Some(6),
+        kv_heads: Some(2),
+        head_dim: Some(128),
+        ctx: Some(256),
+    };
+    let cases: [([DType; 2], &[usize]); 5] = [
+        ([Q4_K, Q6_K], &[1, 2, 6, 11, 33]),
+        ([Q6_K, Q5_K], &[1, 6, 33]),
+        ([Q5_K, Q4_K], &[6]),
+        ([Q8_0, Q4_0], &[6]),
+        ([BF16, F16], &[3, 6]),
+    ];
+    for (types, counts) in cases {
+        let model = write_model(folder.path(), "qwen3moe", types, shape);
+        let on_gpu = Options { device: Some(device.clone()), ..options(Precision::Fast) };
+        let ours = Engine::open(&model, &on_gpu).unwrap();
+        let truth = Engine::open(&model, &options(Precision::Exact)).unwrap();
+        for &count in counts {
+            let what = format!("{} with {}, {count} together", types[0], types[1]);
+            assert_close(&what, &errors_of_a_step(&ours, &truth, count));
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What tests ask of the emulator (tools/gpu_emulator): that something fails.
+
+use std::ffi::{CString, c_char, c_long};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::{culib, is_culib_present};
+
+/// The emulator, for one test at a time: what fails, fails for the whole process.
+pub struct Emulator(#[allow(dead_code)] MutexGuard<'static, ()>);
+
+/// Whether the driver is the emulator's.
+pub fn is_emulated() -> bool {
+    // SAFETY: looks for a library and a symbol, which is not called.
+    unsafe { is_culib_present() && culib().get::<unsafe extern "C" fn()>(b"emulatorRepair\0").is_ok() }
+}
+
+/// The emulator; where the driver is none, a test is skipped, and says so.
+pub fn emulator() -> Option<Emulator> {
+    static ONE: Mutex<()> = Mutex::new(());
+    if !is_emulated() {
+        eprintln!("skipped: a real GPU does not fail when asked; run tools/gpu_emulator/test");
+        return None;
+    }
+    let emulator = Emulator(ONE.lock().unwrap_or_else(PoisonError::into_inner));
+    emulator.repair();
+    Some(emulator)
+}
+
+impl Emulator {
+    /// The `after`-th of a kind of calls from now fails.
+    pub fn fail(&self, kind: &str, after: usize) {
+        let kind = CString::new(kind).unwrap();
+        // SAFETY: the library is the emulator, whose function has this signature.
+        unsafe {
+            let fail = culib().get::<unsafe extern "C" fn(*const c_char, c_long)>(b"emulatorFail\0").unwrap();
+            fail(kind.as_ptr(), after as c_long);
+        }
+    }
+
+    /// Nothing fails any more.
+    pub fn repair(&self) {
+        // SAFETY: as above.
+        unsafe { culib().get::<unsafe extern "C" fn()>(b"emulatorRepair\0").unwrap()() }
+    }
+
+    /// The most bytes of the GPU's memory that were in use since this was last asked.
+    pub fn peak(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { culib().get::<unsafe extern "C" fn() -> usize>(b"emulatorPeak\0").unwrap()() as u64 }
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        self.repair();
+    }
+}
