@@ -91,6 +91,11 @@ impl OnGpu {
         OnGpu { name, plan, context: prospect.plan().reserved }
     }
 
+    /// Whether it would be there.
+    pub fn computes(&self) -> bool {
+        self.plan.is_ok()
+    }
+
     /// What is to be said after its name.
     pub fn text(&self) -> String {
         match &self.plan {

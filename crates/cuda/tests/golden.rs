@@ -42,19 +42,26 @@ fn logits_of_the_demo_model_equal_those_of_transformers() {
     }
 }
 
+/// Of the kind that the trained models know, and longer than a chunk of linear attention. Of tokens at random they are as
+/// unsure as models without training.
+const STORY: &str = "Once upon a time there was a little boy named Tom. Tom had a red ball, and he loved to play with it in \
+    the garden. One day the ball rolled under the big tree, and Tom could not find it. He looked and looked, but it was gone. \
+    Then he saw a small brown dog. The dog had the ball in its mouth! Tom was happy, and he said, \"Thank you, dog!\" The dog \
+    ran around him and barked. They played until the sun went down. Tom's mom called him for dinner. \"Can the dog come, too?\" \
+    he asked. His mom smiled and said yes. From that day on, Tom and the dog were best friends.";
+
 #[test]
 fn logits_of_trained_models_equal_the_processors() {
+    let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
     for name in ["tales-qwen35moe", "tales-deepseek_v3", "tales-qwen3moe"] {
-        // A text: among tokens in no order their routers hesitate as random ones do.
-        let Some(text) = trained(&format!("{name}.hf.logits.safetensors")) else { continue };
-        let tokens = Reference::read(text.to_str().unwrap()).tokens;
         for model in [format!("{name}-Q4_K_M.gguf"), format!("{name}-mlx-4bit"), name.to_owned()] {
-            let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
             let Some(model) = trained(&model) else { continue };
-            let error = relative_error(
-                &logits(&model, &on_gpu, &tokens),
-                &logits(&model, &options(Precision::Exact), &tokens),
-            );
+            let exact = options(Precision::Exact);
+            let tokens =
+                Engine::open(&model, &exact).unwrap().tokenizer().encode(STORY, Default::default()).unwrap();
+            assert!(tokens.len() > 100);
+            let [ours, truth] = [&on_gpu, &exact].map(|options| logits(&model, options, &tokens));
+            let error = relative_error(&ours, &truth);
             println!("{}: {error:.2e}", model.display());
             assert!(error < 1e-2, "{}: relative error {error}", model.display());
         }
