@@ -14,6 +14,28 @@ static inline void ptx_cvt_rn_f16x2_f32(unsigned& to, float high, float low) {
     to = (unsigned)emulator_to_half(high) << 16 | emulator_to_half(low);
 }
 
+// Two halves in a word, each rounded once.
+template <class Each> static inline unsigned emulator_halves(unsigned a, unsigned b, unsigned c, Each each) {
+    unsigned r = 0;
+    for (int i = 0; i < 32; i += 16) {
+        double value = each(emulator_half(a >> i), emulator_half(b >> i), emulator_half(c >> i));
+        r |= (unsigned)emulator_bits<uint16_t>((EmulatorHalf)value) << i;
+    }
+    return r;
+}
+static inline void ptx_add_rn_f16x2(unsigned& to, unsigned a, unsigned b) {
+    to = emulator_halves(a, b, 0, [](double a, double b, double) { return a + b; });
+}
+static inline void ptx_sub_rn_f16x2(unsigned& to, unsigned a, unsigned b) {
+    to = emulator_halves(a, b, 0, [](double a, double b, double) { return a - b; });
+}
+static inline void ptx_mul_rn_f16x2(unsigned& to, unsigned a, unsigned b) {
+    to = emulator_halves(a, b, 0, [](double a, double b, double) { return a * b; });
+}
+static inline void ptx_fma_rn_f16x2(unsigned& to, unsigned a, unsigned b, unsigned c) {
+    to = emulator_halves(a, b, c, [](double a, double b, double c) { return a * b + c; });
+}
+
 #pragma GCC push_options
 #pragma GCC optimize("O3")
 
