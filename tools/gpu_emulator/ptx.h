@@ -14,26 +14,22 @@ static inline void ptx_cvt_rn_f16x2_f32(unsigned& to, float high, float low) {
     to = (unsigned)emulator_to_half(high) << 16 | emulator_to_half(low);
 }
 
-// Two halves in a word, each rounded once.
-template <class Each> static inline unsigned emulator_halves(unsigned a, unsigned b, unsigned c, Each each) {
-    unsigned r = 0;
-    for (int i = 0; i < 32; i += 16) {
-        double value = each(emulator_half(a >> i), emulator_half(b >> i), emulator_half(c >> i));
-        r |= (unsigned)emulator_bits<uint16_t>((EmulatorHalf)value) << i;
-    }
-    return r;
+// Two halves in a word. Intermediate results are long enough for one rounding.
+
+template <class Operation> static inline unsigned emulator_by_halves(Operation operation) {
+    return (unsigned)emulator_bits<uint16_t>((EmulatorHalf)operation(16)) << 16 |
+           emulator_bits<uint16_t>((EmulatorHalf)operation(0));
 }
+static inline double emulator_half_at(unsigned word, int shift) { return emulator_half(word >> shift & 0xffff); }
 static inline void ptx_add_rn_f16x2(unsigned& to, unsigned a, unsigned b) {
-    to = emulator_halves(a, b, 0, [](double a, double b, double) { return a + b; });
-}
-static inline void ptx_sub_rn_f16x2(unsigned& to, unsigned a, unsigned b) {
-    to = emulator_halves(a, b, 0, [](double a, double b, double) { return a - b; });
+    to = emulator_by_halves([=](int at) { return emulator_half_at(a, at) + emulator_half_at(b, at); });
 }
 static inline void ptx_mul_rn_f16x2(unsigned& to, unsigned a, unsigned b) {
-    to = emulator_halves(a, b, 0, [](double a, double b, double) { return a * b; });
+    to = emulator_by_halves([=](int at) { return emulator_half_at(a, at) * emulator_half_at(b, at); });
 }
 static inline void ptx_fma_rn_f16x2(unsigned& to, unsigned a, unsigned b, unsigned c) {
-    to = emulator_halves(a, b, c, [](double a, double b, double c) { return a * b + c; });
+    to = emulator_by_halves(
+        [=](int at) { return emulator_half_at(a, at) * emulator_half_at(b, at) + emulator_half_at(c, at); });
 }
 
 #pragma GCC push_options
