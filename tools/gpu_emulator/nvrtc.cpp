@@ -4,14 +4,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <fstream>
-#include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include "translate.h"
