@@ -8,6 +8,7 @@
 
 #include "interface.h"
 
+#define __CUDA_ARCH__ 900
 #define __device__
 #define __host__
 #define __global__

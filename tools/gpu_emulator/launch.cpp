@@ -323,6 +323,7 @@ void Workers::deal(Processor& mine) {
     mine.declared_bytes = 0;
     mine.launch = launch;
     processor = &mine;
+    forget_recent();
     const Dim& grid = launch->blocks;
     for (;;) {
         unsigned long i = next.fetch_add(1, std::memory_order_relaxed);
@@ -413,6 +414,18 @@ void run(const Launch& launch) {
 
 std::string whereabouts() {
     return processor && emulator_thread ? place_of(*processor->launch, *emulator_thread) : std::string();
+}
+
+bool is_own(const void* first, unsigned long bytes) {
+    const Processor& here = *processor;
+    auto in = [&](const void* from, size_t size) {
+        size_t at = static_cast<const char*>(first) - static_cast<const char*>(from);
+        return at <= size && bytes <= size - at;
+    };
+    const Launch& launch = *here.launch;
+    return in(here.shared, here.declared_bytes) || in(here.shared + SHARED - launch.shared, launch.shared) ||
+           in(here.stacks, MOST_THREADS * STACK) || in(here.fibres, sizeof here.fibres) ||
+           in(launch.args, launch.kernel->args_bytes);
 }
 
 } // namespace emulator

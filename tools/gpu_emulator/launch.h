@@ -26,6 +26,12 @@ void run(const Launch& launch);
 // What the calling thread of the process is running, for people; empty if it runs no kernel.
 std::string whereabouts();
 
+// Whether these bytes belong to the thread that runs: its stack, its block's shared memory, its kernel's arguments.
+bool is_own(const void* first, unsigned long bytes);
+
+// Memory may have been given back since the last launch: what checks remember of it is forgotten.
+void forget_recent();
+
 // Options come from the environment.
 long option(const char* name, long otherwise);
 

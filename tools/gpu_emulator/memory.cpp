@@ -92,7 +92,6 @@ void protect(int protection) {
 
 struct sigaction before;
 
-// The piece that an address is nearest to, in words.
 std::string nearest(const char* place) {
     char text[160];
     auto after = pieces.upper_bound(const_cast<char*>(place));
@@ -165,6 +164,19 @@ bool unpin(void* first) {
 
 bool is_device(const void* first, size_t bytes) { return holds(pieces, first, bytes); }
 bool is_pinned(const void* first, size_t bytes) { return holds(pinned, first, bytes); }
+
+Range piece_of(const void* place) {
+    for (const auto* in : {&pieces, &pinned}) {
+        auto after = in->upper_bound(static_cast<char*>(const_cast<void*>(place)));
+        if (after == in->begin()) continue;
+        auto piece = std::prev(after);
+        const char* end = piece->first + piece->second.bytes;
+        if (place < end) return {piece->first, end};
+    }
+    return {nullptr, nullptr};
+}
+
+std::string describe(const void* place) { return nearest(static_cast<const char*>(place)); }
 
 size_t memory_total() {
     static const size_t total = option("EMULATOR_MEMORY", 8l << 30);

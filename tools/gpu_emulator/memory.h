@@ -21,6 +21,12 @@ bool unpin(void* first);
 bool is_device(const void* first, size_t bytes);
 bool is_pinned(const void* first, size_t bytes);
 
+// The piece of either that an address is in, or nulls.
+struct Range {
+    const char *first, *end;
+};
+Range piece_of(const void* place);
+
 size_t memory_total();
 size_t memory_free();
 // The most that was ever in use, or since it was forgotten.
@@ -32,6 +38,9 @@ struct DeviceIsOpen {
     DeviceIsOpen();
     ~DeviceIsOpen();
 };
+
+// Where an address is, for people.
+std::string describe(const void* place);
 
 // Tells people of faults: which kernel, block and thread touched what.
 void watch_faults();

@@ -4,14 +4,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <fstream>
-#include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include "translate.h"
@@ -51,6 +50,11 @@ std::string command() {
     const char* compiler = getenv("CXX");
     std::string flags = " -x c++ -std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -fno-strict-aliasing -fno-exceptions"
                         " -fno-math-errno -fno-trapping-math -ffp-contract=fast -ftls-model=initial-exec ";
+    // Every load and store is checked: check.cpp.
+    const char* guard = getenv("EMULATOR_GUARD");
+    if (guard && *guard && *guard != '0')
+        flags += "-fsanitize=kernel-address --param asan-instrumentation-with-call-threshold=0 --param asan-stack=0"
+                 " --param asan-globals=0 ";
     return (compiler && *compiler ? compiler : "g++") + flags + MACHINE;
 }
 

@@ -3,6 +3,7 @@
 
 #include "translate.h"
 
+#include <algorithm>
 #include <cctype>
 #include <stdexcept>
 #include <vector>
@@ -216,8 +217,7 @@ struct Translator {
         if (name.empty() || in[open] != '(') fail("expects a kernel to be `__global__ void name(Args args)`");
         size_t close = skip_brackets(open) - 1;
         std::string parameter = trim(in.substr(open + 1, close - open - 1));
-        if (parameter.compare(0, 12, "__grid_constant__") == 0 || parameter.find(',') != std::string::npos)
-            fail("expects kernels to have one structure of arguments: " + name);
+        if (parameter.find(',') != std::string::npos) fail("expects kernels to have one structure of arguments: " + name);
         size_t end = parameter.size();
         while (end > 0 && in_word(parameter[end - 1])) end--;
         std::string type = trim(parameter.substr(0, end));

@@ -186,7 +186,10 @@ impl Report {
     /// What to change, the most important first.
     fn advise(&self) -> Vec<String> {
         let mut advice = Vec::new();
-        if let Some(model) = &self.model {
+        // What would help the processor helps nobody where the GPU computes.
+        if let Some(model) =
+            self.model.as_ref().filter(|model| !model.on_gpu.as_ref().is_some_and(OnGpu::computes))
+        {
             advice.extend(model.advice());
         }
         let tightest = self.memory.groups.iter().map(|g| g.limit).min();
@@ -332,7 +335,7 @@ impl Report {
             None
         };
         let gpu = &self.gpu;
-        if !gpu.found() {
+        if !gpu.found() && self.cards.is_empty() {
             return STATIC.map_or("none found".into(), |why| format!("none found; {why}"));
         }
         let devices = gpu.devices.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ");
@@ -471,7 +474,7 @@ impl Diagnosis {
         }
         row("bottleneck", format!("{}: {}", self.bottleneck.name(), self.bottleneck.explanation()));
         if let Some(gpu) = &self.on_gpu {
-            row("on the GPU", format!("it {}", gpu.short()));
+            row("the GPU", gpu.short());
         }
         text
     }

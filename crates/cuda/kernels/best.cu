@@ -33,12 +33,14 @@ __device__ inline u64 key_of(float x, u32 token) {
 __device__ inline u32 bin_of(u64 key) { return (u32)(key >> (64 - BIN_BITS)); }
 
 extern "C" __global__ void best_clear(const BestArgs a) {
+    await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < (u64)a.rows * BINS) a.bins[i] = 0;
     if (i < a.rows) a.counts[i] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) best_count(const BestArgs a) {
+    await_previous();
     __shared__ u32 bins[BINS];
     u32 row = blockIdx.y, first = blockIdx.x * SHARE, end = min(first + SHARE, a.width);
     const float* x = a.x + (u64)row * a.width;
@@ -51,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_count(const BestArgs 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) best_gather(const BestArgs a) {
+    await_previous();
     __shared__ u32 sums[THREADS];
     __shared__ u32 last;
     u32 row = blockIdx.y, first = blockIdx.x * SHARE, end = min(first + SHARE, a.width);
@@ -87,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_gather(const BestArgs
 
 // Sorts what was gathered of a row, the largest first; no two are equal.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS) best_sort(const BestArgs a) {
+    await_previous();
     __shared__ u64 keys[MOST];
     u32 row = blockIdx.x, count = a.counts[row];
     uint2* out = a.out + (u64)row * a.k;

@@ -200,6 +200,7 @@ __device__ inline float dot(float4 a, float4 b, float sum) {
 
 // A block for each chunk of each head.
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_chunks(const ChunkArgs c) {
+    await_previous();
     extern __shared__ __align__(16) float shared[];
     __shared__ float keep[CHUNK];
     __shared__ float correct[CHUNK];
@@ -296,6 +297,7 @@ __device__ inline void products(const float* rows, u32 width, const float* colum
 
 // One block of columns of one head: a lane for each column, the tokens of a chunk shared among the warps.
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_pass(const ChunkArgs c) {
+    await_previous();
     extern __shared__ __align__(16) float shared[];
     const DeltaArgs& d = c.d;
     float* state = shared;                       // [key_dim, COLUMNS]

@@ -15,6 +15,12 @@
 #define EIGHTS (STRIP / 8)
 #define MOST_PRODUCTS 4
 
+// Masks for nibbles, and twice 1024 as halves. The compiler would load a constant anew each time, in an instruction of its
+// own; it does not know that this adds nothing.
+#define LOW_NIBBLE (0x000f000fu + threadIdx.y)
+#define HIGH_NIBBLE (0x00f000f0u + threadIdx.y)
+#define KEPT_1024 (0x64006400u + threadIdx.y)
+
 // A number twice, for two halves in a word; and numbers as halves.
 #define TWICE(half) (0x00010001u * (half))
 #define HALF_1024 0x6400u
@@ -159,8 +165,8 @@ template <bool FIFTH> struct KBlock {
         for (int i = 0; i < 2; i++) {
             int word = 2 * two + i;
             u32 even = word_of(raw.codes[word / 4], word % 4), odd = even >> 8;
-            u32 low_even = (even & 0x000f000f) | TWICE(HALF_1024), low_odd = (odd & 0x000f000f) | TWICE(HALF_1024);
-            u32 high_even = (even & 0x00f000f0) | TWICE(HALF_1024), high_odd = (odd & 0x00f000f0) | TWICE(HALF_1024);
+            u32 low_even = (even & LOW_NIBBLE) | TWICE(HALF_1024), low_odd = (odd & LOW_NIBBLE) | TWICE(HALF_1024);
+            u32 high_even = (even & HIGH_NIBBLE) | TWICE(HALF_1024), high_odd = (odd & HIGH_NIBBLE) | TWICE(HALF_1024);
             if (FIFTH) {
                 u32 bits = word_of(raw.fifth[FIFTH ? word / 4 : 0], word % 4) >> (2 * part);
                 low_even |= bits << 4 & 0x00100010, low_odd |= bits >> 4 & 0x00100010;
@@ -202,6 +208,9 @@ template <bool FIFTH> struct KBlock {
 template <> struct Share<Q4_K> : KBlock<false> {};
 template <> struct Share<Q5_K> : KBlock<true> {};
 
+// The bits of one word where a mask has them, and of another where it has not.
+__device__ inline u32 select(u32 mask, u32 these, u32 those) { return (these & mask) | (those & ~mask); }
+
 // A lane has sixteen bytes of each pair of quarters of one half of a block: sixteen columns of each quarter.
 template <> struct Share<Q6_K> {
     static const bool SUMS = false;
@@ -234,10 +243,10 @@ template <> struct Share<Q6_K> {
             int word = 2 * (two % 2) + i;
             u32 even = word_of(raw.low[quarter], word), odd = even >> 8, bits = word_of(raw.high, word);
             u32 even_bits = bits << (4 - 2 * quarter), odd_bits = bits >> (4 + 2 * quarter);
-            u32 low_even = (even & 0x000f000f) | TWICE(HALF_1024) | (even_bits & 0x00300030);
-            u32 low_odd = (odd & 0x000f000f) | TWICE(HALF_1024) | (odd_bits & 0x00300030);
-            u32 high_even = (even & 0x00f000f0) | TWICE(HALF_1024) | (even_bits & 0x03000300);
-            u32 high_odd = (odd & 0x00f000f0) | TWICE(HALF_1024) | (odd_bits & 0x03000300);
+            u32 low_even = (select(0x000f000f, even, even_bits) & 0x003f003f) | KEPT_1024;
+            u32 low_odd = (select(0x000f000f, odd, odd_bits) & 0x003f003f) | KEPT_1024;
+            u32 high_even = (select(0x00f000f0, even, even_bits) & 0x03f003f0) | KEPT_1024;
+            u32 high_odd = (select(0x00f000f0, odd, odd_bits) & 0x03f003f0) | KEPT_1024;
             low[2 * i] = multiply_halves(add_halves(low_even, MINUS_1056), scale[quarter]);
             low[2 * i + 1] = multiply_halves(add_halves(low_odd, MINUS_1056), scale[quarter]);
             high[2 * i] = multiply_halves(fma_halves(high_even, SIXTEENTH, MINUS_96), scale[quarter + 2]);
@@ -327,20 +336,30 @@ __device__ inline void pass(const Rows& r, u32 turns, Stage stage_all, const Act
     typedef Share<KIND> S;
     const Mat& m = *r.lower;
     u32 next_turn = 0, next_strip = 0;
+    Row low, high;
+    auto find = [&]() {
+        // Rows beyond the last repeat it.
+        u32 row = r.first + next_turn * r.step + in_eight;
+        low = row_of(m, r.expert, min(row, m.rows - 1));
+        high = row_of(*r.upper, r.expert, min(GATED ? row : row + 8, m.rows - 1));
+    };
     typename S::Raw lower, upper;
     auto load = [&]() {
-        u32 row = r.first + next_turn * r.step + in_eight;
-        // Rows beyond the last repeat it.
-        Row low = row_of(m, r.expert, min(row, m.rows - 1));
-        Row high = row_of(*r.upper, r.expert, min(GATED ? row : row + 8, m.rows - 1));
         lower = S::load(m, low, r.first_strip + next_strip, part);
         upper = S::load(m, high, r.first_strip + next_strip, part);
-        if (++next_strip == r.strips) next_strip = 0, next_turn++;
+        if (++next_strip == r.strips) {
+            next_strip = 0;
+            next_turn++;
+            find();
+        }
     };
+    find();
     if (r.strips > 0) load();
     stage_all(S::SUMS);
     for (u32 turn = 0; turn < turns; turn++) {
         float sum[TILES][4] = {};
+        // Twice, so that what was loaded need not be moved.
+#pragma unroll 2
         for (u32 strip = 0; strip < r.strips; strip++) {
             typename S::Raw now_lower = lower, now_upper = upper;
             // What comes next is on its way while this is multiplied.

@@ -599,3 +599,28 @@ __device__ inline float activate(float gate, float up, float alpha, float limit)
     gate = gate > limit ? limit : gate;
     return (fminf(fmaxf(up, -limit), limit) + 1) * (gate * sigmoid(alpha * gate));
 }
+
+// A norm of activations before they are multiplied, and what is added to them before that.
+struct PriorNorm {
+    const float* w;     // or none: then there is no norm
+    const float* added; // or none
+    float* sum;         // where the sum goes, if something is added
+    float* normed;      // where the normed activations go
+    float eps;
+};
+
+// Whether this is the last of `count` blocks that call it with the same counter: that one sees what all of them wrote
+// before. The counter is zero before and after.
+__device__ inline bool last_of(u32* counter, u32 count) {
+    __shared__ u32 number;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        number = atomicAdd(counter, 1);
+        if (number == count - 1) *counter = 0;
+    }
+    __syncthreads();
+    bool last = number == count - 1;
+    if (last) __threadfence();
+    return last;
+}

@@ -1,7 +1,7 @@
 // Products with weight matrices.
 //
-// `matvec` reads weights once for one row of activations, in full precision: bound by memory. `gemm` unpacks a tile
-// of weights to halves in shared memory for many rows and lets the tensor cores multiply.
+// Weights are read once for one row of activations, and multiplied in full precision: bound by memory. Many rows take
+// gemm.cu, and a few take few.cu.
 
 #include "matrix.cuh"
 
@@ -53,66 +53,103 @@ __device__ inline void stage(float* to, const float* x, u32 cols) {
         to[i / 32 * GROUP_STRIDE + i % 32] = i < cols ? x[i] : 0;
 }
 
-// Adds the products of some rows with the activations `x`, columns [first, first + cols), to sums, each lane its share. The
-// whole block calls it: the activations go to shared memory while the first weights are on their way.
+// Adds the products of a group of some rows with the group's activations to sums.
 template <u32 KIND, int ROWS>
-__device__ inline void multiply(const Mat& m, const Row (&rows)[ROWS], const float* x, float* shared, u32 first,
-                                u32 cols, float (&sum)[ROWS]) {
-    u32 groups = (cols + 31) / 32, lane = threadIdx.x % WARP;
-    typename Unpack<KIND>::Raw raw[ROWS];
+__device__ inline void multiply(const Mat& m, const typename Unpack<KIND>::Raw (&raw)[ROWS], u32 index, const float* x,
+                                float (&sum)[ROWS]) {
+    Group g[ROWS];
+    float part[ROWS][2] = {};
 #pragma unroll
-    for (int row = 0; row < ROWS; row++)
-        raw[row] = Unpack<KIND>::load(m, rows[row], first / 32 + min(lane, groups - 1));
-    __syncthreads();
-    stage(shared, x + first, cols);
-    __syncthreads();
-    for (u32 i = lane; i < groups; i += WARP) {
-        typename Unpack<KIND>::Raw now[ROWS];
+    for (int row = 0; row < ROWS; row++) Unpack<KIND>::unpack(m, raw[row], index, g[row]);
+    float total = 0;
 #pragma unroll
-        for (int row = 0; row < ROWS; row++) {
-            now[row] = raw[row];
-            if (i + WARP < groups) raw[row] = Unpack<KIND>::load(m, rows[row], first / 32 + i + WARP);
-        }
-        Group g[ROWS];
-        float part[ROWS][2] = {};
-#pragma unroll
-        for (int row = 0; row < ROWS; row++) Unpack<KIND>::unpack(m, now[row], first / 32 + i, g[row]);
-        const float4* from = (const float4*)(shared + GROUP_STRIDE * i);
-        float total = 0;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float4 v = from[j];
-            total += v.x + v.y + (v.z + v.w);
-#pragma unroll
-            for (int row = 0; row < ROWS; row++) {
-                const float* lane = g[row].lane + 4 * j;
-                float s = part[row][j / 4];
-                s = fmaf(lane[0], v.x, fmaf(lane[1], v.y, s));
-                part[row][j / 4] = fmaf(lane[2], v.z, fmaf(lane[3], v.w, s));
-            }
-        }
+    for (int j = 0; j < 8; j++) {
+        float4 v = ((const float4*)x)[j];
+        total += v.x + v.y + (v.z + v.w);
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
-            float sums = fmaf(g[row].scale[1], part[row][1], fmaf(-g[row].min, total, sum[row]));
-            sum[row] = fmaf(g[row].scale[0], part[row][0], sums);
+            const float* lane = g[row].lane + 4 * j;
+            float s = part[row][j / 4];
+            s = fmaf(lane[0], v.x, fmaf(lane[1], v.y, s));
+            part[row][j / 4] = fmaf(lane[2], v.z, fmaf(lane[3], v.w, s));
         }
+    }
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        float sums = fmaf(g[row].scale[1], part[row][1], fmaf(-g[row].min, total, sum[row]));
+        sum[row] = fmaf(g[row].scale[0], part[row][0], sums);
     }
 }
 
-// Products of rows, of matrices like `m`, with `x`; the whole block calls it.
-template <int ROWS>
-__device__ inline void products(const Mat& m, const Row (&rows)[ROWS], const float* x, float* shared,
-                                float (&sum)[ROWS]) {
+// Products of a warp's rows, ROWS at a turn, with columns [first, first + cols); the weights of what comes next are on
+// their way while something is multiplied. `find` says which rows those of a turn are, `prepare` takes the activations to
+// shared memory and is called by the whole block, `x` says where a turn's are, and `done` is told each turn's sums.
+template <u32 KIND, int ROWS, class Find, class Prepare, class X, class Done>
+__device__ inline void pass(const Mat& m, u32 first, u32 cols, u32 turns, Find find, Prepare prepare, X x, Done done) {
+    u32 groups = (cols + 31) / 32, steps = (groups + WARP - 1) / WARP, lane = threadIdx.x % WARP;
+    u32 next_turn = 0, next_step = 0;
+    Row rows[ROWS];
+    find(0, rows);
+    typename Unpack<KIND>::Raw raw[ROWS];
+    auto load = [&]() {
+        u32 index = first / 32 + min(next_step * WARP + lane, groups - 1);
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) sum[i] = 0;
-    for (u32 first = 0; first < m.cols; first += VECTOR_COLS) {
-        u32 cols = min(VECTOR_COLS, m.cols - first);
-#define BODY(KIND) multiply<KIND, ROWS>(m, rows, x, shared, first, cols, sum)
-        WITH_KIND(m.kind, BODY)
-#undef BODY
+        for (int row = 0; row < ROWS; row++) raw[row] = Unpack<KIND>::load(m, rows[row], index);
+        if (++next_step < steps) return;
+        next_step = 0;
+        if (++next_turn < turns) find(next_turn, rows);
+    };
+    load();
+    prepare();
+    for (u32 turn = 0; turn < turns; turn++) {
+        float sum[ROWS] = {};
+        const float* from = x(turn);
+        for (u32 step = 0; step < steps; step++) {
+            typename Unpack<KIND>::Raw now[ROWS];
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) now[row] = raw[row];
+            if (next_turn < turns) load();
+            u32 i = step * WARP + lane;
+            if (i < groups) multiply<KIND, ROWS>(m, now, first / 32 + i, from + GROUP_STRIDE * i, sum);
+        }
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) sum[row] = warp_sum(sum[row]);
+        done(turn, sum);
     }
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) sum[i] = warp_sum(sum[i]);
+}
+
+// Before the activations are there: what they will be multiplied with goes to shared memory.
+__device__ inline void stage_norm(float* to, const PriorNorm& norm, u32 cols) {
+    if (norm.w) stage(to, norm.w, cols);
+}
+
+// Takes one row of activations to shared memory, normed except for a factor, which is returned. The first block keeps
+// what they were normed from and to.
+__device__ inline float stage_normed(float* to, const float* x, const PriorNorm& norm, u32 cols) {
+    float squares = 0;
+    bool keep = blockIdx.x == 0;
+    // Every thread reads back what it has written itself.
+#pragma unroll 2
+    for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+        float4 v = ((const float4*)x)[i];
+        if (norm.added) {
+            float4 y = ((const float4*)norm.added)[i];
+            v.x += y.x, v.y += y.y, v.z += y.z, v.w += y.w;
+            if (keep) ((float4*)norm.sum)[i] = v;
+        }
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        float4* place = (float4*)(to + i / 8 * GROUP_STRIDE + i % 8 * 4);
+        float4 w = *place;
+        *place = float4{v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w};
+    }
+    float factor = 1 / sqrtf(block_sum(squares) / cols + norm.eps);
+    if (keep) {
+        for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+            float4 v = *(const float4*)(to + i / 8 * GROUP_STRIDE + i % 8 * 4);
+            ((float4*)norm.normed)[i] = float4{v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+        }
+    }
+    return factor;
 }
 
 struct MatvecArgs {
@@ -125,35 +162,66 @@ struct MatvecArgs {
     u32 x_width;
     u32 share;          // so many outputs read the same row of x
     const u32* experts; // of each output, if the matrices are experts'
+    PriorNorm norm;     // where there is one row of x, of whole groups
+    u32 turns;          // rows of a warp
 };
 
 // out[y][r] = w[r] . x[y / share]
-template <int ROWS> __device__ inline void matvec(const MatvecArgs& a) {
-    await_previous();
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 4) matvec(const MatvecArgs a) {
     extern __shared__ float shared[];
     u32 which = 0, start = 0;
     while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
     const Mat& m = a.w[which];
     u32 y = blockIdx.y;
+    // Weights are on their way before the activations are there; but which expert's is not known before.
+    if (a.experts) await_previous();
     u32 expert = a.experts ? a.experts[y] : 0;
     if (absent(m, expert)) return;
-    u32 row = ((blockIdx.x - start) * VECTOR_WARPS + threadIdx.x / WARP) * ROWS;
+    u32 first_row = ((blockIdx.x - start) * VECTOR_WARPS + threadIdx.x / WARP) * a.turns;
+    const float* x = a.x + (u64)(y / a.share) * a.x_width;
+    float factor = 1;
+    auto write = [&](u32 row, float sum) {
+        if (threadIdx.x % WARP || row >= m.rows) return;
+        float bias = a.bias[which] ? a.bias[which][(u64)expert * m.rows + row] : 0;
+        a.out[which][(u64)y * a.width[which] + row] = sum * factor + bias;
+    };
     // Rows beyond the last repeat it.
-    Row rows[ROWS];
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) rows[i] = row_of(m, expert, min(row + i, m.rows - 1));
-    float sum[ROWS];
-    products<ROWS>(m, rows, a.x + (u64)(y / a.share) * a.x_width, shared, sum);
-    if (threadIdx.x % WARP) return;
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        if (row + i >= m.rows) break;
-        float bias = a.bias[which] ? a.bias[which][(u64)expert * m.rows + row + i] : 0;
-        a.out[which][(u64)y * a.width[which] + row + i] = sum[i] + bias;
+    auto row_at = [&](u32 row) { return row_of(m, expert, min(row, m.rows - 1)); };
+    auto from_start = [&](u32) { return (const float*)shared; };
+    if (m.cols <= VECTOR_COLS) {
+        auto find = [&](u32 turn, Row(&rows)[1]) { rows[0] = row_at(first_row + turn); };
+        auto prepare = [&]() {
+            stage_norm(shared, a.norm, m.cols);
+            if (!a.experts) await_previous();
+            if (a.norm.w) factor = stage_normed(shared, x, a.norm, m.cols);
+            else stage(shared, x, m.cols);
+            __syncthreads();
+        };
+        auto done = [&](u32 turn, const float(&sum)[1]) { write(first_row + turn, sum[0]); };
+#define BODY(KIND) pass<KIND, 1>(m, 0, m.cols, a.turns, find, prepare, from_start, done)
+        WITH_KIND(m.kind, BODY)
+#undef BODY
+        return;
+    }
+    if (!a.experts) await_previous();
+    for (u32 turn = 0; turn < a.turns; turn++) {
+        float total = 0;
+        for (u32 first = 0; first < m.cols; first += VECTOR_COLS) {
+            u32 cols = min(VECTOR_COLS, m.cols - first);
+            auto find = [&](u32, Row(&rows)[1]) { rows[0] = row_at(first_row + turn); };
+            auto prepare = [&]() {
+                __syncthreads();
+                stage(shared, x + first, cols);
+                __syncthreads();
+            };
+            auto done = [&](u32, const float(&sum)[1]) { total += sum[0]; };
+#define BODY(KIND) pass<KIND, 1>(m, first, cols, 1, find, prepare, from_start, done)
+            WITH_KIND(m.kind, BODY)
+#undef BODY
+        }
+        write(first_row + turn, total);
     }
 }
-
-extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 4) matvec_1(const MatvecArgs a) { matvec<1>(a); }
 
 struct HeadsArgs {
     Mat w; // all heads' rows one after another
@@ -223,22 +291,95 @@ struct GateUpArgs {
     u32 share;
     const u32* experts; // of each pair, or none
     float alpha, limit; // of the clamped activation; a limit of 0 is none
+    u32 turns;          // rows of a warp
 };
 
-// out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind; a warp for each row.
+// out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind, with no more than VECTOR_COLS columns.
 extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const GateUpArgs a) {
     await_previous();
     extern __shared__ float shared[];
     u32 y = blockIdx.y;
     u32 expert = a.experts ? a.experts[y] : 0;
     if (absent(a.gate, expert)) return;
-    u32 row = blockIdx.x * VECTOR_WARPS + threadIdx.x / WARP;
-    u32 there = min(row, a.gate.rows - 1);
-    Row rows[2] = {row_of(a.gate, expert, there), row_of(a.up, expert, there)};
-    float sum[2];
-    products<2>(a.gate, rows, a.x + (u64)(y / a.share) * a.x_width, shared, sum);
-    if (threadIdx.x % WARP || row >= a.gate.rows) return;
-    u64 at = (u64)expert * a.gate.rows + row;
-    float gate = sum[0] + (a.gate_bias ? a.gate_bias[at] : 0), up = sum[1] + (a.up_bias ? a.up_bias[at] : 0);
-    a.out[(u64)y * a.gate.rows + row] = activate(gate, up, a.alpha, a.limit);
+    u32 first_row = (blockIdx.x * VECTOR_WARPS + threadIdx.x / WARP) * a.turns;
+    const Mat& m = a.gate;
+    auto find = [&](u32 turn, Row(&rows)[2]) {
+        u32 row = min(first_row + turn, m.rows - 1);
+        rows[0] = row_of(m, expert, row);
+        rows[1] = row_of(a.up, expert, row);
+    };
+    auto prepare = [&]() {
+        stage(shared, a.x + (u64)(y / a.share) * a.x_width, m.cols);
+        __syncthreads();
+    };
+    auto from_start = [&](u32) { return (const float*)shared; };
+    auto done = [&](u32 turn, const float(&sum)[2]) {
+        u32 row = first_row + turn;
+        if (threadIdx.x % WARP || row >= m.rows) return;
+        u64 at = (u64)expert * m.rows + row;
+        float gate = sum[0] + (a.gate_bias ? a.gate_bias[at] : 0), up = sum[1] + (a.up_bias ? a.up_bias[at] : 0);
+        a.out[(u64)y * m.rows + row] = activate(gate, up, a.alpha, a.limit);
+    };
+#define BODY(KIND) pass<KIND, 2>(m, 0, m.cols, a.turns, find, prepare, from_start, done)
+    WITH_KIND(m.kind, BODY)
+#undef BODY
+}
+
+#define MOST_CHOSEN 64
+// Rows of each expert that a block takes, two at a time.
+#define DOWN_ROWS 8
+
+struct DownArgs {
+    Mat w;
+    const float* bias;    // [experts, hidden], or none
+    const float* x;       // [rows, top_k, inner]
+    const u32* experts;   // [rows, top_k]
+    const float* weights; // [rows, top_k]
+    float* out;           // [rows, hidden]
+    u32 top_k;
+};
+
+// out[t] = the sum of weight * (w of the expert . x), in rank order. The experts are dealt to the warps, and all
+// activations of a row are in shared memory: they are whole groups.
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) down_combine(const DownArgs a) {
+    extern __shared__ float shared[];
+    __shared__ float products[MOST_CHOSEN][DOWN_ROWS];
+    const Mat& m = a.w;
+    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    u32 first_row = blockIdx.x * DOWN_ROWS;
+    u64 row = blockIdx.y;
+    // The kernel before this one has not chosen them but used them, and so waited for whoever did.
+    const volatile u32* experts = a.experts + row * a.top_k;
+    u32 mine = warp < a.top_k ? (a.top_k - warp + VECTOR_WARPS - 1) / VECTOR_WARPS : 0;
+    // What a warp does at a turn: two rows of one expert.
+    auto rank = [&](u32 turn) { return warp + turn / (DOWN_ROWS / 2) * VECTOR_WARPS; };
+    auto row_at = [&](u32 turn) { return first_row + turn % (DOWN_ROWS / 2) * 2; };
+    auto find = [&](u32 turn, Row(&rows)[2]) {
+        // A warp that has no expert loads what it does not use.
+        u32 expert = experts[min(rank(turn), a.top_k - 1)], r = row_at(turn);
+        rows[0] = row_of(m, expert, min(r, m.rows - 1));
+        rows[1] = row_of(m, expert, min(r + 1, m.rows - 1));
+    };
+    auto prepare = [&]() {
+        await_previous();
+        stage(shared, a.x + row * a.top_k * m.cols, a.top_k * m.cols);
+        __syncthreads();
+    };
+    auto x = [&](u32 turn) { return (const float*)shared + rank(turn) * (m.cols / 32) * GROUP_STRIDE; };
+    auto done = [&](u32 turn, const float(&sum)[2]) {
+        u32 at = turn % (DOWN_ROWS / 2) * 2;
+        if (lane < 2) products[rank(turn)][at + lane] = lane ? sum[1] : sum[0];
+    };
+#define BODY(KIND) pass<KIND, 2>(m, 0, m.cols, mine * (DOWN_ROWS / 2), find, prepare, x, done)
+    WITH_KIND(m.kind, BODY)
+#undef BODY
+    __syncthreads();
+    u32 r = first_row + threadIdx.x;
+    if (threadIdx.x >= DOWN_ROWS || r >= m.rows) return;
+    float total = 0;
+    for (u32 k = 0; k < a.top_k; k++) {
+        float bias = a.bias ? a.bias[(u64)experts[k] * m.rows + r] : 0;
+        total = fmaf(a.weights[row * a.top_k + k], products[k][threadIdx.x] + bias, total);
+    }
+    a.out[row * m.rows + r] = total;
 }

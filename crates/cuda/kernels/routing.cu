@@ -34,15 +34,13 @@ __device__ inline u32 largest(const float* x, u32 count) {
     return place;
 }
 
-// A warp for each row. Shared memory: the scores, what they are chosen by, and what groups are worth.
-extern "C" __global__ void route(const RouteArgs a) {
-    await_previous();
-    extern __shared__ float shared[];
+// The choice for a row, by the first warp of a block. Shared memory: the scores, what they are chosen by, and what groups
+// are worth.
+__device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
     float* score = shared;
     float* value = shared + a.count;
     float* worth = shared + 2 * a.count;
     u32 lane = threadIdx.x;
-    u64 row = blockIdx.x;
     const float* logits = a.logits + row * a.count;
 
     if (a.sigmoid) {
@@ -105,6 +103,84 @@ extern "C" __global__ void route(const RouteArgs a) {
     }
     float factor = a.normalise ? 1 / sum : 1;
     for (u32 k = lane; k < a.top_k; k += WARP) weights[k] = weights[k] * factor * a.scale;
+}
+
+extern "C" __global__ void route(const RouteArgs a) {
+    await_previous();
+    extern __shared__ float shared[];
+    choose(a, blockIdx.x, shared);
+}
+
+#define ROUTER_THREADS 256
+// Fours of columns that a thread has at most.
+#define MOST_FOURS 8
+
+struct RouterArgs {
+    RouteArgs route;
+    const u8* w; // [experts, cols] floats
+    u32 kind, cols;
+    const float* x; // [rows, cols]
+    PriorNorm norm;
+    float* logits; // [rows, experts]
+    u32* arrived;  // [rows] counters
+};
+
+__device__ inline float4 four_at(u32 kind, const u8* w, u64 i) {
+    if (kind == F32) return ((const float4*)w)[i];
+    uint2 two = ((const uint2*)w)[i];
+    u16 a = two.x & 0xffff, b = two.x >> 16, c = two.y & 0xffff, d = two.y >> 16;
+    if (kind == F16) return float4{half_to_float(a), half_to_float(b), half_to_float(c), half_to_float(d)};
+    return float4{bf16_to_float(a), bf16_to_float(b), bf16_to_float(c), bf16_to_float(d)};
+}
+
+// Norms a row, multiplies it with a router and chooses: a block for each expert of each row, and the last one chooses.
+extern "C" __global__ void __launch_bounds__(ROUTER_THREADS) norm_and_route(const RouterArgs a) {
+    extern __shared__ float shared[];
+    u32 expert = blockIdx.x, fours = a.cols / 4;
+    u64 row = blockIdx.y, first = row * fours;
+    const float4* x = (const float4*)a.x + first;
+    const float4* added = (const float4*)a.norm.added + first;
+    const float4* norm = (const float4*)a.norm.w;
+    // The weights are on their way before the activations are there.
+    float4 w[MOST_FOURS];
+#pragma unroll
+    for (int j = 0; j < MOST_FOURS; j++) {
+        u32 i = threadIdx.x + j * ROUTER_THREADS;
+        if (i >= fours) break;
+        float4 n = norm[i];
+        w[j] = four_at(a.kind, a.w, (u64)expert * fours + i);
+        w[j].x *= n.x, w[j].y *= n.y, w[j].z *= n.z, w[j].w *= n.w;
+    }
+    await_previous();
+    auto value = [&](u32 i) {
+        float4 v = x[i];
+        if (!a.norm.added) return v;
+        float4 y = added[i];
+        return float4{v.x + y.x, v.y + y.y, v.z + y.z, v.w + y.w};
+    };
+    float squares = 0, product = 0;
+#pragma unroll
+    for (int j = 0; j < MOST_FOURS; j++) {
+        u32 i = threadIdx.x + j * ROUTER_THREADS;
+        if (i >= fours) break;
+        float4 v = value(i);
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        product += v.x * w[j].x + v.y * w[j].y + v.z * w[j].z + v.w * w[j].w;
+    }
+    squares = block_sum(squares);
+    product = block_sum(product);
+    float factor = 1 / sqrtf(squares / a.cols + a.norm.eps);
+    if (threadIdx.x == 0) a.logits[row * a.route.count + expert] = product * factor;
+    // The first one keeps what the row was normed from and to.
+    if (expert == 0) {
+        for (u32 i = threadIdx.x; i < fours; i += ROUTER_THREADS) {
+            float4 v = value(i), n = norm[i];
+            if (a.norm.added) ((float4*)a.norm.sum)[first + i] = v;
+            v.x *= factor * n.x, v.y *= factor * n.y, v.z *= factor * n.z, v.w *= factor * n.w;
+            ((float4*)a.norm.normed)[first + i] = v;
+        }
+    }
+    if (last_of(a.arrived + row, gridDim.x) && threadIdx.x < WARP) choose(a.route, row, shared);
 }
 
 struct Tile {

@@ -9,6 +9,7 @@ use cudarc::nvrtc;
 use forebay_engine::{Error, Fnv, Result};
 
 use crate::driver::{Gpu, failed};
+use crate::profile;
 
 /// The sources, and what they share.
 const HEADS: [(&str, &str); 3] = [
@@ -50,9 +51,11 @@ macro_rules! kernels {
 
         impl Kernels {
             fn find(modules: &[Module]) -> Result<Kernels> {
-                let find = |module: &str, name: &str| {
+                let find = |module: &str, name: &'static str| {
                     let at = SOURCES.iter().position(|(name, _)| *name == module).expect("it is listed");
-                    modules[at].kernel(name)
+                    let kernel = modules[at].kernel(name)?;
+                    profile::name(kernel.0, name);
+                    Ok::<_, Error>(kernel)
                 };
                 Ok(Kernels { $($($name: find($module, stringify!($name))?,)*)* })
             }
@@ -61,13 +64,13 @@ macro_rules! kernels {
 }
 
 kernels! {
-    "products": dequantise, matvec_1, gate_up, head_products;
+    "products": dequantise, matvec, gate_up, down_combine, head_products;
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
     "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
     "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;
-    "routing": route, sort, combine;
-    "attention": append, attend_halves, attend_singles, merge;
+    "routing": route, norm_and_route, sort, combine;
+    "attention": append, attend_halves, attend_singles, attend_step, merge;
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
     "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
     "best": best_clear, best_count, best_gather, best_sort;
@@ -275,5 +278,34 @@ mod tests {
             std::fs::write(&file, &whole[..at]).unwrap();
             assert_eq!(read_cached(&file), None, "cut at {at}");
         }
+    }
+
+    /// A kernel that does not wait for the one before it would read what that one is still writing, now and then.
+    #[test]
+    fn every_kernel_waits_for_the_one_before() {
+        /// The text from a place to where its first bracket is closed.
+        fn body(text: &str) -> &str {
+            let mut depth = 0;
+            let end = text.char_indices().find(|&(_, c)| {
+                depth += i32::from(c == '{') - i32::from(c == '}');
+                c == '}' && depth == 0
+            });
+            &text[..end.expect("brackets are closed").0]
+        }
+        const WAITS: &str = "await_previous()";
+        let mut kernels = 0;
+        for (file, text) in SOURCES {
+            for (start, _) in text.match_indices("extern \"C\" __global__") {
+                let kernel = body(&text[start..]);
+                // Those of one line call what does it all.
+                let called = kernel.split('{').nth(1).and_then(|call| call.trim().split(['<', '(']).next());
+                let function = called.and_then(|name| text.find(&format!("inline void {name}(")));
+                let waits =
+                    kernel.contains(WAITS) || function.is_some_and(|at| body(&text[at..]).contains(WAITS));
+                assert!(waits, "{file}: {kernel}");
+                kernels += 1;
+            }
+        }
+        assert!(kernels > 40, "only {kernels} were found");
     }
 }

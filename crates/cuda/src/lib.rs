@@ -7,6 +7,7 @@
 mod backend;
 mod compile;
 mod driver;
+pub mod profile;
 mod program;
 mod state;
 mod tier;

@@ -11,6 +11,7 @@ use forebay_engine::{Error, Result};
 
 use crate::compile::Kernel;
 use crate::driver::{Address, Gpu, Line, Memory, Moment, Pinned, failed};
+use crate::profile;
 
 /// Facts of one start.
 const FACTS: usize = 16 << 20;
@@ -56,7 +57,7 @@ pub struct Args(Vec<u8>);
 impl Args {
     /// None yet.
     pub fn new() -> Args {
-        Args(Vec::with_capacity(128))
+        Args(Vec::with_capacity(640))
     }
 
     fn put(mut self, bytes: &[u8]) -> Args {
@@ -253,6 +254,9 @@ impl Recorder {
     fn start(&mut self, words: &[u64]) -> Result<(), DriverError> {
         self.clock += 1;
         let stream = self.gpu.stream();
+        if profile::is_on() {
+            return profile::time(&parts(words), stream, |one| launch(one, stream, false));
+        }
         let Some(known) = self.graphs.iter_mut().find(|graph| graph.words == words) else {
             if self.graphs.len() == GRAPHS {
                 let oldest = (0..GRAPHS).min_by_key(|&i| self.graphs[i].used).expect("there are some");
@@ -306,6 +310,17 @@ fn capture(words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<sys::C
         result::graph::destroy(graph)?;
         ready
     }
+}
+
+/// The kernels of a record, and the part of it that is about each.
+fn parts(mut words: &[u64]) -> Vec<(sys::CUfunction, &[u64])> {
+    let mut parts = Vec::new();
+    while let [kernel, _, _, shared_args, ..] = words {
+        let (one, rest) = words.split_at(4 + (shared_args >> 32) as usize);
+        parts.push((*kernel as sys::CUfunction, one));
+        words = rest;
+    }
+    parts
 }
 
 /// Starts the kernels of a record one by one.

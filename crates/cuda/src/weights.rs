@@ -216,6 +216,11 @@ impl DeviceMatrix {
         Ok(there)
     }
 
+    /// Where its first plane is: all there is of floats.
+    pub fn first(&self) -> Address {
+        self.planes[0]
+    }
+
     /// The `Mat` of the kernels.
     pub fn put(&self, args: Args) -> Args {
         let args = self.planes.iter().fold(args, |args, &plane| args.at(plane)).at(self.slots);

@@ -67,7 +67,8 @@ fn assert_close(what: &str, errors: &[f64]) {
     let close = errors.iter().filter(|&&error| error < 1e-2).count();
     let most = errors.iter().copied().fold(0.0, f64::max);
     println!("{what}: {close} of {} within 1e-2, at most {most:.2e}", errors.len());
-    assert!(close + 1 + errors.len() / 10 >= errors.len(), "{what}: {errors:?}");
+    let spared = if errors.len() < 3 { 0 } else { 1 + errors.len() / 10 };
+    assert!(close + spared >= errors.len(), "{what}: {errors:?}");
 }
 
 #[test]

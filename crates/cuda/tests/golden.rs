@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::gpu;
+use common::emulator::is_emulated;
 use common::models::{
     DEMO_LOGITS, KEEPING, Reference, assert_close_by_default, containers, demo_model, distance, logits,
     options, random_tokens, relative_error, tiny_models, trained,
 };
+use common::{at_most, gpu};
 use forebay_engine::{Cancel, Engine, Logits, Options, Precision, Session, TokenId, Turn};
 
 fn on_gpu(precision: Precision) -> Option<Options> {
@@ -42,19 +43,30 @@ fn logits_of_the_demo_model_equal_those_of_transformers() {
     }
 }
 
+/// Of the kind that the trained models know, and longer than a chunk of linear attention. Of tokens at random they are as
+/// unsure as models without training.
+const STORY: &str = "Once upon a time there was a little boy named Tom. Tom had a red ball, and he loved to play with it in \
+    the garden. One day the ball rolled under the big tree, and Tom could not find it. He looked and looked, but it was gone. \
+    Then he saw a small brown dog. The dog had the ball in its mouth! Tom was happy, and he said, \"Thank you, dog!\" The dog \
+    ran around him and barked. They played until the sun went down. Tom's mom called him for dinner. \"Can the dog come, too?\" \
+    he asked. His mom smiled and said yes. From that day on, Tom and the dog were best friends.";
+
 #[test]
 fn logits_of_trained_models_equal_the_processors() {
+    if is_emulated() {
+        eprintln!("skipped: on the emulator the demo model stands for the trained ones");
+        return;
+    }
+    let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
     for name in ["tales-qwen35moe", "tales-deepseek_v3", "tales-qwen3moe"] {
-        // A text: among tokens in no order their routers hesitate as random ones do.
-        let Some(text) = trained(&format!("{name}.hf.logits.safetensors")) else { continue };
-        let tokens = Reference::read(text.to_str().unwrap()).tokens;
         for model in [format!("{name}-Q4_K_M.gguf"), format!("{name}-mlx-4bit"), name.to_owned()] {
-            let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
             let Some(model) = trained(&model) else { continue };
-            let error = relative_error(
-                &logits(&model, &on_gpu, &tokens),
-                &logits(&model, &options(Precision::Exact), &tokens),
-            );
+            let exact = options(Precision::Exact);
+            let tokens =
+                Engine::open(&model, &exact).unwrap().tokenizer().encode(STORY, Default::default()).unwrap();
+            assert!(tokens.len() > 100);
+            let [ours, truth] = [&on_gpu, &exact].map(|options| logits(&model, options, &tokens));
+            let error = relative_error(&ours, &truth);
             println!("{}: {error:.2e}", model.display());
             assert!(error < 1e-2, "{}: relative error {error}", model.display());
         }
@@ -81,7 +93,7 @@ fn greedy_text_is_the_processors_until_two_tokens_are_as_likely() {
         trained("tales-qwen35moe-Q4_K_M.gguf"),
         trained("tales-deepseek_v3-Q4_K_M.gguf"),
     ];
-    for model in models.into_iter().flatten() {
+    for model in models.into_iter().flatten().take(at_most(3, 1)) {
         let engines = [on_gpu.clone(), options(Precision::Exact)].map(|o| Engine::open(&model, &o).unwrap());
         let prompt = engines[0].tokenizer().encode("Once upon a time", Default::default()).unwrap();
         let [mut ours, mut truth] = engines.map(|engine| {
@@ -90,7 +102,7 @@ fn greedy_text_is_the_processors_until_two_tokens_are_as_likely() {
             session
         });
         let mut written = 0;
-        for _ in 0..200 {
+        for _ in 0..at_most(200, 30) {
             let next = likeliest(truth.logits());
             if likeliest(ours.logits()) != next {
                 let lead = lead(truth.logits());
@@ -127,7 +139,7 @@ fn conversations_go_on_together() {
         together.push(fork);
         let mut histories = prompts.clone();
         histories.push(prompts[2].clone());
-        for step in 0..3u32 {
+        for step in 0..at_most(3, 1) as u32 {
             let tokens: Vec<[TokenId; 1]> = (0..6).map(|i| [TokenId((7 * i + step) % 50)]).collect();
             let mut logits = vec![Vec::new(); 6];
             let mut turns: Vec<Turn<'_>> = together

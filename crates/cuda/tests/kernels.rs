@@ -5,7 +5,7 @@ mod common;
 use common::gpu;
 use common::models::relative_error;
 use forebay_engine::TokenId;
-use forebay_engine::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Precision, Weight, rank};
+use forebay_engine::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Precision, Vector, Weight, rank};
 use forebay_kernels::{Affine, DType, Encoding};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -177,6 +177,92 @@ fn products_are_those_of_the_weights() {
                     let error = relative_error(&ours, &exact);
                     let what = format!("{encoding} [{rows}, {cols}], {tokens} rows, {precision:?}");
                     assert!(error < tolerance, "{what}: {error}");
+                }
+            }
+        }
+    }
+}
+
+/// So many rows that every warp of a GPU has some of its own: an output's, with as many tokens as conversations.
+#[test]
+fn products_of_a_tall_matrix_are_those_of_its_weights() {
+    const TALL: usize = 34_000;
+    const NARROW: usize = 256;
+    for (dtype, tokens) in [(DType::Q6_K, 12), (DType::Q4_K, 3)] {
+        let encoding = Encoding::Blocks(dtype);
+        let truth = dequantised(&matrix(encoding, TALL, NARROW, 3));
+        let table = matrix(Encoding::Blocks(DType::F32), tokens, NARROW, 4);
+        let activations = dequantised(&table);
+        let Some((mut backend, [x, out])) =
+            backend(Precision::Fast, tokens, matrix(encoding, TALL, NARROW, 3))
+        else {
+            return;
+        };
+        backend.load(Weight::Matrix(table)).unwrap();
+        let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
+        backend.begin(tokens);
+        backend.embed(Matrix::nth(1), &ids, x).unwrap();
+        backend.matmul(x, &[(Matrix::nth(0), out)]).unwrap();
+        let mut ours = vec![f32::NAN; tokens * TALL];
+        backend.read(out, &mut ours).unwrap();
+        let product = |t: usize, r: usize| -> f32 {
+            let pairs = activations[t * NARROW..][..NARROW].iter().zip(&truth[r * NARROW..][..NARROW]);
+            pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+        };
+        for (t, ours) in ours.chunks_exact(TALL).enumerate() {
+            let exact: Vec<f32> = (0..TALL).map(|r| product(t, r)).collect();
+            let error = relative_error(ours, &exact);
+            assert!(error < 2e-3, "{dtype}, row {t} of {tokens}: {error}");
+        }
+    }
+}
+
+/// Additions and norms are put off, and may be done by the kernel of the product after them: what they give is there, too.
+#[test]
+fn a_sum_is_normed_and_multiplied() {
+    let encodings =
+        [Encoding::Blocks(DType::F32), Encoding::Blocks(DType::Q4_K), Encoding::Blocks(DType::Q6_K)];
+    for (i, encoding) in encodings.into_iter().enumerate() {
+        for precision in [Precision::Exact, Precision::Fast] {
+            let weights = matrix(encoding, ROWS, COLS, i as u64);
+            let truth = dequantised(&weights);
+            let table = matrix(Encoding::Blocks(DType::F32), 2, COLS, 77);
+            let tokens = dequantised(&table);
+            let norm: Vec<f32> = (0..COLS).map(|i| 0.5 + i as f32 / COLS as f32).collect();
+            let Some(gpu) = gpu() else { return };
+            let wide = BufShape { rows: 4, width: COLS };
+            let shapes = [wide, wide, wide, BufShape { rows: 4, width: ROWS }];
+            let mut backend = gpu.backend(precision, &shapes).unwrap();
+            backend.load(Weight::Matrix(weights)).unwrap();
+            backend.load(Weight::Matrix(table)).unwrap();
+            backend.load(Weight::Vector(norm.clone())).unwrap();
+            let [x, y, normed] = [0, 1, 2].map(|i| Buf::nth(i, COLS));
+            let out = Buf::nth(3, ROWS);
+            backend.begin(1);
+            backend.embed(Matrix::nth(1), &[TokenId(0)], x).unwrap();
+            backend.embed(Matrix::nth(1), &[TokenId(1)], y).unwrap();
+            // Twice, since a sum may be put elsewhere and back.
+            let mut sum = tokens[..COLS].to_vec();
+            for time in 1..=2 {
+                backend.add(x, y).unwrap();
+                backend.rms_norm(x, Vector::nth(0), 1e-6, normed).unwrap();
+                backend.matmul(normed, &[(Matrix::nth(0), out)]).unwrap();
+                sum.iter_mut().zip(&tokens[COLS..]).for_each(|(sum, y)| *sum += y);
+                let squares: f32 = sum.iter().map(|v| v * v).sum();
+                let scale = 1.0 / (squares / COLS as f32 + 1e-6).sqrt();
+                let expected: Vec<f32> = sum.iter().zip(&norm).map(|(v, w)| v * scale * w).collect();
+                let product = |r: usize| -> f32 {
+                    let row = &truth[r * COLS..][..COLS];
+                    row.iter().zip(&expected).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+                };
+                let products: Vec<f32> = (0..ROWS).map(product).collect();
+                for (what, buf, truth) in
+                    [("product", out, &products), ("sum", x, &sum), ("normed", normed, &expected)]
+                {
+                    let mut ours = vec![f32::NAN; truth.len()];
+                    backend.read(buf, &mut ours).unwrap();
+                    let error = relative_error(&ours, truth);
+                    assert!(error < 1e-5, "{encoding}, {precision:?}, time {time}, {what}: {error}");
                 }
             }
         }

@@ -65,6 +65,8 @@ fn a_sound_model_runs() {
     let prompt = engine.tokenizer().encode("abc a ab.", Default::default()).unwrap();
     let mut session = engine.session();
     let answer = session.generate(&Request::new(&engine, prompt).unwrap(), &mut |_| {}).unwrap();
+    let tokens = session.tokens().to_vec();
+    session.extend(&tokens).unwrap();
     assert!(session.logits().iter().all(|l| l.is_finite()));
     assert!(session.logits().iter().any(|&l| l != session.logits()[0]), "all logits are equal");
     assert!(answer.stats.prompt_tokens > 0);

@@ -67,7 +67,7 @@ impl CudaBackend {
     fn bring_some(&mut self, leases: Leases, experts: Option<&Experts>) -> Result<()> {
         let kernels = self.kernels()?;
         // What was recorded before need not wait for copies.
-        self.flush_add()?;
+        self.flush()?;
         self.recorder.submit_once()?;
         let place = |lease: &Lease| Some((lease.expert(), lease.place()?));
         let there: SmallVec<[(ExpertIdx, DeviceSlot); 16]> = leases.iter().filter_map(place).collect();

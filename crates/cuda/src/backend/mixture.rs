@@ -3,12 +3,14 @@
 
 use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{
-    Activation, Buf, Experts, GroupScore, Mixture, Router, Routing, Scores, Vector,
+    Activation, Buf, Experts, GroupScore, Mixture, Precision, Router, Routing, Scores, Vector,
 };
 use forebay_engine::{LayerIdx, Result};
 
+use super::deferred::PriorNorm;
 use super::products::{
-    EIGHT, Product, Rows, Tiles, VECTOR_THREADS, VECTOR_WARPS, clamps, tile_for, vector_shared,
+    EIGHT, GATE_UP_BLOCKS, Product, Rows, Tiles, VECTOR_COLS, VECTOR_THREADS, VECTOR_WARPS, clamps,
+    down_shared, tile_for, vector_shared,
 };
 use super::{CudaBackend, Scratch};
 use crate::driver::Address;
@@ -16,6 +18,15 @@ use crate::program::{Args, Shape};
 
 /// The most rows whose experts are computed pair by pair: few enough for hardly any two to choose the same.
 pub const MOST_APART: usize = 4;
+
+/// Threads of a block of the router's kernel.
+const ROUTER_THREADS: usize = 256;
+
+/// Of the kernel that multiplies with down and adds up: rows of a block, experts of a row, and bytes of shared memory that
+/// leave room for another block on the same processor.
+const DOWN_ROWS: usize = 8;
+const MOST_CHOSEN: usize = 64;
+const MOST_DOWN_SHARED: usize = 96 << 10;
 
 /// Bytes of a tile's description.
 const TILE_BYTES: usize = 12;
@@ -90,7 +101,16 @@ impl CudaBackend {
         let args = args.flag(groups.is_some_and(|g| g.score == GroupScore::BestTwo));
         let args = args.flag(router.normalise).float(router.scale);
         let shared = (2 * router.experts + 2 * groups.map_or(0, |g| g.count)) * 4;
-        self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(shared), args)?;
+        if let Some((norm, w)) = self.prior_product(logits)? {
+            let w = &self.matrices[w.index()];
+            let args = args.at(w.first()).int(w.kind as usize).int(w.cols).at(norm.x);
+            let args = PriorNorm::put(Some(&norm), args);
+            let args = args.at(self.at(logits)).at(self.counters.address());
+            let shape = Shape::new([w.rows, self.rows, 1], ROUTER_THREADS).shared(shared);
+            self.record(kernels.norm_and_route, shape, args)?;
+        } else {
+            self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(shared), args)?;
+        }
         Ok(Chosen { lists, rows: self.rows, top_k: router.top_k, experts: router.experts })
     }
 
@@ -121,7 +141,7 @@ impl CudaBackend {
     }
 
     fn tell_host(&mut self, chosen: &Chosen, routing: &mut Routing) -> Result<()> {
-        self.flush_add()?;
+        self.flush()?;
         self.recorder.submit_once()?;
         let (experts, weights) = routing.prepare(chosen.rows, chosen.top_k);
         // They lie one after the other, and are read together.
@@ -153,8 +173,22 @@ impl CudaBackend {
             self.choose(mixture.logits, mixture.router, mixture.correction, Scratch::Routing, note)?;
         self.sort(&chosen)?;
         let slots = self.slots.as_ref().expect("slots were made");
-        self.compute(&mixture.experts, &chosen, slots.table(layer.0))?;
+        let table = slots.table(layer.0);
+        if self.are_apart(&chosen) && self.adds_up(layer, &chosen) {
+            let slots = self.slots.as_mut().expect("slots were made");
+            slots.layers[layer.0].as_mut().expect("it has experts").look_in(table);
+            return self.pair_by_pair(&mixture.experts, &chosen, Some(mixture.out));
+        }
+        self.compute(&mixture.experts, &chosen, table)?;
         self.sum(&chosen, mixture.experts.buffers.out, mixture.out)
+    }
+
+    /// Whether the kernel that multiplies with down and adds up, with the same bits as those that do one of it each, can do so.
+    fn adds_up(&self, layer: LayerIdx, chosen: &Chosen) -> bool {
+        let [gate, ..] = self.expert_products(layer);
+        let whole = gate.rows.is_multiple_of(32) && chosen.top_k <= MOST_CHOSEN;
+        let fits = down_shared(chosen.top_k * gate.rows) <= MOST_DOWN_SHARED;
+        whole && fits && self.precision == Precision::Fast
     }
 
     /// Computes the experts that a table has, for all pairs that chose them.
@@ -162,7 +196,7 @@ impl CudaBackend {
         let slots = self.slots.as_mut().expect("slots were made");
         slots.layers[experts.layer.0].as_mut().expect("it has experts").look_in(table);
         match self.are_apart(chosen) {
-            true => self.pair_by_pair(experts, chosen),
+            true => self.pair_by_pair(experts, chosen, None),
             false => self.tile_by_tile(experts, chosen),
         }
     }
@@ -186,7 +220,7 @@ impl CudaBackend {
     }
 
     /// Every pair reads its expert by itself.
-    fn pair_by_pair(&mut self, experts: &Experts, chosen: &Chosen) -> Result<()> {
+    fn pair_by_pair(&mut self, experts: &Experts, chosen: &Chosen, sum: Option<Buf>) -> Result<()> {
         let kernels = self.kernels()?;
         let b = experts.buffers;
         let pairs = chosen.pairs();
@@ -200,26 +234,35 @@ impl CudaBackend {
             share: chosen.top_k,
             experts: chosen.lists.experts,
         };
-        if gate.kind == up.kind {
+        if gate.kind == up.kind && gate.cols <= VECTOR_COLS {
             let (alpha, limit) = clamps(experts.activation);
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(self.at(b.gate)).int(rows.x_width).int(rows.share);
-            let args = args.at(rows.experts).float(alpha).float(limit);
-            let shape = Shape::new([inner.div_ceil(VECTOR_WARPS), pairs, 1], VECTOR_THREADS);
+            let turns = self.turns(inner * pairs, GATE_UP_BLOCKS);
+            let args = args.at(rows.experts).float(alpha).float(limit).int(turns);
+            let shape = Shape::new([inner.div_ceil(VECTOR_WARPS * turns), pairs, 1], VECTOR_THREADS);
             self.record(kernels.gate_up, shape.shared(vector_shared(b.x.width())), args)?;
         } else {
             let both = [
                 Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
                 Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
             ];
-            let (shape, kernel, args) = self.vector_products(&kernels, &both, rows);
+            let (shape, kernel, args) = self.vector_products(&kernels, &both, rows, None);
             self.record(kernel, shape, args)?;
             self.activate(experts, pairs * inner, inner)?;
         }
         let [.., down] = self.expert_products(experts.layer);
+        if let Some(out) = sum {
+            let shared = down_shared(chosen.top_k * inner);
+            let args = down.put(Args::new()).at(down_bias).at(self.at(b.gate));
+            let args =
+                args.at(chosen.lists.experts).at(chosen.lists.weights).at(self.at(out)).int(chosen.top_k);
+            let shape = Shape::new([hidden.div_ceil(DOWN_ROWS), chosen.rows, 1], VECTOR_THREADS);
+            return self.record(kernels.down_combine, shape.shared(shared), args);
+        }
         let product = Product { w: down, out: self.at(b.out), width: hidden, bias: down_bias };
         let rows = Rows { x: self.at(b.gate), x_width: inner, share: 1, ..rows };
-        let (shape, kernel, args) = self.vector_products(&kernels, &[product], rows);
+        let (shape, kernel, args) = self.vector_products(&kernels, &[product], rows, None);
         self.record(kernel, shape, args)
     }
 

@@ -1,6 +1,7 @@
 //! The operations of a forward pass, recorded for the GPU.
 
 mod best;
+mod deferred;
 mod lifting;
 mod mixture;
 mod products;
@@ -23,12 +24,16 @@ use crate::program::{Args, Recorder, Shape};
 use crate::state::DevicePieces;
 use crate::tier::ExpertSlots;
 use crate::weights::{DeviceMatrix, Kind};
+use deferred::{Deferred, Rotation};
 use lifting::{Notes, Told};
 use mixture::Chosen;
 use sequences::RowFacts;
 
 /// Threads that norm a row together.
 const NORM_THREADS: usize = 256;
+
+/// Counters of blocks that have ended.
+const COUNTERS: usize = 16384;
 
 /// Computes on a GPU.
 pub struct CudaBackend {
@@ -53,8 +58,12 @@ pub struct CudaBackend {
     rows: usize,
     /// Of the batch at hand, once they are among the facts: good for this turn of theirs.
     row_facts: Option<(u64, RowFacts)>,
-    /// `x` is to be added to this before it is normed: what `add` was last asked for, which the norm after it does, too.
-    pending_add: Option<(Buf, Buf)>,
+    /// What was asked for and not yet recorded, in order.
+    deferred: Vec<Deferred>,
+    /// The buffer that is in the spare place.
+    moved: Option<usize>,
+    /// Zeros that kernels count in and leave as they were.
+    counters: Memory,
 }
 
 /// What scratch memory is for.
@@ -74,6 +83,8 @@ enum Scratch {
     Best,
     /// Of linear attention.
     Chunks,
+    /// The spare place of a buffer.
+    Spare,
 }
 
 const SCRATCHES: usize = 7;
@@ -85,6 +96,8 @@ impl CudaBackend {
     /// If there is no memory for them.
     pub fn new(gpu: &Arc<Gpu>, precision: Precision, buffers: &[BufShape]) -> Result<CudaBackend> {
         let buffer = |shape: &BufShape| gpu.allocate(shape.rows * shape.width * 4, "buffers");
+        let counters = gpu.allocate(COUNTERS * 4, "scratch")?;
+        gpu.write(counters.address(), &[0; COUNTERS * 4])?;
         Ok(CudaBackend {
             gpu: gpu.clone(),
             precision,
@@ -101,7 +114,9 @@ impl CudaBackend {
             recorder: Recorder::new(gpu)?,
             rows: 0,
             row_facts: None,
-            pending_add: None,
+            deferred: Vec::new(),
+            moved: None,
+            counters,
         })
     }
 
@@ -114,7 +129,10 @@ impl CudaBackend {
     }
 
     fn at(&self, buf: Buf) -> Address {
-        self.buffers[buf.index()].address()
+        match &self.scratch[Scratch::Spare as usize] {
+            Some(spare) if self.moved == Some(buf.index()) => spare.address(),
+            _ => self.buffers[buf.index()].address(),
+        }
     }
 
     fn vector(&self, w: Vector) -> Address {
@@ -138,21 +156,10 @@ impl CudaBackend {
         Ok(there.as_ref().expect("it was just made").address())
     }
 
-    /// Records a kernel, after an addition that was put off.
+    /// Records a kernel, after what was put off.
     fn record(&mut self, kernel: Kernel, shape: Shape, args: Args) -> Result<()> {
-        self.flush_add()?;
+        self.flush()?;
         self.recorder.record(kernel, shape, args);
-        Ok(())
-    }
-
-    /// Records the addition that was put off.
-    fn flush_add(&mut self) -> Result<()> {
-        if let Some((x, y)) = self.pending_add.take() {
-            let kernels = self.kernels()?;
-            let count = self.rows * x.width();
-            let args = Args::new().at(self.at(x)).at(self.at(y)).long(count).int(x.width()).int(x.width());
-            self.recorder.record(kernels.add, Shape::each(count), args);
-        }
         Ok(())
     }
 
@@ -161,6 +168,20 @@ impl CudaBackend {
         let count = self.rows * x.width();
         let args = Args::new().at(self.at(x)).at(y).long(count).int(x.width()).int(other);
         self.record(kernel, Shape::each(count), args)
+    }
+
+    /// Norms and rotates queries and keys.
+    fn rotate(&mut self, rotation: &Rotation) -> Result<()> {
+        let Rotation { q, k, q_norm, k_norm, ref heads } = *rotation;
+        let kernels = self.kernels()?;
+        let counts = [q, k].map(|buf| buf.width() / heads.dim);
+        let args =
+            Args::new().at(self.at(q)).at(self.at(k)).at(self.optional(q_norm)).at(self.optional(k_norm));
+        let args = args.int(counts[0]).int(counts[1]).at(self.at(heads.angles)).int(heads.dim);
+        let args =
+            args.int(heads.angles.width() / 2).flag(heads.pairs == RopePairs::Interleaved).float(heads.eps);
+        let blocks = (counts[0] + counts[1]).div_ceil(4);
+        self.record(kernels.norm_and_rotate, Shape::new([blocks, self.rows, 1], 128), args)
     }
 
     fn note_kind(&mut self, kind: Kind) {
@@ -227,7 +248,7 @@ impl Backend for CudaBackend {
     fn begin(&mut self, rows: usize) {
         // What a batch recorded that failed on its way is not computed.
         self.recorder.clear();
-        self.pending_add = None;
+        self.deferred.clear();
         self.rows = rows;
     }
 
@@ -236,6 +257,8 @@ impl Backend for CudaBackend {
         self.notes.forget();
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         let ids = self.recorder.facts(&ids)?;
+        // It starts anew where there is room for all rows.
+        self.moved = self.moved.filter(|&moved| moved != out.index());
         let table = &self.matrices[table.index()];
         let shape = Shape::new([table.cols.div_ceil(32).div_ceil(64), tokens.len(), 1], 64);
         let args = table.put(Args::new()).at(ids).at(self.at(out)).int(tokens.len());
@@ -243,25 +266,7 @@ impl Backend for CudaBackend {
     }
 
     fn rms_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
-        let kernels = self.kernels()?;
-        let width = self.vectors[w.index()].1;
-        // A sum that is normed next is made by the same kernel.
-        let (x, sum) = match self.pending_add {
-            Some((sum, y)) if sum == x && width == x.width() => {
-                self.pending_add = None;
-                (y, self.at(sum))
-            }
-            _ => (x, 0),
-        };
-        let parts = self.rows * x.width() / width;
-        // Four floats to a thread, if that is a whole number of warps.
-        let threads = match width {
-            _ if width.is_multiple_of(128) && width <= 4096 => width / 4,
-            _ => width.next_multiple_of(32).min(NORM_THREADS),
-        };
-        let args = Args::new().at(self.at(x)).at(self.vector(w)).at(self.at(out));
-        let args = args.int(width).float(eps).at(sum);
-        self.record(kernels.rms_norm, Shape::new([parts, 1, 1], threads), args)
+        self.defer_norm(x, w, eps, out)
     }
 
     fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
@@ -309,15 +314,7 @@ impl Backend for CudaBackend {
             }
             return Ok(());
         }
-        let kernels = self.kernels()?;
-        let counts = [q, k].map(|buf| buf.width() / heads.dim);
-        let args =
-            Args::new().at(self.at(q)).at(self.at(k)).at(self.optional(q_norm)).at(self.optional(k_norm));
-        let args = args.int(counts[0]).int(counts[1]).at(self.at(heads.angles)).int(heads.dim);
-        let args =
-            args.int(heads.angles.width() / 2).flag(heads.pairs == RopePairs::Interleaved).float(heads.eps);
-        let blocks = (counts[0] + counts[1]).div_ceil(4);
-        self.record(kernels.norm_and_rotate, Shape::new([blocks, self.rows, 1], 128), args)
+        self.defer_rotation(Rotation { q, k, q_norm, k_norm, heads: *heads })
     }
 
     fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()> {
@@ -390,9 +387,7 @@ impl Backend for CudaBackend {
     }
 
     fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
-        self.flush_add()?;
-        self.pending_add = Some((x, y));
-        Ok(())
+        self.defer_add(x, y)
     }
 
     fn add_bias(&mut self, x: Buf, w: Vector) -> Result<()> {
@@ -421,7 +416,7 @@ impl Backend for CudaBackend {
     }
 
     fn submit(&mut self) -> Result<()> {
-        self.flush_add()?;
+        self.flush()?;
         self.recorder.submit()
     }
 

@@ -3,6 +3,7 @@
 use forebay_engine::Result;
 use forebay_engine::backend::{Activation, Buf, HeadMatrices, Matrix, Precision, Vector};
 
+use super::deferred::PriorNorm;
 use super::{CudaBackend, Scratch};
 use crate::compile::{Kernel, Kernels};
 use crate::driver::Address;
@@ -14,8 +15,15 @@ pub const VECTOR_THREADS: usize = 256;
 pub const VECTOR_WARPS: usize = VECTOR_THREADS / 32;
 
 /// Columns whose activations are in shared memory at a time, and bytes of 32 of them.
-const VECTOR_COLS: usize = 8192;
+pub const VECTOR_COLS: usize = 8192;
 const VECTOR_GROUP: usize = 36 * 4;
+
+/// Blocks of them that run on a processor at once: of `matvec`, and of `gate_up`.
+const MATVEC_BLOCKS: usize = 4;
+pub const GATE_UP_BLOCKS: usize = 2;
+
+/// The most rows that a warp takes one after the other.
+const MOST_TURNS: usize = 16;
 
 /// Of the kernels that multiply many rows.
 const GEMM_THREADS: usize = 128;
@@ -65,6 +73,11 @@ fn put_products(products: &[Product<'_>], blocks: impl Fn(&DeviceMatrix) -> usiz
 /// Shared memory for the activations of a row.
 pub fn vector_shared(cols: usize) -> usize {
     cols.min(VECTOR_COLS).div_ceil(32) * VECTOR_GROUP
+}
+
+/// Shared memory for so many activations, of several rows.
+pub fn down_shared(cols: usize) -> usize {
+    cols.div_ceil(32) * VECTOR_GROUP
 }
 
 /// What the kernels know of an activation.
@@ -163,13 +176,27 @@ impl CudaBackend {
 
     /// `out = W x` for several matrices.
     pub(super) fn multiply(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
+        if self.defer_product(x, products) {
+            return Ok(());
+        }
+        let alone = self.rows == 1 && products.len() <= MOST_PRODUCTS;
+        let norm = if alone { self.prior_norm(x)? } else { None };
+        let Some(norm) = norm else { return self.multiply_rows(x, products) };
         let kernels = self.kernels()?;
-        self.flush_add()?;
+        let rows = Rows { count: 1, x: norm.x, x_width: x.width(), share: 1, experts: 0 };
+        let (shape, kernel, args) = self.vector_products(&kernels, &self.named(products), rows, Some(&norm));
+        self.record(kernel, shape, args)
+    }
+
+    /// As [`multiply`](Self::multiply), with nothing else in the same kernel.
+    pub(super) fn multiply_rows(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
+        let kernels = self.kernels()?;
+        self.flush()?;
         let (rows, from) = (self.rows, self.at(x));
         if self.by_vector(rows) {
             for some in products.chunks(MOST_PRODUCTS) {
                 let rows = Rows { count: rows, x: from, x_width: x.width(), share: 1, experts: 0 };
-                let (shape, kernel, args) = self.vector_products(&kernels, &self.named(some), rows);
+                let (shape, kernel, args) = self.vector_products(&kernels, &self.named(some), rows, None);
                 self.recorder.record(kernel, shape, args);
             }
             return Ok(());
@@ -209,21 +236,30 @@ impl CudaBackend {
         products.iter().map(product).collect()
     }
 
-    /// Products of rows one by one.
+    /// Products of rows one by one; of one row, it may be normed first.
     pub(super) fn vector_products(
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
         rows: Rows,
+        norm: Option<&PriorNorm>,
     ) -> (Shape, Kernel, Args) {
-        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(VECTOR_WARPS));
+        let total: usize = products.iter().map(|p| p.w.rows).sum();
+        let turns = self.turns(total * rows.count, MATVEC_BLOCKS);
+        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(VECTOR_WARPS * turns));
         let args = args.at(rows.x).int(rows.x_width).int(rows.share).at(rows.experts);
+        let args = PriorNorm::put(norm, args).int(turns);
         let cols = products.iter().map(|p| p.w.cols).max().unwrap_or(0);
         (
             Shape::new([blocks, rows.count, 1], VECTOR_THREADS).shared(vector_shared(cols)),
-            kernels.matvec_1,
+            kernels.matvec,
             args,
         )
+    }
+
+    /// How many rows a warp takes one after the other, so that all blocks run at once if so many do on a processor.
+    pub(super) fn turns(&self, rows: usize, blocks: usize) -> usize {
+        rows.div_ceil(VECTOR_WARPS * blocks * self.gpu.multiprocessors as usize).clamp(1, MOST_TURNS)
     }
 
     /// Products of tiles of rows with experts.

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use forebay_engine::backend::{Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent};
 use forebay_engine::{Batch, Result};
-use forebay_kernels::{KEY_BLOCK, STATE_COLUMNS};
+use forebay_kernels::{KEY_BLOCK, RopePairs, STATE_COLUMNS};
 
-use super::{CudaBackend, Scratch};
+use super::deferred::Rotation;
+use super::{COUNTERS, CudaBackend, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
 use crate::state::DevicePieces;
@@ -23,6 +24,9 @@ const MOST_SPLITS: usize = 64;
 const PROMPT_THREADS: usize = 128;
 const PROMPT_QUERIES: usize = 64;
 const FEWEST_PROMPT_ROWS: usize = 8;
+
+/// The most sequences with one row each that are taken by the kernel for steps.
+const MOST_STEP_ROWS: usize = 64;
 
 /// Lists of pages have room for a power of two of them, so that they seldom move.
 const FEWEST_PAGES: usize = 16;
@@ -42,6 +46,15 @@ const CHUNKS_SHARED: usize = (CHUNK * (CHUNK + 1) + 2 * CHUNK) * 4;
 pub struct RowFacts {
     sequence: Address,
     position: Address,
+}
+
+/// How the positions of attention are shared out among blocks.
+struct Shares {
+    /// Blocks for the heads of a row.
+    blocks: usize,
+    /// Shares of the positions, and where what comes of each is kept if there are several.
+    splits: usize,
+    partial: Address,
 }
 
 impl CudaBackend {
@@ -92,10 +105,13 @@ impl CudaBackend {
         let KvShape { heads, key_dim, value_dim, window, latent } = shape;
         let kv = Args::new().at(facts.sequence).at(facts.position).at(tables).int(capacity);
         let kv = kv.int(heads).int(key_dim).int(value_dim).flag(latent).flag(single);
+        let q_heads = a.q.width() / key_dim;
+        if let Some(rotation) = self.rotation_of_a_step(a, batch, &shape) {
+            return self.attend_step(a, kv, &shape, longest, &rotation);
+        }
         let args = kv.clone().at(self.at(a.k)).at(self.at(a.v));
         self.record(kernels.append, Shape::new([self.rows, 1, 1], 512), args)?;
 
-        let q_heads = a.q.width() / key_dim;
         let plain = !single && !latent && key_dim == value_dim && q_heads / heads <= PROMPT_QUERIES;
         let prompt = match key_dim {
             32 => Some(kernels.attend_prompt_32),
@@ -118,21 +134,10 @@ impl CudaBackend {
             let args = args.int(q_heads).int(window.unwrap_or(0)).float(a.scale);
             return self.record(kernel, Shape::new([heads, tokens.len(), 1], PROMPT_THREADS), args);
         }
-        let blocks = heads * (q_heads / heads).div_ceil(HEADS);
-        // Positions are shared out where there are too few rows for all processors. As lengths grow, the number of
-        // shares changes seldom, so that graphs last.
-        let seen = window.map_or(longest, |window| longest.min(window + KEYS));
-        let tiles = seen.div_ceil(KEYS).next_power_of_two();
-        let wanted = (2 * self.gpu.multiprocessors as usize).div_ceil(blocks * self.rows);
-        let splits = wanted.next_power_of_two().min(tiles).min(MOST_SPLITS);
-        let partial = match splits {
-            1 => 0,
-            _ => self.scratch(Scratch::Partial, splits * self.rows * q_heads * (value_dim + 2) * 4)?,
-        };
+        let Shares { blocks, splits, partial } = self.shares(a, &shape, longest)?;
         // Scratch memory may have been made, and what was recorded started.
         assert!(value_dim <= 512, "values of {value_dim} channels");
-        let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(partial).at(self.optional(a.sinks));
-        let args = args.int(q_heads).int(self.rows).int(splits).int(window.unwrap_or(0)).float(a.scale);
+        let args = self.put_attention(a, kv, &shape, splits, partial);
         let cell = if single { 4 } else { 2 };
         let key = ((key_dim * cell / 16 + 1) | 1) * 16;
         let values = if latent { 0 } else { KEYS * value_dim * cell };
@@ -147,6 +152,73 @@ impl CudaBackend {
             )?;
         }
         Ok(())
+    }
+
+    /// How positions are shared out.
+    fn shares(&mut self, a: &Attention, shape: &KvShape, longest: usize) -> Result<Shares> {
+        let q_heads = a.q.width() / shape.key_dim;
+        let blocks = shape.heads * (q_heads / shape.heads).div_ceil(HEADS);
+        // Positions are shared out where there are too few rows for all processors. As lengths grow, the number of
+        // shares changes seldom, so that graphs last.
+        let seen = shape.window.map_or(longest, |window| longest.min(window + KEYS));
+        let tiles = seen.div_ceil(KEYS).next_power_of_two();
+        let wanted = (2 * self.gpu.multiprocessors as usize).div_ceil(blocks * self.rows);
+        let splits = wanted.next_power_of_two().min(tiles).min(MOST_SPLITS);
+        let partial = match splits {
+            1 => 0,
+            _ => self.scratch(Scratch::Partial, splits * self.rows * q_heads * (shape.value_dim + 2) * 4)?,
+        };
+        Ok(Shares { blocks, splits, partial })
+    }
+
+    /// The `AttendArgs` of the kernels.
+    fn put_attention(
+        &self,
+        a: &Attention,
+        kv: Args,
+        shape: &KvShape,
+        splits: usize,
+        partial: Address,
+    ) -> Args {
+        let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(partial).at(self.optional(a.sinks));
+        let args = args.int(a.q.width() / shape.key_dim).int(self.rows).int(splits);
+        args.int(shape.window.unwrap_or(0)).float(a.scale)
+    }
+
+    /// The rotation that was put off, if every sequence has one row: then one kernel does it all.
+    fn rotation_of_a_step(&mut self, a: &Attention, batch: &Batch<'_>, shape: &KvShape) -> Option<Rotation> {
+        let blocks = shape.heads * (a.q.width() / shape.key_dim / shape.heads).div_ceil(HEADS);
+        let single_rows = batch.sequences.len() == self.rows && self.rows <= MOST_STEP_ROWS;
+        let whole = shape.key_dim.is_multiple_of(8) && shape.value_dim.is_multiple_of(8);
+        let counted = self.rows * blocks <= COUNTERS;
+        let fits = whole && counted && !shape.latent && self.precision == Precision::Fast;
+        if single_rows && fits { self.prior_rotation(a.q, a.k) } else { None }
+    }
+
+    /// Attention of one row of each sequence, from what the products gave.
+    fn attend_step(
+        &mut self,
+        a: &Attention,
+        kv: Args,
+        shape: &KvShape,
+        longest: usize,
+        rotation: &Rotation,
+    ) -> Result<()> {
+        let kernels = self.kernels()?;
+        let KvShape { key_dim, value_dim, .. } = *shape;
+        let Shares { blocks, splits, partial } = self.shares(a, shape, longest)?;
+        assert!(value_dim <= 512, "values of {value_dim} channels");
+        let args = self.put_attention(a, kv, shape, splits, partial);
+        let args = args.at(self.at(a.k)).at(self.at(a.v));
+        let args = args.at(self.optional(rotation.q_norm)).at(self.optional(rotation.k_norm));
+        let heads = &rotation.heads;
+        let args = args.at(self.at(heads.angles)).int(heads.angles.width() / 2);
+        let args = args.flag(heads.pairs == RopePairs::Interleaved).float(heads.eps);
+        let args = args.at(self.counters.address());
+        let key = ((key_dim * 2 / 16 + 1) | 1) * 16;
+        let shared = KEYS * key + KEYS * value_dim * 2 + (HEADS + 1) * key_dim * 4;
+        let shape = Shape::new([blocks, self.rows, splits], THREADS).shared(shared);
+        self.record(kernels.attend_step, shape, args)
     }
 
     /// As [`Backend::delta_rule`](forebay_engine::backend::Backend::delta_rule).

@@ -23,3 +23,8 @@ pub fn gpu() -> Option<Arc<dyn Device>> {
         }
     }
 }
+
+/// So many, or fewer on the emulator, which takes thousands of times as long.
+pub fn at_most(all: usize, emulated: usize) -> usize {
+    if emulator::is_emulated() { emulated } else { all }
+}
