@@ -87,7 +87,7 @@ enum Scratch {
     Spare,
 }
 
-const SCRATCHES: usize = 7;
+const SCRATCHES: usize = 8;
 
 impl CudaBackend {
     /// A backend with these buffers, numbered in order.
