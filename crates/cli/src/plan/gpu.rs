@@ -52,6 +52,11 @@ impl OnGpu {
         Ok(OnGpu { name, plan, flow })
     }
 
+    /// Whether it would be used.
+    pub fn computes(&self) -> bool {
+        self.plan.as_ref().is_ok_and(|plan| plan.device.is_some())
+    }
+
     /// A line about it, to follow its name.
     pub fn short(&self) -> String {
         let (plan, gpu) = match &self.plan {
