@@ -260,6 +260,8 @@ void run(const char* name, void (*body)(), const char* words, const char* variab
 } // namespace
 
 int main() {
+    // Each case has its own.
+    for (const char* name : {"EMULATOR_GUARD", "EMULATOR_ORDER", "EMULATOR_FAIL", "EMULATOR_MEMORY"}) unsetenv(name);
     run("kernels compute", computes, nullptr);
     run("kernels compute in another order", computes, nullptr, "EMULATOR_ORDER=3");
     run("kernels compute while they are checked", computes, nullptr, "EMULATOR_GUARD=1");

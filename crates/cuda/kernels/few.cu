@@ -85,6 +85,7 @@ __device__ inline void multiply_eight(float (&d)[TILES][4], const u32 (&lower)[4
 // A lane's share of a row of a strip, and how it is multiplied. Any type of weights can be unpacked to floats first.
 template <u32 KIND> struct Share {
     static const bool SUMS = false;
+    static const int TIMES = 1;
     struct Raw {
         typename Unpack<KIND>::Raw group[2];
     };
@@ -129,6 +130,7 @@ template <u32 KIND> struct Share {
 // eleven bits, so nothing is rounded.
 template <bool FIFTH> struct KBlock {
     static const bool SUMS = true;
+    static const int TIMES = 2;
     struct Raw {
         uint4 head, codes[2], fifth[FIFTH ? 2 : 1];
     };
@@ -214,6 +216,7 @@ __device__ inline u32 select(u32 mask, u32 these, u32 those) { return (these & m
 // A lane has sixteen bytes of each pair of quarters of one half of a block: sixteen columns of each quarter.
 template <> struct Share<Q6_K> {
     static const bool SUMS = false;
+    static const int TIMES = 2;
     struct Raw {
         uint4 low[2], high;
         uint2 scales;
@@ -358,8 +361,8 @@ __device__ inline void pass(const Rows& r, u32 turns, Stage stage_all, const Act
     stage_all(S::SUMS);
     for (u32 turn = 0; turn < turns; turn++) {
         float sum[TILES][4] = {};
-        // Twice, so that what was loaded need not be moved.
-#pragma unroll 2
+        // Where it is short, twice, so that what was loaded need not be moved.
+#pragma unroll(S::TIMES)
         for (u32 strip = 0; strip < r.strips; strip++) {
             typename S::Raw now_lower = lower, now_upper = upper;
             // What comes next is on its way while this is multiplied.
