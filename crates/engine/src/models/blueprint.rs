@@ -5,13 +5,13 @@
 //! byte is loaded, and the memory plan is the sum of the declarations.
 
 use std::collections::HashSet;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use forebay_kernels::quant::dequantise_row;
 use forebay_kernels::{DType, Encoding};
 
+use super::declared::{Declared, Planes, Prepared};
 use super::experts::{self, ExpertShape};
 use super::names::{ExpertNames, Name};
 use super::needs::{Discovery, Need, NeedKind};
@@ -42,104 +42,6 @@ pub struct Blueprint {
     routers: Vec<usize>,
 }
 
-enum Declared {
-    Matrix(Planes),
-    /// A matrix of which a token reads one row.
-    Table(Planes),
-    Vector(TensorInfo, Prepared),
-}
-
-/// What becomes of the numbers of a vector when they are loaded.
-#[derive(Clone, Copy)]
-enum Prepared {
-    /// They stay as they are.
-    Plainly,
-    /// Each becomes another.
-    By(fn(f32) -> f32),
-    /// Rows of so many become columns.
-    Transposed(usize),
-    /// Every other one stays, from this one on.
-    EveryOther(usize),
-}
-
-impl Prepared {
-    /// How many numbers become of so many.
-    fn count(self, len: u64) -> u64 {
-        match self {
-            Prepared::Plainly | Prepared::By(_) | Prepared::Transposed(_) => len,
-            Prepared::EveryOther(_) => len / 2,
-        }
-    }
-
-    fn apply(self, mut values: Vec<f32>) -> Vec<f32> {
-        match self {
-            Prepared::Plainly => values,
-            Prepared::By(function) => {
-                values.iter_mut().for_each(|value| *value = function(*value));
-                values
-            }
-            Prepared::Transposed(cols) => {
-                (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)).copied().collect()
-            }
-            Prepared::EveryOther(first) => values.into_iter().skip(first).step_by(2).collect(),
-        }
-    }
-}
-
-impl Declared {
-    /// Where its bytes are in the file.
-    fn ranges(&self) -> impl Iterator<Item = ByteRange> {
-        let ranges = match self {
-            Declared::Matrix(m) | Declared::Table(m) => m.ranges,
-            Declared::Vector(t, _) => [Some(whole(t)), None, None],
-        };
-        ranges.into_iter().flatten()
-    }
-
-    /// How many they are in memory, where vectors are f32.
-    fn bytes(&self) -> u64 {
-        match self {
-            Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
-            Declared::Vector(tensor, prepared) => prepared.count(tensor.elements()) * 4,
-        }
-    }
-}
-
-/// A dense matrix: what it is and where its planes are.
-struct Planes {
-    encoding: Encoding,
-    rows: usize,
-    cols: usize,
-    ranges: [Option<ByteRange>; 3],
-}
-
-impl Planes {
-    /// A weight as a matrix.
-    fn of(weight: &StoredWeight<'_>, rows: usize, cols: usize) -> Planes {
-        let ranges = weight.planes.map(|plane| plane.map(whole));
-        Planes { encoding: weight.encoding, rows, cols, ranges }
-    }
-
-    /// Some of its rows; `None` if they share scales with others.
-    fn part(&self, rows: Range<usize>) -> Option<Planes> {
-        if let Encoding::Tiles(tiles) = self.encoding
-            && !rows.start.is_multiple_of(tiles.rows)
-        {
-            return None;
-        }
-        let before = self.encoding.plane_bytes(rows.start, self.cols)?;
-        let bytes = self.encoding.plane_bytes(rows.len(), self.cols)?;
-        let mut ranges = self.ranges;
-        for (i, range) in ranges.iter_mut().enumerate() {
-            if let Some(range) = range {
-                *range =
-                    ByteRange { file: range.file, offset: range.offset + before[i] as u64, len: bytes[i] };
-            }
-        }
-        Some(Planes { encoding: self.encoding, rows: rows.len(), cols: self.cols, ranges })
-    }
-}
-
 /// Adds a product to those of its type, of which the largest matrix is the typical one.
 fn join(products: &mut Vec<Product>, product: Product) {
     let Some(known) = products.iter_mut().find(|known| known.encoding == product.encoding) else {
@@ -151,11 +53,6 @@ fn join(products: &mut Vec<Product>, product: Product) {
         *known = product;
     }
     (known.read, known.stored) = (read, stored);
-}
-
-/// The place of a tensor.
-fn whole(tensor: &TensorInfo) -> ByteRange {
-    ByteRange { file: tensor.file, offset: tensor.offset, len: tensor.len as usize }
 }
 
 impl Blueprint {

@@ -4,6 +4,7 @@
 mod attention;
 mod blueprint;
 mod config;
+mod declared;
 mod decoder;
 mod deepseek2;
 mod dots1;

@@ -1,0 +1,112 @@
+//! Dense weights that were asked for: what each is, where its bytes are, and what becomes of them.
+
+use std::ops::Range;
+
+use forebay_kernels::Encoding;
+
+use crate::format::{StoredWeight, TensorInfo};
+use crate::store::ByteRange;
+
+/// A dense weight that a family asks for.
+pub(super) enum Declared {
+    Matrix(Planes),
+    /// A matrix of which a token reads one row.
+    Table(Planes),
+    Vector(TensorInfo, Prepared),
+}
+
+/// What becomes of the numbers of a vector when they are loaded.
+#[derive(Clone, Copy)]
+pub(super) enum Prepared {
+    /// They stay as they are.
+    Plainly,
+    /// Each becomes another.
+    By(fn(f32) -> f32),
+    /// Rows of so many become columns.
+    Transposed(usize),
+    /// Every other one stays, from this one on.
+    EveryOther(usize),
+}
+
+impl Prepared {
+    /// How many numbers become of so many.
+    pub(super) fn count(self, len: u64) -> u64 {
+        match self {
+            Prepared::Plainly | Prepared::By(_) | Prepared::Transposed(_) => len,
+            Prepared::EveryOther(_) => len / 2,
+        }
+    }
+
+    pub(super) fn apply(self, mut values: Vec<f32>) -> Vec<f32> {
+        match self {
+            Prepared::Plainly => values,
+            Prepared::By(function) => {
+                values.iter_mut().for_each(|value| *value = function(*value));
+                values
+            }
+            Prepared::Transposed(cols) => {
+                (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)).copied().collect()
+            }
+            Prepared::EveryOther(first) => values.into_iter().skip(first).step_by(2).collect(),
+        }
+    }
+}
+
+impl Declared {
+    /// Where its bytes are in the file.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = ByteRange> {
+        let ranges = match self {
+            Declared::Matrix(m) | Declared::Table(m) => m.ranges,
+            Declared::Vector(t, _) => [Some(whole(t)), None, None],
+        };
+        ranges.into_iter().flatten()
+    }
+
+    /// How many they are in memory, where vectors are f32.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
+            Declared::Vector(tensor, prepared) => prepared.count(tensor.elements()) * 4,
+        }
+    }
+}
+
+/// A dense matrix: what it is and where its planes are.
+pub(super) struct Planes {
+    pub encoding: Encoding,
+    pub rows: usize,
+    pub cols: usize,
+    pub ranges: [Option<ByteRange>; 3],
+}
+
+impl Planes {
+    /// A weight as a matrix.
+    pub(super) fn of(weight: &StoredWeight<'_>, rows: usize, cols: usize) -> Planes {
+        let ranges = weight.planes.map(|plane| plane.map(whole));
+        Planes { encoding: weight.encoding, rows, cols, ranges }
+    }
+
+    /// Some of its rows; `None` if they share scales with others.
+    pub(super) fn part(&self, rows: Range<usize>) -> Option<Planes> {
+        if let Encoding::Tiles(tiles) = self.encoding
+            && !rows.start.is_multiple_of(tiles.rows)
+        {
+            return None;
+        }
+        let before = self.encoding.plane_bytes(rows.start, self.cols)?;
+        let bytes = self.encoding.plane_bytes(rows.len(), self.cols)?;
+        let mut ranges = self.ranges;
+        for (i, range) in ranges.iter_mut().enumerate() {
+            if let Some(range) = range {
+                *range =
+                    ByteRange { file: range.file, offset: range.offset + before[i] as u64, len: bytes[i] };
+            }
+        }
+        Some(Planes { encoding: self.encoding, rows: rows.len(), cols: self.cols, ranges })
+    }
+}
+
+/// The place of a tensor.
+pub(super) fn whole(tensor: &TensorInfo) -> ByteRange {
+    ByteRange { file: tensor.file, offset: tensor.offset, len: tensor.len as usize }
+}
