@@ -9,6 +9,7 @@ struct RouteArgs {
     const float* correction; // [experts], or none
     u32* experts;            // [rows, top_k] the best first
     float* weights;          // [rows, top_k]
+    u32* told;               // [rows, 1 + 2 * top_k] the same once more, in the computer's memory, or none
     u32 count, top_k;
     u32 sigmoid;    // whether scores are sigmoids and not softmax
     u32 groups;     // 0 if all are chosen from
@@ -16,6 +17,7 @@ struct RouteArgs {
     u32 best_two;   // whether a group is worth its two best
     u32 normalise;
     float scale;
+    u32 turn; // what stands before a row that was told, when all of it is there
 };
 
 // The place of the largest of `count` numbers, ties to the lower one; a whole warp asks. NaN counts as the smallest.
@@ -103,6 +105,15 @@ __device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
     }
     float factor = a.normalise ? 1 / sum : 1;
     for (u32 k = lane; k < a.top_k; k += WARP) weights[k] = weights[k] * factor * a.scale;
+    if (!a.told) return;
+    u32* told = a.told + row * (1 + 2 * a.top_k);
+    for (u32 k = lane; k < a.top_k; k += WARP) {
+        told[1 + k] = experts[k];
+        ((float*)told)[1 + a.top_k + k] = weights[k];
+    }
+    __threadfence_system();
+    __syncwarp();
+    if (lane == 0) *(volatile u32*)told = a.turn;
 }
 
 extern "C" __global__ void route(const RouteArgs a) {

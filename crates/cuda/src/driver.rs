@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::ops::Range;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
@@ -430,8 +431,9 @@ impl Pinned {
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Pinned> {
         gpu.enter()?;
         // SAFETY: freed once, when dropped.
-        let first =
-            unsafe { result::malloc_host(bytes, 0) }.map_err(|e| failed("pin memory", e))?.cast::<u8>();
+        let first = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }
+            .map_err(|e| failed("pin memory", e))?
+            .cast::<u8>();
         // SAFETY: so many bytes were allocated.
         unsafe { first.write_bytes(0, bytes) };
         Ok(Pinned { gpu: gpu.clone(), first, bytes })
@@ -440,6 +442,19 @@ impl Pinned {
     /// How much it is.
     pub fn len(&self) -> usize {
         self.bytes
+    }
+
+    /// Where kernels find it.
+    pub fn address(&self) -> Address {
+        // The computer's and the GPU's memory have addresses in common.
+        self.first.addr() as Address
+    }
+
+    /// A number in it that a kernel may be writing to.
+    pub fn number(&self, index: usize) -> &AtomicU32 {
+        assert!((index + 1) * 4 <= self.bytes);
+        // SAFETY: the number lies in the memory, which is aligned to pages, and whoever writes to it writes whole numbers.
+        unsafe { AtomicU32::from_ptr(self.first.cast::<u32>().add(index)) }
     }
 
     /// All of it.
@@ -533,9 +548,16 @@ impl Moment {
     }
 
     /// Whether it has passed.
-    pub fn has_passed(&self) -> bool {
-        // SAFETY: the event lives. An error is told to whoever waits.
-        unsafe { result::event::query(self.event) }.is_ok()
+    ///
+    /// # Errors
+    /// If what it comes after failed.
+    pub fn has_passed(&self) -> Result<bool> {
+        // SAFETY: the event lives.
+        match unsafe { result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(failed("compute", error)),
+        }
     }
 
     /// Waits for it.

@@ -19,6 +19,9 @@ const FACTS: usize = 16 << 20;
 /// Where this is set, kernels start when the one before has ended, on every GPU. To compare, and to look for errors.
 const APART: &str = "FOREBAY_GPU_APART";
 
+/// The most bytes of facts that a kernel fetches.
+const FETCHED: usize = 64 << 10;
+
 /// The most graphs that are kept.
 const GRAPHS: usize = 24;
 
@@ -101,6 +104,10 @@ pub struct Recorder {
     /// Counts starts.
     clock: u64,
     facts: Facts,
+    /// The kernel that fetches facts, once it is there.
+    fetch: Option<Kernel>,
+    /// Whether what is started next waits for copies.
+    waits: bool,
     /// Whether a kernel starts while the one before it ends: what it does before it reads anything is then done meanwhile.
     overlap: bool,
 }
@@ -132,6 +139,12 @@ struct Facts {
 }
 
 impl Facts {
+    /// All of them are on their way.
+    fn are_sent(&mut self) -> Result<()> {
+        self.sent = self.used;
+        self.copied[self.half].set(Line::Compute)
+    }
+
     /// Goes on in the other place, when what was there last has been copied.
     fn turn(&mut self) -> Result<()> {
         self.half = 1 - self.half;
@@ -158,12 +171,27 @@ impl Recorder {
             turn: 0,
         };
         let overlap = gpu.overlaps() && std::env::var_os(APART).is_none();
-        Ok(Recorder { gpu: gpu.clone(), words: Vec::new(), graphs: Vec::new(), clock: 0, facts, overlap })
+        Ok(Recorder {
+            gpu: gpu.clone(),
+            words: Vec::new(),
+            graphs: Vec::new(),
+            clock: 0,
+            facts,
+            fetch: None,
+            waits: false,
+            overlap,
+        })
+    }
+
+    /// From now on this kernel fetches facts while experts are on their way.
+    pub fn fetch_by(&mut self, fetch: Kernel) {
+        self.fetch = Some(fetch);
     }
 
     /// Forgets what was recorded and not started; a new batch begins.
     pub fn clear(&mut self) {
         self.words.clear();
+        self.waits = false;
         self.facts.used = self.facts.sent;
         self.facts.turns = self.facts.sent > 0;
         self.facts.turn += 1;
@@ -197,17 +225,7 @@ impl Recorder {
 
     /// Records a start of a kernel.
     pub fn record(&mut self, kernel: Kernel, shape: Shape, args: Args) {
-        let Shape { grid: [x, y, z], threads, shared } = shape;
-        if x == 0 || y == 0 || z == 0 {
-            return;
-        }
-        assert!(y < 1 << 16 && z < 1 << 16, "a grid of {x} by {y} by {z}");
-        let mut bytes = args.0;
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
-        let two = |low: usize, high: usize| low as u64 | (high as u64) << 32;
-        self.words.extend([kernel.0 as u64, two(x, y), two(z, threads), two(shared, bytes.len() / 8)]);
-        self.words
-            .extend(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))));
+        put(&mut self.words, kernel, shape, args);
     }
 
     /// Starts what was recorded.
@@ -215,32 +233,71 @@ impl Recorder {
     /// # Errors
     /// If the GPU refuses.
     pub fn submit(&mut self) -> Result<()> {
+        if self.words.is_empty() {
+            return Ok(());
+        }
+        self.copy_facts()?;
         self.send(Recorder::start)
     }
 
-    /// Starts what was recorded, which will hardly come again in this form.
+    /// Starts what was recorded, which will hardly come again in this form, while experts are on their way.
     ///
     /// # Errors
     /// If the GPU refuses.
     pub fn submit_once(&mut self) -> Result<()> {
-        self.send(|recorder, words| launch(words, recorder.gpu.stream(), recorder.overlap))
-    }
-
-    fn send(&mut self, start: impl Fn(&mut Recorder, &[u64]) -> Result<(), DriverError>) -> Result<()> {
         if self.words.is_empty() {
             return Ok(());
         }
-        self.gpu.enter()?;
-        let Facts { here, there, copied, half, used, sent, .. } = &mut self.facts;
+        self.send_facts()?;
+        self.send(|recorder, words| {
+            let waits = std::mem::take(&mut recorder.waits);
+            launch(words, recorder.gpu.stream(), recorder.overlap, waits)
+        })
+    }
+
+    /// What is started next waits for copies: its first kernel does not start early, for those it waits for are no kernels.
+    pub fn waits_for_copies(&mut self) {
+        self.waits = true;
+    }
+
+    /// Sends what was put among the facts before what is recorded is started. Not by a copy, unless they are many: that would have
+    /// to wait for the copies of experts.
+    ///
+    /// # Errors
+    /// If the GPU refuses.
+    pub fn send_facts(&mut self) -> Result<()> {
+        let Facts { here, there, half, used, sent, .. } = &self.facts;
+        let first = sent.next_multiple_of(16);
+        let bytes = used.saturating_sub(first).next_multiple_of(16);
+        let Some(fetch) = self.fetch.filter(|_| bytes <= FETCHED) else { return self.copy_facts() };
+        if bytes > 0 {
+            let at = (half * FACTS + first) as u64;
+            let args = Args::new().at(here.address() + at).at(there.address() + at).int(bytes / 8);
+            let mut words = Vec::with_capacity(8);
+            put(&mut words, fetch, Shape::each(bytes / 8), args);
+            self.gpu.enter()?;
+            launch(&words, self.gpu.stream(), self.overlap, false).map_err(|e| failed("take data", e))?;
+            self.facts.are_sent()?;
+        }
+        Ok(())
+    }
+
+    fn copy_facts(&mut self) -> Result<()> {
+        let Facts { here, there, half, used, sent, .. } = &mut self.facts;
         if *used > *sent {
             let at = *half * FACTS;
             let (to, bytes) = (there.address() + (at + *sent) as u64, &here.bytes()[at + *sent..at + *used]);
+            self.gpu.enter()?;
             // SAFETY: the bytes are not written to before the moment set below has passed.
             unsafe { result::memcpy_htod_async(to, bytes, self.gpu.stream()) }
                 .map_err(|error| failed("take data", error))?;
-            copied[*half].set(Line::Compute)?;
-            *sent = *used;
+            self.facts.are_sent()?;
         }
+        Ok(())
+    }
+
+    fn send(&mut self, start: impl Fn(&mut Recorder, &[u64]) -> Result<(), DriverError>) -> Result<()> {
+        self.gpu.enter()?;
         let words = std::mem::take(&mut self.words);
         let started = start(self, &words);
         self.words = words;
@@ -255,7 +312,7 @@ impl Recorder {
         self.clock += 1;
         let stream = self.gpu.stream();
         if profile::is_on() {
-            return profile::time(&parts(words), stream, |one| launch(one, stream, false));
+            return profile::time(&parts(words), stream, |one| launch(one, stream, false, false));
         }
         let Some(known) = self.graphs.iter_mut().find(|graph| graph.words == words) else {
             if self.graphs.len() == GRAPHS {
@@ -263,7 +320,7 @@ impl Recorder {
                 self.graphs.swap_remove(oldest).destroy();
             }
             self.graphs.push(Graph { words: words.to_vec(), started: None, used: self.clock });
-            return launch(words, stream, self.overlap);
+            return launch(words, stream, self.overlap, false);
         };
         known.used = self.clock;
         let graph = match known.started {
@@ -302,7 +359,7 @@ fn capture(words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<sys::C
     // SAFETY: the stream is the GPU's, and captures on it begin and end here alone.
     unsafe {
         result::stream::begin_capture(stream, mode)?;
-        let launched = launch(words, stream, overlap);
+        let launched = launch(words, stream, overlap, false);
         let graph = result::stream::end_capture(stream);
         launched?;
         let graph = graph?;
@@ -323,8 +380,27 @@ fn parts(mut words: &[u64]) -> Vec<(sys::CUfunction, &[u64])> {
     parts
 }
 
-/// Starts the kernels of a record one by one.
-fn launch(mut words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<(), DriverError> {
+/// Adds the start of a kernel to a record.
+fn put(words: &mut Vec<u64>, kernel: Kernel, shape: Shape, args: Args) {
+    let Shape { grid: [x, y, z], threads, shared } = shape;
+    if x == 0 || y == 0 || z == 0 {
+        return;
+    }
+    assert!(y < 1 << 16 && z < 1 << 16, "a grid of {x} by {y} by {z}");
+    let mut bytes = args.0;
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    let two = |low: usize, high: usize| low as u64 | (high as u64) << 32;
+    words.extend([kernel.0 as u64, two(x, y), two(z, threads), two(shared, bytes.len() / 8)]);
+    words.extend(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))));
+}
+
+/// Starts the kernels of a record one by one, the first one when all before it has ended, if it `waits`.
+fn launch(
+    mut words: &[u64],
+    stream: sys::CUstream,
+    overlap: bool,
+    mut waits: bool,
+) -> Result<(), DriverError> {
     let low = |word: u64| word as u32;
     let high = |word: u64| (word >> 32) as u32;
     let mut attribute = sys::CUlaunchAttribute {
@@ -346,7 +422,7 @@ fn launch(mut words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<(),
             sharedMemBytes: low(*shared_args),
             hStream: stream,
             attrs: &raw mut attribute,
-            numAttrs: overlap.into(),
+            numAttrs: (overlap && !std::mem::take(&mut waits)).into(),
         };
         let kernel = *kernel as sys::CUfunction;
         // SAFETY: the kernel is one of the backend's, and takes these arguments by value as one structure. The memory

@@ -1,14 +1,15 @@
 //! Experts in slots of the GPU's memory, and on their way there.
 //!
-//! They come as they lie in the computer's slots: the copies are a line of their own, beside the computing, into a ring of places on the
-//! GPU. From there a kernel, in the line of computing, puts them in order in their slots. So whoever had a slot before has been
-//! computed with when the next one is put there, and a place of the ring is free when that kernel has run.
+//! They come as they lie in the computer's slots: the copies are a line of their own, beside the computing, to places on the GPU.
+//! From there a kernel, in the line of computing, puts them in order in their slots. So whoever had a slot before has been
+//! computed with when the next one is put there, and a place is free when that kernel has run. A copy needs no slot, so it may
+//! start long before it is known whose slot the expert gets, or whether it is asked for at all.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use forebay_engine::store::{DeviceSlot, ExpertLayer, Leases, SlotClasses};
+use forebay_engine::store::{DeviceSlot, ExpertLayer, Lease, Leases, SlotClasses};
 use forebay_engine::{Bytes, Error, Result};
 
 use crate::driver::{Address, Gpu, Line, Memory, Moment, Pinned};
@@ -48,28 +49,46 @@ pub struct ExpertSlots {
     starts: Vec<usize>,
     /// Where all experts are, as far as they are; where one was that has left, nobody looks.
     table: Memory,
-    ring: Ring,
-    /// What is to be put in order of what was brought last.
+    staging: Staging,
+    /// The places of what was brought last.
+    batch: Vec<usize>,
+    /// What is to be put in order of it.
     planes: Vec<Plane>,
     arrivals: Vec<Arrival>,
 }
 
-/// The places through which experts come, taken in turn.
-struct Ring {
+/// The places through which experts come.
+struct Staging {
     gpu: Arc<Gpu>,
-    places: usize,
     bytes: usize,
     memory: Memory,
     /// For experts that are where the GPU cannot copy from.
     bounce: Option<Pinned>,
-    next: usize,
-    /// By place: when what was brought together with it, up to there, had come, and when it was put in order.
-    come: Vec<Moment>,
-    arranged: Vec<Moment>,
-    /// By place: up to which place its last content was brought.
-    until: Vec<usize>,
-    /// What is on its way, the oldest first: how many, up to which place, and what keeps them where they come from.
-    on_the_way: VecDeque<(usize, Leases)>,
+    places: Vec<Place>,
+    /// Those that are not taken, the next one first.
+    free: VecDeque<usize>,
+    /// Copies that nobody has asked for yet.
+    sent: Vec<Sent>,
+    /// Copies that may not have ended, the oldest first, and what keeps the bytes where they come from.
+    on_the_way: VecDeque<(usize, Lease)>,
+    /// Counts copies.
+    copies: u64,
+}
+
+struct Place {
+    /// When its content had come.
+    come: Moment,
+    /// When that was put in order.
+    arranged: Moment,
+    /// The number of the copy that brought it.
+    copy: u64,
+}
+
+/// An expert that is in a place, or on its way there.
+struct Sent {
+    layer: usize,
+    expert: u32,
+    place: usize,
 }
 
 impl ExpertSlots {
@@ -95,10 +114,10 @@ impl ExpertSlots {
             starts.push(starts[starts.len() - 1] + layer.as_ref().map_or(0, |layer| layer.count));
         }
         let table = gpu.allocate(starts[starts.len() - 1] * 8, "the table of experts")?;
-        let ring = Ring::new(gpu, classes.staging())?;
+        let staging = Staging::new(gpu, classes.staging())?;
         let (arenas, slots) = arenas(gpu, classes, slots)?;
-        let (planes, arrivals) = (Vec::new(), Vec::new());
-        Ok((ExpertSlots { arenas, layers, starts, table, ring, planes, arrivals }, slots))
+        let (batch, planes, arrivals) = (Vec::new(), Vec::new(), Vec::new());
+        Ok((ExpertSlots { arenas, layers, starts, table, staging, batch, planes, arrivals }, slots))
     }
 
     /// Where a layer's part of the table is.
@@ -120,36 +139,65 @@ impl ExpertSlots {
 
     /// How many experts are best brought together: while some are put in order, others come.
     pub fn together(&self) -> usize {
-        self.ring.places / 2
+        self.staging.together()
     }
 
-    /// Starts copies of experts, and lets the line of computing wait for them. Says what is to be put in order there.
+    /// How many more can be sent before they are asked for.
+    pub fn room(&self) -> usize {
+        self.staging.room()
+    }
+
+    /// Starts copies of experts before it is known when they are asked for, as far as there is room.
+    ///
+    /// # Errors
+    /// If the GPU refuses.
+    pub fn send(&mut self, leases: Leases) -> Result<()> {
+        for lease in leases {
+            if self.staging.find(&lease).is_some() {
+                continue;
+            }
+            if self.room() == 0 {
+                break;
+            }
+            let (layer, expert) = (lease.layer().0, lease.expert().0);
+            let place = self.staging.copy(lease)?;
+            self.staging.sent.push(Sent { layer, expert, place });
+        }
+        Ok(())
+    }
+
+    /// Gives up what was sent and is none of these.
+    pub fn keep_sent(&mut self, leases: &Leases) {
+        let Staging { sent, free, .. } = &mut self.staging;
+        sent.retain(|sent| {
+            let asked = leases.iter().any(|l| l.layer().0 == sent.layer && l.expert().0 == sent.expert);
+            if !asked {
+                free.push_back(sent.place);
+            }
+            asked
+        });
+    }
+
+    /// Starts copies of experts, unless they were sent before. Says what is to be put in order when they have
+    /// [come](Self::await_copies).
     ///
     /// # Errors
     /// If the GPU refuses.
     pub fn bring(&mut self, leases: Leases) -> Result<(&[Plane], &[Arrival])> {
-        match self.start_copies(&leases).and_then(|()| self.ring.sent(leases.len())) {
-            Ok(()) => {
-                self.ring.on_the_way.push_back((self.ring.last(), leases));
-                Ok((&self.planes, &self.arrivals))
-            }
-            Err(error) => {
-                // What was started needs its leases until it has ended.
-                let _ = self.ring.gpu.wait_for(Line::Copies);
-                Err(error)
-            }
-        }
-    }
-
-    fn start_copies(&mut self, leases: &Leases) -> Result<()> {
+        assert!(leases.len() <= self.together());
+        // Those of a batch that failed.
+        self.staging.free.extend(self.batch.drain(..));
         self.planes.clear();
         self.arrivals.clear();
-        self.ring.make_room(leases.len())?;
         for lease in leases {
-            let (raw, starts) = lease.raw();
-            let from = self.ring.copy(raw)?;
             let slot = self.address(lease.place().expect("it has been given a slot"));
-            let layer = lease.layer().0;
+            let (layer, expert, (_, starts)) = (lease.layer().0, lease.expert().0, lease.raw());
+            let place = match self.staging.find(&lease) {
+                Some(at) => self.staging.sent.swap_remove(at).place,
+                None => self.staging.copy(lease)?,
+            };
+            self.batch.push(place);
+            let from = self.staging.address(place);
             let experts = self.layers[layer].as_ref().expect("it has experts");
             for &PlaneSource { range, gather, rows, to } in &experts.planes {
                 self.planes.push(Plane {
@@ -162,18 +210,32 @@ impl ExpertSlots {
                     unit_step: gather.unit_step as u32,
                 });
             }
-            self.arrivals
-                .push(Arrival { index: (self.starts[layer] + lease.expert().0 as usize) as u64, slot });
+            self.arrivals.push(Arrival { index: (self.starts[layer] + expert as usize) as u64, slot });
         }
-        Ok(())
+        Ok((&self.planes, &self.arrivals))
+    }
+
+    /// What is started from now on waits until what was brought last has come.
+    ///
+    /// # Errors
+    /// If the GPU refuses.
+    pub fn await_copies(&self) -> Result<()> {
+        let places = &self.staging.places;
+        // Copies end in order.
+        let last = self.batch.iter().max_by_key(|&&place| places[place].copy);
+        last.map_or(Ok(()), |&last| places[last].come.hold_up(Line::Compute))
     }
 
     /// What was brought last has been put in order when what was started so far has ended.
     ///
     /// # Errors
     /// If the GPU refuses.
-    pub fn arranged(&self) -> Result<()> {
-        self.ring.arranged[self.ring.last()].set(Line::Compute)
+    pub fn arranged(&mut self) -> Result<()> {
+        for place in self.batch.drain(..) {
+            self.staging.places[place].arranged.set(Line::Compute)?;
+            self.staging.free.push_back(place);
+        }
+        Ok(())
     }
 
     /// Drops leases of experts that have come; if none has, and it is told to, it waits for one. Says whether it dropped any.
@@ -181,86 +243,100 @@ impl ExpertSlots {
     /// # Errors
     /// If the GPU fails.
     pub fn let_go(&mut self, wait: bool) -> Result<bool> {
-        let before = self.ring.on_the_way.len();
-        while let Some((last, _)) = self.ring.on_the_way.front() {
-            let come = &self.ring.come[*last];
-            if !come.has_passed() {
-                if !wait || self.ring.on_the_way.len() < before {
+        let Staging { on_the_way, places, .. } = &mut self.staging;
+        let before = on_the_way.len();
+        while let Some((place, _)) = on_the_way.front() {
+            let come = &places[*place].come;
+            if !come.has_passed()? {
+                if !wait || on_the_way.len() < before {
                     break;
                 }
                 come.wait()?;
             }
-            self.ring.on_the_way.pop_front();
+            on_the_way.pop_front();
         }
-        Ok(self.ring.on_the_way.len() < before)
+        Ok(on_the_way.len() < before)
     }
 }
 
-impl Ring {
-    fn new(gpu: &Arc<Gpu>, (places, bytes): (usize, usize)) -> Result<Ring> {
-        let moments = || (0..places).map(|_| Moment::new(gpu)).collect::<Result<Vec<_>>>();
-        Ok(Ring {
+impl Staging {
+    fn new(gpu: &Arc<Gpu>, (places, bytes): (usize, usize)) -> Result<Staging> {
+        let place = |_| Ok(Place { come: Moment::new(gpu)?, arranged: Moment::new(gpu)?, copy: 0 });
+        Ok(Staging {
             gpu: gpu.clone(),
-            places,
             bytes,
             memory: gpu.allocate(places * bytes, "experts on their way")?,
             bounce: None,
-            next: 0,
-            come: moments()?,
-            arranged: moments()?,
-            until: (0..places).collect(),
+            places: (0..places).map(place).collect::<Result<_>>()?,
+            free: (0..places).collect(),
+            sent: Vec::with_capacity(places),
             on_the_way: VecDeque::with_capacity(places),
+            copies: 0,
         })
     }
 
-    /// The place that was taken last.
-    fn last(&self) -> usize {
-        (self.next + self.places - 1) % self.places
+    fn address(&self, place: usize) -> Address {
+        self.memory.address() + (place * self.bytes) as u64
     }
 
-    /// Waits until so many places are free to be copied to, as far as what is kept for the last copies goes.
-    fn make_room(&mut self, count: usize) -> Result<()> {
-        assert!(count <= self.places);
-        let taken = |ring: &Ring| ring.on_the_way.iter().map(|(_, leases)| leases.len()).sum::<usize>();
-        while taken(self) + count > self.places {
-            let (last, leases) = self.on_the_way.pop_front().expect("places are taken by what is on its way");
-            self.come[last].wait()?;
-            drop(leases);
+    fn together(&self) -> usize {
+        (self.places.len() / 4).max(1)
+    }
+
+    /// There is always a place for what is brought.
+    fn room(&self) -> usize {
+        (self.places.len() - self.together()).saturating_sub(self.sent.len())
+    }
+
+    /// Where it is noted that an expert was sent.
+    fn find(&self, lease: &Lease) -> Option<usize> {
+        let (layer, expert) = (lease.layer().0, lease.expert().0);
+        self.sent.iter().position(|sent| sent.layer == layer && sent.expert == expert)
+    }
+
+    /// Starts the copy of an expert to the next free place.
+    fn copy(&mut self, lease: Lease) -> Result<usize> {
+        let place = self.free.pop_front().expect("places are left for what is brought");
+        let started = self.start_copy(&lease, place);
+        if started.is_ok() {
+            self.on_the_way.push_back((place, lease));
+        } else {
+            // What was started needs its lease until it has ended, and nobody knows what has come.
+            self.free.push_front(place);
+            self.free.extend(self.sent.drain(..).map(|sent| sent.place));
+            let _ = self.gpu.wait_for(Line::Copies);
         }
-        Ok(())
+        started.map(|()| place)
     }
 
-    /// Starts the copy of an expert to the next place.
-    fn copy(&mut self, raw: &[u8]) -> Result<Address> {
+    fn start_copy(&mut self, lease: &Lease, place: usize) -> Result<()> {
+        let (raw, _) = lease.raw();
         assert!(raw.len() <= self.bytes);
-        let place = self.next;
-        self.arranged[self.until[place]].hold_up(Line::Copies)?;
-        let to = self.memory.address() + (place * self.bytes) as u64;
+        // What kept the last copy's bytes goes before its moment is set anew.
+        while self.on_the_way.iter().any(|(taken, _)| *taken == place) {
+            let (oldest, lease) = self.on_the_way.pop_front().expect("there is one");
+            self.places[oldest].come.wait()?;
+            drop(lease);
+        }
+        self.copies += 1;
+        let to = self.address(place);
+        let Place { come, arranged, copy } = &mut self.places[place];
+        *copy = self.copies;
+        arranged.hold_up(Line::Copies)?;
         if self.gpu.is_pinned(raw) {
-            // SAFETY: the lease keeps the bytes until the copy has ended, and the place is the ring's.
+            // SAFETY: the lease keeps the bytes until the copy has ended, and the place is nobody else's.
             unsafe { self.gpu.bring(to, raw) }?;
         } else {
             let bounce = match &mut self.bounce {
                 Some(bounce) => bounce,
-                none => none.insert(Pinned::new(&self.gpu, self.places * self.bytes)?),
+                none => none.insert(Pinned::new(&self.gpu, self.memory.bytes())?),
             };
             let here = &mut bounce.bytes()[place * self.bytes..][..raw.len()];
             here.copy_from_slice(raw);
-            // SAFETY: the bytes are written to again when the copy has ended, which `make_room` waits for.
+            // SAFETY: the bytes are written to again when the copy has ended, which was waited for above.
             unsafe { self.gpu.bring(to, here) }?;
         }
-        self.next = (place + 1) % self.places;
-        Ok(to)
-    }
-
-    /// The last so many copies belong together.
-    fn sent(&mut self, count: usize) -> Result<()> {
-        let last = self.last();
-        for i in 0..count {
-            self.until[(last + self.places - i) % self.places] = last;
-        }
-        self.come[last].set(Line::Copies)?;
-        self.come[last].hold_up(Line::Compute)
+        come.set(Line::Copies)
     }
 }
 

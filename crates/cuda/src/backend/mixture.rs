@@ -1,7 +1,6 @@
 //! Mixtures of experts, from the router's logits to the sum: without a word to the host where all of a layer's experts are on
 //! the device, else in steps.
 
-use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{
     Activation, Buf, Experts, GroupScore, Mixture, Precision, Router, Routing, Scores, Vector,
 };
@@ -59,6 +58,21 @@ impl Chosen {
         self.rows * self.top_k
     }
 
+    /// Rows that chose.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Experts of each row.
+    pub fn top_k(&self) -> usize {
+        self.top_k
+    }
+
+    /// Experts of the layer.
+    pub fn experts(&self) -> usize {
+        self.experts
+    }
+
     /// Rows of a tile: as many as an expert has on average, and half as many again.
     fn tile(&self) -> usize {
         tile_for((self.pairs() * 3).div_ceil(2 * self.experts))
@@ -81,25 +95,26 @@ impl CudaBackend {
         })
     }
 
-    /// Records the router's choice, whose experts are listed at `experts`, or else in the scratch memory.
+    /// Records the router's choice, which is also told to the host, if it says where, and what stands before a row then.
     fn choose(
         &mut self,
         logits: Buf,
         router: &Router,
         correction: Option<Vector>,
         scratch: Scratch,
-        experts: Option<Address>,
+        told: Option<(Address, u32)>,
     ) -> Result<Chosen> {
         let kernels = self.kernels()?;
-        let mut lists = self.lists(scratch, self.rows * router.top_k, router.experts)?;
-        lists.experts = experts.unwrap_or(lists.experts);
+        let lists = self.lists(scratch, self.rows * router.top_k, router.experts)?;
+        let (told, turn) = told.unwrap_or_default();
         let groups = router.groups.filter(|groups| groups.used < groups.count);
         let args = Args::new().at(self.at(logits)).at(self.optional(correction));
-        let args = args.at(lists.experts).at(lists.weights).int(router.experts).int(router.top_k);
+        let args = args.at(lists.experts).at(lists.weights).at(told);
+        let args = args.int(router.experts).int(router.top_k);
         let args = args.flag(router.scores == Scores::Sigmoid);
         let args = args.int(groups.map_or(0, |g| g.count)).int(groups.map_or(0, |g| g.used));
         let args = args.flag(groups.is_some_and(|g| g.score == GroupScore::BestTwo));
-        let args = args.flag(router.normalise).float(router.scale);
+        let args = args.flag(router.normalise).float(router.scale).int(turn as usize);
         let shared = (2 * router.experts + 2 * groups.map_or(0, |g| g.count)) * 4;
         if let Some((norm, w)) = self.prior_product(logits)? {
             let w = &self.matrices[w.index()];
@@ -122,38 +137,35 @@ impl CudaBackend {
         correction: Option<Vector>,
         routing: &mut Routing,
     ) -> Result<()> {
-        let chosen = self.choose(logits, router, correction, Scratch::Routing, None)?;
+        let told = self.told.ask(&self.gpu, self.rows, router.top_k)?;
+        let chosen = self.choose(logits, router, correction, Scratch::Routing, Some(told))?;
         self.sort(&chosen)?;
         self.chosen = Some(chosen);
-        self.tell_host(&chosen, routing)
+        self.flush()?;
+        self.recorder.submit_once()?;
+        self.told.started()?;
+        self.told.hear(&chosen, routing)
     }
 
     /// As [`Backend::foresee`](forebay_engine::backend::Backend::foresee).
-    pub(super) fn foresee_and_tell(
+    pub(super) fn ask_ahead(
         &mut self,
         logits: Buf,
         router: &Router,
         correction: Option<Vector>,
-        routing: &mut Routing,
     ) -> Result<()> {
-        let chosen = self.choose(logits, router, correction, Scratch::Foreseen, None)?;
-        self.tell_host(&chosen, routing)
+        let told = self.told_ahead.ask(&self.gpu, self.rows, router.top_k)?;
+        self.foreseen = Some(self.choose(logits, router, correction, Scratch::Foreseen, Some(told))?);
+        Ok(())
     }
 
-    fn tell_host(&mut self, chosen: &Chosen, routing: &mut Routing) -> Result<()> {
+    /// As [`Backend::foreseen`](forebay_engine::backend::Backend::foreseen).
+    pub(super) fn hear_ahead(&mut self, routing: &mut Routing) -> Result<()> {
+        let chosen = self.foreseen.take().expect("it was asked what is foreseen");
         self.flush()?;
         self.recorder.submit_once()?;
-        let (experts, weights) = routing.prepare(chosen.rows, chosen.top_k);
-        // They lie one after the other, and are read together.
-        let between = (chosen.lists.weights - chosen.lists.experts) as usize;
-        let told = self.told.bytes_for(&self.gpu, between + weights.len() * 4)?;
-        self.gpu.read(chosen.lists.experts, told)?;
-        let (first, second) = told.split_at(between);
-        let experts: &mut [u8] = cast_slice_mut(experts);
-        experts.copy_from_slice(&first[..experts.len()]);
-        cast_slice_mut(weights).copy_from_slice(second);
-        routing.sort(chosen.experts);
-        Ok(())
+        self.told_ahead.started()?;
+        self.told_ahead.hear(&chosen, routing)
     }
 
     /// A layer's experts: gate, up and down.
@@ -166,7 +178,7 @@ impl CudaBackend {
     pub(super) fn mix(&mut self, mixture: &Mixture<'_>) -> Result<()> {
         let layer = mixture.experts.layer;
         let note = match mixture.noted {
-            true => Some(self.note(layer, self.rows * mixture.router.top_k)?),
+            true => Some((self.note(layer, mixture.router.top_k)?, 0)),
             false => None,
         };
         let chosen =

@@ -51,6 +51,9 @@ pub struct CudaBackend {
     /// What the host was told last.
     chosen: Option<Chosen>,
     told: Told,
+    /// The same of what is only foreseen.
+    foreseen: Option<Chosen>,
+    told_ahead: Told,
     notes: Notes,
     /// What operations need for themselves, by purpose; grows as needed.
     scratch: [Option<Memory>; SCRATCHES],
@@ -108,7 +111,9 @@ impl CudaBackend {
             vectors: Vec::new(),
             slots: None,
             chosen: None,
-            told: Told::default(),
+            told: Told::new(gpu)?,
+            foreseen: None,
+            told_ahead: Told::new(gpu)?,
             notes: Notes::default(),
             scratch: Default::default(),
             recorder: Recorder::new(gpu)?,
@@ -123,7 +128,9 @@ impl CudaBackend {
     /// The kernels, compiled when first asked for.
     fn kernels(&mut self) -> Result<Kernels> {
         if self.compiled.is_none() {
-            self.compiled = Some(Compiled::load(&self.gpu, cache_folder().as_deref(), self.kinds)?);
+            let compiled = Compiled::load(&self.gpu, cache_folder().as_deref(), self.kinds)?;
+            self.recorder.fetch_by(compiled.kernels.fetch);
+            self.compiled = Some(compiled);
         }
         Ok(self.compiled.as_ref().expect("it was just loaded").kernels)
     }
@@ -348,14 +355,24 @@ impl Backend for CudaBackend {
         self.route_and_tell(logits, router, correction, routing)
     }
 
-    fn foresee(
-        &mut self,
-        logits: Buf,
-        router: &Router,
-        correction: Option<Vector>,
-        routing: &mut Routing,
-    ) -> Result<()> {
-        self.foresee_and_tell(logits, router, correction, routing)
+    fn foresee(&mut self, logits: Buf, router: &Router, correction: Option<Vector>) -> Result<()> {
+        self.ask_ahead(logits, router, correction)
+    }
+
+    fn foreseen(&mut self, _: Buf, _: &Router, _: Option<Vector>, routing: &mut Routing) -> Result<()> {
+        self.hear_ahead(routing)
+    }
+
+    fn demand(&mut self, leases: Leases) -> Result<()> {
+        self.send_demanded(leases)
+    }
+
+    fn room_ahead(&self) -> usize {
+        self.slots.as_ref().map_or(0, ExpertSlots::room)
+    }
+
+    fn send_ahead(&mut self, leases: Leases) -> Result<()> {
+        self.slots.as_mut().expect("slots were made").send(leases)
     }
 
     fn experts(&mut self, experts: &Experts, _: &Routing, leases: Leases) -> Result<()> {
@@ -368,9 +385,7 @@ impl Backend for CudaBackend {
         _: &Routing,
         there: &[(ExpertIdx, DeviceSlot)],
     ) -> Result<()> {
-        self.compute_some(experts, there)?;
-        // They are computed while others come.
-        self.recorder.submit_once()
+        self.compute_there(experts, there)
     }
 
     fn combine(&mut self, _: &Routing, experts: Buf, out: Buf) -> Result<()> {

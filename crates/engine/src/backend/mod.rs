@@ -548,9 +548,15 @@ pub trait Backend: Send {
         routing: &mut Routing,
     ) -> Result<()>;
 
-    /// Chooses as [`route`](Self::route) does, where it is only foreseen that it will be: what was chosen before still counts for
-    /// [`experts`](Self::experts) and [`combine`](Self::combine).
-    fn foresee(
+    /// Starts to choose as [`route`](Self::route) does, where it is only foreseen that it will be: what was chosen before still
+    /// counts for [`experts`](Self::experts) and [`combine`](Self::combine).
+    fn foresee(&mut self, logits: Buf, router: &Router, correction: Option<Vector>) -> Result<()> {
+        let _ = (logits, router, correction);
+        Ok(())
+    }
+
+    /// Tells the host what was [foreseen](Self::foresee) with the same arguments.
+    fn foreseen(
         &mut self,
         logits: Buf,
         router: &Router,
@@ -558,6 +564,24 @@ pub trait Backend: Send {
         routing: &mut Routing,
     ) -> Result<()> {
         self.route(logits, router, correction, routing)
+    }
+
+    /// These experts are asked for now, and in memory: starts to copy them to the device, before it is known where they go there.
+    /// What was sent ahead and is not among them is given up.
+    fn demand(&mut self, leases: Leases) -> Result<()> {
+        let _ = leases;
+        Ok(())
+    }
+
+    /// How many experts it has room for that are [sent ahead](Self::send_ahead).
+    fn room_ahead(&self) -> usize {
+        0
+    }
+
+    /// Starts to copy experts to the device that will probably be asked for next.
+    fn send_ahead(&mut self, leases: Leases) -> Result<()> {
+        let _ = leases;
+        Ok(())
     }
 
     /// Computes `W_d( activation(W_g x, W_u x) )`, with biases if there are any, for the leased experts and the rows

@@ -1,6 +1,7 @@
 //! A mixture of experts: the router picks a few experts for each token, their outputs are added up.
 
-use crate::LayerIdx;
+use smallvec::SmallVec;
+
 use crate::backend::{
     Activation, Backend, Buf, ExpertBuffers, Experts, Matrix, Mixture, Router, Routing, Vector,
 };
@@ -8,6 +9,11 @@ use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
 use crate::store::Purpose;
+use crate::{ExpertIdx, LayerIdx};
+
+/// Experts that are sent to the device ahead of a token's next layer, at most: as many as come while the layer's dense part is
+/// computed. One that is not asked for after all may hold up one that is.
+const SENT_AHEAD: usize = 2;
 
 /// The router and the buffers of a mixture, alike in all layers of a model.
 #[derive(Clone, Copy, Debug)]
@@ -87,14 +93,23 @@ impl Moe {
             observer(layer, cx.routing);
         }
         let mut acquisition = cx.store.acquire(layer, cx.routing.chosen(), cx.purpose);
+        // The way to the device is the narrowest: what has to go there sets out before anything else.
+        b.demand(acquisition.demanded())?;
         let experts = self.experts(layer, gates);
+        let expects = cx.expected.as_mut().zip(gates.next);
+        if let Some((_, next)) = expects {
+            self.router_logits(b, next)?;
+            b.foresee(self.logits, &self.router, next.correction)?;
+        }
         if !acquisition.on_device().is_empty() {
             b.experts_there(&experts, cx.routing, acquisition.on_device())?;
         }
-        if let (Some(expected), Some(next)) = (&mut cx.expected, gates.next) {
-            self.router_logits(b, next)?;
-            b.foresee(self.logits, &self.router, next.correction, expected)?;
-            cx.store.prefetch(LayerIdx(layer.0 + 1), expected.chosen());
+        let next_layer = LayerIdx(layer.0 + 1);
+        let mut likely: SmallVec<[ExpertIdx; SENT_AHEAD]> = SmallVec::new();
+        if let Some((expected, next)) = expects {
+            b.foreseen(self.logits, &self.router, next.correction, expected)?;
+            cx.store.prefetch(next_layer, expected.chosen());
+            likely.extend(expected.experts().iter().map(|&expert| ExpertIdx(expert)));
         }
         // The drive is at work meanwhile.
         let shared = self.shared.as_ref().zip(gates.shared);
@@ -104,6 +119,15 @@ impl Moe {
         while let Some(mut leases) = acquisition.next_ready_letting_go(&mut |wait| b.let_go(wait))? {
             leases.sort_unstable_by_key(|lease| lease.expert());
             b.experts(&experts, cx.routing, leases)?;
+        }
+        // It would be idle until the next layer has chosen.
+        let room = b.room_ahead();
+        if room > 0 && gates.next.is_some() {
+            let leases = match cx.purpose {
+                Purpose::Prompt => cx.store.send_ahead(next_layer, cx.store.layer_experts(next_layer), room),
+                _ => cx.store.send_ahead(next_layer, likely.into_iter(), room.min(SENT_AHEAD)),
+            };
+            b.send_ahead(leases)?;
         }
         b.combine(cx.routing, self.buffers.out, out)?;
         match shared {

@@ -274,7 +274,7 @@ impl Prospect {
             model: blueprint.model,
             store,
             context_memory: ContextMemory::new(&plan),
-            prefetch: options.prefetch && plan.streams(),
+            prefetch: options.prefetch && plan.moves_experts(),
             plan,
             traffic,
             routed,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::tier::Tier;
-use super::{ExpertStore, Purpose};
-use crate::LayerIdx;
+use super::{ExpertStore, Leases, Purpose, Residence};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::memory::Region;
+use crate::{ExpertIdx, LayerIdx};
 
 impl ExpertStore {
     /// From now on experts are computed in slots of the device's memory, of which it has so many of each class.
@@ -53,6 +53,38 @@ impl ExpertStore {
         Ok(())
     }
 
+    /// Leases of experts of a layer that will probably be asked for next, the likeliest first: of those that are in memory and not on the
+    /// device, as many as there is room for. They are counted as brought there.
+    pub fn send_ahead(
+        &self,
+        layer: LayerIdx,
+        experts: impl Iterator<Item = ExpertIdx>,
+        room: usize,
+    ) -> Leases {
+        let first = self.shared.numbering.layer(layer.0).start;
+        let mut leases = Leases::new();
+        let mut state = self.shared.lock();
+        for expert in experts.map(|e| first + e.0 as usize) {
+            if leases.len() == room {
+                break;
+            }
+            let Residence::Memory { slot } = state.experts[expert] else { continue };
+            if state.on_device(expert).is_none() && !state.sent.contains(&expert) {
+                state.slots[self.shared.class(expert)][slot].pins += 1;
+                state.sent.push(expert);
+                state.meters.sent_ahead += 1;
+                state.meters.bytes_lifted += self.shared.expert_bytes(expert);
+                leases.push(self.shared.lease(expert, slot));
+            }
+        }
+        leases
+    }
+
+    /// The experts of a layer, in order.
+    pub fn layer_experts(&self, layer: LayerIdx) -> impl Iterator<Item = ExpertIdx> {
+        (0..self.shared.numbering.layer(layer.0).len() as u32).map(ExpertIdx)
+    }
+
     /// Whether all experts of a layer are in the device's memory.
     pub fn device_holds(&self, layer: LayerIdx) -> bool {
         let state = self.shared.lock();
@@ -84,7 +116,9 @@ impl ExpertStore {
 
     /// Forgets what is in the device's memory: something went wrong there.
     pub fn forget_device(&self) {
-        if let Some(tier) = &mut self.shared.lock().tier {
+        let mut state = self.shared.lock();
+        state.sent.clear();
+        if let Some(tier) = &mut state.tier {
             tier.clear();
         }
     }

@@ -108,6 +108,12 @@ impl Acquisition<'_> {
         &self.on_device
     }
 
+    /// Leases of those that are to be brought to the device and are in memory already: to start with, while the slots that they get
+    /// there are chosen.
+    pub fn demanded(&self) -> Leases {
+        if self.lifts { self.ready.iter().map(Lease::again).collect() } else { Leases::new() }
+    }
+
     /// Those that are ready: all of them, or as many as are brought to the device at a time.
     fn hand_out(&mut self) -> Leases {
         let mut leases = std::mem::take(&mut self.ready);
@@ -116,7 +122,7 @@ impl Acquisition<'_> {
         }
         let shared = &self.store.shared;
         let mut state = shared.lock();
-        let State { tier, policy, meters, .. } = &mut *state;
+        let State { tier, policy, meters, sent, .. } = &mut *state;
         let Some(tier) = tier else { return leases };
         let class = shared.class(leases[0].number);
         let alike = leases.iter().take_while(|lease| shared.class(lease.number) == class).count();
@@ -125,7 +131,11 @@ impl Acquisition<'_> {
         let slots = tier.place(class, &numbers, &**policy);
         for (lease, slot) in leases.iter_mut().zip(slots) {
             lease.place = Some(DeviceSlot { class, slot });
-            meters.bytes_lifted += shared.expert_bytes(lease.number);
+            // What was sent ahead has been counted.
+            match sent.iter().position(|&sent| sent == lease.number) {
+                Some(at) => drop(sent.swap_remove(at)),
+                None => meters.bytes_lifted += shared.expert_bytes(lease.number),
+            }
         }
         leases
     }
@@ -217,6 +227,13 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Another lease of the same expert.
+    fn again(&self) -> Lease {
+        let mut state = self.shared.lock();
+        state.slots[self.shared.class(self.number)][self.slot].pins += 1;
+        self.shared.lease(self.number, self.slot)
+    }
+
     /// The layer of the expert.
     pub fn layer(&self) -> LayerIdx {
         LayerIdx(self.shared.numbering.place(self.number).0)

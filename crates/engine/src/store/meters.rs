@@ -17,6 +17,10 @@ pub struct Meters {
     pub bytes_read: u64,
     /// Bytes of experts that were brought to the device.
     pub bytes_lifted: u64,
+    /// Experts that were sent to the device because a layer was expected to ask for them.
+    pub sent_ahead: u64,
+    /// Of those, the ones it did ask for.
+    pub sent_used: u64,
     /// Experts that were read because a layer was expected to ask for them.
     pub prefetches: u64,
     /// Of those, the ones it did ask for while they were there or on their way.
@@ -66,6 +70,8 @@ impl Sub for Meters {
             bytes_used: self.bytes_used - before.bytes_used,
             bytes_read: self.bytes_read - before.bytes_read,
             bytes_lifted: self.bytes_lifted - before.bytes_lifted,
+            sent_ahead: self.sent_ahead - before.sent_ahead,
+            sent_used: self.sent_used - before.sent_used,
             prefetches: self.prefetches - before.prefetches,
             prefetch_used: self.prefetch_used - before.prefetch_used,
             expert_seconds: self.expert_seconds - before.expert_seconds,

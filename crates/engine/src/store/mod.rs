@@ -167,6 +167,8 @@ struct State {
     slots: Vec<Vec<Slot>>,
     /// By number: whether it was prefetched and not asked for since.
     foreseen: Vec<bool>,
+    /// Experts that were sent ahead to the device and not brought to their slots since.
+    sent: Vec<usize>,
     /// By number: for those who look on.
     asked: Vec<LastAsked>,
     /// Pictures that were taken.
@@ -191,6 +193,12 @@ impl State {
     /// The slot of an expert in the device's memory, if it is there.
     fn on_device(&self, expert: usize) -> Option<usize> {
         self.tier.as_ref()?.find(expert)
+    }
+
+    /// Of what was sent ahead only these experts are asked for.
+    fn forget_sent(&mut self, asked: impl Iterator<Item = usize> + Clone) {
+        self.sent.retain(|&sent| asked.clone().any(|expert| expert == sent));
+        self.meters.sent_used += self.sent.len() as u64;
     }
 
     /// Reads are about to start.
@@ -284,6 +292,7 @@ impl ExpertStore {
         let state = State {
             experts: vec![Residence::Drive; numbering.count()],
             foreseen: vec![false; numbering.count()],
+            sent: Vec::new(),
             asked: vec![LastAsked::default(); numbering.count()],
             pictures: 0,
             slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
@@ -434,7 +443,9 @@ impl ExpertStore {
     /// Asks for experts of a layer. Reading what is missing starts at once.
     pub fn acquire(&self, layer: LayerIdx, experts: &[ExpertIdx], purpose: Purpose) -> Acquisition<'_> {
         let first = self.shared.numbering.layer(layer.0).start;
-        self.acquire_numbered(experts.iter().map(|e| first + e.0 as usize), purpose)
+        let numbers = experts.iter().map(|e| first + e.0 as usize);
+        self.shared.lock().forget_sent(numbers.clone());
+        self.acquire_numbered(numbers, purpose)
     }
 
     /// Reads experts that a layer will probably ask for, while the drive has nothing else to do.
