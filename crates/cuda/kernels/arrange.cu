@@ -50,9 +50,11 @@ struct FetchArgs {
     u32 count;
 };
 
-// Takes a little from the computer's memory. A copy would have to wait until the experts that are on their way have come.
+// Takes a little from the computer's memory. A copy would have to wait until the experts that are on their way have come. Nobody reads
+// what it writes to but those after it, nor does the kernel before it, so it need not wait to begin; but it does not end before
+// that one, because who waits for this one counts on both.
 extern "C" __global__ void fetch(const FetchArgs a) {
-    await_previous();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < a.count) a.to[i] = ((const volatile u64*)a.from)[i];
+    await_previous();
 }

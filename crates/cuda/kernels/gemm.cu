@@ -15,11 +15,14 @@ struct HalveArgs {
     u16* low;     // [rows, width] what is missing in those, or none
     float* scale; // [rows] What the halves are to be multiplied with
     u32 width;
+    const u32* experts; // of each row, or none: then all rows count
+    const u64* slots;   // [experts] where each expert's slot is, 0 if it has none
 };
 
 // Rows as halves, divided by a power of two where they would not fit.
 extern "C" __global__ void halve(const HalveArgs a) {
     await_previous();
+    if (a.experts && !a.slots[a.experts[blockIdx.x]]) return;
     const float* x = a.x + (u64)blockIdx.x * a.width;
     float largest = 0;
 #pragma unroll 8

@@ -203,6 +203,7 @@ struct SortArgs {
     u32 pairs, top_k, count;
     u32* tokens; // [pairs] the token of each place
     u32* places; // [pairs] the place of each pair
+    u32* owners; // [pairs] the expert of each place
     Tile* tiles;
     u32* tile_count;
     u32 tile; // places of a tile
@@ -245,6 +246,7 @@ extern "C" __global__ void sort(const SortArgs a) {
         u32 place = atomicAdd(starts + a.experts[i], 1);
         a.tokens[place] = i / a.top_k;
         a.places[i] = place;
+        a.owners[place] = a.experts[i];
     }
 }
 

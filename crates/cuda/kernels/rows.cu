@@ -80,20 +80,23 @@ extern "C" __global__ void sigmoid_gate(const PairArgs a) {
 }
 
 struct ActivateArgs {
-    float* gate;
+    float* gate; // [rows, width]
     const float* up;
-    u64 count;
+    u32 width;
     float alpha, limit;
+    const u32* experts; // of each row
+    const u64* slots;   // [experts] where each expert's slot is, 0 if it has none
 };
 
-// gate = (up + 1) * gate * sigmoid(alpha * gate), both cut off
-extern "C" __global__ void clamped_swiglu(const ActivateArgs a) {
+// gate = activation(gate, up), in the rows whose expert has a slot; a block for each row.
+extern "C" __global__ void activate_rows(const ActivateArgs a) {
     await_previous();
-    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= a.count) return;
-    float gate = a.gate[i] > a.limit ? a.limit : a.gate[i];
-    float up = fminf(fmaxf(a.up[i], -a.limit), a.limit);
-    a.gate[i] = (up + 1) * (gate * sigmoid(a.alpha * gate));
+    u64 row = blockIdx.x;
+    if (!a.slots[a.experts[row]]) return;
+    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) {
+        u64 at = row * a.width + i;
+        a.gate[at] = activate(a.gate[at], a.up[at], a.alpha, a.limit);
+    }
 }
 
 struct AnglesArgs {

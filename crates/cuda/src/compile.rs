@@ -67,7 +67,7 @@ kernels! {
     "products": dequantise, matvec, gate_up, down_combine, head_products;
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
     "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
-    "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
+    "rows": rms_norm, add, add_bias, swiglu, activate_rows, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;
     "routing": route, norm_and_route, sort, combine;
     "attention": append, attend_halves, attend_singles, attend_step, merge;

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
-use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
 use cudarc::driver::{DriverError, result, sys};
-use forebay_engine::memory::Region;
+use forebay_engine::memory::SharedBytes;
 use forebay_engine::{Bytes, Error, Result};
 
 /// An address in the GPU's memory.
@@ -38,8 +37,8 @@ pub struct Gpu {
     /// Bytes by purpose.
     used: Mutex<BTreeMap<&'static str, u64>>,
     pieces: Mutex<PiecePool>,
-    /// Memory of the computer that it copies from by itself.
-    pinned: Mutex<Vec<Range<usize>>>,
+    /// Parts of the computer's memory that it copies from by itself: where each starts and ends.
+    pinned: Mutex<BTreeMap<usize, usize>>,
 }
 
 /// What the GPU does one after the other, beside another such line.
@@ -342,7 +341,7 @@ impl Gpu {
     pub fn is_pinned(&self, bytes: &[u8]) -> bool {
         let (first, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
         let pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
-        pinned.iter().any(|range| range.start <= first && end <= range.end)
+        pinned.range(..=first).next_back().is_some_and(|(_, &pinned)| end <= pinned)
     }
 
     /// Copies bytes from the GPU, after everything that was started.
@@ -476,37 +475,36 @@ impl Drop for Pinned {
 /// Memory of the engine's that the GPU copies from by itself.
 pub struct Registered {
     gpu: Arc<Gpu>,
-    region: Arc<Region>,
+    part: SharedBytes,
 }
 
 impl Registered {
-    /// Takes all pages of a region from the system, for good.
+    /// Takes all pages of a part of memory from the system, for good.
     ///
     /// # Errors
     /// If the system does not allow it.
-    pub fn new(gpu: &Arc<Gpu>, region: Arc<Region>) -> Result<Registered> {
-        let first = region.as_ptr();
-        if !region.is_empty() {
+    pub fn new(gpu: &Arc<Gpu>, part: SharedBytes) -> Result<Registered> {
+        let first = part.as_ptr();
+        if !part.is_empty() {
             gpu.enter()?;
-            // SAFETY: the region is memory of this process, and lives until this is dropped.
-            unsafe { sys::cuMemHostRegister_v2(first.cast::<c_void>(), region.len(), 0) }
+            // SAFETY: it is memory of this process, and lives until this is dropped.
+            unsafe { sys::cuMemHostRegister_v2(first.cast_mut().cast::<c_void>(), part.len(), 0) }
                 .result()
                 .map_err(|error| failed("pin the memory of expert slots", error))?;
         }
-        let range = first.addr()..first.addr() + region.len();
-        gpu.pinned.lock().unwrap_or_else(PoisonError::into_inner).push(range);
-        Ok(Registered { gpu: gpu.clone(), region })
+        let end = first.addr() + part.len();
+        gpu.pinned.lock().unwrap_or_else(PoisonError::into_inner).insert(first.addr(), end);
+        Ok(Registered { gpu: gpu.clone(), part })
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let first = self.region.as_ptr();
-        let mut pinned = self.gpu.pinned.lock().unwrap_or_else(PoisonError::into_inner);
-        pinned.retain(|range| range.start != first.addr());
-        if !self.region.is_empty() && self.gpu.enter().is_ok() {
+        let first = self.part.as_ptr();
+        self.gpu.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&first.addr());
+        if !self.part.is_empty() && self.gpu.enter().is_ok() {
             // SAFETY: it was registered once; copies from it have ended, since those who started them have waited.
-            let _ = unsafe { sys::cuMemHostUnregister(first.cast::<c_void>()) };
+            let _ = unsafe { sys::cuMemHostUnregister(first.cast_mut().cast::<c_void>()) };
         }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_engine::backend::{Backend, BufShape, Device, Precision};
-use forebay_engine::memory::Region;
+use forebay_engine::memory::SharedBytes;
 use forebay_engine::{Error, Result};
 
 pub use backend::CudaBackend;
@@ -136,7 +136,7 @@ impl Device for Cuda {
         Cuda::link_speed(self)
     }
 
-    fn pin(&self, memory: Arc<Region>) -> Result<Box<dyn Send>> {
+    fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>> {
         Ok(Box::new(Registered::new(&self.0, memory)?))
     }
 }

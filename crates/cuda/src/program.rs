@@ -236,6 +236,9 @@ impl Recorder {
         if self.words.is_empty() {
             return Ok(());
         }
+        if self.waits {
+            return self.submit_once();
+        }
         self.copy_facts()?;
         self.send(Recorder::start)
     }

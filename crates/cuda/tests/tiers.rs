@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::gpu;
-use common::models::{MIXTURES, assert_same_bits, containers, data, random_tokens};
+use common::models::{MIXTURES, assert_same_bits, containers, data, demo_model, random_tokens};
 use common::tiers::{Room, answer, tiers};
 use forebay_engine::backend::{Backend, BufShape, Device};
-use forebay_engine::memory::Region;
+use forebay_engine::memory::SharedBytes;
 use forebay_engine::store::Meters;
 use forebay_engine::{Cancel, Engine, Error, Options, Precision, Session, TokenId, Turn};
 use forebay_kernels::Encoding;
@@ -89,6 +89,26 @@ fn residency_changes_no_bit_of_any_family() {
     }
 }
 
+/// What is sent ahead, for a prompt or because it is foreseen, is computed with if it is asked for, and forgotten if it is not.
+#[test]
+fn what_is_sent_ahead_changes_no_bit() {
+    if gpu().is_none() {
+        return;
+    }
+    for model in [data("golden/qwen3moe.gguf"), data("golden/deepseek_v3.gguf"), demo_model()] {
+        let still = tiers(&model, Precision::Fast, Room::Percent(30), Room::Percent(60));
+        let (expected, meters) = run(&model, &still);
+        assert!(meters.sent_ahead > 0, "a prompt's experts are");
+        for ram in [Room::Percent(60), Room::All] {
+            let options = tiers(&model, Precision::Fast, Room::Percent(30), ram);
+            let (ours, ahead) = run(&model, &Options { prefetch: true, ..options });
+            assert_same_bits(&ours, &expected, &format!("{}, sent ahead", model.display()));
+            assert!(ahead.sent_ahead > meters.sent_ahead && ahead.sent_used > 0, "{ahead:?}");
+            assert!(ahead.sent_used <= ahead.sent_ahead, "{ahead:?}");
+        }
+    }
+}
+
 /// A GPU on a system that does not let it copy from the memory of others.
 struct Unpinned(Arc<dyn Device>);
 
@@ -113,7 +133,7 @@ impl Device for Unpinned {
         self.0.link_speed()
     }
 
-    fn pin(&self, _: Arc<Region>) -> Result<Box<dyn Send>, Error> {
+    fn pin(&self, _: SharedBytes) -> Result<Box<dyn Send>, Error> {
         Err(Error::Backend("not allowed".into()))
     }
 }

@@ -8,7 +8,7 @@ mod tiny_model;
 use std::sync::Arc;
 
 use forebay_engine::backend::{Backend, BufShape, Device, Precision};
-use forebay_engine::memory::Region;
+use forebay_engine::memory::SharedBytes;
 use forebay_engine::{Error, Options, Prospect, Result};
 use forebay_kernels::{Affine, DType, Encoding, Tiles};
 use tiny_model::{EXPERTS, HEAD_DIM, HEADS, INNER, tiny_model};
@@ -39,7 +39,7 @@ impl Device for Described {
         panic!("nothing is to be measured")
     }
 
-    fn pin(&self, _: Arc<Region>) -> Result<Box<dyn Send>> {
+    fn pin(&self, _: SharedBytes) -> Result<Box<dyn Send>> {
         panic!("nothing is to be loaded")
     }
 }

@@ -1,6 +1,7 @@
 //! A loaded model, ready for conversations.
 
 mod pass;
+mod pinning;
 mod prospect;
 
 use std::path::{Path, PathBuf};
@@ -9,6 +10,8 @@ use std::time::Duration;
 
 pub(crate) use pass::{ComputeGuard, Pass};
 pub use prospect::Prospect;
+
+use pinning::Pinning;
 
 use crate::backend::{Backend, Device, Precision, Routing};
 use crate::bound::{Speeds, read_speed};
@@ -140,12 +143,12 @@ struct Inner {
     lost: OnceLock<String>,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
+    /// Expert slots that it copies from by itself; gone after it.
+    pinning: Option<Pinning>,
 }
 
 struct Compute {
     backend: Box<dyn Backend>,
-    /// Expert slots that the backend copies from by itself.
-    _pinned: Vec<Box<dyn Send>>,
     routing: Routing,
     /// What the next layer will probably choose.
     expected: Routing,
@@ -226,6 +229,7 @@ impl Engine {
     /// after loading, so that measurements are not disturbed.
     pub fn settle(&self) {
         self.0.store.settle();
+        self.0.pinning.iter().for_each(Pinning::wait);
     }
 
     /// What bounds the speed of writing: the drive's speed, if experts are streamed, and the memory's, which is read

@@ -11,7 +11,7 @@ use forebay_engine::backend::{
     Attention, Backend, Buf, BufShape, CpuBackend, DeltaRule, Device, Experts, HeadMatrices, LayerState,
     Matrix, Part, Ranked, Rope, Router, Routing, StateShape, Vector, Weight,
 };
-use forebay_engine::memory::Region;
+use forebay_engine::memory::SharedBytes;
 use forebay_engine::store::Leases;
 use forebay_engine::{
     Answer, Batch, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Options, Precision, Request,
@@ -43,7 +43,7 @@ impl Device for Frail {
         Ok(1e9)
     }
 
-    fn pin(&self, _: Arc<Region>) -> Result<Box<dyn Send>> {
+    fn pin(&self, _: SharedBytes) -> Result<Box<dyn Send>> {
         Ok(Box::new(()))
     }
 }

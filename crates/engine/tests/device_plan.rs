@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::demo_model;
 use forebay_engine::backend::{Backend, BufShape, Device};
-use forebay_engine::memory::Region;
+use forebay_engine::memory::SharedBytes;
 use forebay_engine::plan::{ExpertMemory, Plan};
 use forebay_engine::{Error, Options, Precision, Prospect, Result};
 use forebay_kernels::Encoding;
@@ -37,7 +37,7 @@ impl Device for Sized {
         Ok(1e9)
     }
 
-    fn pin(&self, _: Arc<Region>) -> Result<Box<dyn Send>> {
+    fn pin(&self, _: SharedBytes) -> Result<Box<dyn Send>> {
         Ok(Box::new(()))
     }
 }

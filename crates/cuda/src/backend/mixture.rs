@@ -2,7 +2,7 @@
 //! the device, else in steps.
 
 use forebay_engine::backend::{
-    Activation, Buf, Experts, GroupScore, Mixture, Precision, Router, Routing, Scores, Vector,
+    Buf, Experts, GroupScore, Mixture, Precision, Router, Routing, Scores, Vector,
 };
 use forebay_engine::{LayerIdx, Result};
 
@@ -39,6 +39,7 @@ struct Lists {
     places: Address,
     /// `[places]`
     tokens: Address,
+    owners: Address,
     tile_count: Address,
     tiles: Address,
 }
@@ -83,15 +84,16 @@ impl CudaBackend {
     fn lists(&mut self, scratch: Scratch, pairs: usize, experts: usize) -> Result<Lists> {
         let list = (pairs * 4).next_multiple_of(256);
         let tiles = (experts + pairs.div_ceil(8) + 1) * TILE_BYTES;
-        let first = self.scratch(scratch, 4 * list + 256 + tiles)?;
+        let first = self.scratch(scratch, 5 * list + 256 + tiles)?;
         let at = |i: usize| first + (i * list) as u64;
         Ok(Lists {
             experts: at(0),
             weights: at(1),
             places: at(2),
             tokens: at(3),
-            tile_count: at(4),
-            tiles: at(4) + 256,
+            owners: at(4),
+            tile_count: at(5),
+            tiles: at(5) + 256,
         })
     }
 
@@ -106,6 +108,9 @@ impl CudaBackend {
     ) -> Result<Chosen> {
         let kernels = self.kernels()?;
         let lists = self.lists(scratch, self.rows * router.top_k, router.experts)?;
+        if matches!(scratch, Scratch::Routing) {
+            self.expert_halves = None;
+        }
         let (told, turn) = told.unwrap_or_default();
         let groups = router.groups.filter(|groups| groups.used < groups.count);
         let args = Args::new().at(self.at(logits)).at(self.optional(correction));
@@ -226,7 +231,8 @@ impl CudaBackend {
         let kernels = self.kernels()?;
         let lists = chosen.lists;
         let args = Args::new().at(lists.experts).int(chosen.pairs()).int(chosen.top_k).int(chosen.experts);
-        let args = args.at(lists.tokens).at(lists.places).at(lists.tiles).at(lists.tile_count);
+        let args =
+            args.at(lists.tokens).at(lists.places).at(lists.owners).at(lists.tiles).at(lists.tile_count);
         let shape = Shape::new([1, 1, 1], 1024).shared(2 * chosen.experts * 4);
         self.record(kernels.sort, shape, args.int(chosen.tile()))
     }
@@ -261,7 +267,7 @@ impl CudaBackend {
             ];
             let (shape, kernel, args) = self.vector_products(&kernels, &both, rows, None);
             self.record(kernel, shape, args)?;
-            self.activate(experts, pairs * inner, inner)?;
+            self.activate(experts, pairs, chosen.lists.experts)?;
         }
         let [.., down] = self.expert_products(experts.layer);
         if let Some(out) = sum {
@@ -278,17 +284,15 @@ impl CudaBackend {
         self.record(kernel, shape, args)
     }
 
-    /// Joins what gate and up gave.
-    fn activate(&mut self, experts: &Experts, count: usize, inner: usize) -> Result<()> {
+    /// Joins what gate and up gave, in rows of these experts.
+    fn activate(&mut self, experts: &Experts, rows: usize, owners: Address) -> Result<()> {
         let kernels = self.kernels()?;
         let b = experts.buffers;
-        let args = Args::new().at(self.at(b.gate)).at(self.at(b.up)).long(count);
-        match experts.activation {
-            Activation::SwiGlu => self.record(kernels.swiglu, Shape::each(count), args.int(inner).int(inner)),
-            Activation::Clamped { alpha, limit } => {
-                self.record(kernels.clamped_swiglu, Shape::each(count), args.float(alpha).float(limit))
-            }
-        }
+        let gate = self.expert_products(experts.layer)[0];
+        let (alpha, limit) = clamps(experts.activation);
+        let args = Args::new().at(self.at(b.gate)).at(self.at(b.up)).int(gate.rows);
+        let args = args.float(alpha).float(limit).at(owners).at(gate.slots);
+        self.record(kernels.activate_rows, Shape::new([rows, 1, 1], 256), args)
     }
 
     /// Pairs are sorted by expert, and every expert is read once for each tile of them.
@@ -306,7 +310,15 @@ impl CudaBackend {
             sources: lists.tokens,
         };
         let split = self.expert_products(experts.layer).iter().any(|w| w.kind.is_float());
-        let halves = self.halve(self.at(b.x), self.rows, b.x.width(), split)?;
+        // Those of the layer that come later read the same.
+        let halves = match self.expert_halves {
+            Some(halves) => halves,
+            None => {
+                let scratch = [Scratch::ExpertHalves, Scratch::ExpertScales];
+                self.halve_to(scratch, self.at(b.x), [self.rows, b.x.width()], split, [0; 2])?
+            }
+        };
+        self.expert_halves = Some(halves);
         let [gate, up, _] = self.expert_products(experts.layer);
         let both = [
             Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
@@ -324,9 +336,11 @@ impl CudaBackend {
                 false => self.tiled_products(&kernels, &both, halves, tiles),
             };
             self.record(kernel, shape, args)?;
-            self.activate(experts, pairs * inner, inner)?;
+            self.activate(experts, pairs, lists.owners)?;
         }
-        let halves = self.halve(self.at(b.gate), pairs, inner, split)?;
+        let there = [lists.owners, self.expert_products(experts.layer)[0].slots];
+        let scratch = [Scratch::Halves, Scratch::Scales];
+        let halves = self.halve_to(scratch, self.at(b.gate), [pairs, inner], split, there)?;
         let [.., down] = self.expert_products(experts.layer);
         let product = Product { w: down, out: self.at(b.out), width: down.rows, bias: down_bias };
         let tiles = Tiles { sources: 0, ..tiles };

@@ -27,6 +27,7 @@ use crate::weights::{DeviceMatrix, Kind};
 use deferred::{Deferred, Rotation};
 use lifting::{Notes, Told};
 use mixture::Chosen;
+use products::Halves;
 use sequences::RowFacts;
 
 /// Threads that norm a row together.
@@ -50,6 +51,8 @@ pub struct CudaBackend {
     slots: Option<ExpertSlots>,
     /// What the host was told last.
     chosen: Option<Chosen>,
+    /// What the experts of the layer at hand read, once it is halved.
+    expert_halves: Option<Halves>,
     told: Told,
     /// The same of what is only foreseen.
     foreseen: Option<Chosen>,
@@ -76,6 +79,9 @@ enum Scratch {
     Halves,
     /// What multiplies them, by row.
     Scales,
+    /// The same of what the experts of a layer read.
+    ExpertHalves,
+    ExpertScales,
     /// Shares of attention.
     Partial,
     /// Experts of pairs, their weights, the places of pairs, the tokens of places, and tiles.
@@ -90,7 +96,7 @@ enum Scratch {
     Spare,
 }
 
-const SCRATCHES: usize = 8;
+const SCRATCHES: usize = 10;
 
 impl CudaBackend {
     /// A backend with these buffers, numbered in order.
@@ -111,6 +117,7 @@ impl CudaBackend {
             vectors: Vec::new(),
             slots: None,
             chosen: None,
+            expert_halves: None,
             told: Told::new(gpu)?,
             foreseen: None,
             told_ahead: Told::new(gpu)?,

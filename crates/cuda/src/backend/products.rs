@@ -342,12 +342,25 @@ impl CudaBackend {
 
     /// Rows as halves; `split`, for weights that are floats, with what is missing in them.
     pub(super) fn halve(&mut self, x: Address, rows: usize, width: usize, split: bool) -> Result<Halves> {
+        self.halve_to([Scratch::Halves, Scratch::Scales], x, [rows, width], split, [0; 2])
+    }
+
+    /// As [`halve`](Self::halve), to this scratch memory; of rows of experts only those whose expert is in a table: the list of
+    /// their experts, and the table.
+    pub(super) fn halve_to(
+        &mut self,
+        scratch: [Scratch; 2],
+        x: Address,
+        [rows, width]: [usize; 2],
+        split: bool,
+        there: [Address; 2],
+    ) -> Result<Halves> {
         let kernels = self.kernels()?;
         let bytes = (rows * width * 2).next_multiple_of(256);
-        let high = self.scratch(Scratch::Halves, if split { 2 * bytes } else { bytes })?;
+        let high = self.scratch(scratch[0], if split { 2 * bytes } else { bytes })?;
         let low = if split { high + bytes as u64 } else { 0 };
-        let scales = self.scratch(Scratch::Scales, rows * 4)?;
-        let args = Args::new().at(x).at(high).at(low).at(scales).int(width);
+        let scales = self.scratch(scratch[1], rows * 4)?;
+        let args = Args::new().at(x).at(high).at(low).at(scales).int(width).at(there[0]).at(there[1]);
         self.record(kernels.halve, Shape::new([rows, 1, 1], 256), args)?;
         Ok(Halves { high, low, scales })
     }

@@ -17,7 +17,6 @@ mod routing;
 use std::any::Any;
 use std::io::{self, Read, Write};
 use std::ops::Range;
-use std::sync::Arc;
 
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
@@ -30,7 +29,7 @@ pub use recurrent::{Advance, Recurrent};
 pub use routing::{GroupScore, Groups, Router, Routing, Scores};
 
 use crate::error::Result;
-use crate::memory::{Region, SharedBytes};
+use crate::memory::SharedBytes;
 use crate::session::Batch;
 use crate::store::{DeviceSlot, ExpertLayer, Leases, SlotClasses};
 use crate::{ExpertIdx, LayerIdx, TokenId};
@@ -442,11 +441,11 @@ pub trait Device: Send + Sync {
     /// If it has no memory for that, or fails.
     fn link_speed(&self) -> Result<f64>;
 
-    /// Lets the device copy from memory of the computer by itself, as long as what is returned lives.
+    /// Lets the device copy from memory of the computer by itself, as long as what is returned lives. A copy is from one such part.
     ///
     /// # Errors
     /// If the system does not allow it. Copies are slower then.
-    fn pin(&self, memory: Arc<Region>) -> Result<Box<dyn Send>>;
+    fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>>;
 }
 
 /// A device that computes the operations of a forward pass.

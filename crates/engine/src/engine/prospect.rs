@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use super::pinning::Pinning;
 use super::{Compute, Engine, Inner, Options};
-use crate::backend::{Backend, CpuBackend, Device, Routing};
+use crate::backend::{Backend, CpuBackend, Routing};
 use crate::chat::ChatTemplate;
 use crate::context_memory::ContextMemory;
 use crate::error::{Error, Result};
@@ -205,6 +206,8 @@ impl Prospect {
         let Prospect { file, blueprint, classes, tokenizer, template, mut plan, traffic } = self;
         let threads = options.threads()?;
         let buffers = blueprint.buffers(plan.chunk);
+        // Gone after the backend, which copies from what is pinned.
+        let mut pinning = None;
         let mut backend: Box<dyn Backend> = match &options.device {
             Some(device) => device.backend(options.precision, &buffers)?,
             None => Box::new(CpuBackend::new(threads, options.precision, &buffers)?),
@@ -234,9 +237,8 @@ impl Prospect {
         let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
         let vocab = blueprint.model.head().vocab();
         let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
-        let mut pinned = Vec::new();
         if let (Some(device), Some(there)) = (&options.device, &mut plan.device) {
-            pinned = pin(&**device, &store);
+            pinning = Some(Pinning::start(Arc::clone(device), &store));
             if let Some(slots) = backend.make_slots(store.layers(), &classes, &there.slots)? {
                 there.slot_bytes = classes.device_bytes(&slots);
                 there.slots = slots;
@@ -248,20 +250,25 @@ impl Prospect {
             store.warm(heat);
         }
         let hottest = remembered.as_deref().map(hottest_first);
+        let pinned = || pinning.iter().for_each(Pinning::wait);
         if plan.device_holds_all_experts() {
+            pinned();
             store.lift(0..store.experts(), &mut *backend, &mut progress)?;
         } else if plan.holds_all_experts() {
             store.preload(0..store.experts(), &mut progress)?;
+            pinned();
             store.lift(hottest.into_iter().flatten(), &mut *backend, &mut |_| ())?;
         } else if let Some(hottest) = hottest {
+            pinned();
             store.lift(hottest.iter().copied(), &mut *backend, &mut progress)?;
             store.preload(hottest.into_iter(), &mut progress)?;
         }
+        // From here on copies go past the buffer that is needed otherwise.
+        pinned();
         let compute = Compute {
             backend,
             routing: Routing::default(),
             expected: Routing::default(),
-            _pinned: pinned,
             // Memory that a device copies from cannot be given back.
             pressure: Pressure::on(if plan.device.is_some() { 0 } else { plan.slot_bytes }),
             logits: Kept::default(),
@@ -289,21 +296,7 @@ impl Prospect {
             precision: options.precision,
             lost: OnceLock::new(),
             compute: Mutex::new(compute),
+            pinning,
         })))
     }
-}
-
-/// Lets the device copy from the store's slots by itself, as far as the system allows it.
-fn pin(device: &dyn Device, store: &ExpertStore) -> Vec<Box<dyn Send>> {
-    let mut pinned = Vec::new();
-    for region in store.regions() {
-        match device.pin(region) {
-            Ok(pin) => pinned.push(pin),
-            Err(error) => {
-                tracing::warn!("experts go to the GPU by way of a small buffer, which is slower: {error}");
-                break;
-            }
-        }
-    }
-    pinned
 }

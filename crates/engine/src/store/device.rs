@@ -1,14 +1,13 @@
 //! The store's side of a device that has slots for experts in its own memory.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
+use super::slots::Arena;
 use super::tier::Tier;
 use super::{ExpertStore, Leases, Purpose, Residence};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::memory::Region;
+use crate::memory::SharedBytes;
 use crate::{ExpertIdx, LayerIdx};
 
 impl ExpertStore {
@@ -123,8 +122,14 @@ impl ExpertStore {
         }
     }
 
-    /// The memory of all slots, for a device that copies from it.
-    pub fn regions(&self) -> impl Iterator<Item = Arc<Region>> {
-        self.shared.arenas.iter().map(|arena| Arc::clone(arena.region()))
+    /// The memory of all slots in parts of about so many bytes, each of whole slots, for a device that copies from it.
+    pub fn slot_memory(&self, bytes: usize) -> Vec<SharedBytes> {
+        let parts = |arena: &Arena| {
+            let (region, step) =
+                (arena.region(), (bytes / arena.slot_bytes().max(1)).max(1) * arena.slot_bytes());
+            let part = |start: usize| region.share(start..region.len().min(start + step));
+            (0..region.len()).step_by(step.max(1)).map(part).collect::<Vec<_>>()
+        };
+        self.shared.arenas.iter().flat_map(parts).collect()
     }
 }

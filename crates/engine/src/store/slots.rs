@@ -30,7 +30,7 @@ pub const DEVICE_ALIGNMENT: usize = 256;
 pub const DEVICE_PLANE: usize = DEVICE_ALIGNMENT + 128;
 
 /// Bytes through which experts pass on their way into a device's memory: enough for copies to go on while others are put in order.
-const STAGING: usize = 64 << 20;
+const STAGING: usize = 128 << 20;
 
 /// Which slots the experts of a model need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl SlotClasses {
     /// The places through which experts pass on their way into a device's memory: how many, and bytes of each.
     pub fn staging(&self) -> (usize, usize) {
         let bytes = self.classes.iter().map(|c| c.bytes).max().unwrap_or(0);
-        ((STAGING / bytes.max(1)).clamp(4, 32), bytes)
+        ((STAGING / bytes.max(1)).clamp(4, 64), bytes)
     }
 
     /// Slots of each class in `bytes` bytes, the same share of the experts of each, but not fewer than the
