@@ -32,6 +32,9 @@ pub struct LogitsArgs {
     /// The file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// Compute the tokens one after the other, as an answer is written, and not together as a prompt
+    #[arg(long)]
+    one_by_one: bool,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -51,9 +54,12 @@ pub fn run(args: &LogitsArgs) -> Result<ExitCode> {
         logits.extend(values.iter().flat_map(|v| v.to_le_bytes()));
     };
     let bar = Progress::reading(tokens.len());
-    let mut progress = |done, total| bar.set(done as u64, total as u64);
-    let watch = Watch { progress: Some(&mut progress), logits: Some(&mut collect) };
-    session.extend_watched(tokens, watch).map_err(|error| errors::explain(&engine, error))?;
+    let mut progress = |done, _| bar.set(done as u64, tokens.len() as u64);
+    let first = if args.one_by_one { 1 } else { tokens.len() };
+    for end in first..=tokens.len() {
+        let watch = Watch { progress: Some(&mut progress), logits: Some(&mut collect) };
+        session.extend_watched(&tokens[..end], watch).map_err(|error| errors::explain(&engine, error))?;
+    }
     drop(bar);
 
     let ids: Vec<u8> = tokens.iter().flat_map(|t| t.0.to_le_bytes()).collect();

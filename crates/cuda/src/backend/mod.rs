@@ -236,6 +236,8 @@ impl Backend for CudaBackend {
             self.kinds |= 1 << part.kind as u32;
         }
         self.slots = Some(made);
+        // All kinds are known. The first answer need not wait for what takes a while.
+        self.kernels()?;
         Ok(Some(slots))
     }
 

@@ -25,6 +25,9 @@ const HANDING_OVER: u64 = 512 << 20;
 /// What a device's driver, its kernels and the lists of a batch take beside the buffers.
 const DEVICE_RESERVE: u64 = 256 << 20;
 
+/// The most scratch memory that a chunk takes on a device: of larger models chunks are shorter.
+const DEVICE_SCRATCH: u64 = 1 << 30;
+
 /// Positions of attention memory come in pages of this many.
 const PAGE: u64 = forebay_kernels::KEY_BLOCK as u64;
 
@@ -268,16 +271,14 @@ impl Plan {
             reserved: wishes.reserved,
             device: None,
         };
-        let largest = wishes.chunk.unwrap_or(device.chunk).min(wishes.context).max(1);
-        let mut chunk = largest;
-        let mut on_device = DevicePlan::new(blueprint, classes, wishes, &device, chunk);
-        if on_device.fixed().saturating_add(classes.device_bytes(&classes.all())) > device.memory {
-            // Experts pass through once for each chunk, but an eighth of the memory for scratch is enough.
-            while wishes.chunk.is_none() && chunk > LEAST_CHUNK && on_device.scratch > device.memory / 8 {
-                chunk /= 2;
-                on_device = DevicePlan::new(blueprint, classes, wishes, &device, chunk);
-            }
+        // Not the budget's choice: there, the number of tokens that are computed together may change bits.
+        let mut chunk = wishes.chunk.unwrap_or(device.chunk);
+        while wishes.chunk.is_none() && chunk > LEAST_CHUNK && blueprint.scratch_bytes(chunk) > DEVICE_SCRATCH
+        {
+            chunk /= 2;
         }
+        let chunk = chunk.min(wishes.context).max(1);
+        let mut on_device = DevicePlan::new(blueprint, classes, wishes, &device, chunk);
         plan.chunk = chunk;
         on_device.give_slots(classes, wishes.reserved)?;
         let least = classes.bytes(&classes.least());
