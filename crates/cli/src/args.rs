@@ -141,6 +141,7 @@ impl ComputeArgs {
             io: self.io,
             policy: self.policy,
             prefetch: self.prefetch,
+            cpu_experts: self.device.cpu_experts,
             heat: if self.heat { cache_folder("heat") } else { None },
             ..Options::default()
         }

@@ -19,6 +19,10 @@ pub struct DeviceArgs {
     /// What the model may use of the GPU's memory, such as 20G [default: what is free, less a margin]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     vram: Option<u64>,
+    /// Compute experts that are in the computer's memory and not in the GPU's on the processor where that is quicker than to bring
+    /// them there, for up to four conversations at a time; it changes bits
+    #[arg(long)]
+    pub cpu_experts: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

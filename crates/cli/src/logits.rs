@@ -55,10 +55,16 @@ pub fn run(args: &LogitsArgs) -> Result<ExitCode> {
     };
     let bar = Progress::reading(tokens.len());
     let mut progress = |done, _| bar.set(done as u64, tokens.len() as u64);
-    let first = if args.one_by_one { 1 } else { tokens.len() };
-    for end in first..=tokens.len() {
+    let failed = |error| errors::explain(&engine, error);
+    if args.one_by_one {
+        for (i, &token) in tokens.iter().enumerate() {
+            session.push(token).map_err(failed)?;
+            collect(i, session.logits());
+            progress(i + 1, tokens.len());
+        }
+    } else {
         let watch = Watch { progress: Some(&mut progress), logits: Some(&mut collect) };
-        session.extend_watched(&tokens[..end], watch).map_err(|error| errors::explain(&engine, error))?;
+        session.extend_watched(tokens, watch).map_err(failed)?;
     }
     drop(bar);
 

@@ -58,3 +58,17 @@ extern "C" __global__ void fetch(const FetchArgs a) {
     if (i < a.count) a.to[i] = ((const volatile u64*)a.from)[i];
     await_previous();
 }
+
+struct PutArgs {
+    const float* from; // one row after the other
+    const u32* rows;
+    float* to;
+    u32 width;
+};
+
+// to[rows[y]] = from[y]
+extern "C" __global__ void put_rows(const PutArgs a) {
+    await_previous();
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.width) a.to[(u64)a.rows[blockIdx.y] * a.width + i] = a.from[(u64)blockIdx.y * a.width + i];
+}

@@ -74,7 +74,7 @@ kernels! {
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
     "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
     "best": best_clear, best_count, best_gather, best_sort;
-    "arrange": arrange, fetch;
+    "arrange": arrange, fetch, put_rows;
 }
 
 /// The kernels and what keeps them.

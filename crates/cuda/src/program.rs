@@ -20,7 +20,7 @@ const FACTS: usize = 16 << 20;
 const APART: &str = "FOREBAY_GPU_APART";
 
 /// The most bytes of facts that a kernel fetches.
-const FETCHED: usize = 64 << 10;
+const FETCHED: usize = 512 << 10;
 
 /// The most graphs that are kept.
 const GRAPHS: usize = 24;

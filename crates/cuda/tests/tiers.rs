@@ -109,32 +109,67 @@ fn what_is_sent_ahead_changes_no_bit() {
     }
 }
 
-/// A GPU on a system that does not let it copy from the memory of others.
-struct Unpinned(Arc<dyn Device>);
+/// Experts that the processor computes give what the GPU's would, but for rounding, and are fewer to bring.
+#[test]
+fn the_processor_computes_experts_beside_the_gpu() {
+    if gpu().is_none() {
+        return;
+    }
+    for model in [data("golden/qwen3moe.gguf"), data("golden/gpt_oss.gguf")] {
+        let alone = tiers(&model, Precision::Exact, Room::Percent(30), Room::All);
+        let (expected, without) = run(&model, &alone);
+        let assisted = Options { cpu_experts: true, ..Altered::of(&alone, true, Some(1e7)) };
+        let engine = Engine::open(&model, &assisted).unwrap();
+        assert!(engine.backend_name().contains("--cpu-experts"), "{}", engine.backend_name());
+        drop(engine);
+        let (ours, with) = run(&model, &assisted);
+        assert!(with.computed_in_memory > 0 && without.computed_in_memory == 0, "{with:?}");
+        assert!(with.bytes_lifted < without.bytes_lifted, "{with:?}, {without:?}");
+        assert_eq!(ours.len(), expected.len());
+        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (ours, expected) in ours.iter().zip(&expected) {
+            assert!((ours - expected).abs() <= 1e-3 * largest, "{ours} and {expected} of {largest}");
+        }
+    }
+}
 
-impl Device for Unpinned {
+/// A GPU that is said to be otherwise: on a system that does not let it copy from the memory of others, or on a slow link.
+struct Altered {
+    device: Arc<dyn Device>,
+    pins: bool,
+    link: Option<f64>,
+}
+
+impl Altered {
+    fn of(options: &Options, pins: bool, link: Option<f64>) -> Options {
+        let device = options.device.clone().unwrap();
+        Options { device: Some(Arc::new(Altered { device, pins, link })), ..options.clone() }
+    }
+}
+
+impl Device for Altered {
     fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>, Error> {
-        self.0.backend(precision, buffers)
+        self.device.backend(precision, buffers)
     }
 
     fn computes(&self, encoding: Encoding) -> bool {
-        self.0.computes(encoding)
+        self.device.computes(encoding)
     }
 
     fn memory(&self) -> u64 {
-        self.0.memory()
+        self.device.memory()
     }
 
     fn chunk(&self) -> usize {
-        self.0.chunk()
+        self.device.chunk()
     }
 
     fn link_speed(&self) -> Result<f64, Error> {
-        self.0.link_speed()
+        self.link.map_or_else(|| self.device.link_speed(), Ok)
     }
 
-    fn pin(&self, _: SharedBytes) -> Result<Box<dyn Send>, Error> {
-        Err(Error::Backend("not allowed".into()))
+    fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>, Error> {
+        if self.pins { self.device.pin(memory) } else { Err(Error::Backend("not allowed".into())) }
     }
 }
 
@@ -145,9 +180,9 @@ fn slots_that_cannot_be_pinned_are_copied_from() {
         return;
     }
     let model = data("golden/qwen3moe.gguf");
-    let mut options = tiers(&model, Precision::Fast, Room::Percent(30), Room::Percent(50));
+    let options = tiers(&model, Precision::Fast, Room::Percent(30), Room::Percent(50));
     let truth = answer(&Engine::open(&model, &options).unwrap()).unwrap();
-    options.device = options.device.map(|device| Arc::new(Unpinned(device)) as Arc<dyn Device>);
+    let options = Altered::of(&options, false, None);
     let engine = Engine::open(&model, &options).unwrap();
     assert_same_bits(&answer(&engine).unwrap(), &truth, "not pinned");
     assert!(options.device.unwrap().link_speed().unwrap() > 0.0);

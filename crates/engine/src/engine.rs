@@ -13,7 +13,7 @@ pub use prospect::Prospect;
 
 use pinning::Pinning;
 
-use crate::backend::{Backend, Device, Precision, Routing};
+use crate::backend::{Assistant, Backend, Device, Precision, Routing};
 use crate::bound::{Speeds, read_speed};
 use crate::chat::ChatTemplate;
 use crate::context_memory::ContextMemory;
@@ -71,6 +71,9 @@ pub struct Options {
     pub policy: PolicyKind,
     /// Whether experts that the next layer will probably ask for are read while the drive is idle.
     pub prefetch: bool,
+    /// Whether the processor computes experts that are in its memory and not in the device's, where that is quicker than to bring them
+    /// there. It changes bits.
+    pub cpu_experts: bool,
     /// A folder where it is remembered how hot the experts of each model were, for the next start.
     pub heat: Option<PathBuf>,
     /// What computes instead of the processor, with all weights in its own memory.
@@ -152,6 +155,8 @@ struct Compute {
     routing: Routing,
     /// What the next layer will probably choose.
     expected: Routing,
+    /// Computes experts beside the backend, if that was asked for.
+    assistant: Option<Assistant>,
     pressure: Pressure,
     logits: Kept,
 }
@@ -280,7 +285,12 @@ impl Engine {
 
     /// What computes, for people: the device and its instruction set.
     pub fn backend_name(&self) -> String {
-        self.compute().backend().name()
+        let compute = self.compute();
+        let name = compute.backend().name();
+        match compute.is_assisted() {
+            true => format!("{name} and CPU (--cpu-experts: other bits)"),
+            false => name,
+        }
     }
 
     /// A conversation goes from holding `from` bytes of keys and values to holding `to`.

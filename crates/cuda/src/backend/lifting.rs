@@ -4,7 +4,7 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_engine::backend::{Experts, Routing};
+use forebay_engine::backend::{ExpertBuffers, Experts, Outputs, Routing};
 use forebay_engine::store::{DeviceSlot, Lease, Leases};
 use forebay_engine::{Error, ExpertIdx, LayerIdx, Result};
 use smallvec::SmallVec;
@@ -174,6 +174,17 @@ impl CudaBackend {
         self.compute(experts, &chosen, table)?;
         // They are computed while others come.
         self.recorder.submit_once()
+    }
+
+    /// Puts what experts gave elsewhere to what they gave here.
+    pub(super) fn scatter(&mut self, buffers: ExpertBuffers, outputs: &Outputs) -> Result<()> {
+        let kernels = self.kernels()?;
+        let width = buffers.x.width();
+        let args =
+            Args::new().at(self.recorder.facts(&outputs.values)?).at(self.recorder.facts(&outputs.pairs)?);
+        let args = args.at(self.at(buffers.out)).int(width);
+        let shape = Shape::new([width.div_ceil(256), outputs.pairs.len(), 1], 256);
+        self.record(kernels.put_rows, shape, args)
     }
 
     /// A table of a layer's experts that has only these, so that nothing is computed of the others.

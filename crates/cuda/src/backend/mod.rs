@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{
     Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
-    Mixture, Part, Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
+    Mixture, Outputs, Part, Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
 use forebay_engine::store::{DeviceSlot, ExpertLayer, Leases, SlotClasses};
 use forebay_engine::{Batch, ExpertIdx, LayerIdx, Result, TokenId};
@@ -26,7 +26,7 @@ use crate::tier::ExpertSlots;
 use crate::weights::{DeviceMatrix, Kind};
 use deferred::{Deferred, Rotation};
 use lifting::{Notes, Told};
-use mixture::Chosen;
+use mixture::{Chosen, MOST_APART};
 use products::Halves;
 use sequences::RowFacts;
 
@@ -395,6 +395,14 @@ impl Backend for CudaBackend {
         there: &[(ExpertIdx, DeviceSlot)],
     ) -> Result<()> {
         self.compute_there(experts, there)
+    }
+
+    fn takes_outputs(&self) -> bool {
+        self.slots.is_some() && self.rows <= MOST_APART
+    }
+
+    fn put_outputs(&mut self, experts: &Experts, outputs: &Outputs) -> Result<()> {
+        self.scatter(experts.buffers, outputs)
     }
 
     fn combine(&mut self, _: &Routing, experts: Buf, out: Buf) -> Result<()> {

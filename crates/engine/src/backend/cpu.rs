@@ -98,6 +98,16 @@ impl CpuBackend {
         &self.buffers[buf.id][..self.rows * buf.width]
     }
 
+    /// All of a buffer.
+    pub(super) fn rows_of(&self, buf: Buf) -> &[f32] {
+        self.get(buf)
+    }
+
+    /// Writes the live rows of a buffer.
+    pub(super) fn fill(&mut self, buf: Buf, values: &[f32]) {
+        self.buffers[buf.id][..self.rows * buf.width].copy_from_slice(values);
+    }
+
     /// Takes a buffer out to write to it while others are read; [`put`](Self::put) brings it back.
     fn take(&mut self, buf: Buf) -> Vec<f32> {
         if self.expert_input == Some(buf.id) {

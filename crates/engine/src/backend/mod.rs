@@ -4,6 +4,7 @@
 //! are handles, because only the backend knows where they live; what crosses to the host is the router's
 //! choice, which the expert store needs, and logits: the likeliest tokens', or all of a row.
 
+mod assistant;
 mod attend;
 mod cpu;
 mod delta;
@@ -20,6 +21,8 @@ use std::ops::Range;
 
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
+pub(crate) use assistant::ASSISTED_ROWS;
+pub use assistant::{Assistant, Outputs};
 pub use cpu::{CpuBackend, Precision};
 pub use kv::{KvPages, KvType};
 pub use pieces::Pieces;
@@ -596,6 +599,17 @@ pub trait Backend: Send {
     ) -> Result<()> {
         let _ = (experts, routing, there);
         unreachable!("only a device with memory of its own is asked")
+    }
+
+    /// Whether experts of the batch at hand may be computed [elsewhere](Assistant).
+    fn takes_outputs(&self) -> bool {
+        false
+    }
+
+    /// Takes what experts gave that were computed elsewhere, as if they had been here.
+    fn put_outputs(&mut self, experts: &Experts, outputs: &Outputs) -> Result<()> {
+        let _ = (experts, outputs);
+        unreachable!("only a backend that takes outputs is asked")
     }
 
     /// `out[t] = Σ weight · expert output`, in rank order.

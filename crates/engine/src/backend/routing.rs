@@ -215,6 +215,13 @@ impl Routing {
         self.starts[expert] as usize..self.starts[expert + 1] as usize
     }
 
+    /// The pairs that chose an expert, and the place of each.
+    pub fn pairs(&self, expert: ExpertIdx) -> impl Iterator<Item = (usize, usize)> {
+        let all = self.experts.iter().zip(&self.places).enumerate();
+        all.filter(move |(_, (chosen, _))| **chosen == expert.0)
+            .map(|(pair, (_, place))| (pair, *place as usize))
+    }
+
     /// The tokens at these places.
     pub fn tokens(&self, places: std::ops::Range<usize>) -> &[u32] {
         &self.tokens[places]

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::LayerIdx;
-use crate::backend::{Backend, Routing};
+use crate::backend::{Assistant, Backend, Routing};
 use crate::error::{Error, Result};
 use crate::store::{ExpertStore, Purpose};
 
@@ -31,6 +31,8 @@ pub struct Context<'a> {
     pub purpose: Purpose,
     /// Where the next layer's experts are foreseen, if they are to be prefetched.
     pub expected: Option<&'a mut Routing>,
+    /// Who computes experts beside the backend, if somebody does.
+    pub assistant: Option<&'a mut Assistant>,
     /// Asks the pass to end early.
     pub cancel: &'a Cancel,
     /// Told of each layer's choices, if somebody wants to know.

@@ -8,7 +8,7 @@ use crate::backend::{
 use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
-use crate::store::Purpose;
+use crate::store::{Acquisition, Leases, Purpose};
 use crate::{ExpertIdx, LayerIdx};
 
 /// Experts that are sent to the device ahead of a token's next layer, at most: as many as come while the layer's dense part is
@@ -93,8 +93,17 @@ impl Moe {
             observer(layer, cx.routing);
         }
         let mut acquisition = cx.store.acquire(layer, cx.routing.chosen(), cx.purpose);
+        let mut assistant = cx.assistant.as_deref_mut().filter(|_| b.takes_outputs());
+        let elsewhere = match &assistant {
+            Some(assistant) => acquisition.take_coldest(assistant.share(acquisition.ready())),
+            None => Leases::new(),
+        };
         // The way to the device is the narrowest: what has to go there sets out before anything else.
         b.demand(acquisition.demanded())?;
+        if let Some(assistant) = assistant.as_mut().filter(|_| !elsewhere.is_empty()) {
+            let rows = cx.routing.experts().len() / cx.routing.top_k();
+            b.read(self.buffers.x, assistant.input(rows * self.buffers.x.width()))?;
+        }
         let experts = self.experts(layer, gates);
         let expects = cx.expected.as_mut().zip(gates.next);
         if let Some((_, next)) = expects {
@@ -116,10 +125,20 @@ impl Moe {
         if let Some((shared, w)) = shared {
             shared.forward(b, &w, self.buffers.x)?;
         }
-        while let Some(mut leases) = acquisition.next_ready_letting_go(&mut |wait| b.let_go(wait))? {
+        let hand_over = |acquisition: &mut Acquisition<'_>, b: &mut dyn Backend| {
+            let leases = acquisition.next_ready_letting_go(&mut |wait| b.let_go(wait))?;
+            let Some(mut leases) = leases else { return Ok(false) };
             leases.sort_unstable_by_key(|lease| lease.expert());
-            b.experts(&experts, cx.routing, leases)?;
+            b.experts(&experts, cx.routing, leases).map(|()| true)
+        };
+        while acquisition.ready() > 0 {
+            hand_over(&mut acquisition, b)?;
         }
+        // What is there is on its way to the device, and the drive is at work.
+        if let Some(assistant) = assistant.filter(|_| !elsewhere.is_empty()) {
+            b.put_outputs(&experts, assistant.compute(&experts, cx.routing, elsewhere)?)?;
+        }
+        while hand_over(&mut acquisition, b)? {}
         // It would be idle until the next layer has chosen.
         let room = b.room_ahead();
         if room > 0 && gates.next.is_some() {

@@ -33,6 +33,11 @@ impl ComputeGuard<'_> {
         &*self.held.backend
     }
 
+    /// Whether experts are computed beside the backend.
+    pub fn is_assisted(&self) -> bool {
+        self.held.assistant.is_some()
+    }
+
     /// Computes a batch, then the logits of the rows that want them, a few at a time.
     pub fn forward(
         &mut self,
@@ -60,7 +65,7 @@ impl ComputeGuard<'_> {
         mut logits: impl FnMut(usize, &mut Logits<'_>) -> Result<()>,
     ) -> Result<()> {
         let Pass { wanted, cancel, mut observer } = pass;
-        let Compute { backend, routing, expected, pressure, logits: kept, .. } = &mut *self.held;
+        let Compute { backend, routing, expected, assistant, pressure, logits: kept } = &mut *self.held;
         let one_each = batch.tokens.len() == batch.sequences.len();
         // Many tokens together need nearly all experts, whether they are a prompt or the next ones of many answers.
         let few = one_each && batch.tokens.len() <= FEW_TOKENS;
@@ -73,6 +78,7 @@ impl ComputeGuard<'_> {
             routing,
             purpose,
             expected,
+            assistant: assistant.as_mut().filter(|_| few),
             cancel,
             // With its lifetime cut to that of the context.
             observer: match &mut observer {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::pinning::Pinning;
 use super::{Compute, Engine, Inner, Options};
-use crate::backend::{Backend, CpuBackend, Routing};
+use crate::backend::{ASSISTED_ROWS, Assistant, Backend, CpuBackend, Routing};
 use crate::chat::ChatTemplate;
 use crate::context_memory::ContextMemory;
 use crate::error::{Error, Result};
@@ -228,6 +228,17 @@ impl Prospect {
         let source = FileSource::open(&file)?;
         let dense = blueprint.load_dense(&source, &mut *backend, &mut progress)?;
         source.forget();
+        let mut assistant = None;
+        if let Some(device) = options.device.as_ref().filter(|_| options.cpu_experts && plan.moves_experts())
+        {
+            let buffers = blueprint.buffers(ASSISTED_ROWS);
+            let mut processor = CpuBackend::new(threads, options.precision, &buffers)?;
+            blueprint.hand_over(&dense, &mut processor)?;
+            let used: usize = blueprint.experts.iter().flatten().map(|layer| layer.used).sum();
+            let bytes = traffic.experts as f64 / used.max(1) as f64;
+            let here = rehearse(&blueprint.products().1, threads, options.precision)? / used.max(1) as f64;
+            assistant = Some(Assistant::new(processor, bytes / device.link_speed()?, here));
+        }
         let store_options = StoreOptions {
             slots: plan.slots.clone(),
             io: options.io,
@@ -269,6 +280,7 @@ impl Prospect {
             backend,
             routing: Routing::default(),
             expected: Routing::default(),
+            assistant,
             // Memory that a device copies from cannot be given back.
             pressure: Pressure::on(if plan.device.is_some() { 0 } else { plan.slot_bytes }),
             logits: Kept::default(),

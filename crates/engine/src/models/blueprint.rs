@@ -5,6 +5,7 @@
 //! byte is loaded, and the memory plan is the sum of the declarations.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -193,21 +194,20 @@ impl Blueprint {
         backend: &mut dyn Backend,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Arc<Region>> {
-        // Everything lies in one region, so that huge pages are shared by small tensors.
-        let mut end = 0;
-        let mut place = |range: ByteRange| {
-            let start = end;
-            end = (start + range.len).next_multiple_of(ALIGNMENT);
-            (range, start..start + range.len)
-        };
-        let places: Vec<_> = self.weights.iter().flat_map(Declared::ranges).map(&mut place).collect();
+        let (places, end) = self.dense_places();
         let mut region = Region::new(end)?;
         for (range, place) in &places {
             source.read_exact_at(range.file, range.offset, &mut region[place.clone()])?;
             progress(range.len as u64);
         }
         let region = Arc::new(region);
-        let mut places = places.into_iter().map(|(_, place)| place);
+        self.hand_over(&region, backend)?;
+        Ok(region)
+    }
+
+    /// Gives a backend the dense weights, which have been read.
+    pub fn hand_over(&self, region: &Arc<Region>, backend: &mut dyn Backend) -> Result<()> {
+        let mut places = self.dense_places().0.into_iter().map(|(_, place)| place);
         let mut next = || places.next().expect("a place for every range");
         for declared in &self.weights {
             backend.load(match declared {
@@ -224,7 +224,20 @@ impl Blueprint {
                 }
             })?;
         }
-        Ok(region)
+        Ok(())
+    }
+
+    /// Where each range of the dense weights goes, and where the last one ends: everything lies in one region, so that huge pages are
+    /// shared by small tensors.
+    fn dense_places(&self) -> (Vec<(ByteRange, Range<usize>)>, usize) {
+        let mut end = 0;
+        let mut place = |range: ByteRange| {
+            let start = end;
+            end = (start + range.len).next_multiple_of(ALIGNMENT);
+            (range, start..start + range.len)
+        };
+        let places = self.weights.iter().flat_map(Declared::ranges).map(&mut place).collect();
+        (places, end)
     }
 }
 

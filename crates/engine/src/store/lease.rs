@@ -114,6 +114,19 @@ impl Acquisition<'_> {
         if self.lifts { self.ready.iter().map(Lease::again).collect() } else { Leases::new() }
     }
 
+    /// How many can be handed out without waiting.
+    pub fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// So many of those that are ready, to be computed where they are: the ones that are worth least to have on the device.
+    pub fn take_coldest(&mut self, count: usize) -> Leases {
+        let mut state = self.store.shared.lock();
+        self.ready.sort_by(|a, b| state.policy.score(b.number).total_cmp(&state.policy.score(a.number)));
+        state.meters.computed_in_memory += count as u64;
+        self.ready.drain(self.ready.len() - count..).collect()
+    }
+
     /// Those that are ready: all of them, or as many as are brought to the device at a time.
     fn hand_out(&mut self) -> Leases {
         let mut leases = std::mem::take(&mut self.ready);

@@ -9,6 +9,8 @@ pub struct Meters {
     pub hits: u64,
     /// Of those, the ones that were in the memory of the device that computes.
     pub device_hits: u64,
+    /// Of those, the ones that the processor computed while a device did the others.
+    pub computed_in_memory: u64,
     /// Experts that were asked for and had to be waited for.
     pub misses: u64,
     /// Bytes of the experts that were asked for.
@@ -66,6 +68,7 @@ impl Sub for Meters {
         Meters {
             hits: self.hits - before.hits,
             device_hits: self.device_hits - before.device_hits,
+            computed_in_memory: self.computed_in_memory - before.computed_in_memory,
             misses: self.misses - before.misses,
             bytes_used: self.bytes_used - before.bytes_used,
             bytes_read: self.bytes_read - before.bytes_read,
