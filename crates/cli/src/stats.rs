@@ -53,6 +53,11 @@ fn line(stats: &Stats, streams: bool, bound: Option<(Bound, f64)>) -> String {
             None => parts.push(format!("experts {:.0}% hit", hit_rate * 100.0)),
         }
         parts.push(format!("{}/tok", per_token(stats.experts.bytes_read)));
+        if stats.experts.computed_in_memory > 0 {
+            let all = stats.experts.hits + stats.experts.misses;
+            let share = 100.0 * stats.experts.computed_in_memory as f64 / all as f64;
+            parts.push(format!("{share:.0}% computed on the processor (other bits)"));
+        }
     }
     if let Some((bound, ratio)) = bound {
         let by = if bound.by == Bottleneck::Drive { "disk" } else { bound.by.name() };

@@ -125,7 +125,9 @@ impl Row {
 
     /// What bounds the speed of writing where experts are streamed.
     fn bound(&self, setting: &Setting) -> Option<Bound> {
-        let cost = self.streaming.filter(|_| self.test.kind == super::Kind::Generation)?;
+        // A prompt's experts are computed many times, so that only where they come from bounds it: on a GPU, mostly.
+        let bounds = self.test.kind == super::Kind::Generation || setting.lifts_experts();
+        let cost = self.streaming.filter(|_| bounds)?;
         let memory = Some(setting.read_bandwidth);
         Bound::of(&cost, &Speeds { memory, drive: setting.drive_speed, link: setting.link_speed })
     }
@@ -206,16 +208,23 @@ impl Format {
         match self {
             Format::Md => {
                 let bandwidth = giga(setting.read_bandwidth);
-                let Some(threads) = setting.threads else {
-                    return format!("\na copy in the GPU's memory reads and writes {bandwidth:.0} GB/s\n");
-                };
-                let plural = if threads == 1 { "" } else { "s" };
+                let link = setting.link_speed.map_or(String::new(), |speed| {
+                    format!("copies to the GPU over PCIe: {:.1} GB/s\n", giga(speed))
+                });
                 let drive = setting.drive_speed.map_or(String::new(), |speed| {
                     format!("read bandwidth of the drive: {:.1} GB/s\n", giga(speed))
                 });
-                format!(
-                    "\nread bandwidth of the memory: {bandwidth:.1} GB/s with {threads} thread{plural}\n{drive}"
-                )
+                match setting.threads {
+                    None => format!(
+                        "\na copy in the GPU's memory reads and writes {bandwidth:.0} GB/s\n{link}{drive}"
+                    ),
+                    Some(threads) => {
+                        let plural = if threads == 1 { "" } else { "s" };
+                        format!(
+                            "\nread bandwidth of the memory: {bandwidth:.1} GB/s with {threads} thread{plural}\n{drive}"
+                        )
+                    }
+                }
             }
             Format::Json => {
                 let rows = rows.iter().map(|row| object(setting, row)).collect();

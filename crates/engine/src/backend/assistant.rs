@@ -62,8 +62,9 @@ impl Assistant {
     ///
     /// # Errors
     /// The backend's.
-    pub fn compute(&mut self, experts: &Experts, routing: &Routing, leases: Leases) -> Result<&Outputs> {
+    pub fn compute(&mut self, experts: &Experts, routing: &Routing, mut leases: Leases) -> Result<&Outputs> {
         let begun = Instant::now();
+        leases.sort_unstable_by_key(|lease| lease.expert());
         let buffers = experts.buffers;
         let width = buffers.x.width();
         let chosen: Vec<_> = leases.iter().map(|lease| lease.expert()).collect();
