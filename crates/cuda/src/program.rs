@@ -279,7 +279,7 @@ impl Recorder {
             let mut words = Vec::with_capacity(8);
             put(&mut words, fetch, Shape::each(bytes / 8), args);
             self.gpu.enter()?;
-            launch(&words, self.gpu.stream(), self.overlap, false).map_err(|e| failed("take data", e))?;
+            launch(&words, self.gpu.stream(), self.overlap, false).map_err(|e| failed("compute", e))?;
             self.facts.are_sent()?;
         }
         Ok(())
