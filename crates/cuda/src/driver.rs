@@ -53,8 +53,19 @@ pub enum Line {
 /// Memory for states, which is kept for the next state.
 #[derive(Default)]
 struct PiecePool {
+    /// By bytes of a piece.
     free: HashMap<u64, Vec<Address>>,
-    slabs: Vec<Address>,
+    slabs: Vec<Slab>,
+}
+
+/// Pieces that were allocated together.
+struct Slab {
+    first: Address,
+    /// Of all of them.
+    bytes: u64,
+    /// Of each, and how many there are.
+    piece: u64,
+    count: u64,
 }
 
 // SAFETY: the handles are the driver's, which any thread may use; what they stand for is not changed after creation.
@@ -308,7 +319,7 @@ impl Gpu {
             Ok(slab) => (slab, count),
             Err(_) => (self.take(stride, "conversations")?, 1),
         };
-        pool.slabs.push(slab);
+        pool.slabs.push(Slab { first: slab, bytes: count * stride, piece: bytes, count });
         pool.free.entry(bytes).or_default().extend((1..count).map(|i| slab + i * stride));
         Ok(slab)
     }
@@ -317,6 +328,22 @@ impl Gpu {
     pub(crate) fn return_piece(&self, address: Address, bytes: u64) {
         let mut pool = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         pool.free.entry(bytes).or_default().push(address);
+    }
+
+    /// Gives the memory of pieces back of which no state has one.
+    pub(crate) fn trim_pieces(&self) {
+        let mut pool = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        let PiecePool { free, slabs } = &mut *pool;
+        slabs.retain(|slab| {
+            let inside = |address: &Address| (slab.first..slab.first + slab.bytes).contains(address);
+            let of_size = free.entry(slab.piece).or_default();
+            if (of_size.iter().filter(|&address| inside(address)).count() as u64) < slab.count {
+                return true;
+            }
+            of_size.retain(|address| !inside(address));
+            self.free(slab.first, slab.bytes, "conversations");
+            false
+        });
     }
 
     /// Copies bytes to the GPU, after everything that was started.
@@ -375,7 +402,7 @@ impl Drop for Gpu {
         let pool = self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner);
         for slab in pool.slabs.drain(..) {
             // SAFETY: nobody has a piece of it any more, since pieces keep the GPU.
-            let _ = unsafe { result::free_sync(slab) };
+            let _ = unsafe { result::free_sync(slab.first) };
         }
         for stream in [self.stream, self.copies] {
             // SAFETY: everything that used the streams and the context is gone.

@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use forebay_engine::store::{DeviceSlot, ExpertLayer, Lease, Leases, SlotClasses};
+use forebay_engine::store::tier::part_of;
+use forebay_engine::store::{DevicePart, DeviceSlot, ExpertLayer, Lease, Leases, SlotClasses};
 use forebay_engine::{Bytes, Error, Result};
 
 use crate::driver::{Address, Gpu, Line, Memory, Moment, Pinned};
@@ -36,8 +37,41 @@ pub struct Arrival {
     slot: Address,
 }
 
-/// The slots of a class, and bytes of each.
-type Arena = (Memory, usize);
+/// The slots of a class.
+struct Arena {
+    /// Bytes of a slot.
+    bytes: usize,
+    /// Slots of a part.
+    each: usize,
+    slots: usize,
+    /// None where it is lent.
+    parts: Vec<Option<Memory>>,
+}
+
+impl Arena {
+    /// So many slots.
+    fn new(gpu: &Arc<Gpu>, bytes: usize, slots: usize) -> Result<Arena> {
+        let each = part_of(slots);
+        let mut arena = Arena { bytes, each, slots, parts: Vec::new() };
+        for part in 0..slots.div_ceil(each) {
+            let memory = arena.allocate(gpu, part)?;
+            arena.parts.push(Some(memory));
+        }
+        Ok(arena)
+    }
+
+    /// Memory for a part.
+    fn allocate(&self, gpu: &Arc<Gpu>, part: usize) -> Result<Memory> {
+        let slots = self.each.min(self.slots - part * self.each);
+        gpu.allocate(slots * self.bytes, "experts")
+    }
+
+    fn address(&self, slot: usize) -> Address {
+        assert!(slot < self.slots);
+        let part = self.parts[slot / self.each].as_ref().expect("nobody is in slots that are lent");
+        part.address() + (slot % self.each * self.bytes) as u64
+    }
+}
 
 /// The slots of all classes, and what they hold.
 pub struct ExpertSlots {
@@ -132,9 +166,26 @@ impl ExpertSlots {
 
     /// Where a slot is.
     pub fn address(&self, place: DeviceSlot) -> Address {
-        let (memory, bytes) = &self.arenas[place.class];
-        assert!((place.slot + 1) * bytes <= memory.bytes());
-        memory.address() + (place.slot * bytes) as u64
+        self.arenas[place.class].address(place.slot)
+    }
+
+    /// As [`Backend::lend`](forebay_engine::backend::Backend::lend).
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    pub fn lend(&mut self, DevicePart { class, part }: DevicePart) -> Result<()> {
+        // Whoever computed with the experts there has ended.
+        self.staging.gpu.wait()?;
+        self.arenas[class].parts[part] = None;
+        Ok(())
+    }
+
+    /// As [`Backend::take_back`](forebay_engine::backend::Backend::take_back).
+    pub fn take_back(&mut self, DevicePart { class, part }: DevicePart) -> bool {
+        let gpu = &self.staging.gpu;
+        gpu.trim_pieces();
+        self.arenas[class].parts[part] = self.arenas[class].allocate(gpu, part).ok();
+        self.arenas[class].parts[part].is_some()
     }
 
     /// How many experts are best brought together: while some are put in order, others come.
@@ -346,7 +397,7 @@ fn arenas(gpu: &Arc<Gpu>, classes: &SlotClasses, slots: &[usize]) -> Result<(Vec
     loop {
         let make = |(class, &count): (usize, &usize)| {
             let bytes = classes.classes[class].device_bytes;
-            Ok((gpu.allocate(bytes * count, "experts")?, bytes))
+            Arena::new(gpu, bytes, count)
         };
         match slots.iter().enumerate().map(make).collect::<Result<Vec<_>>>() {
             Ok(arenas) => return Ok((arenas, slots)),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use common::gpu;
 use common::models::{MIXTURES, assert_same_bits, containers, data, demo_model, random_tokens};
 use common::tiers::{Room, answer, tiers};
+use forebay_cuda::Cuda;
 use forebay_engine::backend::{Backend, BufShape, Device};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::store::Meters;
@@ -131,6 +132,43 @@ fn the_processor_computes_experts_beside_the_gpu() {
             assert!((ours - expected).abs() <= 1e-3 * largest, "{ours} and {expected} of {largest}");
         }
     }
+}
+
+/// More conversations than memory was set aside for take it from slots, and give it back; there is an end to it.
+#[test]
+fn slots_are_lent_to_conversations() {
+    if gpu().is_none() {
+        return;
+    }
+    let model = data("golden/qwen3moe.gguf");
+    let options = tiers(&model, Precision::Fast, Room::Percent(80), Room::Percent(50));
+    let device = Arc::new(Cuda::open(0, Some(options.device.as_ref().unwrap().memory())).unwrap());
+    let experts = || device.used().iter().find(|(what, _)| *what == "experts").map_or(0, |(_, bytes)| *bytes);
+    let engine = Engine::open(&model, &Options { device: Some(device.clone()), ..options }).unwrap();
+    let truth = answer(&engine).unwrap();
+    let all = experts();
+    assert!(all > 0);
+    let mut many: Vec<(Session, Vec<f32>)> = Vec::new();
+    let refused = loop {
+        let mut session = engine.session();
+        match session.push(TokenId(many.len() as u32 % 90)) {
+            Ok(()) => {
+                let logits = session.logits().to_vec();
+                many.push((session, logits));
+            }
+            Err(error) => break error,
+        }
+        assert!(many.len() < 10_000, "memory ends some time");
+    };
+    assert!(matches!(refused, Error::Budget { .. }), "{refused}");
+    assert!(many.len() > engine.plan().reserved / 64 && experts() < all, "{} of {all}", experts());
+    // What the first one of the same token gave, with other experts on the GPU.
+    for (i, (_, logits)) in many.iter().enumerate().skip(90) {
+        assert_same_bits(logits, &many[i % 90].1, "another conversation");
+    }
+    drop(many);
+    assert_same_bits(&answer(&engine).unwrap(), &truth, "after all have ended");
+    assert_eq!(experts(), all, "slots are back");
 }
 
 /// A GPU that is said to be otherwise: on a system that does not let it copy from the memory of others, or on a slow link.

@@ -11,8 +11,8 @@ use crate::store::ExpertStore;
 pub(crate) struct ContextMemory {
     /// What they may hold before slots are asked.
     room: u64,
-    /// Whether slots can give more: they are where conversations are.
-    slots_give: bool,
+    /// Whether conversations are in a device's memory, where slots are lent to them.
+    on_device: bool,
     held: Mutex<Held>,
 }
 
@@ -31,7 +31,7 @@ impl ContextMemory {
             Some(device) => device.room(),
             None => plan.budget.saturating_sub(plan.total() - plan.kv),
         };
-        ContextMemory { room, slots_give: plan.device.is_none(), held: Mutex::default() }
+        ContextMemory { room, on_device: plan.device.is_some(), held: Mutex::default() }
     }
 
     /// One conversation goes from holding `from` bytes to holding `to`. Slots give what is missing, and get back what is
@@ -48,23 +48,32 @@ impl ContextMemory {
         let beyond = used.saturating_sub(self.room);
         if beyond > held.borrowed {
             let missing = beyond - held.borrowed;
-            let given = if self.slots_give { store.give_back(missing) } else { 0 };
+            let given = match self.on_device {
+                true => store.device_lendable().saturating_sub(held.borrowed).min(missing),
+                false => store.give_back(missing),
+            };
             if given < missing {
-                store.take_again(given);
+                if !self.on_device {
+                    store.take_again(given);
+                }
                 return Err(Error::Budget {
                     need: used,
                     have: self.room + held.borrowed + given,
                     what: format!("all conversations and their grammars, this one's {}", Bytes(to)),
-                    remedy: match self.slots_give {
-                        true => "shorten the conversation, or give it more memory with --memory",
-                        false => "shorten the conversation, or give it more memory with --vram",
+                    remedy: match self.on_device {
+                        true => "shorten the conversation, or give it more memory with --vram",
+                        false => "shorten the conversation, or give it more memory with --memory",
                     }
                     .into(),
                 });
             }
             held.borrowed += given;
         } else {
-            held.borrowed -= store.take_again(held.borrowed - beyond);
+            let no_longer = held.borrowed - beyond;
+            held.borrowed -= if self.on_device { no_longer } else { store.take_again(no_longer) };
+        }
+        if self.on_device {
+            store.ask_device_for(held.borrowed);
         }
         held.used = used;
         Ok(())

@@ -295,7 +295,12 @@ impl Engine {
 
     /// A conversation goes from holding `from` bytes of keys and values to holding `to`.
     pub(crate) fn hold_context(&self, from: u64, to: u64) -> Result<()> {
-        self.0.context_memory.resize(&self.0.store, from, to)
+        self.0.context_memory.resize(&self.0.store, from, to)?;
+        // What is needed now may be written to before anything is computed. Whoever computes looks when it begins.
+        match self.0.compute.try_lock() {
+            Ok(held) if to > from => ComputeGuard { inner: &self.0, held }.lend_device(),
+            _ => Ok(()),
+        }
     }
 
     /// The number that tells this model, computed with this precision, from others. Found when first asked for.

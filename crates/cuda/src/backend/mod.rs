@@ -14,7 +14,7 @@ use forebay_engine::backend::{
     Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
     Mixture, Outputs, Part, Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
-use forebay_engine::store::{DeviceSlot, ExpertLayer, Leases, SlotClasses};
+use forebay_engine::store::{DevicePart, DeviceSlot, ExpertLayer, Leases, SlotClasses};
 use forebay_engine::{Batch, ExpertIdx, LayerIdx, Result, TokenId};
 use forebay_kernels::RopePairs;
 
@@ -243,6 +243,14 @@ impl Backend for CudaBackend {
 
     fn lift(&mut self, leases: Leases) -> Result<()> {
         self.bring(leases, None)
+    }
+
+    fn lend(&mut self, part: DevicePart) -> Result<()> {
+        self.slots.as_mut().expect("slots were made").lend(part)
+    }
+
+    fn take_back(&mut self, part: DevicePart) -> Result<bool> {
+        Ok(self.slots.as_mut().expect("slots were made").take_back(part))
     }
 
     fn let_go(&mut self, wait: bool) -> Result<bool> {

@@ -34,7 +34,7 @@ pub use routing::{GroupScore, Groups, Router, Routing, Scores};
 use crate::error::Result;
 use crate::memory::SharedBytes;
 use crate::session::Batch;
-use crate::store::{DeviceSlot, ExpertLayer, Leases, SlotClasses};
+use crate::store::{DevicePart, DeviceSlot, ExpertLayer, Leases, SlotClasses};
 use crate::{ExpertIdx, LayerIdx, TokenId};
 
 /// A weight matrix of the dense part.
@@ -473,6 +473,18 @@ pub trait Backend: Send {
     ) -> Result<Option<Vec<usize>>> {
         let _ = (layers, classes, slots);
         Ok(None)
+    }
+
+    /// Gives up the memory of some slots, which hold nobody, to conversations.
+    fn lend(&mut self, part: DevicePart) -> Result<()> {
+        let _ = part;
+        unreachable!("only a device with memory of its own is asked")
+    }
+
+    /// Makes slots again whose memory was lent; `false` if there is none for them.
+    fn take_back(&mut self, part: DevicePart) -> Result<bool> {
+        let _ = part;
+        unreachable!("only a device with memory of its own is asked")
     }
 
     /// Brings experts to their [places](crate::store::Lease::place) in the device's memory.

@@ -33,6 +33,14 @@ impl ComputeGuard<'_> {
         &*self.held.backend
     }
 
+    /// Lends conversations what they need of the device's slots.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn lend_device(&mut self) -> Result<()> {
+        self.inner.store.lend_device(&mut *self.held.backend)
+    }
+
     /// Whether experts are computed beside the backend.
     pub fn is_assisted(&self) -> bool {
         self.held.assistant.is_some()
@@ -90,6 +98,7 @@ impl ComputeGuard<'_> {
             cx.store.tick();
             relieve(pressure, cx.store);
         }
+        cx.store.lend_device(cx.backend)?;
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
         cx.backend.submit()?;

@@ -253,7 +253,7 @@ impl Prospect {
             if let Some(slots) = backend.make_slots(store.layers(), &classes, &there.slots)? {
                 there.slot_bytes = classes.device_bytes(&slots);
                 there.slots = slots;
-                store.use_device_slots(&there.slots);
+                store.use_device_slots(&classes, &there.slots);
             }
         }
         let remembered = remembered.filter(|heat| heat.len() == store.experts());

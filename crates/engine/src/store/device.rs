@@ -4,16 +4,52 @@ use smallvec::SmallVec;
 
 use super::slots::Arena;
 use super::tier::Tier;
-use super::{ExpertStore, Leases, Purpose, Residence};
+use super::{ExpertStore, Leases, Purpose, Residence, SlotClass, SlotClasses};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::memory::SharedBytes;
 use crate::{ExpertIdx, LayerIdx};
 
 impl ExpertStore {
-    /// From now on experts are computed in slots of the device's memory, of which it has so many of each class.
-    pub fn use_device_slots(&self, slots: &[usize]) {
-        self.shared.lock().tier = Some(Tier::new(self.experts(), slots));
+    /// From now on experts are computed in slots of the device's memory, of which it has so many of each class. A quarter of them is
+    /// never lent, nor are those that a layer needs for a token.
+    pub fn use_device_slots(&self, classes: &SlotClasses, slots: &[usize]) {
+        let of_class =
+            |(class, &slots): (&SlotClass, &usize)| (class.device_bytes as u64, class.used.max(slots / 4));
+        let sizes = classes.classes.iter().zip(slots).map(of_class).collect();
+        self.shared.lock().tier = Some(Tier::new(self.experts(), slots, sizes));
+    }
+
+    /// Bytes of the device's slots that can be lent to conversations.
+    pub fn device_lendable(&self) -> u64 {
+        self.shared.lock().tier.as_ref().map_or(0, Tier::lendable_bytes)
+    }
+
+    /// Conversations need so many bytes of the device's slots. They are [lent](Self::lend_device) when nobody computes.
+    pub fn ask_device_for(&self, bytes: u64) {
+        self.shared.lock().asked_of_device = bytes;
+    }
+
+    /// Lends conversations what they need of the device's slots, and takes back what they do not. To be called while nothing is computed.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn lend_device(&self, backend: &mut dyn Backend) -> Result<()> {
+        let mut state = self.shared.lock();
+        let asked = state.asked_of_device;
+        let Some(tier) = &mut state.tier else { return Ok(()) };
+        while tier.lent_bytes() < asked {
+            let Some(part) = tier.lend() else { break };
+            backend.lend(part)?;
+        }
+        while let Some(part) = tier.comes_back(asked) {
+            // Where others have taken the memory meanwhile, there are fewer slots.
+            if !backend.take_back(part)? {
+                break;
+            }
+            tier.take_back();
+        }
+        Ok(())
     }
 
     /// Brings experts to the device, in the order given, as long as it has free slots for them. `progress` is told of the bytes of

@@ -32,7 +32,7 @@ pub use meters::Meters;
 pub use picture::{Asked, Picture, Place, Sight};
 pub use probe::DriveProbe;
 pub use slots::{SlotClass, SlotClasses};
-pub use tier::DeviceSlot;
+pub use tier::{DevicePart, DeviceSlot};
 
 use crate::error::{Error, Result};
 use crate::format::{FileIdx, ModelFile};
@@ -177,6 +177,8 @@ struct State {
     free: Vec<Vec<usize>>,
     /// What is in the memory of the device that computes, if it has slots of its own.
     tier: Option<Tier>,
+    /// Bytes of it that conversations need.
+    asked_of_device: u64,
     policy: Box<dyn Policy>,
     /// Reads that failed, by expert, until somebody is told.
     failures: Vec<(usize, Error)>,
@@ -298,6 +300,7 @@ impl ExpertStore {
             slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
             free: options.slots.iter().map(|&n| (0..n).rev().collect()).collect(),
             tier: None,
+            asked_of_device: 0,
             policy: policy::make(options.policy, numbering.count()),
             failures: Vec::new(),
             in_flight: 0,

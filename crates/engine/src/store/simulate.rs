@@ -128,7 +128,7 @@ impl Workload {
     /// What a policy hits with so many slots in the device's memory above so many in the computer's; at least
     /// [`least_slots`](Self::least_slots) of each are used.
     pub fn play_tiers(&self, above: usize, below: usize, policy: &mut dyn Policy) -> TierHits {
-        let mut tier = Tier::new(self.experts, &[above.max(self.least_slots())]);
+        let mut tier = Tier::new(self.experts, &[above.max(self.least_slots())], vec![(1, 0)]);
         let mut cache = Cache::new(self.experts, below.max(self.least_slots()));
         let mut hits = TierHits::default();
         for request in &self.requests {
