@@ -27,7 +27,8 @@ use crate::{demo, errors};
 /// standard deviation, csv and json also the median, which a busy machine disturbs less. Where experts are streamed
 /// the first run is a row of its own (cold), and the rows say how many experts were found in memory, what was read
 /// from the drive, and the bound: 1 / (time of all but experts + the larger of bytes read / the drive's measured speed
-/// and bytes of experts / the memory's).
+/// and bytes of experts / the memory's). On a GPU that experts come to while it computes, the bound is the slowest of PCIe, drive and
+/// memory alone, for prompts too.
 ///
 /// Writing is bound by memory, so it is also given in bytes: those that a token reads (the dense weights, of the
 /// embedding table only one row, the chosen experts, keys and values at that depth), times the speed, beside the memory's

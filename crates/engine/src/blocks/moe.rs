@@ -8,7 +8,7 @@ use crate::backend::{
 use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
-use crate::store::{Acquisition, Leases, Purpose};
+use crate::store::{Acquisition, ExpertStore, Leases, Purpose};
 use crate::{ExpertIdx, LayerIdx};
 
 /// Experts that are sent to the device ahead of a token's next layer, at most: as many as come while the layer's dense part is
@@ -139,14 +139,8 @@ impl Moe {
             b.put_outputs(&experts, assistant.compute(&experts, cx.routing, elsewhere)?)?;
         }
         while hand_over(&mut acquisition, b)? {}
-        // It would be idle until the next layer has chosen.
-        let room = b.room_ahead();
-        if room > 0 && gates.next.is_some() {
-            let leases = match cx.purpose {
-                Purpose::Prompt => cx.store.send_ahead(next_layer, cx.store.layer_experts(next_layer), room),
-                _ => cx.store.send_ahead(next_layer, likely.into_iter(), room.min(SENT_AHEAD)),
-            };
-            b.send_ahead(leases)?;
+        if gates.next.is_some() {
+            send_ahead(b, cx.store, next_layer, cx.purpose, &likely)?;
         }
         b.combine(cx.routing, self.buffers.out, out)?;
         match shared {
@@ -194,6 +188,23 @@ impl Moe {
             None => Ok(()),
         }
     }
+}
+
+/// Sends experts to the device before their layer has chosen, until when the way there would be idle: a prompt needs nearly all, a
+/// token probably the likely ones.
+fn send_ahead(
+    b: &mut dyn Backend,
+    store: &ExpertStore,
+    layer: LayerIdx,
+    purpose: Purpose,
+    likely: &[ExpertIdx],
+) -> Result<()> {
+    let room = b.room_ahead();
+    let leases = match purpose {
+        Purpose::Prompt => store.send_ahead(layer, store.layer_experts(layer), room),
+        _ => store.send_ahead(layer, likely.iter().copied(), room.min(SENT_AHEAD)),
+    };
+    if leases.is_empty() { Ok(()) } else { b.send_ahead(leases) }
 }
 
 impl SharedExpert {
