@@ -343,6 +343,9 @@ impl Body {
         if self.logprobs.as_ref().is_some_and(|value| !value.is_null() && *value != false) {
             return Err(Refusal::new("logprobs", "probabilities are not supported"));
         }
+        if self.tool_choice.as_ref().is_some_and(|choice| !choice.is_null() && *choice != "auto") {
+            return Err(Refusal::new("tool_choice", "only auto is supported"));
+        }
         if self.response_format.as_ref().is_some_and(|format| !text(format)) {
             return Err(Refusal::new("response_format", "only text is supported"));
         }
