@@ -228,13 +228,19 @@ impl<'a> Grammar<'a> {
         let properties = schema.get("properties").and_then(Value::as_object);
         let required = schema.get("required").and_then(Value::as_array);
         for (parameter, property) in properties.into_iter().flatten() {
-            let before = quoted(&format!("{quote}{parameter}{quote}"));
+            let kinds = tools.kinds(name, parameter);
+            let says = match (tags.says_text, kinds.may_be_text()) {
+                (false, _) => "",
+                (true, true) => " string=\"true\"",
+                (true, false) => " string=\"false\"",
+            };
+            let before = quoted(&format!("{quote}{parameter}{quote}{says}"));
             let between = match tags.value {
                 Some(tag) => format!("\"\\n\" {}", self.tag(tag)),
                 None => String::new(),
             };
             let lines = if tags.lines { "\"\\n\"" } else { "" };
-            let value = self.value(tags, property, schema, tools.kinds(name, parameter));
+            let value = self.value(tags, property, schema, kinds);
             let body = format!("{key} {before} {key_end} {between} {lines} {value} \"\\n\"");
             let rule = self.rule(&body);
             let needed = required.is_some_and(|names| names.iter().any(|name| name == parameter));

@@ -95,6 +95,9 @@ impl Dialect {
             Format::Sections(&sections::DEEPSEEK)
         } else if has(sections::KIMI.call) {
             Format::Sections(&sections::KIMI)
+        } else if has("｜DSML｜") {
+            // Templates may put the tags together.
+            Format::Xml(&xml::DSML)
         } else if has(xml::MINIMAX.open) {
             Format::Xml(&xml::MINIMAX)
         } else if has(xml::GLM.key[0]) {
@@ -137,6 +140,7 @@ impl Dialect {
             Format::Harmony => "harmony",
             format if format == Format::Xml(&xml::QWEN) => "qwen-xml",
             format if format == Format::Xml(&xml::GLM) => "glm",
+            format if format == Format::Xml(&xml::DSML) => "deepseek-dsml",
             Format::Xml(_) => "minimax",
             format if format == Format::Sections(&sections::KIMI) => "kimi",
             Format::Sections(_) => "deepseek",

@@ -85,6 +85,9 @@ pub(super) enum Reading {
 }
 
 impl Kinds {
+    /// Text and nothing else.
+    pub(super) const TEXT: Kinds = Kinds(STRING);
+
     fn add(&mut self, schema: &Value, root: &Value, depth: usize) {
         if depth > MOST_DEPTH {
             return;
