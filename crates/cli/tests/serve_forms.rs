@@ -153,10 +153,33 @@ fn a_conversation_with_calls_goes_back_to_the_template() {
     let answer =
         server.post(CHAT, &json!({ "messages": messages, "tools": [tool("take")], "max_tokens": 3 })).ok();
     assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 50);
-    // Tools that must not be called are not told of.
-    let none = json!({ "messages": question("Hi"), "tools": [tool("take")], "tool_choice": "none", "max_tokens": 1 });
-    let without = server.post(CHAT, &json!({ "messages": question("Hi"), "max_tokens": 1 })).ok();
-    assert_eq!(server.post(CHAT, &none).ok()["usage"]["prompt_tokens"], without["usage"]["prompt_tokens"]);
+}
+
+#[test]
+fn tools_that_must_not_be_called_are_told_of_and_not_called() {
+    let server = start();
+    // What the model would like best is a control token, which no text has.
+    let tokens = server.post("/tokenize", &json!({ "content": "<|im_start|>" })).ok()["tokens"].clone();
+    let control = tokens[0].to_string();
+    let mut body = ask(json!({ "tools": [tool("take")], "logit_bias": { control: 100 }, "max_tokens": 12 }));
+    let auto = server.post(CHAT, &body).ok();
+    assert_eq!(auto["choices"][0]["message"]["content"], "");
+    body["tool_choice"] = "none".into();
+    let none = server.post(CHAT, &body).ok();
+    assert_eq!(none["usage"]["prompt_tokens"], auto["usage"]["prompt_tokens"]);
+    assert!(none["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 50, "{none}");
+    let message = &none["choices"][0]["message"];
+    assert!(message.get("tool_calls").is_none(), "{message}");
+    assert!(!message["content"].as_str().unwrap().is_empty(), "{message}");
+    // The same in the other APIs.
+    let body = json!({ "input": "Which balls?", "tools": [{ "type": "function", "name": "take" }],
+        "tool_choice": "none", "max_output_tokens": 12 });
+    let response = server.post("/v1/responses", &body).ok();
+    assert_eq!(response["output"][0]["type"], "message", "{response}");
+    let body = json!({ "messages": question("Which balls?"), "max_tokens": 12, "tool_choice": { "type": "none" },
+        "tools": [{ "name": "take", "input_schema": { "type": "object" } }] });
+    let message = server.post("/v1/messages", &body).ok();
+    assert_eq!(message["content"][0]["type"], "text", "{message}");
 }
 
 #[test]

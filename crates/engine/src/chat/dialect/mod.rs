@@ -161,6 +161,12 @@ impl Dialect {
         grammar::answer(self, prompt, schema, tools)
     }
 
+    /// A Lark grammar for an answer that calls nothing, after reasoning where the prompt leaves that open. `None` where calls
+    /// look like what may be said.
+    pub fn text_grammar(&self, prompt: &str) -> Option<String> {
+        grammar::text(self, prompt)
+    }
+
     /// A parser for the answer to a prompt. Without tools there are no calls, and what looks like one is text.
     pub fn parser(&self, prompt: &str, tools: &[Value]) -> Parser {
         let tools = Tools::new(tools);

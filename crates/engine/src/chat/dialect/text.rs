@@ -236,7 +236,7 @@ impl Text {
 
 impl Format {
     /// The tags that calls begin with.
-    fn opening(self) -> &'static [&'static str] {
+    pub(super) fn opening(self) -> &'static [&'static str] {
         match self {
             Format::None | Format::Llama | Format::Harmony => &[],
             Format::Hermes => &["<tool_call>"],
