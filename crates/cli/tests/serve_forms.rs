@@ -18,9 +18,13 @@ const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %
 {%- if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}";
 
 fn start() -> Server {
+    start_with(&[])
+}
+
+fn start_with(args: &[&str]) -> Server {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), TEMPLATE).unwrap();
-    Server::start(&["--chat-template-file", &common::text(file.path())])
+    Server::start(&[&["--chat-template-file", &common::text(file.path())], args].concat())
 }
 
 fn tool(name: &str) -> Value {
@@ -210,4 +214,36 @@ fn reasoning_is_told_apart() {
     body["reasoning_effort"] = "none".into();
     body["chat_template_kwargs"] = json!({});
     check(server.post(CHAT, &body).ok()["choices"][0]["message"]["content"].as_str().unwrap());
+}
+
+#[test]
+fn reasoning_has_the_length_that_was_asked_for() {
+    let server = start_with(&["--think-budget", "20"]);
+    let kwargs = json!({ "enable_thinking": true });
+    // What ends reasoning is counted with it.
+    let reasoned = |usage: &Value, most: u64| {
+        let tokens = usage.as_u64().unwrap();
+        assert!(tokens >= most && tokens < most + 12, "{tokens} of {most}");
+    };
+    for (budget, most) in [(json!(6), 6), (json!(500), 20), (json!(-1), 20), (json!(null), 20)] {
+        let body =
+            ask(json!({ "chat_template_kwargs": kwargs, "thinking_budget": budget, "max_tokens": 60 }));
+        let answer = server.post(CHAT, &body).ok();
+        let message = &answer["choices"][0]["message"];
+        assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{message}");
+        assert!(!message["content"].as_str().unwrap().is_empty(), "{message}");
+        reasoned(&answer["usage"]["completion_tokens_details"]["reasoning_tokens"], most);
+    }
+    // A form that comes after reasoning comes.
+    let schema = tool("x")["function"]["parameters"].clone();
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "balls", "schema": schema } });
+    let body = ask(json!({ "response_format": format, "chat_template_kwargs": kwargs }));
+    check(server.post(CHAT, &body).ok()["choices"][0]["message"]["content"].as_str().unwrap());
+
+    let body = json!({ "messages": question("Which balls?"), "max_tokens": 60,
+        "thinking": { "type": "enabled", "budget_tokens": 8 } });
+    let message = server.post("/v1/messages", &body).ok();
+    let kinds: Vec<_> = message["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
+    assert_eq!(kinds, ["thinking", "text"], "{message}");
+    reasoned(&message["usage"]["output_tokens_details"]["thinking_tokens"], 8);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_engine::chat::dialect::Dialect;
+use forebay_engine::chat::dialect::{Dialect, ReasoningLimit};
 use forebay_engine::{Grammar, TokenId};
 use serde_json::{Map, Value};
 
@@ -78,6 +78,12 @@ impl Prepared {
     /// The control tokens that the parser of the answer has to see.
     pub fn shown(&self, dialect: &Dialect) -> Vec<TokenId> {
         self.parser.as_ref().map_or_else(Vec::new, |(_, tools)| dialect.shown(tools))
+    }
+
+    /// What ends reasoning after so many tokens.
+    pub fn limit(&self, loaded: &Loaded, most: Option<usize>) -> Result<Option<ReasoningLimit>, ApiError> {
+        let (Some(most), Some((prompt, tools))) = (most, &self.parser) else { return Ok(None) };
+        Ok(Some(loaded.dialect.limit(most, prompt, tools, loaded.engine.tokenizer())?))
     }
 }
 
@@ -167,7 +173,7 @@ impl Loaded {
                 .filter(|_| !kwargs.contains_key("enable_thinking") && !kwargs.contains_key("thinking")),
             tools: tools.to_vec(),
             kwargs: kwargs.clone(),
-            system: None,
+            ..Prompting::default()
         }
     }
 }

@@ -15,6 +15,7 @@ mod grammar;
 mod harmony;
 mod input;
 mod json;
+mod limit;
 mod sections;
 mod text;
 mod values;
@@ -22,13 +23,15 @@ mod xml;
 
 use serde_json::Value;
 
+pub use self::limit::ReasoningLimit;
+
 use self::harmony::Harmony;
 use self::input::Input;
 use self::text::Text;
 use self::values::Tools;
 use crate::TokenId;
 use crate::error::Result;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Bos, EncodeOptions, Tokenizer};
 
 /// A piece of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,6 +179,26 @@ impl Dialect {
         };
         Parser { input: Input::default(), machine }
     }
+
+    /// For an answer to a prompt that may have so many tokens of reasoning: what ends it then. Goes into
+    /// [`Request::reasoning`](crate::Request::reasoning).
+    ///
+    /// # Errors
+    /// If the model cannot spell what ends its reasoning.
+    pub fn limit(
+        &self,
+        most: usize,
+        prompt: &str,
+        tools: &[Value],
+        tokenizer: &Tokenizer,
+    ) -> Result<ReasoningLimit> {
+        let end = match self.format {
+            Format::Harmony => harmony::REASONING_END,
+            _ => text::REASONING_END,
+        };
+        let end = tokenizer.encode(end, EncodeOptions { special: true, bos: Bos::Never })?;
+        Ok(ReasoningLimit::new(self.parser(prompt, tools), most, end))
+    }
 }
 
 impl Dialect {
@@ -200,13 +223,13 @@ impl Dialect {
 }
 
 /// Takes an answer's text as it comes and tells what it is.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Parser {
     input: Input,
     machine: Machine,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Machine {
     Text(Text),
     Harmony(Harmony),
@@ -223,6 +246,14 @@ impl Parser {
     pub fn finish(mut self, emit: &mut dyn FnMut(Piece<'_>)) {
         self.input.end();
         self.step(emit);
+    }
+
+    /// Whether what comes next is reasoning, as far as can be told.
+    fn is_reasoning(&self) -> bool {
+        match &self.machine {
+            Machine::Text(text) => text.is_reasoning(),
+            Machine::Harmony(harmony) => harmony.is_reasoning(),
+        }
     }
 
     fn step(&mut self, emit: &mut dyn FnMut(Piece<'_>)) {

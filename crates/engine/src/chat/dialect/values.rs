@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::input::trim;
 
 /// The tools that a model may call.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Tools(HashMap<String, Value>);
 
 impl Tools {

@@ -99,7 +99,7 @@ pub(super) static DSML: Tags = Tags {
 };
 
 /// A call.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Call {
     tags: &'static Tags,
     state: State,
@@ -117,7 +117,7 @@ pub(super) struct Call {
     count: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State {
     /// Before a call, or after the last.
     Function,
@@ -134,7 +134,7 @@ enum State {
 }
 
 /// A value that comes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Value {
     /// Nothing has been passed on, and nothing left behind but a line break before it.
     Waiting { reading: Reading, kinds: Kinds, started: bool },
