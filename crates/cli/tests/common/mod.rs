@@ -58,7 +58,6 @@ pub fn call(args: &[&str]) -> Outcome {
 }
 
 /// Presses Ctrl-C. Comes back when the program has heard it: two that have not been heard are one.
-#[cfg(unix)]
 pub fn interrupt(child: &Child) {
     let id = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
