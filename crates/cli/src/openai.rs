@@ -357,7 +357,9 @@ impl Body {
         if self.logprobs.as_ref().is_some_and(|value| !value.is_null() && *value != false) {
             return Err(Refusal::new("logprobs", "probabilities are not supported"));
         }
-        if self.tool_choice.as_ref().is_some_and(|choice| !choice.is_null() && *choice != "auto") {
+        let no_tools = self.tools.as_ref().is_none_or(Vec::is_empty);
+        let heeded = |choice: &Value| choice.is_null() || choice == "auto" || (choice == "none" && no_tools);
+        if self.tool_choice.as_ref().is_some_and(|choice| !heeded(choice)) {
             return Err(Refusal::new("tool_choice", "only auto is supported"));
         }
         if self.response_format.as_ref().is_some_and(|format| !text(format)) {

@@ -129,7 +129,7 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     let hello = json!([{ "role": "user", "content": "Hello" }]);
     let long = json!([{ "role": "user", "content": "word ".repeat(5000) }]);
     let bodies = [
-        ("good", json!({ "messages": hello, "max_tokens": 2 })),
+        ("good", json!({ "messages": hello, "max_tokens": 2, "tool_choice": "none" })),
         ("empty", json!({ "messages": [] })),
         ("two", json!({ "messages": hello, "n": 2 })),
         ("hot", json!({ "messages": hello, "temperature": -1 })),

@@ -79,7 +79,7 @@ fn more_than_the_queue_takes_are_refused_and_come_back() {
 
 #[test]
 fn an_answer_that_takes_too_long_is_ended() {
-    let server = Server::start(&[&SLOW[..], &["--timeout", "1"]].concat());
+    let server = Server::start(&[&SLOW[..], &["--timeout", "2"]].concat());
     let body = endless(&server);
     let whole = server.post(CHAT, &body);
     assert_eq!((whole.status, &whole.json()["error"]["code"]), (504, &json!("timeout")));
