@@ -154,6 +154,9 @@ def thinking(server, model):
     assert {"thinking", "signature"} <= kinds
     assert final.content[0].thinking == message.content[0].thinking
     assert final.content[0].signature == message.content[0].signature
+    # Where it has come to its budget, the answer follows.
+    ask["thinking"]["budget_tokens"] = 8
+    assert [block.type for block in client(server).messages.create(**ask).content] == ["thinking", "text"]
     # It comes back with the next question.
     messages = [*STORY, message.to_param(), {"role": "user", "content": "Go on."}]
     assert client(server).messages.create(**request(model, messages=messages)).content[0].type == "text"

@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 use forebay_engine::bound::TokenCost;
-use forebay_engine::{Engine, Session, TokenId};
+use forebay_engine::{Cancel, Engine, Session, TokenId, Turn};
 
 use self::report::{Format, Row, Setting};
 use crate::args::{ComputeArgs, at_least_one};
@@ -30,6 +30,9 @@ use crate::{demo, errors};
 /// and bytes of experts / the memory's). On a GPU that experts come to while it computes, the bound is the slowest of PCIe, drive and
 /// memory alone, for prompts too.
 ///
+/// With --parallel several answers are written together, as `serve` and `batch` do: `tg128 x32` computes the next token
+/// of 32 conversations in each step, 128 times, and the speed is that of all of them. Their tokens are different ones.
+///
 /// Writing is bound by memory, so it is also given in bytes: those that a token reads (the dense weights, of the
 /// embedding table only one row, the chosen experts, keys and values at that depth), times the speed, beside the memory's
 /// read bandwidth as measured at the start of this run; on a GPU, beside what a copy inside its memory reads and writes. A prompt shares its reads between tokens, so there is no such
@@ -41,6 +44,7 @@ Examples:
   forebay bench model.gguf                              the usual two tests
   forebay bench model.gguf -p 0 -n 64 -d 0,4096         writing, early and late
   forebay bench model.gguf -p 64,512 -n 0 --threads 4   reading
+  forebay bench model.gguf -p 0 --parallel 1,8,32       writing one, eight and 32 answers at a time
   forebay bench model.gguf -o jsonl >> results.jsonl")]
 pub struct BenchArgs {
     /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
@@ -55,6 +59,9 @@ pub struct BenchArgs {
     /// Tokens that the session holds before each test
     #[arg(short, long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
     depth: Vec<usize>,
+    /// Numbers of answers to write together
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = at_least_one, default_value = "1")]
+    parallel: Vec<usize>,
     /// Timed runs of each test
     #[arg(short, long, value_name = "N", value_parser = at_least_one, default_value = "5")]
     repetitions: usize,
@@ -68,16 +75,26 @@ pub struct BenchArgs {
     compute: ComputeArgs,
 }
 
+/// More do not fit one step of every model.
+const MOST_TOGETHER: usize = 256;
+
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let tests = args.tests();
-    let Some(context) = tests.iter().map(|t| t.depth.saturating_add(t.tokens)).max() else {
+    let Some(longest) = tests.iter().map(Test::length).max() else {
         return Err(errors::usage("there is nothing to measure: give a number above 0 with -p or -n"));
     };
+    let most = tests.iter().map(|test| test.answers).fold(1, usize::max);
+    if most > MOST_TOGETHER {
+        return Err(errors::usage(format!("--parallel takes {MOST_TOGETHER} answers at most, not {most}")));
+    }
+    // A step takes no more tokens than a context.
+    let context = longest.max(most);
     let (engine, gpu) = args.compute.load_on(&demo::or_demo(args.model.as_deref())?, Some(context))?;
+    let count = tests.iter().map(|test| test.length() * test.answers).max().unwrap_or(0);
     let tokens = match &args.tokens {
-        Some(path) => tokens::from_file(path, engine.vocab_size(), context)?,
-        None => tokens::random(engine.vocab_size(), context),
+        Some(path) => tokens::from_file(path, engine.vocab_size(), count)?,
+        None => tokens::random(engine.vocab_size(), count),
     };
     let bar = Progress::measuring();
     bar.say("nothing yet: memory is being taken".into());
@@ -107,13 +124,16 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
 
 impl BenchArgs {
     fn tests(&self) -> Vec<Test> {
-        let kinds = [(Kind::Prompt, &self.prompt), (Kind::Generation, &self.generate)];
-        let tests = self.depth.iter().flat_map(|&depth| {
-            kinds.into_iter().flat_map(move |(kind, lengths)| {
-                lengths.iter().map(move |&tokens| Test { kind, tokens, depth })
-            })
-        });
-        tests.filter(|test| test.tokens > 0).collect()
+        let mut tests = Vec::new();
+        for &depth in &self.depth {
+            let test = |kind, tokens, answers| Test { kind, tokens, depth, answers };
+            tests.extend(self.prompt.iter().map(|&tokens| test(Kind::Prompt, tokens, 1)));
+            for &tokens in &self.generate {
+                tests.extend(self.parallel.iter().map(|&answers| test(Kind::Generation, tokens, answers)));
+            }
+        }
+        tests.retain(|test| test.tokens > 0);
+        tests
     }
 }
 
@@ -136,10 +156,12 @@ struct Sample {
 #[derive(Clone, Copy)]
 struct Test {
     kind: Kind,
-    /// Tokens that are timed.
+    /// Tokens that are timed, of each conversation.
     tokens: usize,
-    /// Tokens that the session holds before.
+    /// Tokens that a conversation holds before.
     depth: usize,
+    /// Conversations that go on together.
+    answers: usize,
 }
 
 impl Test {
@@ -148,16 +170,26 @@ impl Test {
             Kind::Prompt => "pp",
             Kind::Generation => "tg",
         };
-        match self.depth {
-            0 => format!("{kind}{}", self.tokens),
-            depth => format!("{kind}{} @ d{depth}", self.tokens),
+        let mut name = format!("{kind}{}", self.tokens);
+        if self.answers > 1 {
+            name += &format!(" x{}", self.answers);
         }
+        if self.depth > 0 {
+            name += &format!(" @ d{}", self.depth);
+        }
+        name
+    }
+
+    /// Tokens that a conversation holds in the end.
+    fn length(&self) -> usize {
+        self.depth.saturating_add(self.tokens)
     }
 
     /// One run that finds things as they are, and `runs` after it.
     fn measure(&self, engine: &Engine, tokens: &[TokenId], runs: usize) -> Result<Vec<Sample>> {
         let bar = Progress::measuring();
-        let mut session = engine.session();
+        let texts: Vec<_> = tokens.chunks_exact(self.length()).take(self.answers).collect();
+        let mut sessions: Vec<Session> = Vec::new();
         let mut samples = Vec::new();
         // The first run counts only where experts are streamed: it brings weights and code into reach.
         for run in 0..=runs {
@@ -165,46 +197,67 @@ impl Test {
                 0 => format!("{}, first run", self.name()),
                 _ => format!("{}, run {run} of {runs}", self.name()),
             });
-            if self.depth == 0 {
-                session = engine.session();
-            } else {
-                session.extend(&tokens[..self.depth])?;
+            if self.depth == 0 || sessions.is_empty() {
+                sessions = texts.iter().map(|_| engine.session()).collect();
+            }
+            if self.depth > 0 {
+                for (session, text) in sessions.iter_mut().zip(&texts) {
+                    session.extend(&text[..self.depth])?;
+                }
             }
             let before = engine.meters();
-            let seconds = self.time(&mut session, &tokens[..self.depth + self.tokens])?;
+            let start = Instant::now();
+            self.compute(engine, &mut sessions, &texts)?;
+            let seconds = start.elapsed().as_secs_f64();
             let experts = engine.meters() - before;
+            let tokens = self.tokens * self.answers;
             samples.push(Sample {
-                tokens_per_second: self.tokens as f64 / seconds,
-                cost: TokenCost::new(self.tokens, seconds, &experts),
+                tokens_per_second: tokens as f64 / seconds,
+                cost: TokenCost::new(tokens, seconds, &experts),
             });
         }
         Ok(samples)
     }
 
-    /// Seconds for the tokens after those that the session holds.
-    fn time(&self, session: &mut Session, tokens: &[TokenId]) -> Result<f64> {
-        let start = Instant::now();
-        match self.kind {
-            Kind::Prompt => {
-                session.extend(tokens)?;
+    /// Computes the tokens after those that the conversations hold.
+    fn compute(&self, engine: &Engine, sessions: &mut [Session], texts: &[&[TokenId]]) -> Result<()> {
+        match (self.kind, &mut *sessions) {
+            (Kind::Prompt, sessions) => {
+                for (session, text) in sessions.iter_mut().zip(texts) {
+                    session.extend(text)?;
+                }
             }
-            Kind::Generation => {
-                // Whatever is chosen, it is chosen among the likeliest.
-                for &token in &tokens[self.depth..] {
+            // Whatever is chosen, it is chosen among the likeliest.
+            (Kind::Generation, [session]) => {
+                for &token in &texts[0][self.depth..] {
                     session.push_for(token, &mut |logits| logits.best().map(drop))?;
                 }
             }
+            (Kind::Generation, sessions) => {
+                for at in self.depth..self.length() {
+                    let turns = sessions.iter_mut().zip(texts).map(|(session, text)| Turn {
+                        session,
+                        tokens: &text[at..=at],
+                        logits: true,
+                        marks: &[],
+                    });
+                    let mut turns: Vec<_> = turns.collect();
+                    engine.step(&mut turns, &Cancel::default(), |_, logits| logits.best().map(drop))?;
+                }
+            }
         }
-        Ok(start.elapsed().as_secs_f64())
+        Ok(())
+    }
+
+    /// Whether each token is computed alone, so that it is known what it reads.
+    fn one_by_one(&self) -> bool {
+        self.kind == Kind::Generation && self.answers == 1
     }
 
     /// Bytes that the middle one of the test's tokens reads, where each is computed alone.
     fn bytes_per_token(&self, engine: &Engine) -> Option<u64> {
         let (depth, tokens) = (self.depth as u64, self.tokens as u64);
-        match self.kind {
-            Kind::Prompt => None,
-            // A token attends to itself, too.
-            Kind::Generation => Some(engine.traffic().bytes(depth + tokens.div_ceil(2))),
-        }
+        // A token attends to itself, too.
+        self.one_by_one().then(|| engine.traffic().bytes(depth + tokens.div_ceil(2)))
     }
 }

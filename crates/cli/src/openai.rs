@@ -91,6 +91,8 @@ pub struct Body {
     pub parallel_tool_calls: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
+    /// Some clients write -1 where they mean no limit.
+    thinking_budget: Option<i64>,
     pub n: Option<u64>,
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
@@ -151,7 +153,7 @@ impl Body {
     ) -> Result<(Request, Option<Parser>), Refusal> {
         self.refuse_unknown_ways()?;
         self.refuse_all_but_one_text()?;
-        let mut shown = Vec::new();
+        let (mut shown, mut reasoning) = (Vec::new(), None);
         let (param, tokens, parser) = match endpoint {
             Endpoint::Chat => {
                 let prompting = self.prompting();
@@ -160,6 +162,12 @@ impl Body {
                     .dialect(engine)
                     .map_err(|error| Refusal::new("messages", format!("{error:#}")))?;
                 shown = dialect.shown(&prompting.tools);
+                let limit = |most| dialect.limit(most, &text, &prompting.tools, engine.tokenizer());
+                reasoning = self
+                    .thinking_budget()
+                    .map(limit)
+                    .transpose()
+                    .map_err(|error| Refusal::new("thinking_budget", error.to_string()))?;
                 ("messages", tokens, Some(dialect.parser(&text, &prompting.tools)))
             }
             Endpoint::Completions => {
@@ -191,6 +199,7 @@ impl Body {
         request.sampling = sampling;
         request.stop = self.stops()?;
         request.shown = shown;
+        request.reasoning = reasoning;
         Ok((request, parser))
     }
 
@@ -259,6 +268,11 @@ impl Body {
             1.. => Ok(Some(usize::try_from(asked).unwrap_or(usize::MAX))),
             _ => Err(Refusal::new(param, format!("{param} is {asked}, but must be at least 1"))),
         }
+    }
+
+    /// The most tokens of reasoning.
+    pub fn thinking_budget(&self) -> Option<usize> {
+        self.thinking_budget.and_then(|most| usize::try_from(most).ok())
     }
 
     /// Texts that end an answer.
@@ -342,6 +356,11 @@ impl Body {
         }
         if self.logprobs.as_ref().is_some_and(|value| !value.is_null() && *value != false) {
             return Err(Refusal::new("logprobs", "probabilities are not supported"));
+        }
+        let no_tools = self.tools.as_ref().is_none_or(Vec::is_empty);
+        let heeded = |choice: &Value| choice.is_null() || choice == "auto" || (choice == "none" && no_tools);
+        if self.tool_choice.as_ref().is_some_and(|choice| !heeded(choice)) {
+            return Err(Refusal::new("tool_choice", "only auto is supported"));
         }
         if self.response_format.as_ref().is_some_and(|format| !text(format)) {
             return Err(Refusal::new("response_format", "only text is supported"));

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use forebay_engine::chat::dialect::Dialect;
+use forebay_engine::chat::dialect::{Dialect, Parser};
 use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Engine, TokenId};
+use forebay_engine::{Engine, Request, TokenId};
 
 use crate::args::{on_off, read_text};
 
@@ -21,6 +21,9 @@ pub struct PromptingArgs {
     /// Let the model reason first or not, where its chat template can say that [default: the template's]
     #[arg(long, value_name = "on|off", value_parser = on_off, conflicts_with = "raw")]
     think: Option<bool>,
+    /// The most tokens of reasoning: then the model is made to answer [default: no limit]
+    #[arg(long, value_name = "N", conflicts_with = "raw")]
+    think_budget: Option<usize>,
     /// A chat template to use instead of the model's, in Jinja
     #[arg(long, value_name = "FILE", conflicts_with = "raw")]
     chat_template_file: Option<PathBuf>,
@@ -34,6 +37,7 @@ impl PromptingArgs {
             template: template.transpose()?.map(Arc::new),
             system: self.system.clone(),
             think: self.think,
+            think_budget: self.think_budget,
             ..Prompting::default()
         })
     }
@@ -61,6 +65,8 @@ pub struct Prompting {
     pub system: Option<String>,
     /// Whether it reasons first; if nothing is said, as the template has it.
     pub think: Option<bool>,
+    /// The most tokens of reasoning.
+    pub think_budget: Option<usize>,
     /// The tools that the model may call.
     pub tools: Vec<serde_json::Value>,
     /// Further variables of the template.
@@ -98,6 +104,26 @@ impl Prompting {
         // A template writes the BOS token itself where the model wants one.
         let tokens = engine.tokenizer().encode(&text, EncodeOptions { special: true, bos: Bos::Never })?;
         Ok(Prompt { text, tokens })
+    }
+
+    /// Has a request ask for the answer to the last of these messages. Gives what tells the parts of the answer apart: what
+    /// must be something is all answer.
+    pub fn ask(
+        &self,
+        engine: &Engine,
+        messages: &[Message],
+        request: &mut Request,
+    ) -> Result<Option<Parser>> {
+        let Prompt { text, tokens } = self.prompt(engine, messages)?;
+        let dialect = self.dialect(engine)?;
+        request.prompt = tokens;
+        request.shown = dialect.shown(&self.tools);
+        if request.grammar.is_some() {
+            return Ok(None);
+        }
+        let limit = |most| dialect.limit(most, &text, &self.tools, engine.tokenizer());
+        request.reasoning = self.think_budget.map(limit).transpose()?;
+        Ok(Some(dialect.parser(&text, &self.tools)))
     }
 
     /// How the model writes what answers a prompt.

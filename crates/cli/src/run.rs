@@ -299,12 +299,7 @@ fn answer(
         request.prompt = engine.tokenizer().encode(prompt, options)?;
         None
     } else {
-        let prompt = prompting.prompt(&engine, &[Message::new("user", prompt)])?;
-        let dialect = prompting.dialect(&engine)?;
-        request.prompt = prompt.tokens;
-        request.shown = dialect.shown(&[]);
-        // What must be something is all answer.
-        request.grammar.is_none().then(|| dialect.parser(&prompt.text, &[]))
+        prompting.ask(&engine, &[Message::new("user", prompt)], &mut request)?
     };
     let said = if args.json {
         let said = said(&mut session, &request, WritingBar::Yes, parser, |_, _, _| Ok(()))?;

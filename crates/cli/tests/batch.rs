@@ -129,10 +129,11 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     let hello = json!([{ "role": "user", "content": "Hello" }]);
     let long = json!([{ "role": "user", "content": "word ".repeat(5000) }]);
     let bodies = [
-        ("good", json!({ "messages": hello, "max_tokens": 2 })),
+        ("good", json!({ "messages": hello, "max_tokens": 2, "tool_choice": "none" })),
         ("empty", json!({ "messages": [] })),
         ("two", json!({ "messages": hello, "n": 2 })),
         ("hot", json!({ "messages": hello, "temperature": -1 })),
+        ("forced", json!({ "messages": hello, "tool_choice": "required" })),
         ("long", json!({ "messages": long })),
         ("wrong", json!({ "messages": "Hello" })),
     ];
@@ -144,7 +145,7 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     std::fs::write(&input, lines).unwrap();
     let outcome = batch(&input, &out, &[]);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
-    assert!(outcome.stdout.starts_with("2 requests answered, 6 refused (see their lines)"), "{outcome:?}");
+    assert!(outcome.stdout.starts_with("2 requests answered, 7 refused (see their lines)"), "{outcome:?}");
     let answers = answers(&out);
     assert_eq!(answers["good"]["response"]["status_code"], 200);
     let raw = call(&["run", "--raw", "-p", "Once upon a time", "-n", "4", "--temp", "0"]).success();
@@ -155,6 +156,7 @@ fn what_cannot_be_answered_is_said_in_its_line() {
         ("empty", json!("messages"), "no messages"),
         ("two", json!("n"), "only one"),
         ("hot", json!("temperature"), "temperature"),
+        ("forced", json!("tool_choice"), "only auto"),
         ("long", json!("messages"), "1024"),
         ("wrong", json!("messages"), "makes no sense"),
         ("lost", json!("url"), "/v1/chat/completions and /v1/completions"),

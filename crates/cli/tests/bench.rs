@@ -10,7 +10,7 @@ fn bench(more: &[&str]) -> String {
     call(&[&["bench", &model, "-n", "4", "--threads", "2"], more].concat()).success()
 }
 
-const FIELDS: [&str; 31] = [
+const FIELDS: [&str; 32] = [
     "model",
     "architecture",
     "size",
@@ -22,6 +22,7 @@ const FIELDS: [&str; 31] = [
     "n_prompt",
     "n_gen",
     "depth",
+    "parallel",
     "repetitions",
     "avg",
     "stddev",
@@ -76,7 +77,7 @@ fn csv_has_a_header_and_a_line_for_each_test() {
     assert_eq!(lines.len(), 3, "{text}");
     assert_eq!(lines[0], FIELDS);
     assert!(lines.iter().all(|line| line.len() == FIELDS.len()), "{text}");
-    assert_eq!((lines[1][7], lines[1][15], lines[2][7]), ("pp8", "", "tg4"));
+    assert_eq!((lines[1][7], lines[1][16], lines[2][7]), ("pp8", "", "tg4"));
 }
 
 #[test]
@@ -113,6 +114,23 @@ fn json_has_every_number() {
     let position = written(&["-d", "17"]) - written(&["-d", "16"]);
     let exact = written(&["-d", "17", "--exact"]) - written(&["-d", "16", "--exact"]);
     assert!(position > 0 && exact == 2 * position, "{position} {exact}");
+}
+
+/// More answers than tokens of one, too.
+#[test]
+fn several_answers_are_written_together() {
+    let text = bench(&["-p", "0", "-r", "1", "-d", "0,3", "--parallel", "1,9", "-o", "json"]);
+    let rows: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let tests: Vec<_> = rows.iter().map(|row| (row["test"].as_str().unwrap(), &row["parallel"])).collect();
+    let [one, nine] = [json!(1), json!(9)];
+    assert_eq!(tests, [("tg4", &one), ("tg4 x9", &nine), ("tg4 @ d3", &one), ("tg4 x9 @ d3", &nine)]);
+    for row in rows {
+        // Answers share what they read, so there is no number of bytes for a token.
+        assert_eq!(row["bytes_per_token"].is_null(), row["parallel"] == nine, "{row}");
+        assert!(row["avg"].as_f64().unwrap() > 0.0);
+    }
+    let message = call(&["bench", &golden("qwen3moe.gguf"), "--parallel", "100000"]).failure(2);
+    assert!(message.contains("--parallel"), "{message}");
 }
 
 #[test]

@@ -7,6 +7,8 @@ mod hub;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[cfg(unix)]
+use common::interrupt;
 use common::{Outcome, golden, text};
 use hub::{COMMIT, Fault, Hub, REPO, git_sha1, sha256};
 use serde_json::Value;
@@ -135,11 +137,9 @@ fn ctrl_c_stops_a_download_which_can_be_continued() {
     while fs::metadata(&part).map_or(0, |m| m.len()) < 80_000 {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    let id = child.id().to_string();
     // The second ends the program although it waits for bytes.
     for _ in 0..2 {
-        assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        interrupt(&child);
     }
     let outcome: Outcome = child.wait_with_output().unwrap().into();
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(130), ""));

@@ -174,6 +174,25 @@ fn a_logit_bias_forbids_a_token() {
 }
 
 #[test]
+fn reasoning_is_as_long_as_it_may_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("template");
+    std::fs::write(&template, "{{ messages[0].content }}\n<think>\n").unwrap();
+    let args = ["--chat-template-file", &text(&template), "-p", STORY, "--temp", "0", "-n", "40"];
+    let parts = |more: &[&str]| {
+        let answer = json(&[&args[..], more].concat());
+        ["reasoning", "text"].map(|part| answer[part].as_str().unwrap_or_default().to_owned())
+    };
+    let [reasoning, said] = parts(&[]);
+    assert!(!reasoning.is_empty() && said.is_empty(), "it reasons for ever: {said}");
+    let [some, said] = parts(&["--think-budget", "6"]);
+    assert!(!some.is_empty() && reasoning.starts_with(&some) && !said.is_empty(), "{some:?}, {said:?}");
+    // Where the answer must be something, there is none.
+    let [none, said] = parts(&["--json-schema", r#"{"enum":[7]}"#, "--think-budget", "6"]);
+    assert_eq!((none.as_str(), said.as_str()), ("", "7"));
+}
+
+#[test]
 fn a_prompt_beyond_the_context_names_both_and_the_remedy() {
     let message = call(&["run", "-p", STORY, "--ctx", "10"]).failure(1);
     let start = " tokens do not fit the context of 10; use a larger --ctx (up to 1024 with this model)";

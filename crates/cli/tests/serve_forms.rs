@@ -18,9 +18,13 @@ const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %
 {%- if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}";
 
 fn start() -> Server {
+    start_with(&[])
+}
+
+fn start_with(args: &[&str]) -> Server {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), TEMPLATE).unwrap();
-    Server::start(&["--chat-template-file", &common::text(file.path())])
+    Server::start(&[&["--chat-template-file", &common::text(file.path())], args].concat())
 }
 
 fn tool(name: &str) -> Value {
@@ -153,10 +157,33 @@ fn a_conversation_with_calls_goes_back_to_the_template() {
     let answer =
         server.post(CHAT, &json!({ "messages": messages, "tools": [tool("take")], "max_tokens": 3 })).ok();
     assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 50);
-    // Tools that must not be called are not told of.
-    let none = json!({ "messages": question("Hi"), "tools": [tool("take")], "tool_choice": "none", "max_tokens": 1 });
-    let without = server.post(CHAT, &json!({ "messages": question("Hi"), "max_tokens": 1 })).ok();
-    assert_eq!(server.post(CHAT, &none).ok()["usage"]["prompt_tokens"], without["usage"]["prompt_tokens"]);
+}
+
+#[test]
+fn tools_that_must_not_be_called_are_told_of_and_not_called() {
+    let server = start();
+    // What the model would like best is a control token, which no text has.
+    let tokens = server.post("/tokenize", &json!({ "content": "<|im_start|>" })).ok()["tokens"].clone();
+    let control = tokens[0].to_string();
+    let mut body = ask(json!({ "tools": [tool("take")], "logit_bias": { control: 100 }, "max_tokens": 12 }));
+    let auto = server.post(CHAT, &body).ok();
+    assert_eq!(auto["choices"][0]["message"]["content"], "");
+    body["tool_choice"] = "none".into();
+    let none = server.post(CHAT, &body).ok();
+    assert_eq!(none["usage"]["prompt_tokens"], auto["usage"]["prompt_tokens"]);
+    assert!(none["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 50, "{none}");
+    let message = &none["choices"][0]["message"];
+    assert!(message.get("tool_calls").is_none(), "{message}");
+    assert!(!message["content"].as_str().unwrap().is_empty(), "{message}");
+    // The same in the other APIs.
+    let body = json!({ "input": "Which balls?", "tools": [{ "type": "function", "name": "take" }],
+        "tool_choice": "none", "max_output_tokens": 12 });
+    let response = server.post("/v1/responses", &body).ok();
+    assert_eq!(response["output"][0]["type"], "message", "{response}");
+    let body = json!({ "messages": question("Which balls?"), "max_tokens": 12, "tool_choice": { "type": "none" },
+        "tools": [{ "name": "take", "input_schema": { "type": "object" } }] });
+    let message = server.post("/v1/messages", &body).ok();
+    assert_eq!(message["content"][0]["type"], "text", "{message}");
 }
 
 #[test]
@@ -187,4 +214,36 @@ fn reasoning_is_told_apart() {
     body["reasoning_effort"] = "none".into();
     body["chat_template_kwargs"] = json!({});
     check(server.post(CHAT, &body).ok()["choices"][0]["message"]["content"].as_str().unwrap());
+}
+
+#[test]
+fn reasoning_has_the_length_that_was_asked_for() {
+    let server = start_with(&["--think-budget", "20"]);
+    let kwargs = json!({ "enable_thinking": true });
+    // What ends reasoning is counted with it.
+    let reasoned = |usage: &Value, most: u64| {
+        let tokens = usage.as_u64().unwrap();
+        assert!(tokens >= most && tokens < most + 12, "{tokens} of {most}");
+    };
+    for (budget, most) in [(json!(6), 6), (json!(500), 20), (json!(-1), 20), (json!(null), 20)] {
+        let body =
+            ask(json!({ "chat_template_kwargs": kwargs, "thinking_budget": budget, "max_tokens": 60 }));
+        let answer = server.post(CHAT, &body).ok();
+        let message = &answer["choices"][0]["message"];
+        assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{message}");
+        assert!(!message["content"].as_str().unwrap().is_empty(), "{message}");
+        reasoned(&answer["usage"]["completion_tokens_details"]["reasoning_tokens"], most);
+    }
+    // A form that comes after reasoning comes.
+    let schema = tool("x")["function"]["parameters"].clone();
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "balls", "schema": schema } });
+    let body = ask(json!({ "response_format": format, "chat_template_kwargs": kwargs }));
+    check(server.post(CHAT, &body).ok()["choices"][0]["message"]["content"].as_str().unwrap());
+
+    let body = json!({ "messages": question("Which balls?"), "max_tokens": 60,
+        "thinking": { "type": "enabled", "budget_tokens": 8 } });
+    let message = server.post("/v1/messages", &body).ok();
+    let kinds: Vec<_> = message["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
+    assert_eq!(kinds, ["thinking", "text"], "{message}");
+    reasoned(&message["usage"]["output_tokens_details"]["thinking_tokens"], 8);
 }

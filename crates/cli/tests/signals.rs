@@ -5,12 +5,12 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
-use common::{Outcome, demo_model, forebay, text};
+use common::{Outcome, demo_model, forebay, interrupt, signal_mask, text};
 
-/// An answer that takes several times as long as [`LIMIT`].
+/// An answer that takes longer than [`LIMIT`].
 const LONG: [&str; 10] = [
     "run",
     "-p",
@@ -24,29 +24,18 @@ const LONG: [&str; 10] = [
     "--temp=0",
 ];
 
-/// How long a program may take to end when it is asked to.
-const LIMIT: Duration = Duration::from_secs(3);
-
-fn interrupt(child: &Child) {
-    let id = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
-}
+/// How long a program may take to end when it is asked to, on a machine that has much else to do.
+const LIMIT: Duration = Duration::from_secs(8);
 
 /// Waits until the program has taken Ctrl-C over.
 fn wait_for_handler(child: &Child) {
-    let status = format!("/proc/{}/status", child.id());
     if !cfg!(target_os = "linux") {
         std::thread::sleep(Duration::from_secs(2));
         return;
     }
     let start = Instant::now();
-    loop {
-        let status = std::fs::read_to_string(&status).unwrap();
-        let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap();
-        // SIGINT is signal 2, and bit 1 of the mask.
-        if u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0 {
-            return;
-        }
+    // SIGINT is signal 2, and bit 1 of the mask.
+    while signal_mask(child, "SigCgt:").expect("the program runs") & 2 == 0 {
         assert!(start.elapsed() < Duration::from_secs(60), "Ctrl-C is not handled");
         std::thread::sleep(Duration::from_millis(2));
     }

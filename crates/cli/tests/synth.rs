@@ -215,7 +215,7 @@ fn a_drive_that_fills_up_leaves_nothing() {
 fn control_c_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = text(&folder.path().join("m.gguf"));
-    let child = forebay(["synth", &path, "--layers", "2"]).spawn().unwrap();
+    let child = forebay(["synth", &path, "--layers", "8"]).spawn().unwrap();
     while names(folder.path()).is_empty() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }

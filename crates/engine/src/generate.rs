@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::TokenId;
+use crate::chat::dialect::ReasoningLimit;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::grammar::{Grammar, Mask, Matcher};
@@ -11,7 +12,7 @@ use crate::sampler::{Sampler, SamplingOverrides, SamplingParams, Scored, Scorer}
 use crate::session::{Session, Watch};
 use crate::stop::StopMatcher;
 use crate::store::Meters;
-use crate::tokenizer::{StreamDecoder, Tokenizer};
+use crate::tokenizer::StreamDecoder;
 
 /// What to generate.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,9 @@ pub struct Request {
     /// Control tokens that are part of the text, for whoever reads it as a [dialect](crate::chat::dialect::Dialect::shown).
     /// Others are none.
     pub shown: Vec<TokenId>,
+    /// How long the model may reason, if not for ever: see [`Dialect::limit`](crate::chat::dialect::Dialect::limit). What a
+    /// grammar forbids is not forced.
+    pub reasoning: Option<ReasoningLimit>,
     /// Never choose the model's end tokens.
     pub ignore_end: bool,
     /// What the answer must be, if it must be something.
@@ -175,6 +179,7 @@ pub struct Writing {
     sampler: Sampler,
     scorer: Option<Scorer>,
     matcher: Option<Matcher>,
+    reasoning: Option<ReasoningLimit>,
     text: TextStream,
     answer: Answer,
     /// The most tokens of the answer.
@@ -209,6 +214,7 @@ impl Writing {
             sampler,
             scorer: request.logprobs.map(Scorer::new),
             matcher: request.grammar.as_ref().map(Grammar::matcher).transpose()?,
+            reasoning: request.reasoning.clone(),
             text: TextStream {
                 decoder: StreamDecoder::continuing(false).showing(request.shown.clone()),
                 stops: StopMatcher::new(request.stop.clone())?,
@@ -244,7 +250,11 @@ impl Writing {
                 }
             },
         };
-        let token = self.sampler.choose(logits, mask.as_ref().map(Mask::bits))?;
+        let forced = self.reasoning.as_ref().and_then(ReasoningLimit::next);
+        let token = match forced.filter(|&token| mask.as_ref().is_none_or(|mask| mask.allows(token))) {
+            Some(token) => token,
+            None => self.sampler.choose(logits, mask.as_ref().map(Mask::bits))?,
+        };
         if self.engine.tokenizer().end_tokens().contains(&token) {
             self.stop();
             return Ok(None);
@@ -260,7 +270,11 @@ impl Writing {
             on_event(Event::Token(&scored));
             self.answer.logprobs.push(scored);
         }
-        if self.text.push(self.engine.tokenizer(), token, on_event) || complete {
+        let text = self.text.decoder.push(self.engine.tokenizer(), token);
+        if let Some(reasoning) = &mut self.reasoning {
+            reasoning.take(token, &text);
+        }
+        if self.text.push(&text, on_event) || complete {
             self.stop();
         }
         Ok((!self.ended && self.answer.tokens.len() < self.most).then_some(token))
@@ -302,9 +316,9 @@ struct TextStream {
 }
 
 impl TextStream {
-    /// Takes a token; true if a stop string came up.
-    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, on_event: &mut dyn FnMut(Event<'_>)) -> bool {
-        let outcome = self.stops.push(&self.decoder.push(tokenizer, token));
+    /// Takes the text of a token; true if a stop string came up.
+    fn push(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) -> bool {
+        let outcome = self.stops.push(text);
         self.emit(&outcome.emit, on_event);
         outcome.stopped
     }

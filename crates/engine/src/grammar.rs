@@ -171,6 +171,11 @@ impl Mask {
     pub fn bits(&self) -> &[u32] {
         self.0.as_slice()
     }
+
+    /// Whether this one may be.
+    pub fn allows(&self, token: TokenId) -> bool {
+        self.0.is_allowed(token.0)
+    }
 }
 
 /// What a parser takes, rounded up: the tables it has made so far, and the rest.

@@ -3,9 +3,12 @@
 
 #[path = "common/models.rs"]
 mod common;
+#[path = "common/slots.rs"]
+mod slots;
 
-use common::{demo_model, random_tokens};
-use forebay_engine::{Engine, Error, Options, Prospect};
+use common::random_tokens;
+use forebay_engine::{Error, Options};
+use slots::engine_with_slots;
 
 #[test]
 fn conversations_share_the_budget_with_experts() {
@@ -16,7 +19,7 @@ fn conversations_share_the_budget_with_experts() {
 
 /// The plan sets memory aside for one conversation. Others take expert slots, and give them back.
 fn conversations_beyond_the_plan_take_expert_slots() {
-    let engine = Engine::open(&demo_model(), &memory_for_slots(8 << 20)).unwrap();
+    let engine = engine_with_slots(8 << 20, Options::default());
     let planned = engine.plan().slot_bytes;
     let tokens = random_tokens(1000, 4096, 15);
     let mut first = engine.session();
@@ -41,7 +44,7 @@ fn conversations_beyond_the_plan_take_expert_slots() {
 }
 
 fn a_conversation_that_finds_no_memory_is_refused_and_others_go_on() {
-    let engine = Engine::open(&demo_model(), &memory_for_slots(2 << 20)).unwrap();
+    let engine = engine_with_slots(2 << 20, Options::default());
     let tokens = random_tokens(1000, 4096, 16);
     let mut first = engine.session();
     first.extend(&tokens[..900]).unwrap();
@@ -59,7 +62,7 @@ fn a_conversation_that_finds_no_memory_is_refused_and_others_go_on() {
 }
 
 fn forks_take_memory_only_for_what_is_their_own() {
-    let engine = Engine::open(&demo_model(), &memory_for_slots(8 << 20)).unwrap();
+    let engine = engine_with_slots(8 << 20, Options::default());
     let planned = engine.plan().slot_bytes;
     let tokens = random_tokens(1000, 4096, 17);
     let mut first = engine.session();
@@ -81,16 +84,4 @@ fn forks_take_memory_only_for_what_is_their_own() {
     drop(forks.split_off(1));
     drop(another);
     assert_eq!(engine.slot_bytes(), planned, "what is left fits the plan");
-}
-
-/// Memory for the fixed part of the demo model and about so many bytes of slots.
-fn memory_for_slots(bytes: u64) -> Options {
-    let prospect =
-        || Prospect::new(&demo_model(), &Options { memory: Some(1 << 40), ..Options::default() }).unwrap();
-    // The first brings in pages of the program, which the process then has resident.
-    prospect();
-    let plan = prospect().plan().clone();
-    // The room to move is larger where the budget is.
-    let memory = plan.total() - plan.slot_bytes - (256 << 20) + (16 << 20) + bytes;
-    Options { memory: Some(memory), chunk: Some(plan.chunk), ..Options::default() }
 }

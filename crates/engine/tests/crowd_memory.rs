@@ -5,16 +5,17 @@
 mod common;
 #[path = "common/served.rs"]
 mod served;
+#[path = "common/slots.rs"]
+mod slots;
 
-use common::{demo_model, random_tokens};
-use forebay_engine::{
-    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Options, PrefixOptions, Prospect, Request,
-};
+use common::random_tokens;
+use forebay_engine::{Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Options, PrefixOptions, Request};
 use served::{add, alone, ask, assert_same, finish, request};
+use slots::engine_with_slots;
 
 #[test]
 fn memory_that_does_not_suffice_for_all_delays_and_changes_nothing() {
-    let engine = Engine::open(&demo_model(), &memory_for_slots(2 << 20)).unwrap();
+    let engine = engine_with_slots(2 << 20, Options { chunk: Some(64), ..Options::default() });
     the_last_ones_give_way(&engine);
     what_is_kept_gives_way_first(&engine);
     who_finds_no_room_alone_is_told(&engine);
@@ -77,14 +78,4 @@ fn who_finds_no_room_alone_is_told(engine: &Engine) {
     assert_same(&again, &alone(engine, &fits), "when there is memory");
     drop(crowd);
     assert_eq!(engine.slot_bytes(), slots, "all was given back");
-}
-
-/// Memory for the fixed part of the demo model and about so many bytes of slots.
-fn memory_for_slots(bytes: u64) -> Options {
-    let options = Options { chunk: Some(64), ..Options::default() };
-    let plan = Prospect::new(&demo_model(), &Options { memory: Some(1 << 40), ..options.clone() });
-    let plan = plan.unwrap().plan().clone();
-    // The room to move is larger where the budget is.
-    let memory = plan.total() - plan.slot_bytes - (256 << 20) + (16 << 20) + bytes;
-    Options { memory: Some(memory), ..options }
 }

@@ -207,6 +207,39 @@ fn minimax() {
 }
 
 #[test]
+fn deepseek_dsml() {
+    let text = "Hm.</think>I look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Köln > Bonn</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n<｜DSML｜parameter name=\"hours\" string=\"false\">[1, 2]</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>";
+    let expected = [
+        reasoning("Hm."),
+        content("I look."),
+        call("weather", r#"{"city":"Köln > Bonn","days":2,"hours":[1, 2]}"#),
+        call("now", "{}"),
+    ];
+    assert_eq!(parts(&Dialect::of(DSML), "<｜Assistant｜><think>", &tools(), text), expected);
+    // What a parameter says about itself counts where its schema leaves it open, or nobody has declared it.
+    let parameter = |name: &str, says: &str, value: &str| {
+        format!("<｜DSML｜parameter name=\"{name}\" string=\"{says}\">{value}</｜DSML｜parameter>\n")
+    };
+    let parameters = [
+        parameter("either", "true", "5"),
+        parameter("days", "true", "5"),
+        parameter("other", "true", "5"),
+        parameter("more", "false", "5"),
+        parameter("units", "true", "null"),
+        parameter("place", "false", "{\"x\": null}"),
+    ];
+    let text = format!(
+        "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n{}</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        parameters.concat()
+    );
+    let arguments = r#"{"either":"5","days":5,"other":"5","more":5,"units":"null","place":{"x": null}}"#;
+    assert_eq!(read(DSML, &text), [call("weather", arguments)]);
+    for text in ["The mark ｜DSML｜ is rare.", "<｜DSML｜function_calls>no</｜DSML｜function_calls>"] {
+        assert_eq!(read(DSML, text), [content(text)]);
+    }
+}
+
+#[test]
 fn deepseek() {
     // With and without a block of code.
     let text = "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Köln\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
@@ -344,7 +377,18 @@ fn without_tools_or_a_format_calls_are_text() {
 #[test]
 fn templates_show_their_dialect() {
     let names = ALL.map(|template| Dialect::of(template).name());
-    let expected = ["hermes", "qwen-xml", "glm", "minimax", "deepseek", "kimi", "harmony", "llama", "none"];
+    let expected = [
+        "hermes",
+        "qwen-xml",
+        "glm",
+        "minimax",
+        "deepseek-dsml",
+        "deepseek",
+        "kimi",
+        "harmony",
+        "llama",
+        "none",
+    ];
     assert_eq!(names, expected);
 }
 

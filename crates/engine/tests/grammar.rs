@@ -364,7 +364,7 @@ fn hostile_grammars_end_soon() {
         let start = Instant::now();
         let error = Grammar::json_schema(&DEMO, &schema).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(20), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(60), "{error}");
         // Taking apart what is nested so deeply would overflow the stack as well.
         std::mem::forget(schema);
     }
@@ -397,7 +397,7 @@ fn hostile_grammars_end_soon() {
             Err(error) => panic!("{error}"),
         }
         let text = schema.to_string();
-        assert!(start.elapsed() < Duration::from_secs(20), "{}", &text[..text.len().min(200)]);
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", &text[..text.len().min(200)]);
     }
     let rules = |length: usize| {
         let rules: String = (0..length).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
@@ -411,6 +411,6 @@ fn hostile_grammars_end_soon() {
         if let Err(error) = Grammar::lark(&DEMO, &source) {
             assert!(matches!(error, Error::Invalid(_)), "{error}");
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "{}", &source[..100]);
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", &source[..100]);
     }
 }

@@ -1,18 +1,22 @@
 //! What grammars hold counts. A test program of its own with one test, because a plan starts from what the process has
 //! resident.
 
+#[path = "common/models.rs"]
+mod common;
 #[path = "common/memory.rs"]
 mod memory;
-#[path = "common/models.rs"]
-mod models;
+#[path = "common/slots.rs"]
+mod slots;
 
-use forebay_engine::{Engine, Error, Grammar, Options, Prospect, Request};
-use models::{demo_model, random_tokens};
+use common::random_tokens;
+use forebay_engine::{Error, Grammar, Options, Request};
 use serde_json::json;
+use slots::engine_with_slots;
 
 #[test]
 fn grammars_share_the_budget_with_experts() {
-    let engine = Engine::open(&demo_model(), &memory_for_slots(12 << 20)).unwrap();
+    let options = || Options { context: Some(512), ..Options::default() };
+    let engine = engine_with_slots(12 << 20, options());
     let planned = engine.plan().slot_bytes;
     let tokens = random_tokens(engine.plan().reserved, 4096, 15);
     // All that the plan has set aside.
@@ -35,7 +39,7 @@ fn grammars_share_the_budget_with_experts() {
     assert!(engine.slot_bytes() <= planned);
 
     // Where there is no room, that is said, and what goes on without a grammar goes on.
-    let engine = Engine::open(&demo_model(), &memory_for_slots(2 << 20)).unwrap();
+    let engine = engine_with_slots(2 << 20, options());
     let mut first = engine.session();
     first.extend(&tokens).unwrap();
     match Grammar::json_object(&engine) {
@@ -44,13 +48,4 @@ fn grammars_share_the_budget_with_experts() {
     }
     let request = Request { max_tokens: Some(3), ..Request::new(&engine, tokens[..5].to_vec()).unwrap() };
     first.generate(&request, &mut |_| {}).unwrap();
-}
-
-/// Memory for the fixed part of the demo model and about so many bytes of slots.
-fn memory_for_slots(bytes: u64) -> Options {
-    let options = Options { memory: Some(1 << 40), context: Some(512), ..Options::default() };
-    let plan = Prospect::new(&demo_model(), &options).unwrap().plan().clone();
-    // The room to move is larger where the budget is.
-    let memory = plan.total() - plan.slot_bytes - (256 << 20) + (16 << 20) + bytes;
-    Options { memory: Some(memory), chunk: Some(plan.chunk), ..options }
 }

@@ -114,7 +114,7 @@ fn a_run_of_a_megabyte_is_tokenised_in_full_and_in_time() {
         let text = unit.repeat((1 << 20) / unit.len()) + " end";
         let start = Instant::now();
         let tokens = tokenizer.encode(&text, PLAIN).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(20), "{unit:?} took {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(60), "{unit:?} took {:?}", start.elapsed());
         assert_eq!(tokenizer.decode(&tokens, false), text);
         assert_eq!(encode(&tokenizer, " end", PLAIN), [tokens.last().unwrap().0], "{unit:?}");
     }

@@ -126,7 +126,7 @@ impl Row {
     /// What bounds the speed of writing where experts are streamed.
     fn bound(&self, setting: &Setting) -> Option<Bound> {
         // A prompt's experts are computed many times, so that only where they come from bounds it: on a GPU, mostly.
-        let bounds = self.test.kind == super::Kind::Generation || setting.lifts_experts();
+        let bounds = self.test.one_by_one() || setting.lifts_experts();
         let cost = self.streaming.filter(|_| bounds)?;
         let memory = Some(setting.read_bandwidth);
         Bound::of(&cost, &Speeds { memory, drive: setting.drive_speed, link: setting.link_speed })
@@ -317,7 +317,7 @@ impl Row {
     /// A row of ordinary width.
     fn example() -> Row {
         Row {
-            test: Test { kind: super::Kind::Prompt, tokens: 1, depth: 0 },
+            test: Test { kind: super::Kind::Prompt, tokens: 1, depth: 0, answers: 1 },
             samples: vec![0.0],
             bytes_per_token: None,
             streaming: None,
@@ -328,7 +328,7 @@ impl Row {
 
 /// Everything about a row, by name and in order.
 fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
-    let Test { kind, tokens, depth } = row.test;
+    let Test { kind, tokens, depth, answers } = row.test;
     let (traffic, bound) = (row.traffic(), row.bound(setting));
     vec![
         ("model", json!(setting.model)),
@@ -348,6 +348,7 @@ fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
         ("n_prompt", json!(if kind == super::Kind::Prompt { tokens } else { 0 })),
         ("n_gen", json!(if kind == super::Kind::Generation { tokens } else { 0 })),
         ("depth", json!(depth)),
+        ("parallel", json!(answers)),
         ("repetitions", json!(row.samples.len())),
         ("avg", json!(row.mean())),
         ("stddev", json!(row.deviation())),
@@ -402,7 +403,7 @@ mod tests {
     use crate::bench::Kind;
 
     fn row(samples: &[f64]) -> Row {
-        let test = Test { kind: Kind::Generation, tokens: 16, depth: 512 };
+        let test = Test { kind: Kind::Generation, tokens: 16, depth: 512, answers: 1 };
         Row {
             test,
             samples: samples.to_vec(),

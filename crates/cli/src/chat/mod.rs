@@ -112,11 +112,9 @@ impl Chat {
     /// Has the last message answered.
     fn answer(&mut self) -> Result<()> {
         let full = self.request.max_tokens.is_none();
-        let prompt = self.prompting.prompt(self.session.engine(), &self.messages)?;
-        let dialect = self.prompting.dialect(self.session.engine())?;
-        let request = Request { prompt: prompt.tokens, shown: dialect.shown(&[]), ..self.request.clone() };
-        let parser = dialect.parser(&prompt.text, &[]);
-        let Said { answer, text, reasoning } = stream(&mut self.session, &request, Some(parser))?;
+        let mut request = self.request.clone();
+        let parser = self.prompting.ask(self.session.engine(), &self.messages, &mut request)?;
+        let Said { answer, text, reasoning } = stream(&mut self.session, &request, parser)?;
         print(match answer.finish_reason {
             FinishReason::Cancelled => " [stopped]\n",
             FinishReason::Length if full => " [the context is full]\n",

@@ -42,6 +42,8 @@ pub struct Limits {
     pub body: u64,
     /// Tokens of an answer.
     pub max_tokens: Option<usize>,
+    /// Of those, the ones of reasoning.
+    pub reasoning: Option<usize>,
     /// From the request to the end of its answer.
     pub timeout: Option<Duration>,
 }

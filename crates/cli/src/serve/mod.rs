@@ -110,6 +110,9 @@ pub struct ServeArgs {
     /// template's]
     #[arg(long, value_name = "on|off", value_parser = on_off)]
     think: Option<bool>,
+    /// The most tokens of reasoning, whatever is asked for: then the model is made to answer [default: no limit]
+    #[arg(long, value_name = "N")]
+    think_budget: Option<usize>,
     /// A chat template to use instead of the model's, in Jinja
     #[arg(long, value_name = "FILE")]
     chat_template_file: Option<PathBuf>,
@@ -183,6 +186,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         queue: args.queue,
         body: args.max_body,
         max_tokens: args.max_tokens,
+        reasoning: args.think_budget,
         timeout: args.timeout.map(|seconds| Duration::from_secs(seconds as u64)),
     };
     let name = args.alias.clone().unwrap_or_else(|| model_name(args.model.as_deref(), &path));

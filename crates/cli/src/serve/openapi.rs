@@ -204,6 +204,7 @@ fn chat_fields() -> Value {
         ("logprobs", json!({ "type": "boolean" })),
         ("top_logprobs", json!({ "type": "integer", "minimum": 0, "maximum": 20 })),
         ("reasoning_effort", json!({ "type": "string" })),
+        ("thinking_budget", json!({ "type": "integer" })),
         ("chat_template_kwargs", json!({ "type": "object" })),
     ] {
         fields.insert(name.into(), schema);

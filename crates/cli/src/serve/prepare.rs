@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_engine::chat::dialect::Dialect;
+use forebay_engine::chat::dialect::{Dialect, ReasoningLimit};
 use forebay_engine::{Grammar, TokenId};
 use serde_json::{Map, Value};
 
@@ -79,6 +79,12 @@ impl Prepared {
     pub fn shown(&self, dialect: &Dialect) -> Vec<TokenId> {
         self.parser.as_ref().map_or_else(Vec::new, |(_, tools)| dialect.shown(tools))
     }
+
+    /// What ends reasoning after so many tokens.
+    pub fn limit(&self, loaded: &Loaded, most: Option<usize>) -> Result<Option<ReasoningLimit>, ApiError> {
+        let (Some(most), Some((prompt, tools))) = (most, &self.parser) else { return Ok(None) };
+        Ok(Some(loaded.dialect.limit(most, prompt, tools, loaded.engine.tokenizer())?))
+    }
 }
 
 fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiError> {
@@ -86,9 +92,15 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
         return Err(ApiError::invalid("messages", "there are no messages"));
     }
     loaded.check_template()?;
-    let tools = offered_tools(request)?;
-    let prompting = loaded.prompting(&tools, &request.kwargs);
+    check_tools(&request.tools)?;
+    // The model is told of all tools whichever it may call: a prompt that begins differently shares nothing with the one
+    // before.
+    let prompting = loaded.prompting(&request.tools, &request.kwargs);
     let prompt = openai::chat_prompt(&loaded.engine, &prompting, &request.messages)?;
+    let tools = match request.tool_choice {
+        ToolChoice::None => Vec::new(),
+        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => request.tools.clone(),
+    };
     let grammar = if let Some(required) = required_tools(&request.tool_choice, &tools)? {
         let source =
             loaded.dialect.call_grammar(&prompt.text, &required).map_err(|error| refused("tools", error))?;
@@ -96,6 +108,9 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
     } else if let Some(schema) = request.answering.format.schema() {
         let source = loaded.dialect.answer_grammar(&prompt.text, &schema, &tools);
         Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("response_format", error))?)
+    } else if tools.len() < request.tools.len() {
+        let source = loaded.dialect.text_grammar(&prompt.text);
+        source.map(|source| Grammar::lark(&loaded.engine, &source)).transpose()?
     } else {
         None
     };
@@ -107,10 +122,8 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
     })
 }
 
-/// The tools that the model is told of. They are the same whichever it has to call: a prompt that begins differently shares
-/// nothing with the one before.
-fn offered_tools(request: &ChatRequest) -> Result<Vec<Value>, ApiError> {
-    for (i, tool) in request.tools.iter().enumerate() {
+fn check_tools(tools: &[Value]) -> Result<(), ApiError> {
+    for (i, tool) in tools.iter().enumerate() {
         if tool.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "function") {
             let message = format!("only functions are supported, not tools of type {}", tool["type"]);
             return Err(ApiError::invalid(format!("tools[{i}].type"), message));
@@ -119,10 +132,7 @@ fn offered_tools(request: &ChatRequest) -> Result<Vec<Value>, ApiError> {
             return Err(ApiError::invalid(format!("tools[{i}].function.name"), "a tool has no name"));
         }
     }
-    match request.tool_choice {
-        ToolChoice::None => Ok(Vec::new()),
-        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => Ok(request.tools.clone()),
-    }
+    Ok(())
 }
 
 /// Those of the tools that it has to call one of, if it has to.
@@ -163,7 +173,7 @@ impl Loaded {
                 .filter(|_| !kwargs.contains_key("enable_thinking") && !kwargs.contains_key("thinking")),
             tools: tools.to_vec(),
             kwargs: kwargs.clone(),
-            system: None,
+            ..Prompting::default()
         }
     }
 }

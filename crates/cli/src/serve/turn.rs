@@ -53,6 +53,8 @@ pub struct Answering {
     /// How many answers, less one.
     pub more: usize,
     pub max_tokens: Option<usize>,
+    /// The most tokens of reasoning.
+    pub reasoning: Option<usize>,
     pub sampling: SamplingOverrides,
     pub stop: Vec<String>,
     pub format: Format,
@@ -201,10 +203,8 @@ impl App {
         let sampling = self.sampling.clone().overruled_by(answering.sampling.clone());
         let file = loaded.engine.file();
         let sampling = sampling.resolve(&file.metadata, file.path())?;
-        let max_tokens = match (answering.max_tokens, self.limits.max_tokens) {
-            (Some(asked), Some(most)) => Some(asked.min(most)),
-            (asked, most) => asked.or(most),
-        };
+        let max_tokens = least(answering.max_tokens, self.limits.max_tokens);
+        let reasoning = least(answering.reasoning, self.limits.reasoning);
         let places =
             self.meters.places(count, most).map_err(|open| ApiError::overloaded(open, RETRY_SECONDS))?;
         let (sender, receiver) = unbounded_channel();
@@ -222,6 +222,7 @@ impl App {
         };
         let mut places = places.into_iter();
         for prompt in prompts {
+            let reasoning = prompt.limit(loaded, reasoning)?;
             for index in 0..each {
                 let mut sampling = sampling.clone();
                 sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index as u64));
@@ -233,6 +234,7 @@ impl App {
                     grammar: prompt.grammar.clone(),
                     logprobs: answering.logprobs,
                     shown: prompt.shown(&loaded.dialect),
+                    reasoning: reasoning.clone(),
                     ..Request::default()
                 };
                 let cancel = Cancel::default();
@@ -251,6 +253,11 @@ impl App {
         }
         Ok(turn)
     }
+}
+
+/// What is asked for, up to what there may be.
+fn least(asked: Option<usize>, most: Option<usize>) -> Option<usize> {
+    asked.into_iter().chain(most).min()
 }
 
 /// A request that is being answered. Dropping it cancels what is left of it.

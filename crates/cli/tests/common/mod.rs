@@ -5,7 +5,8 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// A call of the program, with nothing on standard input.
 pub fn forebay<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
@@ -54,6 +55,28 @@ impl Outcome {
 /// Runs a call to its end.
 pub fn call(args: &[&str]) -> Outcome {
     forebay(args).output().unwrap().into()
+}
+
+/// Presses Ctrl-C. Comes back when the program has heard it: two that have not been heard are one.
+pub fn interrupt(child: &Child) {
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    if !cfg!(target_os = "linux") {
+        return std::thread::sleep(Duration::from_secs(1));
+    }
+    let start = Instant::now();
+    // SIGINT is signal 2, and bit 1 of the mask.
+    while signal_mask(child, "ShdPnd:").is_some_and(|pending| pending & 2 != 0) {
+        assert!(start.elapsed() < Duration::from_secs(60), "Ctrl-C is not heard");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A mask of signals by its name in Linux; `None` when the program has ended.
+pub fn signal_mask(child: &Child, name: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
+    let mask = status.lines().find_map(|line| line.strip_prefix(name))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 /// Runs a call with a text on standard input.

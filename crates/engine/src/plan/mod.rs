@@ -224,13 +224,16 @@ impl Plan {
             plan.choose_chunk(blueprint, wishes.chunk.unwrap_or(CHUNK));
             plan.fixed().saturating_add(plan.experts) <= budget
         };
+        let least = classes.bytes(&classes.least());
         if !everything {
+            // Up to an eighth of the memory goes to scratch, of what the rest leaves.
+            plan.scratch = 0;
+            let most = budget.saturating_sub(plan.fixed()).saturating_sub(least).min(budget / 8);
             let chunk = match wishes.chunk {
                 Some(chunk) => chunk,
-                // Up to an eighth of the memory goes to scratch.
                 None => (0..)
                     .map(|halvings| STREAMED_CHUNK >> halvings)
-                    .find(|&c| c <= LEAST_CHUNK || blueprint.scratch_bytes(c) <= budget / 8)
+                    .find(|&c| c <= LEAST_CHUNK || blueprint.scratch_bytes(c) <= most)
                     .expect("the numbers end below the least"),
             };
             plan.choose_chunk(blueprint, chunk.min(wishes.context));
@@ -242,7 +245,7 @@ impl Plan {
                 plan.slots = slots;
                 Ok(plan)
             }
-            _ => Err(plan.refusal(classes.bytes(&classes.least()), limit)),
+            _ => Err(plan.refusal(least, limit)),
         }
     }
 
@@ -458,7 +461,10 @@ fn conversation_bytes(blueprint: &Blueprint, precision: Precision, positions: u6
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::format::ModelFile;
 
     fn plan() -> Plan {
         Plan {
@@ -476,6 +482,29 @@ mod tests {
             reserved: 100,
             device: None,
         }
+    }
+
+    #[test]
+    fn more_memory_is_not_refused_where_less_suffices() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
+        let blueprint = crate::models::describe(&ModelFile::open(&path).unwrap()).unwrap();
+        let classes = SlotClasses::new(&blueprint.experts);
+        let plan = |memory: u64| {
+            let wishes = Wishes {
+                context: 1024,
+                reserved: 1024,
+                precision: Precision::Fast,
+                chunk: None,
+                memory: Some(memory),
+                expert_memory: None,
+                device: None,
+            };
+            Plan::new(&blueprint, &classes, &wishes, &Machine { available: None, resident: 16 << 20 })
+        };
+        let budgets = (1 << 20..80 << 20).step_by(64 << 10);
+        let mut plans = budgets.map(plan).skip_while(Result::is_err).map(Result::unwrap).peekable();
+        assert_eq!(plans.peek().map(|plan| plan.chunk), Some(LEAST_CHUNK), "the least memory is the least");
+        assert!(plans.all(|plan| plan.total() <= plan.budget));
     }
 
     #[test]

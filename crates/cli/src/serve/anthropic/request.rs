@@ -53,6 +53,7 @@ struct Choice {
 struct Thinking {
     #[serde(rename = "type")]
     kind: String,
+    budget_tokens: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -90,6 +91,7 @@ impl Body {
             "top_p": self.top_p,
             "top_k": self.top_k,
             "response_format": self.format()?,
+            "thinking_budget": self.thinking.as_ref().and_then(|thinking| thinking.budget_tokens),
         }))?;
         answering(&body, Endpoint::Chat, engine).map_err(in_own_words)
     }

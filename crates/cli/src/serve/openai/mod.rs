@@ -33,6 +33,7 @@ pub fn answering(
     Ok(Answering {
         more: n as usize - 1,
         max_tokens: body.max_tokens()?,
+        reasoning: body.thinking_budget(),
         sampling: body.sampling(engine)?,
         stop: body.stops()?,
         format: format(body.response_format.as_ref())?,

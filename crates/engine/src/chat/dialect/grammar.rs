@@ -29,16 +29,23 @@ pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<
     Ok(grammar.finish(&format!("{start} ({calls})")))
 }
 
+/// A grammar for an answer that calls nothing; `None` where calls look like what may be said.
+pub(super) fn text(dialect: &Dialect, prompt: &str) -> Option<String> {
+    let mut grammar = Grammar::new(dialect);
+    let start = grammar.before_answer(prompt);
+    let text = match dialect.format {
+        Format::None | Format::Llama => return None,
+        Format::Harmony => format!("{} {}", grammar.final_header(prompt), grammar.rule(ANY)),
+        format => grammar.text_without(format.opening()),
+    };
+    Some(grammar.finish(&format!("{start} {text}")))
+}
+
 /// A grammar for an answer that is JSON, or a call of one of the tools if there are any.
 pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value, tools: &[Value]) -> String {
     let mut grammar = Grammar::new(dialect);
     let start = grammar.before_answer(prompt);
-    let header = if dialect.format == Format::Harmony && !harmony::is_in_message(prompt) {
-        let header = [grammar.tag("<|channel|>"), quoted("final"), grammar.tag("<|message|>")];
-        header.join(" ")
-    } else {
-        String::new()
-    };
+    let header = grammar.final_header(prompt);
     let json = grammar.json(schema);
     let mut answers = vec![format!("{header} {json}")];
     // Where the template does not show how to call, nothing is a call.
@@ -51,6 +58,9 @@ pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value, tools: &[V
     };
     grammar.finish(&format!("{start} {answers}"))
 }
+
+/// Any text.
+const ANY: &str = r"/(.|\n)*/";
 
 /// A grammar that is being written.
 struct Grammar<'a> {
@@ -100,7 +110,6 @@ impl<'a> Grammar<'a> {
 
     /// Any text up to a tag, and the tag.
     fn until(&mut self, tag: &str) -> String {
-        const ANY: &str = r"/(.|\n)*/";
         match self.tag(tag) {
             token if token.starts_with('<') => {
                 let text = self.rule(ANY);
@@ -108,6 +117,22 @@ impl<'a> Grammar<'a> {
             }
             text => self.rule_with(&format!("[suffix={text}]"), ANY),
         }
+    }
+
+    /// Any text in which none of these tags is. Where a tag is a control token, no text has it.
+    fn text_without(&mut self, tags: &[&str]) -> String {
+        let tags: Vec<String> = tags.iter().map(|tag| quoted(tag)).collect();
+        // Only of terminals can a grammar say what they are not.
+        self.rules.push_str(&format!("TEXT: {ANY} & ~({ANY} ({}) {ANY})\n", tags.join(" | ")));
+        "TEXT".into()
+    }
+
+    /// What says that the answer follows, where anything does.
+    fn final_header(&self, prompt: &str) -> String {
+        if self.dialect.format != Format::Harmony || harmony::is_in_message(prompt) {
+            return String::new();
+        }
+        [self.tag("<|channel|>"), quoted("final"), self.tag("<|message|>")].join(" ")
     }
 
     /// What comes before an answer: reasoning, if the model does that and the prompt leaves it open.
@@ -228,13 +253,19 @@ impl<'a> Grammar<'a> {
         let properties = schema.get("properties").and_then(Value::as_object);
         let required = schema.get("required").and_then(Value::as_array);
         for (parameter, property) in properties.into_iter().flatten() {
-            let before = quoted(&format!("{quote}{parameter}{quote}"));
+            let kinds = tools.kinds(name, parameter);
+            let says = match (tags.says_text, kinds.may_be_text()) {
+                (false, _) => "",
+                (true, true) => " string=\"true\"",
+                (true, false) => " string=\"false\"",
+            };
+            let before = quoted(&format!("{quote}{parameter}{quote}{says}"));
             let between = match tags.value {
                 Some(tag) => format!("\"\\n\" {}", self.tag(tag)),
                 None => String::new(),
             };
             let lines = if tags.lines { "\"\\n\"" } else { "" };
-            let value = self.value(tags, property, schema, tools.kinds(name, parameter));
+            let value = self.value(tags, property, schema, kinds);
             let body = format!("{key} {before} {key_end} {between} {lines} {value} \"\\n\"");
             let rule = self.rule(&body);
             let needed = required.is_some_and(|names| names.iter().any(|name| name == parameter));
@@ -272,5 +303,53 @@ impl<'a> Grammar<'a> {
         }
         let json = self.json(&schema);
         format!("{json} {line} {end}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::tokenizer::{Bos, EncodeOptions};
+    use crate::{Engine, Options};
+
+    /// Whether an answer may be this text.
+    fn takes(engine: &Engine, grammar: &crate::Grammar, text: &str) -> bool {
+        let options = EncodeOptions { special: true, bos: Bos::Never };
+        let mut matcher = grammar.matcher().unwrap();
+        engine.tokenizer().encode(text, options).unwrap().into_iter().all(|token| {
+            let allowed = matcher.allowed().unwrap().is_some_and(|mask| mask.allows(token));
+            allowed && matcher.accept(token).is_ok()
+        })
+    }
+
+    #[test]
+    fn a_grammar_of_text_takes_all_but_calls() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
+        let engine = Engine::open(&model, &Options { threads: Some(1), ..Options::default() }).unwrap();
+        let said = "\n\nOnce a < b.\n\n{\"name\": 1} 東京 <tool>";
+        for (template, prompt, fine, call) in [
+            ("<tool_call>", "", said, "Hm. <tool_call>"),
+            ("<tool_call><think>", "<think>\n", "a <tool_call> b</think>\n\nHello.", "a</think><tool_call>"),
+            ("<tool_call><think>", "", "\n<think>a</think>\n\nHello.", "\n<tool_call>"),
+            ("<tool_call><function=", "", said, "Hm.\n<function="),
+            ("<minimax:tool_call>", "", said, "<minimax:tool_call>"),
+            ("<tool_call><arg_key>", "", said, "<tool_call>"),
+            ("<｜tool▁call▁begin｜>", "", said, "a<｜tool▁calls▁begin｜>"),
+            ("<|tool_call_begin|>", "", said, "a<|tool_call_begin|>"),
+            (
+                "<|channel|><|message|>",
+                "<|start|>assistant",
+                "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.",
+                "<|channel|>commentary to=functions.f",
+            ),
+        ] {
+            let source = Dialect::of(template).text_grammar(prompt).unwrap();
+            let grammar = crate::Grammar::lark(&engine, &source).unwrap();
+            assert!(takes(&engine, &grammar, fine), "{template}: {fine:?} in {source}");
+            assert!(!takes(&engine, &grammar, call), "{template}: {call:?} in {source}");
+        }
+        assert_eq!(Dialect::of("").text_grammar(""), None);
     }
 }

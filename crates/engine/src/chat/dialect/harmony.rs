@@ -15,6 +15,9 @@ const RETURN: &str = "<|return|>";
 /// All of its tags.
 pub(super) const TAGS: &[&str] = &[START, CHANNEL, MESSAGE, "<|constrain|>", END, CALL, RETURN];
 
+/// What ends reasoning wherever it is. With the channel left open, the model would go on with what it was thinking.
+pub(super) const REASONING_END: &str = "<|end|><|start|>assistant<|channel|>final<|message|>";
+
 /// What ends a message: what says so, and what begins the next.
 const ENDS: &[&str] = &[END, CALL, RETURN, START, CHANNEL];
 
@@ -30,7 +33,7 @@ pub(super) fn is_in_message(prompt: &str) -> bool {
 }
 
 /// Reads messages.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Harmony {
     tools: Tools,
     state: State,
@@ -38,7 +41,7 @@ pub(super) struct Harmony {
     said: [bool; 2],
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State {
     Header,
     /// A message; nothing of it has come if `fresh`.
@@ -67,6 +70,10 @@ impl Harmony {
             harmony.said = [false; 2];
         }
         harmony
+    }
+
+    pub(super) fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Text { channel: Channel::Reasoning, .. })
     }
 
     pub(super) fn step(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) {

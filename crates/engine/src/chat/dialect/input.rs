@@ -42,7 +42,7 @@ pub(super) enum Begins {
 }
 
 /// Text that has come and has not been understood yet.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Input {
     text: String,
     /// Where what is left starts.

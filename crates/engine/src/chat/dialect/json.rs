@@ -19,7 +19,7 @@ enum Status {
 }
 
 /// Follows a JSON value to its end. It looks at brackets and strings, and leaves words and numbers to others.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Scan {
     /// Brackets that are to be closed.
     open: Vec<u8>,
@@ -78,7 +78,7 @@ impl Scan {
 }
 
 /// The arguments of a call as text that ends with a tag: JSON, as it is.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Arguments {
     /// Before the value.
     Start,
@@ -156,7 +156,7 @@ fn pass_on(input: &mut Input, count: usize, emit: &mut dyn FnMut(Piece<'_>)) {
 }
 
 /// A call as a JSON object with a name and arguments.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Call {
     /// What ends the call, if anything does. Where nothing does, nothing has begun it either: only a name that is known
     /// makes it a call.
@@ -172,7 +172,7 @@ pub(super) struct Call {
     arguments: Option<String>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State {
     Open,
     KeyOrEnd,

@@ -15,6 +15,7 @@ mod grammar;
 mod harmony;
 mod input;
 mod json;
+mod limit;
 mod sections;
 mod text;
 mod values;
@@ -22,13 +23,15 @@ mod xml;
 
 use serde_json::Value;
 
+pub use self::limit::ReasoningLimit;
+
 use self::harmony::Harmony;
 use self::input::Input;
 use self::text::Text;
 use self::values::Tools;
 use crate::TokenId;
 use crate::error::Result;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Bos, EncodeOptions, Tokenizer};
 
 /// A piece of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +98,9 @@ impl Dialect {
             Format::Sections(&sections::DEEPSEEK)
         } else if has(sections::KIMI.call) {
             Format::Sections(&sections::KIMI)
+        } else if has("｜DSML｜") {
+            // Templates may put the tags together.
+            Format::Xml(&xml::DSML)
         } else if has(xml::MINIMAX.open) {
             Format::Xml(&xml::MINIMAX)
         } else if has(xml::GLM.key[0]) {
@@ -137,6 +143,7 @@ impl Dialect {
             Format::Harmony => "harmony",
             format if format == Format::Xml(&xml::QWEN) => "qwen-xml",
             format if format == Format::Xml(&xml::GLM) => "glm",
+            format if format == Format::Xml(&xml::DSML) => "deepseek-dsml",
             Format::Xml(_) => "minimax",
             format if format == Format::Sections(&sections::KIMI) => "kimi",
             Format::Sections(_) => "deepseek",
@@ -157,6 +164,12 @@ impl Dialect {
         grammar::answer(self, prompt, schema, tools)
     }
 
+    /// A Lark grammar for an answer that calls nothing, after reasoning where the prompt leaves that open. `None` where calls
+    /// look like what may be said.
+    pub fn text_grammar(&self, prompt: &str) -> Option<String> {
+        grammar::text(self, prompt)
+    }
+
     /// A parser for the answer to a prompt. Without tools there are no calls, and what looks like one is text.
     pub fn parser(&self, prompt: &str, tools: &[Value]) -> Parser {
         let tools = Tools::new(tools);
@@ -165,6 +178,26 @@ impl Dialect {
             format => Machine::Text(Text::after(prompt, format, tools)),
         };
         Parser { input: Input::default(), machine }
+    }
+
+    /// For an answer to a prompt that may have so many tokens of reasoning: what ends it then. Goes into
+    /// [`Request::reasoning`](crate::Request::reasoning).
+    ///
+    /// # Errors
+    /// If the model cannot spell what ends its reasoning.
+    pub fn limit(
+        &self,
+        most: usize,
+        prompt: &str,
+        tools: &[Value],
+        tokenizer: &Tokenizer,
+    ) -> Result<ReasoningLimit> {
+        let end = match self.format {
+            Format::Harmony => harmony::REASONING_END,
+            _ => text::REASONING_END,
+        };
+        let end = tokenizer.encode(end, EncodeOptions { special: true, bos: Bos::Never })?;
+        Ok(ReasoningLimit::new(self.parser(prompt, tools), most, end))
     }
 }
 
@@ -190,13 +223,13 @@ impl Dialect {
 }
 
 /// Takes an answer's text as it comes and tells what it is.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Parser {
     input: Input,
     machine: Machine,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Machine {
     Text(Text),
     Harmony(Harmony),
@@ -213,6 +246,14 @@ impl Parser {
     pub fn finish(mut self, emit: &mut dyn FnMut(Piece<'_>)) {
         self.input.end();
         self.step(emit);
+    }
+
+    /// Whether what comes next is reasoning, as far as can be told.
+    fn is_reasoning(&self) -> bool {
+        match &self.machine {
+            Machine::Text(text) => text.is_reasoning(),
+            Machine::Harmony(harmony) => harmony.is_reasoning(),
+        }
     }
 
     fn step(&mut self, emit: &mut dyn FnMut(Piece<'_>)) {

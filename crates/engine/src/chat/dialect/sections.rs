@@ -52,7 +52,7 @@ pub(super) static KIMI: Tags = Tags {
 };
 
 /// The calls of a section.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Calls {
     tags: &'static Tags,
     state: State,
@@ -62,7 +62,7 @@ pub(super) struct Calls {
     lead: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State {
     /// Before a call, or after the last.
     Between,

@@ -6,13 +6,15 @@ use super::{Format, Piece, Progress, json, sections, xml};
 
 pub(super) const THINK: &str = "<think>";
 pub(super) const THINK_END: &str = "</think>";
+/// What ends reasoning wherever it is, on a line of its own: after half a sentence the model would go on with the other.
+pub(super) const REASONING_END: &str = "\n</think>\n\n";
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
 
 /// What stands before another object that is a call.
 const BETWEEN: [&str; 2] = ["; {", ";{"];
 
 /// Reads an answer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Text {
     /// How calls are written; plain text if there is nothing to call.
     format: Format,
@@ -24,7 +26,7 @@ pub(super) struct Text {
     called: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State {
     /// Nothing but white space has come.
     Start {
@@ -50,7 +52,7 @@ enum Opened {
 }
 
 /// A call that is being read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Call {
     Json(json::Call),
     Xml(xml::Call),
@@ -70,6 +72,10 @@ impl Text {
             trim: reasoning == Opened::ByPrompt || prompt.ends_with(THINK_END),
             called: false,
         }
+    }
+
+    pub(super) fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning | State::Start { reasoning: Opened::ByPrompt })
     }
 
     pub(super) fn step(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) {
@@ -236,7 +242,7 @@ impl Text {
 
 impl Format {
     /// The tags that calls begin with.
-    fn opening(self) -> &'static [&'static str] {
+    pub(super) fn opening(self) -> &'static [&'static str] {
         match self {
             Format::None | Format::Llama | Format::Harmony => &[],
             Format::Hermes => &["<tool_call>"],

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::input::trim;
 
 /// The tools that a model may call.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Tools(HashMap<String, Value>);
 
 impl Tools {
@@ -85,6 +85,9 @@ pub(super) enum Reading {
 }
 
 impl Kinds {
+    /// Text and nothing else.
+    pub(super) const TEXT: Kinds = Kinds(STRING);
+
     fn add(&mut self, schema: &Value, root: &Value, depth: usize) {
         if depth > MOST_DEPTH {
             return;

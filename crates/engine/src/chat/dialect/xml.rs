@@ -27,6 +27,8 @@ pub(super) struct Tags {
     pub(super) lines: bool,
     /// Whether names stand in quotes.
     pub(super) quotes: bool,
+    /// Whether a parameter says if it is text, as `string="true"` after its name.
+    pub(super) says_text: bool,
 }
 
 /// What is around one call.
@@ -48,6 +50,7 @@ pub(super) static QWEN: Tags = Tags {
     begins: &["<tool_call>", "<function="],
     lines: true,
     quotes: false,
+    says_text: false,
 };
 
 /// MiniMax M2.
@@ -62,6 +65,7 @@ pub(super) static MINIMAX: Tags = Tags {
     begins: &["<minimax:tool_call>"],
     lines: false,
     quotes: true,
+    says_text: false,
 };
 
 /// GLM 4.5 and later.
@@ -76,10 +80,26 @@ pub(super) static GLM: Tags = Tags {
     begins: &["<tool_call>"],
     lines: false,
     quotes: false,
+    says_text: false,
+};
+
+/// DeepSeek V3.2.
+pub(super) static DSML: Tags = Tags {
+    open: "<｜DSML｜function_calls>",
+    close: "</｜DSML｜function_calls>",
+    function: Some(Function { open: "<｜DSML｜invoke name=", close: "</｜DSML｜invoke>" }),
+    key: ["<｜DSML｜parameter name=", ">"],
+    value: None,
+    value_end: "</｜DSML｜parameter>",
+    value_cut: &["</｜DSML｜invoke>"],
+    begins: &["<｜DSML｜function_calls>"],
+    lines: false,
+    quotes: true,
+    says_text: true,
 };
 
 /// A call.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Call {
     tags: &'static Tags,
     state: State,
@@ -91,11 +111,13 @@ pub(super) struct Call {
     lead: usize,
     name: String,
     key: String,
+    /// Whether the parameter says that it is text.
+    is_text: bool,
     /// Arguments of the call so far.
     count: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State {
     /// Before a call, or after the last.
     Function,
@@ -112,7 +134,7 @@ enum State {
 }
 
 /// A value that comes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Value {
     /// Nothing has been passed on, and nothing left behind but a line break before it.
     Waiting { reading: Reading, kinds: Kinds, started: bool },
@@ -132,6 +154,7 @@ impl Call {
             lead: 0,
             name: String::new(),
             key: String::new(),
+            is_text: false,
             count: 0,
         }
     }
@@ -264,7 +287,13 @@ impl Call {
         let near = rest.floor_char_boundary(MOST_NAME + end.len());
         match rest[..near].find(end) {
             Some(at) => {
-                self.key = unquoted(&rest[..at]).to_owned();
+                let mut key = &rest[..at];
+                if self.tags.says_text {
+                    let said = key.split_once(" string=");
+                    self.is_text = said.is_some_and(|(_, said)| unquoted(said) == "true");
+                    key = said.map_or(key, |(name, _)| name);
+                }
+                self.key = unquoted(key).to_owned();
                 input.advance(at + end.len());
                 self.state = State::BeforeValue;
                 None
@@ -289,7 +318,10 @@ impl Call {
                 }
             }
         }
-        let kinds = tools.kinds(&self.name, &self.key);
+        let kinds = match tools.kinds(&self.name, &self.key) {
+            kinds if self.is_text && kinds.may_be_text() => Kinds::TEXT,
+            kinds => kinds,
+        };
         let value = Value::Waiting { reading: kinds.reading(), kinds, started: !self.tags.lines };
         self.state = State::Value(value);
         None

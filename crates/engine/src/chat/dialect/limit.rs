@@ -1,0 +1,66 @@
+//! A limit to reasoning.
+
+use super::Parser;
+use crate::TokenId;
+
+/// Follows an answer and, where its reasoning has come to as many tokens as there may be, says which tokens end it: the
+/// answer follows, as the model writes it.
+#[derive(Clone, Debug)]
+pub struct ReasoningLimit {
+    parser: Parser,
+    /// Tokens of reasoning that may still come.
+    left: usize,
+    /// What ends reasoning.
+    end: Vec<TokenId>,
+    /// How many of these have come.
+    ended: usize,
+}
+
+impl ReasoningLimit {
+    /// For what the parser reads.
+    pub(super) fn new(parser: Parser, most: usize, end: Vec<TokenId>) -> ReasoningLimit {
+        ReasoningLimit { parser, left: most, end, ended: 0 }
+    }
+
+    /// The token that has to come next, if one has to.
+    pub(crate) fn next(&self) -> Option<TokenId> {
+        let ends = self.ended > 0 || (self.left == 0 && self.parser.is_reasoning());
+        self.end.get(self.ended).copied().filter(|_| ends)
+    }
+
+    /// Takes the token that came and the text that it led to.
+    pub(crate) fn take(&mut self, token: TokenId, text: &str) {
+        let as_said = self.next() == Some(token);
+        self.ended = if as_said { (self.ended + 1) % self.end.len() } else { 0 };
+        self.parser.push(text, &mut |_| {});
+        if self.parser.is_reasoning() {
+            self.left = self.left.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::dialect::Dialect;
+
+    #[test]
+    fn reasoning_that_begins_again_is_ended_again() {
+        let parser = Dialect::of("<|channel|><|message|>").parser("<|start|>assistant", &[]);
+        let [other, first, second] = [0, 1, 2].map(TokenId);
+        let mut limit = ReasoningLimit::new(parser, 1, vec![first, second]);
+        for _ in 0..2 {
+            assert_eq!(limit.next(), None);
+            limit.take(other, "<|channel|>analysis<|message|>Hm.");
+            assert_eq!(limit.next(), Some(first));
+            limit.take(first, "<|end|>");
+            assert_eq!(limit.next(), Some(second));
+            limit.take(second, "<|start|>assistant");
+        }
+        // Where something else had to come, it begins anew.
+        limit.take(other, "<|channel|>analysis<|message|>Hm.");
+        limit.take(first, "<|end|>");
+        limit.take(other, "<|channel|>analysis<|message|>");
+        assert_eq!(limit.next(), Some(first));
+    }
+}
