@@ -17,13 +17,14 @@ const HEADS: [(&str, &str); 3] = [
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),
 ];
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 10] = [
     ("products", include_str!("../kernels/products.cu")),
     ("gemm", include_str!("../kernels/gemm.cu")),
     ("few", include_str!("../kernels/few.cu")),
     ("rows", include_str!("../kernels/rows.cu")),
     ("routing", include_str!("../kernels/routing.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
+    ("step", include_str!("../kernels/step.cu")),
     ("prompt", include_str!("../kernels/prompt.cu")),
     ("delta", include_str!("../kernels/delta.cu")),
     ("best", include_str!("../kernels/best.cu")),
@@ -69,7 +70,8 @@ kernels! {
     "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;
     "routing": route, norm_and_route, sort, combine;
-    "attention": append, attend_halves, attend_singles, attend_step, merge;
+    "attention": append, attend_halves, attend_singles, merge;
+    "step": attend_step, attend_step_128;
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
     "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
     "best": best_clear, best_count, best_gather, best_sort;
