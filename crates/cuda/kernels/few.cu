@@ -3,7 +3,7 @@
 // Here weights go from memory to the tensor cores through registers alone. A warp has sixteen rows of a matrix and passes
 // over their columns, 256 at a time: a strip. In the order that the tensor cores want, four lanes share a row; each has
 // those 64 columns of a strip whose codes lie together. The order in which columns are added up does not matter, as long
-// as the activations come in the same.
+// as the activations come in the same. Those become halves on their way to shared memory.
 
 #include "matrix.cuh"
 #include "tensor.cuh"
@@ -45,8 +45,7 @@ struct FewArgs {
     const float* bias[MOST_PRODUCTS]; // [experts, rows], if there are any
     u32 blocks[MOST_PRODUCTS];        // where each matrix's blocks end
     u32 width[MOST_PRODUCTS];
-    const u16* x;       // [rows, cols]
-    const float* scale; // of the rows of x
+    const float* x;     // [rows, cols]
     u32 rows;           // of the output, where there are no tiles
     u32 each;           // sixteens of rows that a warp has, one after the other
     const Tile* tiles;  // of experts
@@ -84,7 +83,6 @@ __device__ inline void multiply_eight(float (&d)[TILES][4], const u32 (&lower)[4
 
 // A lane's share of a row of a strip, and how it is multiplied. Any type of weights can be unpacked to floats first.
 template <u32 KIND> struct Share {
-    static const bool SUMS = false;
     static const int TIMES = 1;
     struct Raw {
         typename Unpack<KIND>::Raw group[2];
@@ -129,7 +127,6 @@ template <u32 KIND> struct Share {
 // multiplies their sums. A code in the last places of 1024 is a half without a conversion; codes times scales have at most
 // eleven bits, so nothing is rounded.
 template <bool FIFTH> struct KBlock {
-    static const bool SUMS = true;
     static const int TIMES = 2;
     struct Raw {
         uint4 head, codes[2], fifth[FIFTH ? 2 : 1];
@@ -215,7 +212,6 @@ __device__ inline u32 select(u32 mask, u32 these, u32 those) { return (these & m
 
 // A lane has sixteen bytes of each pair of quarters of one half of a block: sixteen columns of each quarter.
 template <> struct Share<Q6_K> {
-    static const bool SUMS = false;
     static const int TIMES = 2;
     struct Raw {
         uint4 low[2], high;
@@ -287,41 +283,93 @@ struct Work {
 
 __device__ inline u32 source(const FewArgs& a, u32 y) { return a.sources ? a.sources[y] : y; }
 
-// Takes a block's activations to shared memory. Those of tokens that there are not stay as they are: what comes of them
-// is not used.
-__device__ inline void stage(const FewArgs& a, Work work, u32 cols, u32 strips, uint4* eights, u32 stride) {
-    u32 row = EIGHTS * strips;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < work.count * row; i += THREADS) {
-        u32 token = i / row, index = i % row;
-        uint4 v = {0, 0, 0, 0};
-        if (8 * index < cols) v = *(const uint4*)(a.x + (u64)source(a, work.first + token) * cols + 8 * index);
-        eights[token * stride + place(index)] =
-            uint4{__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x5410),
-                  __byte_perm(v.z, v.w, 0x7632)};
+// Larger activations are divided by a power of two, so that they fit into halves.
+#define MOST_HALF 16384.0f
+
+__device__ inline float power_for(float largest) {
+    float power = 1;
+    while (largest > MOST_HALF && largest < INFINITE) {
+        largest *= 0.5f;
+        power *= 2;
     }
+    return power;
 }
 
-// The sums of every 32 activations.
-__device__ inline void sum_groups(Work work, u32 strips, const uint4* eights, u32 stride, u16* sums, u32 sums_stride) {
-    u32 row = 8 * strips;
-    for (u32 i = threadIdx.x; i < work.count * row; i += THREADS) {
-        u32 token = i / row, group = i % row;
-        float sum = 0;
+// Eight activations of a token: where they come from, and where they go in shared memory.
+struct Eight {
+    const float* x; // of the token
+    u32 index;
+    uint4* eights; // of the token
+    u16* sums;
+};
+
+struct Loaded {
+    float4 first, second;
+};
+
+// Those of missing columns are zero.
+__device__ inline Loaded load(const Eight& eight, u32 cols) {
+    Loaded loaded = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+    const float4* from = (const float4*)(eight.x + 8 * eight.index);
+    if (8 * eight.index < cols) loaded = Loaded{from[0], from[1]};
+    return loaded;
+}
+
+// Takes eight activations to shared memory, divided by a power, and the sums of every 32: a whole warp takes neighbours.
+// Gives the largest of the eight.
+__device__ inline float stage(const Eight& eight, const Loaded& loaded, float power) {
+    float inverse = 1 / power;
+    float4 a = loaded.first, b = loaded.second;
+    // In the order in which they are multiplied.
+    uint4 v = {two_halves(a.x * inverse, a.z * inverse), two_halves(a.y * inverse, a.w * inverse),
+               two_halves(b.x * inverse, b.z * inverse), two_halves(b.y * inverse, b.w * inverse)};
+    eight.eights[place(eight.index)] = v;
+    float sum = 0;
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint4 v = eights[token * stride + place(4 * group + j)];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                u32 two = word_of(v, k);
-                sum += half_to_float(two & 0xffff) + half_to_float(two >> 16);
-            }
-        }
-        sum *= 1 / SUM_SCALE;
-        u16* to = sums + 4 * (token * sums_stride + group / 2) + group % 2;
-        to[0] = float_to_half(sum);
-        to[2] = float_to_half(sum - half_to_float(to[0]));
+    for (int k = 0; k < 4; k++) {
+        u32 two = word_of(v, k);
+        sum += half_to_float(two & 0xffff) + half_to_float(two >> 16);
     }
+    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    if (eight.index % 4 == 0) {
+        u16* to = eight.sums + eight.index / 8 * 4 + eight.index / 4 % 2;
+        sum *= 1 / SUM_SCALE;
+        u16 upper = float_to_half(sum);
+        to[0] = upper;
+        to[2] = float_to_half(sum - half_to_float(upper));
+    }
+    float first = fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
+    float second = fmaxf(fmaxf(fabsf(b.x), fabsf(b.y)), fmaxf(fabsf(b.z), fabsf(b.w)));
+    return fmaxf(first, second);
+}
+
+// Takes so many eights to shared memory, which `at` tells. TOGETHER of them are on their way at a time. Gives the largest
+// activation.
+template <int TOGETHER, class At> __device__ inline float stage_all(u32 count, u32 cols, At at) {
+    float largest = 0;
+    for (u32 first = 0; first < count; first += TOGETHER) {
+        Loaded loaded[TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) loaded[i] = load(at(min(first + i, count - 1)), cols);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            if (first + i >= count) break;
+            largest = fmaxf(largest, stage(at(first + i), loaded[i], 1));
+        }
+    }
+    return largest;
+}
+
+// Takes eights [first, end) of a token that may have activations too large for halves, a warp's work. Gives the power.
+__device__ inline float stage_large(Eight token, u32 cols, u32 first, u32 end) {
+    float largest = 0;
+    for (u32 i = 8 * first + threadIdx.x % WARP; i < min(8 * end, cols); i += WARP)
+        largest = fmaxf(largest, fabsf(token.x[i]));
+    float power = power_for(warp_max(largest));
+    for (token.index = first + threadIdx.x % WARP; token.index < end; token.index += WARP)
+        stage(token, load(token, cols), power);
+    return power;
 }
 
 // What a warp has: the rows of one lane's share, and its strips.
@@ -333,8 +381,8 @@ struct Rows {
 };
 
 // Calls `done` with the sums of each of a warp's turns.
-template <u32 KIND, int TILES, bool GATED, class Stage, class Done>
-__device__ inline void pass(const Rows& r, u32 turns, Stage stage_all, const Activations& x, Done done) {
+template <u32 KIND, int TILES, bool GATED, class Prepare, class Done>
+__device__ inline void pass(const Rows& r, u32 turns, Prepare prepare, const Activations& x, Done done) {
     u32 lane = threadIdx.x % WARP, in_eight = lane / 4, part = lane % 4;
     typedef Share<KIND> S;
     const Mat& m = *r.lower;
@@ -358,7 +406,7 @@ __device__ inline void pass(const Rows& r, u32 turns, Stage stage_all, const Act
     };
     find();
     if (r.strips > 0) load();
-    stage_all(S::SUMS);
+    prepare();
     for (u32 turn = 0; turn < turns; turn++) {
         float sum[TILES][4] = {};
         // Where it is short, twice, so that what was loaded need not be moved.
@@ -373,15 +421,26 @@ __device__ inline void pass(const Rows& r, u32 turns, Stage stage_all, const Act
     }
 }
 
+// Which of a kernel's matrices a block has, and where its blocks start.
+struct Which {
+    u32 number, start;
+};
+
+__device__ inline Which which_of(const FewArgs& a) {
+    Which which = {0, 0};
+    while (blockIdx.x >= a.blocks[which.number]) which.start = a.blocks[which.number++];
+    return which;
+}
+
 // out[y][r] = w[r] . x[y], or, where gated, out[y][r] = activation(w[0][r] . x[y], w[1][r] . x[y]). TILES eights of tokens;
-// PARTS warps share the columns of the same rows, and the others have other rows.
-template <int TILES, int PARTS, bool GATED> __device__ inline void few(const FewArgs& a) {
+// every warp has rows of its own.
+template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
     extern __shared__ uint4 staged[];
+    __shared__ float powers[8 * TILES];
     // Weights are on their way before the activations are there. Which they are is known then where there are no experts.
     if (a.tiles) await_previous();
-    u32 which = 0, start = 0;
-    while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
-    const Mat& m = a.w[which];
+    Which which = which_of(a);
+    const Mat& m = a.w[which.number];
     Work work = {0, blockIdx.y * 8 * TILES, 8 * TILES};
     if (a.tiles) {
         // Both are asked for at once. There is room for a tile for every block.
@@ -396,40 +455,30 @@ template <int TILES, int PARTS, bool GATED> __device__ inline void few(const Few
     u16* sums = (u16*)(staged + 8 * TILES * stride);
     Activations x = {staged + lane / 4 * stride, (const uint2*)sums + lane / 4 * sums_stride, stride, sums_stride};
 
-    u32 part = warp % PARTS, share = (strips + PARTS - 1) / PARTS, first_strip = min(part * share, strips);
     u32 step = GATED ? 8 : 16;
-    u32 first_row = ((blockIdx.x - start) * (WARPS / PARTS) + warp / PARTS) * a.each * step;
-    Rows rows = {&m, GATED ? &a.w[1] : &m, work.expert, first_row, step, first_strip, min(share, strips - first_strip)};
+    u32 first_row = ((blockIdx.x - which.start) * WARPS + warp) * a.each * step;
+    Rows rows = {&m, GATED ? &a.w[1] : &m, work.expert, first_row, step, 0, strips};
 
-    auto stage_all = [&](bool with_sums) {
+    // Activations of tokens that there are not stay as they are: what comes of them is not used.
+    auto prepare = [&]() {
         if (!a.tiles) await_previous();
-        stage(a, work, m.cols, strips, staged, stride);
-        __syncthreads();
-        if (with_sums) {
-            sum_groups(work, strips, staged, stride, sums, sums_stride);
-            __syncthreads();
+        u32 row = EIGHTS * strips, count = work.count * row;
+        auto at = [&](u32 token, u32 index) {
+            const float* from = a.x + (u64)source(a, work.first + token) * m.cols;
+            return Eight{from, index, staged + token * stride, sums + 4 * token * sums_stride};
+        };
+        auto mine = [&](u32 i) { return at((threadIdx.x + i * THREADS) / row, (threadIdx.x + i * THREADS) % row); };
+        u32 each = threadIdx.x < count ? (count - threadIdx.x + THREADS - 1) / THREADS : 0;
+        float largest = stage_all<4>(each, m.cols, mine);
+        if (threadIdx.x < 8 * TILES) powers[threadIdx.x] = 1;
+        if (!__syncthreads_or(largest > MOST_HALF)) return;
+        for (u32 token = warp; token < work.count; token += WARPS) {
+            float power = stage_large(at(token, 0), m.cols, 0, row);
+            if (lane == 0) powers[token] = power;
         }
+        __syncthreads();
     };
     auto done = [&](u32 turn, float (&sum)[TILES][4]) {
-        if (PARTS > 1) {
-            // The sums of the other warps' columns come by way of shared memory, in order. The activations are not needed
-            // any more: there is one turn.
-            float* parts = (float*)staged;
-            __syncthreads();
-#pragma unroll
-            for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) parts[(warp * TILES * 4 + 4 * tile + i) * WARP + lane] = sum[tile][i];
-            __syncthreads();
-            if (part > 0) return;
-#pragma unroll
-            for (int other = 1; other < PARTS; other++)
-#pragma unroll
-                for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        sum[tile][i] += parts[((warp + other) * TILES * 4 + 4 * tile + i) * WARP + lane];
-        }
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -437,27 +486,91 @@ template <int TILES, int PARTS, bool GATED> __device__ inline void few(const Few
                 u32 token = 8 * tile + lane % 4 * 2 + i % 2;
                 u32 r = first_row + turn * step + lane / 4 + i / 2 * 8;
                 if (token >= work.count || r >= m.rows) continue;
-                u32 y = work.first + token;
-                u64 at = (u64)work.expert * m.rows + r;
-                float scale = a.scale[source(a, y)];
-                float value = fmaf(sum[tile][i], scale, a.bias[which] ? a.bias[which][at] : 0);
+                u64 y = work.first + token, at = (u64)work.expert * m.rows + r;
+                const float* bias = a.bias[which.number];
+                float value = fmaf(sum[tile][i], powers[token], bias ? bias[at] : 0);
                 if (GATED) {
-                    float up = fmaf(sum[tile][i + 2], scale, a.bias[1] ? a.bias[1][at] : 0);
+                    float up = fmaf(sum[tile][i + 2], powers[token], a.bias[1] ? a.bias[1][at] : 0);
                     value = activate(value, up, a.alpha, a.limit);
                 }
-                a.out[which][(u64)y * a.width[which] + r] = value;
+                a.out[which.number][y * a.width[which.number] + r] = value;
             }
         }
     };
-    // Floats take other kernels.
 #define BODY(KIND)                                                                                                     \
-    if constexpr (KIND != F32 && KIND != F16 && KIND != BF16) pass<KIND, TILES, GATED>(rows, a.each, stage_all, x, done)
+    if constexpr (KIND != F32 && KIND != F16 && KIND != BF16) pass<KIND, TILES, GATED>(rows, a.each, prepare, x, done)
     WITH_KIND(m.kind, BODY)
 #undef BODY
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_8(const FewArgs a) { few<1, 1, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_16(const FewArgs a) { few<2, 1, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_shared_8(const FewArgs a) { few<1, WARPS, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_shared_16(const FewArgs a) { few<2, WARPS, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_gate_up(const FewArgs a) { few<1, 1, true>(a); }
+// out[y][r] = w[r] . x[y] where there are too few rows for all warps: those of a block share the columns. Each takes its
+// share of the activations to shared memory and needs nobody else until its sums are there.
+template <int TILES> __device__ inline void few_shared(const FewArgs& a) {
+    const int TOKENS = 8 * TILES, NUMBERS = 4 * TILES;
+    extern __shared__ uint4 staged[];
+    Which which = which_of(a);
+    const Mat& m = a.w[which.number];
+    u32 first_token = blockIdx.y * TOKENS, tokens = min(TOKENS, a.rows - first_token);
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    u32 strips = (m.cols + STRIP - 1) / STRIP, stride = EIGHTS * strips + 1, sums_stride = 4 * (strips | 1);
+    u16* sums = (u16*)(staged + TOKENS * stride);
+    float* parts = (float*)(sums + 4 * TOKENS * sums_stride); // [turns, WARPS, NUMBERS, WARP]
+    Activations x = {staged + lane / 4 * stride, (const uint2*)sums + lane / 4 * sums_stride, stride, sums_stride};
+
+    u32 share = (strips + WARPS - 1) / WARPS, first_strip = min(warp * share, strips);
+    u32 first_row = (blockIdx.x - which.start) * a.each * 16;
+    Rows rows = {&m, &m, 0, first_row, 16, first_strip, min(share, strips - first_strip)};
+    u32 turns = min(a.each, (m.rows - first_row + 15) / 16);
+
+    // Of the two tokens of each tile whose sums a lane has.
+    float power[TILES][2];
+    auto prepare = [&]() {
+        await_previous();
+        u32 first = EIGHTS * first_strip, end = first + EIGHTS * rows.strips;
+        auto at = [&](u32 token, u32 index) {
+            const float* from = a.x + (u64)(first_token + token) * m.cols;
+            return Eight{from, index, staged + token * stride, sums + 4 * token * sums_stride};
+        };
+        float largest = 0, mine = 1;
+        for (u32 index = first + lane; index < end; index += WARP)
+            largest = fmaxf(largest, stage_all<8>(tokens, m.cols, [&](u32 token) { return at(token, index); }));
+        if (__any_sync(ALL_LANES, largest > MOST_HALF)) {
+            for (u32 token = 0; token < tokens; token++) {
+                float large = stage_large(at(token, 0), m.cols, first, end);
+                if (lane == token) mine = large;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * TILES; i++)
+            power[i / 2][i % 2] = __shfl_sync(ALL_LANES, mine, 8 * (i / 2) + lane % 4 * 2 + i % 2);
+        __syncwarp();
+    };
+    auto done = [&](u32 turn, float (&sum)[TILES][4]) {
+#pragma unroll
+        for (int i = 0; i < NUMBERS; i++)
+            parts[((turn * WARPS + warp) * NUMBERS + i) * WARP + lane] = sum[i / 4][i % 4] * power[i / 4][i % 2];
+    };
+#define BODY(KIND)                                                                                                     \
+    if constexpr (KIND != F32 && KIND != F16 && KIND != BF16) pass<KIND, TILES, false>(rows, turns, prepare, x, done)
+    WITH_KIND(m.kind, BODY)
+#undef BODY
+    __syncthreads();
+    // The sums of the warps' columns are added up in order: one of a turn's numbers for each warp at a time.
+    for (u32 number = warp; number < turns * NUMBERS; number += WARPS) {
+        u32 turn = number / NUMBERS, i = number % NUMBERS;
+        const float* from = parts + (turn * WARPS * NUMBERS + i) * WARP + lane;
+        float total = 0;
+#pragma unroll
+        for (int part = 0; part < WARPS; part++) total += from[part * NUMBERS * WARP];
+        u32 token = i / 4 * 8 + lane % 4 * 2 + i % 2, r = first_row + turn * 16 + lane / 4 + i / 2 % 2 * 8;
+        if (token >= tokens || r >= m.rows) continue;
+        const float* bias = a.bias[which.number];
+        a.out[which.number][(u64)(first_token + token) * a.width[which.number] + r] = total + (bias ? bias[r] : 0);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) few_8(const FewArgs a) { few<1, false>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) few_16(const FewArgs a) { few<2, false>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) few_gate_up(const FewArgs a) { few<1, true>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) few_shared_8(const FewArgs a) { few_shared<1>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) few_shared_16(const FewArgs a) { few_shared<2>(a); }

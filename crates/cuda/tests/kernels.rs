@@ -146,6 +146,8 @@ fn products_are_those_of_the_weights() {
     for (i, encoding) in encodings().into_iter().enumerate() {
         let shapes = match encoding {
             Encoding::Blocks(dtype) if dtype.is_float() => vec![(ROWS, COLS), (70, 44), (33, 12)],
+            // More columns than a block's warps take at a time, and more rows than all blocks do.
+            Encoding::Blocks(DType::Q4_K | DType::Q6_K) => vec![(ROWS, COLS), (40, 4352), (2300, 256)],
             _ => vec![(ROWS, COLS)],
         };
         for (rows, cols) in shapes {
@@ -183,6 +185,55 @@ fn products_are_those_of_the_weights() {
     }
 }
 
+/// Activations as halves would be infinite: such rows are divided first, whatever their neighbours are.
+fn some_large(mut table: HostMatrix) -> HostMatrix {
+    let row = table.cols * 4;
+    let mut bytes = table.planes[0].to_vec();
+    for row in bytes.chunks_exact_mut(row).step_by(3) {
+        for x in row.chunks_exact_mut(4) {
+            let large = 3e6 * f32::from_le_bytes([x[0], x[1], x[2], x[3]]);
+            x.copy_from_slice(&large.to_le_bytes());
+        }
+    }
+    table.planes[0] = bytes[..].into();
+    table
+}
+
+#[test]
+fn large_activations_are_multiplied_too() {
+    for (tokens, dtype) in
+        [(1, DType::Q4_K), (7, DType::Q4_K), (20, DType::Q6_K), (70, DType::Q4_K), (5, DType::F16)]
+    {
+        let encoding = Encoding::Blocks(dtype);
+        let truth = dequantised(&matrix(encoding, ROWS, COLS, 1));
+        let table = some_large(matrix(Encoding::Blocks(DType::F32), tokens, COLS, 2));
+        let activations = dequantised(&table);
+        let Some((mut backend, [x, out])) = backend(Precision::Fast, tokens, matrix(encoding, ROWS, COLS, 1))
+        else {
+            return;
+        };
+        backend.load(Weight::Matrix(table)).unwrap();
+        let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
+        backend.begin(tokens);
+        backend.embed(Matrix::nth(1), &ids, x).unwrap();
+        backend.matmul(x, &[(Matrix::nth(0), out)]).unwrap();
+        let mut ours = vec![f32::NAN; tokens * ROWS];
+        backend.read(out, &mut ours).unwrap();
+        for (t, ours) in ours.chunks_exact(ROWS).enumerate() {
+            let error = relative_error(ours, &products(&activations[t * COLS..][..COLS], &truth));
+            assert!(error < 2e-3, "{dtype}, row {t} of {tokens}: {error}");
+        }
+    }
+}
+
+/// The products of a row of activations with the rows of a matrix.
+fn products(activations: &[f32], weights: &[f32]) -> Vec<f32> {
+    let product = |row: &[f32]| -> f32 {
+        activations.iter().zip(row).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+    };
+    weights.chunks_exact(activations.len()).map(product).collect()
+}
+
 /// So many rows that every warp of a GPU has some of its own: an output's, with as many tokens as conversations.
 #[test]
 fn products_of_a_tall_matrix_are_those_of_its_weights() {
@@ -191,7 +242,7 @@ fn products_of_a_tall_matrix_are_those_of_its_weights() {
     for (dtype, tokens) in [(DType::Q6_K, 12), (DType::Q4_K, 3)] {
         let encoding = Encoding::Blocks(dtype);
         let truth = dequantised(&matrix(encoding, TALL, NARROW, 3));
-        let table = matrix(Encoding::Blocks(DType::F32), tokens, NARROW, 4);
+        let table = some_large(matrix(Encoding::Blocks(DType::F32), tokens, NARROW, 4));
         let activations = dequantised(&table);
         let Some((mut backend, [x, out])) =
             backend(Precision::Fast, tokens, matrix(encoding, TALL, NARROW, 3))
@@ -205,13 +256,8 @@ fn products_of_a_tall_matrix_are_those_of_its_weights() {
         backend.matmul(x, &[(Matrix::nth(0), out)]).unwrap();
         let mut ours = vec![f32::NAN; tokens * TALL];
         backend.read(out, &mut ours).unwrap();
-        let product = |t: usize, r: usize| -> f32 {
-            let pairs = activations[t * NARROW..][..NARROW].iter().zip(&truth[r * NARROW..][..NARROW]);
-            pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
-        };
         for (t, ours) in ours.chunks_exact(TALL).enumerate() {
-            let exact: Vec<f32> = (0..TALL).map(|r| product(t, r)).collect();
-            let error = relative_error(ours, &exact);
+            let error = relative_error(ours, &products(&activations[t * NARROW..][..NARROW], &truth));
             assert!(error < 2e-3, "{dtype}, row {t} of {tokens}: {error}");
         }
     }

@@ -201,33 +201,37 @@ impl CudaBackend {
             sources: lists.tokens,
         };
         let split = self.expert_products(mixture.layer).iter().any(|w| w.kind.is_float());
-        let halves = self.halve(self.at(b.x), self.rows, b.x.width(), split)?;
+        let [gate, up, _] = self.expert_products(mixture.layer);
+        // Where experts have few rows each, other kernels are better.
+        let few = size == EIGHT && !split && self.few_fit(gate.cols.max(inner), EIGHT);
+        let gated = (few && gate.kind == up.kind).then_some(mixture.experts.activation);
+        let halves = match few {
+            true => None,
+            false => Some(self.halve(self.at(b.x), self.rows, b.x.width(), split)?),
+        };
         let [gate, up, _] = self.expert_products(mixture.layer);
         let both = [
             Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
             Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
         ];
-        // Where experts have few rows each, other kernels are better.
-        let few = size == EIGHT && !split && self.few_fit(gate.cols.max(inner), EIGHT);
-        if few && gate.kind == up.kind {
-            let gated = Some(mixture.experts.activation);
-            let (shape, kernel, args) = self.few_products(&kernels, &both, halves, tiles, gated);
-            self.record(kernel, shape, args)?;
-        } else {
-            let (shape, kernel, args) = match few {
-                true => self.few_products(&kernels, &both, halves, tiles, None),
-                false => self.tiled_products(&kernels, &both, halves, tiles),
-            };
-            self.record(kernel, shape, args)?;
+        let (shape, kernel, args) = match halves {
+            None => self.few_products(&kernels, &both, self.at(b.x), tiles, gated),
+            Some(halves) => self.tiled_products(&kernels, &both, halves, tiles),
+        };
+        self.record(kernel, shape, args)?;
+        if gated.is_none() {
             self.activate(mixture, pairs * inner, inner)?;
         }
-        let halves = self.halve(self.at(b.gate), pairs, inner, split)?;
+        let halves = match few {
+            true => None,
+            false => Some(self.halve(self.at(b.gate), pairs, inner, split)?),
+        };
         let [.., down] = self.expert_products(mixture.layer);
         let product = Product { w: down, out: self.at(b.out), width: down.rows, bias: down_bias };
         let tiles = Tiles { sources: 0, ..tiles };
-        let (shape, kernel, args) = match few {
-            true => self.few_products(&kernels, &[product], halves, tiles, None),
-            false => self.tiled_products(&kernels, &[product], halves, tiles),
+        let (shape, kernel, args) = match halves {
+            None => self.few_products(&kernels, &[product], self.at(b.gate), tiles, None),
+            Some(halves) => self.tiled_products(&kernels, &[product], halves, tiles),
         };
         self.record(kernel, shape, args)?;
         self.sum(mixture, lists, lists.places)

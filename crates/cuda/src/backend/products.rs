@@ -36,6 +36,9 @@ const STRIP: usize = 256;
 const MOST_FEW: usize = 64;
 const MOST_FEW_TALL: usize = 16;
 
+/// The most sixteens of rows that a block of those takes one after the other where its warps share the columns.
+const MOST_FEW_TURNS: usize = 8;
+
 /// Products of one kernel.
 const MOST_PRODUCTS: usize = 4;
 
@@ -141,6 +144,11 @@ fn few_shared(cols: usize, rows: usize) -> usize {
     rows * ((STRIP / 8 * strips + 1) * 16 + 4 * (strips | 1) * 8)
 }
 
+/// Shared memory for the sums of a block's warps, where they share the columns.
+fn few_parts(rows: usize, turns: usize) -> usize {
+    turns * FEW_WARPS * rows * 16 * 4
+}
+
 /// Whether a product needs more than halves.
 fn any_floats(products: &[Product<'_>]) -> bool {
     products.iter().any(|p| p.w.kind.is_float())
@@ -201,17 +209,20 @@ impl CudaBackend {
             }
             return Ok(());
         }
-        let split = products.iter().any(|(w, _)| self.matrices[w.index()].kind.is_float());
-        let halves = self.halve(from, rows, x.width(), split)?;
         // Those of floats apart from the others, which need less.
         let (floats, others): (Vec<_>, Vec<_>) =
             products.iter().copied().partition(|(w, _)| self.matrices[w.index()].kind.is_float());
+        let mut halves = None;
         for some in floats.chunks(MOST_PRODUCTS).chain(others.chunks(MOST_PRODUCTS)) {
-            let named = self.named(some);
-            if let Some((shape, kernel, args)) = self.few_rows(&kernels, &named, halves) {
+            if let Some((shape, kernel, args)) = self.few_rows(&kernels, &self.named(some), from) {
                 self.recorder.record(kernel, shape, args);
                 continue;
             }
+            let halves = match halves {
+                Some(halves) => halves,
+                None => *halves.insert(self.halve(from, rows, x.width(), !floats.is_empty())?),
+            };
+            let named = self.named(some);
             // Where there are few blocks, smaller tiles make more of them.
             let total: usize = named.iter().map(|p| p.w.rows).sum();
             let few = total / gemm_rows(32, any_floats(&named)) < 2 * self.gpu.multiprocessors as usize;
@@ -283,34 +294,40 @@ impl CudaBackend {
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
-        halves: Halves,
+        x: Address,
     ) -> Option<(Shape, Kernel, Args)> {
         let cols = products.iter().map(|p| p.w.cols).max()?;
         let sixteens: usize = products.iter().map(|p| p.w.rows.div_ceil(16)).sum();
+        let processors = self.gpu.multiprocessors as usize;
         // Where all warps would not have rows of their own, those of a block share the columns.
-        let tall = sixteens >= 2 * FEW_WARPS * self.gpu.multiprocessors as usize;
+        let tall = sixteens >= 2 * FEW_WARPS * processors;
         let tile = if self.rows > 8 && self.few_fit(cols, 16) { 16 } else { 8 };
         let most = if tall { MOST_FEW_TALL } else { MOST_FEW };
         if self.rows > most || any_floats(products) || !self.few_fit(cols, tile) {
             return None;
         }
-        let kernel = match (tall, tile) {
-            (true, 8) => kernels.few_8,
-            (true, _) => kernels.few_16,
-            (false, 8) => kernels.few_shared_8,
-            (false, _) => kernels.few_shared_16,
+        let tiles = self.rows.div_ceil(tile);
+        let shared = few_shared(cols, tile);
+        let (kernel, turns, each) = match (tall, tile) {
+            (true, 8) => (kernels.few_8, 2, FEW_WARPS),
+            (true, _) => (kernels.few_16, 2, FEW_WARPS),
+            (false, _) => {
+                // A block for each processor: it takes all activations to shared memory, for as many rows as that allows.
+                let room = (self.gpu.shared_limit as usize - shared) / few_parts(tile, 1);
+                let turns = (sixteens * tiles).div_ceil(processors).clamp(1, MOST_FEW_TURNS.min(room.max(1)));
+                (if tile == 8 { kernels.few_shared_8 } else { kernels.few_shared_16 }, turns, 1)
+            }
         };
-        let (turns, rows) = if tall { (2, 2 * FEW_WARPS * 16) } else { (1, 16) };
-        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(rows));
-        let args = args.at(halves.high).at(halves.scales).int(self.rows).int(turns);
+        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(16 * turns * each));
+        let args = args.at(x).int(self.rows).int(turns);
         let args = args.at(0).at(0).at(0).float(0.0).float(0.0);
-        let shape = Shape::new([blocks, self.rows.div_ceil(tile), 1], FEW_THREADS);
-        Some((shape.shared(few_shared(cols, tile)), kernel, args))
+        let parts = if tall { 0 } else { few_parts(tile, turns) };
+        Some((Shape::new([blocks, tiles, 1], FEW_THREADS).shared(shared + parts), kernel, args))
     }
 
     /// Whether a block has the shared memory for so many rows of activations.
     pub(super) fn few_fit(&self, cols: usize, rows: usize) -> bool {
-        few_shared(cols, rows) <= self.gpu.shared_limit as usize
+        few_shared(cols, rows) + few_parts(rows, 1) <= self.gpu.shared_limit as usize
     }
 
     /// Products of tiles of eight rows with experts; `gated`, of gate and up together.
@@ -318,7 +335,7 @@ impl CudaBackend {
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
-        halves: Halves,
+        x: Address,
         tiles: Tiles,
         gated: Option<Activation>,
     ) -> (Shape, Kernel, Args) {
@@ -327,7 +344,7 @@ impl CudaBackend {
         let turns = if cols < 4 * STRIP { 2 } else { 1 };
         let rows = FEW_WARPS * turns * if gated.is_some() { 8 } else { 16 };
         let (args, blocks) = put_products(products, |w| w.rows.div_ceil(rows));
-        let args = args.at(halves.high).at(halves.scales).int(0).int(turns);
+        let args = args.at(x).int(0).int(turns);
         let args = args.at(tiles.tiles).at(tiles.count).at(tiles.sources);
         let (alpha, limit) = gated.map_or((0.0, 0.0), clamps);
         let args = args.float(alpha).float(limit);
