@@ -145,6 +145,10 @@ template <class T> static inline void ptx_prefetch_global_L2__evict_last(T) {}
 static inline void ptx_griddepcontrol_wait() {}
 static inline void ptx_griddepcontrol_launch_dependents() {}
 
+template <class P> static inline void ptx_atom_acq_rel_gpu_global_add_u32(unsigned& before, P to, unsigned x) {
+    before = atomicAdd((unsigned*)to, x);
+}
+
 // Loads and stores with hints.
 
 template <class T, class P> static inline T emulator_load(P from) { return *(const T*)from; }

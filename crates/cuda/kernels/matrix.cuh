@@ -24,6 +24,9 @@ __device__ inline void await_previous() {
 #endif
 }
 
+// Has a line of the device's memory come to its cache, before it is read.
+__device__ inline void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // The kinds that kernels are compiled for. A model has few.
 #ifndef KINDS
 #define KINDS 0xffffffffu
@@ -603,18 +606,23 @@ struct PriorNorm {
     float eps;
 };
 
+// Counts up, and tells what the counter was. Whoever counts later sees what was written before.
+__device__ inline u32 count_up(u32* counter) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(1u) : "memory");
+    return before;
+}
+
 // Whether this is the last of `count` blocks that call it with the same counter: that one sees what all of them wrote
 // before. The counter is zero before and after.
 __device__ inline bool last_of(u32* counter, u32 count) {
     __shared__ u32 number;
-    __threadfence();
+    // The others' writes come before the barrier, and so before the first thread's count.
     __syncthreads();
     if (threadIdx.x == 0) {
-        number = atomicAdd(counter, 1);
+        number = count_up(counter);
         if (number == count - 1) *counter = 0;
     }
     __syncthreads();
-    bool last = number == count - 1;
-    if (last) __threadfence();
-    return last;
+    return number == count - 1;
 }

@@ -69,7 +69,7 @@ kernels! {
     "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
     "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;
-    "routing": route, norm_and_route, sort, combine;
+    "routing": route, norm_and_route, norm_and_route_rows, sort, combine;
     "attention": append, attend_halves, attend_singles, merge;
     "step": attend_step, attend_step_128;
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
@@ -297,11 +297,13 @@ mod tests {
         for (file, text) in SOURCES {
             for (start, _) in text.match_indices("extern \"C\" __global__") {
                 let kernel = body(&text[start..]);
-                // Those of one line call what does it all.
-                let called = kernel.split('{').nth(1).and_then(|call| call.trim().split(['<', '(']).next());
-                let function = called.and_then(|name| text.find(&format!("inline void {name}(")));
-                let waits =
-                    kernel.contains(WAITS) || function.is_some_and(|at| body(&text[at..]).contains(WAITS));
+                // Some call what does it all.
+                let mut called = kernel.split(|c: char| !c.is_alphanumeric() && c != '_');
+                let waits = kernel.contains(WAITS)
+                    || called.any(|name| {
+                        let function = text.find(&format!("inline void {name}("));
+                        function.is_some_and(|at| body(&text[at..]).contains(WAITS))
+                    });
                 assert!(waits, "{file}: {kernel}");
                 kernels += 1;
             }

@@ -18,8 +18,13 @@ use crate::program::{Args, Shape};
 /// The most rows whose experts are computed pair by pair: few enough for hardly any two to choose the same.
 const MOST_APART: usize = 4;
 
-/// Threads of a block of the router's kernel.
+/// Of the router's kernels: threads of a block, the most columns and rows where a block has one expert and one row, and, of
+/// the other one, experts and rows of a block.
 const ROUTER_THREADS: usize = 256;
+const ROUTER_COLS: usize = 4 * 4 * ROUTER_THREADS;
+const MOST_ROW_BY_ROW: usize = 4;
+const ROUTER_EXPERTS: usize = 4;
+const ROUTER_ROWS: usize = ROUTER_THREADS / 32;
 
 /// Of the kernel that multiplies with down and adds up: rows of a block, experts of a row, and bytes of shared memory that
 /// leave room for another block on the same processor.
@@ -70,16 +75,22 @@ impl CudaBackend {
         let args = args.int(groups.map_or(0, |g| g.count)).int(groups.map_or(0, |g| g.used));
         let args = args.flag(groups.is_some_and(|g| g.score == GroupScore::BestTwo));
         let args = args.flag(router.normalise).float(router.scale);
-        let shared = (2 * router.experts + 2 * groups.map_or(0, |g| g.count)) * 4;
+        // What a choice needs.
+        let floats = 2 * router.experts + 2 * groups.map_or(0, |g| g.count) + router.top_k;
         if let Some((norm, w)) = self.prior_product(logits)? {
             let w = &self.matrices[w.index()];
             let args = args.at(w.first()).int(w.kind as usize).int(w.cols).at(norm.x);
             let args = PriorNorm::put(Some(&norm), args);
-            let args = args.at(self.at(logits)).at(self.counters.address());
-            let shape = Shape::new([w.rows, self.rows, 1], ROUTER_THREADS).shared(shared);
-            self.record(kernels.norm_and_route, shape, args)?;
+            let args = args.at(self.at(logits)).at(self.counters.address()).int(self.rows).int(floats);
+            let (kernel, grid, choices) = if self.rows <= MOST_ROW_BY_ROW && w.cols <= ROUTER_COLS {
+                (kernels.norm_and_route, [w.rows, self.rows, 1], 1)
+            } else {
+                let grid = [w.rows.div_ceil(ROUTER_EXPERTS), self.rows.div_ceil(ROUTER_ROWS), 1];
+                (kernels.norm_and_route_rows, grid, ROUTER_ROWS)
+            };
+            self.record(kernel, Shape::new(grid, ROUTER_THREADS).shared(choices * floats * 4), args)?;
         } else {
-            self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(shared), args)?;
+            self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(floats * 4), args)?;
         }
         Ok(lists)
     }
