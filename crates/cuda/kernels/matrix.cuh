@@ -66,6 +66,26 @@ __device__ inline Row row_of(const Mat& m, u32 expert, u32 row) {
     return Row{m.plane[0] + at * m.stride[0], m.plane[1] + at * m.stride[1], m.plane[2] + at * m.stride[2]};
 }
 
+// Has memory come to the device's cache, all of it at once.
+__device__ inline void fetch_ahead(const u8* from, u32 bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    // Whole sixteens, which begin where the memory does and end where there is still some.
+    u64 start = (u64)from / 16 * 16;
+    u32 size = (u32)((u64)from + bytes + 15 - start) / 16 * 16;
+    if (bytes) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(start), "r"(size));
+#endif
+}
+
+// The same for rows of a matrix; rows that there are not do no harm. One thread's work.
+__device__ inline void fetch_rows(const Mat& m, u32 expert, u32 first, u32 count) {
+    if (first >= m.rows) return;
+    Row r = row_of(m, expert, first);
+    count = min(count, m.rows - first);
+    fetch_ahead(r.codes, count * m.stride[0]);
+    fetch_ahead(r.scales, count * m.stride[1]);
+    fetch_ahead(r.biases, count * m.stride[2]);
+}
+
 __device__ inline float half_to_float(u16 bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

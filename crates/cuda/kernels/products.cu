@@ -164,6 +164,7 @@ struct MatvecArgs {
     const u32* experts; // of each output, if the matrices are experts'
     PriorNorm norm;     // where there is one row of x, of whole groups
     u32 turns;          // rows of a warp
+    u32 ahead;          // whether all weights are asked for at once: the device's cache has room for them
 };
 
 // out[y][r] = w[r] . x[y / share]
@@ -187,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 4) matvec(const Mat
     // Rows beyond the last repeat it.
     auto row_at = [&](u32 row) { return row_of(m, expert, min(row, m.rows - 1)); };
     auto from_start = [&](u32) { return (const float*)shared; };
+    if (a.ahead && threadIdx.x == 0) fetch_rows(m, expert, first_row, VECTOR_WARPS * a.turns);
     if (m.cols <= VECTOR_COLS) {
         auto find = [&](u32 turn, Row(&rows)[1]) { rows[0] = row_at(first_row + turn); };
         auto prepare = [&]() {
@@ -291,6 +293,8 @@ struct GateUpArgs {
     const u32* experts; // of each pair, or none
     float alpha, limit; // of the clamped activation; a limit of 0 is none
     u32 turns;          // rows of a warp
+    u32 ahead;          // whether all weights are asked for at once, those of the next product too
+    Mat next;
 };
 
 // out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind, with no more than VECTOR_COLS columns.
@@ -301,6 +305,13 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const Ga
     u32 expert = a.experts ? a.experts[y] : 0;
     u32 first_row = (blockIdx.x * VECTOR_WARPS + threadIdx.x / WARP) * a.turns;
     const Mat& m = a.gate;
+    if (a.ahead && threadIdx.x == 0) {
+        fetch_rows(m, expert, first_row, VECTOR_WARPS * a.turns);
+        fetch_rows(a.up, expert, first_row, VECTOR_WARPS * a.turns);
+        // The kernel after this one cannot begin before this one ends, and memory would rest meanwhile.
+        u32 share = (a.next.rows + gridDim.x - 1) / gridDim.x;
+        fetch_rows(a.next, expert, blockIdx.x * share, share);
+    }
     auto find = [&](u32 turn, Row(&rows)[2]) {
         u32 row = min(first_row + turn, m.rows - 1);
         rows[0] = row_of(m, expert, row);

@@ -8,8 +8,8 @@ use forebay_engine::{LayerIdx, Result};
 
 use super::deferred::PriorNorm;
 use super::products::{
-    EIGHT, GATE_UP_BLOCKS, Product, Rows, Tiles, VECTOR_COLS, VECTOR_THREADS, VECTOR_WARPS, clamps,
-    down_shared, tile_for, vector_shared,
+    EIGHT, GATE_UP_BLOCKS, Product, Rows, Tiles, VECTOR_COLS, VECTOR_THREADS, VECTOR_WARPS, asks_ahead,
+    clamps, down_shared, tile_for, vector_shared,
 };
 use super::{CudaBackend, Scratch};
 use crate::driver::Address;
@@ -150,7 +150,9 @@ impl CudaBackend {
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(self.at(b.gate)).int(rows.x_width).int(rows.share);
             let turns = self.turns(inner * pairs, GATE_UP_BLOCKS);
-            let args = args.at(rows.experts).float(alpha).float(limit).int(turns);
+            let ahead = asks_ahead([gate, up, down].into_iter(), pairs);
+            let args = args.at(rows.experts).float(alpha).float(limit).int(turns).flag(ahead);
+            let args = down.put(args);
             let shape = Shape::new([inner.div_ceil(VECTOR_WARPS * turns), pairs, 1], VECTOR_THREADS);
             self.record(kernels.gate_up, shape.shared(vector_shared(b.x.width())), args)?;
         } else {

@@ -25,6 +25,10 @@ pub const GATE_UP_BLOCKS: usize = 2;
 /// The most rows that a warp takes one after the other.
 const MOST_TURNS: usize = 16;
 
+/// The most bytes of weights that a kernel for one row asks for at once: the GPU's cache has room for some such kernels'.
+/// 0 leaves it at what each thread asks for.
+const MOST_AHEAD: usize = 24 << 20;
+
 /// Of the kernels that multiply many rows.
 const GEMM_THREADS: usize = 128;
 
@@ -89,6 +93,11 @@ pub fn clamps(activation: Activation) -> (f32, f32) {
         Activation::SwiGlu => (0.0, 0.0),
         Activation::Clamped { alpha, limit } => (alpha, limit),
     }
+}
+
+/// Whether all weights of some matrices are asked for at once, of so many experts each.
+pub fn asks_ahead<'a>(matrices: impl Iterator<Item = &'a DeviceMatrix>, experts: usize) -> bool {
+    matrices.map(|w| w.row_bytes() * w.rows * experts).sum::<usize>() <= MOST_AHEAD
 }
 
 /// Rows of the output, for products of one row each.
@@ -259,7 +268,8 @@ impl CudaBackend {
         let turns = self.turns(total * rows.count, MATVEC_BLOCKS);
         let (args, blocks) = put_products(products, |w| w.rows.div_ceil(VECTOR_WARPS * turns));
         let args = args.at(rows.x).int(rows.x_width).int(rows.share).at(rows.experts);
-        let args = PriorNorm::put(norm, args).int(turns);
+        let ahead = rows.count == 1 && asks_ahead(products.iter().map(|p| p.w), 1);
+        let args = PriorNorm::put(norm, args).int(turns).flag(ahead);
         let cols = products.iter().map(|p| p.w.cols).max().unwrap_or(0);
         (
             Shape::new([blocks, rows.count, 1], VECTOR_THREADS).shared(vector_shared(cols)),
