@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use forebay_engine::backend::{Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent};
-use forebay_engine::{Batch, Result};
+use forebay_engine::{Batch, LayerIdx, Result, Sequence};
 use forebay_kernels::{KEY_BLOCK, RopePairs, STATE_COLUMNS};
 
 use super::deferred::Rotation;
@@ -60,6 +60,12 @@ struct Shares {
     partial: Address,
 }
 
+/// The keys and values of a sequence in a layer.
+fn pages_of<'a>(sequence: &'a mut Sequence<'_>, layer: LayerIdx) -> &'a mut KvPages<DevicePieces> {
+    let (kv, _) = sequence.state.layer(layer);
+    kv.as_any_mut().downcast_mut().expect("the state was made by this backend")
+}
+
 /// Blocks for the heads of a row in a step.
 fn step_blocks(a: &Attention, shape: &KvShape) -> usize {
     shape.heads * (a.q.width() / shape.key_dim / shape.heads).div_ceil(STEP_HEADS)
@@ -94,30 +100,27 @@ impl CudaBackend {
     /// As [`Backend::attention`](forebay_engine::backend::Backend::attention).
     pub(super) fn attend(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
-        let mut tables: Vec<Vec<u64>> = Vec::with_capacity(batch.sequences.len());
         let mut shape = None;
-        let mut longest = 0;
+        let (mut longest, mut pages) = (0, 0);
         for sequence in batch.sequences.iter_mut() {
             let end = sequence.state.len() + sequence.rows.len();
-            let (kv, _) = sequence.state.layer(a.layer);
-            let kv = kv
-                .as_any_mut()
-                .downcast_mut::<KvPages<DevicePieces>>()
-                .expect("the state was made by this backend");
+            let kv = pages_of(sequence, a.layer);
             kv.grow(end)?;
             longest = longest.max(end);
+            pages = pages.max(kv.page_count());
             shape = Some(kv.shape());
-            let page = |i: usize| kv.piece(i).map_or(0, |page| page.address());
-            tables.push((0..kv.page_count()).map(page).collect());
         }
         let Some(shape) = shape else { return Ok(()) };
         let facts = self.row_facts(batch)?;
-        let pages = tables.iter().map(Vec::len).max().unwrap_or(0);
         let capacity = pages.next_power_of_two().max(FEWEST_PAGES);
-        for table in &mut tables {
-            table.resize(capacity, 0);
+        let mut tables = vec![0u64; batch.sequences.len() * capacity];
+        for (sequence, table) in batch.sequences.iter_mut().zip(tables.chunks_exact_mut(capacity)) {
+            let kv = pages_of(sequence, a.layer);
+            for (i, address) in table[..kv.page_count()].iter_mut().enumerate() {
+                *address = kv.piece(i).map_or(0, |page| page.address());
+            }
         }
-        let tables = self.recorder.facts(&tables.concat())?;
+        let tables = self.recorder.facts(&tables)?;
 
         let single = self.precision == Precision::Exact;
         let KvShape { heads, key_dim, value_dim, window, latent } = shape;
