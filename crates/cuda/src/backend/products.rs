@@ -19,7 +19,7 @@ pub const VECTOR_COLS: usize = 8192;
 const VECTOR_GROUP: usize = 36 * 4;
 
 /// Blocks of them that run on a processor at once: of `matvec`, and of `gate_up`.
-const MATVEC_BLOCKS: usize = 4;
+const MATVEC_BLOCKS: usize = 3;
 pub const GATE_UP_BLOCKS: usize = 2;
 
 /// The most rows that a warp takes one after the other.
