@@ -131,7 +131,7 @@ fn steps_of_long_conversations_see_what_they_should() {
     let dense =
         |heads, kv_heads, head_dim| Shape { experts: None, top_k: None, ..shape(heads, kv_heads, head_dim) };
     let rotated = |channels: usize| format!("rope.dimension_count={channels}");
-    let many: Vec<usize> = (0..40).map(|i| [130, 260, 128, 7].get(i).copied().unwrap_or(1)).collect();
+    let many: Vec<usize> = (0..70).map(|i| [130, 260, 128, 7].get(i).copied().unwrap_or(1)).collect();
     let cases: [(&str, Shape, String, &[&[usize]]); 7] = [
         ("qwen3", dense(9, 1, 80), rotated(80), &[&[127], &[128], &[129], &[300], &[1, 140, 257]]),
         ("qwen3", dense(4, 2, 256), rotated(256), &[&[131], &[5, 64]]),

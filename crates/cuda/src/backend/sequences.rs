@@ -27,7 +27,7 @@ const FEWEST_PROMPT_ROWS: usize = 8;
 
 /// Of the attention kernel for steps: the most sequences, with one row each, query heads that a block takes, keys that it
 /// takes at a time, the most channels of a head, and by how many halves rows in shared memory are longer than they need be.
-const MOST_STEP_ROWS: usize = 64;
+const MOST_STEP_ROWS: usize = 512;
 const STEP_HEADS: usize = 8;
 const STEP_KEYS: usize = 128;
 const MOST_STEP_DIM: usize = 256;
