@@ -52,6 +52,8 @@ struct FewArgs {
     const u32* tile_count;
     const u32* sources; // [rows of the output] which row of x each reads, if not its own
     float alpha, limit; // of the clamped activation; a limit of 0 is none
+    Mat next;           // what the same tiles are multiplied with next, and of how many of them that is asked for ahead
+    u32 ahead;
 };
 
 // Where an eight of columns lies in shared memory: the four that lanes read at the same time lie in different banks.
@@ -501,6 +503,12 @@ template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
     if constexpr (KIND != F32 && KIND != F16 && KIND != BF16) pass<KIND, TILES, GATED>(rows, a.each, prepare, x, done)
     WITH_KIND(m.kind, BODY)
 #undef BODY
+    if (GATED && a.ahead && threadIdx.x == 0) {
+        // While the last blocks end, memory would rest: they ask for what the first ones of the next kernel will read.
+        u32 count = *a.tile_count, last = min(count, a.ahead), share = (a.next.rows + gridDim.x - 1) / gridDim.x;
+        u32 tile = blockIdx.y + last - count;
+        if (blockIdx.y + last >= count) fetch_rows(a.next, a.tiles[tile].expert, blockIdx.x * share, share);
+    }
 }
 
 // out[y][r] = w[r] . x[y] where there are too few rows for all warps: those of a block share the columns. Each takes its

@@ -222,13 +222,16 @@ impl CudaBackend {
             true => None,
             false => Some(self.halve(self.at(b.x), self.rows, b.x.width(), split)?),
         };
-        let [gate, up, _] = self.expert_products(mixture.layer);
+        let [gate, up, down] = self.expert_products(mixture.layer);
         let both = [
             Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
             Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
         ];
         let (shape, kernel, args) = match halves {
-            None => self.few_products(&kernels, &both, self.at(b.x), tiles, gated),
+            None => {
+                let gated = gated.map(|activation| (activation, down));
+                self.few_products(&kernels, &both, self.at(b.x), tiles, gated)
+            }
             Some(halves) => self.tiled_products(&kernels, &both, halves, tiles),
         };
         self.record(kernel, shape, args)?;

@@ -43,6 +43,9 @@ const MOST_FEW_TALL: usize = 16;
 /// The most sixteens of rows that a block of those takes one after the other where its warps share the columns.
 const MOST_FEW_TURNS: usize = 8;
 
+/// The tiles of experts whose weights for the next product are asked for while the product before ends; 0 for none.
+const TILES_AHEAD: usize = 16;
+
 /// Products of one kernel.
 const MOST_PRODUCTS: usize = 4;
 
@@ -330,7 +333,7 @@ impl CudaBackend {
         };
         let (args, blocks) = put_products(products, |w| w.rows.div_ceil(16 * turns * each));
         let args = args.at(x).int(self.rows).int(turns);
-        let args = args.at(0).at(0).at(0).float(0.0).float(0.0);
+        let args = DeviceMatrix::put_none(args.at(0).at(0).at(0).float(0.0).float(0.0)).int(0);
         let parts = if tall { 0 } else { few_parts(tile, turns) };
         Some((Shape::new([blocks, tiles, 1], FEW_THREADS).shared(shared + parts), kernel, args))
     }
@@ -340,14 +343,15 @@ impl CudaBackend {
         few_shared(cols, rows) + few_parts(rows, 1) <= self.gpu.shared_limit as usize
     }
 
-    /// Products of tiles of eight rows with experts; `gated`, of gate and up together.
+    /// Products of tiles of eight rows with experts; `gated`, of gate and up together, after which comes the product with
+    /// another matrix of the same experts.
     pub(super) fn few_products(
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
         x: Address,
         tiles: Tiles,
-        gated: Option<Activation>,
+        gated: Option<(Activation, &DeviceMatrix)>,
     ) -> (Shape, Kernel, Args) {
         let cols = products[0].w.cols;
         // A warp has enough to do for its start to count little: eight strips or so.
@@ -356,8 +360,12 @@ impl CudaBackend {
         let (args, blocks) = put_products(products, |w| w.rows.div_ceil(rows));
         let args = args.at(x).int(0).int(turns);
         let args = args.at(tiles.tiles).at(tiles.count).at(tiles.sources);
-        let (alpha, limit) = gated.map_or((0.0, 0.0), clamps);
+        let (alpha, limit) = gated.map_or((0.0, 0.0), |(activation, _)| clamps(activation));
         let args = args.float(alpha).float(limit);
+        let args = match gated {
+            Some((_, next)) => next.put(args).int(TILES_AHEAD),
+            None => DeviceMatrix::put_none(args).int(0),
+        };
         // Where gate and up go together, the blocks of the second are those of the first.
         let (kernel, blocks) = match gated {
             Some(_) => (kernels.few_gate_up, blocks / 2),
