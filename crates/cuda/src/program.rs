@@ -20,7 +20,7 @@ const FACTS: usize = 16 << 20;
 const APART: &str = "FOREBAY_GPU_APART";
 
 /// The most graphs that are kept.
-const GRAPHS: usize = 24;
+const GRAPHS: usize = 64;
 
 /// How a kernel is started.
 #[derive(Clone, Copy, Debug, Default)]

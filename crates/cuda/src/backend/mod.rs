@@ -48,6 +48,8 @@ pub struct CudaBackend {
     scratch: [Option<Memory>; SCRATCHES],
     recorder: Recorder,
     rows: usize,
+    /// Whether the first layers of the batch at hand were started.
+    started: bool,
     /// Of the batch at hand, once they are among the facts.
     row_facts: Option<RowFacts>,
     /// What was asked for and not yet recorded, in order.
@@ -100,6 +102,7 @@ impl CudaBackend {
             scratch: Default::default(),
             recorder: Recorder::new(gpu)?,
             rows: 0,
+            started: false,
             row_facts: None,
             deferred: Vec::new(),
             moved: None,
@@ -233,6 +236,7 @@ impl Backend for CudaBackend {
         self.recorder.clear();
         self.deferred.clear();
         self.row_facts = None;
+        self.started = false;
         self.rows = rows;
     }
 

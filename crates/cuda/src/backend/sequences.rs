@@ -33,6 +33,9 @@ const STEP_KEYS: usize = 128;
 const MOST_STEP_DIM: usize = 256;
 const STEP_PADDING: usize = 8;
 
+/// Layers that are started before the others are recorded: the GPU computes them meanwhile.
+const FIRST_LAYERS: usize = 4;
+
 /// Lists of pages have room for a power of two of them, so that they seldom move.
 const FEWEST_PAGES: usize = 16;
 
@@ -100,6 +103,12 @@ impl CudaBackend {
     /// As [`Backend::attention`](forebay_engine::backend::Backend::attention).
     pub(super) fn attend(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
+        if a.layer.0 >= FIRST_LAYERS && !self.started {
+            // What was put off stays so: it names no places.
+            self.recorder.submit()?;
+            self.row_facts = None;
+            self.started = true;
+        }
         let mut shape = None;
         let (mut longest, mut pages) = (0, 0);
         for sequence in batch.sequences.iter_mut() {
