@@ -12,15 +12,17 @@ use crate::driver::{Gpu, failed};
 use crate::profile;
 
 /// The sources, and what they share.
-const HEADS: [(&str, &str); 3] = [
+const HEADS: [(&str, &str); 4] = [
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),
+    ("few.cuh", include_str!("../kernels/few.cuh")),
 ];
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 11] = [
     ("products", include_str!("../kernels/products.cu")),
     ("gemm", include_str!("../kernels/gemm.cu")),
     ("few", include_str!("../kernels/few.cu")),
+    ("one", include_str!("../kernels/one.cu")),
     ("rows", include_str!("../kernels/rows.cu")),
     ("routing", include_str!("../kernels/routing.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
@@ -67,6 +69,7 @@ kernels! {
     "products": dequantise, matvec, gate_up, down_combine, head_products;
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
     "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
+    "one": gate_up_one, product_one;
     "rows": rms_norm, add, add_bias, swiglu, clamped_swiglu, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;
     "routing": route, norm_and_route, norm_and_route_rows, sort, combine;
@@ -101,7 +104,7 @@ impl Compiled {
 /// A source with what it includes.
 fn source(name: &str, text: &str, kinds: u32) -> String {
     // The others have no matrices.
-    let kinds = if matches!(name, "products" | "gemm" | "few") { kinds } else { 0 };
+    let kinds = if matches!(name, "products" | "gemm" | "few" | "one") { kinds } else { 0 };
     let mut source = format!("#define KINDS {kinds}u\n{text}");
     for (head, text) in HEADS {
         source = source.replace(&format!("#include \"{head}\"\n"), text);

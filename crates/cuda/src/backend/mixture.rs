@@ -9,11 +9,12 @@ use forebay_engine::{LayerIdx, Result};
 use super::deferred::PriorNorm;
 use super::products::{
     EIGHT, GATE_UP_BLOCKS, Product, Rows, Tiles, VECTOR_COLS, VECTOR_THREADS, VECTOR_WARPS, asks_ahead,
-    clamps, down_shared, tile_for, vector_shared,
+    clamps, down_shared, one_shared, tile_for, vector_shared,
 };
 use super::{CudaBackend, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
+use crate::weights::Kind;
 
 /// The most rows whose experts are computed pair by pair: few enough for hardly any two to choose the same.
 const MOST_APART: usize = 4;
@@ -149,12 +150,18 @@ impl CudaBackend {
             let (alpha, limit) = clamps(mixture.experts.activation);
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(self.at(b.gate)).int(rows.x_width).int(rows.share);
+            // On the tensor cores where that loses nothing. A block takes eight rows at a time there, or one for each warp.
+            let halves = matches!(gate.kind, Kind::Q4_K | Kind::Q5_K) && self.precision == Precision::Fast;
+            let (kernel, each) =
+                if halves { (kernels.gate_up_one, 8) } else { (kernels.gate_up, VECTOR_WARPS) };
             let turns = self.turns(inner * pairs, GATE_UP_BLOCKS);
             let ahead = asks_ahead([gate, up, down].into_iter(), pairs);
             let args = args.at(rows.experts).float(alpha).float(limit).int(turns).flag(ahead);
             let args = down.put(args);
-            let shape = Shape::new([inner.div_ceil(VECTOR_WARPS * turns), pairs, 1], VECTOR_THREADS);
-            self.record(kernels.gate_up, shape.shared(vector_shared(b.x.width())), args)?;
+            let cols = b.x.width();
+            let shared = if halves { one_shared(cols, turns) } else { vector_shared(cols) };
+            let shape = Shape::new([inner.div_ceil(each * turns), pairs, 1], VECTOR_THREADS);
+            self.record(kernel, shape.shared(shared), args)?;
         } else {
             let both = [
                 Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },

@@ -8,7 +8,7 @@ use super::{CudaBackend, Scratch};
 use crate::compile::{Kernel, Kernels};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
-use crate::weights::DeviceMatrix;
+use crate::weights::{DeviceMatrix, Kind};
 
 /// Of the kernels that multiply one row of activations.
 pub const VECTOR_THREADS: usize = 256;
@@ -161,6 +161,12 @@ fn few_parts(rows: usize, turns: usize) -> usize {
     turns * FEW_WARPS * rows * 16 * 4
 }
 
+/// Shared memory of the kernels for one row on the tensor cores: two rows of activations, and sums of sixteen rows of
+/// weights for each turn.
+pub fn one_shared(cols: usize, turns: usize) -> usize {
+    few_shared(cols, 2) + turns * FEW_WARPS * 16 * 4
+}
+
 /// Whether a product needs more than halves.
 fn any_floats(products: &[Product<'_>]) -> bool {
     products.iter().any(|p| p.w.kind.is_float())
@@ -267,18 +273,25 @@ impl CudaBackend {
         rows: Rows,
         norm: Option<&PriorNorm>,
     ) -> (Shape, Kernel, Args) {
-        let total: usize = products.iter().map(|p| p.w.rows).sum();
-        let turns = self.turns(total * rows.count, MATVEC_BLOCKS);
-        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(VECTOR_WARPS * turns));
+        let cols = products.iter().map(|p| p.w.cols).max().unwrap_or(0);
+        // On the tensor cores where that loses nothing: a block takes sixteen rows at a time there, or one for each warp.
+        let one = rows.count == 1 && rows.experts == 0 && self.precision == Precision::Fast;
+        let exact = |p: &Product<'_>| matches!(p.w.kind, Kind::Q4_K | Kind::Q5_K | Kind::Q6_K);
+        let halves = one && products.iter().all(exact) && self.few_fit(cols, 2);
+        let (kernel, each, turns, shared) = if halves {
+            let sixteens: usize = products.iter().map(|p| p.w.rows.div_ceil(16)).sum();
+            let turns = sixteens.div_ceil(self.gpu.multiprocessors as usize).clamp(1, MOST_TURNS);
+            (kernels.product_one, 16, turns, one_shared(cols, turns))
+        } else {
+            let total: usize = products.iter().map(|p| p.w.rows).sum();
+            let turns = self.turns(total * rows.count, MATVEC_BLOCKS);
+            (kernels.matvec, VECTOR_WARPS, turns, vector_shared(cols))
+        };
+        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(each * turns));
         let args = args.at(rows.x).int(rows.x_width).int(rows.share).at(rows.experts);
         let ahead = rows.count == 1 && asks_ahead(products.iter().map(|p| p.w), 1);
         let args = PriorNorm::put(norm, args).int(turns).flag(ahead);
-        let cols = products.iter().map(|p| p.w.cols).max().unwrap_or(0);
-        (
-            Shape::new([blocks, rows.count, 1], VECTOR_THREADS).shared(vector_shared(cols)),
-            kernels.matvec,
-            args,
-        )
+        (Shape::new([blocks, rows.count, 1], VECTOR_THREADS).shared(shared), kernel, args)
     }
 
     /// How many rows a warp takes one after the other, so that all blocks run at once if so many do on a processor.
