@@ -142,8 +142,13 @@ static inline void ptx_barrier_sync(unsigned number, unsigned count = 0) { emula
 template <class T> static inline void ptx_prefetch_global_L2(T) {}
 template <class T> static inline void ptx_prefetch_global_L1(T) {}
 template <class T> static inline void ptx_prefetch_global_L2__evict_last(T) {}
+template <class T> static inline void ptx_cp_async_bulk_prefetch_L2_global(T, unsigned) {}
 static inline void ptx_griddepcontrol_wait() {}
 static inline void ptx_griddepcontrol_launch_dependents() {}
+
+template <class P> static inline void ptx_atom_acq_rel_gpu_global_add_u32(unsigned& before, P to, unsigned x) {
+    before = atomicAdd((unsigned*)to, x);
+}
 
 // Loads and stores with hints.
 

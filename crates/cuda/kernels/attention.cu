@@ -52,86 +52,16 @@ struct AttendArgs {
     float scale;
 };
 
-// For a step of conversations that have one row each: the row's key and value, and how queries and keys are made of what
-// the products gave.
-struct StepArgs {
-    AttendArgs attend;
-    const float* k; // [rows, heads * key_dim]
-    const float* v; // [rows, heads * value_dim]
-    const float* q_norm; // or none
-    const float* k_norm;
-    const float* angles; // [rows, cos... | sin...]
-    u32 half, interleaved;
-    float eps;
-    u32* arrived; // [rows, blocks of heads] counters
-};
-
-// Norms and rotates a head, a warp's work.
-__device__ inline void make_head(float* to, const float* from, const float* w, const StepArgs& s, u32 dim, u32 row) {
-    u32 lane = threadIdx.x % WARP;
-    float squares = 0, scale = 1;
-    for (u32 i = lane; i < dim; i += WARP) {
-        to[i] = from[i];
-        squares = fmaf(from[i], from[i], squares);
-    }
-    if (w) {
-        scale = 1 / sqrtf(warp_sum(squares) / dim + s.eps);
-        for (u32 i = lane; i < dim; i += WARP) to[i] = to[i] * scale * w[i];
-    }
-    __syncwarp();
-    const float* angles = s.angles + (u64)row * 2 * s.half;
-    for (u32 i = lane; i < s.half; i += WARP) {
-        u32 first = s.interleaved ? 2 * i : i, second = s.interleaved ? 2 * i + 1 : i + s.half;
-        float cosine = angles[i], sine = angles[s.half + i], p = to[first], q = to[second];
-        to[first] = p * cosine - q * sine;
-        to[second] = q * cosine + p * sine;
-    }
-    __syncwarp();
-}
-
 template <class T> __device__ inline float number(T x);
 template <> __device__ inline float number(float x) { return x; }
 template <> __device__ inline float number(u16 x) { return half_to_float(x); }
 
-template <class T> __device__ inline T to_number(float x);
-template <> __device__ inline float to_number(float x) { return x; }
-template <> __device__ inline u16 to_number(float x) { return float_to_half(x); }
-
 // Bytes from one key to the next in shared memory: an odd number of sixteens, so that keys lie in different banks.
 __device__ inline u32 key_bytes(u32 dim, u32 size) { return (dim * size / 16 + 1 | 1) * 16; }
 
-// Joins the shares of a head, a warp's work.
-__device__ inline void merge_head(const AttendArgs& a, u32 row, u32 head) {
-    u32 lane = threadIdx.x % WARP, dim = a.kv.value_dim;
-    u64 step = (u64)a.rows * a.q_heads * (dim + 2);
-    const float* from = a.partial + ((u64)row * a.q_heads + head) * (dim + 2);
-    float sink = a.sinks ? a.sinks[head] : -INFINITE;
-    float m[2], factor[2], sum = 0;
-#pragma unroll
-    for (int i = 0; i < 2; i++) m[i] = lane + WARP * i < a.splits ? from[(lane + WARP * i) * step + dim] : -INFINITE;
-    float max = fmaxf(sink, warp_max(fmaxf(m[0], m[1])));
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        factor[i] = expf(m[i] - max);
-        if (lane + WARP * i < a.splits) sum = fmaf(factor[i], from[(lane + WARP * i) * step + dim + 1], sum);
-    }
-    sum = warp_sum(sum);
-    if (a.sinks) sum += expf(sink - max);
-    for (u32 first = 0; first < dim; first += WARP) {
-        float value = 0;
-#pragma unroll 8
-        for (u32 s = 0; s < a.splits; s++) {
-            float f = __shfl_sync(ALL_LANES, s < WARP ? factor[0] : factor[1], s % WARP);
-            if (first + lane < dim) value = fmaf(f, from[s * step + first + lane], value);
-        }
-        if (first + lane < dim) a.out[((u64)row * a.q_heads + head) * dim + first + lane] = value / sum;
-    }
-}
-
 // A block is one row and up to WARPS query heads of one key head, a warp for each; blockIdx.z says which share of the
-// positions. In a step, a block first makes its queries, the one that has the newest position makes that one's key and
-// keeps it, and the last one that has a share of the same heads joins the shares.
-template <class T, bool STEP> __device__ inline void attend(const AttendArgs& a, const StepArgs* s) {
+// positions.
+template <class T> __device__ inline void attend(const AttendArgs& a) {
     await_previous();
     extern __shared__ __align__(16) u8 shared[];
     u32 key_dim = a.kv.key_dim, value_dim = a.kv.value_dim;
@@ -149,9 +79,7 @@ template <class T, bool STEP> __device__ inline void attend(const AttendArgs& a,
     float* queries = (float*)(values + (a.kv.latent ? 0 : KEYS * value_dim));
     float* query = queries + warp * key_dim;
     const float* raw_query = a.q + ((u64)row * a.q_heads + head) * key_dim;
-    if (STEP) make_head(query, raw_query, s->q_norm, *s, key_dim, row);
-    else
-        for (u32 i = lane; i < key_dim; i += WARP) query[i] = raw_query[i];
+    for (u32 i = lane; i < key_dim; i += WARP) query[i] = raw_query[i];
 
     u32 end = a.kv.position[row] + 1;
     u32 start = a.window && end > a.window ? end - a.window : 0;
@@ -161,10 +89,6 @@ template <class T, bool STEP> __device__ inline void attend(const AttendArgs& a,
     u32 from = first_tile + min(split * share, tiles), to = first_tile + min((split + 1) * share, tiles);
     u8* const* pages = a.kv.pages + (u64)a.kv.sequence[row] * a.kv.capacity;
     u32 own = key_dim - value_dim;
-    float* newest = queries + WARPS * key_dim;
-    u32 newest_tile = (end - 1) / KEYS;
-    if (STEP && warp == 0 && newest_tile >= from && newest_tile < to)
-        make_head(newest, s->k + ((u64)row * a.kv.heads + kv_head) * key_dim, s->k_norm, *s, key_dim, row);
 
     float max = -INFINITE, sum = 0;
     float acc[MOST_VALUES];
@@ -195,24 +119,6 @@ template <class T, bool STEP> __device__ inline void attend(const AttendArgs& a,
             }
         }
         __syncthreads();
-        if (STEP && tile == newest_tile) {
-            u32 in_tile = (end - 1) % KEYS, in_page = (end - 1) % PAGE;
-            bool keep = blockIdx.x % blocks == 0;
-            T* key_page = (T*)pages[position / PAGE] + (u64)(kv_head * PAGE + in_page) * key_dim;
-            T* value_page =
-                (T*)pages[position / PAGE] + (u64)a.kv.heads * PAGE * key_dim + (u64)(kv_head * PAGE + in_page) * value_dim;
-            for (u32 i = threadIdx.x; i < key_dim; i += THREADS) {
-                T x = to_number<T>(newest[i]);
-                ((T*)(keys + in_tile * stride))[i] = x;
-                if (keep) key_page[i] = x;
-            }
-            for (u32 i = threadIdx.x; i < value_dim; i += THREADS) {
-                T x = to_number<T>(s->v[((u64)row * a.kv.heads + kv_head) * value_dim + i]);
-                values[in_tile * value_dim + i] = x;
-                if (keep) value_page[i] = x;
-            }
-            __syncthreads();
-        }
         if (!active) continue;
 
         // Scores: a lane for each key.
@@ -256,7 +162,7 @@ template <class T, bool STEP> __device__ inline void attend(const AttendArgs& a,
                     acc[i] = fmaf(pj, number(value[32 * i + lane]), acc[i]);
         }
     }
-    if (!active && (!STEP || a.splits == 1)) return;
+    if (!active) return;
 
     if (a.splits == 1) {
         if (a.sinks) {
@@ -269,20 +175,17 @@ template <class T, bool STEP> __device__ inline void attend(const AttendArgs& a,
 #pragma unroll
         for (int i = 0; i < MOST_VALUES; i++)
             if (32 * i + lane < value_dim) out[32 * i + lane] = acc[i] / sum;
-    } else if (active) {
+    } else {
         float* out = a.partial + (((u64)split * a.rows + row) * a.q_heads + head) * (value_dim + 2);
 #pragma unroll
         for (int i = 0; i < MOST_VALUES; i++)
             if (32 * i + lane < value_dim) out[32 * i + lane] = acc[i];
         if (lane == 0) out[value_dim] = max, out[value_dim + 1] = sum;
     }
-    if (STEP && a.splits > 1 && last_of(s->arrived + (u64)row * gridDim.x + blockIdx.x, a.splits) && active)
-        merge_head(a, row, head);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attend_halves(const AttendArgs a) { attend<u16, false>(a, 0); }
-extern "C" __global__ void __launch_bounds__(THREADS) attend_singles(const AttendArgs a) { attend<float, false>(a, 0); }
-extern "C" __global__ void __launch_bounds__(THREADS) attend_step(const StepArgs a) { attend<u16, true>(a.attend, &a); }
+extern "C" __global__ void __launch_bounds__(THREADS) attend_halves(const AttendArgs a) { attend<u16>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) attend_singles(const AttendArgs a) { attend<float>(a); }
 
 #define MOST_SPLITS 64
 

@@ -32,6 +32,22 @@ __device__ inline u64 key_of(float x, u32 token) {
 
 __device__ inline u32 bin_of(u64 key) { return (u32)(key >> (64 - BIN_BITS)); }
 
+// A thread's share of a row's logits, which are all on their way before the first is looked at.
+#define EACH (SHARE / THREADS)
+struct Logits {
+    float logit[EACH];
+    u32 first, end;
+
+    __device__ inline Logits(const BestArgs& a) {
+        u32 start = blockIdx.x * SHARE;
+        first = start + threadIdx.x, end = min(start + SHARE, a.width);
+        const float* x = a.x + (u64)blockIdx.y * a.width;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) logit[j] = token(j) < end ? x[token(j)] : 0;
+    }
+    __device__ inline u32 token(int j) const { return first + j * THREADS; }
+};
+
 extern "C" __global__ void best_clear(const BestArgs a) {
     await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -42,28 +58,29 @@ extern "C" __global__ void best_clear(const BestArgs a) {
 extern "C" __global__ void __launch_bounds__(THREADS) best_count(const BestArgs a) {
     await_previous();
     __shared__ u32 bins[BINS];
-    u32 row = blockIdx.y, first = blockIdx.x * SHARE, end = min(first + SHARE, a.width);
-    const float* x = a.x + (u64)row * a.width;
+    Logits x(a);
     for (u32 i = threadIdx.x; i < BINS; i += THREADS) bins[i] = 0;
     __syncthreads();
-    for (u32 i = first + threadIdx.x; i < end; i += THREADS) atomicAdd(bins + bin_of(key_of(x[i], i)), 1);
+#pragma unroll
+    for (int j = 0; j < EACH; j++)
+        if (x.token(j) < x.end) atomicAdd(bins + bin_of(key_of(x.logit[j], x.token(j))), 1);
     __syncthreads();
     for (u32 i = threadIdx.x; i < BINS; i += THREADS)
-        if (bins[i]) atomicAdd(a.bins + (u64)row * BINS + i, bins[i]);
+        if (bins[i]) atomicAdd(a.bins + (u64)blockIdx.y * BINS + i, bins[i]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) best_gather(const BestArgs a) {
     await_previous();
     __shared__ u32 sums[THREADS];
     __shared__ u32 last;
-    u32 row = blockIdx.y, first = blockIdx.x * SHARE, end = min(first + SHARE, a.width);
-    const float* x = a.x + (u64)row * a.width;
+    u32 row = blockIdx.y;
+    Logits x(a);
 
     // A thread has as many bins as any other, the first thread the likeliest.
-    const u32 EACH = BINS / THREADS;
-    const u32* bins = a.bins + (u64)row * BINS + BINS - 1 - threadIdx.x * EACH;
+    const u32 OWN_BINS = BINS / THREADS;
+    const u32* bins = a.bins + (u64)row * BINS + BINS - 1 - threadIdx.x * OWN_BINS;
     u32 mine = 0;
-    for (u32 i = 0; i < EACH; i++) mine += *(bins - i);
+    for (u32 i = 0; i < OWN_BINS; i++) mine += *(bins - i);
     sums[threadIdx.x] = mine;
     __syncthreads();
     for (u32 step = 1; step < THREADS; step *= 2) {
@@ -76,13 +93,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_gather(const BestArgs
     if (sum < a.k && a.k <= sum + mine) {
         u32 i = 0;
         while ((sum += *(bins - i)) < a.k) i++;
-        last = BINS - 1 - threadIdx.x * EACH - i;
+        last = BINS - 1 - threadIdx.x * OWN_BINS - i;
     }
     __syncthreads();
 
-    for (u32 i = first + threadIdx.x; i < end; i += THREADS) {
-        u64 key = key_of(x[i], i);
-        if (bin_of(key) < last) continue;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        u64 key = key_of(x.logit[j], x.token(j));
+        if (x.token(j) >= x.end || bin_of(key) < last) continue;
         u32 place = atomicAdd(a.counts + row, 1);
         if (place < MOST) a.gathered[(u64)row * MOST + place] = key;
     }

@@ -1,38 +1,8 @@
-// Products of weight matrices with a few rows of activations, on the tensor cores.
-//
-// Here weights go from memory to the tensor cores through registers alone. A warp has sixteen rows of a matrix and passes
-// over their columns, 256 at a time: a strip. In the order that the tensor cores want, four lanes share a row; each has
-// those 64 columns of a strip whose codes lie together. The order in which columns are added up does not matter, as long
-// as the activations come in the same.
+// Products of weight matrices with a few rows of activations.
 
 #include "matrix.cuh"
 #include "tensor.cuh"
-
-#define THREADS 256
-#define WARPS (THREADS / WARP)
-#define STRIP 256
-// Eights of columns in a strip.
-#define EIGHTS (STRIP / 8)
-#define MOST_PRODUCTS 4
-
-// Masks for nibbles, and twice 1024 as halves. The compiler would load a constant anew each time, in an instruction of its
-// own; it does not know that this adds nothing.
-#define LOW_NIBBLE (0x000f000fu + threadIdx.y)
-#define HIGH_NIBBLE (0x00f000f0u + threadIdx.y)
-#define KEPT_1024 (0x64006400u + threadIdx.y)
-
-// A number twice, for two halves in a word; and numbers as halves.
-#define TWICE(half) (0x00010001u * (half))
-#define HALF_1024 0x6400u
-#define MINUS_1024 TWICE(0xe400u)
-#define MINUS_1056 TWICE(0xe420u)
-#define MINUS_1152 TWICE(0xe480u)
-#define MINUS_64 TWICE(0xd400u)
-#define MINUS_96 TWICE(0xd600u)
-#define SIXTEENTH TWICE(0x2c00u)
-
-// Sums of 32 activations are kept as two halves after division by this, so that they fit.
-#define SUM_SCALE 32.0f
+#include "few.cuh"
 
 // Rows of one expert that are computed together.
 struct Tile {
@@ -45,239 +15,15 @@ struct FewArgs {
     const float* bias[MOST_PRODUCTS]; // [experts, rows], if there are any
     u32 blocks[MOST_PRODUCTS];        // where each matrix's blocks end
     u32 width[MOST_PRODUCTS];
-    const u16* x;       // [rows, cols]
-    const float* scale; // of the rows of x
+    const float* x;     // [rows, cols]
     u32 rows;           // of the output, where there are no tiles
     u32 each;           // sixteens of rows that a warp has, one after the other
     const Tile* tiles;  // of experts
     const u32* tile_count;
     const u32* sources; // [rows of the output] which row of x each reads, if not its own
     float alpha, limit; // of the clamped activation; a limit of 0 is none
-};
-
-// Where an eight of columns lies in shared memory: the four that lanes read at the same time lie in different banks.
-__device__ inline u32 place(u32 eight) { return eight ^ (eight >> 2 & 6); }
-
-// Activations in shared memory, as one lane sees them: its token of each eight.
-struct Activations {
-    const uint4* eights; // halves in the order 0 2 1 3, 4 6 5 7
-    const uint2* sums;   // of every 32: two sums' upper halves, then their lower ones
-    u32 stride, sums_stride;
-
-    __device__ inline uint4 eight(int tile, u32 index) const { return eights[8 * tile * stride + place(index)]; }
-    __device__ inline uint2 two_sums(int tile, u32 index) const { return sums[8 * tile * sums_stride + index]; }
-};
-
-// Multiplies eight columns: those of the two rows' weights that a lane has, in the order of the activations.
-template <int TILES>
-__device__ inline void multiply_eight(float (&d)[TILES][4], const u32 (&lower)[4], const u32 (&upper)[4],
-                                      const Activations& x, u32 index) {
-    u32 first[4] = {lower[0], upper[0], lower[1], upper[1]}, second[4] = {lower[2], upper[2], lower[3], upper[3]};
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-        uint4 eight = x.eight(tile, index);
-        u32 these[2] = {eight.x, eight.y}, those[2] = {eight.z, eight.w};
-        multiply_add(d[tile], first, these);
-        multiply_add(d[tile], second, those);
-    }
-}
-
-// A lane's share of a row of a strip, and how it is multiplied. Any type of weights can be unpacked to floats first.
-template <u32 KIND> struct Share {
-    static const bool SUMS = false;
-    static const int TIMES = 1;
-    struct Raw {
-        typename Unpack<KIND>::Raw group[2];
-    };
-    static __device__ inline u32 group_of(const Mat& m, u32 strip, u32 part, int i) {
-        // Groups beyond the last are read again, and multiplied by zero.
-        return min(8 * strip + 2 * part + i, (m.cols - 1) / 32);
-    }
-    static __device__ inline Raw load(const Mat& m, const Row& r, u32 strip, u32 part) {
-        return Raw{{Unpack<KIND>::load(m, r, group_of(m, strip, part, 0)),
-                    Unpack<KIND>::load(m, r, group_of(m, strip, part, 1))}};
-    }
-    static __device__ inline void halves(const Mat& m, const Raw& raw, u32 index, int i, u32 (&words)[16]) {
-        Group g;
-        Unpack<KIND>::unpack(m, raw.group[i], index, g);
-#pragma unroll
-        for (int j = 0; j < 32; j += 4) {
-            float scale = g.scale[j / 16];
-            words[j / 2] = two_halves(fmaf(scale, g.lane[j], -g.min), fmaf(scale, g.lane[j + 2], -g.min));
-            words[j / 2 + 1] = two_halves(fmaf(scale, g.lane[j + 1], -g.min), fmaf(scale, g.lane[j + 3], -g.min));
-        }
-    }
-    template <int TILES>
-    static __device__ inline void multiply(const Mat& m, const Raw& lower, const Raw& upper, u32 strip, u32 part,
-                                           const Activations& x, float (&sum)[TILES][4]) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            u32 low[16], high[16], index = group_of(m, strip, part, i);
-            halves(m, lower, index, i, low);
-            halves(m, upper, index, i, high);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                u32 l[4] = {low[4 * j], low[4 * j + 1], low[4 * j + 2], low[4 * j + 3]};
-                u32 h[4] = {high[4 * j], high[4 * j + 1], high[4 * j + 2], high[4 * j + 3]};
-                multiply_eight<TILES>(sum, l, h, x, EIGHTS * strip + 8 * part + 4 * i + j);
-            }
-        }
-    }
-};
-
-// The types with blocks of 256 are multiplied by whole numbers, code times scale, and what the numbers of a block share
-// multiplies their sums. A code in the last places of 1024 is a half without a conversion; codes times scales have at most
-// eleven bits, so nothing is rounded.
-template <bool FIFTH> struct KBlock {
-    static const bool SUMS = true;
-    static const int TIMES = 2;
-    struct Raw {
-        uint4 head, codes[2], fifth[FIFTH ? 2 : 1];
-    };
-    static __device__ inline Raw load(const Mat& m, const Row& r, u32 strip, u32 part) {
-        const uint4* block = (const uint4*)(r.codes + strip * (FIFTH ? 176 : 144));
-        Raw raw;
-        raw.head = block[0];
-        if (FIFTH) raw.fifth[0] = block[1], raw.fifth[FIFTH] = block[2];
-        raw.codes[0] = block[(FIFTH ? 3 : 1) + 2 * part];
-        raw.codes[1] = block[(FIFTH ? 4 : 2) + 2 * part];
-        return raw;
-    }
-    // For the low nibbles and for the high ones, which are codes times sixteen; and what takes the 1024 away.
-    struct Scales {
-        u32 low, high, low_offset, high_offset, mins;
-    };
-    static __device__ inline Scales scales(const uint4& head, u32 part) {
-        u32 shift = 16 * (part & 1);
-        u32 a = head.y >> shift, b = head.z >> shift, c = head.w >> shift;
-        u32 scale = part < 2 ? a & 0x3f3f : (c & 0x0f0f) | (a >> 2 & 0x3030);
-        u32 min = part < 2 ? b & 0x3f3f : (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030);
-        Scales s;
-        s.low = add_halves(__byte_perm(scale, 0x64, 0x4040), MINUS_1024);
-        s.high = fma_halves(__byte_perm(scale, 0x64, 0x4141), SIXTEENTH, MINUS_64);
-        s.low_offset = multiply_halves(s.low, MINUS_1024);
-        s.high_offset = multiply_halves(s.high, MINUS_1024);
-        s.mins = add_halves(__byte_perm(min, 0x64, 0x4140), MINUS_1024);
-        return s;
-    }
-    // Eight weights' low nibbles and eight weights' high ones, from two words.
-    static __device__ inline void unpack(const Raw& raw, const Scales& s, int two, u32 part, u32 (&low)[4],
-                                         u32 (&high)[4]) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int word = 2 * two + i;
-            u32 even = word_of(raw.codes[word / 4], word % 4), odd = even >> 8;
-            u32 low_even = (even & LOW_NIBBLE) | TWICE(HALF_1024), low_odd = (odd & LOW_NIBBLE) | TWICE(HALF_1024);
-            u32 high_even = (even & HIGH_NIBBLE) | TWICE(HALF_1024), high_odd = (odd & HIGH_NIBBLE) | TWICE(HALF_1024);
-            if (FIFTH) {
-                u32 bits = word_of(raw.fifth[FIFTH ? word / 4 : 0], word % 4) >> (2 * part);
-                low_even |= bits << 4 & 0x00100010, low_odd |= bits >> 4 & 0x00100010;
-                high_even |= bits << 7 & 0x01000100, high_odd |= bits >> 1 & 0x01000100;
-            }
-            low[2 * i] = fma_halves(low_even, s.low, s.low_offset);
-            low[2 * i + 1] = fma_halves(low_odd, s.low, s.low_offset);
-            high[2 * i] = fma_halves(high_even, s.high, s.high_offset);
-            high[2 * i + 1] = fma_halves(high_odd, s.high, s.high_offset);
-        }
-    }
-    template <int TILES>
-    static __device__ inline void multiply(const Mat& m, const Raw& lower, const Raw& upper, u32 strip, u32 part,
-                                           const Activations& x, float (&sum)[TILES][4]) {
-        Scales ls = scales(lower.head, part), us = scales(upper.head, part);
-        float d[TILES][4] = {}, mins[TILES][4] = {};
-#pragma unroll
-        for (int two = 0; two < 4; two++) {
-            u32 lower_low[4], lower_high[4], upper_low[4], upper_high[4];
-            unpack(lower, ls, two, part, lower_low, lower_high);
-            unpack(upper, us, two, part, upper_low, upper_high);
-            u32 index = EIGHTS * strip + 8 * part + two;
-            multiply_eight<TILES>(d, lower_low, upper_low, x, index);
-            multiply_eight<TILES>(d, lower_high, upper_high, x, index + 4);
-        }
-        float ld = half_to_float(lower.head.x & 0xffff), lm = SUM_SCALE * half_to_float(lower.head.x >> 16);
-        float ud = half_to_float(upper.head.x & 0xffff), um = SUM_SCALE * half_to_float(upper.head.x >> 16);
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            uint2 sums = x.two_sums(tile, 4 * strip + part);
-            u32 a[4] = {ls.mins, us.mins, ls.mins, us.mins}, b[2] = {sums.x, sums.y};
-            multiply_add(mins[tile], a, b);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                sum[tile][i] = fmaf(i < 2 ? ld : ud, d[tile][i], fmaf(i < 2 ? -lm : -um, mins[tile][i], sum[tile][i]));
-        }
-    }
-};
-template <> struct Share<Q4_K> : KBlock<false> {};
-template <> struct Share<Q5_K> : KBlock<true> {};
-
-// The bits of one word where a mask has them, and of another where it has not.
-__device__ inline u32 select(u32 mask, u32 these, u32 those) { return (these & mask) | (those & ~mask); }
-
-// A lane has sixteen bytes of each pair of quarters of one half of a block: sixteen columns of each quarter.
-template <> struct Share<Q6_K> {
-    static const bool SUMS = false;
-    static const int TIMES = 2;
-    struct Raw {
-        uint4 low[2], high;
-        uint2 scales;
-        u16 d;
-    };
-    static __device__ inline Raw load(const Mat& m, const Row& r, u32 strip, u32 part) {
-        const u8* low = r.codes + 128 * strip + 64 * (part / 2) + 16 * (part % 2);
-        const u8* high = r.scales + 80 * strip + 32 * (part / 2) + 16 * (part % 2);
-        const u8* scales = r.scales + 80 * strip + 64 + 8 * (part / 2);
-        return Raw{{*(const uint4*)low, *(const uint4*)(low + 32)},
-                   *(const uint4*)high,
-                   *(const uint2*)scales,
-                   ((const u16*)r.biases)[strip]};
-    }
-    // Of each quarter.
-    static __device__ inline void scales(const Raw& raw, u32 part, u32 (&scale)[4]) {
-        u32 a = (raw.scales.x ^ 0x80808080u) >> 8 * (part % 2), b = (raw.scales.y ^ 0x80808080u) >> 8 * (part % 2);
-        scale[0] = add_halves(__byte_perm(a, 0x64, 0x4040), MINUS_1152);
-        scale[1] = add_halves(__byte_perm(a, 0x64, 0x4242), MINUS_1152);
-        scale[2] = add_halves(__byte_perm(b, 0x64, 0x4040), MINUS_1152);
-        scale[3] = add_halves(__byte_perm(b, 0x64, 0x4242), MINUS_1152);
-    }
-    static __device__ inline void unpack(const Raw& raw, const u32 (&scale)[4], int two, u32 (&low)[4], u32 (&high)[4]) {
-        int quarter = two / 2;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int word = 2 * (two % 2) + i;
-            u32 even = word_of(raw.low[quarter], word), odd = even >> 8, bits = word_of(raw.high, word);
-            u32 even_bits = bits << (4 - 2 * quarter), odd_bits = bits >> (4 + 2 * quarter);
-            u32 low_even = (select(0x000f000f, even, even_bits) & 0x003f003f) | KEPT_1024;
-            u32 low_odd = (select(0x000f000f, odd, odd_bits) & 0x003f003f) | KEPT_1024;
-            u32 high_even = (select(0x00f000f0, even, even_bits) & 0x03f003f0) | KEPT_1024;
-            u32 high_odd = (select(0x00f000f0, odd, odd_bits) & 0x03f003f0) | KEPT_1024;
-            low[2 * i] = multiply_halves(add_halves(low_even, MINUS_1056), scale[quarter]);
-            low[2 * i + 1] = multiply_halves(add_halves(low_odd, MINUS_1056), scale[quarter]);
-            high[2 * i] = multiply_halves(fma_halves(high_even, SIXTEENTH, MINUS_96), scale[quarter + 2]);
-            high[2 * i + 1] = multiply_halves(fma_halves(high_odd, SIXTEENTH, MINUS_96), scale[quarter + 2]);
-        }
-    }
-    template <int TILES>
-    static __device__ inline void multiply(const Mat& m, const Raw& lower, const Raw& upper, u32 strip, u32 part,
-                                           const Activations& x, float (&sum)[TILES][4]) {
-        u32 ls[4], us[4];
-        scales(lower, part, ls);
-        scales(upper, part, us);
-        float d[TILES][4] = {};
-#pragma unroll
-        for (int two = 0; two < 4; two++) {
-            u32 lower_low[4], lower_high[4], upper_low[4], upper_high[4];
-            unpack(lower, ls, two, lower_low, lower_high);
-            unpack(upper, us, two, upper_low, upper_high);
-            u32 index = EIGHTS * strip + 16 * (part / 2) + 2 * (part % 2) + 4 * (two / 2) + two % 2;
-            multiply_eight<TILES>(d, lower_low, upper_low, x, index);
-            multiply_eight<TILES>(d, lower_high, upper_high, x, index + 8);
-        }
-        float ld = half_to_float(lower.d), ud = half_to_float(upper.d);
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) sum[tile][i] = fmaf(i < 2 ? ld : ud, d[tile][i], sum[tile][i]);
-    }
+    Mat next;           // what the same tiles are multiplied with next, and of how many of them that is asked for ahead
+    u32 ahead;
 };
 
 // Which rows of activations a block multiplies, and with which expert.
@@ -287,101 +33,15 @@ struct Work {
 
 __device__ inline u32 source(const FewArgs& a, u32 y) { return a.sources ? a.sources[y] : y; }
 
-// Takes a block's activations to shared memory. Those of tokens that there are not stay as they are: what comes of them
-// is not used.
-__device__ inline void stage(const FewArgs& a, Work work, u32 cols, u32 strips, uint4* eights, u32 stride) {
-    u32 row = EIGHTS * strips;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < work.count * row; i += THREADS) {
-        u32 token = i / row, index = i % row;
-        uint4 v = {0, 0, 0, 0};
-        if (8 * index < cols) v = *(const uint4*)(a.x + (u64)source(a, work.first + token) * cols + 8 * index);
-        eights[token * stride + place(index)] =
-            uint4{__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x5410),
-                  __byte_perm(v.z, v.w, 0x7632)};
-    }
-}
-
-// The sums of every 32 activations.
-__device__ inline void sum_groups(Work work, u32 strips, const uint4* eights, u32 stride, u16* sums, u32 sums_stride) {
-    u32 row = 8 * strips;
-    for (u32 i = threadIdx.x; i < work.count * row; i += THREADS) {
-        u32 token = i / row, group = i % row;
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint4 v = eights[token * stride + place(4 * group + j)];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                u32 two = word_of(v, k);
-                sum += half_to_float(two & 0xffff) + half_to_float(two >> 16);
-            }
-        }
-        sum *= 1 / SUM_SCALE;
-        u16* to = sums + 4 * (token * sums_stride + group / 2) + group % 2;
-        to[0] = float_to_half(sum);
-        to[2] = float_to_half(sum - half_to_float(to[0]));
-    }
-}
-
-// What a warp has: the rows of one lane's share, and its strips.
-struct Rows {
-    const Mat* lower;
-    const Mat* upper;
-    u32 expert, first, step; // `step` rows further in the lower and in the upper matrix with each turn
-    u32 first_strip, strips;
-};
-
-// Calls `done` with the sums of each of a warp's turns.
-template <u32 KIND, int TILES, bool GATED, class Stage, class Done>
-__device__ inline void pass(const Rows& r, u32 turns, Stage stage_all, const Activations& x, Done done) {
-    u32 lane = threadIdx.x % WARP, in_eight = lane / 4, part = lane % 4;
-    typedef Share<KIND> S;
-    const Mat& m = *r.lower;
-    u32 next_turn = 0, next_strip = 0;
-    Row low, high;
-    auto find = [&]() {
-        // Rows beyond the last repeat it.
-        u32 row = r.first + next_turn * r.step + in_eight;
-        low = row_of(m, r.expert, min(row, m.rows - 1));
-        high = row_of(*r.upper, r.expert, min(GATED ? row : row + 8, m.rows - 1));
-    };
-    typename S::Raw lower, upper;
-    auto load = [&]() {
-        lower = S::load(m, low, r.first_strip + next_strip, part);
-        upper = S::load(m, high, r.first_strip + next_strip, part);
-        if (++next_strip == r.strips) {
-            next_strip = 0;
-            next_turn++;
-            find();
-        }
-    };
-    find();
-    if (r.strips > 0) load();
-    stage_all(S::SUMS);
-    for (u32 turn = 0; turn < turns; turn++) {
-        float sum[TILES][4] = {};
-        // Where it is short, twice, so that what was loaded need not be moved.
-#pragma unroll(S::TIMES)
-        for (u32 strip = 0; strip < r.strips; strip++) {
-            typename S::Raw now_lower = lower, now_upper = upper;
-            // What comes next is on its way while this is multiplied.
-            if (next_turn < turns) load();
-            S::template multiply<TILES>(m, now_lower, now_upper, r.first_strip + strip, part, x, sum);
-        }
-        done(turn, sum);
-    }
-}
-
 // out[y][r] = w[r] . x[y], or, where gated, out[y][r] = activation(w[0][r] . x[y], w[1][r] . x[y]). TILES eights of tokens;
-// PARTS warps share the columns of the same rows, and the others have other rows.
-template <int TILES, int PARTS, bool GATED> __device__ inline void few(const FewArgs& a) {
+// every warp has rows of its own.
+template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
     extern __shared__ uint4 staged[];
+    __shared__ float powers[8 * TILES];
     // Weights are on their way before the activations are there. Which they are is known then where there are no experts.
     if (a.tiles) await_previous();
-    u32 which = 0, start = 0;
-    while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
-    const Mat& m = a.w[which];
+    Which which = which_of(a.blocks);
+    const Mat& m = a.w[which.number];
     Work work = {0, blockIdx.y * 8 * TILES, 8 * TILES};
     if (a.tiles) {
         // Both are asked for at once. There is room for a tile for every block.
@@ -396,40 +56,30 @@ template <int TILES, int PARTS, bool GATED> __device__ inline void few(const Few
     u16* sums = (u16*)(staged + 8 * TILES * stride);
     Activations x = {staged + lane / 4 * stride, (const uint2*)sums + lane / 4 * sums_stride, stride, sums_stride};
 
-    u32 part = warp % PARTS, share = (strips + PARTS - 1) / PARTS, first_strip = min(part * share, strips);
     u32 step = GATED ? 8 : 16;
-    u32 first_row = ((blockIdx.x - start) * (WARPS / PARTS) + warp / PARTS) * a.each * step;
-    Rows rows = {&m, GATED ? &a.w[1] : &m, work.expert, first_row, step, first_strip, min(share, strips - first_strip)};
+    u32 first_row = ((blockIdx.x - which.start) * WARPS + warp) * a.each * step;
+    Rows rows = {&m, GATED ? &a.w[1] : &m, work.expert, first_row, step, 0, strips};
 
-    auto stage_all = [&](bool with_sums) {
+    // Activations of tokens that there are not stay as they are: what comes of them is not used.
+    auto prepare = [&]() {
         if (!a.tiles) await_previous();
-        stage(a, work, m.cols, strips, staged, stride);
-        __syncthreads();
-        if (with_sums) {
-            sum_groups(work, strips, staged, stride, sums, sums_stride);
-            __syncthreads();
+        u32 row = EIGHTS * strips, count = work.count * row;
+        auto at = [&](u32 token, u32 index) {
+            const float* from = a.x + (u64)source(a, work.first + token) * m.cols;
+            return Eight{from, index, staged + token * stride, sums + 4 * token * sums_stride};
+        };
+        auto mine = [&](u32 i) { return at((threadIdx.x + i * THREADS) / row, (threadIdx.x + i * THREADS) % row); };
+        u32 each = threadIdx.x < count ? (count - threadIdx.x + THREADS - 1) / THREADS : 0;
+        float largest = stage_all<4>(each, m.cols, mine);
+        if (threadIdx.x < 8 * TILES) powers[threadIdx.x] = 1;
+        if (!__syncthreads_or(largest > MOST_HALF)) return;
+        for (u32 token = warp; token < work.count; token += WARPS) {
+            float power = stage_large(at(token, 0), m.cols, 0, row);
+            if (lane == 0) powers[token] = power;
         }
+        __syncthreads();
     };
     auto done = [&](u32 turn, float (&sum)[TILES][4]) {
-        if (PARTS > 1) {
-            // The sums of the other warps' columns come by way of shared memory, in order. The activations are not needed
-            // any more: there is one turn.
-            float* parts = (float*)staged;
-            __syncthreads();
-#pragma unroll
-            for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) parts[(warp * TILES * 4 + 4 * tile + i) * WARP + lane] = sum[tile][i];
-            __syncthreads();
-            if (part > 0) return;
-#pragma unroll
-            for (int other = 1; other < PARTS; other++)
-#pragma unroll
-                for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        sum[tile][i] += parts[((warp + other) * TILES * 4 + 4 * tile + i) * WARP + lane];
-        }
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -437,27 +87,97 @@ template <int TILES, int PARTS, bool GATED> __device__ inline void few(const Few
                 u32 token = 8 * tile + lane % 4 * 2 + i % 2;
                 u32 r = first_row + turn * step + lane / 4 + i / 2 * 8;
                 if (token >= work.count || r >= m.rows) continue;
-                u32 y = work.first + token;
-                u64 at = (u64)work.expert * m.rows + r;
-                float scale = a.scale[source(a, y)];
-                float value = fmaf(sum[tile][i], scale, a.bias[which] ? a.bias[which][at] : 0);
+                u64 y = work.first + token, at = (u64)work.expert * m.rows + r;
+                const float* bias = a.bias[which.number];
+                float value = fmaf(sum[tile][i], powers[token], bias ? bias[at] : 0);
                 if (GATED) {
-                    float up = fmaf(sum[tile][i + 2], scale, a.bias[1] ? a.bias[1][at] : 0);
+                    float up = fmaf(sum[tile][i + 2], powers[token], a.bias[1] ? a.bias[1][at] : 0);
                     value = activate(value, up, a.alpha, a.limit);
                 }
-                a.out[which][(u64)y * a.width[which] + r] = value;
+                a.out[which.number][y * a.width[which.number] + r] = value;
             }
         }
     };
-    // Floats take other kernels.
 #define BODY(KIND)                                                                                                     \
-    if constexpr (KIND != F32 && KIND != F16 && KIND != BF16) pass<KIND, TILES, GATED>(rows, a.each, stage_all, x, done)
+    if constexpr (KIND != F32 && KIND != F16 && KIND != BF16) pass<Share<KIND>, TILES, GATED>(rows, a.each, prepare, x, done)
     WITH_KIND(m.kind, BODY)
 #undef BODY
+    if (GATED && a.ahead && threadIdx.x == 0) {
+        // While the last blocks end, memory would rest: they ask for what the first ones of the next kernel will read.
+        u32 count = *a.tile_count, last = min(count, a.ahead), share = (a.next.rows + gridDim.x - 1) / gridDim.x;
+        u32 tile = blockIdx.y + last - count;
+        if (blockIdx.y + last >= count) fetch_rows(a.next, a.tiles[tile].expert, blockIdx.x * share, share);
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_8(const FewArgs a) { few<1, 1, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_16(const FewArgs a) { few<2, 1, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_shared_8(const FewArgs a) { few<1, WARPS, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_shared_16(const FewArgs a) { few<2, WARPS, false>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_gate_up(const FewArgs a) { few<1, 1, true>(a); }
+// out[y][r] = w[r] . x[y] where there are too few rows for all warps: those of a block share the columns. Each takes its
+// share of the activations to shared memory and needs nobody else until its sums are there.
+template <int TILES> __device__ inline void few_shared(const FewArgs& a) {
+    const int TOKENS = 8 * TILES, NUMBERS = 4 * TILES;
+    extern __shared__ uint4 staged[];
+    Which which = which_of(a.blocks);
+    const Mat& m = a.w[which.number];
+    u32 first_token = blockIdx.y * TOKENS, tokens = min(TOKENS, a.rows - first_token);
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    u32 strips = (m.cols + STRIP - 1) / STRIP, stride = EIGHTS * strips + 1, sums_stride = 4 * (strips | 1);
+    u16* sums = (u16*)(staged + TOKENS * stride);
+    float* parts = (float*)(sums + 4 * TOKENS * sums_stride); // [turns, WARPS, NUMBERS, WARP]
+    Activations x = {staged + lane / 4 * stride, (const uint2*)sums + lane / 4 * sums_stride, stride, sums_stride};
+
+    u32 share = (strips + WARPS - 1) / WARPS, first_strip = min(warp * share, strips);
+    u32 first_row = (blockIdx.x - which.start) * a.each * 16;
+    Rows rows = {&m, &m, 0, first_row, 16, first_strip, min(share, strips - first_strip)};
+    u32 turns = min(a.each, (m.rows - first_row + 15) / 16);
+
+    // Of the two tokens of each tile whose sums a lane has.
+    float power[TILES][2];
+    auto prepare = [&]() {
+        await_previous();
+        u32 first = EIGHTS * first_strip, end = first + EIGHTS * rows.strips;
+        auto at = [&](u32 token, u32 index) {
+            const float* from = a.x + (u64)(first_token + token) * m.cols;
+            return Eight{from, index, staged + token * stride, sums + 4 * token * sums_stride};
+        };
+        float largest = 0, mine = 1;
+        for (u32 index = first + lane; index < end; index += WARP)
+            largest = fmaxf(largest, stage_all<8>(tokens, m.cols, [&](u32 token) { return at(token, index); }));
+        if (__any_sync(ALL_LANES, largest > MOST_HALF)) {
+            for (u32 token = 0; token < tokens; token++) {
+                float large = stage_large(at(token, 0), m.cols, first, end);
+                if (lane == token) mine = large;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * TILES; i++)
+            power[i / 2][i % 2] = __shfl_sync(ALL_LANES, mine, 8 * (i / 2) + lane % 4 * 2 + i % 2);
+        __syncwarp();
+    };
+    auto done = [&](u32 turn, float (&sum)[TILES][4]) {
+#pragma unroll
+        for (int i = 0; i < NUMBERS; i++)
+            parts[((turn * WARPS + warp) * NUMBERS + i) * WARP + lane] = sum[i / 4][i % 4] * power[i / 4][i % 2];
+    };
+#define BODY(KIND)                                                                                                     \
+    if constexpr (KIND != F32 && KIND != F16 && KIND != BF16) pass<Share<KIND>, TILES, false>(rows, turns, prepare, x, done)
+    WITH_KIND(m.kind, BODY)
+#undef BODY
+    __syncthreads();
+    // The sums of the warps' columns are added up in order: one of a turn's numbers for each warp at a time.
+    for (u32 number = warp; number < turns * NUMBERS; number += WARPS) {
+        u32 turn = number / NUMBERS, i = number % NUMBERS;
+        const float* from = parts + (turn * WARPS * NUMBERS + i) * WARP + lane;
+        float total = 0;
+#pragma unroll
+        for (int part = 0; part < WARPS; part++) total += from[part * NUMBERS * WARP];
+        u32 token = i / 4 * 8 + lane % 4 * 2 + i % 2, r = first_row + turn * 16 + lane / 4 + i / 2 % 2 * 8;
+        if (token >= tokens || r >= m.rows) continue;
+        const float* bias = a.bias[which.number];
+        a.out[which.number][(u64)(first_token + token) * a.width[which.number] + r] = total + (bias ? bias[r] : 0);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) few_8(const FewArgs a) { few<1, false>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) few_16(const FewArgs a) { few<2, false>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) few_gate_up(const FewArgs a) { few<1, true>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) few_shared_8(const FewArgs a) { few_shared<1>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) few_shared_16(const FewArgs a) { few_shared<2>(a); }

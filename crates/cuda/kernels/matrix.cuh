@@ -24,6 +24,9 @@ __device__ inline void await_previous() {
 #endif
 }
 
+// Has a line of the device's memory come to its cache, before it is read.
+__device__ inline void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // The kinds that kernels are compiled for. A model has few.
 #ifndef KINDS
 #define KINDS 0xffffffffu
@@ -67,6 +70,26 @@ __device__ inline Row row_of(const Mat& m, u32 expert, u32 row) {
     u64 slot = m.slots ? m.slots[expert] : 0;
     return Row{m.plane[0] + slot + (u64)row * m.stride[0], m.plane[1] + slot + (u64)row * m.stride[1],
                m.plane[2] + slot + (u64)row * m.stride[2]};
+}
+
+// Has memory come to the device's cache, all of it at once.
+__device__ inline void fetch_ahead(const u8* from, u32 bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    // Whole sixteens, which begin where the memory does and end where there is still some.
+    u64 start = (u64)from / 16 * 16;
+    u32 size = (u32)((u64)from + bytes + 15 - start) / 16 * 16;
+    if (bytes) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(start), "r"(size));
+#endif
+}
+
+// The same for rows of a matrix; rows and experts that there are not do no harm. One thread's work.
+__device__ inline void fetch_rows(const Mat& m, u32 expert, u32 first, u32 count) {
+    if (first >= m.rows || absent(m, expert)) return;
+    Row r = row_of(m, expert, first);
+    count = min(count, m.rows - first);
+    fetch_ahead(r.codes, count * m.stride[0]);
+    fetch_ahead(r.scales, count * m.stride[1]);
+    fetch_ahead(r.biases, count * m.stride[2]);
 }
 
 __device__ inline float half_to_float(u16 bits) {
@@ -609,18 +632,23 @@ struct PriorNorm {
     float eps;
 };
 
+// Counts up, and tells what the counter was. Whoever counts later sees what was written before.
+__device__ inline u32 count_up(u32* counter) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(1u) : "memory");
+    return before;
+}
+
 // Whether this is the last of `count` blocks that call it with the same counter: that one sees what all of them wrote
 // before. The counter is zero before and after.
 __device__ inline bool last_of(u32* counter, u32 count) {
     __shared__ u32 number;
-    __threadfence();
+    // The others' writes come before the barrier, and so before the first thread's count.
     __syncthreads();
     if (threadIdx.x == 0) {
-        number = atomicAdd(counter, 1);
+        number = count_up(counter);
         if (number == count - 1) *counter = 0;
     }
     __syncthreads();
-    bool last = number == count - 1;
-    if (last) __threadfence();
-    return last;
+    return number == count - 1;
 }

@@ -39,17 +39,31 @@ extern "C" __global__ void dequantise(const DequantiseArgs a) {
     }
 }
 
-// Takes activations [first, first + cols) of a row to shared memory, those of missing columns zero.
-__device__ inline void stage(float* to, const float* x, u32 cols) {
-    u32 padded = (cols + 31) / 32 * 32;
+// Where four activations lie in shared memory.
+__device__ inline float4* four_in(float* shared, u32 i) { return (float4*)(shared + i / 8 * GROUP_STRIDE + i % 8 * 4); }
+
+// Takes activations to shared memory, those of missing columns zero. So many fours are on their way to a thread at a time:
+// one after the other they would take longer than the weights.
+template <int TOGETHER> __device__ inline void stage(float* to, const float* x, u32 cols) {
     if (cols % 32 == 0 && (u64)x % 16 == 0) {
-        // Several loads at a time: one after the other they would take longer than the weights.
-#pragma unroll 4
-        for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x)
-            *(float4*)(to + i / 8 * GROUP_STRIDE + i % 8 * 4) = ((const float4*)x)[i];
+        u32 fours = cols / 4;
+        for (u32 first = threadIdx.x; first < fours; first += TOGETHER * VECTOR_THREADS) {
+            float4 v[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                u32 i = first + j * VECTOR_THREADS;
+                if (i < fours) v[j] = ((const float4*)x)[i];
+            }
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                u32 i = first + j * VECTOR_THREADS;
+                if (i < fours) *four_in(to, i) = v[j];
+            }
+        }
         return;
     }
-    for (u32 i = threadIdx.x; i < padded; i += blockDim.x)
+    u32 padded = (cols + 31) / 32 * 32;
+    for (u32 i = threadIdx.x; i < padded; i += VECTOR_THREADS)
         to[i / 32 * GROUP_STRIDE + i % 32] = i < cols ? x[i] : 0;
 }
 
@@ -118,34 +132,45 @@ __device__ inline void pass(const Mat& m, u32 first, u32 cols, u32 turns, Find f
     }
 }
 
+// Fours of activations, and of what is added to them, that are on their way to a thread at a time.
+#define SUMMANDS 2
+
 // Before the activations are there: what they will be multiplied with goes to shared memory.
 __device__ inline void stage_norm(float* to, const PriorNorm& norm, u32 cols) {
-    if (norm.w) stage(to, norm.w, cols);
+    if (norm.w) stage<SUMMANDS>(to, norm.w, cols);
 }
 
 // Takes one row of activations to shared memory, normed except for a factor, which is returned. The first block keeps
 // what they were normed from and to.
 __device__ inline float stage_normed(float* to, const float* x, const PriorNorm& norm, u32 cols) {
     float squares = 0;
-    bool keep = blockIdx.x == 0;
-    // Every thread reads back what it has written itself.
-#pragma unroll 2
-    for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x) {
-        float4 v = ((const float4*)x)[i];
-        if (norm.added) {
-            float4 y = ((const float4*)norm.added)[i];
-            v.x += y.x, v.y += y.y, v.z += y.z, v.w += y.w;
-            if (keep) ((float4*)norm.sum)[i] = v;
+    bool keep = blockIdx.x == 0, adds = norm.added;
+    u32 fours = cols / 4;
+    for (u32 first = threadIdx.x; first < fours; first += SUMMANDS * VECTOR_THREADS) {
+        float4 v[SUMMANDS], y[SUMMANDS];
+#pragma unroll
+        for (int j = 0; j < SUMMANDS; j++) {
+            u32 i = first + j * VECTOR_THREADS;
+            y[j] = float4{0, 0, 0, 0};
+            if (i < fours) v[j] = ((const float4*)x)[i];
+            if (i < fours && adds) y[j] = ((const float4*)norm.added)[i];
         }
-        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        float4* place = (float4*)(to + i / 8 * GROUP_STRIDE + i % 8 * 4);
-        float4 w = *place;
-        *place = float4{v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w};
+#pragma unroll
+        for (int j = 0; j < SUMMANDS; j++) {
+            u32 i = first + j * VECTOR_THREADS;
+            if (i >= fours) break;
+            v[j].x += y[j].x, v[j].y += y[j].y, v[j].z += y[j].z, v[j].w += y[j].w;
+            if (adds && keep) ((float4*)norm.sum)[i] = v[j];
+            squares += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+            // A thread reads what it wrote itself.
+            float4 w = *four_in(to, i);
+            *four_in(to, i) = float4{v[j].x * w.x, v[j].y * w.y, v[j].z * w.z, v[j].w * w.w};
+        }
     }
     float factor = 1 / sqrtf(block_sum(squares) / cols + norm.eps);
     if (keep) {
-        for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x) {
-            float4 v = *(const float4*)(to + i / 8 * GROUP_STRIDE + i % 8 * 4);
+        for (u32 i = threadIdx.x; i < fours; i += VECTOR_THREADS) {
+            float4 v = *four_in(to, i);
             ((float4*)norm.normed)[i] = float4{v.x * factor, v.y * factor, v.z * factor, v.w * factor};
         }
     }
@@ -164,10 +189,11 @@ struct MatvecArgs {
     const u32* experts; // of each output, if the matrices are experts'
     PriorNorm norm;     // where there is one row of x, of whole groups
     u32 turns;          // rows of a warp
+    u32 ahead;          // whether all weights are asked for at once: the device's cache has room for them
 };
 
 // out[y][r] = w[r] . x[y / share]
-extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 4) matvec(const MatvecArgs a) {
+extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 3) matvec(const MatvecArgs a) {
     extern __shared__ float shared[];
     u32 which = 0, start = 0;
     while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
@@ -191,10 +217,11 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 4) matvec(const Mat
     if (m.cols <= VECTOR_COLS) {
         auto find = [&](u32 turn, Row(&rows)[1]) { rows[0] = row_at(first_row + turn); };
         auto prepare = [&]() {
+            if (a.ahead && threadIdx.x == 0) fetch_rows(m, expert, first_row, VECTOR_WARPS * a.turns);
             stage_norm(shared, a.norm, m.cols);
             if (!a.experts) await_previous();
             if (a.norm.w) factor = stage_normed(shared, x, a.norm, m.cols);
-            else stage(shared, x, m.cols);
+            else stage<4>(shared, x, m.cols);
             __syncthreads();
         };
         auto done = [&](u32 turn, const float(&sum)[1]) { write(first_row + turn, sum[0]); };
@@ -211,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 4) matvec(const Mat
             auto find = [&](u32, Row(&rows)[1]) { rows[0] = row_at(first_row + turn); };
             auto prepare = [&]() {
                 __syncthreads();
-                stage(shared, x + first, cols);
+                stage<4>(shared, x + first, cols);
                 __syncthreads();
             };
             auto done = [&](u32, const float(&sum)[1]) { total += sum[0]; };
@@ -292,6 +319,8 @@ struct GateUpArgs {
     const u32* experts; // of each pair, or none
     float alpha, limit; // of the clamped activation; a limit of 0 is none
     u32 turns;          // rows of a warp
+    u32 ahead;          // whether all weights are asked for at once, those of the next product too
+    Mat next;
 };
 
 // out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind, with no more than VECTOR_COLS columns.
@@ -309,7 +338,14 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const Ga
         rows[1] = row_of(a.up, expert, row);
     };
     auto prepare = [&]() {
-        stage(shared, a.x + (u64)(y / a.share) * a.x_width, m.cols);
+        if (a.ahead && threadIdx.x == 0) {
+            fetch_rows(m, expert, first_row, VECTOR_WARPS * a.turns);
+            fetch_rows(a.up, expert, first_row, VECTOR_WARPS * a.turns);
+            // The kernel after this one cannot begin before this one ends, and memory would rest meanwhile.
+            u32 share = (a.next.rows + gridDim.x - 1) / gridDim.x;
+            fetch_rows(a.next, expert, blockIdx.x * share, share);
+        }
+        stage<4>(shared, a.x + (u64)(y / a.share) * a.x_width, m.cols);
         __syncthreads();
     };
     auto from_start = [&](u32) { return (const float*)shared; };
@@ -354,15 +390,17 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) down_combine(con
     // What a warp does at a turn: two rows of one expert.
     auto rank = [&](u32 turn) { return warp + turn / (DOWN_ROWS / 2) * VECTOR_WARPS; };
     auto row_at = [&](u32 turn) { return first_row + turn % (DOWN_ROWS / 2) * 2; };
+    u32 expert;
     auto find = [&](u32 turn, Row(&rows)[2]) {
-        // A warp that has no expert loads what it does not use.
-        u32 expert = experts[min(rank(turn), a.top_k - 1)], r = row_at(turn);
+        // It is asked for once: who waits for it cannot ask for weights. A warp that has no expert loads what it does not use.
+        if (turn % (DOWN_ROWS / 2) == 0) expert = experts[min(rank(turn), a.top_k - 1)];
+        u32 r = row_at(turn);
         rows[0] = row_of(m, expert, min(r, m.rows - 1));
         rows[1] = row_of(m, expert, min(r + 1, m.rows - 1));
     };
     auto prepare = [&]() {
         await_previous();
-        stage(shared, a.x + row * a.top_k * m.cols, a.top_k * m.cols);
+        stage<8>(shared, a.x + row * a.top_k * m.cols, a.top_k * m.cols);
         __syncthreads();
     };
     auto x = [&](u32 turn) { return (const float*)shared + rank(turn) * (m.cols / 32) * GROUP_STRIDE; };

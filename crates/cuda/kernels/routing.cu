@@ -20,45 +20,60 @@ struct RouteArgs {
     u32 turn; // what stands before a row that was told, when all of it is there
 };
 
-// The place of the largest of `count` numbers, ties to the lower one; a whole warp asks. NaN counts as the smallest.
-__device__ inline u32 largest(const float* x, u32 count) {
-    u32 lane = threadIdx.x;
-    float best = -INFINITE;
-    u32 place = 0xffffffffu;
-    for (u32 i = lane; i < count; i += WARP)
-        if (x[i] > best || (place == 0xffffffffu && x[i] >= best)) best = x[i], place = i;
-#pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        float other = __shfl_xor_sync(ALL_LANES, best, step);
-        u32 there = __shfl_xor_sync(ALL_LANES, place, step);
-        if (other > best || (other == best && there < place)) best = other, place = there;
-    }
-    return place;
+// A number that is larger for a larger float, and never 0. NaN is as minus infinity, minus zero as zero.
+__device__ inline u32 order(float x) {
+    u32 bits = __float_as_uint(x == x ? x + 0.0f : -INFINITE);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// The choice for a row, by the first warp of a block. Shared memory: the scores, what they are chosen by, and what groups
-// are worth.
+// Picks the `k` largest of numbers that are not 0, ties to the lower one, and makes them 0: a warp's work. Each lane keeps
+// the largest of its own.
+template <class Take> __device__ inline void pick_largest(u32* numbers, u32 count, u32 k, Take take) {
+    u32 lane = threadIdx.x % WARP, best, place;
+    auto look = [&]() {
+        best = 0, place = count - 1;
+        for (u32 i = lane; i < count; i += WARP)
+            if (numbers[i] > best) best = numbers[i], place = i;
+    };
+    look();
+    for (u32 n = 0; n < k; n++) {
+        u32 largest = __reduce_max_sync(ALL_LANES, best);
+        u32 winner = __reduce_min_sync(ALL_LANES, best == largest ? place : count - 1);
+        take(n, winner);
+        if (winner % WARP != lane) continue;
+        numbers[winner] = 0;
+        look();
+    }
+}
+
+// The choice for a row, a warp's work. Shared memory: the scores, what they are chosen by, what groups are worth and which
+// are chosen, and the experts.
 __device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
     float* score = shared;
-    float* value = shared + a.count;
-    float* worth = shared + 2 * a.count;
-    u32 lane = threadIdx.x;
+    u32* numbers = (u32*)shared + a.count;
+    u32* worth = numbers + a.count;
+    u32* used = worth + a.groups;
+    u32* chosen = used + a.groups;
+    u32 lane = threadIdx.x % WARP;
     const float* logits = a.logits + row * a.count;
 
+    // Until they meet, lanes read nothing but what they wrote themselves.
+    for (u32 i = lane; i < a.count; i += WARP) score[i] = logits[i];
     if (a.sigmoid) {
-        for (u32 i = lane; i < a.count; i += WARP) score[i] = sigmoid(logits[i]);
+        for (u32 i = lane; i < a.count; i += WARP) score[i] = sigmoid(score[i]);
     } else {
         float max = -INFINITE, sum = 0;
-        for (u32 i = lane; i < a.count; i += WARP) max = fmaxf(max, logits[i]);
+        for (u32 i = lane; i < a.count; i += WARP) max = fmaxf(max, score[i]);
         max = warp_max(max);
-        for (u32 i = lane; i < a.count; i += WARP) sum += score[i] = expf(logits[i] - max);
+        for (u32 i = lane; i < a.count; i += WARP) sum += score[i] = expf(score[i] - max);
         sum = warp_sum(sum);
         for (u32 i = lane; i < a.count; i += WARP) score[i] /= sum;
     }
-    for (u32 i = lane; i < a.count; i += WARP) {
+    auto value = [&](u32 i) {
         float v = score[i] + (a.correction ? a.correction[i] : 0);
-        value[i] = v == v ? v : -INFINITE;
-    }
+        return v == v ? v : -INFINITE;
+    };
+    for (u32 i = lane; i < a.count; i += WARP) numbers[i] = order(value(i));
     __syncwarp();
 
     if (a.groups) {
@@ -66,51 +81,37 @@ __device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
         for (u32 group = lane; group < a.groups; group += WARP) {
             float best = -INFINITE, second = -INFINITE;
             for (u32 i = group * size; i < (group + 1) * size; i++) {
-                float v = value[i];
+                float v = value(i);
                 if (v > best) second = best, best = v;
                 else if (v > second) second = v;
             }
-            worth[group] = a.best_two && size > 1 ? best + second : best;
+            worth[group] = order(a.best_two && size > 1 ? best + second : best);
+            used[group] = 0;
         }
         __syncwarp();
-        // Chosen groups are worth nothing more; the others are ruled out after all have been chosen.
-        u32* chosen = (u32*)(worth + a.groups);
-        for (u32 group = lane; group < a.groups; group += WARP) chosen[group] = 0;
+        pick_largest(worth, a.groups, a.used, [&](u32, u32 group) {
+            if (lane == 0) used[group] = 1;
+        });
         __syncwarp();
-        for (u32 k = 0; k < a.used; k++) {
-            u32 group = largest(worth, a.groups);
-            if (lane == 0 && group < a.groups) chosen[group] = 1, worth[group] = __int_as_float(0x7fc00000);
-            __syncwarp();
-        }
         for (u32 i = lane; i < a.count; i += WARP)
-            if (!chosen[i / size]) value[i] = -INFINITE;
-        __syncwarp();
+            if (!used[i / size]) numbers[i] = order(-INFINITE);
     }
 
-    u32* experts = a.experts + row * a.top_k;
-    float* weights = a.weights + row * a.top_k;
     float sum = 0;
-    for (u32 k = 0; k < a.top_k; k++) {
-        u32 expert = largest(value, a.count);
-        // Only where nothing is left that could be compared.
-        if (expert >= a.count) expert = k;
-        float weight = score[expert];
-        sum += weight;
-        if (lane == 0) {
-            experts[k] = expert;
-            weights[k] = weight;
-            value[expert] = __int_as_float(0x7fc00000);
-        }
-        __syncwarp();
-    }
+    pick_largest(numbers, a.count, a.top_k, [&](u32 k, u32 expert) {
+        sum += score[expert];
+        if (lane == 0) chosen[k] = expert;
+    });
+    __syncwarp();
     float factor = a.normalise ? 1 / sum : 1;
-    for (u32 k = lane; k < a.top_k; k += WARP) weights[k] = weights[k] * factor * a.scale;
-    if (!a.told) return;
-    u32* told = a.told + row * (1 + 2 * a.top_k);
+    u32* told = a.told ? a.told + row * (1 + 2 * a.top_k) : nullptr;
     for (u32 k = lane; k < a.top_k; k += WARP) {
-        told[1 + k] = experts[k];
-        ((float*)told)[1 + a.top_k + k] = weights[k];
+        float weight = score[chosen[k]] * factor * a.scale;
+        a.experts[row * a.top_k + k] = chosen[k];
+        a.weights[row * a.top_k + k] = weight;
+        if (told) told[1 + k] = chosen[k], ((float*)told)[1 + a.top_k + k] = weight;
     }
+    if (!told) return;
     __threadfence_system();
     __syncwarp();
     if (lane == 0) *(volatile u32*)told = a.turn;
@@ -123,8 +124,13 @@ extern "C" __global__ void route(const RouteArgs a) {
 }
 
 #define ROUTER_THREADS 256
+#define ROUTER_WARPS (ROUTER_THREADS / WARP)
 // Fours of columns that a thread has at most.
-#define MOST_FOURS 8
+#define MOST_FOURS 4
+// Experts of a block where every warp has a row.
+#define ROUTER_EXPERTS 4
+// Fours of columns that are on their way to a lane at a time there.
+#define TOGETHER 4
 
 struct RouterArgs {
     RouteArgs route;
@@ -133,65 +139,197 @@ struct RouterArgs {
     const float* x; // [rows, cols]
     PriorNorm norm;
     float* logits; // [rows, experts]
-    u32* arrived;  // [rows] counters
+    u32* arrived;  // counters
+    u32 rows;
+    u32 shared; // floats that a choice needs
 };
 
-__device__ inline float4 four_at(u32 kind, const u8* w, u64 i) {
-    if (kind == F32) return ((const float4*)w)[i];
-    uint2 two = ((const uint2*)w)[i];
-    u16 a = two.x & 0xffff, b = two.x >> 16, c = two.y & 0xffff, d = two.y >> 16;
-    if (kind == F16) return float4{half_to_float(a), half_to_float(b), half_to_float(c), half_to_float(d)};
-    return float4{bf16_to_float(a), bf16_to_float(b), bf16_to_float(c), bf16_to_float(d)};
-}
+// Weights as they lie in memory: there is no branch between loads, so that many are on their way.
+template <u32 KIND> struct Four;
+template <> struct Four<F32> {
+    float4 four;
+    __device__ inline float4 floats() const { return four; }
+};
+template <> struct Four<F16> {
+    uint2 two;
+    __device__ inline float4 floats() const {
+        return float4{half_to_float(two.x & 0xffff), half_to_float(two.x >> 16), half_to_float(two.y & 0xffff),
+                      half_to_float(two.y >> 16)};
+    }
+};
+template <> struct Four<BF16> {
+    uint2 two;
+    __device__ inline float4 floats() const {
+        return float4{bf16_to_float(two.x & 0xffff), bf16_to_float(two.x >> 16), bf16_to_float(two.y & 0xffff),
+                      bf16_to_float(two.y >> 16)};
+    }
+};
 
-// Norms a row, multiplies it with a router and chooses: a block for each expert of each row, and the last one chooses.
-extern "C" __global__ void __launch_bounds__(ROUTER_THREADS) norm_and_route(const RouterArgs a) {
-    extern __shared__ float shared[];
-    u32 expert = blockIdx.x, fours = a.cols / 4;
-    u64 row = blockIdx.y, first = row * fours;
-    const float4* x = (const float4*)a.x + first;
-    const float4* added = (const float4*)a.norm.added + first;
-    const float4* norm = (const float4*)a.norm.w;
-    // The weights are on their way before the activations are there.
-    float4 w[MOST_FOURS];
-#pragma unroll
-    for (int j = 0; j < MOST_FOURS; j++) {
-        u32 i = threadIdx.x + j * ROUTER_THREADS;
-        if (i >= fours) break;
-        float4 n = norm[i];
-        w[j] = four_at(a.kind, a.w, (u64)expert * fours + i);
-        w[j].x *= n.x, w[j].y *= n.y, w[j].z *= n.z, w[j].w *= n.w;
+// Four columns of a row and what is added to them.
+struct Summands {
+    float4 x, y;
+    __device__ inline float4 sum() const { return float4{x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w}; }
+};
+
+// A row before its norm.
+struct Before {
+    const float4* x;
+    const float4* added; // or none
+
+    __device__ inline Before(const RouterArgs& a, u64 row) {
+        x = (const float4*)a.x + row * (a.cols / 4);
+        added = a.norm.added ? (const float4*)a.norm.added + row * (a.cols / 4) : 0;
     }
-    await_previous();
-    auto value = [&](u32 i) {
-        float4 v = x[i];
-        if (!a.norm.added) return v;
-        float4 y = added[i];
-        return float4{v.x + y.x, v.y + y.y, v.z + y.z, v.w + y.w};
-    };
-    float squares = 0, product = 0;
-#pragma unroll
-    for (int j = 0; j < MOST_FOURS; j++) {
-        u32 i = threadIdx.x + j * ROUTER_THREADS;
-        if (i >= fours) break;
-        float4 v = value(i);
-        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        product += v.x * w[j].x + v.y * w[j].y + v.z * w[j].z + v.w * w[j].w;
+    // Zeros, if they are not there.
+    __device__ inline Summands load(u32 i, bool there) const {
+        Summands s = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+        bool more = there && added;
+        if (there) s.x = x[i];
+        if (more) s.y = added[i];
+        return s;
     }
-    squares = block_sum(squares);
-    product = block_sum(product);
-    float factor = 1 / sqrtf(squares / a.cols + a.norm.eps);
-    if (threadIdx.x == 0) a.logits[row * a.route.count + expert] = product * factor;
-    // The first one keeps what the row was normed from and to.
-    if (expert == 0) {
-        for (u32 i = threadIdx.x; i < fours; i += ROUTER_THREADS) {
-            float4 v = value(i), n = norm[i];
-            if (a.norm.added) ((float4*)a.norm.sum)[first + i] = v;
+    // Keeps what the row was normed from and to: so many threads' work.
+    __device__ inline void keep(const RouterArgs& a, u64 row, float factor, u32 thread, u32 threads) const {
+        u64 first = row * (a.cols / 4);
+#pragma unroll 4
+        for (u32 i = thread; i < a.cols / 4; i += threads) {
+            float4 v = load(i, true).sum(), n = ((const float4*)a.norm.w)[i];
+            if (added) ((float4*)a.norm.sum)[first + i] = v;
             v.x *= factor * n.x, v.y *= factor * n.y, v.z *= factor * n.z, v.w *= factor * n.w;
             ((float4*)a.norm.normed)[first + i] = v;
         }
     }
+};
+
+__device__ inline float4 times(float4 a, float4 b) { return float4{a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
+__device__ inline float dot(float4 a, float4 b, float sum) {
+    return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
+}
+
+__device__ inline float norm_factor(const RouterArgs& a, float squares) {
+    return 1 / sqrtf(squares / a.cols + a.norm.eps);
+}
+
+// Two sums over a block; every thread gets them.
+__device__ inline float2 block_sums(float x, float y) {
+    __shared__ float2 sums[ROUTER_WARPS];
+    x = warp_sum(x), y = warp_sum(y);
+    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = float2{x, y};
+    __syncthreads();
+    float2 total = {0, 0};
+#pragma unroll
+    for (int i = 0; i < ROUTER_WARPS; i++) total.x += sums[i].x, total.y += sums[i].y;
+    return total;
+}
+
+// Calls `body` with the kind of the router's weights as a constant.
+#define WITH_FLOATS(kind, body)                                                                                        \
+    if (kind == F32) body<F32>(a, shared);                                                                             \
+    else if (kind == F16) body<F16>(a, shared);                                                                        \
+    else body<BF16>(a, shared);
+
+// Norms a row, multiplies it with a router and chooses: a block for each expert of each row, and the last one chooses.
+template <u32 KIND> __device__ inline void route_row(const RouterArgs& a, float* shared) {
+    u32 expert = blockIdx.x, fours = a.cols / 4;
+    u64 row = blockIdx.y;
+    const float4* norm = (const float4*)a.norm.w;
+    const Four<KIND>* from = (const Four<KIND>*)a.w + (u64)expert * fours;
+    // The weights are on their way before the activations are there.
+    Four<KIND> w[MOST_FOURS];
+    float4 n[MOST_FOURS];
+    Summands s[MOST_FOURS];
+#pragma unroll
+    for (int j = 0; j < MOST_FOURS; j++) {
+        u32 i = threadIdx.x + j * ROUTER_THREADS;
+        if (i < fours) w[j] = from[i], n[j] = norm[i];
+    }
+    float4 normed[MOST_FOURS];
+#pragma unroll
+    for (int j = 0; j < MOST_FOURS; j++) normed[j] = times(w[j].floats(), n[j]);
+    await_previous();
+    Before before(a, row);
+    float squares = 0, product = 0;
+#pragma unroll
+    for (int j = 0; j < MOST_FOURS; j++) {
+        u32 i = threadIdx.x + j * ROUTER_THREADS;
+        s[j] = before.load(i, i < fours);
+    }
+#pragma unroll
+    for (int j = 0; j < MOST_FOURS; j++) {
+        if (threadIdx.x + j * ROUTER_THREADS >= fours) break;
+        float4 v = s[j].sum();
+        squares = dot(v, v, squares);
+        product = dot(v, normed[j], product);
+    }
+    float2 sums = block_sums(squares, product);
+    float factor = norm_factor(a, sums.x);
+    if (threadIdx.x == 0) a.logits[row * a.route.count + expert] = sums.y * factor;
     if (last_of(a.arrived + row, gridDim.x) && threadIdx.x < WARP) choose(a.route, row, shared);
+    // The first one keeps it, while others go on.
+    if (expert == 0) before.keep(a, row, factor, threadIdx.x, ROUTER_THREADS);
+}
+
+extern "C" __global__ void __launch_bounds__(ROUTER_THREADS, 2) norm_and_route(const RouterArgs a) {
+    extern __shared__ float shared[];
+    WITH_FLOATS(a.kind, route_row)
+}
+
+// The same for many rows: a warp has a row, a block some experts. The last block that has some of the same rows chooses.
+template <u32 KIND> __device__ inline void route_rows(const RouterArgs& a, float* shared) {
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, fours = a.cols / 4;
+    u32 first = blockIdx.x * ROUTER_EXPERTS;
+    u64 row = blockIdx.y * ROUTER_WARPS + warp;
+    bool active = row < a.rows;
+    // Experts beyond the last repeat it.
+    auto weights_of = [&](u32 e) { return (const Four<KIND>*)a.w + (u64)min(first + e, a.route.count - 1) * fours; };
+    // Each warp asks for a share of an expert's weights ahead.
+    const u32 SHARES = ROUTER_WARPS / ROUTER_EXPERTS;
+    const u8* ahead = (const u8*)weights_of(warp / SHARES);
+    for (u32 line = warp % SHARES * WARP + lane; line * 128 < fours * sizeof(Four<KIND>); line += SHARES * WARP)
+        fetch_ahead(ahead + line * 128);
+    const Four<KIND>* w[ROUTER_EXPERTS];
+#pragma unroll
+    for (int e = 0; e < ROUTER_EXPERTS; e++) w[e] = weights_of(e);
+    await_previous();
+    if (active) {
+        Before before(a, row);
+        float squares = 0, product[ROUTER_EXPERTS] = {};
+        for (u32 from = lane; from < fours; from += TOGETHER * WARP) {
+            Summands s[TOGETHER];
+            float4 n[TOGETHER];
+            Four<KIND> some[TOGETHER][ROUTER_EXPERTS];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                // Those beyond the last are zero, whatever they are multiplied with.
+                u32 i = from + j * WARP, there = min(i, fours - 1);
+                s[j] = before.load(i, i < fours);
+                n[j] = ((const float4*)a.norm.w)[there];
+#pragma unroll
+                for (int e = 0; e < ROUTER_EXPERTS; e++) some[j][e] = w[e][there];
+            }
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                float4 v = s[j].sum();
+                squares = dot(v, v, squares);
+                v = times(v, n[j]);
+#pragma unroll
+                for (int e = 0; e < ROUTER_EXPERTS; e++) product[e] = dot(v, some[j][e].floats(), product[e]);
+            }
+        }
+        float factor = norm_factor(a, warp_sum(squares));
+#pragma unroll
+        for (int e = 0; e < ROUTER_EXPERTS; e++) {
+            float sum = warp_sum(product[e]);
+            if (lane == e && first + e < a.route.count) a.logits[row * a.route.count + first + e] = sum * factor;
+        }
+        if (blockIdx.x == 0) before.keep(a, row, factor, lane, WARP);
+    }
+    if (last_of(a.arrived + blockIdx.y, gridDim.x) && active) choose(a.route, row, shared + warp * a.shared);
+}
+
+extern "C" __global__ void __launch_bounds__(ROUTER_THREADS, 1) norm_and_route_rows(const RouterArgs a) {
+    extern __shared__ float shared[];
+    WITH_FLOATS(a.kind, route_rows)
 }
 
 struct Tile {

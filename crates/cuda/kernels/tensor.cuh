@@ -46,3 +46,11 @@ __device__ inline u32 fma_halves(u32 a, u32 b, u32 c) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(c));
     return both;
 }
+
+// Sixteen bytes to shared memory, which are there after await_copies.
+__device__ inline void copy_sixteen(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+// Waits for what this thread copies.
+__device__ inline void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -12,18 +12,21 @@ use crate::driver::{Gpu, failed};
 use crate::profile;
 
 /// The sources, and what they share.
-const HEADS: [(&str, &str); 3] = [
+const HEADS: [(&str, &str); 4] = [
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),
+    ("few.cuh", include_str!("../kernels/few.cuh")),
 ];
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 12] = [
     ("products", include_str!("../kernels/products.cu")),
     ("gemm", include_str!("../kernels/gemm.cu")),
     ("few", include_str!("../kernels/few.cu")),
+    ("one", include_str!("../kernels/one.cu")),
     ("rows", include_str!("../kernels/rows.cu")),
     ("routing", include_str!("../kernels/routing.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
+    ("step", include_str!("../kernels/step.cu")),
     ("prompt", include_str!("../kernels/prompt.cu")),
     ("delta", include_str!("../kernels/delta.cu")),
     ("arrange", include_str!("../kernels/arrange.cu")),
@@ -67,10 +70,12 @@ kernels! {
     "products": dequantise, matvec, gate_up, down_combine, head_products;
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
     "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
+    "one": gate_up_one, product_one;
     "rows": rms_norm, add, add_bias, swiglu, activate_rows, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
         pick;
-    "routing": route, norm_and_route, sort, combine;
-    "attention": append, attend_halves, attend_singles, attend_step, merge;
+    "routing": route, norm_and_route, norm_and_route_rows, sort, combine;
+    "attention": append, attend_halves, attend_singles, merge;
+    "step": attend_step, attend_step_128;
     "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
     "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
     "best": best_clear, best_count, best_gather, best_sort;
@@ -101,7 +106,7 @@ impl Compiled {
 /// A source with what it includes.
 fn source(name: &str, text: &str, kinds: u32) -> String {
     // The others have no matrices.
-    let kinds = if matches!(name, "products" | "gemm" | "few") { kinds } else { 0 };
+    let kinds = if matches!(name, "products" | "gemm" | "few" | "one") { kinds } else { 0 };
     let mut source = format!("#define KINDS {kinds}u\n{text}");
     for (head, text) in HEADS {
         source = source.replace(&format!("#include \"{head}\"\n"), text);
@@ -297,11 +302,13 @@ mod tests {
         for (file, text) in SOURCES {
             for (start, _) in text.match_indices("extern \"C\" __global__") {
                 let kernel = body(&text[start..]);
-                // Those of one line call what does it all.
-                let called = kernel.split('{').nth(1).and_then(|call| call.trim().split(['<', '(']).next());
-                let function = called.and_then(|name| text.find(&format!("inline void {name}(")));
-                let waits =
-                    kernel.contains(WAITS) || function.is_some_and(|at| body(&text[at..]).contains(WAITS));
+                // Some call what does it all.
+                let mut called = kernel.split(|c: char| !c.is_alphanumeric() && c != '_');
+                let waits = kernel.contains(WAITS)
+                    || called.any(|name| {
+                        let function = text.find(&format!("inline void {name}("));
+                        function.is_some_and(|at| body(&text[at..]).contains(WAITS))
+                    });
                 assert!(waits, "{file}: {kernel}");
                 kernels += 1;
             }

@@ -23,7 +23,7 @@ const APART: &str = "FOREBAY_GPU_APART";
 const FETCHED: usize = 512 << 10;
 
 /// The most graphs that are kept.
-const GRAPHS: usize = 24;
+const GRAPHS: usize = 64;
 
 /// How a kernel is started.
 #[derive(Clone, Copy, Debug, Default)]

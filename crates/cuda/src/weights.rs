@@ -221,6 +221,11 @@ impl DeviceMatrix {
         self.planes[0]
     }
 
+    /// Bytes of a row, in all planes.
+    pub fn row_bytes(&self) -> usize {
+        self.strides.iter().sum()
+    }
+
     /// The `Mat` of the kernels.
     pub fn put(&self, args: Args) -> Args {
         let args = self.planes.iter().fold(args, |args, &plane| args.at(plane)).at(self.slots);

@@ -13,13 +13,13 @@ use forebay_kernels::DType;
 const VOCABULARY: u32 = 300;
 
 /// A model whose experts are of one type, and what leads out of them of another.
-fn write_model(folder: &Path, family: &str, types: [DType; 2], shape: Shape) -> PathBuf {
+fn write_model(folder: &Path, family: &str, types: [DType; 2], shape: Shape, changes: &[&str]) -> PathBuf {
     let family = FAMILIES.iter().find(|f| f.name == family).unwrap();
     let [all, down] = types;
     let order = Order {
         family,
         shape,
-        changes: Vec::new(),
+        changes: changes.iter().map(|change| change.parse().unwrap()).collect(),
         types: TypeChoice { all: Some(all), down: Some(down), output: Some(down), experts: None },
         vocabulary: VOCABULARY.into(),
         skew: 0.3,
@@ -33,10 +33,12 @@ fn write_model(folder: &Path, family: &str, types: [DType; 2], shape: Shape) -> 
     path
 }
 
-/// Logits of one step of so many conversations, and how far each is from what the processor says of it.
-fn errors_of_a_step(ours: &Engine, truth: &Engine, count: usize) -> Vec<f64> {
-    let prompts: Vec<Vec<TokenId>> =
-        (0..count).map(|i| random_tokens(1 + i % 7, VOCABULARY, i as u64)).collect();
+/// Logits of one step of conversations that are so long, and how far each is from what the processor says of it.
+fn errors_of_a_step(ours: &Engine, truth: &Engine, lengths: &[usize]) -> Vec<f64> {
+    let count = lengths.len();
+    let prompts: Vec<Vec<TokenId>> = (lengths.iter().enumerate())
+        .map(|(i, &length)| random_tokens(length, VOCABULARY, i as u64))
+        .collect();
     let open = |prompt: &Vec<TokenId>| -> Session {
         let mut session = ours.session();
         session.extend(prompt).unwrap();
@@ -96,13 +98,69 @@ fn batches_of_every_size_and_type_are_what_each_conversation_is_alone() {
         ([BF16, F16], &[3, 6]),
     ];
     for (types, counts) in cases {
-        let model = write_model(folder.path(), "qwen3moe", types, shape);
+        let model = write_model(folder.path(), "qwen3moe", types, shape, &[]);
         let on_gpu = Options { device: Some(device.clone()), ..options(Precision::Fast) };
         let ours = Engine::open(&model, &on_gpu).unwrap();
         let truth = Engine::open(&model, &options(Precision::Exact)).unwrap();
         for &count in counts {
             let what = format!("{} with {}, {count} together", types[0], types[1]);
-            assert_close(&what, &errors_of_a_step(&ours, &truth, count));
+            let lengths: Vec<usize> = (0..count).map(|i| 1 + i % 7).collect();
+            assert_close(&what, &errors_of_a_step(&ours, &truth, &lengths));
+        }
+    }
+}
+
+/// Heads of every shape and number, conversations that end where keys are taken together and just before and after, windows,
+/// sinks, and rotations of some channels or of neighbours. Few rows share out positions, and many do not.
+#[test]
+fn steps_of_long_conversations_see_what_they_should() {
+    let Some(device) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let shape = |heads: u64, kv_heads: u64, head_dim: u64| Shape {
+        layers: Some(1),
+        hidden: Some(64),
+        inter: Some(32),
+        experts: Some(4),
+        // All of them, so that no router hesitates.
+        top_k: Some(4),
+        heads: Some(heads),
+        kv_heads: Some(kv_heads),
+        head_dim: Some(head_dim),
+        ctx: Some(512),
+    };
+    let dense =
+        |heads, kv_heads, head_dim| Shape { experts: None, top_k: None, ..shape(heads, kv_heads, head_dim) };
+    let rotated = |channels: usize| format!("rope.dimension_count={channels}");
+    let many: Vec<usize> = (0..70).map(|i| [130, 260, 128, 7].get(i).copied().unwrap_or(1)).collect();
+    let cases: [(&str, Shape, String, &[&[usize]]); 7] = [
+        ("qwen3", dense(9, 1, 80), rotated(80), &[&[127], &[128], &[129], &[300], &[1, 140, 257]]),
+        ("qwen3", dense(4, 2, 256), rotated(256), &[&[131], &[5, 64]]),
+        // So many layers that the first are started before the others.
+        (
+            "qwen3",
+            Shape { layers: Some(6), ..dense(16, 2, 128) },
+            rotated(128),
+            &[&[129], &[300], &[2, 128, 257]],
+        ),
+        ("qwen3", dense(8, 8, 16), rotated(16), &[&[200], &many]),
+        ("llama", dense(6, 2, 48), rotated(48), &[&[150], &[63, 129]]),
+        ("glm4moe", shape(6, 2, 64), rotated(32), &[&[150], &[128, 2]]),
+        ("gpt-oss", shape(6, 2, 64), "attention.sliding_window=70".into(), &[&[60], &[199], &[70, 135, 300]]),
+    ];
+    for (family, shape, change, batches) in cases {
+        let what = format!("{family} with {:?} of {:?} heads", shape.kv_heads, shape.heads);
+        let model = write_model(folder.path(), family, [DType::F32; 2], shape, &[&change]);
+        let on_gpu = Options { device: Some(device.clone()), ..options(Precision::Fast) };
+        let ours = Engine::open(&model, &on_gpu).unwrap();
+        let truth = Engine::open(&model, &options(Precision::Exact)).unwrap();
+        for lengths in batches {
+            let errors = errors_of_a_step(&ours, &truth, lengths);
+            println!(
+                "{what}, {} together: {:.1e}",
+                lengths.len(),
+                errors.iter().copied().fold(0.0, f64::max)
+            );
+            assert!(errors.iter().all(|&error| error < 5e-4), "{what}, {lengths:?}: {errors:?}");
         }
     }
 }

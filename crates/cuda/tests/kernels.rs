@@ -5,7 +5,10 @@ mod common;
 use common::gpu;
 use common::models::relative_error;
 use forebay_engine::TokenId;
-use forebay_engine::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Precision, Vector, Weight, rank};
+use forebay_engine::backend::{
+    Backend, Buf, BufShape, CpuBackend, GroupScore, Groups, HostMatrix, Matrix, Precision, Router, Routing,
+    Scores, Vector, Weight, rank,
+};
 use forebay_kernels::{Affine, DType, Encoding};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -146,6 +149,8 @@ fn products_are_those_of_the_weights() {
     for (i, encoding) in encodings().into_iter().enumerate() {
         let shapes = match encoding {
             Encoding::Blocks(dtype) if dtype.is_float() => vec![(ROWS, COLS), (70, 44), (33, 12)],
+            // More columns than a block's warps take at a time, and more rows than all blocks do.
+            Encoding::Blocks(DType::Q4_K | DType::Q6_K) => vec![(ROWS, COLS), (40, 4352), (2300, 256)],
             _ => vec![(ROWS, COLS)],
         };
         for (rows, cols) in shapes {
@@ -183,6 +188,55 @@ fn products_are_those_of_the_weights() {
     }
 }
 
+/// Activations as halves would be infinite: such rows are divided first, whatever their neighbours are.
+fn some_large(mut table: HostMatrix) -> HostMatrix {
+    let row = table.cols * 4;
+    let mut bytes = table.planes[0].to_vec();
+    for row in bytes.chunks_exact_mut(row).step_by(3) {
+        for x in row.chunks_exact_mut(4) {
+            let large = 3e6 * f32::from_le_bytes([x[0], x[1], x[2], x[3]]);
+            x.copy_from_slice(&large.to_le_bytes());
+        }
+    }
+    table.planes[0] = bytes[..].into();
+    table
+}
+
+#[test]
+fn large_activations_are_multiplied_too() {
+    for (tokens, dtype) in
+        [(1, DType::Q4_K), (7, DType::Q4_K), (20, DType::Q6_K), (70, DType::Q4_K), (5, DType::F16)]
+    {
+        let encoding = Encoding::Blocks(dtype);
+        let truth = dequantised(&matrix(encoding, ROWS, COLS, 1));
+        let table = some_large(matrix(Encoding::Blocks(DType::F32), tokens, COLS, 2));
+        let activations = dequantised(&table);
+        let Some((mut backend, [x, out])) = backend(Precision::Fast, tokens, matrix(encoding, ROWS, COLS, 1))
+        else {
+            return;
+        };
+        backend.load(Weight::Matrix(table)).unwrap();
+        let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
+        backend.begin(tokens);
+        backend.embed(Matrix::nth(1), &ids, x).unwrap();
+        backend.matmul(x, &[(Matrix::nth(0), out)]).unwrap();
+        let mut ours = vec![f32::NAN; tokens * ROWS];
+        backend.read(out, &mut ours).unwrap();
+        for (t, ours) in ours.chunks_exact(ROWS).enumerate() {
+            let error = relative_error(ours, &products(&activations[t * COLS..][..COLS], &truth));
+            assert!(error < 2e-3, "{dtype}, row {t} of {tokens}: {error}");
+        }
+    }
+}
+
+/// The products of a row of activations with the rows of a matrix.
+fn products(activations: &[f32], weights: &[f32]) -> Vec<f32> {
+    let product = |row: &[f32]| -> f32 {
+        activations.iter().zip(row).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+    };
+    weights.chunks_exact(activations.len()).map(product).collect()
+}
+
 /// So many rows that every warp of a GPU has some of its own: an output's, with as many tokens as conversations.
 #[test]
 fn products_of_a_tall_matrix_are_those_of_its_weights() {
@@ -191,7 +245,7 @@ fn products_of_a_tall_matrix_are_those_of_its_weights() {
     for (dtype, tokens) in [(DType::Q6_K, 12), (DType::Q4_K, 3)] {
         let encoding = Encoding::Blocks(dtype);
         let truth = dequantised(&matrix(encoding, TALL, NARROW, 3));
-        let table = matrix(Encoding::Blocks(DType::F32), tokens, NARROW, 4);
+        let table = some_large(matrix(Encoding::Blocks(DType::F32), tokens, NARROW, 4));
         let activations = dequantised(&table);
         let Some((mut backend, [x, out])) =
             backend(Precision::Fast, tokens, matrix(encoding, TALL, NARROW, 3))
@@ -205,13 +259,8 @@ fn products_of_a_tall_matrix_are_those_of_its_weights() {
         backend.matmul(x, &[(Matrix::nth(0), out)]).unwrap();
         let mut ours = vec![f32::NAN; tokens * TALL];
         backend.read(out, &mut ours).unwrap();
-        let product = |t: usize, r: usize| -> f32 {
-            let pairs = activations[t * NARROW..][..NARROW].iter().zip(&truth[r * NARROW..][..NARROW]);
-            pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
-        };
         for (t, ours) in ours.chunks_exact(TALL).enumerate() {
-            let exact: Vec<f32> = (0..TALL).map(|r| product(t, r)).collect();
-            let error = relative_error(ours, &exact);
+            let error = relative_error(ours, &products(&activations[t * NARROW..][..NARROW], &truth));
             assert!(error < 2e-3, "{dtype}, row {t} of {tokens}: {error}");
         }
     }
@@ -264,6 +313,89 @@ fn a_sum_is_normed_and_multiplied() {
                     let error = relative_error(&ours, truth);
                     assert!(error < 1e-5, "{encoding}, {precision:?}, time {time}, {what}: {error}");
                 }
+            }
+        }
+    }
+}
+
+/// A router's choice after a sum and a norm, which one kernel may do: experts, weights, the sum and what was normed.
+fn routed(
+    backend: &mut dyn Backend,
+    weights: &HostMatrix,
+    router: &Router,
+    tokens: usize,
+) -> (Vec<u32>, Vec<f32>, Vec<f32>, Vec<f32>) {
+    let (experts, cols) = (weights.rows, weights.cols);
+    let copy = |w: &HostMatrix| HostMatrix { planes: w.planes.clone(), ..*w };
+    backend.load(Weight::Matrix(copy(weights))).unwrap();
+    let table = matrix(Encoding::Blocks(DType::F32), tokens + 1, cols, 8);
+    backend.load(Weight::Matrix(table)).unwrap();
+    backend.load(Weight::Vector((0..cols).map(|i| 0.5 + i as f32 / cols as f32).collect())).unwrap();
+    backend.load(Weight::Vector((0..experts).map(|i| (i * 7 % 5) as f32 * 0.1).collect())).unwrap();
+    let [x, y, normed] = [0, 1, 2].map(|i| Buf::nth(i, cols));
+    let logits = Buf::nth(3, experts);
+    let ids = |from: u32| (from..from + tokens as u32).map(TokenId).collect::<Vec<_>>();
+    backend.begin(tokens);
+    backend.embed(Matrix::nth(1), &ids(0), x).unwrap();
+    backend.embed(Matrix::nth(1), &ids(1), y).unwrap();
+    backend.add(x, y).unwrap();
+    backend.rms_norm(x, Vector::nth(0), 1e-6, normed).unwrap();
+    backend.matmul(normed, &[(Matrix::nth(0), logits)]).unwrap();
+    let correction = (router.scores == Scores::Sigmoid).then(|| Vector::nth(1));
+    let mut routing = Routing::default();
+    backend.route(logits, router, correction, &mut routing).unwrap();
+    let mut read = |buf| {
+        let mut numbers = vec![f32::NAN; tokens * cols];
+        backend.read(buf, &mut numbers).unwrap();
+        numbers
+    };
+    let (sum, normed) = (read(x), read(normed));
+    let weights =
+        (0..tokens).flat_map(|token| routing.ranks(token).map(|(_, weight)| weight).collect::<Vec<_>>());
+    (routing.experts().to_vec(), weights.collect(), sum, normed)
+}
+
+#[test]
+fn routers_choose_what_the_processor_chooses() {
+    let softmax = |experts, top_k| Router {
+        experts,
+        top_k,
+        scores: Scores::Softmax,
+        groups: None,
+        normalise: true,
+        scale: 1.0,
+    };
+    let sigmoid = |experts, top_k, groups| Router {
+        scores: Scores::Sigmoid,
+        groups,
+        scale: 2.5,
+        ..softmax(experts, top_k)
+    };
+    let groups = |count, used, score| Some(Groups { count, used, score });
+    let cases = [
+        (softmax(128, 8), DType::F32, 2048, &[1, 5, 33][..]),
+        (softmax(22, 3), DType::BF16, 544, &[1, 4, 9]),
+        (softmax(40, 40), DType::F16, 32, &[2, 64]),
+        (sigmoid(72, 6, groups(9, 4, GroupScore::BestTwo)), DType::F32, 96, &[1, 7, 70]),
+        (sigmoid(36, 5, groups(3, 1, GroupScore::Best)), DType::F32, 4384, &[1, 6]),
+    ];
+    for (router, dtype, cols, counts) in cases {
+        let weights = matrix(Encoding::Blocks(dtype), router.experts, cols, 9);
+        for &tokens in counts {
+            let wide = BufShape { rows: tokens, width: cols };
+            let shapes = [wide, wide, wide, BufShape { rows: tokens, width: router.experts }];
+            let Some(gpu) = gpu() else { return };
+            let mut ours = gpu.backend(Precision::Fast, &shapes).unwrap();
+            let (experts, weights_of, sum, normed) = routed(ours.as_mut(), &weights, &router, tokens);
+            let mut truth = CpuBackend::new(1, Precision::Exact, &shapes).unwrap();
+            let truth = routed(&mut truth, &weights, &router, tokens);
+            let what = format!("{tokens} rows of {cols}, {router:?}");
+            assert_eq!(experts, truth.0, "{what}");
+            for (name, ours, truth) in
+                [("weights", &weights_of, &truth.1), ("sum", &sum, &truth.2), ("normed", &normed, &truth.3)]
+            {
+                let error = relative_error(ours, truth);
+                assert!(error < 1e-5, "{what}: {name}: {error}");
             }
         }
     }

@@ -148,7 +148,11 @@ impl Sampler {
             logit,
             weight: 0.0,
         }));
-        self.candidates.sort_unstable_by_key(|c| c.token);
+        // They are ranked. Their numbers matter to what is looked up by them, and to a draw from all.
+        let draws_from_all = self.params.temperature > 0.0 && self.params.top_k == 0;
+        if draws_from_all || !self.params.logit_bias.is_empty() {
+            self.candidates.sort_unstable_by_key(|c| c.token);
+        }
         self.lower_candidates();
         self.candidates.retain(|c| {
             let bits = |allowed: &[u32]| allowed.get(c.token as usize / 32).copied().unwrap_or(0);
@@ -176,7 +180,7 @@ impl Sampler {
         Some(self.draw_filtered(first.logit))
     }
 
-    /// Applies bias and penalties to the candidates, which are sorted by token.
+    /// Applies bias and penalties to the candidates, which are sorted by token if there is a bias.
     fn lower_candidates(&mut self) {
         let candidates = &mut self.candidates;
         for &(token, bias) in &self.params.logit_bias {

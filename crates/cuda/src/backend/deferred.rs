@@ -11,12 +11,10 @@ use super::{CudaBackend, NORM_THREADS, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
 
-/// The most rows whose experts are chosen by the kernel that computes the router's logits.
-const MOST_ROUTED: usize = 8;
-
-/// The most experts, and columns, that it takes.
+/// The most rows whose experts are chosen by the kernel that computes the router's logits, and the most experts: what eight
+/// choices need fits into shared memory.
+const MOST_ROUTED: usize = 64;
 const MOST_EXPERTS: usize = 1024;
-const ROUTER_COLS: usize = 8192;
 
 /// An operation that was put off.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +97,7 @@ impl CudaBackend {
         let ([.., Deferred::Norm(norm)], &[(w, out)]) = (&self.deferred[..], products) else { return false };
         let matrix = &self.matrices[w.index()];
         let routes = matrix.kind.is_float() && matrix.rows <= MOST_EXPERTS;
-        let fits = matrix.cols.is_multiple_of(4) && matrix.cols <= ROUTER_COLS;
+        let fits = matrix.cols.is_multiple_of(4);
         let few = self.rows <= MOST_ROUTED && self.precision == Precision::Fast;
         if norm.out != x || !(routes && fits && few) {
             return false;

@@ -8,18 +8,24 @@ use forebay_engine::{LayerIdx, Result};
 
 use super::deferred::PriorNorm;
 use super::products::{
-    EIGHT, GATE_UP_BLOCKS, Product, Rows, Tiles, VECTOR_COLS, VECTOR_THREADS, VECTOR_WARPS, clamps,
-    down_shared, tile_for, vector_shared,
+    EIGHT, GATE_UP_BLOCKS, Product, Rows, Tiles, VECTOR_COLS, VECTOR_THREADS, VECTOR_WARPS, asks_ahead,
+    clamps, down_shared, one_shared, tile_for, vector_shared,
 };
 use super::{CudaBackend, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
+use crate::weights::Kind;
 
 /// The most rows whose experts are computed pair by pair: few enough for hardly any two to choose the same.
 pub const MOST_APART: usize = 4;
 
-/// Threads of a block of the router's kernel.
+/// Of the router's kernels: threads of a block, the most columns and rows where a block has one expert and one row, and, of
+/// the other one, experts and rows of a block.
 const ROUTER_THREADS: usize = 256;
+const ROUTER_COLS: usize = 4 * 4 * ROUTER_THREADS;
+const MOST_ROW_BY_ROW: usize = 4;
+const ROUTER_EXPERTS: usize = 4;
+const ROUTER_ROWS: usize = ROUTER_THREADS / 32;
 
 /// Of the kernel that multiplies with down and adds up: rows of a block, experts of a row, and bytes of shared memory that
 /// leave room for another block on the same processor.
@@ -120,16 +126,22 @@ impl CudaBackend {
         let args = args.int(groups.map_or(0, |g| g.count)).int(groups.map_or(0, |g| g.used));
         let args = args.flag(groups.is_some_and(|g| g.score == GroupScore::BestTwo));
         let args = args.flag(router.normalise).float(router.scale).int(turn as usize);
-        let shared = (2 * router.experts + 2 * groups.map_or(0, |g| g.count)) * 4;
+        // What a choice needs.
+        let floats = 2 * router.experts + 2 * groups.map_or(0, |g| g.count) + router.top_k;
         if let Some((norm, w)) = self.prior_product(logits)? {
             let w = &self.matrices[w.index()];
             let args = args.at(w.first()).int(w.kind as usize).int(w.cols).at(norm.x);
             let args = PriorNorm::put(Some(&norm), args);
-            let args = args.at(self.at(logits)).at(self.counters.address());
-            let shape = Shape::new([w.rows, self.rows, 1], ROUTER_THREADS).shared(shared);
-            self.record(kernels.norm_and_route, shape, args)?;
+            let args = args.at(self.at(logits)).at(self.counters.address()).int(self.rows).int(floats);
+            let (kernel, grid, choices) = if self.rows <= MOST_ROW_BY_ROW && w.cols <= ROUTER_COLS {
+                (kernels.norm_and_route, [w.rows, self.rows, 1], 1)
+            } else {
+                let grid = [w.rows.div_ceil(ROUTER_EXPERTS), self.rows.div_ceil(ROUTER_ROWS), 1];
+                (kernels.norm_and_route_rows, grid, ROUTER_ROWS)
+            };
+            self.record(kernel, Shape::new(grid, ROUTER_THREADS).shared(choices * floats * 4), args)?;
         } else {
-            self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(shared), args)?;
+            self.record(kernels.route, Shape::new([self.rows, 1, 1], 32).shared(floats * 4), args)?;
         }
         Ok(Chosen { lists, rows: self.rows, top_k: router.top_k, experts: router.experts })
     }
@@ -256,10 +268,18 @@ impl CudaBackend {
             let (alpha, limit) = clamps(experts.activation);
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(self.at(b.gate)).int(rows.x_width).int(rows.share);
+            // On the tensor cores where that loses nothing. A block takes eight rows at a time there, or one for each warp.
+            let halves = matches!(gate.kind, Kind::Q4_K | Kind::Q5_K) && self.precision == Precision::Fast;
+            let (kernel, each) =
+                if halves { (kernels.gate_up_one, 8) } else { (kernels.gate_up, VECTOR_WARPS) };
             let turns = self.turns(inner * pairs, GATE_UP_BLOCKS);
-            let args = args.at(rows.experts).float(alpha).float(limit).int(turns);
-            let shape = Shape::new([inner.div_ceil(VECTOR_WARPS * turns), pairs, 1], VECTOR_THREADS);
-            self.record(kernels.gate_up, shape.shared(vector_shared(b.x.width())), args)?;
+            let ahead = asks_ahead([gate, up, down].into_iter(), pairs);
+            let args = args.at(rows.experts).float(alpha).float(limit).int(turns).flag(ahead);
+            let args = down.put(args);
+            let cols = b.x.width();
+            let shared = if halves { one_shared(cols, turns) } else { vector_shared(cols) };
+            let shape = Shape::new([inner.div_ceil(each * turns), pairs, 1], VECTOR_THREADS);
+            self.record(kernel, shape.shared(shared), args)?;
         } else {
             let both = [
                 Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
@@ -310,43 +330,49 @@ impl CudaBackend {
             sources: lists.tokens,
         };
         let split = self.expert_products(experts.layer).iter().any(|w| w.kind.is_float());
-        // Those of the layer that come later read the same.
-        let halves = match self.expert_halves {
-            Some(halves) => halves,
-            None => {
-                let scratch = [Scratch::ExpertHalves, Scratch::ExpertScales];
-                self.halve_to(scratch, self.at(b.x), [self.rows, b.x.width()], split, [0; 2])?
-            }
-        };
-        self.expert_halves = Some(halves);
         let [gate, up, _] = self.expert_products(experts.layer);
+        // Where experts have few rows each, other kernels are better.
+        let few = size == EIGHT && !split && self.few_fit(gate.cols.max(inner), EIGHT);
+        let gated = (few && gate.kind == up.kind).then_some(experts.activation);
+        // Those of the layer that come later read the same.
+        let halves = match self.expert_halves.filter(|_| !few) {
+            None if !few => {
+                let scratch = [Scratch::ExpertHalves, Scratch::ExpertScales];
+                Some(self.halve_to(scratch, self.at(b.x), [self.rows, b.x.width()], split, [0; 2])?)
+            }
+            known => known,
+        };
+        self.expert_halves = halves;
+        let [gate, up, down] = self.expert_products(experts.layer);
         let both = [
             Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
             Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
         ];
-        // Where experts have few rows each, other kernels are better.
-        let few = size == EIGHT && !split && self.few_fit(gate.cols.max(inner), EIGHT);
-        if few && gate.kind == up.kind {
-            let gated = Some(experts.activation);
-            let (shape, kernel, args) = self.few_products(&kernels, &both, halves, tiles, gated);
-            self.record(kernel, shape, args)?;
-        } else {
-            let (shape, kernel, args) = match few {
-                true => self.few_products(&kernels, &both, halves, tiles, None),
-                false => self.tiled_products(&kernels, &both, halves, tiles),
-            };
-            self.record(kernel, shape, args)?;
+        let (shape, kernel, args) = match halves {
+            None => {
+                let gated = gated.map(|activation| (activation, down));
+                self.few_products(&kernels, &both, self.at(b.x), tiles, gated)
+            }
+            Some(halves) => self.tiled_products(&kernels, &both, halves, tiles),
+        };
+        self.record(kernel, shape, args)?;
+        if gated.is_none() {
             self.activate(experts, pairs, lists.owners)?;
         }
-        let there = [lists.owners, self.expert_products(experts.layer)[0].slots];
-        let scratch = [Scratch::Halves, Scratch::Scales];
-        let halves = self.halve_to(scratch, self.at(b.gate), [pairs, inner], split, there)?;
+        let halves = match few {
+            true => None,
+            false => {
+                let there = [lists.owners, self.expert_products(experts.layer)[0].slots];
+                let scratch = [Scratch::Halves, Scratch::Scales];
+                Some(self.halve_to(scratch, self.at(b.gate), [pairs, inner], split, there)?)
+            }
+        };
         let [.., down] = self.expert_products(experts.layer);
         let product = Product { w: down, out: self.at(b.out), width: down.rows, bias: down_bias };
         let tiles = Tiles { sources: 0, ..tiles };
-        let (shape, kernel, args) = match few {
-            true => self.few_products(&kernels, &[product], halves, tiles, None),
-            false => self.tiled_products(&kernels, &[product], halves, tiles),
+        let (shape, kernel, args) = match halves {
+            None => self.few_products(&kernels, &[product], self.at(b.gate), tiles, None),
+            Some(halves) => self.tiled_products(&kernels, &[product], halves, tiles),
         };
         self.record(kernel, shape, args)
     }

@@ -62,6 +62,8 @@ pub struct CudaBackend {
     scratch: [Option<Memory>; SCRATCHES],
     recorder: Recorder,
     rows: usize,
+    /// Whether the first layers of the batch at hand were started.
+    started: bool,
     /// Of the batch at hand, once they are among the facts: good for this turn of theirs.
     row_facts: Option<(u64, RowFacts)>,
     /// What was asked for and not yet recorded, in order.
@@ -125,6 +127,7 @@ impl CudaBackend {
             scratch: Default::default(),
             recorder: Recorder::new(gpu)?,
             rows: 0,
+            started: false,
             row_facts: None,
             deferred: Vec::new(),
             moved: None,
@@ -273,6 +276,7 @@ impl Backend for CudaBackend {
         // What a batch recorded that failed on its way is not computed.
         self.recorder.clear();
         self.deferred.clear();
+        self.started = false;
         self.rows = rows;
     }
 

@@ -8,7 +8,7 @@ use super::{CudaBackend, Scratch};
 use crate::compile::{Kernel, Kernels};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
-use crate::weights::DeviceMatrix;
+use crate::weights::{DeviceMatrix, Kind};
 
 /// Of the kernels that multiply one row of activations.
 pub const VECTOR_THREADS: usize = 256;
@@ -19,11 +19,15 @@ pub const VECTOR_COLS: usize = 8192;
 const VECTOR_GROUP: usize = 36 * 4;
 
 /// Blocks of them that run on a processor at once: of `matvec`, and of `gate_up`.
-const MATVEC_BLOCKS: usize = 4;
+const MATVEC_BLOCKS: usize = 3;
 pub const GATE_UP_BLOCKS: usize = 2;
 
 /// The most rows that a warp takes one after the other.
 const MOST_TURNS: usize = 16;
+
+/// The most bytes of weights that a kernel for one row asks for at once: the GPU's cache has room for some such kernels'.
+/// 0 leaves it at what each thread asks for.
+const MOST_AHEAD: usize = 24 << 20;
 
 /// Of the kernels that multiply many rows.
 const GEMM_THREADS: usize = 128;
@@ -35,6 +39,12 @@ const FEW_WARPS: usize = FEW_THREADS / 32;
 const STRIP: usize = 256;
 const MOST_FEW: usize = 64;
 const MOST_FEW_TALL: usize = 16;
+
+/// The most sixteens of rows that a block of those takes one after the other where its warps share the columns.
+const MOST_FEW_TURNS: usize = 8;
+
+/// The tiles of experts whose weights for the next product are asked for while the product before ends; 0 for none.
+const TILES_AHEAD: usize = 16;
 
 /// Products of one kernel.
 const MOST_PRODUCTS: usize = 4;
@@ -88,6 +98,11 @@ pub fn clamps(activation: Activation) -> (f32, f32) {
     }
 }
 
+/// Whether all weights of some matrices are asked for at once, of so many experts each.
+pub fn asks_ahead<'a>(matrices: impl Iterator<Item = &'a DeviceMatrix>, experts: usize) -> bool {
+    matrices.map(|w| w.row_bytes() * w.rows * experts).sum::<usize>() <= MOST_AHEAD
+}
+
 /// Rows of the output, for products of one row each.
 #[derive(Clone, Copy)]
 pub struct Rows {
@@ -139,6 +154,17 @@ fn gemm_rows(tokens: usize, split: bool) -> usize {
 fn few_shared(cols: usize, rows: usize) -> usize {
     let strips = cols.div_ceil(STRIP);
     rows * ((STRIP / 8 * strips + 1) * 16 + 4 * (strips | 1) * 8)
+}
+
+/// Shared memory for the sums of a block's warps, where they share the columns.
+fn few_parts(rows: usize, turns: usize) -> usize {
+    turns * FEW_WARPS * rows * 16 * 4
+}
+
+/// Shared memory of the kernels for one row on the tensor cores: two rows of activations, and sums of sixteen rows of
+/// weights for each turn.
+pub fn one_shared(cols: usize, turns: usize) -> usize {
+    few_shared(cols, 2) + turns * FEW_WARPS * 16 * 4
 }
 
 /// Whether a product needs more than halves.
@@ -201,17 +227,20 @@ impl CudaBackend {
             }
             return Ok(());
         }
-        let split = products.iter().any(|(w, _)| self.matrices[w.index()].kind.is_float());
-        let halves = self.halve(from, rows, x.width(), split)?;
         // Those of floats apart from the others, which need less.
         let (floats, others): (Vec<_>, Vec<_>) =
             products.iter().copied().partition(|(w, _)| self.matrices[w.index()].kind.is_float());
+        let mut halves = None;
         for some in floats.chunks(MOST_PRODUCTS).chain(others.chunks(MOST_PRODUCTS)) {
-            let named = self.named(some);
-            if let Some((shape, kernel, args)) = self.few_rows(&kernels, &named, halves) {
+            if let Some((shape, kernel, args)) = self.few_rows(&kernels, &self.named(some), from) {
                 self.recorder.record(kernel, shape, args);
                 continue;
             }
+            let halves = match halves {
+                Some(halves) => halves,
+                None => *halves.insert(self.halve(from, rows, x.width(), !floats.is_empty())?),
+            };
+            let named = self.named(some);
             // Where there are few blocks, smaller tiles make more of them.
             let total: usize = named.iter().map(|p| p.w.rows).sum();
             let few = total / gemm_rows(32, any_floats(&named)) < 2 * self.gpu.multiprocessors as usize;
@@ -244,17 +273,25 @@ impl CudaBackend {
         rows: Rows,
         norm: Option<&PriorNorm>,
     ) -> (Shape, Kernel, Args) {
-        let total: usize = products.iter().map(|p| p.w.rows).sum();
-        let turns = self.turns(total * rows.count, MATVEC_BLOCKS);
-        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(VECTOR_WARPS * turns));
-        let args = args.at(rows.x).int(rows.x_width).int(rows.share).at(rows.experts);
-        let args = PriorNorm::put(norm, args).int(turns);
         let cols = products.iter().map(|p| p.w.cols).max().unwrap_or(0);
-        (
-            Shape::new([blocks, rows.count, 1], VECTOR_THREADS).shared(vector_shared(cols)),
-            kernels.matvec,
-            args,
-        )
+        // On the tensor cores where that loses nothing: a block takes sixteen rows at a time there, or one for each warp.
+        let one = rows.count == 1 && rows.experts == 0 && self.precision == Precision::Fast;
+        let exact = |p: &Product<'_>| matches!(p.w.kind, Kind::Q4_K | Kind::Q5_K | Kind::Q6_K);
+        let halves = one && products.iter().all(exact) && self.few_fit(cols, 2);
+        let (kernel, each, turns, shared) = if halves {
+            let sixteens: usize = products.iter().map(|p| p.w.rows.div_ceil(16)).sum();
+            let turns = sixteens.div_ceil(self.gpu.multiprocessors as usize).clamp(1, MOST_TURNS);
+            (kernels.product_one, 16, turns, one_shared(cols, turns))
+        } else {
+            let total: usize = products.iter().map(|p| p.w.rows).sum();
+            let turns = self.turns(total * rows.count, MATVEC_BLOCKS);
+            (kernels.matvec, VECTOR_WARPS, turns, vector_shared(cols))
+        };
+        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(each * turns));
+        let args = args.at(rows.x).int(rows.x_width).int(rows.share).at(rows.experts);
+        let ahead = rows.count == 1 && asks_ahead(products.iter().map(|p| p.w), 1);
+        let args = PriorNorm::put(norm, args).int(turns).flag(ahead);
+        (Shape::new([blocks, rows.count, 1], VECTOR_THREADS).shared(shared), kernel, args)
     }
 
     /// How many rows a warp takes one after the other, so that all blocks run at once if so many do on a processor.
@@ -283,54 +320,65 @@ impl CudaBackend {
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
-        halves: Halves,
+        x: Address,
     ) -> Option<(Shape, Kernel, Args)> {
         let cols = products.iter().map(|p| p.w.cols).max()?;
         let sixteens: usize = products.iter().map(|p| p.w.rows.div_ceil(16)).sum();
+        let processors = self.gpu.multiprocessors as usize;
         // Where all warps would not have rows of their own, those of a block share the columns.
-        let tall = sixteens >= 2 * FEW_WARPS * self.gpu.multiprocessors as usize;
+        let tall = sixteens >= 2 * FEW_WARPS * processors;
         let tile = if self.rows > 8 && self.few_fit(cols, 16) { 16 } else { 8 };
         let most = if tall { MOST_FEW_TALL } else { MOST_FEW };
         if self.rows > most || any_floats(products) || !self.few_fit(cols, tile) {
             return None;
         }
-        let kernel = match (tall, tile) {
-            (true, 8) => kernels.few_8,
-            (true, _) => kernels.few_16,
-            (false, 8) => kernels.few_shared_8,
-            (false, _) => kernels.few_shared_16,
+        let tiles = self.rows.div_ceil(tile);
+        let shared = few_shared(cols, tile);
+        let (kernel, turns, each) = match (tall, tile) {
+            (true, 8) => (kernels.few_8, 2, FEW_WARPS),
+            (true, _) => (kernels.few_16, 2, FEW_WARPS),
+            (false, _) => {
+                // A block for each processor: it takes all activations to shared memory, for as many rows as that allows.
+                let room = (self.gpu.shared_limit as usize - shared) / few_parts(tile, 1);
+                let turns = (sixteens * tiles).div_ceil(processors).clamp(1, MOST_FEW_TURNS.min(room.max(1)));
+                (if tile == 8 { kernels.few_shared_8 } else { kernels.few_shared_16 }, turns, 1)
+            }
         };
-        let (turns, rows) = if tall { (2, 2 * FEW_WARPS * 16) } else { (1, 16) };
-        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(rows));
-        let args = args.at(halves.high).at(halves.scales).int(self.rows).int(turns);
-        let args = args.at(0).at(0).at(0).float(0.0).float(0.0);
-        let shape = Shape::new([blocks, self.rows.div_ceil(tile), 1], FEW_THREADS);
-        Some((shape.shared(few_shared(cols, tile)), kernel, args))
+        let (args, blocks) = put_products(products, |w| w.rows.div_ceil(16 * turns * each));
+        let args = args.at(x).int(self.rows).int(turns);
+        let args = DeviceMatrix::put_none(args.at(0).at(0).at(0).float(0.0).float(0.0)).int(0);
+        let parts = if tall { 0 } else { few_parts(tile, turns) };
+        Some((Shape::new([blocks, tiles, 1], FEW_THREADS).shared(shared + parts), kernel, args))
     }
 
     /// Whether a block has the shared memory for so many rows of activations.
     pub(super) fn few_fit(&self, cols: usize, rows: usize) -> bool {
-        few_shared(cols, rows) <= self.gpu.shared_limit as usize
+        few_shared(cols, rows) + few_parts(rows, 1) <= self.gpu.shared_limit as usize
     }
 
-    /// Products of tiles of eight rows with experts; `gated`, of gate and up together.
+    /// Products of tiles of eight rows with experts; `gated`, of gate and up together, after which comes the product with
+    /// another matrix of the same experts.
     pub(super) fn few_products(
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
-        halves: Halves,
+        x: Address,
         tiles: Tiles,
-        gated: Option<Activation>,
+        gated: Option<(Activation, &DeviceMatrix)>,
     ) -> (Shape, Kernel, Args) {
         let cols = products[0].w.cols;
         // A warp has enough to do for its start to count little: eight strips or so.
         let turns = if cols < 4 * STRIP { 2 } else { 1 };
         let rows = FEW_WARPS * turns * if gated.is_some() { 8 } else { 16 };
         let (args, blocks) = put_products(products, |w| w.rows.div_ceil(rows));
-        let args = args.at(halves.high).at(halves.scales).int(0).int(turns);
+        let args = args.at(x).int(0).int(turns);
         let args = args.at(tiles.tiles).at(tiles.count).at(tiles.sources);
-        let (alpha, limit) = gated.map_or((0.0, 0.0), clamps);
+        let (alpha, limit) = gated.map_or((0.0, 0.0), |(activation, _)| clamps(activation));
         let args = args.float(alpha).float(limit);
+        let args = match gated {
+            Some((_, next)) => next.put(args).int(TILES_AHEAD),
+            None => DeviceMatrix::put_none(args).int(0),
+        };
         // Where gate and up go together, the blocks of the second are those of the first.
         let (kernel, blocks) = match gated {
             Some(_) => (kernels.few_gate_up, blocks / 2),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use forebay_engine::backend::{Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent};
-use forebay_engine::{Batch, Result};
+use forebay_engine::{Batch, LayerIdx, Result, Sequence};
 use forebay_kernels::{KEY_BLOCK, RopePairs, STATE_COLUMNS};
 
 use super::deferred::Rotation;
@@ -25,8 +25,16 @@ const PROMPT_THREADS: usize = 128;
 const PROMPT_QUERIES: usize = 64;
 const FEWEST_PROMPT_ROWS: usize = 8;
 
-/// The most sequences with one row each that are taken by the kernel for steps.
-const MOST_STEP_ROWS: usize = 64;
+/// Of the attention kernel for steps: the most sequences, with one row each, query heads that a block takes, keys that it
+/// takes at a time, the most channels of a head, and by how many halves rows in shared memory are longer than they need be.
+const MOST_STEP_ROWS: usize = 512;
+const STEP_HEADS: usize = 8;
+const STEP_KEYS: usize = 128;
+const MOST_STEP_DIM: usize = 256;
+const STEP_PADDING: usize = 8;
+
+/// Layers that are started before the others are recorded: the GPU computes them meanwhile.
+const FIRST_LAYERS: usize = 4;
 
 /// Lists of pages have room for a power of two of them, so that they seldom move.
 const FEWEST_PAGES: usize = 16;
@@ -50,11 +58,32 @@ pub struct RowFacts {
 
 /// How the positions of attention are shared out among blocks.
 struct Shares {
-    /// Blocks for the heads of a row.
-    blocks: usize,
     /// Shares of the positions, and where what comes of each is kept if there are several.
     splits: usize,
     partial: Address,
+}
+
+/// The keys and values of a sequence in a layer.
+fn pages_of<'a>(sequence: &'a mut Sequence<'_>, layer: LayerIdx) -> &'a mut KvPages<DevicePieces> {
+    let (kv, _) = sequence.state.layer(layer);
+    kv.as_any_mut().downcast_mut().expect("the state was made by this backend")
+}
+
+/// Blocks for the heads of a row in a step.
+fn step_blocks(a: &Attention, shape: &KvShape) -> usize {
+    shape.heads * (a.q.width() / shape.key_dim / shape.heads).div_ceil(STEP_HEADS)
+}
+
+/// Shared memory of a block in a step: keys, values, queries and weights as halves, the row's own key and value, scores,
+/// heads that are being made, and factors.
+fn step_shared(shape: &KvShape) -> usize {
+    let KvShape { key_dim, value_dim, .. } = *shape;
+    let (key, value) = (key_dim + STEP_PADDING, value_dim + STEP_PADDING);
+    let two_heads = 2 * STEP_HEADS;
+    let halves =
+        STEP_KEYS * (key + value) + two_heads * (key + STEP_KEYS + STEP_PADDING) + key_dim + value_dim;
+    let floats = STEP_HEADS * (STEP_KEYS + STEP_PADDING / 2 + key_dim) + two_heads;
+    2 * halves + 4 * floats
 }
 
 impl CudaBackend {
@@ -76,30 +105,33 @@ impl CudaBackend {
     /// As [`Backend::attention`](forebay_engine::backend::Backend::attention).
     pub(super) fn attend(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
-        let mut tables: Vec<Vec<u64>> = Vec::with_capacity(batch.sequences.len());
+        if a.layer.0 >= FIRST_LAYERS && !self.started {
+            // What was put off stays so: it names no places.
+            self.recorder.submit()?;
+            self.row_facts = None;
+            self.started = true;
+        }
         let mut shape = None;
-        let mut longest = 0;
+        let (mut longest, mut pages) = (0, 0);
         for sequence in batch.sequences.iter_mut() {
             let end = sequence.state.len() + sequence.rows.len();
-            let (kv, _) = sequence.state.layer(a.layer);
-            let kv = kv
-                .as_any_mut()
-                .downcast_mut::<KvPages<DevicePieces>>()
-                .expect("the state was made by this backend");
+            let kv = pages_of(sequence, a.layer);
             kv.grow(end)?;
             longest = longest.max(end);
+            pages = pages.max(kv.page_count());
             shape = Some(kv.shape());
-            let page = |i: usize| kv.piece(i).map_or(0, |page| page.address());
-            tables.push((0..kv.page_count()).map(page).collect());
         }
         let Some(shape) = shape else { return Ok(()) };
         let facts = self.row_facts(batch)?;
-        let pages = tables.iter().map(Vec::len).max().unwrap_or(0);
         let capacity = pages.next_power_of_two().max(FEWEST_PAGES);
-        for table in &mut tables {
-            table.resize(capacity, 0);
+        let mut tables = vec![0u64; batch.sequences.len() * capacity];
+        for (sequence, table) in batch.sequences.iter_mut().zip(tables.chunks_exact_mut(capacity)) {
+            let kv = pages_of(sequence, a.layer);
+            for (i, address) in table[..kv.page_count()].iter_mut().enumerate() {
+                *address = kv.piece(i).map_or(0, |page| page.address());
+            }
         }
-        let tables = self.recorder.facts(&tables.concat())?;
+        let tables = self.recorder.facts(&tables)?;
 
         let single = self.precision == Precision::Exact;
         let KvShape { heads, key_dim, value_dim, window, latent } = shape;
@@ -134,10 +166,12 @@ impl CudaBackend {
             let args = args.int(q_heads).int(window.unwrap_or(0)).float(a.scale);
             return self.record(kernel, Shape::new([heads, tokens.len(), 1], PROMPT_THREADS), args);
         }
-        let Shares { blocks, splits, partial } = self.shares(a, &shape, longest)?;
+        let blocks = heads * (q_heads / heads).div_ceil(HEADS);
+        let Shares { splits, partial } = self.shares(a, &shape, longest, blocks, KEYS)?;
         // Scratch memory may have been made, and what was recorded started.
         assert!(value_dim <= 512, "values of {value_dim} channels");
-        let args = self.put_attention(a, kv, &shape, splits, partial);
+        let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(partial).at(self.optional(a.sinks));
+        let args = args.int(q_heads).int(self.rows).int(splits).int(window.unwrap_or(0)).float(a.scale);
         let cell = if single { 4 } else { 2 };
         let key = ((key_dim * cell / 16 + 1) | 1) * 16;
         let values = if latent { 0 } else { KEYS * value_dim * cell };
@@ -154,45 +188,39 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// How positions are shared out.
-    fn shares(&mut self, a: &Attention, shape: &KvShape, longest: usize) -> Result<Shares> {
+    /// How positions are shared out where a row has so many blocks, which take so many keys at a time.
+    fn shares(
+        &mut self,
+        a: &Attention,
+        shape: &KvShape,
+        longest: usize,
+        blocks: usize,
+        keys: usize,
+    ) -> Result<Shares> {
         let q_heads = a.q.width() / shape.key_dim;
-        let blocks = shape.heads * (q_heads / shape.heads).div_ceil(HEADS);
         // Positions are shared out where there are too few rows for all processors. As lengths grow, the number of
         // shares changes seldom, so that graphs last.
-        let seen = shape.window.map_or(longest, |window| longest.min(window + KEYS));
-        let tiles = seen.div_ceil(KEYS).next_power_of_two();
+        let seen = shape.window.map_or(longest, |window| longest.min(window + keys));
+        let tiles = seen.div_ceil(keys).next_power_of_two();
         let wanted = (2 * self.gpu.multiprocessors as usize).div_ceil(blocks * self.rows);
         let splits = wanted.next_power_of_two().min(tiles).min(MOST_SPLITS);
         let partial = match splits {
             1 => 0,
             _ => self.scratch(Scratch::Partial, splits * self.rows * q_heads * (shape.value_dim + 2) * 4)?,
         };
-        Ok(Shares { blocks, splits, partial })
-    }
-
-    /// The `AttendArgs` of the kernels.
-    fn put_attention(
-        &self,
-        a: &Attention,
-        kv: Args,
-        shape: &KvShape,
-        splits: usize,
-        partial: Address,
-    ) -> Args {
-        let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(partial).at(self.optional(a.sinks));
-        let args = args.int(a.q.width() / shape.key_dim).int(self.rows).int(splits);
-        args.int(shape.window.unwrap_or(0)).float(a.scale)
+        Ok(Shares { splits, partial })
     }
 
     /// The rotation that was put off, if every sequence has one row: then one kernel does it all.
     fn rotation_of_a_step(&mut self, a: &Attention, batch: &Batch<'_>, shape: &KvShape) -> Option<Rotation> {
-        let blocks = shape.heads * (a.q.width() / shape.key_dim / shape.heads).div_ceil(HEADS);
         let single_rows = batch.sequences.len() == self.rows && self.rows <= MOST_STEP_ROWS;
-        let whole = shape.key_dim.is_multiple_of(8) && shape.value_dim.is_multiple_of(8);
-        let counted = self.rows * blocks <= COUNTERS;
-        let fits = whole && counted && !shape.latent && self.precision == Precision::Fast;
-        if single_rows && fits { self.prior_rotation(a.q, a.k) } else { None }
+        let whole = [shape.key_dim, shape.value_dim]
+            .iter()
+            .all(|&dim| dim.is_multiple_of(16) && dim <= MOST_STEP_DIM);
+        let counted = self.rows * step_blocks(a, shape) <= COUNTERS;
+        let fits = whole && counted && step_shared(shape) <= self.gpu.shared_limit as usize;
+        let fast = !shape.latent && self.precision == Precision::Fast;
+        if single_rows && fits && fast { self.prior_rotation(a.q, a.k) } else { None }
     }
 
     /// Attention of one row of each sequence, from what the products gave.
@@ -205,20 +233,22 @@ impl CudaBackend {
         rotation: &Rotation,
     ) -> Result<()> {
         let kernels = self.kernels()?;
-        let KvShape { key_dim, value_dim, .. } = *shape;
-        let Shares { blocks, splits, partial } = self.shares(a, shape, longest)?;
-        assert!(value_dim <= 512, "values of {value_dim} channels");
-        let args = self.put_attention(a, kv, shape, splits, partial);
-        let args = args.at(self.at(a.k)).at(self.at(a.v));
-        let args = args.at(self.optional(rotation.q_norm)).at(self.optional(rotation.k_norm));
+        let blocks = step_blocks(a, shape);
+        let Shares { splits, partial } = self.shares(a, shape, longest, blocks, STEP_KEYS)?;
         let heads = &rotation.heads;
-        let args = args.at(self.at(heads.angles)).int(heads.angles.width() / 2);
-        let args = args.flag(heads.pairs == RopePairs::Interleaved).float(heads.eps);
-        let args = args.at(self.counters.address());
-        let key = ((key_dim * 2 / 16 + 1) | 1) * 16;
-        let shared = KEYS * key + KEYS * value_dim * 2 + (HEADS + 1) * key_dim * 4;
-        let shape = Shape::new([blocks, self.rows, splits], THREADS).shared(shared);
-        self.record(kernels.attend_step, shape, args)
+        let args = kv.at(self.at(a.q)).at(self.at(a.k)).at(self.at(a.v));
+        let args = args.at(self.optional(rotation.q_norm)).at(self.optional(rotation.k_norm));
+        let args = args.at(self.at(heads.angles)).at(self.optional(a.sinks)).at(self.at(a.out));
+        let args = args.at(partial).at(self.counters.address());
+        let args = args.int(a.q.width() / shape.key_dim).int(self.rows).int(splits);
+        let args = args.int(shape.window.unwrap_or(0)).int(heads.angles.width() / 2);
+        let args = args.flag(heads.pairs == RopePairs::Interleaved).float(a.scale).float(heads.eps);
+        let grid = Shape::new([blocks, self.rows, splits], THREADS);
+        let kernel = match (shape.key_dim, shape.value_dim) {
+            (128, 128) => kernels.attend_step_128,
+            _ => kernels.attend_step,
+        };
+        self.record(kernel, grid.shared(step_shared(shape)), args)
     }
 
     /// As [`Backend::delta_rule`](forebay_engine::backend::Backend::delta_rule).
