@@ -43,10 +43,13 @@ template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
     Which which = which_of(a.blocks);
     const Mat& m = a.w[which.number];
     Work work = {0, blockIdx.y * 8 * TILES, 8 * TILES};
+    u64 slot = 0;
     if (a.tiles) {
         // Both are asked for at once. There is room for a tile for every block.
         Tile tile = a.tiles[blockIdx.y];
-        if (blockIdx.y >= *a.tile_count || absent(m, tile.expert)) return;
+        if (blockIdx.y >= *a.tile_count) return;
+        slot = slot_of(m, tile.expert);
+        if (absent(m, slot)) return;
         work = Work{tile.expert, tile.first, tile.count};
     } else {
         work.count = min(work.count, a.rows - work.first);
@@ -58,7 +61,7 @@ template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
 
     u32 step = GATED ? 8 : 16;
     u32 first_row = ((blockIdx.x - which.start) * WARPS + warp) * a.each * step;
-    Rows rows = {&m, GATED ? &a.w[1] : &m, work.expert, first_row, step, 0, strips};
+    Rows rows = {&m, GATED ? &a.w[1] : &m, slot, first_row, step, 0, strips};
 
     // Activations of tokens that there are not stay as they are: what comes of them is not used.
     auto prepare = [&]() {
@@ -106,7 +109,7 @@ template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
         // While the last blocks end, memory would rest: they ask for what the first ones of the next kernel will read.
         u32 count = *a.tile_count, last = min(count, a.ahead), share = (a.next.rows + gridDim.x - 1) / gridDim.x;
         u32 tile = blockIdx.y + last - count;
-        if (blockIdx.y + last >= count) fetch_rows(a.next, a.tiles[tile].expert, blockIdx.x * share, share);
+        if (blockIdx.y + last >= count) fetch_rows(a.next, slot_of(a.next, a.tiles[tile].expert), blockIdx.x * share, share);
     }
 }
 

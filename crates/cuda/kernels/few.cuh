@@ -387,7 +387,8 @@ __device__ inline float stage_large(Eight token, u32 cols, u32 first, u32 end) {
 struct Rows {
     const Mat* lower;
     const Mat* upper;
-    u32 expert, first, step; // `step` rows further in the lower and in the upper matrix with each turn
+    u64 slot;
+    u32 first, step; // `step` rows further in the lower and in the upper matrix with each turn
     u32 first_strip, strips;
 };
 
@@ -401,8 +402,8 @@ __device__ inline void pass(const Rows& r, u32 turns, Prepare prepare, const Act
     auto find = [&]() {
         // Rows beyond the last repeat it.
         u32 row = r.first + next_turn * r.step + in_eight;
-        low = row_of(m, r.expert, min(row, m.rows - 1));
-        high = row_of(*r.upper, r.expert, min(GATED ? row : row + 8, m.rows - 1));
+        low = row_of(m, r.slot, min(row, m.rows - 1));
+        high = row_of(*r.upper, r.slot, min(GATED ? row : row + 8, m.rows - 1));
     };
     typename S::Raw lower, upper;
     auto load = [&]() {

@@ -112,7 +112,7 @@ template <int TOKENS, int ROW_TILES> struct Plan {
 // d = w . x for a tile of rows of a matrix from `first_row` on and up to TOKENS rows of x. SPLIT makes up for what halves
 // miss in either: such products are as good as those of floats.
 template <u32 KIND, int TOKENS, bool SPLIT, int ROW_TILES>
-__device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, Work work, u16* weights,
+__device__ inline void multiply(const GemmArgs& a, const Mat& m, u64 slot, u32 first_row, Work work, u16* weights,
                                 float (&d)[TOKENS / 8][4]) {
     typedef Plan<TOKENS, ROW_TILES> P;
     const int GROUPS = P::TILE_COLS / 32, EIGHTS = P::TILE_COLS / 8, STRIDE = P::STRIDE;
@@ -124,7 +124,7 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u32 first_row, 
     u32 row_tile = warp % ROW_TILES, first_col = warp / ROW_TILES * WARP_COLS;
     // A thread unpacks one group of a row in each step.
     u32 my_row = threadIdx.x / GROUPS, my_group = threadIdx.x % GROUPS;
-    Row row = row_of(m, work.expert, min(first_row + my_row, m.rows - 1));
+    Row row = row_of(m, slot, min(first_row + my_row, m.rows - 1));
     u32 my_place = my_row * STRIDE + 32 * my_group, last_group = (m.cols - 1) / 32;
     // Where its share of the activations comes from.
     u64 from[CHUNKS];
@@ -218,10 +218,12 @@ template <int TOKENS, bool SPLIT, int ROW_TILES> __device__ inline void gemm(con
     const Mat& m = a.w[which];
     u32 first_row = (blockIdx.x - start) * P::TILE_ROWS;
     Work work = {0, blockIdx.y * TOKENS, TOKENS};
+    u64 slot = 0;
     if (a.tiles) {
         if (blockIdx.y >= *a.tile_count) return;
         Tile tile = a.tiles[blockIdx.y];
-        if (absent(m, tile.expert)) return;
+        slot = slot_of(m, tile.expert);
+        if (absent(m, slot)) return;
         work = Work{tile.expert, tile.first, tile.count};
     } else {
         work.count = min(work.count, a.rows - work.first);
@@ -230,7 +232,7 @@ template <int TOKENS, bool SPLIT, int ROW_TILES> __device__ inline void gemm(con
     // Only floats are split, and all of them are.
 #define BODY(KIND)                                                                                                     \
     if constexpr ((KIND == F32 || KIND == F16 || KIND == BF16) == SPLIT)                                              \
-    multiply<KIND, TOKENS, SPLIT, ROW_TILES>(a, m, first_row, work, shared, d)
+    multiply<KIND, TOKENS, SPLIT, ROW_TILES>(a, m, slot, first_row, work, shared, d)
     WITH_KIND(m.kind, BODY)
 #undef BODY
 

@@ -62,12 +62,12 @@ struct Group {
     float min;
 };
 
-// Whether an expert has no slot. Matrices that are not experts' are always there.
-__device__ inline bool absent(const Mat& m, u32 expert) { return m.slots && !m.slots[expert]; }
+// Where an expert's slot is, 0 if it has none. Other matrices are where they are, and always there.
+__device__ inline u64 slot_of(const Mat& m, u32 expert) { return m.slots ? m.slots[expert] : 0; }
+__device__ inline bool absent(const Mat& m, u64 slot) { return m.slots && !slot; }
 
-__device__ inline Row row_of(const Mat& m, u32 expert, u32 row) {
+__device__ inline Row row_of(const Mat& m, u64 slot, u32 row) {
     // Added to the planes, since the compiler knows of those that they are in the device's memory.
-    u64 slot = m.slots ? m.slots[expert] : 0;
     return Row{m.plane[0] + slot + (u64)row * m.stride[0], m.plane[1] + slot + (u64)row * m.stride[1],
                m.plane[2] + slot + (u64)row * m.stride[2]};
 }
@@ -83,9 +83,9 @@ __device__ inline void fetch_ahead(const u8* from, u32 bytes) {
 }
 
 // The same for rows of a matrix; rows and experts that there are not do no harm. One thread's work.
-__device__ inline void fetch_rows(const Mat& m, u32 expert, u32 first, u32 count) {
-    if (first >= m.rows || absent(m, expert)) return;
-    Row r = row_of(m, expert, first);
+__device__ inline void fetch_rows(const Mat& m, u64 slot, u32 first, u32 count) {
+    if (first >= m.rows || absent(m, slot)) return;
+    Row r = row_of(m, slot, first);
     count = min(count, m.rows - first);
     fetch_ahead(r.codes, count * m.stride[0]);
     fetch_ahead(r.scales, count * m.stride[1]);

@@ -91,22 +91,23 @@ __device__ inline void gate_up_of_one(const GateUpArgs& a) {
     extern __shared__ uint4 staged[];
     const Mat& m = a.gate;
     u32 y = blockIdx.y, expert = a.experts[y], first_row = blockIdx.x * a.turns * 8;
-    if (absent(m, expert)) return;
+    u64 slot = slot_of(m, expert);
+    if (absent(m, slot)) return;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, all = m.cols / STRIP;
     Two two(staged, all);
     Strips strips(all);
     float* parts = two.end(); // [turns, 2, WARPS, 8]
-    Rows rows = {&m, &a.up, expert, first_row, 8, strips.first, strips.count};
+    Rows rows = {&m, &a.up, slot, first_row, 8, strips.first, strips.count};
     u32 turns = min(a.turns, (m.rows - first_row + 7) / 8);
 
     float power;
     auto prepare = [&]() {
         if (a.ahead && threadIdx.x == 0) {
-            fetch_rows(m, expert, first_row, 8 * a.turns);
-            fetch_rows(a.up, expert, first_row, 8 * a.turns);
+            fetch_rows(m, slot, first_row, 8 * a.turns);
+            fetch_rows(a.up, slot, first_row, 8 * a.turns);
             // The kernel after this one cannot begin before this one ends, and memory would rest meanwhile.
             u32 next = (a.next.rows + gridDim.x - 1) / gridDim.x;
-            fetch_rows(a.next, expert, blockIdx.x * next, next);
+            fetch_rows(a.next, slot, blockIdx.x * next, next);
         }
         const float4* from = (const float4*)(a.x + (u64)(y / a.share) * a.x_width);
         auto load = [&](u32 i, bool) { return Loaded{from[2 * i], from[2 * i + 1]}; };

@@ -25,7 +25,7 @@ extern "C" __global__ void dequantise(const DequantiseArgs a) {
     await_previous();
     u32 groups = (a.w.cols + 31) / 32;
     u32 i = blockIdx.y;
-    Row r = row_of(a.w, 0, a.rows ? a.rows[i] : i);
+    Row r = row_of(a.w, slot_of(a.w, 0), a.rows ? a.rows[i] : i);
     for (u32 index = blockIdx.x * blockDim.x + threadIdx.x; index < groups; index += gridDim.x * blockDim.x) {
         Group g;
 #define BODY(KIND) unpack_group<KIND>(a.w, r, index, g)
@@ -202,7 +202,8 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 3) matvec(const Mat
     // Weights are on their way before the activations are there; but which expert's is not known before.
     if (a.experts) await_previous();
     u32 expert = a.experts ? a.experts[y] : 0;
-    if (absent(m, expert)) return;
+    u64 slot = slot_of(m, expert);
+    if (absent(m, slot)) return;
     u32 first_row = ((blockIdx.x - start) * VECTOR_WARPS + threadIdx.x / WARP) * a.turns;
     const float* x = a.x + (u64)(y / a.share) * a.x_width;
     float factor = 1;
@@ -212,12 +213,12 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 3) matvec(const Mat
         a.out[which][(u64)y * a.width[which] + row] = sum * factor + bias;
     };
     // Rows beyond the last repeat it.
-    auto row_at = [&](u32 row) { return row_of(m, expert, min(row, m.rows - 1)); };
+    auto row_at = [&](u32 row) { return row_of(m, slot, min(row, m.rows - 1)); };
     auto from_start = [&](u32) { return (const float*)shared; };
     if (m.cols <= VECTOR_COLS) {
         auto find = [&](u32 turn, Row(&rows)[1]) { rows[0] = row_at(first_row + turn); };
         auto prepare = [&]() {
-            if (a.ahead && threadIdx.x == 0) fetch_rows(m, expert, first_row, VECTOR_WARPS * a.turns);
+            if (a.ahead && threadIdx.x == 0) fetch_rows(m, slot, first_row, VECTOR_WARPS * a.turns);
             stage_norm(shared, a.norm, m.cols);
             if (!a.experts) await_previous();
             if (a.norm.w) factor = stage_normed(shared, x, a.norm, m.cols);
@@ -329,21 +330,23 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const Ga
     extern __shared__ float shared[];
     u32 y = blockIdx.y;
     u32 expert = a.experts ? a.experts[y] : 0;
-    if (absent(a.gate, expert)) return;
+    // All of an expert is in its slot.
+    u64 slot = slot_of(a.gate, expert);
+    if (absent(a.gate, slot)) return;
     u32 first_row = (blockIdx.x * VECTOR_WARPS + threadIdx.x / WARP) * a.turns;
     const Mat& m = a.gate;
     auto find = [&](u32 turn, Row(&rows)[2]) {
         u32 row = min(first_row + turn, m.rows - 1);
-        rows[0] = row_of(m, expert, row);
-        rows[1] = row_of(a.up, expert, row);
+        rows[0] = row_of(m, slot, row);
+        rows[1] = row_of(a.up, slot, row);
     };
     auto prepare = [&]() {
         if (a.ahead && threadIdx.x == 0) {
-            fetch_rows(m, expert, first_row, VECTOR_WARPS * a.turns);
-            fetch_rows(a.up, expert, first_row, VECTOR_WARPS * a.turns);
+            fetch_rows(m, slot, first_row, VECTOR_WARPS * a.turns);
+            fetch_rows(a.up, slot, first_row, VECTOR_WARPS * a.turns);
             // The kernel after this one cannot begin before this one ends, and memory would rest meanwhile.
             u32 share = (a.next.rows + gridDim.x - 1) / gridDim.x;
-            fetch_rows(a.next, expert, blockIdx.x * share, share);
+            fetch_rows(a.next, slot, blockIdx.x * share, share);
         }
         stage<4>(shared, a.x + (u64)(y / a.share) * a.x_width, m.cols);
         __syncthreads();
@@ -390,13 +393,13 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) down_combine(con
     // What a warp does at a turn: two rows of one expert.
     auto rank = [&](u32 turn) { return warp + turn / (DOWN_ROWS / 2) * VECTOR_WARPS; };
     auto row_at = [&](u32 turn) { return first_row + turn % (DOWN_ROWS / 2) * 2; };
-    u32 expert;
+    u64 slot;
     auto find = [&](u32 turn, Row(&rows)[2]) {
         // It is asked for once: who waits for it cannot ask for weights. A warp that has no expert loads what it does not use.
-        if (turn % (DOWN_ROWS / 2) == 0) expert = experts[min(rank(turn), a.top_k - 1)];
+        if (turn % (DOWN_ROWS / 2) == 0) slot = slot_of(m, experts[min(rank(turn), a.top_k - 1)]);
         u32 r = row_at(turn);
-        rows[0] = row_of(m, expert, min(r, m.rows - 1));
-        rows[1] = row_of(m, expert, min(r + 1, m.rows - 1));
+        rows[0] = row_of(m, slot, min(r, m.rows - 1));
+        rows[1] = row_of(m, slot, min(r + 1, m.rows - 1));
     };
     auto prepare = [&]() {
         await_previous();
