@@ -37,7 +37,7 @@ pub struct Outputs {
 }
 
 impl Assistant {
-    /// One that computes with this backend, which has a model's weights, and buffers for [`ASSISTED_ROWS`]. An expert takes so many
+    /// One that computes with this backend, which has a model's weights, and buffers for a few rows. An expert takes so many
     /// seconds to the device, and here.
     pub fn new(backend: CpuBackend, link: f64, here: f64) -> Assistant {
         Assistant { backend, link, here, x: Vec::new(), outputs: Outputs::default() }
