@@ -185,10 +185,15 @@ impl Test {
         self.depth.saturating_add(self.tokens)
     }
 
+    /// The tokens of each conversation.
+    fn texts<'a>(&self, tokens: &'a [TokenId]) -> Vec<&'a [TokenId]> {
+        tokens.chunks_exact(self.length()).take(self.answers).collect()
+    }
+
     /// One run that finds things as they are, and `runs` after it.
     fn measure(&self, engine: &Engine, tokens: &[TokenId], runs: usize) -> Result<Vec<Sample>> {
         let bar = Progress::measuring();
-        let texts: Vec<_> = tokens.chunks_exact(self.length()).take(self.answers).collect();
+        let texts = self.texts(tokens);
         let mut sessions: Vec<Session> = Vec::new();
         let mut samples = Vec::new();
         // The first run counts only where experts are streamed: it brings weights and code into reach.
@@ -259,5 +264,31 @@ impl Test {
         let (depth, tokens) = (self.depth as u64, self.tokens as u64);
         // A token attends to itself, too.
         self.one_by_one().then(|| engine.traffic().bytes(depth + tokens.div_ceil(2)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_engine::Options;
+
+    use super::*;
+
+    #[test]
+    fn every_conversation_computes_its_own_tokens() {
+        let path =
+            PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+        let engine = Engine::open(&path, &Options { threads: Some(1), ..Options::default() }).unwrap();
+        for (kind, answers) in [(Kind::Prompt, 1), (Kind::Generation, 1), (Kind::Generation, 3)] {
+            let test = Test { kind, tokens: 4, depth: 2, answers };
+            let tokens = tokens::random(engine.vocab_size(), 18);
+            let texts = test.texts(&tokens);
+            assert_eq!(texts.concat(), tokens[..6 * answers]);
+            let mut sessions: Vec<Session> = texts.iter().map(|_| engine.session()).collect();
+            for (session, text) in sessions.iter_mut().zip(&texts) {
+                session.extend(&text[..2]).unwrap();
+            }
+            test.compute(&engine, &mut sessions, &texts).unwrap();
+            assert!(sessions.iter().map(Session::tokens).eq(texts), "{}", test.name());
+        }
     }
 }
