@@ -77,8 +77,9 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "NAME", default_value = PolicyKind::default().name(), value_parser = policy)]
     policy: PolicyKind,
     /// Read experts that the next layer will probably ask for while the drive is idle, and send them to a GPU while PCIe is
-    #[arg(long, value_name = "on|off", default_value = "off", value_parser = on_off, action = clap::ArgAction::Set)]
-    prefetch: bool,
+    /// [default: on where a GPU computes, else off]
+    #[arg(long, value_name = "on|off", value_parser = on_off, action = clap::ArgAction::Set)]
+    prefetch: Option<bool>,
     /// Remember from run to run which experts are used most, and start with them
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_off, action = clap::ArgAction::Set)]
     heat: bool,

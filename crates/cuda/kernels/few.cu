@@ -4,11 +4,6 @@
 #include "tensor.cuh"
 #include "few.cuh"
 
-// Rows of one expert that are computed together.
-struct Tile {
-    u32 expert, first, count;
-};
-
 struct FewArgs {
     Mat w[MOST_PRODUCTS];
     float* out[MOST_PRODUCTS];

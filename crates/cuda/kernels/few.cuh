@@ -10,7 +10,6 @@
 #define STRIP 256
 // Eights of columns in a strip.
 #define EIGHTS (STRIP / 8)
-#define MOST_PRODUCTS 4
 
 // Masks for nibbles, and twice 1024 as halves. The compiler would load a constant anew each time, in an instruction of its
 // own; it does not know that this adds nothing.

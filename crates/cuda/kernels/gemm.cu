@@ -7,7 +7,6 @@
 #define WARPS (THREADS / WARP)
 // Columns that a warp multiplies in a step.
 #define WARP_COLS 64
-#define MOST_PRODUCTS 4
 
 struct HalveArgs {
     const float* x;
@@ -43,11 +42,6 @@ extern "C" __global__ void halve(const HalveArgs a) {
     }
     if (threadIdx.x == 0) a.scale[blockIdx.x] = scale;
 }
-
-// Rows of one expert that are computed together.
-struct Tile {
-    u32 expert, first, count;
-};
 
 struct GemmArgs {
     Mat w[MOST_PRODUCTS];

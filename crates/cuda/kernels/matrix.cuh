@@ -49,6 +49,14 @@ struct Mat {
     u32 floats; // the kind of an affine type's scales
 };
 
+// Matrices that a kernel multiplies with the same rows.
+#define MOST_PRODUCTS 4
+
+// Rows of one expert that are computed together.
+struct Tile {
+    u32 expert, first, count;
+};
+
 // A row of a matrix.
 struct Row {
     const u8* codes;

@@ -4,6 +4,7 @@
 // block share the columns, each takes its share of the activations to shared memory by itself, and the sums meet there.
 
 #include "matrix.cuh"
+#include "vector.cuh"
 #include "tensor.cuh"
 #include "few.cuh"
 
@@ -69,22 +70,6 @@ struct Strips {
     }
 };
 
-// As in products.cu.
-struct GateUpArgs {
-    Mat gate, up;
-    const float* gate_bias; // [experts, inner], or none
-    const float* up_bias;
-    const float* x;
-    float* out; // [pairs, inner]
-    u32 x_width;
-    u32 share;
-    const u32* experts; // of each pair
-    float alpha, limit; // of the clamped activation; a limit of 0 is none
-    u32 turns;          // eights of rows of a block
-    u32 ahead;          // whether all weights are asked for at once, those of the next product too
-    Mat next;
-};
-
 // out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind.
 __device__ inline void gate_up_of_one(const GateUpArgs& a) {
     await_previous();
@@ -137,22 +122,6 @@ __device__ inline void gate_up_of_one(const GateUpArgs& a) {
         a.out[(u64)y * m.rows + r] = activate(gate, up, a.alpha, a.limit);
     }
 }
-
-
-// As in products.cu.
-struct MatvecArgs {
-    Mat w[MOST_PRODUCTS];
-    float* out[MOST_PRODUCTS];
-    const float* bias[MOST_PRODUCTS]; // [rows], if there are any
-    u32 blocks[MOST_PRODUCTS];        // where each matrix's blocks end
-    u32 width[MOST_PRODUCTS];
-    const float* x;
-    u32 x_width, share;
-    const u32* experts; // none
-    PriorNorm norm;
-    u32 turns; // sixteens of rows of a block
-    u32 ahead; // whether all weights are asked for at once: the device's cache has room for them
-};
 
 // out[r] = w[r] . x, perhaps after a sum and a norm, which the first block keeps.
 __device__ inline void product_of_one(const MatvecArgs& a) {

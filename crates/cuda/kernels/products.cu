@@ -4,6 +4,7 @@
 // gemm.cu, and a few take few.cu.
 
 #include "matrix.cuh"
+#include "vector.cuh"
 
 #define VECTOR_THREADS 256
 #define VECTOR_WARPS (VECTOR_THREADS / WARP)
@@ -11,7 +12,6 @@
 #define GROUP_STRIDE 36
 // Columns whose activations are in shared memory at a time.
 #define VECTOR_COLS 8192
-#define MOST_PRODUCTS 4
 
 struct DequantiseArgs {
     Mat w;
@@ -177,21 +177,6 @@ __device__ inline float stage_normed(float* to, const float* x, const PriorNorm&
     return factor;
 }
 
-struct MatvecArgs {
-    Mat w[MOST_PRODUCTS];
-    float* out[MOST_PRODUCTS];
-    const float* bias[MOST_PRODUCTS]; // [experts, rows], if there are any
-    u32 blocks[MOST_PRODUCTS];        // where each matrix's blocks end
-    u32 width[MOST_PRODUCTS];         // floats from one row of an output to the next
-    const float* x;
-    u32 x_width;
-    u32 share;          // so many outputs read the same row of x
-    const u32* experts; // of each output, if the matrices are experts'
-    PriorNorm norm;     // where there is one row of x, of whole groups
-    u32 turns;          // rows of a warp
-    u32 ahead;          // whether all weights are asked for at once: the device's cache has room for them
-};
-
 // out[y][r] = w[r] . x[y / share]
 extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 3) matvec(const MatvecArgs a) {
     extern __shared__ float shared[];
@@ -308,21 +293,6 @@ extern "C" __global__ void head_products(const HeadsArgs a) {
     sum = warp_sum(sum);
     if (lane == 0) out[i] = sum;
 }
-
-struct GateUpArgs {
-    Mat gate, up;
-    const float* gate_bias; // [experts, inner], or none
-    const float* up_bias;
-    const float* x;
-    float* out; // [pairs, inner]
-    u32 x_width;
-    u32 share;
-    const u32* experts; // of each pair, or none
-    float alpha, limit; // of the clamped activation; a limit of 0 is none
-    u32 turns;          // rows of a warp
-    u32 ahead;          // whether all weights are asked for at once, those of the next product too
-    Mat next;
-};
 
 // out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind, with no more than VECTOR_COLS columns.
 extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const GateUpArgs a) {

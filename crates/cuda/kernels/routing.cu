@@ -332,10 +332,6 @@ extern "C" __global__ void __launch_bounds__(ROUTER_THREADS, 1) norm_and_route_r
     WITH_FLOATS(a.kind, route_rows)
 }
 
-struct Tile {
-    u32 expert, first, count;
-};
-
 struct SortArgs {
     const u32* experts; // of each pair
     u32 pairs, top_k, count;

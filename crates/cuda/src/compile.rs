@@ -12,11 +12,12 @@ use crate::driver::{Gpu, failed};
 use crate::profile;
 
 /// The sources, and what they share.
-const HEADS: [(&str, &str); 4] = [
+const HEADS: [(&str, &str); 5] = [
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),
     ("few.cuh", include_str!("../kernels/few.cuh")),
+    ("vector.cuh", include_str!("../kernels/vector.cuh")),
 ];
 const SOURCES: [(&str, &str); 12] = [
     ("products", include_str!("../kernels/products.cu")),

@@ -106,7 +106,7 @@ pub struct Recorder {
     facts: Facts,
     /// The kernel that fetches facts, once it is there.
     fetch: Option<Kernel>,
-    /// Whether what is started next waits for copies.
+    /// Whether what is started next waits for all before it: for copies, or for facts that are being fetched.
     waits: bool,
     /// Whether a kernel starts while the one before it ends: what it does before it reads anything is then done meanwhile.
     overlap: bool,
@@ -280,6 +280,8 @@ impl Recorder {
             put(&mut words, fetch, Shape::each(bytes / 8), args);
             self.gpu.enter()?;
             launch(&words, self.gpu.stream(), self.overlap, false).map_err(|e| failed("compute", e))?;
+            // Kernels may read facts before they wait for the one before them.
+            self.waits = true;
             self.facts.are_sent()?;
         }
         Ok(())

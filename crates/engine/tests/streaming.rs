@@ -49,7 +49,7 @@ fn compare(model: &Path, tokens: &[TokenId], precision: Precision, percents: [f6
                 let options = Options {
                     expert_memory: Some(budget),
                     io,
-                    prefetch,
+                    prefetch: Some(prefetch),
                     threads: Some(threads),
                     policy: policies.next().expect("they go round"),
                     ..resident.clone()
@@ -80,7 +80,7 @@ fn the_least_memory_changes_no_bit_of_any_family() {
             let (expected, misses) = run(&model, &resident, &tokens);
             assert_eq!(misses, 0, "everything fits");
             let (streamed, misses) =
-                run(&model, &Options { expert_memory: least, prefetch, ..resident }, &tokens);
+                run(&model, &Options { expert_memory: least, prefetch: Some(prefetch), ..resident }, &tokens);
             assert!(misses > 0, "{}", model.display());
             assert_same_bits(&streamed, &expected, &format!("{}, {precision:?}", model.display()));
         }

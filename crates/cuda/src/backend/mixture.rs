@@ -160,6 +160,7 @@ impl CudaBackend {
         self.chosen = Some(chosen);
         self.flush()?;
         self.recorder.submit_once()?;
+        self.started = true;
         self.told.started()?;
         self.told.hear(&chosen, routing)
     }

@@ -8,12 +8,8 @@ use crate::backend::{
 use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
-use crate::store::{Acquisition, ExpertStore, Leases, Purpose};
+use crate::store::{Acquisition, Leases, Purpose};
 use crate::{ExpertIdx, LayerIdx};
-
-/// Experts that are sent to the device ahead of a token's next layer, at most: as many as come while the layer's dense part is
-/// computed. One that is not asked for after all may hold up one that is.
-const SENT_AHEAD: usize = 2;
 
 /// The router and the buffers of a mixture, alike in all layers of a model.
 #[derive(Clone, Copy, Debug)]
@@ -114,11 +110,14 @@ impl Moe {
             b.experts_there(&experts, cx.routing, acquisition.on_device())?;
         }
         let next_layer = LayerIdx(layer.0 + 1);
-        let mut likely: SmallVec<[ExpertIdx; SENT_AHEAD]> = SmallVec::new();
+        let mut likely: SmallVec<[ExpertIdx; 32]> = SmallVec::new();
         if let Some((expected, next)) = expects {
             b.foreseen(self.logits, &self.router, next.correction, expected)?;
-            cx.store.prefetch(next_layer, expected.chosen());
-            likely.extend(expected.experts().iter().map(|&expert| ExpertIdx(expert)));
+            // A token's first choices nearly always come true, its last ones hardly more often than not.
+            let firsts = expected.top_k().div_ceil(2);
+            let rows = expected.experts().chunks_exact(expected.top_k());
+            likely.extend(rows.flat_map(|row| &row[..firsts]).map(|&expert| ExpertIdx(expert)));
+            cx.store.prefetch(next_layer, &likely);
         }
         // The drive is at work meanwhile.
         let shared = self.shared.as_ref().zip(gates.shared);
@@ -140,7 +139,18 @@ impl Moe {
         }
         while hand_over(&mut acquisition, b)? {}
         if gates.next.is_some() {
-            send_ahead(b, cx.store, next_layer, cx.purpose, &likely)?;
+            // Of a prompt that asks for nearly all, any will do.
+            let nearly_all =
+                cx.purpose == Purpose::Prompt && 4 * cx.routing.chosen().len() >= 3 * self.router.experts;
+            let room = b.room_ahead();
+            let leases = match nearly_all {
+                true => cx.store.send_ahead(next_layer, cx.store.layer_experts(next_layer), room),
+                false => cx.store.send_ahead(next_layer, likely.into_iter(), room),
+            };
+            // The way to the device would be idle until the next layer has chosen.
+            if !leases.is_empty() {
+                b.send_ahead(leases)?;
+            }
         }
         b.combine(cx.routing, self.buffers.out, out)?;
         match shared {
@@ -188,23 +198,6 @@ impl Moe {
             None => Ok(()),
         }
     }
-}
-
-/// Sends experts to the device before their layer has chosen, until when the way there would be idle: a prompt needs nearly all, a
-/// token probably the likely ones.
-fn send_ahead(
-    b: &mut dyn Backend,
-    store: &ExpertStore,
-    layer: LayerIdx,
-    purpose: Purpose,
-    likely: &[ExpertIdx],
-) -> Result<()> {
-    let room = b.room_ahead();
-    let leases = match purpose {
-        Purpose::Prompt => store.send_ahead(layer, store.layer_experts(layer), room),
-        _ => store.send_ahead(layer, likely.iter().copied(), room.min(SENT_AHEAD)),
-    };
-    if leases.is_empty() { Ok(()) } else { b.send_ahead(leases) }
 }
 
 impl SharedExpert {
