@@ -77,9 +77,8 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "NAME", default_value = PolicyKind::default().name(), value_parser = policy)]
     policy: PolicyKind,
     /// Read experts that the next layer will probably ask for while the drive is idle, and send them to a GPU while PCIe is
-    /// [default: on where a GPU computes, else off]
-    #[arg(long, value_name = "on|off", value_parser = on_off, action = clap::ArgAction::Set)]
-    prefetch: Option<bool>,
+    #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_off, action = clap::ArgAction::Set)]
+    prefetch: bool,
     /// Remember from run to run which experts are used most, and start with them
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_off, action = clap::ArgAction::Set)]
     heat: bool,
@@ -141,7 +140,7 @@ impl ComputeArgs {
             expert_memory: self.expert_memory,
             io: self.io,
             policy: self.policy,
-            prefetch: self.prefetch,
+            no_prefetch: !self.prefetch,
             cpu_experts: self.device.cpu_experts,
             heat: if self.heat { cache_folder("heat") } else { None },
             ..Options::default()

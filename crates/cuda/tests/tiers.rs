@@ -97,15 +97,14 @@ fn what_is_sent_ahead_changes_no_bit() {
         return;
     }
     for model in [data("golden/qwen3moe.gguf"), data("golden/deepseek_v3.gguf"), demo_model()] {
-        let still = tiers(&model, Precision::Fast, Room::Percent(30), Room::Percent(60));
-        let (expected, meters) = run(&model, &Options { prefetch: Some(false), ..still });
-        assert!(meters.sent_ahead > 0, "a prompt's experts are");
         for ram in [Room::Percent(60), Room::All] {
             let options = tiers(&model, Precision::Fast, Room::Percent(30), ram);
-            let (ours, ahead) = run(&model, &Options { prefetch: Some(true), ..options });
+            let (expected, without) = run(&model, &Options { no_prefetch: true, ..options.clone() });
+            assert!(without.sent_ahead > 0 || ram != Room::All, "a prompt's experts are sent");
+            let (ours, with) = run(&model, &Options { no_prefetch: false, ..options });
             assert_same_bits(&ours, &expected, &format!("{}, sent ahead", model.display()));
-            assert!(ahead.sent_ahead > meters.sent_ahead && ahead.sent_used > 0, "{ahead:?}");
-            assert!(ahead.sent_used <= ahead.sent_ahead, "{ahead:?}");
+            assert!(with.sent_ahead > without.sent_ahead && with.sent_used > 0, "{with:?}");
+            assert!(with.sent_used <= with.sent_ahead, "{with:?}");
         }
     }
 }
@@ -119,7 +118,7 @@ fn the_processor_computes_experts_beside_the_gpu() {
     for model in [data("golden/qwen3moe.gguf"), data("golden/gpt_oss.gguf")] {
         // What is sent ahead is brought, and may not be asked for.
         let options = tiers(&model, Precision::Exact, Room::Percent(30), Room::All);
-        let alone = Options { prefetch: Some(false), ..options };
+        let alone = Options { no_prefetch: true, ..options };
         let (expected, without) = run(&model, &alone);
         let assisted = Options { cpu_experts: true, ..Altered::of(&alone, true, Some(1e7)) };
         let engine = Engine::open(&model, &assisted).unwrap();

@@ -69,9 +69,9 @@ pub struct Options {
     pub io: IoMethod,
     /// Who leaves when an expert needs room.
     pub policy: PolicyKind,
-    /// Whether experts that the next layer will probably ask for are read while the drive is idle, and sent to a device while the
-    /// way there is; by default where a device computes.
-    pub prefetch: Option<bool>,
+    /// Whether experts that the next layer will probably ask for are not read while the drive is idle, nor sent to a device while the
+    /// way there is.
+    pub no_prefetch: bool,
     /// Whether the processor computes experts that are in its memory and not in the device's, where that is quicker than to bring them
     /// there. It changes bits.
     pub cpu_experts: bool,

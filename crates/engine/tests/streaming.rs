@@ -49,7 +49,7 @@ fn compare(model: &Path, tokens: &[TokenId], precision: Precision, percents: [f6
                 let options = Options {
                     expert_memory: Some(budget),
                     io,
-                    prefetch: Some(prefetch),
+                    no_prefetch: !prefetch,
                     threads: Some(threads),
                     policy: policies.next().expect("they go round"),
                     ..resident.clone()
@@ -80,7 +80,7 @@ fn the_least_memory_changes_no_bit_of_any_family() {
             let (expected, misses) = run(&model, &resident, &tokens);
             assert_eq!(misses, 0, "everything fits");
             let (streamed, misses) =
-                run(&model, &Options { expert_memory: least, prefetch: Some(prefetch), ..resident }, &tokens);
+                run(&model, &Options { expert_memory: least, no_prefetch: !prefetch, ..resident }, &tokens);
             assert!(misses > 0, "{}", model.display());
             assert_same_bits(&streamed, &expected, &format!("{}, {precision:?}", model.display()));
         }
@@ -99,6 +99,26 @@ fn a_mapped_file_gives_the_same_bits() {
     let budget = Some(ExpertMemory::Percent(50.0));
     let mapped = Options { expert_memory: budget, io: IoMethod::Mmap, ..Options::default() };
     assert_same_bits(&run(&model, &mapped, &tokens).0, &expected, "mmap");
+}
+
+/// What is foreseen of a trained model comes true, or reading it would only be in the way.
+#[test]
+fn what_is_prefetched_is_asked_for() {
+    let options = Options { expert_memory: Some(ExpertMemory::Percent(50.0)), ..Options::default() };
+    let meters = |options: &Options| {
+        let engine = Engine::open(&demo_model(), options).unwrap();
+        let story = "Once upon a time there was a little boy named Tom. Tom had a red ball, and he loved to play with it.";
+        let tokens = engine.tokenizer().encode(story, Default::default()).unwrap();
+        let mut session = engine.session();
+        for token in tokens {
+            session.push(token).unwrap();
+        }
+        engine.meters()
+    };
+    let ahead = meters(&options);
+    println!("{} of {} prefetched experts were used", ahead.prefetch_used, ahead.prefetches);
+    assert!(ahead.prefetches > 0 && 10 * ahead.prefetch_used >= 7 * ahead.prefetches, "{ahead:?}");
+    assert_eq!(meters(&Options { no_prefetch: true, ..options }).prefetches, 0);
 }
 
 /// The file loses its end while a conversation goes on, and gets it back.

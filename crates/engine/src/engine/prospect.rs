@@ -293,7 +293,7 @@ impl Prospect {
             model: blueprint.model,
             store,
             context_memory: ContextMemory::new(&plan),
-            prefetch: options.prefetch.unwrap_or(plan.device.is_some()) && plan.moves_experts(),
+            prefetch: !options.no_prefetch && plan.moves_experts(),
             plan,
             traffic,
             routed,
