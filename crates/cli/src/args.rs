@@ -76,7 +76,7 @@ pub struct ComputeArgs {
     /// Which experts leave when room is needed
     #[arg(long, value_name = "NAME", default_value = PolicyKind::default().name(), value_parser = policy)]
     policy: PolicyKind,
-    /// Read experts that the next layer will probably ask for while the drive is idle, and send them to a GPU while PCIe is
+    /// Read experts that a token's next layer will probably ask for while the drive is idle, and send them to a GPU while PCIe is
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_off, action = clap::ArgAction::Set)]
     prefetch: bool,
     /// Remember from run to run which experts are used most, and start with them
@@ -101,7 +101,12 @@ impl ComputeArgs {
     /// As [`load`](Self::load), and tells the GPU that has it, if one does.
     pub fn load_on(&self, path: &Path, context: Option<usize>) -> Result<(Engine, Option<Arc<Cuda>>)> {
         let open = |device| self.open(path, context, device);
-        let Some(gpu) = self.device.open()?.map(Arc::new) else { return Ok((open(None)?, None)) };
+        let Some(gpu) = self.device.open()?.map(Arc::new) else {
+            if self.device.cpu_experts {
+                device::note("--cpu-experts has no effect: the processor computes all experts.");
+            }
+            return Ok((open(None)?, None));
+        };
         match open(Some(gpu.clone())) {
             Err(error) if self.device.may_fall_back(&error) => {
                 eprintln!("The processor computes, not {}: {error}", gpu.name());
@@ -109,7 +114,7 @@ impl ComputeArgs {
             }
             other => {
                 let engine = other?;
-                device::note(&format!("{} computes.", gpu.name()));
+                device::note(&format!("{} computes.", engine.backend_name()));
                 Ok((engine, Some(gpu)))
             }
         }

@@ -49,10 +49,13 @@ fn line(stats: &Stats, streams: bool, bound: Option<(Bound, f64)>) -> String {
                 let (on_gpu, in_memory) = (100.0 * on_gpu, 100.0 * (hit_rate - on_gpu));
                 parts.push(format!("experts {on_gpu:.0}% on the GPU, {in_memory:.0}% in memory"));
                 parts.push(format!("{}/tok to the GPU", per_token(stats.experts.bytes_lifted)));
+                parts.push(format!("{}/tok from the drive", per_token(stats.experts.bytes_read)));
             }
-            None => parts.push(format!("experts {:.0}% hit", hit_rate * 100.0)),
+            None => {
+                parts.push(format!("experts {:.0}% hit", hit_rate * 100.0));
+                parts.push(format!("{}/tok", per_token(stats.experts.bytes_read)));
+            }
         }
-        parts.push(format!("{}/tok", per_token(stats.experts.bytes_read)));
         if stats.experts.computed_in_memory > 0 {
             let all = stats.experts.hits + stats.experts.misses;
             let share = 100.0 * stats.experts.computed_in_memory as f64 / all as f64;

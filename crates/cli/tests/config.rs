@@ -39,7 +39,7 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
     assert_eq!(setting(&shown, "threads"), pair("threads = 2", "the command line"));
     assert_eq!(setting(&shown, "heat"), pair("heat = \"off\"", "the file, line 4"));
     assert_eq!(setting(&shown, "temp"), pair("temp = 0.5", "the file, line 5"));
-    assert_eq!(setting(&shown, "prefetch"), pair("prefetch = \"off\"", "default"));
+    assert_eq!(setting(&shown, "prefetch"), pair("prefetch = \"on\"", "default"));
     assert!(shown.contains("# ctx is not set: the model's limit"), "{shown}");
     assert!(shown.starts_with(&format!("# file: {}\n", home.path().join("forebay/config.toml").display())));
 

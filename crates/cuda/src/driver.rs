@@ -22,6 +22,8 @@ pub struct Gpu {
     context: sys::CUcontext,
     stream: sys::CUstream,
     copies: sys::CUstream,
+    /// Nothing ever runs on it: graphs are recorded there, since what other threads do meanwhile on the first would become a part of them.
+    recording: sys::CUstream,
     /// Its number.
     pub ordinal: usize,
     /// What the maker calls it.
@@ -197,6 +199,7 @@ impl Gpu {
         unsafe { result::ctx::set_current(context) }.map_err(open)?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
         let copies = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
+        let recording = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
         let (free, _) = result::mem_get_info().map_err(open)?;
         let number = |which| attribute(device, which).map(|n| n as u32).map_err(open);
         Ok(Arc::new(Gpu {
@@ -204,6 +207,7 @@ impl Gpu {
             context,
             stream,
             copies,
+            recording,
             ordinal,
             name: result::device::get_name(device).map_err(open)?,
             capability: capability(device).map_err(open)?,
@@ -234,6 +238,11 @@ impl Gpu {
     /// The stream on which everything happens, in order.
     pub fn stream(&self) -> sys::CUstream {
         self.stream
+    }
+
+    /// The stream on which graphs are recorded.
+    pub fn recording(&self) -> sys::CUstream {
+        self.recording
     }
 
     fn line(&self, line: Line) -> sys::CUstream {
@@ -404,7 +413,7 @@ impl Drop for Gpu {
             // SAFETY: nobody has a piece of it any more, since pieces keep the GPU.
             let _ = unsafe { result::free_sync(slab.first) };
         }
-        for stream in [self.stream, self.copies] {
+        for stream in [self.stream, self.copies, self.recording] {
             // SAFETY: everything that used the streams and the context is gone.
             let _ = unsafe { result::stream::destroy(stream) };
         }

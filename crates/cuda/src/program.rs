@@ -197,6 +197,11 @@ impl Recorder {
         self.facts.turn += 1;
     }
 
+    /// Whether there are so many facts that what was recorded should be started: the next ones may have no room.
+    pub fn has_many_facts(&self) -> bool {
+        self.facts.used > FACTS / 2
+    }
+
     /// Facts of the same turn are where they were.
     pub fn turn(&self) -> u64 {
         self.facts.turn
@@ -239,8 +244,8 @@ impl Recorder {
         if self.waits {
             return self.submit_once();
         }
-        self.copy_facts()?;
-        self.send(Recorder::start)
+        let copied = self.copy_facts()?;
+        self.send(|recorder, words| recorder.start(words, copied))
     }
 
     /// Starts what was recorded, which will hardly come again in this form, while experts are on their way.
@@ -272,7 +277,10 @@ impl Recorder {
         let Facts { here, there, half, used, sent, .. } = &self.facts;
         let first = sent.next_multiple_of(16);
         let bytes = used.saturating_sub(first).next_multiple_of(16);
-        let Some(fetch) = self.fetch.filter(|_| bytes <= FETCHED) else { return self.copy_facts() };
+        let Some(fetch) = self.fetch.filter(|_| bytes <= FETCHED) else {
+            self.waits |= self.copy_facts()?;
+            return Ok(());
+        };
         if bytes > 0 {
             let at = (half * FACTS + first) as u64;
             let args = Args::new().at(here.address() + at).at(there.address() + at).int(bytes / 8);
@@ -287,7 +295,8 @@ impl Recorder {
         Ok(())
     }
 
-    fn copy_facts(&mut self) -> Result<()> {
+    /// Says whether there was something to copy.
+    fn copy_facts(&mut self) -> Result<bool> {
         let Facts { here, there, half, used, sent, .. } = &mut self.facts;
         if *used > *sent {
             let at = *half * FACTS;
@@ -297,8 +306,9 @@ impl Recorder {
             unsafe { result::memcpy_htod_async(to, bytes, self.gpu.stream()) }
                 .map_err(|error| failed("take data", error))?;
             self.facts.are_sent()?;
+            return Ok(true);
         }
-        Ok(())
+        Ok(false)
     }
 
     fn send(&mut self, start: impl Fn(&mut Recorder, &[u64]) -> Result<(), DriverError>) -> Result<()> {
@@ -309,11 +319,12 @@ impl Recorder {
         self.words.clear();
         started.map_err(|error| failed("compute", error))?;
         // A batch that starts often has many.
-        if self.facts.used > FACTS / 2 { self.facts.turn() } else { Ok(()) }
+        if self.has_many_facts() { self.facts.turn() } else { Ok(()) }
     }
 
-    /// Starts a record: one by one when it comes first, as a graph from then on.
-    fn start(&mut self, words: &[u64]) -> Result<(), DriverError> {
+    /// Starts a record: one by one when it comes first, the first one when all before it has ended if it `waits`, and as a graph from
+    /// then on.
+    fn start(&mut self, words: &[u64], waits: bool) -> Result<(), DriverError> {
         self.clock += 1;
         let stream = self.gpu.stream();
         if profile::is_on() {
@@ -325,13 +336,13 @@ impl Recorder {
                 self.graphs.swap_remove(oldest).destroy();
             }
             self.graphs.push(Graph { words: words.to_vec(), started: None, used: self.clock });
-            return launch(words, stream, self.overlap, false);
+            return launch(words, stream, self.overlap, waits);
         };
         known.used = self.clock;
         let graph = match known.started {
             Some(graph) => graph,
             None => {
-                let graph = capture(words, stream, self.overlap)?;
+                let graph = capture(words, self.gpu.recording(), self.overlap)?;
                 known.started = Some(graph);
                 graph
             }
@@ -361,14 +372,14 @@ impl Graph {
 /// Makes a graph of a record.
 fn capture(words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<sys::CUgraphExec, DriverError> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY: the stream is the GPU's, and captures on it begin and end here alone.
+    // SAFETY: the stream is the GPU's, and used for this alone.
     unsafe {
         result::stream::begin_capture(stream, mode)?;
         let launched = launch(words, stream, overlap, false);
         let graph = result::stream::end_capture(stream);
-        launched?;
         let graph = graph?;
-        let ready = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+        let ready =
+            launched.and_then(|()| result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)));
         result::graph::destroy(graph)?;
         ready
     }

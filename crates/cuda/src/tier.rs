@@ -282,11 +282,10 @@ impl ExpertSlots {
     /// # Errors
     /// If the GPU refuses.
     pub fn arranged(&mut self) -> Result<()> {
-        for place in self.batch.drain(..) {
-            self.staging.places[place].arranged.set(Line::Compute)?;
-            self.staging.free.push_back(place);
-        }
-        Ok(())
+        let Staging { places, free, .. } = &mut self.staging;
+        let set = self.batch.iter().try_for_each(|&place| places[place].arranged.set(Line::Compute));
+        free.extend(self.batch.drain(..));
+        set
     }
 
     /// Drops leases of experts that have come; if none has, and it is told to, it waits for one. Says whether it dropped any.

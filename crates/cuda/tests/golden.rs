@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use common::emulator::is_emulated;
 use common::models::{
     DEMO_LOGITS, KEEPING, Reference, assert_close_by_default, containers, demo_model, distance, logits,
@@ -209,6 +211,48 @@ fn snapshots_move_between_devices() {
             let error = relative_error(moved.logits(), first.logits());
             assert!(error < 3e-2, "{family}: {error}");
         }
+    }
+}
+
+/// What one thread copies while another one records what it computes is no part of that.
+#[test]
+fn conversations_are_saved_and_loaded_while_others_compute() {
+    let Some(options) = on_gpu(Precision::Fast) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let [file, _] = containers("qwen3moe");
+    let engine = Engine::open(&file, &options).unwrap();
+    let mut kept = engine.session();
+    kept.extend(&random_tokens(200, 50, 1)).unwrap();
+    let path = folder.path().join("conversation");
+    let done = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (kept, engine) = (kept, &engine);
+            while !done.load(Ordering::Relaxed) {
+                kept.save(&path).unwrap();
+                let loaded = Session::load(engine, &path).unwrap();
+                assert_eq!(loaded.logits(), kept.logits());
+            }
+        });
+        // Also where an assertion fails.
+        let _guard = Finally(|| done.store(true, Ordering::Relaxed));
+        // Each number of tokens is recorded anew, and becomes a graph when it comes again.
+        for count in 1..24 {
+            let mut twice = [(); 2].map(|()| engine.session());
+            for session in &mut twice {
+                session.extend(&random_tokens(count, 50, 2)).unwrap();
+            }
+            assert_eq!(twice[0].logits(), twice[1].logits(), "{count} tokens");
+        }
+    });
+}
+
+/// Does something at the end, however that comes.
+struct Finally<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Finally<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 

@@ -61,7 +61,7 @@ fn fewer_slots_than_planned_are_enough() {
     let model = data("golden/qwen3moe.gguf");
     let options = tiers(&model, Precision::Fast, Room::Percent(60), Room::Percent(50));
     let engine = Engine::open(&model, &options).unwrap();
-    let (truth, planned) = (answer(&engine).unwrap(), engine.plan().device.clone().unwrap().slot_count());
+    let (truth, planned) = (answer(&engine).unwrap(), engine.plan().device.clone().unwrap());
     drop(engine);
     let (mut fewer, mut refused) = (0, 0);
     for after in 1..100 {
@@ -73,7 +73,9 @@ fn fewer_slots_than_planned_are_enough() {
             }
             Ok(engine) => {
                 emulator.repair();
-                fewer += usize::from(engine.plan().device.as_ref().unwrap().slot_count() < planned);
+                let there = engine.plan().device.as_ref().unwrap();
+                fewer += usize::from(there.slot_count() < planned.slot_count());
+                assert_eq!(there.room(), planned.room(), "what others have is not promised to conversations");
                 assert_same_bits(&answer(&engine).unwrap(), &truth, &format!("allocation {after} failed"));
             }
         }

@@ -11,7 +11,7 @@ use common::tiers::{Room, answer, tiers};
 use forebay_cuda::Cuda;
 use forebay_engine::backend::{Backend, BufShape, Device};
 use forebay_engine::memory::SharedBytes;
-use forebay_engine::store::Meters;
+use forebay_engine::store::{Meters, Picture, Place};
 use forebay_engine::{Cancel, Engine, Error, Options, Precision, Session, TokenId, Turn};
 use forebay_kernels::Encoding;
 
@@ -133,6 +133,28 @@ fn the_processor_computes_experts_beside_the_gpu() {
             assert!((ours - expected).abs() <= 1e-3 * largest, "{ours} and {expected} of {largest}");
         }
     }
+}
+
+/// What was hot is read at the next start: into the GPU's slots, and what they have no room for into the computer's.
+#[test]
+fn a_warm_start_fills_both_tiers_with_different_experts() {
+    if gpu().is_none() {
+        return;
+    }
+    let heat = tempfile::tempdir().unwrap();
+    let model = demo_model();
+    let options = tiers(&model, Precision::Fast, Room::Percent(30), Room::Percent(40));
+    let options = Options { heat: Some(heat.path().to_owned()), ..options };
+    let (expected, _) = run(&model, &options);
+    let engine = Engine::open(&model, &options).unwrap();
+    let mut picture = Picture::default();
+    engine.look(&mut picture);
+    let count = |place| picture.experts().iter().filter(|sight| sight.place == place).count();
+    let plan = engine.plan();
+    assert_eq!(count(Place::Device), plan.device.as_ref().unwrap().slot_count());
+    assert_eq!(count(Place::Resident), plan.slots.iter().sum::<usize>());
+    drop(engine);
+    assert_same_bits(&run(&model, &options).0, &expected, "after a warm start");
 }
 
 /// More conversations than memory was set aside for take it from slots, and give it back; there is an end to it.

@@ -112,7 +112,8 @@ impl Bound {
         let all = read.into_iter().chain(compute).chain(lift);
         let (by, seconds) = all.max_by(|a, b| a.1.total_cmp(&b.1))?;
         let before = if speeds.link.is_some() { 0.0 } else { cost.dense_seconds };
-        Some(Bound { by, tokens_per_second: 1.0 / (before + seconds) })
+        // Where nothing had to come, nothing bounds.
+        (before + seconds > 0.0).then(|| Bound { by, tokens_per_second: 1.0 / (before + seconds) })
     }
 
     /// The share of the bound that was reached.

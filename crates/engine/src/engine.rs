@@ -69,15 +69,15 @@ pub struct Options {
     pub io: IoMethod,
     /// Who leaves when an expert needs room.
     pub policy: PolicyKind,
-    /// Whether experts that the next layer will probably ask for are not read while the drive is idle, nor sent to a device while the
-    /// way there is.
+    /// Whether experts that a token's next layer will probably ask for are not read while the drive is idle, nor sent to a device while
+    /// the way there is.
     pub no_prefetch: bool,
     /// Whether the processor computes experts that are in its memory and not in the device's, where that is quicker than to bring them
     /// there. It changes bits.
     pub cpu_experts: bool,
     /// A folder where it is remembered how hot the experts of each model were, for the next start.
     pub heat: Option<PathBuf>,
-    /// What computes instead of the processor, with all weights in its own memory.
+    /// What computes instead of the processor, with the dense weights and as many experts as it has room for in its own memory.
     pub device: Option<Arc<dyn Device>>,
     /// Told how many bytes have been loaded, and of how many.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
@@ -143,6 +143,8 @@ struct Inner {
     lexicon: Mutex<Option<Arc<Lexicon>>>,
     precision: Precision,
     vocab: usize,
+    /// Whether the processor computes some experts beside a device.
+    assisted: bool,
     /// Why nothing is computed any more, if so.
     lost: OnceLock<String>,
     /// The backend computes one batch at a time.
@@ -286,9 +288,8 @@ impl Engine {
 
     /// What computes, for people: the device and its instruction set.
     pub fn backend_name(&self) -> String {
-        let compute = self.compute();
-        let name = compute.backend().name();
-        match compute.is_assisted() {
+        let name = self.compute().backend().name();
+        match self.0.assisted {
             true => format!("{name} and CPU (--cpu-experts: other bits)"),
             false => name,
         }
@@ -298,19 +299,23 @@ impl Engine {
     pub(crate) fn hold_context(&self, from: u64, to: u64) -> Result<()> {
         self.0.context_memory.resize(&self.0.store, from, to)?;
         // What is needed now may be written to before anything is computed. Whoever computes looks when it begins.
-        match self.0.compute.try_lock() {
+        let lent = match self.0.compute.try_lock() {
             Ok(held) if to > from => ComputeGuard { inner: &self.0, held }.lend_device(),
             _ => Ok(()),
-        }
+        };
+        lent.inspect_err(|_| {
+            // Giving memory back does not fail.
+            let _ = self.0.context_memory.resize(&self.0.store, to, from);
+        })
     }
 
-    /// The number that tells this model, computed with this precision, from others. Found when first asked for.
+    /// The number that tells this model, computed with this precision and by the same processors, from others. Found when first asked for.
     pub(crate) fn fingerprint(&self) -> Result<u64> {
         if let Some(number) = self.0.fingerprint.get() {
             return Ok(*number);
         }
         let number = fingerprint(&self.0.file, &self.0.dense, self.0.store.layers())?;
-        let number = number ^ self.0.precision as u64;
+        let number = number ^ self.0.precision as u64 ^ u64::from(self.0.assisted) << 32;
         Ok(*self.0.fingerprint.get_or_init(|| number))
     }
 

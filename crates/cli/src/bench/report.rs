@@ -59,9 +59,7 @@ impl Setting {
             link_speed: speeds.link,
         }
     }
-}
 
-impl Setting {
     fn is_processors(&self) -> bool {
         self.threads.is_some()
     }

@@ -43,7 +43,6 @@ pub struct CudaBackend {
     /// Known when all weights are, since kernels are compiled for their kinds.
     compiled: Option<Compiled>,
     kinds: u32,
-    /// The driver's limit, for what kernels ask for.
     buffers: Vec<Memory>,
     matrices: Vec<DeviceMatrix>,
     vectors: Vec<(Memory, usize)>,

@@ -105,7 +105,8 @@ impl CudaBackend {
     /// As [`Backend::attention`](forebay_engine::backend::Backend::attention).
     pub(super) fn attend(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
-        if a.layer.0 >= FIRST_LAYERS && !self.started {
+        let begins = a.layer.0 >= FIRST_LAYERS && !self.started;
+        if begins || self.recorder.has_many_facts() {
             // What was put off stays so: it names no places.
             self.recorder.submit()?;
             self.row_facts = None;

@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 
 use super::{Compute, FEW_TOKENS, Inner};
-use crate::backend::Backend;
+use crate::backend::{ASSISTED_ROWS, Backend};
 use crate::blocks::head::Head;
 use crate::blocks::{Cancel, Context, RoutingObserver};
 use crate::error::{Bytes, Error, Result};
@@ -41,11 +41,6 @@ impl ComputeGuard<'_> {
         self.inner.store.lend_device(&mut *self.held.backend)
     }
 
-    /// Whether experts are computed beside the backend.
-    pub fn is_assisted(&self) -> bool {
-        self.held.assistant.is_some()
-    }
-
     /// Computes a batch, then the logits of the rows that want them, a few at a time.
     pub fn forward(
         &mut self,
@@ -60,9 +55,10 @@ impl ComputeGuard<'_> {
             Error::DeviceLost(why) => {
                 self.inner.lost.get_or_init(|| why.clone());
             }
+            // These end a batch between two layers, or before an expert was given a place there.
+            Error::Cancelled | Error::Io { .. } => {}
             // What was on its way to the device may not have come there.
-            Error::Backend(_) => self.inner.store.forget_device(),
-            _ => {}
+            _ => self.inner.store.forget_device(),
         })
     }
 
@@ -86,7 +82,7 @@ impl ComputeGuard<'_> {
             routing,
             purpose,
             expected,
-            assistant: assistant.as_mut().filter(|_| few),
+            assistant: assistant.as_mut().filter(|_| few && batch.tokens.len() <= ASSISTED_ROWS),
             cancel,
             // With its lifetime cut to that of the context.
             observer: match &mut observer {

@@ -216,8 +216,8 @@ impl Prospect {
         let folder = options.heat.as_ref().filter(|_| plan.moves_experts());
         let heat = folder.map(|folder| Heat::of(folder, &file, traffic.experts));
         let remembered = heat.as_ref().and_then(Heat::read);
-        let resident = if plan.device_holds_all_experts() { u64::MAX } else { plan.slot_bytes };
-        let total = plan.dense + resident.min(blueprint.expert_bytes());
+        let there = plan.device.as_ref().map_or(0, |there| there.slot_bytes);
+        let total = plan.dense + (plan.slot_bytes + there).min(blueprint.expert_bytes());
         let mut done = 0;
         let mut progress = |bytes| {
             done += bytes;
@@ -251,7 +251,9 @@ impl Prospect {
         if let (Some(device), Some(there)) = (&options.device, &mut plan.device) {
             pinning = Some(Pinning::start(Arc::clone(device), &store));
             if let Some(slots) = backend.make_slots(store.layers(), &classes, &there.slots)? {
-                there.slot_bytes = classes.device_bytes(&slots);
+                // What others have taken is nobody's here.
+                let had = std::mem::replace(&mut there.slot_bytes, classes.device_bytes(&slots));
+                there.budget -= had - there.slot_bytes;
                 there.slots = slots;
                 store.use_device_slots(&classes, &there.slots);
             }
@@ -272,10 +274,13 @@ impl Prospect {
         } else if let Some(hottest) = hottest {
             pinned();
             store.lift(hottest.iter().copied(), &mut *backend, &mut progress)?;
+            while backend.let_go(true)? {}
+            store.drop_doubles();
             store.preload(hottest.into_iter(), &mut progress)?;
         }
         // From here on copies go past the buffer that is needed otherwise.
         pinned();
+        let assisted = assistant.is_some();
         let compute = Compute {
             backend,
             routing: Routing::default(),
@@ -293,7 +298,8 @@ impl Prospect {
             model: blueprint.model,
             store,
             context_memory: ContextMemory::new(&plan),
-            prefetch: !options.no_prefetch && plan.moves_experts(),
+            // Slots of a device may be lent later, and experts move then.
+            prefetch: !options.no_prefetch && (plan.moves_experts() || plan.device.is_some()),
             plan,
             traffic,
             routed,
@@ -306,6 +312,7 @@ impl Prospect {
             fingerprint: OnceLock::new(),
             lexicon: Mutex::new(None),
             precision: options.precision,
+            assisted,
             lost: OnceLock::new(),
             compute: Mutex::new(compute),
             pinning,

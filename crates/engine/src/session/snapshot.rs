@@ -198,6 +198,10 @@ impl Session {
         self.logits.resize(logits, 0.0);
         from.read_exact(cast_slice_mut(&mut self.logits))?;
         self.make_room(tokens.len())?;
+        if self.engine.plan().device.is_some() {
+            // It is written to at once, also while others compute.
+            self.engine.compute().lend_device()?;
+        }
         self.state.load(tokens.len(), &marks, from)?;
         self.tokens.extend(tokens);
         self.make_room(self.tokens.len())?;

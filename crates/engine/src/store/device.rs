@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::slots::Arena;
 use super::tier::Tier;
-use super::{ExpertStore, Leases, Purpose, Residence, SlotClass, SlotClasses};
+use super::{ExpertStore, Leases, Purpose, Residence, Slot, SlotClass, SlotClasses};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::memory::SharedBytes;
@@ -86,6 +86,20 @@ impl ExpertStore {
             }
         }
         Ok(())
+    }
+
+    /// Makes room in memory: what is on the device as well, and nobody uses, leaves.
+    pub fn drop_doubles(&self) {
+        let mut state = self.shared.lock();
+        for expert in 0..self.experts() {
+            let Residence::Memory { slot } = state.experts[expert] else { continue };
+            let class = self.shared.class(expert);
+            if state.on_device(expert).is_some() && state.slots[class][slot].pins == 0 {
+                state.experts[expert] = Residence::Drive;
+                state.slots[class][slot] = Slot::default();
+                state.free[class].push(slot);
+            }
+        }
     }
 
     /// Leases of experts of a layer that will probably be asked for next, the likeliest first: of those that are in memory and not on the

@@ -81,6 +81,12 @@ impl Acquisition<'_> {
             }
             if state.in_flight == 0 {
                 drop(state);
+                // The last read may have ended after slots were looked for.
+                let waiting = self.waiting.len();
+                self.start_reads();
+                if self.waiting.len() < waiting {
+                    continue;
+                }
                 let asked = Instant::now();
                 if let_go(true)? {
                     shared.lock().meters.copy_wait_seconds += asked.elapsed().as_secs_f64();

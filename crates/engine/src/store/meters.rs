@@ -9,7 +9,7 @@ pub struct Meters {
     pub hits: u64,
     /// Of those, the ones that were in the memory of the device that computes.
     pub device_hits: u64,
-    /// Of those, the ones that the processor computed while a device did the others.
+    /// Of those in memory, the ones that the processor computed while a device did the others.
     pub computed_in_memory: u64,
     /// Experts that were asked for and had to be waited for.
     pub misses: u64,
