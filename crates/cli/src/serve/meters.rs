@@ -255,6 +255,8 @@ impl Meters {
             if engine.plan().device.is_some() {
                 let help = "Of those found in memory, experts found in the GPU's.";
                 text.number("expert_gpu_hits_total", "counter", help, meters.device_hits);
+                let help = "Of those found in memory, experts that the processor computed (--cpu-experts).";
+                text.number("expert_cpu_total", "counter", help, meters.computed_in_memory);
                 let help = "Bytes of experts brought to the GPU.";
                 text.number("expert_lifted_bytes_total", "counter", help, meters.bytes_lifted);
                 let help =

@@ -169,6 +169,7 @@ pub fn experts_json(meters: &ExpertMeters) -> Value {
         "hit_rate": meters.hit_rate(),
         "hits": meters.hits,
         "gpu_hits": meters.device_hits,
+        "cpu_experts": meters.computed_in_memory,
         "misses": meters.misses,
         "bytes_read": meters.bytes_read,
         "bytes_lifted": meters.bytes_lifted,
