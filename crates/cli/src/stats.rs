@@ -186,7 +186,8 @@ mod tests {
         let lifted =
             Meters { hits: 9, misses: 1, device_hits: 6, bytes_lifted: 50 << 20, ..Meters::default() };
         let line_of_gpu = line(&Stats { experts: lifted, ..stats }, true, None);
-        let expected = " · experts 60% on the GPU, 30% in memory · 1.0 MB/tok to the GPU · 0.0 MB/tok";
+        let expected =
+            " · experts 60% on the GPU, 30% in memory · 1.0 MB/tok to the GPU · 0.0 MB/tok from the drive";
         assert!(line_of_gpu.ends_with(expected), "{line_of_gpu}");
         let nothing = Stats { generated_tokens: 0, experts: Meters::default(), ..stats };
         assert_eq!(line(&nothing, true, None), "prompt 20 tok at 40 tok/s");
