@@ -202,33 +202,6 @@ fn some_large(mut table: HostMatrix) -> HostMatrix {
     table
 }
 
-#[test]
-fn large_activations_are_multiplied_too() {
-    for (tokens, dtype) in
-        [(1, DType::Q4_K), (7, DType::Q4_K), (20, DType::Q6_K), (70, DType::Q4_K), (5, DType::F16)]
-    {
-        let encoding = Encoding::Blocks(dtype);
-        let truth = dequantised(&matrix(encoding, ROWS, COLS, 1));
-        let table = some_large(matrix(Encoding::Blocks(DType::F32), tokens, COLS, 2));
-        let activations = dequantised(&table);
-        let Some((mut backend, [x, out])) = backend(Precision::Fast, tokens, matrix(encoding, ROWS, COLS, 1))
-        else {
-            return;
-        };
-        backend.load(Weight::Matrix(table)).unwrap();
-        let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
-        backend.begin(tokens);
-        backend.embed(Matrix::nth(1), &ids, x).unwrap();
-        backend.matmul(x, &[(Matrix::nth(0), out)]).unwrap();
-        let mut ours = vec![f32::NAN; tokens * ROWS];
-        backend.read(out, &mut ours).unwrap();
-        for (t, ours) in ours.chunks_exact(ROWS).enumerate() {
-            let error = relative_error(ours, &products(&activations[t * COLS..][..COLS], &truth));
-            assert!(error < 2e-3, "{dtype}, row {t} of {tokens}: {error}");
-        }
-    }
-}
-
 /// The products of a row of activations with the rows of a matrix.
 fn products(activations: &[f32], weights: &[f32]) -> Vec<f32> {
     let product = |row: &[f32]| -> f32 {
@@ -237,32 +210,40 @@ fn products(activations: &[f32], weights: &[f32]) -> Vec<f32> {
     weights.chunks_exact(activations.len()).map(product).collect()
 }
 
+/// Multiplies so many rows of activations, some of them large, with a matrix, and compares.
+fn assert_products(dtype: DType, [rows, cols]: [usize; 2], tokens: usize) {
+    let weights = || matrix(Encoding::Blocks(dtype), rows, cols, 1);
+    let truth = dequantised(&weights());
+    let table = some_large(matrix(Encoding::Blocks(DType::F32), tokens, cols, 2));
+    let activations = dequantised(&table);
+    let Some((mut backend, [x, out])) = backend(Precision::Fast, tokens, weights()) else { return };
+    backend.load(Weight::Matrix(table)).unwrap();
+    let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
+    backend.begin(tokens);
+    backend.embed(Matrix::nth(1), &ids, x).unwrap();
+    backend.matmul(x, &[(Matrix::nth(0), out)]).unwrap();
+    let mut ours = vec![f32::NAN; tokens * rows];
+    backend.read(out, &mut ours).unwrap();
+    for (t, ours) in ours.chunks_exact(rows).enumerate() {
+        let error = relative_error(ours, &products(&activations[t * cols..][..cols], &truth));
+        assert!(error < 2e-3, "{dtype}, row {t} of {tokens}: {error}");
+    }
+}
+
+#[test]
+fn large_activations_are_multiplied_too() {
+    for (tokens, dtype) in
+        [(1, DType::Q4_K), (7, DType::Q4_K), (20, DType::Q6_K), (70, DType::Q4_K), (5, DType::F16)]
+    {
+        assert_products(dtype, [ROWS, COLS], tokens);
+    }
+}
+
 /// So many rows that every warp of a GPU has some of its own: an output's, with as many tokens as conversations.
 #[test]
 fn products_of_a_tall_matrix_are_those_of_its_weights() {
-    const TALL: usize = 34_000;
-    const NARROW: usize = 256;
     for (dtype, tokens) in [(DType::Q6_K, 12), (DType::Q4_K, 3)] {
-        let encoding = Encoding::Blocks(dtype);
-        let truth = dequantised(&matrix(encoding, TALL, NARROW, 3));
-        let table = some_large(matrix(Encoding::Blocks(DType::F32), tokens, NARROW, 4));
-        let activations = dequantised(&table);
-        let Some((mut backend, [x, out])) =
-            backend(Precision::Fast, tokens, matrix(encoding, TALL, NARROW, 3))
-        else {
-            return;
-        };
-        backend.load(Weight::Matrix(table)).unwrap();
-        let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
-        backend.begin(tokens);
-        backend.embed(Matrix::nth(1), &ids, x).unwrap();
-        backend.matmul(x, &[(Matrix::nth(0), out)]).unwrap();
-        let mut ours = vec![f32::NAN; tokens * TALL];
-        backend.read(out, &mut ours).unwrap();
-        for (t, ours) in ours.chunks_exact(TALL).enumerate() {
-            let error = relative_error(ours, &products(&activations[t * NARROW..][..NARROW], &truth));
-            assert!(error < 2e-3, "{dtype}, row {t} of {tokens}: {error}");
-        }
+        assert_products(dtype, [34_000, 256], tokens);
     }
 }
 
