@@ -13,7 +13,7 @@ use crate::args::size;
 /// Which device computes, and with how much of its memory.
 #[derive(Clone, Args)]
 pub struct DeviceArgs {
-    /// What computes: cpu, an NVIDIA GPU such as cuda:0, or auto for the first GPU if it has room for all but most experts
+    /// What computes: cpu, an NVIDIA GPU such as cuda:0, or auto for the first GPU, if dense weights, context and a layer's experts fit there
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Choice::from_str)]
     device: Choice,
     /// What the model may use of the GPU's memory, such as 20G [default: what is free, less a margin]
