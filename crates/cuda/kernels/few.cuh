@@ -76,9 +76,9 @@ template <u32 KIND> struct Share {
         Unpack<KIND>::unpack(m, raw.group[i], index, g);
 #pragma unroll
         for (int j = 0; j < 32; j += 4) {
-            float scale = g.scale[j / 16];
-            words[j / 2] = two_halves(fmaf(scale, g.lane[j], -g.min), fmaf(scale, g.lane[j + 2], -g.min));
-            words[j / 2 + 1] = two_halves(fmaf(scale, g.lane[j + 1], -g.min), fmaf(scale, g.lane[j + 3], -g.min));
+            float scale = g.scale[j / 16], min = g.min[j / 16];
+            words[j / 2] = two_halves(fmaf(scale, g.lane[j], -min), fmaf(scale, g.lane[j + 2], -min));
+            words[j / 2 + 1] = two_halves(fmaf(scale, g.lane[j + 1], -min), fmaf(scale, g.lane[j + 3], -min));
         }
     }
     template <int TILES>

@@ -66,7 +66,8 @@ template <bool SPLIT> __device__ inline void store_halves(const Group& g, u16* t
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int at = 8 * i + 2 * j;
-            float first = fmaf(g.scale[i / 2], g.lane[at], -g.min), second = fmaf(g.scale[i / 2], g.lane[at + 1], -g.min);
+            float scale = g.scale[i / 2], min = g.min[i / 2];
+            float first = fmaf(scale, g.lane[at], -min), second = fmaf(scale, g.lane[at + 1], -min);
             words[j] = two_halves(first, second);
             if (SPLIT)
                 missing[j] =
@@ -150,7 +151,7 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u64 slot, u32 f
         Group g;
         Unpack<KIND>::unpack(m, raw, index, g);
         if (index > last_group) {
-            g.scale[0] = g.scale[1] = g.min = 0;
+            g.scale[0] = g.scale[1] = g.min[0] = g.min[1] = 0;
 #pragma unroll
             for (int i = 0; i < 32; i++) g.lane[i] = 0;
         }

@@ -35,7 +35,7 @@ __device__ inline void fetch_ahead(const void* from) { asm volatile("prefetch.gl
 // The order is that of weights.rs.
 enum Kind {
     F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4, MXFP4_PAIRS, AFFINE4, AFFINE8, Q4_1, Q5_0, Q5_1, Q3_K,
-    IQ4_NL
+    IQ4_NL, Q2_K, NVFP4, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S
 };
 
 struct Mat {
@@ -66,8 +66,7 @@ struct Row {
 
 struct Group {
     float lane[32];
-    float scale[2]; // each for sixteen
-    float min;
+    float scale[2], min[2]; // each for sixteen
 };
 
 // Where an expert's slot is, 0 if it has none. Other matrices are where they are, and always there.
@@ -189,7 +188,7 @@ __device__ inline void scale_and_min(const uint4& head, u32 i, Group& g) {
     u32 scale = i < 4 ? a & 63 : (c & 15) | a >> 6 << 4;
     u32 min = i < 4 ? b & 63 : c >> 4 | b >> 6 << 4;
     g.scale[0] = g.scale[1] = __fmul_rn(half_to_float(head.x & 0xffff), (float)scale);
-    g.min = __fmul_rn(half_to_float(head.x >> 16), (float)min);
+    g.min[0] = g.min[1] = __fmul_rn(half_to_float(head.x >> 16), (float)min);
 }
 
 // A type's bytes of a group, and what they mean. Loading is apart from unpacking so that it can be done ahead.
@@ -217,7 +216,7 @@ template <> struct Unpack<F32> {
             for (int i = 0; i < 32; i++) g.lane[i] = 32 * index < m.cols && i < left ? raw.from[i] : 0;
         }
         g.scale[0] = g.scale[1] = 1;
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
     }
 };
 
@@ -253,7 +252,7 @@ template <bool BRAIN> struct Halves {
             g.lane[2 * i + 1] = BRAIN ? bf16_to_float(high) : half_to_float(high);
         }
         g.scale[0] = g.scale[1] = 1;
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
     }
 };
 template <> struct Unpack<F16> : Halves<false> {};
@@ -273,7 +272,7 @@ template <> struct Unpack<Q8_0> {
         for (int i = 0; i < 8; i++)
             four_lanes(word_of(raw.codes[i / 4], i % 4) ^ 0x80808080u, 128, g.lane + 4 * i);
         g.scale[0] = g.scale[1] = half_to_float(raw.d);
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
     }
 };
 
@@ -314,7 +313,7 @@ template <> struct Unpack<Q4_0> {
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
         nibble_lanes(raw.codes, 8, g);
         g.scale[0] = g.scale[1] = half_to_float(raw.d);
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
     }
 };
 
@@ -329,7 +328,7 @@ template <> struct Unpack<Q4_1> {
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
         nibble_lanes(raw.codes, 0, g);
         g.scale[0] = g.scale[1] = half_to_float(raw.head & 0xffff);
-        g.min = -half_to_float(raw.head >> 16);
+        g.min[0] = g.min[1] = -half_to_float(raw.head >> 16);
     }
 };
 
@@ -345,7 +344,7 @@ template <> struct Unpack<Q5_0> {
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
         five_bit_lanes(raw.codes, raw.fifth, 16, g);
         g.scale[0] = g.scale[1] = half_to_float(raw.d);
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
     }
 };
 
@@ -360,7 +359,31 @@ template <> struct Unpack<Q5_1> {
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
         five_bit_lanes(raw.codes, raw.head.y, 0, g);
         g.scale[0] = g.scale[1] = half_to_float(raw.head.x & 0xffff);
-        g.min = -half_to_float(raw.head.x >> 16);
+        g.min[0] = g.min[1] = -half_to_float(raw.head.x >> 16);
+    }
+};
+
+template <> struct Unpack<Q2_K> {
+    struct Raw {
+        uint4 codes[2];
+        u32 head;   // what scales and minima are multiplied by
+        u16 scales; // two nibbles each: a scale and a minimum
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        const uint4* from = (const uint4*)(r.codes + 32 * (index / 4));
+        return Raw{{from[0], from[1]}, ((const u32*)r.biases)[index / 8], ((const u16*)r.scales)[index]};
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+        u32 shift = 2 * (index % 4);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            four_lanes(word_of(raw.codes[i / 4], i % 4) >> shift & 0x03030303u, 0, g.lane + 4 * i);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 both = raw.scales >> (8 * i);
+            g.scale[i] = __fmul_rn(half_to_float(raw.head & 0xffff), (float)(both & 15));
+            g.min[i] = __fmul_rn(half_to_float(raw.head >> 16), (float)(both >> 4 & 15));
+        }
     }
 };
 
@@ -396,7 +419,7 @@ template <> struct Unpack<Q3_K> {
         }
         g.scale[0] = scale(raw, 2 * part);
         g.scale[1] = scale(raw, 2 * part + 1);
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
     }
 };
 
@@ -463,7 +486,7 @@ template <> struct Unpack<Q6_K> {
         float d = half_to_float(raw.d);
         g.scale[0] = __fmul_rn(d, (float)(i8)(raw.scales & 255));
         g.scale[1] = __fmul_rn(d, (float)(i8)(raw.scales >> 8));
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
     }
 };
 
@@ -480,7 +503,7 @@ template <> struct Unpack<IQ4_XS> {
         u32 low = raw.head.y >> (4 * part) & 15, high = raw.head.x >> (16 + 2 * part) & 3;
         float scale = (float)((int)(low | high << 4) - 32);
         g.scale[0] = g.scale[1] = __fmul_rn(half_to_float(raw.head.x & 0xffff), scale);
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
         nibble_halves(raw.codes, g, [](u32 nibble) { return (float)IQ4_VALUES[nibble]; });
     }
 };
@@ -496,7 +519,7 @@ template <> struct Unpack<IQ4_NL> {
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
         nibble_halves(raw.codes, g, [](u32 nibble) { return (float)IQ4_VALUES[nibble]; });
         g.scale[0] = g.scale[1] = half_to_float(raw.d);
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
     }
 };
 
@@ -512,11 +535,38 @@ template <bool PAIRS> struct Fp4 {
         if (PAIRS) nibble_pairs(raw.codes, g, fp4);
         else nibble_halves(raw.codes, g, fp4);
         g.scale[0] = g.scale[1] = half_of_power(raw.exponent);
-        g.min = 0;
+        g.min[0] = g.min[1] = 0;
     }
 };
 template <> struct Unpack<MXFP4> : Fp4<false> {};
 template <> struct Unpack<MXFP4_PAIRS> : Fp4<true> {};
+
+template <> struct Unpack<NVFP4> {
+    struct Raw {
+        uint4 codes;
+        u16 scales;
+    };
+    static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
+        return Raw{((const uint4*)r.codes)[index], ((const u16*)r.scales)[index]};
+    }
+    // Half of a float of four bits of exponent and three of mantissa, since lanes are doubled. The sign is ignored.
+    static __device__ inline float scale(u32 byte) {
+        u32 exponent = byte >> 3 & 15, mantissa = byte & 7;
+        u32 steps = byte == 0x7f ? 0 : exponent ? 8 + mantissa : mantissa;
+        return (float)steps * __int_as_float((117 + (exponent ? exponent - 1 : 0)) << 23);
+    }
+    static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            u32 byte = byte_of(raw.codes, i);
+            g.lane[i + i / 8 * 8] = fp4(byte & 15);
+            g.lane[i + i / 8 * 8 + 8] = fp4(byte >> 4);
+        }
+        g.scale[0] = scale(raw.scales & 255);
+        g.scale[1] = scale(raw.scales >> 8);
+        g.min[0] = g.min[1] = 0;
+    }
+};
 
 template <bool BYTES> struct Affine {
     struct Raw {
@@ -544,11 +594,15 @@ template <bool BYTES> struct Affine {
             }
         }
         g.scale[0] = g.scale[1] = raw.scale;
-        g.min = -raw.bias;
+        g.min[0] = g.min[1] = -raw.bias;
     }
 };
 template <> struct Unpack<AFFINE4> : Affine<false> {};
 template <> struct Unpack<AFFINE8> : Affine<true> {};
+
+#if KINDS
+#include "grids.cuh"
+#endif
 
 template <u32 KIND> __device__ inline void unpack_group(const Mat& m, const Row& r, u32 index, Group& g) {
     Unpack<KIND>::unpack(m, Unpack<KIND>::load(m, r, index), index, g);
@@ -556,7 +610,7 @@ template <u32 KIND> __device__ inline void unpack_group(const Mat& m, const Row&
 
 // The weights themselves, with the roundings that the processor's kernels have.
 __device__ inline float weight(const Group& g, int i) {
-    return __fsub_rn(__fmul_rn(g.scale[i / 16], g.lane[i]), g.min);
+    return __fsub_rn(__fmul_rn(g.scale[i / 16], g.lane[i]), g.min[i / 16]);
 }
 
 // Calls `body` with the kind of a matrix as a constant. Only the kinds in KINDS, a bit for each, are compiled.
@@ -580,6 +634,15 @@ __device__ inline float weight(const Group& g, int i) {
         KIND_CASE(Q5_1, body)                                                                                          \
         KIND_CASE(Q3_K, body)                                                                                          \
         KIND_CASE(IQ4_NL, body)                                                                                        \
+        KIND_CASE(Q2_K, body)                                                                                          \
+        KIND_CASE(NVFP4, body)                                                                                         \
+        KIND_CASE(IQ1_S, body)                                                                                         \
+        KIND_CASE(IQ1_M, body)                                                                                         \
+        KIND_CASE(IQ2_XXS, body)                                                                                       \
+        KIND_CASE(IQ2_XS, body)                                                                                        \
+        KIND_CASE(IQ2_S, body)                                                                                         \
+        KIND_CASE(IQ3_XXS, body)                                                                                       \
+        KIND_CASE(IQ3_S, body)                                                                                         \
     }
 #define KIND_CASE(KIND, body)                                                                                          \
     case KIND:                                                                                                         \

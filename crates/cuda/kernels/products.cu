@@ -75,11 +75,11 @@ __device__ inline void multiply(const Mat& m, const typename Unpack<KIND>::Raw (
     float part[ROWS][2] = {};
 #pragma unroll
     for (int row = 0; row < ROWS; row++) Unpack<KIND>::unpack(m, raw[row], index, g[row]);
-    float total = 0;
+    float total[2] = {};
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         float4 v = ((const float4*)x)[j];
-        total += v.x + v.y + (v.z + v.w);
+        total[j / 4] += v.x + v.y + (v.z + v.w);
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
             const float* lane = g[row].lane + 4 * j;
@@ -90,8 +90,10 @@ __device__ inline void multiply(const Mat& m, const typename Unpack<KIND>::Raw (
     }
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
-        float sums = fmaf(g[row].scale[1], part[row][1], fmaf(-g[row].min, total, sum[row]));
-        sum[row] = fmaf(g[row].scale[0], part[row][0], sums);
+        float s = sum[row];
+#pragma unroll
+        for (int i = 0; i < 2; i++) s = fmaf(g[row].scale[i], part[row][i], fmaf(-g[row].min[i], total[i], s));
+        sum[row] = s;
     }
 }
 

@@ -9,11 +9,12 @@ use cudarc::nvrtc;
 use forebay_engine::{Error, Fnv, Result};
 
 use crate::driver::{Gpu, failed};
-use crate::profile;
+use crate::{grids, profile};
 
 /// The sources, and what they share.
-const HEADS: [(&str, &str); 5] = [
+const HEADS: [(&str, &str); 6] = [
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
+    ("grids.cuh", include_str!("../kernels/grids.cuh")),
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),
     ("few.cuh", include_str!("../kernels/few.cuh")),
@@ -108,7 +109,8 @@ impl Compiled {
 fn source(name: &str, text: &str, kinds: u32) -> String {
     // The others have no matrices.
     let kinds = if matches!(name, "products" | "gemm" | "few" | "one") { kinds } else { 0 };
-    let mut source = format!("#define KINDS {kinds}u\n{text}");
+    let grids = if kinds == 0 { String::new() } else { grids::source() };
+    let mut source = format!("#define KINDS {kinds}u\n{grids}{text}");
     for (head, text) in HEADS {
         source = source.replace(&format!("#include \"{head}\"\n"), text);
     }

@@ -7,6 +7,7 @@
 mod backend;
 mod compile;
 mod driver;
+mod grids;
 pub mod profile;
 mod program;
 mod state;

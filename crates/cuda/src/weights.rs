@@ -37,6 +37,15 @@ pub enum Kind {
     Q5_1,
     Q3_K,
     IQ4_NL,
+    Q2_K,
+    NVFP4,
+    IQ1_S,
+    IQ1_M,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ3_XXS,
+    IQ3_S,
 }
 
 impl Kind {
@@ -58,6 +67,15 @@ impl Kind {
             Encoding::Blocks(DType::Q5_1) => Kind::Q5_1,
             Encoding::Blocks(DType::Q3_K) => Kind::Q3_K,
             Encoding::Blocks(DType::IQ4_NL) => Kind::IQ4_NL,
+            Encoding::Blocks(DType::Q2_K) => Kind::Q2_K,
+            Encoding::Blocks(DType::NVFP4) => Kind::NVFP4,
+            Encoding::Blocks(DType::IQ1_S) => Kind::IQ1_S,
+            Encoding::Blocks(DType::IQ1_M) => Kind::IQ1_M,
+            Encoding::Blocks(DType::IQ2_XXS) => Kind::IQ2_XXS,
+            Encoding::Blocks(DType::IQ2_XS) => Kind::IQ2_XS,
+            Encoding::Blocks(DType::IQ2_S) => Kind::IQ2_S,
+            Encoding::Blocks(DType::IQ3_XXS) => Kind::IQ3_XXS,
+            Encoding::Blocks(DType::IQ3_S) => Kind::IQ3_S,
             Encoding::Mxfp4 => Kind::MXFP4_PAIRS,
             Encoding::Affine(Affine { bits, scales, .. }) if scales.is_float() => match bits {
                 4 => Kind::AFFINE4,
@@ -89,10 +107,19 @@ impl Kind {
             Kind::Q4_1 => Some([4..20, 0..4, 0..0]),
             Kind::Q5_0 => Some([6..22, 2..6, 0..2]),
             Kind::Q5_1 => Some([8..24, 0..8, 0..0]),
+            Kind::Q2_K => Some([16..80, 0..16, 80..84]),
             Kind::Q3_K => Some([0..96, 96..108, 108..110]),
             Kind::Q6_K => Some([0..128, 128..208, 208..210]),
             Kind::IQ4_XS => Some([8..136, 0..8, 0..0]),
             Kind::MXFP4 => Some([1..17, 0..1, 0..0]),
+            Kind::NVFP4 => Some([4..36, 0..4, 0..0]),
+            Kind::IQ1_S => Some([2..34, 34..50, 0..2]),
+            Kind::IQ1_M => Some([0..32, 32..48, 48..56]),
+            Kind::IQ2_XXS => Some([2..66, 0..2, 0..0]),
+            Kind::IQ2_XS => Some([2..66, 66..74, 0..2]),
+            Kind::IQ2_S => Some([2..66, 66..82, 0..2]),
+            Kind::IQ3_XXS => Some([2..98, 0..2, 0..0]),
+            Kind::IQ3_S => Some([2..66, 66..110, 0..2]),
             _ => None,
         }
     }
@@ -356,25 +383,17 @@ mod tests {
 
     #[test]
     fn blocks_are_cut_without_losing_a_byte() {
-        let kinds = [
-            (Kind::Q8_0, DType::Q8_0),
-            (Kind::Q4_0, DType::Q4_0),
-            (Kind::Q6_K, DType::Q6_K),
-            (Kind::IQ4_XS, DType::IQ4_XS),
-            (Kind::MXFP4, DType::MXFP4),
-            (Kind::Q4_1, DType::Q4_1),
-            (Kind::Q5_0, DType::Q5_0),
-            (Kind::Q5_1, DType::Q5_1),
-            (Kind::Q3_K, DType::Q3_K),
-            (Kind::IQ4_NL, DType::IQ4_NL),
-        ];
-        for (kind, dtype) in kinds {
-            assert_eq!(Kind::of(dtype.into()).unwrap(), kind);
-            let mut covered: Vec<usize> = kind.cuts().unwrap().into_iter().flatten().collect();
+        for dtype in DType::computable() {
+            let Some(cuts) = Kind::of(dtype.into()).expect("every type is computed").cuts() else {
+                // Whole blocks are read sixteen bytes at a time.
+                assert!(dtype.is_float() || dtype.block_bytes().is_multiple_of(16), "{dtype}");
+                continue;
+            };
+            // So are codes.
+            assert!(cuts[0].len().is_multiple_of(16), "{dtype}");
+            let mut covered: Vec<usize> = cuts.into_iter().flatten().collect();
             covered.sort_unstable();
             assert_eq!(covered, (0..dtype.block_bytes()).collect::<Vec<_>>(), "{dtype}");
-            // Codes are read sixteen bytes at a time.
-            assert!(kind.cuts().unwrap()[0].len().is_multiple_of(16));
         }
     }
 
@@ -391,7 +410,7 @@ mod tests {
     fn what_is_gathered_is_what_the_host_arranges() {
         use DType::*;
         let affine = |bits, group, scales| Encoding::Affine(Affine { bits, group, scales });
-        let encodings = [F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4].map(Encoding::Blocks);
+        let encodings = DType::computable().map(Encoding::Blocks);
         let planes = [
             Encoding::Mxfp4,
             Encoding::Columns(F32),
@@ -401,7 +420,7 @@ mod tests {
             affine(4, 128, F32),
         ];
         let (rows, cols) = (5, 512);
-        for encoding in encodings.into_iter().chain(planes) {
+        for encoding in encodings.chain(planes) {
             for pick in [RowPick::ALL, RowPick { first: 0, step: 2 }, RowPick { first: 2, step: 3 }] {
                 let lengths = encoding.plane_bytes(rows * pick.step, cols).unwrap();
                 // No float that is not a number, which a conversion might change.

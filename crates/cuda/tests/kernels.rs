@@ -17,31 +17,37 @@ const ROWS: usize = 150;
 const COLS: usize = 768;
 const MOST_TOKENS: usize = 100;
 
-/// All encodings that the GPU computes with.
-fn encodings() -> Vec<Encoding> {
-    use DType::*;
-    let blocks =
-        [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, IQ4_NL, MXFP4];
-    let blocks = blocks.map(Encoding::Blocks);
-    let affine = |bits, group, scales| Encoding::Affine(Affine { bits, group, scales });
-    let planes = [
-        Encoding::Mxfp4,
-        Encoding::Columns(BF16),
-        affine(4, 32, F16),
-        affine(4, 64, BF16),
-        affine(8, 128, F32),
-    ];
-    blocks.into_iter().chain(planes).collect()
+/// Encodings that the GPU computes with, in families: each has its tests, which compile its kernels at the same time as the others.
+mod families {
+    use forebay_kernels::DType::*;
+    use forebay_kernels::{Affine, DType, Encoding};
+
+    pub const FLOATS: [DType; 3] = [F32, F16, BF16];
+    pub const PLAIN: [DType; 7] = [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, MXFP4, NVFP4];
+    pub const K: [DType; 5] = [Q2_K, Q3_K, Q4_K, Q5_K, Q6_K];
+    pub const IQ: [DType; 9] = [IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_XS, IQ4_NL];
+
+    pub fn blocks(types: &[DType]) -> Vec<Encoding> {
+        types.iter().copied().map(Encoding::Blocks).collect()
+    }
+
+    pub fn planes() -> Vec<Encoding> {
+        let affine = |bits, group, scales| Encoding::Affine(Affine { bits, group, scales });
+        let affine = [affine(4, 32, F16), affine(4, 64, BF16), affine(8, 128, F32)];
+        [Encoding::Mxfp4, Encoding::Columns(BF16)].into_iter().chain(affine).collect()
+    }
 }
+
+use families::{FLOATS, IQ, K, PLAIN, blocks, planes};
 
 /// What is said to be computed is what is tested here.
 #[test]
 fn every_type_that_is_computed_is_tested() {
+    let tested = [&FLOATS[..], &PLAIN, &K, &IQ].concat();
     for dtype in DType::computable() {
-        let encoding = Encoding::Blocks(dtype);
-        assert_eq!(forebay_cuda::computes(encoding), encodings().contains(&encoding), "{encoding}");
+        assert_eq!(forebay_cuda::computes(dtype.into()), tested.contains(&dtype), "{dtype}");
     }
-    assert!(encodings().into_iter().all(forebay_cuda::computes));
+    assert!(blocks(&tested).into_iter().chain(planes()).all(forebay_cuda::computes));
 }
 
 /// Any weights of about one in size.
@@ -74,8 +80,13 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
                 DType::Q8_0 => (&[0], 0.01),
                 DType::Q4_0 | DType::Q5_0 => (&[0], 0.1),
                 DType::Q4_1 | DType::Q5_1 => (&[0, 2], 0.1),
+                DType::Q2_K => (&[80, 82], 0.03),
                 DType::Q3_K => (&[108], 0.01),
                 DType::IQ4_NL => (&[0], 0.02),
+                DType::IQ1_S => (&[0], 0.1),
+                DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => (&[0], 0.01),
+                DType::IQ3_XXS => (&[0], 0.005),
+                DType::IQ3_S => (&[0], 0.005),
                 DType::Q4_K | DType::Q5_K => (&[0, 2], 0.003),
                 DType::Q6_K => (&[208], 0.001),
                 DType::IQ4_XS => (&[0], 0.001),
@@ -85,8 +96,15 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
                 for &at in places {
                     block[at..at + 2].copy_from_slice(&float(DType::F16, scale));
                 }
-                if dtype == DType::MXFP4 {
-                    block[0] = 124 + block[0] % 4;
+                match dtype {
+                    DType::MXFP4 => block[0] = 124 + block[0] % 4,
+                    // From an eighth to two; but all there are have to be unpacked.
+                    DType::NVFP4 if block[4] != 0 => {
+                        block[..4].iter_mut().for_each(|scale| *scale = 32 + *scale % 32)
+                    }
+                    // Its float is in four pieces, of which the last has the sign and most of the exponent.
+                    DType::IQ1_M => block[55] = block[55] & 15 | 0x20,
+                    _ => {}
                 }
             }
         }
@@ -120,9 +138,8 @@ fn backend(precision: Precision, tokens: usize, matrix: HostMatrix) -> Option<(B
     Some((backend, [Buf::nth(0, cols), Buf::nth(1, rows)]))
 }
 
-#[test]
-fn every_type_is_unpacked_to_the_bits_that_the_processor_has() {
-    for (i, encoding) in encodings().into_iter().enumerate() {
+fn assert_unpacked_to_the_processors_bits(encodings: Vec<Encoding>) {
+    for (i, encoding) in encodings.into_iter().enumerate() {
         let truth = dequantised(&matrix(encoding, ROWS, COLS, i as u64));
         let Some((mut backend, [out, _])) =
             backend(Precision::Exact, ROWS, matrix(encoding, ROWS, COLS, i as u64))
@@ -144,9 +161,8 @@ fn every_type_is_unpacked_to_the_bits_that_the_processor_has() {
 }
 
 /// One row of activations takes one kernel, many take another; columns that are no whole groups are some models'.
-#[test]
-fn products_are_those_of_the_weights() {
-    for (i, encoding) in encodings().into_iter().enumerate() {
+fn assert_products_are_those_of_the_weights(encodings: Vec<Encoding>) {
+    for (i, encoding) in encodings.into_iter().enumerate() {
         let shapes = match encoding {
             Encoding::Blocks(dtype) if dtype.is_float() => vec![(ROWS, COLS), (70, 44), (33, 12)],
             // More columns than a block's warps take at a time, and more rows than all blocks do.
@@ -186,6 +202,36 @@ fn products_are_those_of_the_weights() {
             }
         }
     }
+}
+
+#[test]
+fn floats_are_unpacked_and_multiplied() {
+    assert_unpacked_to_the_processors_bits(blocks(&FLOATS));
+    assert_products_are_those_of_the_weights(blocks(&FLOATS));
+}
+
+#[test]
+fn plain_types_are_unpacked_and_multiplied() {
+    assert_unpacked_to_the_processors_bits(blocks(&PLAIN));
+    assert_products_are_those_of_the_weights(blocks(&PLAIN));
+}
+
+#[test]
+fn k_types_are_unpacked_and_multiplied() {
+    assert_unpacked_to_the_processors_bits(blocks(&K));
+    assert_products_are_those_of_the_weights(blocks(&K));
+}
+
+#[test]
+fn iq_types_are_unpacked_and_multiplied() {
+    assert_unpacked_to_the_processors_bits(blocks(&IQ));
+    assert_products_are_those_of_the_weights(blocks(&IQ));
+}
+
+#[test]
+fn types_in_planes_are_unpacked_and_multiplied() {
+    assert_unpacked_to_the_processors_bits(planes());
+    assert_products_are_those_of_the_weights(planes());
 }
 
 /// Activations as halves would be infinite: such rows are divided first, whatever their neighbours are.

@@ -12,7 +12,7 @@
 //! over the unpacked form.
 
 pub(crate) mod fp4;
-pub(crate) mod grids;
+pub mod grids;
 pub(crate) mod iq;
 mod k;
 mod plain;
