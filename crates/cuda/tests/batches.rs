@@ -90,12 +90,20 @@ fn batches_of_every_size_and_type_are_what_each_conversation_is_alone() {
         head_dim: Some(128),
         ctx: Some(256),
     };
-    let cases: [([DType; 2], &[usize]); 5] = [
+    let cases: [([DType; 2], &[usize]); 13] = [
         ([Q4_K, Q6_K], &[1, 2, 6, 11, 33]),
         ([Q6_K, Q5_K], &[1, 6, 33]),
         ([Q5_K, Q4_K], &[6]),
         ([Q8_0, Q4_0], &[6]),
         ([BF16, F16], &[3, 6]),
+        ([Q2_K, Q3_K], &[1, 6, 33]),
+        ([IQ1_S, IQ1_M], &[1, 6]),
+        ([IQ2_XXS, IQ2_XS], &[1, 6, 33]),
+        ([IQ2_S, IQ3_XXS], &[6]),
+        ([IQ3_S, IQ4_XS], &[6]),
+        ([NVFP4, MXFP4], &[1, 6]),
+        ([IQ4_NL, Q4_1], &[6]),
+        ([Q5_0, Q5_1], &[6]),
     ];
     for (types, counts) in cases {
         let model = write_model(folder.path(), "qwen3moe", types, shape, &[]);
