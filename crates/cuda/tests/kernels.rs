@@ -98,10 +98,10 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
                 }
                 match dtype {
                     DType::MXFP4 => block[0] = 124 + block[0] % 4,
-                    // From an eighth to two; but all there are have to be unpacked.
-                    DType::NVFP4 if block[4] != 0 => {
-                        block[..4].iter_mut().for_each(|scale| *scale = 32 + *scale % 32)
-                    }
+                    // What is not a number counts as zero, small ones have no leading bit, and signs are ignored.
+                    DType::NVFP4 if block[4] < 8 => block[..4].copy_from_slice(&[0x7f, 0x07, 0xb0, 0]),
+                    // From an eighth to two.
+                    DType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale = 32 + *scale % 32),
                     // Its float is in four pieces, of which the last has the sign and most of the exponent.
                     DType::IQ1_M => block[55] = block[55] & 15 | 0x20,
                     _ => {}
