@@ -12,8 +12,10 @@ use crate::driver::{Gpu, failed};
 use crate::{grids, profile};
 
 /// The sources, and what they share.
-const HEADS: [(&str, &str); 6] = [
+const HEADS: [(&str, &str); 8] = [
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
+    ("blocks.cuh", include_str!("../kernels/blocks.cuh")),
+    ("planes.cuh", include_str!("../kernels/planes.cuh")),
     ("grids.cuh", include_str!("../kernels/grids.cuh")),
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("pages.cuh", include_str!("../kernels/pages.cuh")),

@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_engine::backend::HostMatrix;
-use forebay_engine::store::{ExpertLayer, PartShape};
+use forebay_engine::store::{ExpertLayer, PartShape, RowPick};
 use forebay_engine::{Error, Result};
-use forebay_kernels::{Affine, DType, Encoding, MatRef};
+use forebay_kernels::{Affine, DType, Encoding, MatRef, Tiles};
 
 use crate::driver::{Address, Gpu, Memory};
 use crate::program::Args;
@@ -46,6 +46,11 @@ pub enum Kind {
     IQ2_S,
     IQ3_XXS,
     IQ3_S,
+    AFFINE2,
+    AFFINE3,
+    AFFINE5,
+    AFFINE6,
+    FP8,
 }
 
 impl Kind {
@@ -78,10 +83,15 @@ impl Kind {
             Encoding::Blocks(DType::IQ3_S) => Kind::IQ3_S,
             Encoding::Mxfp4 => Kind::MXFP4_PAIRS,
             Encoding::Affine(Affine { bits, scales, .. }) if scales.is_float() => match bits {
+                2 => Kind::AFFINE2,
+                3 => Kind::AFFINE3,
                 4 => Kind::AFFINE4,
+                5 => Kind::AFFINE5,
+                6 => Kind::AFFINE6,
                 8 => Kind::AFFINE8,
                 _ => return None,
             },
+            Encoding::Tiles(Tiles { scales, .. }) if scales.is_float() => Kind::FP8,
             _ => return None,
         })
     }
@@ -151,7 +161,7 @@ fn arrange(kind: Kind, w: MatRef<'_>) -> Arranged {
     for r in 0..w.rows {
         let Some(cuts) = kind.cuts() else {
             planes[0].extend_from_slice(w.row(r));
-            if matches!(w.encoding, Encoding::Affine(_) | Encoding::Mxfp4) {
+            if matches!(w.encoding, Encoding::Affine(_) | Encoding::Mxfp4 | Encoding::Tiles(_)) {
                 planes[1].extend_from_slice(w.scales(r));
             }
             if matches!(w.encoding, Encoding::Affine(_)) {
@@ -202,6 +212,7 @@ impl DeviceMatrix {
         let kind = Kind::named(encoding)?;
         let (group, floats) = match encoding {
             Encoding::Affine(Affine { group, scales, .. }) => (group, Kind::named(scales.into())?),
+            Encoding::Tiles(Tiles { cols, scales, .. }) => (cols, Kind::named(scales.into())?),
             _ => (32, Kind::F32),
         };
         let (planes, slots, _memory) = ([0; 3], 0, Vec::new());
@@ -272,10 +283,14 @@ impl DeviceMatrix {
 pub struct Gather {
     /// Which of the file's planes they come from.
     pub plane: usize,
-    /// Where the first is.
+    /// Where the first row's first is.
     pub start: usize,
-    /// From a row to the next.
-    pub row_step: usize,
+    /// Which of the file's rows they are.
+    pub pick: RowPick,
+    /// Rows of the matrix that have one of the file's plane in common.
+    pub share: usize,
+    /// From a row of the file to the next.
+    pub row_bytes: usize,
     /// Bytes of a unit.
     pub unit: usize,
     /// From a unit to the next.
@@ -292,27 +307,35 @@ impl Gather {
         let planes = encoding.plane_bytes(stored, cols).expect("the model was checked");
         if let Encoding::Columns(dtype) = encoding {
             let unit = dtype.block_bytes();
-            let (start, row_step) = (pick.first * unit, pick.step * unit);
-            let columns = Gather { plane: 0, start, row_step, unit, unit_step: stored * unit, units: cols };
+            let (row_bytes, unit_step, units) = (unit, stored * unit, cols);
+            let columns = Gather { plane: 0, start: 0, pick, share: 1, row_bytes, unit, unit_step, units };
             return [Some(columns), None, None];
         }
-        let rows_of = |plane: usize, cut: Range<usize>, block: usize| {
-            let row = planes[plane] / stored;
+        // A part of every block of so many bytes, or else whole rows.
+        let rows_of = |plane: usize, part: Option<(Range<usize>, usize)>| {
+            let share = match encoding {
+                Encoding::Tiles(tiles) if plane == 1 => tiles.rows,
+                _ => 1,
+            };
+            let row_bytes = planes[plane] / stored.div_ceil(share);
+            let (cut, block) = part.unwrap_or((0..row_bytes, row_bytes));
             (!cut.is_empty()).then(|| Gather {
                 plane,
-                start: pick.first * row + cut.start,
-                row_step: pick.step * row,
+                start: cut.start,
+                pick,
+                share,
+                row_bytes,
                 unit: cut.len(),
                 unit_step: block,
-                units: row / block,
+                units: row_bytes / block,
             })
         };
         match kind.cuts() {
             Some(cuts) => {
                 let block = cuts.iter().map(|cut| cut.end).max().expect("there are three");
-                cuts.map(|cut| rows_of(0, cut, block))
+                cuts.map(|cut| rows_of(0, Some((cut, block))))
             }
-            None => [0, 1, 2].map(|plane| rows_of(plane, 0..planes[plane] / stored, planes[plane] / stored)),
+            None => [0, 1, 2].map(|plane| rows_of(plane, None)),
         }
     }
 }
@@ -400,7 +423,8 @@ mod tests {
     /// The bytes that a gather brings together.
     fn gathered(gather: &Gather, rows: usize, planes: [&[u8]; 3]) -> Vec<u8> {
         let unit = |row: usize, unit: usize| {
-            let at = gather.start + row * gather.row_step + unit * gather.unit_step;
+            let row = (gather.pick.first + row * gather.pick.step) / gather.share;
+            let at = gather.start + row * gather.row_bytes + unit * gather.unit_step;
             &planes[gather.plane][at..at + gather.unit]
         };
         (0..rows).flat_map(|row| (0..gather.units).flat_map(move |u| unit(row, u).to_vec())).collect()
@@ -418,6 +442,8 @@ mod tests {
             affine(4, 32, F16),
             affine(8, 64, BF16),
             affine(4, 128, F32),
+            affine(3, 32, F16),
+            Encoding::Tiles(Tiles { rows: 2, cols: 48, scales: BF16 }),
         ];
         let (rows, cols) = (5, 512);
         for encoding in encodings.chain(planes) {

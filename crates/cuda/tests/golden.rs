@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::emulator::is_emulated;
 use common::models::{
-    DEMO_LOGITS, KEEPING, Reference, assert_close_by_default, containers, demo_model, distance, logits,
+    DEMO_LOGITS, KEEPING, Reference, assert_close_by_default, containers, data, demo_model, distance, logits,
     options, random_tokens, relative_error, tiny_models, trained,
 };
 use common::{at_most, gpu};
@@ -23,6 +23,17 @@ fn exact_logits_of_the_tiny_models_equal_those_of_others() {
         let error = distance(&model, &options, &Reference::read(&reference));
         println!("{}: {error:.2e}", model.display());
         assert!(error < 1e-3, "{}: relative error {error}", model.display());
+    }
+}
+
+#[test]
+fn exact_logits_of_quantised_folders_equal_those_of_others() {
+    let Some(options) = on_gpu(Precision::Exact) else { return };
+    for name in ["qwen3moe-mlx", "qwen3moe-fp8"] {
+        let reference = Reference::read(&format!("golden/{name}.logits.safetensors"));
+        let error = distance(&data(&format!("golden/{name}")), &options, &reference);
+        println!("{name}: {error:.2e}");
+        assert!(error < 1e-3, "{name}: relative error {error}");
     }
 }
 

@@ -9,7 +9,7 @@ use forebay_engine::backend::{
     Backend, Buf, BufShape, CpuBackend, GroupScore, Groups, HostMatrix, Matrix, Precision, Router, Routing,
     Scores, Vector, Weight, rank,
 };
-use forebay_kernels::{Affine, DType, Encoding};
+use forebay_kernels::{Affine, DType, Encoding, Tiles};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
@@ -20,7 +20,7 @@ const MOST_TOKENS: usize = 100;
 /// Encodings that the GPU computes with, in families: each has its tests, which compile its kernels at the same time as the others.
 mod families {
     use forebay_kernels::DType::*;
-    use forebay_kernels::{Affine, DType, Encoding};
+    use forebay_kernels::{Affine, DType, Encoding, Tiles};
 
     pub const FLOATS: [DType; 3] = [F32, F16, BF16];
     pub const PLAIN: [DType; 7] = [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, MXFP4, NVFP4];
@@ -33,8 +33,20 @@ mod families {
 
     pub fn planes() -> Vec<Encoding> {
         let affine = |bits, group, scales| Encoding::Affine(Affine { bits, group, scales });
-        let affine = [affine(4, 32, F16), affine(4, 64, BF16), affine(8, 128, F32)];
-        [Encoding::Mxfp4, Encoding::Columns(BF16)].into_iter().chain(affine).collect()
+        let tiles = |rows, cols, scales| Encoding::Tiles(Tiles { rows, cols, scales });
+        vec![
+            Encoding::Mxfp4,
+            Encoding::Columns(BF16),
+            affine(2, 32, BF16),
+            affine(3, 64, F16),
+            affine(4, 32, F16),
+            affine(4, 64, BF16),
+            affine(5, 32, F32),
+            affine(6, 128, BF16),
+            affine(8, 128, F32),
+            tiles(128, 128, F32),
+            tiles(24, 40, BF16),
+        ]
     }
 }
 
@@ -113,6 +125,13 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
                 for bytes in plane.chunks_exact_mut(dtype.block_bytes()) {
                     bytes.copy_from_slice(&float(dtype, 0.1));
                 }
+            }
+        }
+        Encoding::Tiles(Tiles { scales: dtype, .. }) => {
+            // The one code of each sign that is no number.
+            codes.iter_mut().filter(|code| **code & 127 == 127).for_each(|code| *code ^= 1);
+            for bytes in scales.chunks_exact_mut(dtype.block_bytes()) {
+                bytes.copy_from_slice(&float(dtype, 0.01));
             }
         }
         Encoding::Mxfp4 => scales.iter_mut().for_each(|scale| *scale = 124 + *scale % 4),

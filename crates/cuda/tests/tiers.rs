@@ -79,7 +79,8 @@ fn residency_changes_no_bit_of_any_family() {
         return;
     }
     let families = MIXTURES.into_iter().enumerate().map(|(i, family)| containers(family)[i % 2].clone());
-    let others = ["gpt_oss", "gpt_oss-mxfp4", "glm4moe-mtp"].map(|name| data(&format!("golden/{name}")));
+    let others = ["gpt_oss", "gpt_oss-mxfp4", "glm4moe-mtp", "qwen3moe-mlx", "qwen3moe-fp8"];
+    let others = others.map(|name| data(&format!("golden/{name}")));
     let models: Vec<PathBuf> = families.chain(others).collect();
     for model in models {
         compare(
