@@ -12,7 +12,7 @@ use forebay_cuda::Cuda;
 use forebay_engine::backend::{Backend, BufShape, Device};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::store::{Meters, Picture, Place};
-use forebay_engine::{Cancel, Engine, Error, Options, Precision, Session, TokenId, Turn};
+use forebay_engine::{Cancel, Engine, Error, Grammar, Options, Precision, Prospect, Session, TokenId, Turn};
 use forebay_kernels::Encoding;
 
 /// The logits of a prompt, of tokens one by one, and of several conversations together.
@@ -193,6 +193,35 @@ fn slots_are_lent_to_conversations() {
     drop(many);
     assert_same_bits(&answer(&engine).unwrap(), &truth, "after all have ended");
     assert_eq!(experts(), all, "slots are back");
+}
+
+/// Grammars are in the computer's memory: they end with that, and the GPU's slots stay as they are.
+#[test]
+fn grammars_take_no_memory_of_the_gpu() {
+    if gpu().is_none() {
+        return;
+    }
+    let options = tiers(&demo_model(), Precision::Fast, Room::Percent(30), Room::Percent(30));
+    let memory = Some(Prospect::new(&demo_model(), &options).unwrap().plan().total());
+    let device = Arc::new(Cuda::open(0, Some(options.device.as_ref().unwrap().memory())).unwrap());
+    let options = Options { device: Some(device.clone()), memory, ..options };
+    let engine = Engine::open(&demo_model(), &options).unwrap();
+    let used = device.used();
+    let grammar = || Grammar::lark(&engine, "start: /[a-z]+/");
+    let mut many = vec![grammar().unwrap()];
+    let refused = loop {
+        match grammar() {
+            Ok(another) => many.push(another),
+            Err(error) => break error,
+        }
+        assert!(many.len() < 10_000, "memory ends some time");
+    };
+    assert!(matches!(refused, Error::Budget { .. }) && refused.to_string().contains("--memory"), "{refused}");
+    assert_eq!(device.used(), used);
+    // A conversation needs none of it.
+    engine.session().push(TokenId(1)).unwrap();
+    drop(many);
+    grammar().unwrap();
 }
 
 /// A GPU that is said to be otherwise: on a system that does not let it copy from the memory of others, or on a slow link.

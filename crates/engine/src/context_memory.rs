@@ -1,4 +1,4 @@
-//! The memory of conversations: what they need beyond what the plan set aside for them, expert slots give.
+//! The memory of conversations and grammars: what they need beyond what the plan set aside for them, expert slots give.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,18 +7,43 @@ use crate::error::{Bytes, Error, Result};
 use crate::plan::Plan;
 use crate::store::ExpertStore;
 
-/// Counts what all conversations with a model hold.
+/// Counts what all conversations with a model hold, and their grammars.
 pub(crate) struct ContextMemory {
-    /// What they may hold before slots are asked.
+    conversations: Account,
+    /// Where conversations are in a device's memory. Otherwise both are in the same.
+    grammars: Option<Account>,
+}
+
+/// What memory is held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeldFor {
+    /// What layers remember of a conversation.
+    Conversation,
+    /// The states of a grammar, and what all grammars need.
+    Grammar,
+}
+
+/// Memory that is held, and where more comes from.
+struct Account {
+    /// What may be held before slots are asked.
     room: u64,
-    /// Whether conversations are in a device's memory, where slots are lent to them.
-    on_device: bool,
+    lender: Lender,
     held: Mutex<Held>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lender {
+    /// Expert slots in the computer's memory.
+    Slots,
+    /// Those in the device's.
+    DeviceSlots,
+    /// Memory that a device copies from stays where it is.
+    Nobody,
 }
 
 #[derive(Default)]
 struct Held {
-    /// By all conversations.
+    /// By all.
     used: u64,
     /// From expert slots.
     borrowed: u64,
@@ -27,19 +52,36 @@ struct Held {
 impl ContextMemory {
     /// What the plan sets aside, and what it leaves unused.
     pub fn new(plan: &Plan) -> ContextMemory {
-        let room = match &plan.device {
-            Some(device) => device.room(),
-            None => plan.budget.saturating_sub(plan.total() - plan.kv),
-        };
-        ContextMemory { room, on_device: plan.device.is_some(), held: Mutex::default() }
+        let account = |room, lender| Account { room, lender, held: Mutex::default() };
+        let unused = plan.budget.saturating_sub(plan.total());
+        match &plan.device {
+            Some(device) => ContextMemory {
+                conversations: account(device.room(), Lender::DeviceSlots),
+                grammars: Some(account(unused.saturating_add(plan.scratch), Lender::Nobody)),
+            },
+            None => ContextMemory {
+                conversations: account(unused.saturating_add(plan.kv), Lender::Slots),
+                grammars: None,
+            },
+        }
     }
 
-    /// One conversation goes from holding `from` bytes to holding `to`. Slots give what is missing, and get back what is
-    /// no longer needed.
+    /// What is held goes from `from` bytes to `to`. Slots give what is missing, and get back what is no
+    /// longer needed.
     ///
     /// # Errors
     /// [`Error::Budget`] if slots cannot give enough. Then nothing has changed.
-    pub fn resize(&self, store: &ExpertStore, from: u64, to: u64) -> Result<()> {
+    pub fn resize(&self, store: &ExpertStore, held_for: HeldFor, from: u64, to: u64) -> Result<()> {
+        let account = match (held_for, &self.grammars) {
+            (HeldFor::Grammar, Some(grammars)) => grammars,
+            _ => &self.conversations,
+        };
+        account.resize(store, from, to)
+    }
+}
+
+impl Account {
+    fn resize(&self, store: &ExpertStore, from: u64, to: u64) -> Result<()> {
         if from == to {
             return Ok(());
         }
@@ -48,35 +90,43 @@ impl ContextMemory {
         let beyond = used.saturating_sub(self.room);
         if beyond > held.borrowed {
             let missing = beyond - held.borrowed;
-            let given = match self.on_device {
-                true => store.device_lendable().saturating_sub(held.borrowed).min(missing),
-                false => store.give_back(missing),
+            let given = match self.lender {
+                Lender::DeviceSlots => store.device_lendable().saturating_sub(held.borrowed).min(missing),
+                Lender::Slots => store.give_back(missing),
+                Lender::Nobody => 0,
             };
             if given < missing {
-                if !self.on_device {
+                if self.lender == Lender::Slots {
                     store.take_again(given);
                 }
-                return Err(Error::Budget {
-                    need: used,
-                    have: self.room + held.borrowed + given,
-                    what: format!("all conversations and their grammars, this one's {}", Bytes(to)),
-                    remedy: match self.on_device {
-                        true => "shorten the conversation, or give it more memory with --vram",
-                        false => "shorten the conversation, or give it more memory with --memory",
-                    }
-                    .into(),
-                });
+                return Err(self.refusal(used, held.borrowed + given, to));
             }
             held.borrowed += given;
         } else {
             let no_longer = held.borrowed - beyond;
-            held.borrowed -= if self.on_device { no_longer } else { store.take_again(no_longer) };
+            let taken = if self.lender == Lender::Slots { store.take_again(no_longer) } else { no_longer };
+            held.borrowed -= taken;
         }
-        if self.on_device {
+        if self.lender == Lender::DeviceSlots {
             store.ask_device_for(held.borrowed);
         }
         held.used = used;
         Ok(())
+    }
+
+    fn refusal(&self, need: u64, lent: u64, this: u64) -> Error {
+        let (who, remedy) = match self.lender {
+            Lender::Slots => (
+                "all conversations and their grammars",
+                "shorten the conversation, or give it more memory with --memory",
+            ),
+            Lender::DeviceSlots => {
+                ("all conversations", "shorten the conversation, or give it more memory with --vram")
+            }
+            Lender::Nobody => ("all grammars", "use a simpler grammar, or give it more memory with --memory"),
+        };
+        let what = format!("{who}, this one's {}", Bytes(this));
+        Error::Budget { need, have: self.room + lent, what, remedy: remedy.into() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -85,16 +135,17 @@ impl ContextMemory {
     }
 }
 
-/// Bytes that an engine counts for a conversation, until it is dropped.
+/// Bytes that an engine counts for a conversation or a grammar, until it is dropped.
 pub(crate) struct Hold {
     engine: Engine,
+    held_for: HeldFor,
     bytes: u64,
 }
 
 impl Hold {
     /// Nothing yet.
-    pub fn none(engine: &Engine) -> Hold {
-        Hold { engine: engine.clone(), bytes: 0 }
+    pub fn none(engine: &Engine, held_for: HeldFor) -> Hold {
+        Hold { engine: engine.clone(), held_for, bytes: 0 }
     }
 
     pub fn bytes(&self) -> u64 {
@@ -106,7 +157,7 @@ impl Hold {
     /// # Errors
     /// [`Error::Budget`] if there is no room for them. Then nothing has changed.
     pub fn resize(&mut self, bytes: u64) -> Result<()> {
-        self.engine.hold_context(self.bytes, bytes)?;
+        self.engine.hold(self.held_for, self.bytes, bytes)?;
         self.bytes = bytes;
         Ok(())
     }
@@ -115,7 +166,7 @@ impl Hold {
     pub fn split(&mut self, bytes: u64) -> Hold {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        Hold { engine: self.engine.clone(), bytes }
+        Hold { engine: self.engine.clone(), held_for: self.held_for, bytes }
     }
 
     /// Takes over what another one holds.

@@ -16,7 +16,7 @@ use pinning::Pinning;
 use crate::backend::{Assistant, Backend, Device, Precision, Routing};
 use crate::bound::{Speeds, read_speed};
 use crate::chat::ChatTemplate;
-use crate::context_memory::ContextMemory;
+use crate::context_memory::{ContextMemory, HeldFor};
 use crate::error::{Error, Result};
 use crate::fingerprint::fingerprint;
 use crate::format::ModelFile;
@@ -295,9 +295,9 @@ impl Engine {
         }
     }
 
-    /// A conversation goes from holding `from` bytes of keys and values to holding `to`.
-    pub(crate) fn hold_context(&self, from: u64, to: u64) -> Result<()> {
-        self.0.context_memory.resize(&self.0.store, from, to)?;
+    /// What is held goes from `from` bytes to `to`.
+    pub(crate) fn hold(&self, held_for: HeldFor, from: u64, to: u64) -> Result<()> {
+        self.0.context_memory.resize(&self.0.store, held_for, from, to)?;
         // What is needed now may be written to before anything is computed. Whoever computes looks when it begins.
         let lent = match self.0.compute.try_lock() {
             Ok(held) if to > from => ComputeGuard { inner: &self.0, held }.lend_device(),
@@ -305,7 +305,7 @@ impl Engine {
         };
         lent.inspect_err(|_| {
             // Giving memory back does not fail.
-            let _ = self.0.context_memory.resize(&self.0.store, to, from);
+            let _ = self.0.context_memory.resize(&self.0.store, held_for, to, from);
         })
     }
 
@@ -329,11 +329,11 @@ impl Engine {
         }
         let tree = Tree::new(self.tokenizer(), self.vocab_size())?;
         let bytes = tree.all_bytes();
-        self.hold_context(0, bytes)?;
+        self.hold(HeldFor::Grammar, 0, bytes)?;
         match Lexicon::new(tree) {
             Ok(made) => Ok(Arc::clone(lexicon.insert(Arc::new(made)))),
             Err(error) => {
-                self.hold_context(bytes, 0)?;
+                self.hold(HeldFor::Grammar, bytes, 0)?;
                 Err(error)
             }
         }

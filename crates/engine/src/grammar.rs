@@ -17,7 +17,7 @@ use llguidance::{JsonCompileOptions, TokenParser};
 use serde_json::{Value, json};
 
 use crate::TokenId;
-use crate::context_memory::Hold;
+use crate::context_memory::{HeldFor, Hold};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 pub(crate) use lexicon::{Lexicon, Tree};
@@ -96,7 +96,7 @@ impl Grammar {
     }
 
     fn new(engine: &Engine, parser: TokenParser) -> Result<Grammar> {
-        let mut hold = Hold::none(engine);
+        let mut hold = Hold::none(engine, HeldFor::Grammar);
         hold.resize(memory(&parser))?;
         let grammar = Grammar(Arc::new(Compiled { engine: engine.clone(), parser, _hold: hold }));
         // Nothing can be an answer to some grammars, which shows when the first token is looked for.
@@ -110,7 +110,7 @@ impl Grammar {
     /// For an answer from its beginning. Matchers share nothing that changes.
     pub(crate) fn matcher(&self) -> Result<Matcher> {
         let Compiled { engine, parser, .. } = &*self.0;
-        let mut hold = Hold::none(engine);
+        let mut hold = Hold::none(engine, HeldFor::Grammar);
         hold.resize(memory(parser))?;
         Ok(Matcher { parser: parser.deep_clone(), hold, ends: engine.tokenizer().end_tokens().to_vec() })
     }

@@ -15,7 +15,7 @@ pub use together::Turn;
 
 use crate::backend::Routing;
 use crate::blocks::{Cancel, RoutingObserver};
-use crate::context_memory::Hold;
+use crate::context_memory::{HeldFor, Hold};
 use crate::engine::{Engine, Pass};
 use crate::error::{Error, Result};
 use crate::logits::Logits;
@@ -132,7 +132,7 @@ impl Session {
         let state = State::new(engine.model(), engine.compute().backend());
         Session {
             state,
-            hold: Hold::none(&engine),
+            hold: Hold::none(&engine, HeldFor::Conversation),
             shared: Vec::new(),
             tokens: Vec::with_capacity(engine.plan().reserved),
             logits: Vec::new(),
@@ -171,7 +171,7 @@ impl Session {
             self.shared.push((len, Arc::new(self.hold.split(common - counted))));
         }
         let shared = within(&self.shared);
-        let mut hold = Hold::none(&self.engine);
+        let mut hold = Hold::none(&self.engine, HeldFor::Conversation);
         hold.resize(all.saturating_sub(total(&shared)))?;
         let tokens = self.tokens[..len].to_vec();
         Ok(Session { state, hold, shared, tokens, ..Session::new(self.engine.clone()) })

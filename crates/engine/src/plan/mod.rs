@@ -162,7 +162,7 @@ pub struct Plan {
     pub dense: u64,
     /// Keys and values of one conversation, as long as memory is set aside for.
     pub kv: u64,
-    /// Buffers of the forward pass.
+    /// Buffers of the forward pass; where a device computes, what grammars may take.
     pub scratch: u64,
     /// The process besides: program, tokenizer, tables of the file, stacks, and room to move.
     pub process: u64,
@@ -263,7 +263,7 @@ impl Plan {
             budget,
             dense: blueprint.dense_bytes(),
             kv: 0,
-            scratch: 0,
+            scratch: grammars(budget),
             process: machine.resident + headroom(budget),
             slot_bytes: 0,
             slots: Vec::new(),
@@ -379,6 +379,11 @@ fn margin(available: u64) -> u64 {
 /// Room for what cannot be counted beforehand: stacks, the allocator's gaps, texts, page tables.
 fn headroom(budget: u64) -> u64 {
     (budget / 64).clamp(16 << 20, 256 << 20)
+}
+
+/// What is set aside for grammars where slots cannot give memory back: what they need with a large vocabulary.
+fn grammars(budget: u64) -> u64 {
+    (budget / 64).min(128 << 20)
 }
 
 /// What one token reads when it is computed alone, as in decoding: a bound on its speed is the memory's bandwidth
