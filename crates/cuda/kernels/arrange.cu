@@ -6,9 +6,8 @@
 struct Plane {
     const u8* from;
     u8* to;
-    u64 row_bytes;
+    u64 row_step;
     u32 rows, units, unit, unit_step;
-    u32 first, step, share; // which rows they are where they come from: every step-th, where `share` rows have one
 };
 
 struct Arrival {
@@ -28,7 +27,7 @@ template <class Bytes> __device__ inline void copy_plane(const Plane& p) {
     u32 stride = p.unit * p.units, count = p.rows * (stride / (u32)sizeof(Bytes));
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
         u32 at = i * (u32)sizeof(Bytes), row = at / stride, unit = at % stride / p.unit, rest = at % stride % p.unit;
-        const u8* from = p.from + (p.first + row * p.step) / p.share * p.row_bytes + (u64)unit * p.unit_step + rest;
+        const u8* from = p.from + row * p.row_step + (u64)unit * p.unit_step + rest;
         *(Bytes*)(p.to + at) = *(const Bytes*)from;
     }
 }
@@ -38,7 +37,7 @@ extern "C" __global__ void arrange(const ArrangeArgs a) {
     if (blockIdx.x == 0 && blockIdx.y == 0)
         for (u32 i = threadIdx.x; i < a.count; i += blockDim.x) a.table[a.arrivals[i].index] = a.arrivals[i].slot;
     Plane p = a.planes[blockIdx.y];
-    u64 odd = (u64)p.from | p.row_bytes | p.unit | (p.units > 1 ? p.unit_step : 0);
+    u64 odd = (u64)p.from | p.row_step | p.unit | (p.units > 1 ? p.unit_step : 0);
     if (odd % 16 == 0) copy_plane<uint4>(p);
     else if (odd % 4 == 0) copy_plane<u32>(p);
     else if (odd % 2 == 0) copy_plane<u16>(p);

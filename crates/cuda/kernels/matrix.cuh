@@ -47,6 +47,8 @@ struct Mat {
     u32 kind;
     u32 group;  // weights of a row that share a scale, where scales are apart
     u32 floats; // the kind of such scales
+    u32 share;  // rows that have their scales in common
+    u32 unused;
 };
 
 // Matrices that a kernel multiplies with the same rows.
@@ -74,8 +76,9 @@ __device__ inline u64 slot_of(const Mat& m, u32 expert) { return m.slots ? m.slo
 __device__ inline bool absent(const Mat& m, u64 slot) { return m.slots && !slot; }
 
 __device__ inline Row row_of(const Mat& m, u64 slot, u32 row) {
+    u32 scales = m.share > 1 ? row / m.share : row;
     // Added to the planes, since the compiler knows of those that they are in the device's memory.
-    return Row{m.plane[0] + slot + (u64)row * m.stride[0], m.plane[1] + slot + (u64)row * m.stride[1],
+    return Row{m.plane[0] + slot + (u64)row * m.stride[0], m.plane[1] + slot + (u64)scales * m.stride[1],
                m.plane[2] + slot + (u64)row * m.stride[2]};
 }
 
@@ -95,7 +98,7 @@ __device__ inline void fetch_rows(const Mat& m, u64 slot, u32 first, u32 count) 
     Row r = row_of(m, slot, first);
     count = min(count, m.rows - first);
     fetch_ahead(r.codes, count * m.stride[0]);
-    fetch_ahead(r.scales, count * m.stride[1]);
+    fetch_ahead(r.scales, (m.share > 1 ? 1 : count) * m.stride[1]);
     fetch_ahead(r.biases, count * m.stride[2]);
 }
 

@@ -89,7 +89,8 @@ template <> struct Unpack<FP8> {
     }
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
         bool together = m.group % 32 == 0;
-        float scale = float_at(m.floats, raw.scales, 32 * index / m.group);
+        // Of groups beyond the last, some other's.
+        float scale = float_at(m.floats, raw.scales, min(32 * index, m.cols - 1) / m.group);
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             if (!together) scale = float_at(m.floats, raw.scales, min(32 * index + i, m.cols - 1) / m.group);

@@ -22,16 +22,11 @@ use crate::weights::{LayerExperts, PlaneSource};
 pub struct Plane {
     from: Address,
     to: Address,
-    row_bytes: u64,
+    row_step: u64,
     rows: u32,
     units: u32,
     unit: u32,
     unit_step: u32,
-    first: u32,
-    step: u32,
-    share: u32,
-    /// Its size is a multiple of an address's.
-    _padding: u32,
 }
 
 /// An expert and the slot it came to, as a kernel reads it.
@@ -259,15 +254,11 @@ impl ExpertSlots {
                 self.planes.push(Plane {
                     from: from + (starts[range] + gather.start) as u64,
                     to: slot + to,
-                    row_bytes: gather.row_bytes as u64,
+                    row_step: gather.row_step as u64,
                     rows: rows as u32,
                     units: gather.units as u32,
                     unit: gather.unit as u32,
                     unit_step: gather.unit_step as u32,
-                    first: gather.pick.first as u32,
-                    step: gather.pick.step as u32,
-                    share: gather.share as u32,
-                    _padding: 0,
                 });
             }
             self.arrivals.push(Arrival { index: (self.starts[layer] + expert as usize) as u64, slot });

@@ -53,6 +53,9 @@ pub enum Kind {
     FP8,
 }
 
+// Each has a bit.
+const _: () = assert!((Kind::FP8 as u32) < u32::BITS);
+
 impl Kind {
     /// The kind of an encoding, if there are kernels for it.
     pub fn of(encoding: Encoding) -> Option<Kind> {
@@ -135,12 +138,25 @@ impl Kind {
     }
 }
 
+/// Rows of each plane of a matrix where so many have their scales in common.
+fn plane_rows(rows: usize, share: usize) -> [usize; 3] {
+    [rows, rows.div_ceil(share), rows]
+}
+
+/// Rows that have their scales in common.
+fn sharing(encoding: Encoding) -> usize {
+    match encoding {
+        Encoding::Tiles(tiles) => tiles.rows,
+        _ => 1,
+    }
+}
+
 /// The planes of a matrix in the computer's memory, as they will lie on the GPU.
 struct Arranged {
     planes: [Vec<u8>; 3],
 }
 
-/// Brings rows into the GPU's order.
+/// Brings rows into the GPU's order. The first is the first of those that have scales in common.
 fn arrange(kind: Kind, w: MatRef<'_>) -> Arranged {
     let mut planes: [Vec<u8>; 3] = Default::default();
     if let Encoding::Columns(dtype) = w.encoding {
@@ -161,7 +177,8 @@ fn arrange(kind: Kind, w: MatRef<'_>) -> Arranged {
     for r in 0..w.rows {
         let Some(cuts) = kind.cuts() else {
             planes[0].extend_from_slice(w.row(r));
-            if matches!(w.encoding, Encoding::Affine(_) | Encoding::Mxfp4 | Encoding::Tiles(_)) {
+            let has_scales = matches!(w.encoding, Encoding::Affine(_) | Encoding::Mxfp4 | Encoding::Tiles(_));
+            if has_scales && r.is_multiple_of(sharing(w.encoding)) {
                 planes[1].extend_from_slice(w.scales(r));
             }
             if matches!(w.encoding, Encoding::Affine(_)) {
@@ -194,6 +211,8 @@ pub struct DeviceMatrix {
     pub kind: Kind,
     group: usize,
     floats: Kind,
+    /// Rows that have their scales in common.
+    share: usize,
     _memory: Vec<Memory>,
 }
 
@@ -215,23 +234,39 @@ impl DeviceMatrix {
             Encoding::Tiles(Tiles { cols, scales, .. }) => (cols, Kind::named(scales.into())?),
             _ => (32, Kind::F32),
         };
+        let share = sharing(encoding);
         let (planes, slots, _memory) = ([0; 3], 0, Vec::new());
-        Ok(DeviceMatrix { planes, slots, strides, rows, cols, kind, group, floats, _memory })
+        Ok(DeviceMatrix { planes, slots, strides, rows, cols, kind, group, floats, share, _memory })
+    }
+
+    /// Rows of each plane.
+    fn plane_rows(&self) -> [usize; 3] {
+        plane_rows(self.rows, self.share)
     }
 
     /// Bytes of each plane.
     fn plane_bytes(&self) -> [usize; 3] {
-        self.strides.map(|stride| if stride == 0 { 0 } else { stride * self.rows + OVERHANG })
+        let rows = self.plane_rows();
+        let bytes = |stride: usize, rows: usize| if stride == 0 { 0 } else { stride * rows + OVERHANG };
+        [0, 1, 2].map(|plane| bytes(self.strides[plane], rows[plane]))
+    }
+
+    /// Whether what a kernel knows of this one's rows holds for the other's.
+    pub fn is_like(&self, other: &DeviceMatrix) -> bool {
+        let form = |m: &DeviceMatrix| (m.kind, m.cols, m.strides, m.group, m.floats, m.share);
+        form(self) == form(other)
     }
 
     /// Writes the matrix whose planes are there.
     fn fill(&self, gpu: &Gpu, w: MatRef<'_>) -> Result<()> {
-        let portion = (PORTION / self.strides.iter().sum::<usize>().max(1)).max(1);
+        let portion =
+            (PORTION / self.strides.iter().sum::<usize>().max(1)).max(1).next_multiple_of(self.share);
         for first in (0..w.rows).step_by(portion) {
             let rows = first..w.rows.min(first + portion);
             let arranged = arrange(self.kind, w.rows(rows));
             for (i, bytes) in arranged.planes.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-                gpu.write(self.planes[i] + (first * self.strides[i]) as u64, bytes)?;
+                let row = plane_rows(first, self.share)[i];
+                gpu.write(self.planes[i] + (row * self.strides[i]) as u64, bytes)?;
             }
         }
         Ok(())
@@ -268,13 +303,15 @@ impl DeviceMatrix {
     pub fn put(&self, args: Args) -> Args {
         let args = self.planes.iter().fold(args, |args, &plane| args.at(plane)).at(self.slots);
         let args = self.strides.iter().fold(args, |args, &stride| args.int(stride));
-        args.int(self.rows).int(self.cols).int(self.kind as usize).int(self.group).int(self.floats as usize)
+        let args = args.int(self.rows).int(self.cols).int(self.kind as usize).int(self.group);
+        // The kernels' has the size of whole addresses.
+        args.int(self.floats as usize).int(self.share).int(0)
     }
 
     /// The place of no matrix.
     pub fn put_none(args: Args) -> Args {
         let args = (0..4).fold(args, |args, _| args.at(0));
-        (0..8).fold(args, |args, _| args.int(0))
+        (0..10).fold(args, |args, _| args.int(0))
     }
 }
 
@@ -283,14 +320,10 @@ impl DeviceMatrix {
 pub struct Gather {
     /// Which of the file's planes they come from.
     pub plane: usize,
-    /// Where the first row's first is.
+    /// Where the first is.
     pub start: usize,
-    /// Which of the file's rows they are.
-    pub pick: RowPick,
-    /// Rows of the matrix that have one of the file's plane in common.
-    pub share: usize,
-    /// From a row of the file to the next.
-    pub row_bytes: usize,
+    /// From a row to the next.
+    pub row_step: usize,
     /// Bytes of a unit.
     pub unit: usize,
     /// From a unit to the next.
@@ -307,27 +340,21 @@ impl Gather {
         let planes = encoding.plane_bytes(stored, cols).expect("the model was checked");
         if let Encoding::Columns(dtype) = encoding {
             let unit = dtype.block_bytes();
-            let (row_bytes, unit_step, units) = (unit, stored * unit, cols);
-            let columns = Gather { plane: 0, start: 0, pick, share: 1, row_bytes, unit, unit_step, units };
+            let (start, row_step) = (pick.first * unit, pick.step * unit);
+            let columns = Gather { plane: 0, start, row_step, unit, unit_step: stored * unit, units: cols };
             return [Some(columns), None, None];
         }
         // A part of every block of so many bytes, or else whole rows.
         let rows_of = |plane: usize, part: Option<(Range<usize>, usize)>| {
-            let share = match encoding {
-                Encoding::Tiles(tiles) if plane == 1 => tiles.rows,
-                _ => 1,
-            };
-            let row_bytes = planes[plane] / stored.div_ceil(share);
-            let (cut, block) = part.unwrap_or((0..row_bytes, row_bytes));
+            let row = planes[plane] / plane_rows(stored, sharing(encoding))[plane];
+            let (cut, block) = part.unwrap_or((0..row, row));
             (!cut.is_empty()).then(|| Gather {
                 plane,
-                start: cut.start,
-                pick,
-                share,
-                row_bytes,
+                start: pick.first * row + cut.start,
+                row_step: pick.step * row,
                 unit: cut.len(),
                 unit_step: block,
-                units: row_bytes / block,
+                units: row / block,
             })
         };
         match kind.cuts() {
@@ -374,14 +401,17 @@ impl LayerExperts {
         let mut slot_bytes = 0;
         let mut part = |shape: &PartShape| {
             let kind = Kind::named(shape.encoding)?;
+            if sharing(shape.encoding) > 1 && shape.pick != RowPick::ALL {
+                return Err(Error::Unsupported(format!("every other row of {} on the GPU", shape.encoding)));
+            }
             let gathers = Gather::of(kind, shape);
             let strides = gathers.map(|gather| gather.map_or(0, |gather| gather.unit * gather.units));
             let mut there = DeviceMatrix::nowhere(shape.encoding, shape.rows, shape.cols, strides)?;
-            for (plane, gather) in gathers.into_iter().enumerate() {
+            for ((plane, gather), rows) in gathers.into_iter().enumerate().zip(there.plane_rows()) {
                 let Some(gather) = gather else { continue };
                 there.planes[plane] = slot_bytes as Address;
                 let range = shape.planes[gather.plane].expect("the encoding has this plane");
-                planes.push(PlaneSource { range, gather, rows: shape.rows, to: slot_bytes as Address });
+                planes.push(PlaneSource { range, gather, rows, to: slot_bytes as Address });
                 slot_bytes += there.plane_bytes()[plane].next_multiple_of(PLANE_ALIGNMENT);
             }
             Ok::<_, Error>(there)
@@ -399,7 +429,8 @@ impl LayerExperts {
 
 #[cfg(test)]
 mod tests {
-    use forebay_engine::store::RowPick;
+    use forebay_engine::format::FileIdx;
+    use forebay_engine::store::{ByteRange, SlotClasses};
     use forebay_kernels::Planes;
 
     use super::*;
@@ -423,8 +454,7 @@ mod tests {
     /// The bytes that a gather brings together.
     fn gathered(gather: &Gather, rows: usize, planes: [&[u8]; 3]) -> Vec<u8> {
         let unit = |row: usize, unit: usize| {
-            let row = (gather.pick.first + row * gather.pick.step) / gather.share;
-            let at = gather.start + row * gather.row_bytes + unit * gather.unit_step;
+            let at = gather.start + row * gather.row_step + unit * gather.unit_step;
             &planes[gather.plane][at..at + gather.unit]
         };
         (0..rows).flat_map(|row| (0..gather.units).flat_map(move |u| unit(row, u).to_vec())).collect()
@@ -447,7 +477,8 @@ mod tests {
         ];
         let (rows, cols) = (5, 512);
         for encoding in encodings.chain(planes) {
-            for pick in [RowPick::ALL, RowPick { first: 0, step: 2 }, RowPick { first: 2, step: 3 }] {
+            let picks = [RowPick::ALL, RowPick { first: 0, step: 2 }, RowPick { first: 2, step: 3 }];
+            for pick in picks.into_iter().take(if sharing(encoding) > 1 { 1 } else { 3 }) {
                 let lengths = encoding.plane_bytes(rows * pick.step, cols).unwrap();
                 // No float that is not a number, which a conversion might change.
                 let byte = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8 & 0x3f;
@@ -459,11 +490,64 @@ mod tests {
                 let expected = arrange(kind, whole.every(pick.first, pick.step));
                 let shape = PartShape { encoding, rows, cols, planes: [Some(0), Some(1), Some(2)], pick };
                 let gathers = Gather::of(kind, &shape);
-                for (gather, expected) in gathers.iter().zip(&expected.planes) {
+                let rows = plane_rows(rows, sharing(encoding));
+                for ((gather, expected), rows) in gathers.iter().zip(&expected.planes).zip(rows) {
                     let bytes = gather.map_or(Vec::new(), |g| gathered(&g, rows, [codes, scales, biases]));
                     assert_eq!(&bytes, expected, "{encoding}, {pick:?}");
                 }
             }
         }
+    }
+
+    /// A layer of one expert, gate and up of these rows and columns and down of the opposite.
+    fn layer(encoding: Encoding, rows: usize, cols: usize) -> ExpertLayer {
+        let mut ranges = Vec::new();
+        let parts = [(rows, cols), (rows, cols), (cols, rows)].map(|(rows, cols)| {
+            let planes = encoding.plane_bytes(rows, cols).unwrap().map(|len| {
+                (len > 0).then(|| {
+                    ranges.push(ByteRange { file: FileIdx(0), offset: 0, len });
+                    ranges.len() - 1
+                })
+            });
+            PartShape { encoding, rows, cols, planes, pick: RowPick::ALL }
+        });
+        ExpertLayer { parts, experts: vec![ranges.into()], used: 1 }
+    }
+
+    #[test]
+    fn slots_are_as_large_as_planned() {
+        let affine = |bits| Encoding::Affine(Affine { bits, group: 32, scales: DType::F32 });
+        let tiles = Encoding::Tiles(Tiles { rows: 128, cols: 128, scales: DType::F32 });
+        let planes = [2, 3, 4, 5, 6, 8].map(affine).into_iter().chain([Encoding::Mxfp4, tiles]);
+        for encoding in DType::computable().map(Encoding::Blocks).chain(planes) {
+            let layer = layer(encoding, 768, 2048);
+            let there = LayerExperts::new(&layer).unwrap();
+            let classes = SlotClasses::new(&[Some(layer)]);
+            let planned = classes.classes[0].device_bytes;
+            assert!(there.slot_bytes <= planned, "{encoding}: {} and not {planned}", there.slot_bytes);
+        }
+    }
+
+    #[test]
+    fn matrices_are_alike_if_a_kernel_cannot_tell() {
+        let of = |encoding| DeviceMatrix::nowhere(encoding, 64, 256, [1; 3]).unwrap();
+        let affine = |bits, group, scales| of(Encoding::Affine(Affine { bits, group, scales }));
+        let tiles = |rows, cols| of(Encoding::Tiles(Tiles { rows, cols, scales: DType::F32 }));
+        assert!(affine(4, 64, DType::F16).is_like(&affine(4, 64, DType::F16)));
+        for other in [affine(3, 64, DType::F16), affine(4, 32, DType::F16), affine(4, 64, DType::BF16)] {
+            assert!(!affine(4, 64, DType::F16).is_like(&other));
+        }
+        for other in [tiles(64, 128), tiles(128, 64)] {
+            assert!(!tiles(128, 128).is_like(&other));
+        }
+    }
+
+    #[test]
+    fn some_rows_of_tiles_are_refused() {
+        let tiles = Encoding::Tiles(Tiles { rows: 128, cols: 128, scales: DType::F32 });
+        let mut layer = layer(tiles, 256, 256);
+        layer.parts[0].pick = RowPick { first: 0, step: 2 };
+        let refused = LayerExperts::new(&layer).err().expect("it is refused");
+        assert!(refused.to_string().contains("F8_E4M3"), "{refused}");
     }
 }

@@ -184,6 +184,7 @@ fn assert_products_are_those_of_the_weights(encodings: Vec<Encoding>) {
     for (i, encoding) in encodings.into_iter().enumerate() {
         let shapes = match encoding {
             Encoding::Blocks(dtype) if dtype.is_float() => vec![(ROWS, COLS), (70, 44), (33, 12)],
+            Encoding::Tiles(_) => vec![(ROWS, COLS), (70, 44), (33, 50), (9, 8)],
             // More columns than a block's warps take at a time, and more rows than all blocks do.
             Encoding::Blocks(DType::Q4_K | DType::Q6_K) => vec![(ROWS, COLS), (40, 4352), (2300, 256)],
             _ => vec![(ROWS, COLS)],

@@ -265,7 +265,7 @@ impl CudaBackend {
             share: chosen.top_k,
             experts: chosen.lists.experts,
         };
-        if gate.kind == up.kind && gate.cols <= VECTOR_COLS {
+        if gate.is_like(up) && gate.cols <= VECTOR_COLS {
             let (alpha, limit) = clamps(experts.activation);
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(self.at(b.gate)).int(rows.x_width).int(rows.share);
@@ -333,8 +333,8 @@ impl CudaBackend {
         let split = self.expert_products(experts.layer).iter().any(|w| w.kind.is_float());
         let [gate, up, _] = self.expert_products(experts.layer);
         // Where experts have few rows each, other kernels are better.
-        let few = size == EIGHT && !split && self.few_fit(gate.cols.max(inner), EIGHT);
-        let gated = (few && gate.kind == up.kind).then_some(experts.activation);
+        let few = size == EIGHT && !split && [gate.cols, inner].iter().all(|&cols| self.few_fit(cols, EIGHT));
+        let gated = (few && gate.is_like(up)).then_some(experts.activation);
         // Those of the layer that come later read the same.
         let halves = match self.expert_halves.filter(|_| !few) {
             None if !few => {

@@ -322,7 +322,8 @@ impl CudaBackend {
         products: &[Product<'_>],
         x: Address,
     ) -> Option<(Shape, Kernel, Args)> {
-        let cols = products.iter().map(|p| p.w.cols).max()?;
+        // They read the same rows.
+        let cols = products.first()?.w.cols;
         let sixteens: usize = products.iter().map(|p| p.w.rows.div_ceil(16)).sum();
         let processors = self.gpu.multiprocessors as usize;
         // Where all warps would not have rows of their own, those of a block share the columns.
@@ -351,9 +352,10 @@ impl CudaBackend {
         Some((Shape::new([blocks, tiles, 1], FEW_THREADS).shared(shared + parts), kernel, args))
     }
 
-    /// Whether a block has the shared memory for so many rows of activations.
+    /// Whether a block has the shared memory for so many rows of activations, which are read eight at a time.
     pub(super) fn few_fit(&self, cols: usize, rows: usize) -> bool {
-        few_shared(cols, rows) + few_parts(rows, 1) <= self.gpu.shared_limit as usize
+        let shared = few_shared(cols, rows) + few_parts(rows, 1);
+        cols.is_multiple_of(8) && shared <= self.gpu.shared_limit as usize
     }
 
     /// Products of tiles of eight rows with experts; `gated`, of gate and up together, after which comes the product with
