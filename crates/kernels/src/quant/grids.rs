@@ -1,7 +1,7 @@
 //! The grids of the IQ types: the combinations of lanes that a file may refer to by number.
 //!
 //! A point is written as the numbers of its lanes' values, the first lane in the lowest bits: eight lanes of two bits,
-//! or four of three bits. [`wide`] and [`narrow`] turn the numbers into the values at compile time.
+//! or four of three bits. `wide` and `narrow` turn the numbers into the values at compile time.
 
 /// Eight lanes of each point: values of IQ2_XXS.
 pub static IQ2_XXS: [[i8; 8]; 256] = wide(&IQ2_XXS_POINTS, IQ2_VALUES);
