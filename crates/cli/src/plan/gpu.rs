@@ -157,15 +157,16 @@ impl Flow {
         }
     }
 
-    /// Tokens a second that PCIe and the drive allow for, and which of them is the slower one.
-    fn bound(&self) -> (f64, &'static str) {
+    /// Tokens a second that PCIe and the drive allow for, and which of them is the slower one; `None` if all that is used is expected
+    /// to be on the GPU.
+    fn bound(&self) -> Option<(f64, &'static str)> {
         let link = (1.0 - self.on_gpu.middle) * self.bytes / self.link;
         let drive = self.drive.map_or(0.0, |drive| (1.0 - self.in_memory.middle) * self.bytes / drive);
-        if drive > link { (1.0 / drive, "the drive") } else { (1.0 / link, "PCIe") }
+        let (seconds, by) = if drive > link { (drive, "the drive") } else { (link, "PCIe") };
+        (seconds > 0.0).then(|| (1.0 / seconds, by))
     }
 
     fn text(&self) -> String {
-        let (tokens, by) = self.bound();
         let mut text = format!("{:<22}{:>12}\n", "PCIe brings", rate(self.link));
         if let Some(drive) = self.drive {
             text += &format!("{:<22}{:>12}\n", "the drive reads", rate(drive));
@@ -175,11 +176,14 @@ impl Flow {
             hits_text(self.on_gpu),
             hits_text(self.in_memory)
         );
-        text + &format!("writing  at most {tokens:.0} tok/s, bound by {by}\n")
+        if let Some((tokens, by)) = self.bound() {
+            text += &format!("writing  at most {tokens:.0} tok/s, bound by {by}\n");
+        }
+        text
     }
 
     fn json(&self) -> Value {
-        let (tokens, by) = self.bound();
+        let (tokens, by) = self.bound().unzip();
         json!({
             "link_bytes_per_second": self.link,
             "drive_bytes_per_second": self.drive,
@@ -188,5 +192,31 @@ impl Flow {
             "tokens_per_second_at_most": tokens,
             "bound_by": by,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(on_gpu: f64, in_memory: f64) -> Flow {
+        let range = |middle| Range { low: middle, middle, high: middle };
+        let (on_gpu, in_memory) = (range(on_gpu), range(in_memory));
+        Flow { link: 50e9, drive: Some(5e9), on_gpu, in_memory, bytes: 1e9 }
+    }
+
+    #[test]
+    fn the_slower_way_is_the_bound() {
+        // Half of a gigabyte over PCIe is ten milliseconds; a tenth of one from the drive is twenty.
+        assert_eq!(flow(0.5, 1.0).bound(), Some((100.0, "PCIe")));
+        let (tokens, by) = flow(0.5, 0.9).bound().unwrap();
+        assert!((tokens - 50.0).abs() < 1e-6 && by == "the drive", "{tokens} by {by}");
+    }
+
+    #[test]
+    fn what_is_all_on_the_gpu_has_no_bound() {
+        assert_eq!(flow(1.0, 1.0).bound(), None);
+        assert!(!flow(1.0, 1.0).text().contains("at most"));
+        assert!(flow(1.0, 1.0).json()["tokens_per_second_at_most"].is_null());
     }
 }
