@@ -143,11 +143,18 @@ fn plane_rows(rows: usize, share: usize) -> [usize; 3] {
     [rows, rows.div_ceil(share), rows]
 }
 
-/// Rows that have their scales in common.
-fn sharing(encoding: Encoding) -> usize {
+/// Rows of a matrix that have their scales in common: of those of a tile, as many as are the matrix's.
+///
+/// # Errors
+/// [`Error::Unsupported`] if the tiles have no equal number of its rows.
+fn sharing(encoding: Encoding, pick: RowPick) -> Result<usize> {
     match encoding {
-        Encoding::Tiles(tiles) => tiles.rows,
-        _ => 1,
+        Encoding::Tiles(tiles) if tiles.rows.is_multiple_of(pick.step) => Ok(tiles.rows / pick.step),
+        Encoding::Tiles(_) => Err(Error::Unsupported(format!(
+            "every {} rows of {encoding} on the GPU; use --device cpu",
+            pick.step
+        ))),
+        _ => Ok(1),
     }
 }
 
@@ -156,7 +163,7 @@ struct Arranged {
     planes: [Vec<u8>; 3],
 }
 
-/// Brings rows into the GPU's order. The first is the first of those that have scales in common.
+/// Brings rows into the GPU's order.
 fn arrange(kind: Kind, w: MatRef<'_>) -> Arranged {
     let mut planes: [Vec<u8>; 3] = Default::default();
     if let Encoding::Columns(dtype) = w.encoding {
@@ -177,9 +184,14 @@ fn arrange(kind: Kind, w: MatRef<'_>) -> Arranged {
     for r in 0..w.rows {
         let Some(cuts) = kind.cuts() else {
             planes[0].extend_from_slice(w.row(r));
-            let has_scales = matches!(w.encoding, Encoding::Affine(_) | Encoding::Mxfp4 | Encoding::Tiles(_));
-            if has_scales && r.is_multiple_of(sharing(w.encoding)) {
-                planes[1].extend_from_slice(w.scales(r));
+            // Rows of a tile have them in common.
+            let known = r > 0 && w.scales(r).as_ptr() == w.scales(r - 1).as_ptr();
+            match w.encoding {
+                Encoding::Tiles(_) if known => {}
+                Encoding::Affine(_) | Encoding::Mxfp4 | Encoding::Tiles(_) => {
+                    planes[1].extend_from_slice(w.scales(r));
+                }
+                _ => {}
             }
             if matches!(w.encoding, Encoding::Affine(_)) {
                 planes[2].extend_from_slice(w.biases(r));
@@ -227,14 +239,19 @@ const PLANE_ALIGNMENT: usize = 256;
 
 impl DeviceMatrix {
     /// A matrix that is nowhere yet.
-    fn nowhere(encoding: Encoding, rows: usize, cols: usize, strides: [usize; 3]) -> Result<DeviceMatrix> {
+    fn nowhere(
+        encoding: Encoding,
+        [rows, cols]: [usize; 2],
+        pick: RowPick,
+        strides: [usize; 3],
+    ) -> Result<DeviceMatrix> {
         let kind = Kind::named(encoding)?;
         let (group, floats) = match encoding {
             Encoding::Affine(Affine { group, scales, .. }) => (group, Kind::named(scales.into())?),
-            Encoding::Tiles(Tiles { cols, scales, .. }) => (cols, Kind::named(scales.into())?),
+            Encoding::Tiles(tiles) => (tiles.cols.min(cols.max(1)), Kind::named(tiles.scales.into())?),
             _ => (32, Kind::F32),
         };
-        let share = sharing(encoding);
+        let share = sharing(encoding, pick)?.min(rows.max(1));
         let (planes, slots, _memory) = ([0; 3], 0, Vec::new());
         Ok(DeviceMatrix { planes, slots, strides, rows, cols, kind, group, floats, share, _memory })
     }
@@ -259,14 +276,20 @@ impl DeviceMatrix {
 
     /// Writes the matrix whose planes are there.
     fn fill(&self, gpu: &Gpu, w: MatRef<'_>) -> Result<()> {
-        let portion =
-            (PORTION / self.strides.iter().sum::<usize>().max(1)).max(1).next_multiple_of(self.share);
+        let apart = self.share > 1;
+        if apart {
+            let rows = (0..w.rows).step_by(self.share);
+            let scales: Vec<u8> = rows.flat_map(|row| w.scales(row)).copied().collect();
+            gpu.write(self.planes[1], &scales)?;
+        }
+        let portion = (PORTION / self.strides.iter().sum::<usize>().max(1)).max(1);
         for first in (0..w.rows).step_by(portion) {
             let rows = first..w.rows.min(first + portion);
             let arranged = arrange(self.kind, w.rows(rows));
-            for (i, bytes) in arranged.planes.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-                let row = plane_rows(first, self.share)[i];
-                gpu.write(self.planes[i] + (row * self.strides[i]) as u64, bytes)?;
+            for (i, bytes) in arranged.planes.iter().enumerate() {
+                if !bytes.is_empty() && (i != 1 || !apart) {
+                    gpu.write(self.planes[i] + (first * self.strides[i]) as u64, bytes)?;
+                }
             }
         }
         Ok(())
@@ -279,7 +302,7 @@ impl DeviceMatrix {
     pub fn dense(gpu: &Arc<Gpu>, matrix: &HostMatrix) -> Result<DeviceMatrix> {
         let w = matrix.view();
         let strides = arrange(Kind::named(w.encoding)?, w.rows(0..1)).planes.map(|plane| plane.len());
-        let mut there = DeviceMatrix::nowhere(w.encoding, w.rows, w.cols, strides)?;
+        let mut there = DeviceMatrix::nowhere(w.encoding, [w.rows, w.cols], RowPick::ALL, strides)?;
         for (plane, bytes) in there.plane_bytes().into_iter().enumerate() {
             let memory = gpu.allocate(bytes, "dense weights")?;
             there.planes[plane] = memory.address();
@@ -346,7 +369,12 @@ impl Gather {
         }
         // A part of every block of so many bytes, or else whole rows.
         let rows_of = |plane: usize, part: Option<(Range<usize>, usize)>| {
-            let row = planes[plane] / plane_rows(stored, sharing(encoding))[plane];
+            // Of scales that are several rows', all are taken.
+            let (stored, pick) = match encoding {
+                Encoding::Tiles(tiles) if plane == 1 => (stored.div_ceil(tiles.rows), RowPick::ALL),
+                _ => (stored, pick),
+            };
+            let row = planes[plane] / stored;
             let (cut, block) = part.unwrap_or((0..row, row));
             (!cut.is_empty()).then(|| Gather {
                 plane,
@@ -401,12 +429,10 @@ impl LayerExperts {
         let mut slot_bytes = 0;
         let mut part = |shape: &PartShape| {
             let kind = Kind::named(shape.encoding)?;
-            if sharing(shape.encoding) > 1 && shape.pick != RowPick::ALL {
-                return Err(Error::Unsupported(format!("every other row of {} on the GPU", shape.encoding)));
-            }
             let gathers = Gather::of(kind, shape);
             let strides = gathers.map(|gather| gather.map_or(0, |gather| gather.unit * gather.units));
-            let mut there = DeviceMatrix::nowhere(shape.encoding, shape.rows, shape.cols, strides)?;
+            let mut there =
+                DeviceMatrix::nowhere(shape.encoding, [shape.rows, shape.cols], shape.pick, strides)?;
             for ((plane, gather), rows) in gathers.into_iter().enumerate().zip(there.plane_rows()) {
                 let Some(gather) = gather else { continue };
                 there.planes[plane] = slot_bytes as Address;
@@ -473,12 +499,11 @@ mod tests {
             affine(8, 64, BF16),
             affine(4, 128, F32),
             affine(3, 32, F16),
-            Encoding::Tiles(Tiles { rows: 2, cols: 48, scales: BF16 }),
+            Encoding::Tiles(Tiles { rows: 6, cols: 48, scales: BF16 }),
         ];
         let (rows, cols) = (5, 512);
         for encoding in encodings.chain(planes) {
-            let picks = [RowPick::ALL, RowPick { first: 0, step: 2 }, RowPick { first: 2, step: 3 }];
-            for pick in picks.into_iter().take(if sharing(encoding) > 1 { 1 } else { 3 }) {
+            for pick in [RowPick::ALL, RowPick { first: 0, step: 2 }, RowPick { first: 2, step: 3 }] {
                 let lengths = encoding.plane_bytes(rows * pick.step, cols).unwrap();
                 // No float that is not a number, which a conversion might change.
                 let byte = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8 & 0x3f;
@@ -490,7 +515,7 @@ mod tests {
                 let expected = arrange(kind, whole.every(pick.first, pick.step));
                 let shape = PartShape { encoding, rows, cols, planes: [Some(0), Some(1), Some(2)], pick };
                 let gathers = Gather::of(kind, &shape);
-                let rows = plane_rows(rows, sharing(encoding));
+                let rows = plane_rows(rows, sharing(encoding, pick).unwrap());
                 for ((gather, expected), rows) in gathers.iter().zip(&expected.planes).zip(rows) {
                     let bytes = gather.map_or(Vec::new(), |g| gathered(&g, rows, [codes, scales, biases]));
                     assert_eq!(&bytes, expected, "{encoding}, {pick:?}");
@@ -530,21 +555,21 @@ mod tests {
 
     #[test]
     fn matrices_are_alike_if_a_kernel_cannot_tell() {
-        let of = |encoding| DeviceMatrix::nowhere(encoding, 64, 256, [1; 3]).unwrap();
+        let of = |encoding| DeviceMatrix::nowhere(encoding, [64, 256], RowPick::ALL, [1; 3]).unwrap();
         let affine = |bits, group, scales| of(Encoding::Affine(Affine { bits, group, scales }));
         let tiles = |rows, cols| of(Encoding::Tiles(Tiles { rows, cols, scales: DType::F32 }));
         assert!(affine(4, 64, DType::F16).is_like(&affine(4, 64, DType::F16)));
         for other in [affine(3, 64, DType::F16), affine(4, 32, DType::F16), affine(4, 64, DType::BF16)] {
             assert!(!affine(4, 64, DType::F16).is_like(&other));
         }
-        for other in [tiles(64, 128), tiles(128, 64)] {
-            assert!(!tiles(128, 128).is_like(&other));
+        for other in [tiles(16, 128), tiles(32, 64)] {
+            assert!(!tiles(32, 128).is_like(&other));
         }
     }
 
     #[test]
-    fn some_rows_of_tiles_are_refused() {
-        let tiles = Encoding::Tiles(Tiles { rows: 128, cols: 128, scales: DType::F32 });
+    fn rows_that_tiles_have_no_equal_number_of_are_refused() {
+        let tiles = Encoding::Tiles(Tiles { rows: 127, cols: 128, scales: DType::F32 });
         let mut layer = layer(tiles, 256, 256);
         layer.parts[0].pick = RowPick { first: 0, step: 2 };
         let refused = LayerExperts::new(&layer).err().expect("it is refused");

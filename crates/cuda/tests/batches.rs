@@ -1,14 +1,19 @@
 //! Batches of every size: each takes other kernels, and all give what the processor gives each conversation alone.
 
 mod common;
+#[path = "../../engine/tests/common/gguf_builder.rs"]
+mod gguf_builder;
+#[path = "../../engine/tests/common/tiny_model.rs"]
+mod tiny_model;
 
 use std::path::{Path, PathBuf};
 
 use common::gpu;
-use common::models::{options, random_tokens, relative_error};
+use common::models::{logits, options, random_tokens, relative_error};
 use forebay_engine::synth::{FAMILIES, Order, Shape, Synthesis, TypeChoice};
 use forebay_engine::{Cancel, Engine, Logits, Options, Precision, Session, TokenId, Turn};
 use forebay_kernels::DType;
+use tiny_model::{EXPERTS, INNER, VOCAB, tiny_model};
 
 const VOCABULARY: u32 = 300;
 
@@ -115,6 +120,35 @@ fn batches_of_every_size_and_type_are_what_each_conversation_is_alone() {
             let lengths: Vec<usize> = (0..count).map(|i| 1 + i % 7).collect();
             assert_close(&what, &errors_of_a_step(&ours, &truth, &lengths));
         }
+    }
+}
+
+/// Floats have kernels of their own, also where only one of two matrices that are multiplied together is of floats.
+#[test]
+fn gate_and_up_may_be_of_floats_and_not() {
+    const HIDDEN: u64 = 256;
+    let Some(device) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mixed.gguf");
+    // The others are F32.
+    let mut file = tiny_model(HIDDEN);
+    for name in ["blk.0.ffn_up_exps.weight", "blk.1.ffn_gate_exps.weight"] {
+        let blocks = (HIDDEN * INNER * EXPERTS) as usize / DType::Q8_0.block_len();
+        let scale = half::f16::from_f32(0.001).to_le_bytes();
+        let block = |i: usize| scale.into_iter().chain((0..32).map(move |j| (i * 73 + j * j * 29) as u8));
+        let dims = [HIDDEN, INNER, EXPERTS];
+        let q8_0 = (0..).find(|&id| DType::from_ggml(id) == Some(DType::Q8_0)).unwrap();
+        file = file.without_tensor(name).tensor_of(name, q8_0, &dims, (0..blocks).flat_map(block).collect());
+    }
+    std::fs::write(&path, file.build()).unwrap();
+    let on_gpu = Options { device: Some(device), ..options(Precision::Fast) };
+    for count in [1, 7, 80] {
+        let tokens = random_tokens(count, VOCAB as u32, 3);
+        let [ours, truth] =
+            [&on_gpu, &options(Precision::Exact)].map(|options| logits(&path, options, &tokens));
+        let error = relative_error(&ours, &truth);
+        println!("{count} tokens: {error:.1e}");
+        assert!(error < 1e-2, "{count} tokens: {error}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! The memory of conversations and grammars: what they need beyond what the plan set aside for them, expert slots give.
+//! The memory of conversations and grammars: what they need beyond what the plan set aside for them, expert slots give, but where
+//! a device computes: its slots give to conversations alone.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -123,7 +124,7 @@ impl Account {
             Lender::DeviceSlots => {
                 ("all conversations", "shorten the conversation, or give it more memory with --vram")
             }
-            Lender::Nobody => ("all grammars", "use a simpler grammar, or give it more memory with --memory"),
+            Lender::Nobody => ("all grammars and their vocabulary", "give it more memory with --memory"),
         };
         let what = format!("{who}, this one's {}", Bytes(this));
         Error::Budget { need, have: self.room + lent, what, remedy: remedy.into() }

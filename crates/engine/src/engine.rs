@@ -319,8 +319,8 @@ impl Engine {
         Ok(*self.0.fingerprint.get_or_init(|| number))
     }
 
-    /// The vocabulary as grammars see it. Made when first asked for, in memory that expert slots give where the plan has
-    /// left none, and kept.
+    /// The vocabulary as grammars see it. Made when first asked for, and kept. If the plan has left no memory for it, expert slots
+    /// give some, where they can.
     pub(crate) fn lexicon(&self) -> Result<Arc<Lexicon>> {
         // Filled at once, after everything that can fail.
         let mut lexicon = self.0.lexicon.lock().unwrap_or_else(PoisonError::into_inner);

@@ -20,7 +20,7 @@ use crate::TokenId;
 use crate::context_memory::{HeldFor, Hold};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-pub(crate) use lexicon::{Lexicon, Tree};
+pub(crate) use lexicon::{Lexicon, Tree, likely_bytes};
 
 /// Between the parts of JSON: nothing, a space, or a line's end and its indentation. Models write JSON in one of these ways,
 /// and a weak one cannot go on for ever with blanks.

@@ -5,6 +5,7 @@ use forebay_engine::backend::{
     Buf, Experts, GroupScore, Mixture, Precision, Router, Routing, Scores, Vector,
 };
 use forebay_engine::{LayerIdx, Result};
+use smallvec::{SmallVec, smallvec};
 
 use super::deferred::PriorNorm;
 use super::products::{
@@ -349,14 +350,21 @@ impl CudaBackend {
             Product { w: gate, out: self.at(b.gate), width: inner, bias: gate_bias },
             Product { w: up, out: self.at(b.up), width: inner, bias: up_bias },
         ];
-        let (shape, kernel, args) = match halves {
+        let starts: SmallVec<[_; 2]> = match halves {
             None => {
                 let gated = gated.map(|activation| (activation, down));
-                self.few_products(&kernels, &both, self.at(b.x), tiles, gated)
+                smallvec![self.few_products(&kernels, &both, self.at(b.x), tiles, gated)]
             }
-            Some(halves) => self.tiled_products(&kernels, &both, halves, tiles),
+            Some(halves) => {
+                // Floats have kernels of their own.
+                let apart = gate.kind.is_float() != up.kind.is_float();
+                let together = both.chunks(if apart { 1 } else { 2 });
+                together.map(|both| self.tiled_products(&kernels, both, halves, tiles)).collect()
+            }
         };
-        self.record(kernel, shape, args)?;
+        for (shape, kernel, args) in starts {
+            self.record(kernel, shape, args)?;
+        }
         if gated.is_none() {
             self.activate(experts, pairs, lists.owners)?;
         }

@@ -28,6 +28,20 @@ const SLICES: [usize; 2] = [1, 3];
 /// Trees in all: that of the vocabulary, and eight for the subsets and what is outside them.
 const TREES: u64 = 9;
 
+/// States of grammars that memory is set aside for.
+const STATES: u64 = 32 << 20;
+
+/// What a vocabulary of so many tokens and the states of some grammars are likely to take, before either is known.
+pub(crate) fn likely_bytes(vocab: u64) -> u64 {
+    // Tokens have about eight bytes, and a tree about two nodes for each.
+    all_bytes(vocab, 8 * vocab, 2 * vocab) + STATES
+}
+
+/// What the tree of a vocabulary and those of all subsets take, at most.
+fn all_bytes(vocab: u64, text: u64, nodes: u64) -> u64 {
+    TREES * (vocab * 12 + text + nodes.next_power_of_two() * 8)
+}
+
 /// All tokens by their bytes, in trees that grammars are matched against.
 pub(crate) struct Lexicon {
     factory: ParserFactory,
@@ -59,8 +73,7 @@ impl Tree {
     pub fn all_bytes(&self) -> u64 {
         let vocab = self.0.vocab_size() as u64;
         let text: u64 = (0..vocab as u32).map(|id| self.0.token(id).len() as u64).sum();
-        let nodes = (self.0.root().subtree_size() as u64).next_power_of_two();
-        TREES * (vocab * 12 + text + nodes * 8)
+        all_bytes(vocab, text, self.0.root().subtree_size() as u64)
     }
 }
 

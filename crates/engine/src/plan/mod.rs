@@ -6,6 +6,7 @@ pub use machine::{GroupLimit, Machine, Pressure, Relief};
 
 use crate::backend::{KvShape, Precision, StateShape};
 use crate::error::{Bytes, Error, Result};
+use crate::grammar::likely_bytes;
 use crate::models::Blueprint;
 use crate::session::MARKS;
 use crate::store::SlotClasses;
@@ -263,7 +264,7 @@ impl Plan {
             budget,
             dense: blueprint.dense_bytes(),
             kv: 0,
-            scratch: grammars(budget),
+            scratch: 0,
             process: machine.resident + headroom(budget),
             slot_bytes: 0,
             slots: Vec::new(),
@@ -291,6 +292,9 @@ impl Plan {
             false => limit,
         };
         plan.device = Some(on_device);
+        // For these slots cannot give memory back; but a model that runs without them is not refused for them.
+        let most = budget.saturating_sub(plan.fixed()).saturating_sub(least).min(budget / 8);
+        plan.scratch = likely_bytes(blueprint.model.head().vocab() as u64).min(most);
         let room = budget.saturating_sub(plan.fixed()).min(limit);
         match classes.divide(room) {
             Some(slots) if plan.fixed() <= budget => {
@@ -379,11 +383,6 @@ fn margin(available: u64) -> u64 {
 /// Room for what cannot be counted beforehand: stacks, the allocator's gaps, texts, page tables.
 fn headroom(budget: u64) -> u64 {
     (budget / 64).clamp(16 << 20, 256 << 20)
-}
-
-/// What is set aside for grammars where slots cannot give memory back: what they need with a large vocabulary.
-fn grammars(budget: u64) -> u64 {
-    (budget / 64).min(128 << 20)
 }
 
 /// What one token reads when it is computed alone, as in decoding: a bound on its speed is the memory's bandwidth
