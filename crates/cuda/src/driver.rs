@@ -150,6 +150,12 @@ fn reason(error: DriverError) -> String {
     }
 }
 
+/// Bytes of the GPU's memory that are free, less what others may need in the meantime.
+fn usable_memory() -> std::result::Result<u64, DriverError> {
+    let free = result::mem_get_info()?.0 as u64;
+    Ok(free.saturating_sub((free / 32).max(256 << 20)))
+}
+
 /// An engine's error for a driver's.
 pub fn failed(doing: &str, error: DriverError) -> Error {
     let message = format!("the GPU cannot {doing}: {}; --device cpu goes without it", reason(error));
@@ -200,7 +206,10 @@ impl Gpu {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
         let copies = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
         let recording = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
-        let (free, _) = result::mem_get_info().map_err(open)?;
+        let usable = usable_memory().map_err(open)?;
+        if let Some(budget) = budget.filter(|&budget| budget > usable) {
+            tracing::warn!("{} of the GPU's memory are free, not {}", Bytes(usable), Bytes(budget));
+        }
         let number = |which| attribute(device, which).map(|n| n as u32).map_err(open);
         Ok(Arc::new(Gpu {
             device,
@@ -213,7 +222,7 @@ impl Gpu {
             capability: capability(device).map_err(open)?,
             multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             shared_limit: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-            budget: budget.unwrap_or((free as u64).saturating_sub((free as u64 / 32).max(256 << 20))),
+            budget: budget.map_or(usable, |budget| budget.min(usable)),
             used: Mutex::default(),
             pieces: Mutex::default(),
             pinned: Mutex::default(),
@@ -288,6 +297,27 @@ impl Gpu {
         self.counts().iter().map(|(what, bytes)| (*what, *bytes)).collect()
     }
 
+    /// Bytes of the budget that are in no use.
+    pub fn unused(&self) -> u64 {
+        self.budget.saturating_sub(self.counts().values().sum())
+    }
+
+    /// Sees to it that others have left so many bytes.
+    ///
+    /// # Errors
+    /// If they have not.
+    pub fn has_free(&self, bytes: u64) -> Result<()> {
+        self.enter()?;
+        let (free, _) = result::mem_get_info().map_err(|error| failed("tell what is free", error))?;
+        if free as u64 >= bytes {
+            return Ok(());
+        }
+        let (free, bytes) = (Bytes(free as u64), Bytes(bytes));
+        Err(Error::Backend(format!(
+            "the GPU has {free} left where {bytes} are needed: other programs use its memory"
+        )))
+    }
+
     fn take(&self, bytes: u64, what: &'static str) -> Result<Address> {
         let mut counts = self.counts();
         let used: u64 = counts.values().sum();
@@ -302,7 +332,14 @@ impl Gpu {
         self.enter()?;
         // SAFETY: the address is freed once, by whoever has it.
         let address = unsafe { result::malloc_sync((bytes as usize).max(16)) }
-            .map_err(|error| failed(&format!("find {} of its memory for {what}", Bytes(bytes)), error))?;
+            .map_err(|error| match error.0 {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Backend(format!(
+                    "the GPU has no {} left for {what}: other programs use its memory; end them, or start again with a \
+                     lower --vram",
+                    Bytes(bytes)
+                )),
+                _ => failed(&format!("find {} of its memory for {what}", Bytes(bytes)), error),
+            })?;
         *counts.entry(what).or_default() += bytes;
         Ok(address)
     }
@@ -326,7 +363,15 @@ impl Gpu {
         let count = (SLAB / stride).max(1);
         let (slab, count) = match self.take(count * stride, "conversations") {
             Ok(slab) => (slab, count),
-            Err(_) => (self.take(stride, "conversations")?, 1),
+            Err(_) => {
+                // States of another size may have left room behind.
+                let one = self.take(stride, "conversations").or_else(|_| {
+                    self.wait()?;
+                    self.trim(&mut pool);
+                    self.take(stride, "conversations")
+                })?;
+                (one, 1)
+            }
         };
         pool.slabs.push(Slab { first: slab, bytes: count * stride, piece: bytes, count });
         pool.free.entry(bytes).or_default().extend((1..count).map(|i| slab + i * stride));
@@ -341,8 +386,11 @@ impl Gpu {
 
     /// Gives the memory of pieces back of which no state has one.
     pub(crate) fn trim_pieces(&self) {
-        let mut pool = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        let PiecePool { free, slabs } = &mut *pool;
+        self.trim(&mut self.pieces.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn trim(&self, pool: &mut PiecePool) {
+        let PiecePool { free, slabs } = pool;
         slabs.retain(|slab| {
             let inside = |address: &Address| (slab.first..slab.first + slab.bytes).contains(address);
             let of_size = free.entry(slab.piece).or_default();
@@ -607,5 +655,25 @@ impl Drop for Moment {
             // SAFETY: it was created once and is destroyed once.
             let _ = unsafe { result::event::destroy(self.event) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_pieces_of_one_size_leave_is_for_those_of_another() {
+        if crate::find().is_err() {
+            eprintln!("skipped: no GPU is there");
+            return;
+        }
+        let gpu = Gpu::open(0, Some(64 << 20)).unwrap();
+        let small = 1 << 20;
+        let taken: Vec<Address> = std::iter::from_fn(|| gpu.take_piece(small).ok()).collect();
+        assert!(taken.len() > 32 && gpu.unused() < 2 * small);
+        assert!(matches!(gpu.take_piece(2 * small), Err(Error::Budget { .. })));
+        taken.into_iter().for_each(|address| gpu.return_piece(address, small));
+        gpu.take_piece(2 * small).unwrap();
     }
 }

@@ -393,12 +393,15 @@ impl Staging {
 /// Memory for slots; where the GPU has less than was planned, because others use it, fewer of them.
 fn arenas(gpu: &Arc<Gpu>, classes: &SlotClasses, slots: &[usize]) -> Result<(Vec<Arena>, Vec<usize>)> {
     let mut slots = slots.to_vec();
+    // What the plan has for other purposes.
+    let owed = gpu.unused().saturating_sub(classes.device_bytes(&slots));
     loop {
         let make = |(class, &count): (usize, &usize)| {
             let bytes = classes.classes[class].device_bytes;
             Arena::new(gpu, bytes, count)
         };
-        match slots.iter().enumerate().map(make).collect::<Result<Vec<_>>>() {
+        let made = slots.iter().enumerate().map(make).collect::<Result<Vec<_>>>();
+        match made.and_then(|arenas| gpu.has_free(owed).map(|()| arenas)) {
             Ok(arenas) => return Ok((arenas, slots)),
             Err(error) => {
                 let wanted = classes.device_bytes(&slots);

@@ -68,7 +68,7 @@ fn fewer_slots_than_planned_are_enough() {
         emulator.fail("allocation", after);
         match Engine::open(&model, &options) {
             Err(error) => {
-                assert!(error.to_string().contains("find"), "{error}");
+                assert!(error.to_string().contains("--vram"), "{error}");
                 refused += 1;
             }
             Ok(engine) => {

@@ -12,7 +12,9 @@ use forebay_cuda::Cuda;
 use forebay_engine::backend::{Backend, BufShape, Device};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::store::{Meters, Picture, Place};
-use forebay_engine::{Cancel, Engine, Error, Grammar, Options, Precision, Prospect, Session, TokenId, Turn};
+use forebay_engine::{
+    Cancel, Engine, Error, Grammar, Logits, Options, Precision, Prospect, Session, TokenId, Turn,
+};
 use forebay_kernels::Encoding;
 
 /// The logits of a prompt, of tokens one by one, and of several conversations together.
@@ -193,6 +195,39 @@ fn slots_are_lent_to_conversations() {
     drop(many);
     assert_same_bits(&answer(&engine).unwrap(), &truth, "after all have ended");
     assert_eq!(experts(), all, "slots are back");
+}
+
+/// What goes wrong with the logits has nothing to do with experts: they stay where they are.
+#[test]
+fn an_error_of_who_reads_logits_leaves_experts_on_the_gpu() {
+    if gpu().is_none() {
+        return;
+    }
+    let model = data("golden/qwen3moe.gguf");
+    let engine = Engine::open(&model, &tiers(&model, Precision::Fast, Room::All, Room::Percent(50))).unwrap();
+    let truth = answer(&engine).unwrap();
+    let lifted = engine.meters().bytes_lifted;
+    let mut session = engine.session();
+    let mut turns = [Turn { session: &mut session, tokens: &[TokenId(1)], logits: true, marks: &[] }];
+    let refuse = |_: usize, _: &mut Logits<'_>| Err(Error::Invalid("no token fits".into()));
+    let error = engine.step(&mut turns, &Cancel::default(), refuse).unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+    drop(session);
+    assert_same_bits(&answer(&engine).unwrap(), &truth, "after the error");
+    assert_eq!(engine.meters().bytes_lifted, lifted, "nothing had to be brought again");
+}
+
+/// More than is free is not there, whatever is asked for.
+#[test]
+fn a_budget_is_no_more_than_is_free() {
+    if gpu().is_none() {
+        return;
+    }
+    let all = Cuda::open(0, None).unwrap().memory();
+    assert_eq!(Cuda::open(0, Some(1 << 20)).unwrap().memory(), 1 << 20);
+    let asked = Cuda::open(0, Some(1 << 50)).unwrap().memory();
+    // Other tests use some meanwhile.
+    assert!(asked < 1 << 50 && asked > all / 2, "{asked} of {all}");
 }
 
 /// Grammars are in the computer's memory: they end with that, and the GPU's slots stay as they are.

@@ -207,6 +207,20 @@ fn a_failing_read_names_file_and_offset_and_the_store_goes_on() {
 }
 
 #[test]
+fn two_that_wait_for_a_read_both_hear_that_it_failed() {
+    let drive = Arc::new(Drive { fails_from: Some(end_of(3, 4, Up) - 100), ..Drive::default() });
+    let store = open(&drive, 6);
+    *drive.silent.lock().unwrap() = true;
+    let mut waiting = [0, 1].map(|_| store.acquire(LayerIdx(3), &[ExpertIdx(4)], Purpose::Token));
+    *drive.silent.lock().unwrap() = false;
+    drive.speaks.notify_all();
+    for acquisition in &mut waiting {
+        let message = acquisition.next_ready().err().expect("it cannot come").to_string();
+        assert!(message.contains("medium error"), "{message}");
+    }
+}
+
+#[test]
 fn a_file_that_has_shrunk_is_an_error_and_no_hang() {
     let drive = Arc::new(Drive { ends_at: Some(end_of(2, 7, Down) - 1), ..Drive::default() });
     let store = open(&drive, 4);

@@ -51,12 +51,16 @@ impl ComputeGuard<'_> {
         if let Some(why) = self.inner.lost.get() {
             return Err(Error::DeviceLost(why.clone()));
         }
-        self.forward_there(batch, pass, logits).inspect_err(|error| match error {
+        let mut submitted = false;
+        let done = self.forward_there(batch, pass, logits, &mut submitted);
+        done.inspect_err(|error| match error {
             Error::DeviceLost(why) => {
                 self.inner.lost.get_or_init(|| why.clone());
             }
             // These end a batch between two layers, or before an expert was given a place there.
             Error::Cancelled | Error::Io { .. } => {}
+            // Experts have come by then: it is the output that failed, or whoever was given it.
+            _ if submitted => {}
             // What was on its way to the device may not have come there.
             _ => self.inner.store.forget_device(),
         })
@@ -67,6 +71,7 @@ impl ComputeGuard<'_> {
         batch: &mut Batch<'_>,
         pass: Pass<'_>,
         mut logits: impl FnMut(usize, &mut Logits<'_>) -> Result<()>,
+        submitted: &mut bool,
     ) -> Result<()> {
         let Pass { wanted, cancel, mut observer } = pass;
         let Compute { backend, routing, expected, assistant, pressure, logits: kept } = &mut *self.held;
@@ -98,6 +103,7 @@ impl ComputeGuard<'_> {
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
         cx.backend.submit()?;
+        *submitted = true;
         for rows in wanted.chunks(Head::ROWS) {
             cancel.check()?;
             cx.backend.begin(batch.tokens.len());

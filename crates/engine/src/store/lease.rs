@@ -204,7 +204,11 @@ impl Acquisition<'_> {
     fn failure(&mut self, state: &mut State) -> Option<Error> {
         let lost = self.reading.iter().position(|&e| state.experts[e] == Residence::Drive)?;
         let lost = self.reading.remove(lost);
-        let at = state.failures.iter().position(|(expert, _)| *expert == lost)?;
+        let Some(at) = state.failures.iter().position(|(expert, _)| *expert == lost) else {
+            // Another acquisition was told of it. Here it is read once more.
+            self.waiting.push(lost);
+            return None;
+        };
         let (_, error) = state.failures.swap_remove(at);
         state.failures.retain(|(expert, _)| *expert != lost);
         Some(error)
