@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
 use forebay_engine::store::tier::part_of;
@@ -107,6 +108,8 @@ struct Staging {
     on_the_way: VecDeque<(usize, Lease)>,
     /// Counts copies.
     copies: u64,
+    /// How long places were waited for, since somebody asked.
+    waited: Duration,
 }
 
 struct Place {
@@ -307,6 +310,11 @@ impl ExpertSlots {
         }
         Ok(on_the_way.len() < before)
     }
+
+    /// How long places for copies were waited for, since this was last asked.
+    pub fn copy_wait(&mut self) -> Duration {
+        std::mem::take(&mut self.staging.waited)
+    }
 }
 
 impl Staging {
@@ -322,6 +330,7 @@ impl Staging {
             sent: Vec::with_capacity(places),
             on_the_way: VecDeque::with_capacity(places),
             copies: 0,
+            waited: Duration::ZERO,
         })
     }
 
@@ -365,7 +374,9 @@ impl Staging {
         // What kept the last copy's bytes goes before its moment is set anew.
         while self.on_the_way.iter().any(|(taken, _)| *taken == place) {
             let (oldest, lease) = self.on_the_way.pop_front().expect("there is one");
+            let asked = Instant::now();
             self.places[oldest].come.wait()?;
+            self.waited += asked.elapsed();
             drop(lease);
         }
         self.copies += 1;

@@ -51,6 +51,8 @@ pub struct Limits {
 /// The model, when it is there.
 pub struct Loaded {
     pub engine: Engine,
+    /// What computes, for people.
+    pub compute: String,
     /// In place of the file's.
     pub template: Option<Arc<ChatTemplate>>,
     /// How the model writes reasoning and calls.
@@ -73,7 +75,9 @@ impl Loaded {
             None => engine.template().ok().flatten().map_or("", ChatTemplate::source),
         };
         let dialect = Dialect::of(source).with_tokens(engine.tokenizer());
-        Loaded { engine, template, dialect, think, worker: Mutex::new(Some(worker)) }
+        // Asked now, since it waits while something is computed.
+        let compute = engine.backend_name();
+        Loaded { engine, compute, template, dialect, think, worker: Mutex::new(Some(worker)) }
     }
 
     /// Finds out whether conversations can be rendered.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::response::Response;
+use forebay_engine::Engine;
 use forebay_engine::store::{Asked, Picture, Place, Sight};
-use forebay_engine::{Engine, instruction_sets};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
@@ -31,11 +31,12 @@ pub async fn live(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     if app.is_draining() {
         return Err(leaving());
     }
-    let engine = app.loaded()?.engine.clone();
+    let loaded = app.loaded()?;
+    let (engine, compute) = (loaded.engine.clone(), loaded.compute.clone());
     let place = PLACES.try_acquire().map_err(|_| full())?;
     Ok(sse::respond(move |events| async move {
         let _place = place;
-        events.named("machine", &machine(&app.model, &engine)).await?;
+        events.named("machine", &machine(&app.model, &engine, &compute)).await?;
         let mut camera = Camera { start: Instant::now(), picture: Picture::default(), shown: Vec::new() };
         // Nobody waits for the last frame when the server leaves.
         while !app.is_draining() {
@@ -53,15 +54,17 @@ fn full() -> ApiError {
 }
 
 /// What stays as it is.
-fn machine(name: &str, engine: &Engine) -> Value {
+fn machine(name: &str, engine: &Engine, compute: &str) -> Value {
     let plan = engine.plan();
     let layers = engine.routed_layers().iter().enumerate().filter(|(_, layer)| layer.experts > 0);
     let layers: Vec<_> = layers.map(|(index, layer)| [index, layer.experts, layer.used]).collect();
     json!({
         "model": name,
         "context": engine.context(),
-        "threads": engine.threads(),
-        "compute": instruction_sets().first(),
+        "compute": compute,
+        // A device has its own.
+        "threads": plan.device.is_none().then(|| engine.threads()),
+        "gpu": plan.device.as_ref().map(|device| json!({ "budget": device.budget, "planned": device.total() })),
         "io": (!layers.is_empty()).then(|| engine.io_description()),
         "layers": layers,
         "memory": { "budget": (plan.budget < u64::MAX).then_some(plan.budget), "dense": plan.dense },

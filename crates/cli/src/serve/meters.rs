@@ -260,7 +260,7 @@ impl Meters {
                 let help = "Bytes of experts brought to the GPU.";
                 text.number("expert_lifted_bytes_total", "counter", help, meters.bytes_lifted);
                 let help =
-                    "Time in which no expert could be read because all slots were on their way to the GPU.";
+                    "Time in which nothing could be started because experts were on their way to the GPU.";
                 text.number("expert_copy_wait_seconds_total", "counter", help, meters.copy_wait_seconds);
             }
             let help = "Time in which nothing could be computed for want of experts.";

@@ -174,6 +174,7 @@ pub fn experts_json(meters: &ExpertMeters) -> Value {
         "bytes_read": meters.bytes_read,
         "bytes_lifted": meters.bytes_lifted,
         "wait_ms": meters.wait_seconds * 1000.0,
+        "copy_wait_ms": meters.copy_wait_seconds * 1000.0,
     })
 }
 

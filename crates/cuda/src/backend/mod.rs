@@ -8,6 +8,7 @@ mod products;
 mod sequences;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{
@@ -253,6 +254,10 @@ impl Backend for CudaBackend {
 
     fn take_back(&mut self, part: DevicePart) -> Result<bool> {
         Ok(self.slots.as_mut().expect("slots were made").take_back(part))
+    }
+
+    fn copy_wait(&mut self) -> Duration {
+        self.slots.as_mut().map_or(Duration::ZERO, ExpertSlots::copy_wait)
     }
 
     fn let_go(&mut self, wait: bool) -> Result<bool> {

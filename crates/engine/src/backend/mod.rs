@@ -18,6 +18,7 @@ mod routing;
 use std::any::Any;
 use std::io::{self, Read, Write};
 use std::ops::Range;
+use std::time::Duration;
 
 use forebay_kernels::{Encoding, MatRef, Planes, RopePairs};
 
@@ -498,6 +499,12 @@ pub trait Backend: Send {
     fn let_go(&mut self, wait: bool) -> Result<bool> {
         let _ = wait;
         Ok(false)
+    }
+
+    /// How long it has waited for copies to the device's memory to end, since it was last asked. What [`let_go`](Self::let_go) waited
+    /// for is not counted.
+    fn copy_wait(&mut self) -> Duration {
+        Duration::ZERO
     }
 
     /// The state of one layer of a new sequence.

@@ -104,6 +104,7 @@ impl ComputeGuard<'_> {
         self.inner.model.forward(&mut cx, batch)?;
         cx.backend.submit()?;
         *submitted = true;
+        cx.store.note_copy_wait(cx.backend.copy_wait());
         for rows in wanted.chunks(Head::ROWS) {
             cancel.check()?;
             cx.backend.begin(batch.tokens.len());

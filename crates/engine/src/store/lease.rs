@@ -60,6 +60,7 @@ impl Acquisition<'_> {
         }
         let shared = &self.store.shared;
         let start = Instant::now();
+        let mut for_copies = Duration::ZERO;
         let mut state;
         loop {
             // The last batch has given its slots back, and reads that have ended may leave some, too.
@@ -89,7 +90,7 @@ impl Acquisition<'_> {
                 }
                 let asked = Instant::now();
                 if let_go(true)? {
-                    shared.lock().meters.copy_wait_seconds += asked.elapsed().as_secs_f64();
+                    for_copies += asked.elapsed();
                     continue;
                 }
                 return Err(Error::Backend(
@@ -104,7 +105,8 @@ impl Acquisition<'_> {
             drop(shared.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner));
         }
         let waited = start.elapsed();
-        state.meters.wait_seconds += waited.as_secs_f64();
+        state.meters.copy_wait_seconds += for_copies.as_secs_f64();
+        state.meters.wait_seconds += waited.saturating_sub(for_copies).as_secs_f64();
         drop(state);
         Ok(Some(self.hand_out()))
     }

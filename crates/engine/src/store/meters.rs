@@ -33,7 +33,7 @@ pub struct Meters {
     pub read_seconds: f64,
     /// Time in which nothing could be computed because no expert was there.
     pub wait_seconds: f64,
-    /// Time in which no expert could be read because all slots were on their way to the device.
+    /// Time in which nothing could be started because experts were on their way to the device.
     pub copy_wait_seconds: f64,
 }
 

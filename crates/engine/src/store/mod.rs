@@ -438,6 +438,13 @@ impl ExpertStore {
         classes.map(|(arena, slots)| (arena.slot_bytes() * kept(slots)) as u64).sum()
     }
 
+    /// Copies to the device were waited for.
+    pub fn note_copy_wait(&self, waited: Duration) {
+        if !waited.is_zero() {
+            self.shared.lock().meters.copy_wait_seconds += waited.as_secs_f64();
+        }
+    }
+
     /// A new token begins.
     pub fn tick(&self) {
         self.shared.lock().policy.tick();

@@ -98,7 +98,10 @@ export class Machine {
     // A model without experts has only the other meters.
     for (const part of ['experts', 'hit', 'drive', 'memory-legend']) this.#part(part).hidden = model.layers.length === 0;
     this.#put('shape', `${model.layers.length} layers × ${experts} experts, ${used} for each token`);
-    this.#put('about', [model.compute, `${model.threads} threads`, model.io?.split(',')[0]].filter(Boolean).join(' · '));
+    this.#part('pcie').hidden = !model.gpu || model.layers.length === 0;
+    const threads = model.threads && `${model.threads} threads`;
+    const vram = model.gpu && `${size(model.gpu.planned)} of its memory`;
+    this.#put('about', [model.compute, vram, threads, model.io?.split(',')[0]].filter(Boolean).join(' · '));
     this.onmodel(model);
   }
 
@@ -111,6 +114,7 @@ export class Machine {
     this.#meter('writing', 'tokens', (n) => n.toFixed(n < 100 ? 1 : 0));
     this.#meter('reading', 'prompt_tokens', (n) => n.toFixed(n < 100 ? 1 : 0));
     this.#meter('drive', 'read', (n) => (n / 1e9).toFixed(2));
+    if (this.model.gpu) this.#meter('pcie', 'lifted', (n) => (n / 1e9).toFixed(2));
     this.#hits();
     this.#memory(frame);
     this.#put('requests', requests(frame));
@@ -131,6 +135,10 @@ export class Machine {
     };
     const now = rate(this.#since(WINDOW), this.#frames.at(-1)) ?? this.#course(rate).findLast((r) => r !== null);
     this.#put('hit-now', now === undefined ? '–' : (100 * now).toFixed(now < 0.9995 ? 1 : 0));
+    const [from, to] = [this.#since(WINDOW), this.#frames.at(-1)];
+    const all = to.hits + to.misses - from.hits - from.misses;
+    const there = all > 0 ? (to.device_hits - from.device_hits) / all : 0;
+    this.#put('gpu-hit', this.model.gpu && all > 0 ? ` ${(100 * there).toFixed(0)} on the GPU` : '');
     this.#curve('hit', this.#course(rate), 1);
   }
 
