@@ -616,6 +616,7 @@ impl Moment {
 
     /// It is when everything that was started so far in a line has ended.
     pub fn set(&self, line: Line) -> Result<()> {
+        self.gpu.enter()?;
         // SAFETY: both live.
         unsafe { result::event::record(self.event, self.gpu.line(line)) }
             .map_err(|error| failed("compute", error))
@@ -623,6 +624,7 @@ impl Moment {
 
     /// What is started in a line from now on waits for it; the caller does not.
     pub fn hold_up(&self, line: Line) -> Result<()> {
+        self.gpu.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live.
         unsafe { result::stream::wait_event(self.gpu.line(line), self.event, flags) }
@@ -634,6 +636,7 @@ impl Moment {
     /// # Errors
     /// If what it comes after failed.
     pub fn has_passed(&self) -> Result<bool> {
+        self.gpu.enter()?;
         // SAFETY: the event lives.
         match unsafe { result::event::query(self.event) } {
             Ok(()) => Ok(true),
@@ -644,6 +647,7 @@ impl Moment {
 
     /// Waits for it.
     pub fn wait(&self) -> Result<()> {
+        self.gpu.enter()?;
         // SAFETY: the event lives.
         unsafe { result::event::synchronize(self.event) }.map_err(|error| failed("compute", error))
     }

@@ -217,6 +217,21 @@ fn an_error_of_who_reads_logits_leaves_experts_on_the_gpu() {
     assert_eq!(engine.meters().bytes_lifted, lifted, "nothing had to be brought again");
 }
 
+/// A thread that has never used the GPU may be the next to compute, and to drop what it has there.
+#[test]
+fn any_thread_may_compute() {
+    if gpu().is_none() {
+        return;
+    }
+    let model = data("golden/qwen3moe.gguf");
+    for (vram, ram) in [(Room::All, Room::All), (Room::Percent(30), Room::Percent(50))] {
+        let engine = Engine::open(&model, &tiers(&model, Precision::Fast, vram, ram)).unwrap();
+        let there = |engine: Engine| std::thread::spawn(move || answer(&engine)).join().unwrap().unwrap();
+        let truth = there(engine.clone());
+        assert_same_bits(&there(engine), &truth, "another thread");
+    }
+}
+
 /// More than is free is not there, whatever is asked for.
 #[test]
 fn a_budget_is_no_more_than_is_free() {
