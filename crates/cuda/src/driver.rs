@@ -334,8 +334,8 @@ impl Gpu {
         let address = unsafe { result::malloc_sync((bytes as usize).max(16)) }
             .map_err(|error| match error.0 {
                 sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Backend(format!(
-                    "the GPU has no {} left for {what}: other programs use its memory; end them, or start again with a \
-                     lower --vram",
+                    "the GPU is out of memory: {} for {what} are not free; end other programs that use it, give a lower --vram, \
+                     or use --device cpu",
                     Bytes(bytes)
                 )),
                 _ => failed(&format!("find {} of its memory for {what}", Bytes(bytes)), error),

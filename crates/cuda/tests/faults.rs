@@ -70,7 +70,7 @@ fn each_fails(emulator: &Emulator, kind: &str, words: &[&str]) {
 #[test]
 fn memory_that_is_not_there_is_an_error() {
     let Some(emulator) = emulator() else { return };
-    each_fails(&emulator, "allocation", &["out of memory", "--device cpu"]);
+    each_fails(&emulator, "allocation", &["out of memory", "--vram", "--device cpu"]);
 }
 
 #[test]
