@@ -138,7 +138,7 @@ export class Machine {
     const [from, to] = [this.#since(WINDOW), this.#frames.at(-1)];
     const all = to.hits + to.misses - from.hits - from.misses;
     const there = all > 0 ? (to.device_hits - from.device_hits) / all : 0;
-    this.#put('gpu-hit', this.model.gpu && all > 0 ? ` ${(100 * there).toFixed(0)} on the GPU` : '');
+    this.#put('gpu-hit', this.model.gpu && all > 0 ? `, ${(100 * there).toFixed(0)} on the GPU` : '');
     this.#curve('hit', this.#course(rate), 1);
   }
 
