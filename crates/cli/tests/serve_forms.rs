@@ -240,7 +240,7 @@ fn reasoning_has_the_length_that_was_asked_for() {
     let body = ask(json!({ "response_format": format, "chat_template_kwargs": kwargs }));
     check(server.post(CHAT, &body).ok()["choices"][0]["message"]["content"].as_str().unwrap());
 
-    let body = json!({ "messages": question("Which balls?"), "max_tokens": 60,
+    let body = json!({ "messages": question("Which balls?"), "max_tokens": 60, "temperature": 0,
         "thinking": { "type": "enabled", "budget_tokens": 8 } });
     let message = server.post("/v1/messages", &body).ok();
     let kinds: Vec<_> = message["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
