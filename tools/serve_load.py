@@ -213,7 +213,7 @@ def run_speed(args):
         command = [args.forebay, "run", args.model, "--raw", "-p", prompt(20_000 + number), "-n", str(args.tokens), "--ignore-eos",
                    "--temp", "0.9", "--seed", "1", "--json", *args.flags]
         stats = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["stats"]
-        rates.append(stats["generated_tokens"] / stats["decode_seconds"])
+        rates.append(stats["decode_steps"] / stats["decode_seconds"])
         print(f"run: {rates[-1]:.2f} tok/s while writing", flush=True)
     return rates
 

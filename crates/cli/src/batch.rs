@@ -1,7 +1,7 @@
 //! `forebay batch`: many answers from one file to another.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,7 +11,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use forebay_engine::chat::dialect::Parser;
-use forebay_engine::{Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Fnv, Listener};
+use forebay_engine::{
+    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Fnv, Listener, private_options,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -235,7 +237,7 @@ impl Answers {
     /// Opens the file and finds whose answers it holds. A line that was being written when the program ended is cut off.
     fn open(path: &Path) -> Result<(Answers, HashMap<String, usize>)> {
         let cannot = || format!("cannot write {}", path.display());
-        let mut file = OpenOptions::new()
+        let mut file = private_options()
             .read(true)
             .write(true)
             .create(true)

@@ -1,11 +1,11 @@
 //! Where results go: standard output, and files that are written whole or not at all.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use forebay_engine::Bytes;
+use forebay_engine::{Bytes, private_options};
 
 /// Writes a command's result to standard output.
 pub fn print(text: &str) -> Result<()> {
@@ -37,13 +37,22 @@ impl Output {
 
     /// Opens what will be written.
     pub fn create(path: &Path) -> Result<Output> {
+        Output::open(path, File::options())
+    }
+
+    /// As [`create`](Self::create), for what its owner alone should read.
+    pub fn private(path: &Path) -> Result<Output> {
+        Output::open(path, private_options())
+    }
+
+    fn open(path: &Path, mut options: OpenOptions) -> Result<Output> {
         let partial = (!is_in_place(path)).then(|| {
             let mut name = path.as_os_str().to_owned();
             name.push(format!(".{}.partial", std::process::id()));
             PathBuf::from(name)
         });
         let opened = match &partial {
-            Some(partial) => File::create(partial),
+            Some(partial) => options.write(true).create(true).truncate(true).open(partial),
             // What is in place is not emptied before there is something to put there.
             None => File::options().write(true).open(path),
         };

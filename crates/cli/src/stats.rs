@@ -26,24 +26,26 @@ pub fn line_of(engine: &Engine, answer: &Answer) -> String {
 
 /// What bounded the writing of an answer, and the share of it that was reached.
 fn bound(engine: &Engine, stats: &Stats) -> Option<(Bound, f64)> {
-    if stats.generated_tokens == 0 {
+    if stats.decode_steps == 0 {
         return None;
     }
     // Where the drive fails now, the answer is there all the same.
     let speeds = engine.speeds().ok()?;
-    let cost = TokenCost::new(stats.generated_tokens, stats.decode_seconds, &stats.experts);
+    let cost = TokenCost::new(stats.decode_steps, stats.decode_seconds, &stats.experts);
     let bound = Bound::of(&cost, &speeds)?;
     Some((bound, bound.ratio(&cost)))
 }
 
 fn line(stats: &Stats, streams: bool, bound: Option<(Bound, f64)>) -> String {
     let mut parts = Vec::new();
+    if stats.decode_steps > 0 {
+        parts.push(format!("{:.1} tok/s", stats.steps_per_second()));
+    }
     if stats.generated_tokens > 0 {
-        parts.push(format!("{:.1} tok/s", rate(stats.generated_tokens, stats.decode_seconds)));
         parts.push(format!("first token {:.1} s", stats.ttft_seconds));
     }
     if let Some(hit_rate) = stats.experts.hit_rate().filter(|_| streams) {
-        let per_token = |bytes: u64| decimal(bytes as f64 / stats.generated_tokens.max(1) as f64);
+        let per_token = |bytes: u64| decimal(bytes as f64 / stats.decode_steps.max(1) as f64);
         match stats.experts.device_hit_rate().filter(|_| stats.experts.bytes_lifted > 0) {
             Some(on_gpu) => {
                 let (on_gpu, in_memory) = (100.0 * on_gpu, 100.0 * (hit_rate - on_gpu));
@@ -96,9 +98,10 @@ pub fn answer(engine: &Engine, said: &Said) -> Value {
             "reused_tokens": stats.reused_tokens,
             "prompt_seconds": stats.prompt_seconds,
             "generated_tokens": stats.generated_tokens,
+            "decode_steps": stats.decode_steps,
             "decode_seconds": stats.decode_seconds,
             "ttft_seconds": stats.ttft_seconds,
-            "experts": experts(&stats.experts, stats.generated_tokens),
+            "experts": experts(&stats.experts, stats.decode_steps),
             "prompt_experts": experts(&stats.prompt_experts, stats.prompt_tokens - stats.reused_tokens),
             "memory": {
                 "budget": engine.plan().budget,
@@ -163,7 +166,8 @@ mod tests {
             prompt_tokens: 30,
             reused_tokens: 10,
             prompt_seconds: 0.5,
-            generated_tokens: 50,
+            generated_tokens: 51,
+            decode_steps: 50,
             decode_seconds: 4.0,
             ttft_seconds: 0.5,
             experts: Meters {
@@ -189,7 +193,7 @@ mod tests {
         let expected =
             " · experts 60% on the GPU, 30% in memory · 1.0 MB/tok to the GPU · 0.0 MB/tok from the drive";
         assert!(line_of_gpu.ends_with(expected), "{line_of_gpu}");
-        let nothing = Stats { generated_tokens: 0, experts: Meters::default(), ..stats };
+        let nothing = Stats { generated_tokens: 0, decode_steps: 0, experts: Meters::default(), ..stats };
         assert_eq!(line(&nothing, true, None), "prompt 20 tok at 40 tok/s");
     }
 }

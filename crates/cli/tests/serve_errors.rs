@@ -39,7 +39,7 @@ fn what_is_wrong_is_said_with_its_field() {
         (chat(json!({ "max_tokens": 0 })), "max_tokens", "at least 1"),
         (chat(json!({ "max_completion_tokens": -7 })), "max_completion_tokens", "at least 1"),
         (chat(json!({ "n": 0 })), "n", "between 1 and 128"),
-        (chat(json!({ "n": 5 })), "n", "takes 4"),
+        (chat(json!({ "n": 5 })), "n", "takes 3"),
         (chat(json!({ "stop": "" })), "stop", "empty"),
         (chat(json!({ "stop": vec!["a"; 17] })), "stop", "16"),
         (chat(json!({ "logit_bias": { "99999999": 1 } })), "logit_bias", "not a token"),

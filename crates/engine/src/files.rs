@@ -1,23 +1,92 @@
-//! Files that are written whole or not at all.
+//! Files for their owner alone, which are written whole or not at all.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Writes a file beside its place and moves it there once it is on the drive. Where that fails, what was there before
-/// is still there: another process may write the same file, the drive may be full, the power may go.
+/// is still there: another process may write the same file, the drive may be full, the power may go. Nobody but its owner
+/// can read it.
 pub fn write_whole(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let written = File::create(&temporary)
-        .and_then(|mut file| {
-            write(&mut file)?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&temporary, path));
+    let (mut file, temporary) = create_beside(path)?;
+    let written = write(&mut file).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
+        return written;
     }
-    written
+    // The name is on the drive when its folder is.
+    sync_folder(path)
+}
+
+/// Creates a file with a name that no other writer has, of this process or of another.
+fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    static WRITERS: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let number = WRITERS.fetch_add(1, Ordering::Relaxed);
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.{number}", std::process::id()));
+        let temporary = path.with_file_name(name);
+        match private_options().write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((file, temporary)),
+            // An earlier process of the same number was killed while it wrote.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(unix)]
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match File::open(folder)?.sync_all() {
+        // Some file systems keep no folders that could be written.
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+#[cfg(not(unix))]
+fn sync_folder(_: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+/// Options with which a file that is created can be read by its owner alone, where the system knows owners.
+pub fn private_options() -> OpenOptions {
+    #[allow(unused_mut)]
+    let mut options = OpenOptions::new();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+/// Makes a folder that its owner alone can look into; one that is there becomes such a folder.
+pub fn private_folder(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)?;
+    make_private(path)
+}
+
+/// Takes a file or a folder from everybody but its owner.
+#[cfg(unix)]
+pub fn make_private(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let metadata = fs::symlink_metadata(path)?;
+    let mode = if metadata.is_dir() { 0o700 } else { 0o600 };
+    // A link's own permissions mean nothing, and what it leads to is not ours.
+    if metadata.is_symlink() || metadata.permissions().mode() & 0o777 == mode {
+        return Ok(());
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// Takes a file or a folder from everybody but its owner.
+#[cfg(not(unix))]
+pub fn make_private(_: &Path) -> io::Result<()> {
+    Ok(())
 }

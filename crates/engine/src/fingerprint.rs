@@ -57,6 +57,12 @@ fn add_settings(model: &ModelFile, hash: &mut Fnv) -> Result<()> {
     Ok(())
 }
 
+/// FNV-1a of 128 bits, for names of which no two may be the same by chance.
+pub fn fnv_128(bytes: impl IntoIterator<Item = u8>) -> u128 {
+    let (basis, prime) = (0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, 0x0100_0000_0000_0000_0000_013b);
+    bytes.into_iter().fold(basis, |hash: u128, byte| (hash ^ u128::from(byte)).wrapping_mul(prime))
+}
+
 /// FNV-1a: the same on every machine and in every version.
 pub struct Fnv(pub u64);
 

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use crate::TokenId;
 use crate::chat::dialect::ReasoningLimit;
+use crate::client::Client;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::grammar::{Grammar, Mask, Matcher};
@@ -19,6 +20,8 @@ use crate::tokenizer::StreamDecoder;
 pub struct Request {
     /// The whole conversation so far.
     pub prompt: Vec<TokenId>,
+    /// Who asks, where [several](crate::Crowd) do.
+    pub client: Client,
     /// The most tokens to generate; without it, until the context is full.
     pub max_tokens: Option<usize>,
     /// How tokens are chosen.
@@ -102,6 +105,9 @@ pub struct Stats {
     pub prompt_seconds: f64,
     /// Tokens generated.
     pub generated_tokens: usize,
+    /// Tokens that were computed after the prompt, each of which led to the next one or to the end. The first token comes
+    /// of the prompt, and one that fills the answer is not computed.
+    pub decode_steps: usize,
     /// From the end of the prompt to the end of the answer.
     pub decode_seconds: f64,
     /// From the start to the first token.
@@ -110,6 +116,13 @@ pub struct Stats {
     pub prompt_experts: Meters,
     /// What it did while the answer was written.
     pub experts: Meters,
+}
+
+impl Stats {
+    /// Steps of writing in a second; zero where there were none.
+    pub fn steps_per_second(&self) -> f64 {
+        if self.decode_seconds > 0.0 { self.decode_steps as f64 / self.decode_seconds } else { 0.0 }
+    }
 }
 
 /// A finished answer.
@@ -191,6 +204,8 @@ pub struct Writing {
     answer: Answer,
     /// The most tokens of the answer.
     most: usize,
+    /// How often logits were taken.
+    chosen: usize,
     ended: bool,
 }
 
@@ -229,6 +244,7 @@ impl Writing {
             },
             answer,
             most: request.max_tokens.map_or(room, |n| n.min(room)),
+            chosen: 0,
             ended: false,
             engine: engine.clone(),
         })
@@ -244,6 +260,7 @@ impl Writing {
         logits: &mut Logits<'_>,
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<Option<TokenId>> {
+        self.chosen += 1;
         if self.ended || self.answer.tokens.len() == self.most {
             return Ok(None);
         }
@@ -306,6 +323,8 @@ impl Writing {
     /// The answer, after the text that was held back.
     pub fn finish(self, on_event: &mut dyn FnMut(Event<'_>)) -> Answer {
         let mut answer = self.answer;
+        // The first logits are the prompt's.
+        answer.stats.decode_steps = self.chosen.saturating_sub(1);
         (answer.text, answer.stop) = self.text.finish(on_event);
         if answer.stop.is_some() {
             answer.finish_reason = FinishReason::Stop;

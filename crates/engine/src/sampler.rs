@@ -59,7 +59,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// A sampler for logits of `vocab_size` tokens; fails if the parameters are out of range.
-    pub fn new(params: SamplingParams, vocab_size: usize) -> Result<Sampler> {
+    pub fn new(mut params: SamplingParams, vocab_size: usize) -> Result<Sampler> {
         params.validate()?;
         if vocab_size == 0 || u32::try_from(vocab_size).is_err() {
             return Err(Error::Invalid(format!(
@@ -74,6 +74,7 @@ impl Sampler {
                 vocab_size - 1
             )));
         }
+        params.merge_bias();
         let seed = params.seed.unwrap_or_else(random_seed);
         let window = if params.has_penalties() { params.penalty_last_n } else { 0 };
         let most_candidates = if params.top_k == 0 { vocab_size } else { params.top_k.min(vocab_size) };

@@ -12,8 +12,8 @@ use std::time::Duration;
 use common::{KEEPING, containers, data, demo_model, options, random_tokens};
 use forebay_engine::plan::ExpertMemory;
 use forebay_engine::{
-    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, FinishReason, Options, Precision, PrefixOptions,
-    Request, TokenId,
+    Answer, Cancel, Client, Crowd, CrowdOptions, Engine, Error, FinishReason, Options, Precision,
+    PrefixOptions, Request, Tenant, TokenId,
 };
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -215,6 +215,67 @@ fn whoever_comes_and_leaves_nobody_waits_for_ever() {
     }
 }
 
+/// A request of a client, who is a tenant of its own.
+fn from_client(number: u128, request: Request) -> Request {
+    Request { client: Client { tenant: Tenant(number), number }, ..request }
+}
+
+#[test]
+fn one_client_leaves_places_to_others_however_much_it_asks_for() {
+    let engine = open("qwen3moe", 64);
+    let mut crowd = Crowd::new(&engine, CrowdOptions { share: 3, ..CrowdOptions::new(4) });
+    let step = |crowd: &mut Crowd| crowd.step(&Cancel::default()).unwrap();
+    let ask = |crowd: &mut Crowd, client, tokens| {
+        add(crowd, &from_client(client, request(&random_tokens(4, 160, 30), tokens, 1)))
+    };
+    let many: Vec<Ear> = (0..10).map(|_| ask(&mut crowd, 1, 20)).collect();
+    step(&mut crowd);
+    assert_eq!((crowd.running(), crowd.waiting()), (3, 7));
+    // Another one finds a place at once.
+    let other = ask(&mut crowd, 2, 1);
+    step(&mut crowd);
+    assert_eq!(other.answer().tokens.len(), 1);
+    // When a place gets free, it is the turn of who has fewest, not of who came first.
+    let others: Vec<Ear> = [2, 2, 3].into_iter().map(|client| ask(&mut crowd, client, 50)).collect();
+    step(&mut crowd);
+    assert_eq!((crowd.running(), crowd.waiting()), (4, 9), "three of the first client and one of the second");
+    while !many[0].has_ended() {
+        step(&mut crowd);
+    }
+    step(&mut crowd);
+    assert_eq!(crowd.running(), 4);
+    assert!(!others[2].text().is_empty(), "the third client is next, although it came last");
+    finish(&mut crowd);
+    assert!(many.iter().chain(&others).all(Ear::has_ended));
+}
+
+#[test]
+fn tenants_share_nothing_that_is_being_computed() {
+    for family in KEEPING {
+        let engine = open(family, 48);
+        let asked = request(&random_tokens(100, 160, 31), 8, 1);
+        let prefixes = Some(PrefixOptions::new(&engine, None));
+        let mut crowd = Crowd::new(&engine, CrowdOptions { prefixes, ..CrowdOptions::new(8) });
+        // Two tenants at once, then a third while those write, then the first again.
+        let mut ears: Vec<Ear> =
+            [1, 1, 2].map(|tenant| add(&mut crowd, &from_client(tenant, asked.clone()))).into();
+        while ears.iter().any(|ear| ear.text().is_empty()) {
+            crowd.step(&Cancel::default()).unwrap();
+        }
+        ears.push(add(&mut crowd, &from_client(3, asked.clone())));
+        finish(&mut crowd);
+        ears.extend([4, 1].map(|tenant| add(&mut crowd, &from_client(tenant, asked.clone()))));
+        finish(&mut crowd);
+        let expected = alone(&engine, &asked);
+        let answers = ears.iter().map(Ear::answer);
+        let reused: Vec<usize> = answers
+            .inspect(|answer| assert_same(answer, &expected, family))
+            .map(|answer| answer.stats.reused_tokens)
+            .collect();
+        assert_eq!(reused, [0, 99, 0, 0, 0, 99], "{family}");
+    }
+}
+
 /// A request to stop that is made at the so manieth look.
 fn after_looks(looks: usize) -> (Cancel, Arc<AtomicUsize>) {
     let seen = Arc::new(AtomicUsize::new(0));
@@ -348,7 +409,7 @@ fn chooses(engine: &Engine, request: &Request, layer: usize, expert: u32) -> (bo
     let counter = chosen.clone();
     let mut session = engine.session();
     session.watch_routing(Some(Box::new(move |routed| {
-        if routed.layer.0 as usize == layer && routed.routing.experts().contains(&expert) {
+        if routed.layer.0 == layer && routed.routing.experts().contains(&expert) {
             counter.fetch_add(1, Ordering::SeqCst);
         }
     })));
@@ -405,7 +466,8 @@ fn an_answer_says_what_it_took() {
     finish(&mut crowd);
     let [first, second] = [first, second].map(|ear| ear.answer().stats);
     for stats in [first, second] {
-        assert_eq!((stats.prompt_tokens, stats.generated_tokens), (40, 12));
+        assert_eq!((stats.prompt_tokens, stats.generated_tokens, stats.decode_steps), (40, 12, 11));
+        assert_eq!(stats.steps_per_second(), 11.0 / stats.decode_seconds);
         assert!(stats.prompt_seconds > 0.0 && stats.decode_seconds > 0.0 && stats.experts.hits > 0);
         assert!(stats.prompt_experts.hits > 0 && stats.ttft_seconds >= stats.prompt_seconds);
     }

@@ -113,6 +113,8 @@ fn an_end_token_stops_and_is_no_part_of_the_answer() {
     assert_eq!(sometime.finish_reason, FinishReason::Stop);
     assert!(!sometime.tokens.is_empty() && !sometime.tokens.contains(&token("<end>")));
     assert_eq!(sometime.text, TINY.tokenizer().decode(&sometime.tokens, true));
+    // The first token comes of the prompt, and the last one was computed: it led to the end.
+    assert_eq!((only_end.stats.decode_steps, sometime.stats.decode_steps), (0, sometime.tokens.len()));
 }
 
 #[test]
@@ -120,6 +122,7 @@ fn end_tokens_can_be_ignored() {
     let request = Request { ignore_end: true, ..among(&["<end>"]) };
     let answer = answer(&TINY, &request);
     assert_eq!((answer.finish_reason, answer.tokens.len()), (FinishReason::Length, 40));
+    assert_eq!(answer.stats.decode_steps, 39, "the last token is chosen and not computed");
     assert!(!answer.tokens.contains(&token("<end>")));
 }
 

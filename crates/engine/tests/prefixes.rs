@@ -15,8 +15,8 @@ use common::{KEEPING, containers, options, random_tokens, trained};
 use forebay_engine::chat::{Message, RenderOptions};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{
-    Answer, Cancel, Crowd, CrowdOptions, Engine, FinishReason, Options, Precision, PrefixOptions, Stats,
-    TokenId,
+    Answer, Cancel, Client, Crowd, CrowdOptions, Engine, FinishReason, Options, Precision, PrefixOptions,
+    Request, Stats, Tenant, TokenId,
 };
 use served::{Ear, add, alone, ask, assert_same, finish, request};
 
@@ -264,6 +264,97 @@ fn limits_hold_and_the_oldest_leave() {
 }
 
 #[test]
+fn the_limit_holds_for_all_models_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let keep = |family: &str, disk, seeds: std::ops::Range<u64>| {
+        let mut crowd = crowd(&open(family), PrefixOptions { disk, ..keeping(Some(folder.path())) });
+        for seed in seeds {
+            ask(&mut crowd, &request(&random_tokens(130, 160, seed), 5, 1));
+        }
+        crowd.save_prefixes();
+    };
+    let sizes = || -> Vec<u64> {
+        files(folder.path(), ".conversation").iter().map(|file| file.metadata().unwrap().len()).collect()
+    };
+    keep("qwen3moe", 1 << 40, 70..74);
+    let before: u64 = sizes().iter().sum();
+    assert_eq!(sizes().len(), 4);
+    // Another model's conversations take the place of the oldest ones.
+    keep("qwen35moe", before, 80..82);
+    let (sizes, models) = (sizes(), fs::read_dir(folder.path()).unwrap().count());
+    assert!(sizes.iter().sum::<u64>() <= before, "{sizes:?}, and {before} were allowed");
+    assert!(models == 2 && sizes.len() >= 2, "{sizes:?}");
+    let newest = crowd(&open("qwen35moe"), keeping(Some(folder.path()))).prefix_meters();
+    assert_eq!(newest.disk_entries, 2, "the newest stay");
+}
+
+#[test]
+fn tenants_share_nothing_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = open("qwen3moe");
+    let of = |tenant| Request {
+        client: Client { tenant: Tenant(tenant), number: tenant },
+        ..request(&random_tokens(100, 160, 16), 5, 1)
+    };
+    let mut before = crowd(&engine, keeping(Some(folder.path())));
+    ask(&mut before, &of(1));
+    before.save_prefixes();
+    drop(before);
+    let mut crowd = crowd(&engine, keeping(Some(folder.path())));
+    assert_eq!([2, 0, 1].map(|tenant| ask(&mut crowd, &of(tenant)).stats.reused_tokens), [0, 0, 99]);
+    crowd.save_prefixes();
+    drop(crowd);
+    assert_eq!(files(folder.path(), ".conversation").len(), 3, "each has its own");
+}
+
+#[cfg(unix)]
+#[test]
+fn conversations_are_their_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let cache = tempfile::tempdir().unwrap();
+    let folder = cache.path().join("prefixes");
+    let save = |family: &str| {
+        let mut crowd = crowd(&open(family), keeping(Some(&folder)));
+        ask(&mut crowd, &request(&random_tokens(100, 160, 17), 5, 1));
+        crowd.save_prefixes();
+    };
+    let all = || -> Vec<PathBuf> {
+        let folders = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        files(&folder, "").into_iter().chain(folders).chain([folder.clone()]).collect()
+    };
+    let check = || {
+        for path in all() {
+            let expected = if path.is_dir() { 0o700 } else { 0o600 };
+            let mode = path.metadata().unwrap().permissions().mode() & 0o777;
+            assert_eq!(mode, expected, "{}: {mode:o}", path.display());
+        }
+    };
+    save("qwen3moe");
+    save("qwen35moe");
+    assert_eq!(all().len(), 7, "two files, two locks, their folders and the one of both");
+    check();
+    // What was there before, of this model and of another one, and a conversation whose name says not whose it is.
+    let [file, _] = &files(&folder, ".conversation")[..] else { panic!("there are two files") };
+    let nobodys = file.with_file_name("0123456789abcdef.conversation");
+    fs::copy(file, &nobodys).unwrap();
+    for path in all() {
+        let mode = if path.is_dir() { 0o755 } else { 0o644 };
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let meters =
+        ["qwen3moe", "qwen35moe"].map(|family| crowd(&open(family), keeping(Some(&folder))).prefix_meters());
+    assert_eq!(meters.map(|meters| (meters.disk_entries, meters.failures)), [(1, 0), (1, 0)]);
+    assert!(!nobodys.exists());
+    check();
+    // And what is saved by name.
+    let path = cache.path().join("saved");
+    let mut session = open("qwen3moe").session();
+    session.extend(&random_tokens(10, 160, 18)).unwrap();
+    session.save(&path).unwrap();
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
 fn a_disk_that_cannot_be_written_costs_nothing_but_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let engine = open("qwen3moe");
@@ -384,13 +475,13 @@ fn while_all_wait_for_a_file_steps_rest() {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
     let ear = add(&mut crowd, &request);
     let start = Instant::now();
-    for idle in 1..=5 {
-        assert_eq!(crowd.step(&Cancel::default()).unwrap(), 0);
-        assert_eq!(crowd.idle_steps(), idle);
-    }
-    // A lower bound: each of them waits for 20 ms, and no machine is too slow for that.
-    assert!(start.elapsed() >= Duration::from_millis(100));
+    let written: Vec<usize> = (0..5).map(|_| crowd.step(&Cancel::default()).unwrap()).collect();
+    let (rested, idle) = (start.elapsed(), crowd.idle_steps());
+    // Before anything is asserted, since whoever drops the crowd waits for the file.
     drop(fs::OpenOptions::new().write(true).open(path).unwrap());
+    assert_eq!((written, idle), (vec![0; 5], 5));
+    // A lower bound: each of them waits for 20 ms, and no machine is too slow for that.
+    assert!(rested >= Duration::from_millis(100), "{rested:?}");
     finish(&mut crowd);
     assert_same(&ear.answer(), &alone(&engine, &request), "after all");
 }

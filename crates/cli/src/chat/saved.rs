@@ -37,7 +37,7 @@ impl Saved {
     pub fn write(&self, path: &Path, session: &Session) -> Result<()> {
         session.save(&state_path(path))?;
         let text = serde_json::to_string_pretty(self)? + "\n";
-        Output::create(path)?.finish(text.as_bytes())
+        Output::private(path)?.finish(text.as_bytes())
     }
 
     pub fn read(path: &Path) -> Result<Saved> {

@@ -48,6 +48,18 @@ pub struct Limits {
     pub timeout: Option<Duration>,
 }
 
+impl Limits {
+    /// Answers that may be open at once.
+    pub fn open(&self) -> usize {
+        self.parallel + self.queue
+    }
+}
+
+/// How many of so many places one client may have: a quarter is left to others, who find a place at once.
+pub fn share(places: usize) -> usize {
+    places - places / 4
+}
+
 /// The model, when it is there.
 pub struct Loaded {
     pub engine: Engine,

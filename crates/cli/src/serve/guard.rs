@@ -1,11 +1,13 @@
 //! Who may ask: keys, and the origins of web pages.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use axum::http::{HeaderMap, HeaderValue, header};
-use ring::hmac;
+use forebay_engine::{Client, Tenant};
 use ring::rand::SystemRandom;
+use ring::{digest, hmac};
 
 use super::error::ApiError;
 use crate::args::read_text;
@@ -41,6 +43,28 @@ impl Keys {
 
     pub fn is_empty(&self) -> bool {
         self.tags.is_empty()
+    }
+
+    /// Who sends a request that has been [admitted](Self::check): whoever has the key, or where there are none whoever is
+    /// at the other end of the connection. Without keys all are one tenant. What a key leads to is the same after a restart.
+    pub fn client(&self, headers: &HeaderMap, peer: SocketAddr) -> Client {
+        let number = |of: &str, bytes: &[u8]| {
+            let mut context = digest::Context::new(&digest::SHA256);
+            context.update(of.as_bytes());
+            context.update(bytes);
+            let hash = context.finish();
+            u128::from_le_bytes(hash.as_ref()[..16].try_into().expect("it is longer"))
+        };
+        match given_key(headers).filter(|_| !self.is_empty()) {
+            Some(key) => {
+                let number = number("forebay key", key);
+                Client { tenant: Tenant(number), number }
+            }
+            None => {
+                let number = number("forebay connection", peer.to_string().as_bytes());
+                Client { tenant: Tenant::default(), number }
+            }
+        }
     }
 
     /// Finds out whether a request has a key, in time that does not depend on how right a wrong one is.
@@ -142,6 +166,26 @@ mod tests {
         std::fs::write(&path, "\n# nothing\n").unwrap();
         assert!(Keys::new(&[], Some(&path)).is_err());
         assert!(Keys::new(&[" ".into()], None).is_err());
+    }
+
+    #[test]
+    fn who_has_one_key_is_one_client_and_without_keys_connections_are() {
+        let keys = Keys::new(&["first".into(), "second".into()], None).unwrap();
+        let peers = ["127.0.0.1:1", "127.0.0.1:2"].map(|peer| peer.parse().unwrap());
+        let client = |keys: &Keys, key: &str, peer| {
+            keys.client(&headers(&[("authorization", &format!("Bearer {key}"))]), peer)
+        };
+        let first = client(&keys, "first", peers[0]);
+        assert_eq!(client(&keys, "first", peers[1]), first, "on another connection");
+        assert_eq!(keys.client(&headers(&[("x-api-key", "first")]), peers[0]), first, "in another header");
+        let again = Keys::new(&["first".into()], None).unwrap();
+        assert_eq!(client(&again, "first", peers[0]), first, "after a restart");
+        let second = client(&keys, "second", peers[0]);
+        assert!(second.tenant != first.tenant && second.number != first.number);
+        let open = Keys::new(&[], None).unwrap();
+        let [one, other] = peers.map(|peer| client(&open, "first", peer));
+        assert_eq!((one.tenant, other.tenant), (Tenant::default(), Tenant::default()));
+        assert_ne!(one.number, other.number);
     }
 
     #[test]

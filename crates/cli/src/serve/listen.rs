@@ -1,9 +1,10 @@
 //! Connections: taken, kept from standing in each other's way, and let go.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -22,6 +23,10 @@ const LAST_CALL: Duration = Duration::from_millis(300);
 
 /// When a connection cannot be taken, for want of file descriptors perhaps, some will end soon.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Who is at the other end of the connection by which a request came.
+#[derive(Clone, Copy)]
+pub struct Peer(pub SocketAddr);
 
 /// What waits for the end of all connections.
 pub struct Connections {
@@ -79,6 +84,9 @@ async fn accept(
 async fn serve(stream: TcpStream, router: Router, mut left: watch::Receiver<bool>) {
     // Tokens are small, and each is waited for.
     let _ = stream.set_nodelay(true);
+    // Whoever has gone already is nobody.
+    let Ok(peer) = stream.peer_addr() else { return };
+    let router = router.layer(Extension(Peer(peer)));
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD);
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));

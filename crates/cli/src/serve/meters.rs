@@ -1,6 +1,6 @@
 //! What the server counts, and how it tells machines.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::{Answer, Crowd, Engine, PrefixMeters};
 
+use super::app::share;
 use crate::stats::resident;
 
 /// A step that takes longer than this is taken for one that will not end. On a large model that is streamed, a chunk of a
@@ -28,8 +29,8 @@ pub struct Meters {
     written: AtomicU64,
     read: AtomicU64,
     cancelled: AtomicU64,
-    /// Answers that were asked for and have not ended.
-    open: AtomicUsize,
+    /// Answers that were asked for and have not ended, by client.
+    open: Mutex<HashMap<u128, usize>>,
     running: AtomicUsize,
     waiting: AtomicUsize,
     prefixes: Mutex<PrefixMeters>,
@@ -62,12 +63,21 @@ pub struct Pulse {
     pub waiting: usize,
 }
 
-/// A share of what may be open at once; it ends when it is dropped.
-pub struct Place(std::sync::Arc<Meters>);
+/// A client's share of what may be open at once; it ends when it is dropped.
+pub struct Place {
+    meters: std::sync::Arc<Meters>,
+    client: u128,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Relaxed);
+        let mut open = lock(&self.meters.open);
+        if let Some(places) = open.get_mut(&self.client) {
+            *places -= 1;
+            if *places == 0 {
+                open.remove(&self.client);
+            }
+        }
     }
 }
 
@@ -82,7 +92,7 @@ impl Default for Meters {
             written: AtomicU64::default(),
             read: AtomicU64::default(),
             cancelled: AtomicU64::default(),
-            open: AtomicUsize::default(),
+            open: Mutex::default(),
             running: AtomicUsize::default(),
             waiting: AtomicUsize::default(),
             prefixes: Mutex::default(),
@@ -95,11 +105,24 @@ impl Default for Meters {
 }
 
 impl Meters {
-    /// Places for so many answers, unless that would be more than `most` in all; then how many there are.
-    pub fn places(self: &std::sync::Arc<Meters>, count: usize, most: usize) -> Result<Vec<Place>, usize> {
-        let fits = |open: usize| open.checked_add(count).filter(|sum| *sum <= most);
-        self.open.fetch_update(Relaxed, Relaxed, fits)?;
-        Ok((0..count).map(|_| Place(std::sync::Arc::clone(self))).collect())
+    /// Places for so many of a client's answers, unless that would be more than `most` in all, or more than one client's
+    /// [share] of them; then how many are in the way.
+    pub fn places(
+        self: &std::sync::Arc<Meters>,
+        client: u128,
+        count: usize,
+        most: usize,
+    ) -> Result<Vec<Place>, usize> {
+        let mut open = lock(&self.open);
+        let all: usize = open.values().sum();
+        let own = open.get(&client).copied().unwrap_or(0);
+        for (open, most) in [(all, most), (own, share(most))] {
+            if open.saturating_add(count) > most {
+                return Err(open);
+            }
+        }
+        open.insert(client, own + count);
+        Ok((0..count).map(|_| Place { meters: std::sync::Arc::clone(self), client }).collect())
     }
 
     /// A response was given.
@@ -219,11 +242,12 @@ impl Meters {
         let gauges = [
             ("requests_running", "Answers being written.", &self.running),
             ("requests_waiting", "Answers that wait for others to end.", &self.waiting),
-            ("requests_open", "Answers that have not ended.", &self.open),
         ];
         for (name, help, value) in gauges {
             text.number(name, "gauge", help, value.load(Relaxed) as u64);
         }
+        let open: usize = lock(&self.open).values().sum();
+        text.number("requests_open", "gauge", "Answers that have not ended.", open as u64);
         let steps = lock(&self.steps);
         text.head("forebay_step_seconds", "histogram", "Time of a step that all requests take together.");
         for (count, end) in steps.classes.iter().zip(STEP_CLASSES) {

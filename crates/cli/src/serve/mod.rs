@@ -37,7 +37,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-use self::app::{App, Limits, Loaded};
+use self::app::{App, Limits, Loaded, share};
 use self::clients::{Client, Facts};
 use self::guard::{Keys, Origins};
 use self::listen::Connections;
@@ -79,7 +79,8 @@ pub struct ServeArgs {
     /// What clients call the model [default: the name of its file]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
-    /// Answers that are written at once; others wait
+    /// Answers that are written at once; others wait. One client, that is whoever has a key or, without keys, a connection,
+    /// gets three quarters of them at most
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     parallel: usize,
     /// Answers that may wait; more are refused
@@ -123,7 +124,7 @@ pub struct ServeArgs {
     /// Memory for them [default: a conversation of --ctx tokens, or a sixteenth of all]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     prefix_memory: Option<u64>,
-    /// Room on disk for them
+    /// Room on disk for them, those of all models together
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = size)]
     prefix_disk: u64,
     /// Print what a client needs to know to use this server, or the settings in effect, and do nothing else
@@ -338,7 +339,11 @@ async fn load(
         Some(file) => Some(Arc::new(read_template(file, &engine)?)),
         None => None,
     };
-    let options = CrowdOptions { prefixes: args.prefixes(&engine), ..CrowdOptions::new(args.parallel) };
+    let options = CrowdOptions {
+        share: share(args.parallel),
+        prefixes: args.prefixes(&engine),
+        ..CrowdOptions::new(args.parallel)
+    };
     let (sender, ended) = oneshot::channel();
     let (worker, thread) = Worker::start(engine.clone(), options, Arc::clone(&app.meters), sender)?;
     app.meters.begin();

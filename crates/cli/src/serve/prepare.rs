@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_engine::chat::dialect::{Dialect, ReasoningLimit};
-use forebay_engine::{Grammar, TokenId};
+use forebay_engine::{Client, Grammar, TokenId};
 use serde_json::{Map, Value};
 
 use super::app::{App, Loaded};
@@ -14,10 +14,10 @@ use crate::prompting::Prompting;
 
 impl App {
     /// Checks a request, renders and counts its prompt, and queues it. What is wrong with it is known when this ends.
-    pub async fn turn(self: &Arc<App>, request: ChatRequest) -> Result<Turn, ApiError> {
+    pub async fn turn(self: &Arc<App>, client: Client, request: ChatRequest) -> Result<Turn, ApiError> {
         self.prepare(move |app, loaded| {
             let prepared = prepare_chat(loaded, &request)?;
-            app.queue(loaded, vec![prepared], &request.answering)
+            app.queue(loaded, client, vec![prepared], &request.answering)
         })
         .await
     }
@@ -31,6 +31,7 @@ impl App {
     /// answers to the first come first.
     pub async fn continuation(
         self: &Arc<App>,
+        client: Client,
         body: openai::Body,
         answering: Answering,
         echo: bool,
@@ -48,7 +49,7 @@ impl App {
                 grammar: grammar.clone(),
                 parallel: true,
             });
-            Ok((app.queue(loaded, prepared.collect(), &answering)?, texts))
+            Ok((app.queue(loaded, client, prepared.collect(), &answering)?, texts))
         })
         .await
     }

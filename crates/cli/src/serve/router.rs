@@ -13,6 +13,7 @@ use axum::routing::{MethodRouter, get, post};
 use super::app::{App, leaving};
 use super::body::discard;
 use super::error::{ApiError, Dress};
+use super::listen::Peer;
 use super::openai::{chat, completions, models, responses};
 use super::{anthropic, info, openapi, page};
 
@@ -73,7 +74,7 @@ pub fn router(app: Arc<App>) -> Router {
 }
 
 /// Goes around every request: who may ask, in whose words errors are told, and the log.
-async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn attend(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
@@ -96,7 +97,13 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         Ok(None)
     });
     let mut response = match admitted {
-        Ok(None) => next.run(request).await,
+        Ok(None) => {
+            if let Some(Peer(peer)) = request.extensions().get().copied() {
+                let client = app.keys.client(request.headers(), peer);
+                request.extensions_mut().insert(client);
+            }
+            next.run(request).await
+        }
         Ok(Some(response)) => response,
         Err(error) => {
             discard(&mut request.into_body()).await;

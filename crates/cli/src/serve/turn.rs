@@ -9,11 +9,11 @@ use forebay_engine::chat::dialect::{Dialect, Parser, Piece};
 use forebay_engine::sampler::{SamplingOverrides, Scored};
 use forebay_engine::store::Meters as ExpertMeters;
 use forebay_engine::tokenizer::StreamDecoder;
-use forebay_engine::{Answer, Cancel, Engine, Event, FinishReason, Listener, Request, TokenId};
+use forebay_engine::{Answer, Cancel, Client, Engine, Event, FinishReason, Listener, Request, TokenId};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::app::{App, Loaded};
+use super::app::{App, Loaded, share};
 use super::error::ApiError;
 use super::meters::{Meters, Place};
 use super::prepare::Prepared;
@@ -141,6 +141,8 @@ pub struct Timings {
     pub prompt: usize,
     pub prompt_seconds: f64,
     pub predicted: usize,
+    /// Tokens that were computed in the time of writing: the first one comes of the prompt.
+    pub predicted_steps: usize,
     pub predicted_seconds: f64,
 }
 
@@ -157,8 +159,8 @@ impl Timings {
             "prompt_per_second": per_second(self.prompt, self.prompt_seconds),
             "predicted_n": self.predicted,
             "predicted_ms": self.predicted_seconds * 1000.0,
-            "predicted_per_token_ms": per_token(self.predicted, self.predicted_seconds),
-            "predicted_per_second": per_second(self.predicted, self.predicted_seconds),
+            "predicted_per_token_ms": per_token(self.predicted_steps, self.predicted_seconds),
+            "predicted_per_second": per_second(self.predicted_steps, self.predicted_seconds),
         })
     }
 }
@@ -186,12 +188,13 @@ impl App {
     pub(super) fn queue(
         &self,
         loaded: &Loaded,
+        client: Client,
         prompts: Vec<Prepared>,
         answering: &Answering,
     ) -> Result<Turn, ApiError> {
         let each = answering.more.saturating_add(1);
         let count = prompts.len().saturating_mul(each);
-        let most = self.limits.parallel + self.limits.queue;
+        let most = share(self.limits.open());
         if count > most {
             let message = format!("{count} answers were asked for at once, but this server takes {most}");
             return Err(ApiError::invalid("n", message));
@@ -207,8 +210,10 @@ impl App {
         let sampling = sampling.resolve(&file.metadata, file.path())?;
         let max_tokens = least(answering.max_tokens, self.limits.max_tokens);
         let reasoning = least(answering.reasoning, self.limits.reasoning);
-        let places =
-            self.meters.places(count, most).map_err(|open| ApiError::overloaded(open, RETRY_SECONDS))?;
+        let places = self
+            .meters
+            .places(client.number, count, self.limits.open())
+            .map_err(|open| ApiError::overloaded(open, RETRY_SECONDS))?;
         let (sender, receiver) = unbounded_channel();
         let mut turn = Turn {
             engine: loaded.engine.clone(),
@@ -230,6 +235,7 @@ impl App {
                 sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index as u64));
                 let request = Request {
                     prompt: prompt.tokens.clone(),
+                    client,
                     max_tokens,
                     sampling,
                     stop: answering.stop.clone(),
@@ -451,6 +457,7 @@ impl Choice {
             prompt: usage.prompt - usage.cached,
             prompt_seconds: stats.prompt_seconds,
             predicted: usage.completion,
+            predicted_steps: stats.decode_steps,
             predicted_seconds: stats.decode_seconds,
         };
         TurnEnd { finish, stop: answer.stop.clone(), usage, timings, experts: stats.experts }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::Listener;
 use crate::TokenId;
 use crate::blocks::Cancel;
+use crate::client::Client;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::generate::{Event, Request, Writing};
@@ -25,6 +26,7 @@ pub struct Asked {
 /// A request that is being answered, or was and waits for memory.
 pub struct Member {
     pub number: u64,
+    pub client: Client,
     pub cancel: Cancel,
     pub listener: Box<dyn Listener>,
     pub writing: Writing,
@@ -97,6 +99,7 @@ impl Asked {
         let (prompt, begun) = (text.len(), Moment::now(engine));
         let mut member = Member {
             number,
+            client: request.client,
             cancel,
             listener,
             writing,

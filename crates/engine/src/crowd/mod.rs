@@ -7,8 +7,8 @@
 mod member;
 mod pace;
 mod place;
+mod queue;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use member::{Asked, Member, Outcome, Start};
 use pace::{Pace, divide};
+use queue::{Queue, Waiting};
 
 use crate::blocks::Cancel;
 use crate::engine::Engine;
@@ -47,6 +48,8 @@ pub trait Listener: Send {
 pub struct CrowdOptions {
     /// The most that are answered at once, if memory has room for them.
     pub most: usize,
+    /// The most of them that are of one [client](crate::Client).
+    pub share: usize,
     /// How long those who write should wait for a token while the prompts of others are read.
     pub pace: Duration,
     /// What is kept of conversations for later prompts.
@@ -54,9 +57,9 @@ pub struct CrowdOptions {
 }
 
 impl CrowdOptions {
-    /// So many at once, and nothing kept.
+    /// So many at once, all of them of one client if nobody else asks, and nothing kept.
     pub fn new(most: usize) -> CrowdOptions {
-        CrowdOptions { most, pace: PACE, prefixes: None }
+        CrowdOptions { most, share: most, pace: PACE, prefixes: None }
     }
 }
 
@@ -64,8 +67,7 @@ impl CrowdOptions {
 pub struct Crowd {
     engine: Engine,
     options: CrowdOptions,
-    /// In the order in which they came.
-    waiting: VecDeque<Waiting>,
+    waiting: Queue,
     active: Vec<Member>,
     prefixes: Option<Prefixes>,
     pace: Pace,
@@ -82,28 +84,6 @@ pub struct Crowd {
     room: Option<u64>,
 }
 
-enum Waiting {
-    New(Box<Asked>),
-    /// Had to make room for others. Its text so far is not lost, only what was computed of it.
-    Parked(Box<Member>),
-}
-
-impl Waiting {
-    fn cancel(&self) -> &Cancel {
-        match self {
-            Waiting::New(asked) => &asked.cancel,
-            Waiting::Parked(member) => &member.cancel,
-        }
-    }
-
-    fn number(&self) -> u64 {
-        match self {
-            Waiting::New(asked) => asked.number,
-            Waiting::Parked(member) => member.number,
-        }
-    }
-}
-
 /// What a request has of a pass.
 #[derive(Clone, Copy)]
 struct Part {
@@ -115,12 +95,13 @@ impl Crowd {
     /// Nobody yet.
     pub fn new(engine: &Engine, mut options: CrowdOptions) -> Crowd {
         options.most = options.most.max(1);
+        options.share = options.share.max(1);
         Crowd {
             engine: engine.clone(),
             pace: Pace::new(options.pace),
             prefixes: options.prefixes.clone().map(|prefixes| Prefixes::new(engine, prefixes)),
             options,
-            waiting: VecDeque::new(),
+            waiting: Queue::default(),
             active: Vec::new(),
             came: 0,
             passes: 0,
@@ -136,7 +117,7 @@ impl Crowd {
         let number = self.came;
         self.came += 1;
         let asked = Asked { number, request, cancel, listener, came: Instant::now() };
-        self.waiting.push_back(Waiting::New(Box::new(asked)));
+        self.waiting.insert(Waiting::New(Box::new(asked)));
     }
 
     /// Requests that are being answered.
@@ -224,8 +205,8 @@ impl Crowd {
             let member = self.active.remove(i);
             self.end(member, Outcome::Cancelled);
         }
-        while let Some(i) = self.waiting.iter().position(|waiting| waiting.cancel().is_cancelled()) {
-            let member = match self.waiting.remove(i).expect("it was found") {
+        for waiting in self.waiting.take_cancelled() {
+            let member = match waiting {
                 Waiting::New(asked) => asked.begin(&self.engine),
                 Waiting::Parked(member) => Some(*member),
             };
@@ -238,14 +219,16 @@ impl Crowd {
     /// Begins with those who wait, as far as there is room.
     fn admit(&mut self) {
         while self.active.len() < self.options.most {
-            let member = match self.waiting.pop_front() {
+            let active = &self.active;
+            let places = |client| active.iter().filter(|member| member.client.number == client).count();
+            let member = match self.waiting.next(places, self.options.share) {
                 None => break,
                 Some(Waiting::New(asked)) => asked.begin(&self.engine),
                 Some(Waiting::Parked(member)) => Some(*member),
             };
             let Some(member) = member else { continue };
             if !self.has_room_for(&member) {
-                self.waiting.push_front(Waiting::Parked(Box::new(member)));
+                self.waiting.insert(Waiting::Parked(Box::new(member)));
                 break;
             }
             self.place(member);
@@ -299,8 +282,7 @@ impl Crowd {
         let [_, .., last] = holders[..] else { return Room::None };
         let mut member = self.active.remove(last);
         member.park();
-        let place = self.waiting.partition_point(|waiting| waiting.number() < member.number);
-        self.waiting.insert(place, Waiting::Parked(Box::new(member)));
+        self.waiting.insert(Waiting::Parked(Box::new(member)));
         self.room = Some(have);
         tracing::info!("memory has room for {} conversations at the moment", holders.len() - 1);
         Room::Made
@@ -321,7 +303,7 @@ impl Crowd {
         for member in std::mem::take(&mut self.active) {
             self.end(member, Outcome::Failed(error.repeat()));
         }
-        for waiting in std::mem::take(&mut self.waiting) {
+        for waiting in self.waiting.take_all() {
             match waiting {
                 Waiting::New(asked) => asked.listener.end(Err(error.repeat())),
                 Waiting::Parked(member) => self.end(*member, Outcome::Failed(error.repeat())),
@@ -446,9 +428,10 @@ impl Crowd {
     fn end(&mut self, member: Member, outcome: Outcome) {
         // What a failure left behind nobody should go on with.
         let sound = !matches!(outcome, Outcome::Failed(_));
+        let tenant = member.client.tenant;
         let (session, turn) = member.end(outcome);
         if let Some(prefixes) = self.prefixes.as_mut().filter(|_| sound && !session.tokens().is_empty()) {
-            prefixes.keep(session, turn);
+            prefixes.keep(tenant, session, turn);
         }
         // Others may have grown or shrunk since: what fits is tried again, a little more at a time.
         self.room = self.room.map(|room| room + room / 16);

@@ -25,11 +25,13 @@ const SHOWN: usize = 8;
 impl Crowd {
     /// Lets a request start, which has nothing computed yet.
     pub(super) fn place(&mut self, mut member: Member) {
-        let text = &member.text;
+        let (text, tenant) = (&member.text, member.client.tenant);
         let last = text.len() - 1;
-        let kept = self.prefixes.as_ref().and_then(|prefixes| prefixes.find(text));
-        let stored = self.prefixes.as_ref().filter(|_| member.may_read).and_then(|p| p.find_on_disk(text));
-        let beside = Match::best(self.active.iter().enumerate().map(|(index, other)| {
+        let kept = self.prefixes.as_ref().and_then(|prefixes| prefixes.find(tenant, text));
+        let stored =
+            self.prefixes.as_ref().filter(|_| member.may_read).and_then(|p| p.find_on_disk(tenant, text));
+        let of_tenant = self.active.iter().enumerate().filter(|(_, other)| other.client.tenant == tenant);
+        let beside = Match::best(of_tenant.map(|(index, other)| {
             let same = common(&other.text, text);
             let reach = other.session.reach(same.min(last));
             Match { index, same, reach: if reach >= WORTH_FORKING { reach } else { 0 } }
@@ -64,9 +66,18 @@ impl Crowd {
             (None, None) => " from memory",
         };
         let parting = closest.as_ref().map_or_else(String::new, |(same, other)| {
-            format!("; it {}", parting_words(self.engine.tokenizer(), text, other, *same))
+            format!("; it {}", parting_words(text.len(), other.len(), *same))
         });
         tracing::info!("prompt of {} tokens: {start} reused{whence}{parting}", text.len());
+        if let Some((same, other)) = &closest {
+            let tokenizer = self.engine.tokenizer();
+            // What people write is theirs: only whoever asks for all details is shown it.
+            tracing::debug!(
+                "{:?} instead of {:?}",
+                shown(tokenizer, text, *same),
+                shown(tokenizer, other, *same)
+            );
+        }
 
         // Others may part there as well.
         let parted = closest.map_or(0, |(same, _)| same.min(last));
@@ -92,15 +103,17 @@ impl Crowd {
         self.active.push(member);
     }
 
-    /// The prompt that has most in common with this request's, beyond what has been read of it, among those of requests
-    /// that came earlier.
+    /// The prompt that has most in common with this request's, beyond what has been read of it, among those of its tenant's
+    /// requests that came earlier.
     ///
     /// A request waits only for one that came earlier, so a chain of waiting requests never comes back to where it began:
     /// its last one reads its prompt, or waits for a file. This holds whatever happens to the others meanwhile. Who loses
     /// the prompt it waited for is placed anew by the same rule, whoever waits for it.
     fn leader(&self, member: &Member) -> Option<Match> {
         let text = &member.text;
-        let earlier = self.active.iter().enumerate().filter(|(_, other)| other.number < member.number);
+        let may_lead =
+            |other: &Member| other.number < member.number && other.client.tenant == member.client.tenant;
+        let earlier = self.active.iter().enumerate().filter(|(_, other)| may_lead(other));
         let reading = earlier.filter_map(|(index, other)| {
             let same = common(&other.text[..other.prompt], text).min(text.len() - 1);
             (same > other.session.tokens().len()).then_some(Match { index, same, reach: same })
@@ -171,18 +184,18 @@ impl Crowd {
 }
 
 /// Where a text parts from the closest other one, in words.
-fn parting_words(tokenizer: &Tokenizer, text: &[TokenId], other: &[TokenId], same: usize) -> String {
-    let show = |tokens: &[TokenId]| {
-        let rest = &tokens[same..];
-        tokenizer.decode(&rest[..rest.len().min(SHOWN)], true)
-    };
-    match (same == text.len(), same == other.len()) {
-        (_, true) => format!("goes on after the closest conversation's {same} tokens"),
-        (true, false) => format!("is the beginning of the closest conversation, of {} tokens", other.len()),
-        (false, false) => format!(
-            "parts from the closest conversation at token {same}: {:?} instead of {:?}",
-            show(text),
-            show(other)
-        ),
+fn parting_words(text: usize, other: usize, same: usize) -> String {
+    if same == other {
+        format!("goes on after the closest conversation's {same} tokens")
+    } else if same == text {
+        format!("is the beginning of the closest conversation, of {other} tokens")
+    } else {
+        format!("parts from the closest conversation at token {same}")
     }
+}
+
+/// The text after so many tokens, as far as is shown.
+fn shown(tokenizer: &Tokenizer, tokens: &[TokenId], after: usize) -> String {
+    let rest = &tokens[after..];
+    tokenizer.decode(&rest[..rest.len().min(SHOWN)], true)
 }

@@ -1,8 +1,10 @@
-//! Conversations on disk: a folder of snapshots for each model, under a limit.
+//! Conversations on disk: a folder of snapshots for each model, under one limit for all models, for their owner alone.
 //!
-//! What a folder holds is known from the beginnings of its files, read at the start. Threads of their own write and read whole
-//! files, so that nobody else waits. A snapshot appears under its name when it is whole; what an interrupted write leaves has
-//! another name and is removed at the next start. One process at a time uses a model's folder.
+//! What a folder holds is known from the beginnings of its files, read at the start; whose a conversation is, from its name.
+//! Threads of their own write and read whole files, so that nobody else waits. A snapshot appears under its name when it is
+//! whole; what an interrupted write leaves has another name and is removed at the next start. One process at a time uses a
+//! model's folder. Where room is needed it may remove files of other models' folders, which processes that use those notice
+//! when they read.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -14,9 +16,11 @@ use std::time::{Duration, SystemTime};
 use super::{Match, PrefixMeters, common, is_useless};
 use crate::TokenId;
 use crate::backend::StateShape;
+use crate::client::Tenant;
 use crate::engine::Engine;
 use crate::error::{Bytes, Error, Result};
-use crate::fingerprint::Fnv;
+use crate::files::{make_private, private_folder, private_options};
+use crate::fingerprint::fnv_128;
 use crate::session::{Outline, Session, Snapshot};
 
 /// How the names of snapshots end. What is being written has something after that.
@@ -39,6 +43,8 @@ pub struct Disk {
     folder: PathBuf,
     limit: u64,
     files: Vec<Stored>,
+    /// Those of other models, as they were when something was written last.
+    elsewhere: Vec<Elsewhere>,
     /// Whether any prefix of a conversation can be gone back to, and not only marks.
     any_prefix: bool,
     writer: Worker<Writing, Written>,
@@ -52,8 +58,16 @@ pub struct Disk {
     _lock: File,
 }
 
+/// A file of another model.
+struct Elsewhere {
+    path: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+}
+
 struct Stored {
     path: PathBuf,
+    tenant: Tenant,
     outline: Outline,
     bytes: u64,
     used: SystemTime,
@@ -61,11 +75,14 @@ struct Stored {
 
 struct Writing {
     path: PathBuf,
+    tenant: Tenant,
     snapshot: Snapshot,
 }
 
 struct Written {
     path: PathBuf,
+    tenant: Tenant,
+    elsewhere: Vec<Elsewhere>,
     /// Its outline and its length.
     result: Result<(Outline, u64)>,
 }
@@ -83,11 +100,16 @@ struct Read {
 
 impl Disk {
     /// Finds what is in the model's folder, and removes what is of no use.
-    pub fn open(engine: &Engine, folder: &Path, limit: u64, meters: &mut PrefixMeters) -> Result<Disk> {
-        let folder = folder.join(format!("{:016x}", engine.fingerprint()?));
+    pub fn open(engine: &Engine, all: &Path, limit: u64, meters: &mut PrefixMeters) -> Result<Disk> {
+        let folder = all.join(format!("{:016x}", engine.fingerprint()?));
         let cannot = |doing: &str, error| Error::io(&folder, doing, error);
-        fs::create_dir_all(&folder).map_err(|error| cannot("cannot make the folder", error))?;
-        let lock = File::create(folder.join(LOCK)).map_err(|error| cannot("cannot write", error))?;
+        for folder in [all, &folder] {
+            private_folder(folder).map_err(|error| cannot("cannot make the folder", error))?;
+        }
+        let mut options = private_options();
+        options.write(true).create(true).truncate(true);
+        let lock = options.open(folder.join(LOCK)).map_err(|error| cannot("cannot write", error))?;
+        take_from_others(&folder.join(LOCK));
         own(&lock).map_err(|error| cannot("the folder is another process's", error))?;
         let shapes = engine.model().state();
         let read = engine.clone();
@@ -95,6 +117,7 @@ impl Disk {
         let mut disk = Disk {
             limit,
             files: Vec::new(),
+            elsewhere: Vec::new(),
             any_prefix: shapes
                 .iter()
                 .all(|shape| matches!(shape, StateShape::Attention(kv) if kv.window.is_none())),
@@ -116,6 +139,8 @@ impl Disk {
             folder: folder.clone(),
         };
         disk.look(engine, meters).map_err(|error| cannot("cannot read the folder", error))?;
+        disk.elsewhere = elsewhere(&folder);
+        disk.elsewhere.iter().for_each(|file| take_from_others(&file.path));
         disk.shrink(0);
         Ok(disk)
     }
@@ -128,8 +153,14 @@ impl Disk {
             if name.contains(&format!(".{EXTENSION}.")) {
                 tracing::info!("{}: what is left of an interrupted write is removed", path.display());
                 remove(&path);
-            } else if name.ends_with(&format!(".{EXTENSION}")) {
-                match stored(engine, &path) {
+            } else if let Some(name) = name.strip_suffix(&format!(".{EXTENSION}")) {
+                let Some(tenant) = tenant_of(name) else {
+                    tracing::info!("{}: a conversation of nobody knows whom is removed", path.display());
+                    remove(&path);
+                    continue;
+                };
+                take_from_others(&path);
+                match stored(engine, &path, tenant) {
                     Ok(stored) => self.files.push(stored),
                     Err(error) => {
                         meters.failures += 1;
@@ -139,14 +170,15 @@ impl Disk {
                 }
             }
         }
-        let all: Vec<Vec<TokenId>> = self.files.iter().map(|file| file.outline.tokens.clone()).collect();
-        all.iter().for_each(|tokens| self.supersede(tokens));
+        let all: Vec<_> = self.files.iter().map(|file| (file.tenant, file.outline.tokens.clone())).collect();
+        all.iter().for_each(|(tenant, tokens)| self.supersede(*tenant, tokens));
         Ok(())
     }
 
-    /// What begins like this text, of which at least the last token must be computed.
-    pub fn find(&self, text: &[TokenId]) -> Option<Match> {
-        Match::best(self.files.iter().enumerate().map(|(index, Stored { outline, .. })| {
+    /// What a tenant has that begins like this text, of which at least the last token must be computed.
+    pub fn find(&self, tenant: Tenant, text: &[TokenId]) -> Option<Match> {
+        let of_tenant = self.files.iter().enumerate().filter(|(_, file)| file.tenant == tenant);
+        Match::best(of_tenant.map(|(index, Stored { outline, .. })| {
             let same = common(&outline.tokens, text);
             let most = same.min(text.len() - 1);
             let places = outline.marks.iter().copied().chain([outline.tokens.len()]);
@@ -193,8 +225,12 @@ impl Disk {
                     arrived.push((ticket, Some(session)));
                 }
                 Err(error) => {
-                    meters.failures += 1;
-                    tracing::warn!("a kept conversation cannot be used: {error}");
+                    if is_gone(&error) {
+                        tracing::debug!("a kept conversation had to make room for another model's: {error}");
+                    } else {
+                        meters.failures += 1;
+                        tracing::warn!("a kept conversation cannot be used: {error}");
+                    }
                     // For another one there may be memory.
                     if !matches!(error, Error::Budget { .. }) {
                         self.files.retain(|file| file.path != path);
@@ -214,13 +250,13 @@ impl Disk {
 
     /// Has a conversation written in the background, unless too many wait for that. Tells whether it has been, or will
     /// be.
-    pub fn write(&mut self, session: &mut Session) -> bool {
-        self.writing.len() < MOST_WAITING && self.write_later(session)
+    pub fn write(&mut self, tenant: Tenant, session: &mut Session) -> bool {
+        self.writing.len() < MOST_WAITING && self.write_later(tenant, session)
     }
 
     /// As [`write`](Self::write), however many wait.
-    pub fn write_later(&mut self, session: &mut Session) -> bool {
-        let path = self.path_of(session.tokens());
+    pub fn write_later(&mut self, tenant: Tenant, session: &mut Session) -> bool {
+        let path = self.path_of(tenant, session.tokens());
         if self.writing.iter().any(|(writing, _)| *writing == path)
             || self.files.iter().any(|file| file.path == path)
         {
@@ -231,7 +267,7 @@ impl Disk {
             return false;
         }
         self.shrink(bytes);
-        let given = self.writer.give(Writing { path: path.clone(), snapshot: session.freeze() });
+        let given = self.writer.give(Writing { path: path.clone(), tenant, snapshot: session.freeze() });
         self.writing.extend(given.then_some((path, bytes)));
         given
     }
@@ -242,8 +278,8 @@ impl Disk {
     }
 
     /// Whether this conversation is being written.
-    pub fn is_writing_of(&self, tokens: &[TokenId]) -> bool {
-        let path = self.path_of(tokens);
+    pub fn is_writing_of(&self, tenant: Tenant, tokens: &[TokenId]) -> bool {
+        let path = self.path_of(tenant, tokens);
         self.writing.iter().any(|(writing, _)| *writing == path)
     }
 
@@ -264,13 +300,15 @@ impl Disk {
         (self.files.len(), self.bytes())
     }
 
-    fn note(&mut self, Written { path, result }: Written, meters: &mut PrefixMeters) {
+    fn note(&mut self, written: Written, meters: &mut PrefixMeters) {
+        let Written { path, tenant, elsewhere, result } = written;
+        self.elsewhere = elsewhere;
         self.writing.retain(|(writing, _)| *writing != path);
         match result {
             Ok((outline, bytes)) => {
                 meters.writes += 1;
-                self.supersede(&outline.tokens);
-                self.files.push(Stored { path, outline, bytes, used: SystemTime::now() });
+                self.supersede(tenant, &outline.tokens);
+                self.files.push(Stored { path, tenant, outline, bytes, used: SystemTime::now() });
                 self.shrink(0);
             }
             Err(error) => {
@@ -282,11 +320,12 @@ impl Disk {
         }
     }
 
-    /// Removes the files of mere prefixes of a conversation.
-    fn supersede(&mut self, tokens: &[TokenId]) {
+    /// Removes the files of mere prefixes of a tenant's conversation.
+    fn supersede(&mut self, tenant: Tenant, tokens: &[TokenId]) {
         self.files.retain(|file| {
-            let shorter =
-                file.outline.tokens.len() < tokens.len() && tokens.starts_with(&file.outline.tokens);
+            let shorter = file.tenant == tenant
+                && file.outline.tokens.len() < tokens.len()
+                && tokens.starts_with(&file.outline.tokens);
             if shorter {
                 remove(&file.path);
             }
@@ -294,17 +333,33 @@ impl Disk {
         });
     }
 
-    /// Removes the files that were not used for longest, until so many bytes more would fit.
+    /// Removes the files that were not used for longest, of whichever model, until so many bytes more would fit.
     fn shrink(&mut self, more: u64) {
         self.files.sort_by_key(|file| file.used);
+        self.elsewhere.sort_by_key(|file| file.used);
         let more = more.saturating_add(self.on_its_way());
-        while !self.files.is_empty() && self.bytes().saturating_add(more) > self.limit {
-            let file = self.files.remove(0);
-            tracing::debug!("{}: {} make room on disk", file.path.display(), Bytes(file.bytes));
-            remove(&file.path);
+        loop {
+            let others: u64 = self.elsewhere.iter().map(|file| file.bytes).sum();
+            if self.bytes().saturating_add(others).saturating_add(more) <= self.limit {
+                return;
+            }
+            let (path, bytes) = match (self.files.first(), self.elsewhere.first()) {
+                (None, None) => return,
+                (Some(own), other) if other.is_none_or(|other| own.used <= other.used) => {
+                    let Stored { path, bytes, .. } = self.files.remove(0);
+                    (path, bytes)
+                }
+                _ => {
+                    let Elsewhere { path, bytes, .. } = self.elsewhere.remove(0);
+                    (path, bytes)
+                }
+            };
+            tracing::debug!("{}: {} make room on disk", path.display(), Bytes(bytes));
+            remove(&path);
         }
     }
 
+    /// Bytes of the model's files.
     fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
@@ -314,10 +369,40 @@ impl Disk {
         self.writing.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    fn path_of(&self, tokens: &[TokenId]) -> PathBuf {
-        let mut hash = Fnv::default();
-        tokens.iter().for_each(|token| hash.add(&token.0.to_le_bytes()));
-        self.folder.join(format!("{:016x}.{EXTENSION}", hash.0))
+    fn path_of(&self, Tenant(tenant): Tenant, tokens: &[TokenId]) -> PathBuf {
+        let hash = fnv_128(tokens.iter().flat_map(|token| token.0.to_le_bytes()));
+        self.folder.join(format!("{tenant:032x}-{hash:032x}.{EXTENSION}"))
+    }
+}
+
+/// Whose conversation has this name, without what it ends with.
+fn tenant_of(name: &str) -> Option<Tenant> {
+    let (tenant, hash) = name.split_once('-')?;
+    let number = |text: &str| u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32);
+    number(hash).and(number(tenant)).map(Tenant)
+}
+
+/// The conversations in the folders beside a model's. Where others write and remove files meanwhile, those are not counted.
+fn elsewhere(folder: &Path) -> Vec<Elsewhere> {
+    let list = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let beside = folder.parent().into_iter().flat_map(list).filter(|other| other != folder);
+    let is_conversation =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains(EXTENSION));
+    let files = beside.filter(|path| path.is_dir()).flat_map(|other| {
+        take_from_others(&other);
+        list(&other).filter(is_conversation).collect::<Vec<_>>()
+    });
+    let described = files.filter_map(|path| {
+        let metadata = fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        Some(Elsewhere { bytes: metadata.len(), used: metadata.modified().ok()?, path })
+    });
+    described.collect()
+}
+
+/// Takes what an earlier version left readable from everybody but its owner.
+fn take_from_others(path: &Path) {
+    if let Err(error) = make_private(path) {
+        tracing::warn!("{}: others may read conversations there: {error}", path.display());
     }
 }
 
@@ -334,19 +419,25 @@ fn own(lock: &File) -> io::Result<()> {
 }
 
 /// A file that is there, if it can be used as far as its beginning says.
-fn stored(engine: &Engine, path: &Path) -> Result<Stored> {
+fn stored(engine: &Engine, path: &Path, tenant: Tenant) -> Result<Stored> {
     let outline = Outline::read(engine, path)?;
     let cannot = |error| Error::io(path, "cannot read its length", error);
     let metadata = fs::metadata(path).map_err(cannot)?;
     let used = metadata.modified().map_err(cannot)?;
-    Ok(Stored { path: path.to_owned(), outline, bytes: metadata.len(), used })
+    Ok(Stored { path: path.to_owned(), tenant, outline, bytes: metadata.len(), used })
 }
 
-fn write(Writing { path, snapshot }: Writing) -> Written {
+fn write(Writing { path, tenant, snapshot }: Writing) -> Written {
     let length = || fs::metadata(&path).map_err(|error| Error::io(&path, "cannot read its length", error));
     let result = snapshot.save(&path).and_then(|()| length());
     let result = result.map(|metadata| (snapshot.outline(), metadata.len()));
-    Written { path, result }
+    let elsewhere = path.parent().map_or_else(Vec::new, elsewhere);
+    Written { path, tenant, elsewhere, result }
+}
+
+/// Whether a file is not there any more.
+fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }
 
 /// The next start should know that a file was used; if it does not, nothing is lost.
@@ -355,7 +446,9 @@ fn touch(path: &Path) {
 }
 
 fn remove(path: &Path) {
-    if let Err(error) = fs::remove_file(path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
         tracing::warn!("{}: cannot remove it: {error}", path.display());
     }
 }

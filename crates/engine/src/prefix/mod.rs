@@ -1,7 +1,8 @@
 //! Conversations that are kept, so that a prompt which begins like one of them is not computed again.
 //!
 //! They are found by their tokens, and the longest prefix that can be gone back to wins. One that is continued is taken
-//! out and comes back longer; of one that only begins alike a fork goes on, so that a system prompt serves many. Who was not
+//! out and comes back longer; of one that only begins alike a fork goes on, so that a system prompt serves many. Each tenant
+//! finds its own alone: how much of a prompt was known, or how long it took, tells nobody what others asked. Who was not
 //! used for longest leaves memory first, and is written to disk (`disk.rs`), if there is a folder for that.
 
 mod disk;
@@ -13,6 +14,7 @@ use disk::Disk;
 pub use disk::Ticket;
 
 use crate::TokenId;
+use crate::client::Tenant;
 use crate::engine::Engine;
 use crate::error::{Bytes, Error};
 use crate::session::Session;
@@ -33,7 +35,7 @@ pub struct PrefixOptions {
     pub memory: u64,
     /// A folder for what leaves memory, and for the next start.
     pub folder: Option<PathBuf>,
-    /// The most bytes of files of one model there.
+    /// The most bytes of files there, those of other models included.
     pub disk: u64,
     /// Tokens that must be saved for a file to be read.
     pub gain: usize,
@@ -86,6 +88,7 @@ pub struct Prefixes {
 }
 
 struct Kept {
+    tenant: Tenant,
     session: Session,
     /// Where its last turn begins.
     turn: usize,
@@ -134,9 +137,10 @@ impl Prefixes {
         Prefixes { options, kept: Vec::new(), disk, meters }
     }
 
-    /// What in memory begins like this text, of which at least the last token must be computed.
-    pub fn find(&self, text: &[TokenId]) -> Option<Match> {
-        Match::best(self.kept.iter().enumerate().map(|(index, kept)| {
+    /// What a tenant has in memory that begins like this text, of which at least the last token must be computed.
+    pub fn find(&self, tenant: Tenant, text: &[TokenId]) -> Option<Match> {
+        let of_tenant = self.kept.iter().enumerate().filter(|(_, kept)| kept.tenant == tenant);
+        Match::best(of_tenant.map(|(index, kept)| {
             let same = common(kept.session.tokens(), text);
             let reach = kept.session.reach(same.min(text.len() - 1));
             let pays = reach >= WORTH_FORKING || reach >= kept.turn;
@@ -144,9 +148,9 @@ impl Prefixes {
         }))
     }
 
-    /// What on disk does.
-    pub fn find_on_disk(&self, text: &[TokenId]) -> Option<Match> {
-        self.disk.as_ref().and_then(|disk| disk.find(text))
+    /// What it has on disk that does.
+    pub fn find_on_disk(&self, tenant: Tenant, text: &[TokenId]) -> Option<Match> {
+        self.disk.as_ref().and_then(|disk| disk.find(tenant, text))
     }
 
     /// The tokens of one that was found in memory.
@@ -169,7 +173,8 @@ impl Prefixes {
         let mut kept = self.kept.remove(found.index);
         kept.used = Instant::now();
         let continued = found.reach >= kept.turn;
-        let written = self.disk.as_ref().is_some_and(|disk| disk.is_writing_of(kept.session.tokens()));
+        let written =
+            self.disk.as_ref().is_some_and(|disk| disk.is_writing_of(kept.tenant, kept.session.tokens()));
         if !continued || written {
             match kept.session.fork_at(found.reach) {
                 Ok(fork) => {
@@ -203,21 +208,22 @@ impl Prefixes {
         self.meters.tokens_reused += reused as u64;
     }
 
-    /// Keeps a conversation, whose last turn begins after so many tokens.
-    pub fn keep(&mut self, session: Session, turn: usize) {
+    /// Keeps a tenant's conversation, whose last turn begins after so many tokens.
+    pub fn keep(&mut self, tenant: Tenant, session: Session, turn: usize) {
         let tokens = session.tokens();
-        if let Some(longer) = self.kept.iter().position(|kept| kept.session.tokens().starts_with(tokens)) {
+        let is_longer = |kept: &Kept| kept.tenant == tenant && kept.session.tokens().starts_with(tokens);
+        if let Some(longer) = self.kept.iter().position(is_longer) {
             let longer = self.kept.remove(longer);
             self.kept.push(longer);
             return;
         }
-        self.kept.retain(|kept| !tokens.starts_with(kept.session.tokens()));
-        self.kept.push(Kept { session, turn, used: Instant::now(), written: false });
+        self.kept.retain(|kept| kept.tenant != tenant || !tokens.starts_with(kept.session.tokens()));
+        self.kept.push(Kept { tenant, session, turn, used: Instant::now(), written: false });
         while self.bytes() > self.options.memory {
-            let Kept { mut session, written, .. } = self.kept.remove(0);
+            let Kept { tenant, mut session, written, .. } = self.kept.remove(0);
             self.meters.evictions += 1;
             if let Some(disk) = self.disk.as_mut().filter(|_| !written) {
-                disk.write(&mut session);
+                disk.write(tenant, &mut session);
             }
         }
     }
@@ -247,7 +253,7 @@ impl Prefixes {
         disk.collect(Duration::ZERO, &mut self.meters);
         let old = |kept: &&mut Kept| !kept.written && kept.used.elapsed() >= WRITTEN_AFTER;
         for kept in self.kept.iter_mut().filter(old) {
-            kept.written = disk.write(&mut kept.session);
+            kept.written = disk.write(kept.tenant, &mut kept.session);
         }
     }
 
@@ -257,7 +263,7 @@ impl Prefixes {
         disk.collect(Duration::ZERO, &mut self.meters);
         // Where there is not enough room for all, the newest are written.
         for kept in self.kept.iter_mut().rev().filter(|kept| !kept.written) {
-            kept.written = disk.write_later(&mut kept.session);
+            kept.written = disk.write_later(kept.tenant, &mut kept.session);
         }
     }
 

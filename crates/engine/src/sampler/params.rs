@@ -78,6 +78,19 @@ impl SamplingParams {
         Ok(())
     }
 
+    /// Leaves one bias for each token, the sum of those that it has: each costs time with every token of the answer, and
+    /// a caller may list a token as often as it likes.
+    pub(super) fn merge_bias(&mut self) {
+        self.logit_bias.sort_by_key(|(token, _)| *token);
+        self.logit_bias.dedup_by(|(token, bias), (kept, sum)| {
+            let same = token == kept;
+            if same {
+                *sum = (*sum + *bias).min(f32::MAX);
+            }
+            same
+        });
+    }
+
     /// Whether any penalty has an effect.
     pub(super) fn has_penalties(&self) -> bool {
         self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0

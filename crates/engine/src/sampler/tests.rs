@@ -95,6 +95,18 @@ fn a_bias_outside_the_vocabulary_is_refused() {
 }
 
 #[test]
+fn a_token_that_is_listed_often_has_one_bias() {
+    let many = (0..100_000).map(|i| (TokenId(i % 2), if i % 2 == 0 { 0.5 } else { -1.0 }));
+    let never = [(TokenId(2), f32::NEG_INFINITY), (TokenId(2), 1.0)];
+    let most = [(TokenId(3), f32::MAX), (TokenId(3), f32::MAX)];
+    let logit_bias = many.chain(never).chain(most).collect();
+    let sampler = Sampler::new(SamplingParams { logit_bias, ..plain() }, 4).unwrap();
+    let sums = [25_000.0, -50_000.0, f32::NEG_INFINITY, f32::MAX];
+    let expected: Vec<_> = sums.into_iter().enumerate().map(|(i, sum)| (TokenId(i as u32), sum)).collect();
+    assert_eq!(sampler.params().logit_bias, expected);
+}
+
+#[test]
 fn repetition_shrinks_positive_logits_and_sinks_negative_ones() {
     let params = || SamplingParams { repeat_penalty: 2.0, ..plain() };
     assert_eq!(best(params(), &[], &[0], &[2.0, 1.5]), 1);

@@ -5,8 +5,10 @@ mod request;
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use forebay_engine::Client;
 use serde_json::{Value, json};
 
 use self::answer::Answer;
@@ -18,11 +20,15 @@ use super::sse::{self, Events, Gone};
 use super::turn::{Answering, Turn, TurnEvent};
 
 /// The next message of a conversation.
-pub async fn messages(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
+pub async fn messages(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Json(body): Json<Body>,
+) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
     let answering = body.answering(&loaded.engine)?;
     let streams = body.streams();
-    let turn = app.turn(body.chat(answering, loaded.think)?).await.map_err(request::in_own_words)?;
+    let turn = app.turn(client, body.chat(answering, loaded.think)?).await.map_err(request::in_own_words)?;
     let answer = Answer::new(&app.model, turn.prompt_tokens);
     if streams {
         Ok(sse::respond(move |events| stream(events.pinging(), answer, turn)))

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use forebay_engine::Client;
 use forebay_engine::sampler::Scored;
 use serde_json::{Map, Value, json};
 
@@ -16,7 +18,11 @@ use crate::serve::sse::{self, Events, Gone};
 use crate::serve::turn::{ChatRequest, ToolChoice, Turn, TurnEnd, TurnEvent};
 
 /// Answers a chat.
-pub async fn chat(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
+pub async fn chat(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Json(body): Json<Body>,
+) -> Result<Response, ApiError> {
     let wants = Wants::of(&body);
     let scored = body.logprobs == Some(Value::Bool(true));
     let answering = answering(&body, Endpoint::Chat, &app.loaded()?.engine)?;
@@ -28,7 +34,7 @@ pub async fn chat(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result
         messages: body.messages,
         answering,
     };
-    let turn = app.turn(request).await?;
+    let turn = app.turn(client, request).await?;
     let object = if wants.stream { "chat.completion.chunk" } else { "chat.completion" };
     let envelope =
         Envelope { id: crate::serve::id("chatcmpl-"), object, created: now(), model: app.model.clone() };

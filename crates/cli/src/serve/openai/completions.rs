@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use forebay_engine::Client;
 use forebay_engine::sampler::Scored;
 use serde_json::{Value, json};
 
@@ -17,7 +19,11 @@ use crate::serve::sse::{self, Events, Gone};
 use crate::serve::turn::{Finish, Turn, TurnEvent};
 
 /// Continues one text or several.
-pub async fn completions(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Json(body): Json<Body>,
+) -> Result<Response, ApiError> {
     let wants = Wants::of(&body);
     let answering = answering(&body, Endpoint::Completions, &app.loaded()?.engine)?;
     let scored = answering.logprobs.is_some();
@@ -29,7 +35,7 @@ pub async fn completions(State(app): State<Arc<App>>, Json(body): Json<Body>) ->
             "how likely the prompt's tokens are is not told: leave out logprobs",
         ));
     }
-    let (turn, prompts) = app.continuation(body, answering, echo).await?;
+    let (turn, prompts) = app.continuation(client, body, answering, echo).await?;
     let envelope = Envelope {
         id: crate::serve::id("cmpl-"),
         object: "text_completion",

@@ -5,8 +5,10 @@ mod output;
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use forebay_engine::Client;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -79,7 +81,11 @@ const NAMES: [(&str, &str); 4] = [
 ];
 
 /// Answers a conversation.
-pub async fn responses(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
+pub async fn responses(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Json(body): Json<Body>,
+) -> Result<Response, ApiError> {
     body.refuse_what_is_kept()?;
     let engine = app.loaded()?.engine.clone();
     let (answering, chat_body) = body.answering(&engine)?;
@@ -92,7 +98,7 @@ pub async fn responses(State(app): State<Arc<App>>, Json(body): Json<Body>) -> R
         kwargs: chat_body.kwargs(),
         answering,
     };
-    let turn = app.turn(request).await.map_err(|error| error.renamed(&NAMES))?;
+    let turn = app.turn(client, request).await.map_err(|error| error.renamed(&NAMES))?;
     let streams = body.stream == Some(true);
     let carries = body.includes(ENCRYPTED);
     let scorer = body.scores().then_some(engine);
