@@ -9,7 +9,7 @@ use forebay_engine::chat::Message;
 use forebay_engine::chat::dialect::{Parser, Piece};
 use forebay_engine::sampler::SamplingOverrides;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Answer, Engine, FinishReason, Request, TokenId};
+use forebay_engine::{Answer, Engine, Error, FinishReason, Request, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -24,16 +24,23 @@ const MOST_STOPS: usize = 16;
 pub struct Refusal {
     pub message: String,
     pub param: Option<Cow<'static, str>>,
+    /// The engine's error, where that is the reason: it says whether there is too little memory, or context.
+    pub error: Option<Error>,
 }
 
 impl Refusal {
     pub fn new(param: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal { message: message.into(), param: Some(param.into()) }
+        Refusal { message: message.into(), param: Some(param.into()), error: None }
+    }
+
+    /// The engine refuses a field.
+    pub fn engine(param: &'static str, error: Error) -> Refusal {
+        Refusal { message: error.to_string(), param: Some(param.into()), error: Some(error) }
     }
 
     /// An error in OpenAI's shape.
     pub fn body(&self) -> Value {
-        let Refusal { message, param } = self;
+        let Refusal { message, param, .. } = self;
         let error = json!({
             "message": message, "type": "invalid_request_error", "param": param, "code": null,
         });
@@ -190,11 +197,16 @@ impl Body {
         let file = engine.file();
         let mut overrides = self.sampling(engine)?;
         overrides.seed = overrides.seed.or(Some(seed));
-        let sampling = overrides
-            .resolve(&file.metadata, file.path())
-            .map_err(|error| Refusal { message: error.to_string(), param: None })?;
-        let mut request = Request::new(engine, tokens)
-            .map_err(|error| Refusal { message: error.to_string(), param: None })?;
+        let sampling = overrides.resolve(&file.metadata, file.path()).map_err(|error| Refusal {
+            message: error.to_string(),
+            param: None,
+            error: None,
+        })?;
+        let mut request = Request::new(engine, tokens).map_err(|error| Refusal {
+            message: error.to_string(),
+            param: None,
+            error: None,
+        })?;
         request.max_tokens = self.max_tokens()?;
         request.sampling = sampling;
         request.stop = self.stops()?;
@@ -233,8 +245,10 @@ impl Body {
     pub fn prompts(&self, engine: &Engine) -> Result<Vec<Vec<TokenId>>, Refusal> {
         let encode = |text: &str| {
             let options = EncodeOptions { special: true, bos: Bos::AsFileSays };
-            let tokens = engine.tokenizer().encode(text, options);
-            tokens.map_err(|error| Refusal::new("prompt", error.to_string()))
+            let refused = |error| Refusal::engine("prompt", error);
+            engine.check_length(text).map_err(refused)?;
+            let _memory = engine.hold_for_encoding(text).map_err(refused)?;
+            engine.tokenizer().encode(text, options).map_err(refused)
         };
         let prompts = match &self.prompt {
             None => return Err(Refusal::new("prompt", "there is no prompt")),
@@ -372,7 +386,11 @@ impl Body {
 /// Reads an object of fields, of which a wrong one is named.
 pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T, Refusal> {
     let Value::Object(fields) = &value else {
-        return Err(Refusal { message: "the body makes no sense: it is not an object".into(), param: None });
+        return Err(Refusal {
+            message: "the body makes no sense: it is not an object".into(),
+            param: None,
+            error: None,
+        });
     };
     T::deserialize(&value).map_err(|error| {
         // What is wrong alone is what is wrong.
@@ -384,15 +402,21 @@ pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T, Refu
             Some((name, error)) => Refusal {
                 message: format!("{name} makes no sense: {error}"),
                 param: Some(name.clone().into()),
+                error: None,
             },
-            None => Refusal { message: format!("the body makes no sense: {error}"), param: None },
+            None => {
+                Refusal { message: format!("the body makes no sense: {error}"), param: None, error: None }
+            }
         }
     })
 }
 
 /// The prompt of a conversation as a client sends it.
 pub fn chat_prompt(engine: &Engine, prompting: &Prompting, messages: &[Message]) -> Result<Prompt, Refusal> {
-    let refused = |error: anyhow::Error| Refusal::new("messages", format!("{error:#}"));
+    let refused = |error: anyhow::Error| match error.downcast::<Error>() {
+        Ok(error) => Refusal::engine("messages", error),
+        Err(error) => Refusal::new("messages", format!("{error:#}")),
+    };
     let knows_developer = prompting.template(engine).map_err(refused)?.source().contains("developer");
     let messages = normalise(messages, knows_developer)?;
     prompting.prompt(engine, &messages).or_else(|error| {

@@ -84,6 +84,18 @@ impl ApiError {
         ApiError { retry: Retry::After(seconds), ..error }
     }
 
+    /// The same error, and that it makes sense to ask again after so many seconds.
+    pub fn after(self, seconds: u64) -> ApiError {
+        ApiError { retry: Retry::After(seconds), ..self }
+    }
+
+    /// The server's limit of time is over.
+    pub fn timeout() -> ApiError {
+        let message = "the answer took longer than this server allows";
+        let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
+        ApiError { code: Some("timeout"), ..error }
+    }
+
     /// Too many ask at once.
     pub fn overloaded(waiting: usize, seconds: u64) -> ApiError {
         let message = format!("{waiting} requests are being answered or wait: ask again in a while");
@@ -94,6 +106,12 @@ impl ApiError {
     /// Something broke here. What it was is in the server's log.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// What is wrong, for the log: without the message, which may quote what a user wrote.
+    pub fn summary(&self) -> String {
+        let field = self.param.as_ref().map(|param| format!(" in {param}")).unwrap_or_default();
+        format!("{}{field}", self.code.unwrap_or(self.kind))
     }
 
     /// The body in OpenAI's shape.
@@ -171,6 +189,9 @@ impl IntoResponse for ApiError {
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
+        if let Some(error) = refusal.error {
+            return ApiError { param: refusal.param.map(Into::into), ..ApiError::from(error) };
+        }
         ApiError { param: refusal.param.map(Into::into), ..ApiError::bad_request(refusal.message) }
     }
 }

@@ -14,7 +14,9 @@ use serde_json::{Map, Value, json};
 use super::app::App;
 use super::body::Json;
 use super::error::ApiError;
+use super::memory::Account;
 use crate::openai::chat_prompt;
+use crate::prompting::Prompting;
 
 /// Whether the process lives.
 pub async fn health() -> Json<Value> {
@@ -70,6 +72,15 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
     })))
 }
 
+/// Texts to be tokenised may be as long as what fits the context if a token has so many bytes, or as this if that is longer: more than
+/// a prompt, since clients find out here how much to leave out.
+const LONG_TOKEN: usize = 16;
+const MOST_TOKENIZED: usize = 1 << 20;
+
+/// Bytes of memory that a token takes in an answer which lists tokens.
+const TOLD: u64 = 100;
+const TOLD_WITH_PIECE: u64 = 800;
+
 /// A text, or a conversation, whose tokens are wanted.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -93,19 +104,28 @@ pub async fn tokenize(State(app): State<Arc<App>>, Json(text): Json<Text>) -> Re
         let engine = &loaded.engine;
         let tokens = match (&text.content, &text.messages) {
             (Some(content), _) => {
+                let most = (engine.context() * LONG_TOKEN).max(MOST_TOKENIZED);
+                if content.len() > most {
+                    let message = format!("the text has {} bytes, but may have {most}", content.len());
+                    return Err(ApiError::invalid("content", message));
+                }
+                let _memory = engine.hold_for_encoding(content)?;
                 let bos = if text.add_special { Bos::AsFileSays } else { Bos::Never };
                 let options = EncodeOptions { special: text.parse_special.unwrap_or(true), bos };
                 engine.tokenizer().encode(content, options)?
             }
             (None, Some(messages)) => {
                 loaded.check_template()?;
-                let prompting = loaded.prompting(&text.tools, &text.chat_template_kwargs);
+                let prompting = loaded.prompting(text.tools, text.chat_template_kwargs);
+                let prompting = Prompting { any_length: true, ..prompting };
                 chat_prompt(engine, &prompting, messages)?.tokens
             }
             (None, None) => {
                 return Err(ApiError::invalid("content", "there is no text: give content or messages"));
             }
         };
+        let each = if text.with_pieces { TOLD_WITH_PIECE } else { TOLD };
+        Account::current().add(&loaded.memory, tokens.len() as u64 * each)?;
         let mut answer = json!({ "count": tokens.len(), "max_model_len": engine.context() });
         answer["tokens"] = if text.with_pieces {
             let piece = |id: &TokenId| {
@@ -140,6 +160,10 @@ pub async fn detokenize(
         if let Some(wrong) = asked.tokens.iter().find(|token| token.0 as usize >= engine.vocab_size()) {
             return Err(ApiError::invalid("tokens", format!("{} is not a token of the model", wrong.0)));
         }
+        let bytes: usize =
+            asked.tokens.iter().map(|token| engine.tokenizer().token_bytes(*token).len()).sum();
+        // The text is told twice, and each is written once more.
+        Account::current().add(&loaded.memory, 5 * bytes as u64)?;
         let text = engine.tokenizer().decode(&asked.tokens, true);
         Ok(Json(json!({ "content": text, "prompt": text })))
     })
@@ -155,8 +179,10 @@ pub async fn apply_template(
         let messages = text.messages.filter(|messages| !messages.is_empty());
         let messages = messages.ok_or_else(|| ApiError::invalid("messages", "there are no messages"))?;
         loaded.check_template()?;
-        let prompting = loaded.prompting(&text.tools, &text.chat_template_kwargs);
+        let prompting = loaded.prompting(text.tools, text.chat_template_kwargs);
+        let prompting = Prompting { any_length: true, ..prompting };
         let prompt = chat_prompt(&loaded.engine, &prompting, &messages)?;
+        Account::current().add(&loaded.memory, 3 * prompt.text.len() as u64)?;
         Ok(Json(json!({ "prompt": prompt.text })))
     })
     .await

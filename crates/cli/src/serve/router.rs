@@ -13,6 +13,7 @@ use axum::routing::{MethodRouter, get, post};
 use super::app::{App, leaving};
 use super::body::discard;
 use super::error::{ApiError, Dress};
+use super::memory::{Account, holding};
 use super::openai::{chat, completions, models, responses};
 use super::{anthropic, info, openapi, page};
 
@@ -96,7 +97,11 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         Ok(None)
     });
     let mut response = match admitted {
-        Ok(None) => next.run(request).await,
+        Ok(None) => {
+            let account = Account::new();
+            let response = Arc::clone(&account).scope(next.run(request)).await;
+            response.map(|body| holding(body, account))
+        }
         Ok(Some(response)) => response,
         Err(error) => {
             discard(&mut request.into_body()).await;
@@ -108,11 +113,8 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let seconds = start.elapsed().as_secs_f64();
     match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
-            tracing::info!(
-                "{method} {path}: {} after {seconds:.3} s: {}",
-                status.as_u16(),
-                loggable(&error.message)
-            );
+            tracing::info!("{method} {path}: {} after {seconds:.3} s: {}", status.as_u16(), error.summary());
+            tracing::debug!("{method} {path}: {}", loggable(&error.message));
             if Dress::of(&path) == Dress::Anthropic {
                 response = error.response(Dress::Anthropic);
             }
@@ -132,7 +134,7 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     response
 }
 
-/// A message that may quote what was sent: on one line, and not too long.
+/// A message that may quote what was sent, which is why only those who look for errors see it: on one line, and not too long.
 fn loggable(message: &str) -> String {
     message.chars().take(400).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

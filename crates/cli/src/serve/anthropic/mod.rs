@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use self::answer::Answer;
 use self::request::Body;
-use super::app::App;
+use super::app::{App, Loaded};
 use super::body::Json;
 use super::error::ApiError;
 use super::sse::{self, Events, Gone};
@@ -19,10 +19,12 @@ use super::turn::{Answering, Turn, TurnEvent};
 
 /// The next message of a conversation.
 pub async fn messages(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
-    let loaded = app.loaded()?;
-    let answering = body.answering(&loaded.engine)?;
     let streams = body.streams();
-    let turn = app.turn(body.chat(answering, loaded.think)?).await.map_err(request::in_own_words)?;
+    let read = move |loaded: &Loaded| {
+        let answering = body.answering(&loaded.engine)?;
+        body.chat(answering, loaded.think)
+    };
+    let turn = app.turn(read).await.map_err(request::in_own_words)?;
     let answer = Answer::new(&app.model, turn.prompt_tokens);
     if streams {
         Ok(sse::respond(move |events| stream(events.pinging(), answer, turn)))
@@ -36,8 +38,8 @@ pub async fn count_tokens(
     State(app): State<Arc<App>>,
     Json(body): Json<Body>,
 ) -> Result<Json<Value>, ApiError> {
-    let request = body.chat(Answering::default(), app.loaded()?.think)?;
-    let tokens = app.count_tokens(request).await.map_err(request::in_own_words)?;
+    let read = move |loaded: &Loaded| body.chat(Answering::default(), loaded.think);
+    let tokens = app.count_tokens(read).await.map_err(request::in_own_words)?;
     Ok(Json(json!({ "input_tokens": tokens })))
 }
 

@@ -49,9 +49,11 @@ impl Conversation {
                 let content = text_of(content, &format!("{place}.content"))?;
                 let content = content.as_str().unwrap_or_default();
                 if role == "assistant" {
-                    let message = self.assistant();
-                    let said = message.content.as_ref().and_then(Value::as_str).unwrap_or_default();
-                    message.content = Some(format!("{said}{content}").into());
+                    // What was said before is not copied, or many items would take time with the square of their number.
+                    match &mut self.assistant().content {
+                        Some(Value::String(said)) => said.push_str(content),
+                        other => *other = Some(content.into()),
+                    }
                 } else {
                     self.messages.push(Message::new(role, content));
                 }

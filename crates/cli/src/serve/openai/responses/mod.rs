@@ -9,11 +9,12 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 
 use self::output::Output;
 use super::{answering, chat};
 use crate::openai::{self, Endpoint};
-use crate::serve::app::{App, now};
+use crate::serve::app::{App, Loaded, now};
 use crate::serve::body::Json;
 use crate::serve::error::ApiError;
 use crate::serve::sse::{self, Events, Gone};
@@ -81,22 +82,29 @@ const NAMES: [(&str, &str); 4] = [
 /// Answers a conversation.
 pub async fn responses(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
     body.refuse_what_is_kept()?;
-    let engine = app.loaded()?.engine.clone();
-    let (answering, chat_body) = body.answering(&engine)?;
-    let (tools, tool_choice) = body.tools()?;
-    let request = ChatRequest {
-        messages: input::messages(body.instructions.as_deref(), body.input.as_ref())?,
-        tools,
-        tool_choice,
-        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
-        kwargs: chat_body.kwargs(),
-        answering,
-    };
-    let turn = app.turn(request).await.map_err(|error| error.renamed(&NAMES))?;
     let streams = body.stream == Some(true);
     let carries = body.includes(ENCRYPTED);
-    let scorer = body.scores().then_some(engine);
-    let output = Output::new(body.skeleton(&app.model), carries, scorer);
+    let scorer = if body.scores() { Some(app.loaded()?.engine.clone()) } else { None };
+    let (sender, skeleton) = oneshot::channel();
+    let model = app.model.clone();
+    let read = move |loaded: &Loaded| {
+        let (answering, chat_body) = body.answering(&loaded.engine)?;
+        let (tools, tool_choice) = body.tools()?;
+        let request = ChatRequest {
+            messages: input::messages(body.instructions.as_deref(), body.input.as_ref())?,
+            tools,
+            tool_choice,
+            parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
+            kwargs: chat_body.kwargs(),
+            answering,
+        };
+        // Where nobody wants it any more the client has left.
+        let _ = sender.send(body.skeleton(&model));
+        Ok(request)
+    };
+    let turn = app.turn(read).await.map_err(|error| error.renamed(&NAMES))?;
+    let skeleton = skeleton.await.map_err(|_| ApiError::internal("the request could not be read"))?;
+    let output = Output::new(skeleton, carries, scorer);
     if streams {
         Ok(sse::respond(move |events| stream(events, output, turn)))
     } else {
