@@ -77,6 +77,7 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let start = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
+    let dress = Dress::of(&path, request.headers());
     let known = KNOWN.iter().copied().find(|known| matches(known, &path));
     let mut allowed = None;
     let admitted = app.origins.check(request.headers()).and_then(|origin| {
@@ -113,8 +114,8 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
                 status.as_u16(),
                 loggable(&error.message)
             );
-            if Dress::of(&path) == Dress::Anthropic {
-                response = error.response(Dress::Anthropic);
+            if dress == Dress::Anthropic {
+                response = error.response(dress);
             }
         }
         None => tracing::debug!("{method} {path}: {} after {seconds:.3} s", status.as_u16()),

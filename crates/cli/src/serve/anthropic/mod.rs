@@ -16,14 +16,19 @@ use super::body::Json;
 use super::error::ApiError;
 use super::sse::{self, Events, Gone};
 use super::turn::{Answering, Turn, TurnEvent};
+use crate::openai::fields::Unchecked;
 
 /// The next message of a conversation.
-pub async fn messages(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
+pub async fn messages(
+    State(app): State<Arc<App>>,
+    Json(body): Json<Unchecked<Body>>,
+) -> Result<Response, ApiError> {
+    let body = request::supported(body)?;
     let loaded = app.loaded()?;
     let answering = body.answering(&loaded.engine)?;
-    let streams = body.streams();
+    let (streams, shows_thinking) = (body.streams(), body.shows_thinking()?);
     let turn = app.turn(body.chat(answering, loaded.think)?).await.map_err(request::in_own_words)?;
-    let answer = Answer::new(&app.model, turn.prompt_tokens);
+    let answer = Answer::new(&app.model, turn.prompt_tokens, shows_thinking);
     if streams {
         Ok(sse::respond(move |events| stream(events.pinging(), answer, turn)))
     } else {
@@ -34,9 +39,9 @@ pub async fn messages(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Re
 /// How many tokens a conversation has.
 pub async fn count_tokens(
     State(app): State<Arc<App>>,
-    Json(body): Json<Body>,
+    Json(body): Json<Unchecked<Body>>,
 ) -> Result<Json<Value>, ApiError> {
-    let request = body.chat(Answering::default(), app.loaded()?.think)?;
+    let request = request::supported(body)?.chat(Answering::default(), app.loaded()?.think)?;
     let tokens = app.count_tokens(request).await.map_err(request::in_own_words)?;
     Ok(Json(json!({ "input_tokens": tokens })))
 }

@@ -8,7 +8,8 @@ use forebay_engine::sampler::Scored;
 use serde_json::{Value, json};
 
 use super::chat::Wants;
-use super::{Envelope, Total, answering, finish_reason, logprobs};
+use super::{Envelope, Total, about_schema, answering, finish_reason, logprobs};
+use crate::openai::fields::Unchecked;
 use crate::openai::{Body, Endpoint};
 use crate::serve::app::{App, now};
 use crate::serve::body::Json;
@@ -17,7 +18,12 @@ use crate::serve::sse::{self, Events, Gone};
 use crate::serve::turn::{Finish, Turn, TurnEvent};
 
 /// Continues one text or several.
-pub async fn completions(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    Json(body): Json<Unchecked<Body>>,
+) -> Result<Response, ApiError> {
+    let body = body.supported()?;
+    let about_schema = about_schema(body.json_schema.is_some());
     let wants = Wants::of(&body);
     let answering = answering(&body, Endpoint::Completions, &app.loaded()?.engine)?;
     let scored = answering.logprobs.is_some();
@@ -29,7 +35,7 @@ pub async fn completions(State(app): State<Arc<App>>, Json(body): Json<Body>) ->
             "how likely the prompt's tokens are is not told: leave out logprobs",
         ));
     }
-    let (turn, prompts) = app.continuation(body, answering, echo).await?;
+    let (turn, prompts) = app.continuation(body, answering, echo).await.map_err(about_schema)?;
     let envelope = Envelope {
         id: crate::serve::id("cmpl-"),
         object: "text_completion",
