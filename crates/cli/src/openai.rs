@@ -542,7 +542,7 @@ mod tests {
     #[test]
     fn calls_are_told_from_what_is_said() {
         let tools = [json!({ "type": "function", "function": { "name": "now" } })];
-        let parser = || Dialect::of("<tool_call>").parser("", &tools);
+        let parser = || Dialect::of("<tool_call>{\"name\", \"arguments\"}</tool_call>").parser("", &tools);
         let text = "<think>Hm.</think>Well:\n<tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": 1}}</tool_call>";
         let said = message("chatcmpl-7", parser(), text);
         let call = json!({

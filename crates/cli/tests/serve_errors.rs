@@ -206,8 +206,9 @@ fn requests_that_are_none_are_refused() {
     }
     // A body of which nobody says how long it is.
     let mut stream = server.connect();
-    let head =
-        format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n");
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    );
     stream.write_all(head.as_bytes()).unwrap();
     for _ in 0..20 {
         if stream.write_all(format!("2000\r\n{}\r\n", " ".repeat(0x2000)).as_bytes()).is_err() {
@@ -229,7 +230,7 @@ fn slow_clients_keep_nobody_waiting() {
     let halves: Vec<_> = (0..50)
         .map(|i| {
             let mut stream = server.connect();
-            let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\n");
+            let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n");
             let body = format!("{head}content-length: 500\r\n\r\n{{\"messages\": ");
             stream.write_all(if i % 2 == 0 { head.as_bytes() } else { body.as_bytes() }).unwrap();
             stream
@@ -290,6 +291,30 @@ fn pages_of_other_sites_are_refused_unless_they_are_listed() {
     let before = ask("OPTIONS", "https://good.example", &wanted);
     assert_eq!((before.status, before.header("access-control-allow-headers")), (204, Some("authorization")));
     assert_eq!(ask("OPTIONS", "https://bad.example", &wanted).status, 403);
+}
+
+#[test]
+fn a_site_whose_name_leads_here_is_not_answered() {
+    let server = Server::start(&["--cors-origin", "http://listed.example"]);
+    let ask = |head: &str| {
+        let mut stream = server.connect();
+        stream.write_all(format!("{head}connection: close\r\n\r\n").as_bytes()).unwrap();
+        Response::read(stream)
+    };
+    let evil = "host: evil.example\r\norigin: http://evil.example\r\n";
+    for path in ["/v1/models", "/", "/health", "/live"] {
+        let refused = ask(&format!("GET {path} HTTP/1.1\r\n{evil}"));
+        assert_eq!(refused.status, 403, "{path}: {}", refused.text());
+        assert_eq!(refused.header("access-control-allow-origin"), None);
+        assert!(refused.text().contains("--cors-origin") && refused.text().contains("--api-key-file"));
+    }
+    // The name in the first line counts as well.
+    assert_eq!(ask("GET http://evil.example/health HTTP/1.1\r\nhost: localhost\r\n").status, 403);
+    for head in ["GET /health HTTP/1.1\r\nhost: listed.example\r\n", "GET /health HTTP/1.0\r\n"] {
+        assert_eq!(ask(head).status, 200, "{head}");
+    }
+    let with_key = Server::start(&["--api-key", "open sesame"]);
+    assert_eq!(with_key.call("GET", "/health", &[("host", "evil.example")], b"").status, 200);
 }
 
 #[test]

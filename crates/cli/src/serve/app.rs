@@ -10,7 +10,7 @@ use forebay_engine::sampler::SamplingOverrides;
 use forebay_engine::{Engine, Error};
 
 use super::error::ApiError;
-use super::guard::{Keys, Origins};
+use super::guard::{Hosts, Keys, Origins};
 use super::meters::Meters;
 use super::worker::{Job, Worker};
 
@@ -23,6 +23,7 @@ pub struct App {
     pub limits: Limits,
     pub keys: Keys,
     pub origins: Origins,
+    pub hosts: Hosts,
     /// What requests leave open, where the command line says.
     pub sampling: SamplingOverrides,
     pub meters: Arc<Meters>,
@@ -133,6 +134,7 @@ impl App {
             model,
             created: now(),
             limits,
+            hosts: Hosts::new(&keys, &origins),
             keys,
             origins,
             sampling,

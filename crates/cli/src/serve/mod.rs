@@ -40,7 +40,7 @@ use tokio::sync::oneshot;
 use self::app::{App, Limits, Loaded};
 use self::clients::{Client, Facts};
 use self::guard::{Keys, Origins};
-use self::listen::Connections;
+use self::listen::{Connections, Terms};
 use self::worker::Worker;
 use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
 use crate::config::SHOW_SETTINGS;
@@ -245,7 +245,7 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
             "warning: whoever reaches this machine can use the server: give it a key with --api-key-file"
         );
     }
-    let connections = Connections::accept(listener, router::router(Arc::clone(&app)));
+    let connections = Connections::accept(listener, router::router(Arc::clone(&app)), Terms::default());
     let mut lost = None;
     let (loaded, thread) = loop {
         let running = match load(args, &app, &path, lost, &mut signals).await {

@@ -80,8 +80,8 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let dress = Dress::of(&path, request.headers());
     let known = KNOWN.iter().copied().find(|known| matches(known, &path));
     let mut allowed = None;
-    let admitted = app.origins.check(request.headers()).and_then(|origin| {
-        allowed = origin;
+    let admitted = app.hosts.check(named(&request)).and_then(|()| {
+        allowed = app.origins.check(request.headers())?;
         if allowed.is_some() && is_preflight(&method, request.headers()) {
             return Ok(Some(preflight(request.headers())));
         }
@@ -145,6 +145,12 @@ fn matches(route: &str, path: &str) -> bool {
         None => path == route,
     };
     is(route) || route.strip_prefix("/v1").is_some_and(is)
+}
+
+/// What a request calls the server, in its head and where its first line does.
+fn named(request: &Request) -> impl Iterator<Item = &[u8]> {
+    let line = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    request.headers().get_all(header::HOST).iter().map(HeaderValue::as_bytes).chain(line)
 }
 
 /// Whether a browser asks what it may ask.
