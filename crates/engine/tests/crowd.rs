@@ -17,7 +17,7 @@ use forebay_engine::{
 };
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use served::{Ear, add, alone, assert_same, finish, request};
+use served::{Ear, add, add_leaving, alone, assert_same, finish, request};
 
 fn open(family: &str, chunk: usize) -> Engine {
     let [file, _] = containers(family);
@@ -59,8 +59,7 @@ fn nobodys_text_depends_on_who_else_is_served() {
                 while chance(2) {
                     let Some((request, expected)) = left.next() else { break };
                     if chance(4) {
-                        let (cancel, ear) = (Cancel::default(), Ear::default());
-                        crowd.add(request.clone(), cancel.clone(), Box::new(ear.clone()));
+                        let (cancel, ear) = add_leaving(&mut crowd, request);
                         leaving.push((cancel, ear, expected));
                     } else {
                         served.push((add(&mut crowd, request), expected));
@@ -142,6 +141,77 @@ fn answers_to_one_prompt_read_it_once() {
         let reused: Vec<usize> = answers.iter().map(|answer| answer.stats.reused_tokens).collect();
         assert_eq!(reused, [0, 199, 199, 199, 150, 179], "{family}");
         assert_eq!(ears[1].progress(), [(1, 1)], "{family}");
+    }
+}
+
+/// Two requests wait for a prompt, the second for the first as well. When the prompt's client leaves, the first must not
+/// wait for the second.
+#[test]
+fn who_loses_the_prompt_it_waited_for_does_not_wait_for_its_own_follower() {
+    for family in KEEPING {
+        let engine = open(family, 32);
+        let shared = random_tokens(60, 160, 20);
+        let twin = request(&[&shared[..], &random_tokens(40, 160, 21)].concat(), 5, 1);
+        let leads = request(&[&shared[..], &random_tokens(30, 160, 22)].concat(), 5, 2);
+        let mut crowd = Crowd::new(&engine, CrowdOptions::new(4));
+        let (cancel, leader) = add_leaving(&mut crowd, &leads);
+        let twins = [add(&mut crowd, &twin), add(&mut crowd, &twin)];
+        crowd.step(&Cancel::default()).unwrap();
+        assert_eq!(leader.progress(), [(32, 90)], "{family}: it has not read what they have in common");
+        assert!(twins.iter().all(|ear| ear.progress().is_empty()), "{family}: both wait");
+        cancel.cancel();
+        finish(&mut crowd);
+        assert_eq!(crowd.idle_steps(), 0, "{family}");
+        let [first, second] = twins.map(|ear| ear.answer());
+        assert_eq!((first.stats.reused_tokens, second.stats.reused_tokens), (0, 99), "{family}");
+        let expected = alone(&engine, &twin);
+        assert_same(&first, &expected, family);
+        assert_same(&second, &expected, family);
+    }
+}
+
+/// Requests that begin alike in many ways come and leave at random. A step in which nothing is computed, or more steps than
+/// all their tokens can take, means that some wait for each other.
+#[test]
+fn whoever_comes_and_leaves_nobody_waits_for_ever() {
+    let engine = open("qwen3moe", 16);
+    let parts: [Vec<TokenId>; 3] = std::array::from_fn(|i| random_tokens(34, 160, 200 + i as u64));
+    for seed in 0..300 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut chance = |of: u32| rng.next_u32() % of == 0;
+        let mut options = CrowdOptions::new(if chance(2) { 8 } else { 4 });
+        if chance(2) {
+            options.prefixes = Some(PrefixOptions::new(&engine, None));
+        }
+        let mut crowd = Crowd::new(&engine, options);
+        let (mut left, mut steps) = (10, 0);
+        let mut all = Vec::new();
+        while left > 0 || !crowd.is_empty() {
+            while left > 0 && chance(2) {
+                left -= 1;
+                let mut prompt = parts[usize::from(chance(3))].clone();
+                while prompt.len() < 102 && !chance(5) {
+                    prompt.extend(&parts[usize::from(chance(2))]);
+                }
+                if chance(2) {
+                    prompt.extend(&parts[2][..1 + left]);
+                }
+                all.push(add_leaving(&mut crowd, &request(&prompt, 1 + left % 3, left as u64)));
+            }
+            for (cancel, _) in &all {
+                if chance(12) {
+                    cancel.cancel();
+                }
+            }
+            crowd.step(&Cancel::default()).unwrap();
+            steps += 1;
+            let (running, waiting) = (crowd.running(), crowd.waiting());
+            assert!(
+                crowd.idle_steps() == 0 && steps < 1500,
+                "seed {seed}: {running} run and {waiting} wait after {steps} steps"
+            );
+        }
+        assert!(all.len() == 10 && all.iter().all(|(_, ear)| ear.has_ended()), "seed {seed}");
     }
 }
 

@@ -17,6 +17,7 @@ use slots::engine_with_slots;
 fn memory_that_does_not_suffice_for_all_delays_and_changes_nothing() {
     let engine = engine_with_slots(2 << 20, Options { chunk: Some(64), ..Options::default() });
     the_last_ones_give_way(&engine);
+    who_waits_for_a_prompt_that_gives_way_is_answered(&engine);
     what_is_kept_gives_way_first(&engine);
     who_finds_no_room_alone_is_told(&engine);
 }
@@ -47,6 +48,30 @@ fn the_last_ones_give_way(engine: &Engine) {
         let progress = ear.progress();
         assert!(progress.windows(2).all(|pair| pair[0] < pair[1]), "{progress:?}");
         assert_same(&ear.answer(), expected, "with little memory");
+    }
+}
+
+/// Two requests wait for a prompt, and for each other's, that has to make room for an older one.
+fn who_waits_for_a_prompt_that_gives_way_is_answered(engine: &Engine) {
+    let shared = random_tokens(900, 4096, 70);
+    let old = request(&random_tokens(800, 4096, 71), 20, 1);
+    let leads = request(&[&shared[..], &random_tokens(40, 4096, 72)].concat(), 5, 2);
+    let twin = request(&[&shared[..], &random_tokens(60, 4096, 73)].concat(), 5, 3);
+    let requests = [&old, &leads, &twin, &twin];
+    let mut crowd = Crowd::new(engine, CrowdOptions::new(4));
+    let ears = requests.map(|request| add(&mut crowd, request));
+    crowd.step(&Cancel::default()).unwrap();
+    assert_eq!((crowd.running(), ears[2].progress()), (4, Vec::new()), "the twins wait for the third");
+    let mut gave_way = false;
+    while ears[2].progress().is_empty() && !crowd.is_empty() {
+        crowd.step(&Cancel::default()).unwrap();
+        gave_way |= crowd.waiting() > 0;
+        assert_eq!(crowd.idle_steps(), 0, "they wait for each other");
+    }
+    assert!(gave_way, "there was room for all");
+    finish(&mut crowd);
+    for (request, ear) in requests.into_iter().zip(&ears) {
+        assert_same(&ear.answer(), &alone(engine, request), "after somebody gave way");
     }
 }
 

@@ -234,6 +234,10 @@ fn deepseek_dsml() {
     );
     let arguments = r#"{"either":"5","days":5,"other":"5","more":5,"units":"null","place":{"x": null}}"#;
     assert_eq!(read(DSML, &text), [call("weather", arguments)]);
+    // V4 differs in the tag around all calls.
+    let text = "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Köln</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
+    assert_eq!(read(DSML_V4, text), [call("weather", r#"{"city":"Köln"}"#)]);
+    assert_eq!(read(DSML, text), [content(text)]);
     for text in ["The mark ｜DSML｜ is rare.", "<｜DSML｜function_calls>no</｜DSML｜function_calls>"] {
         assert_eq!(read(DSML, text), [content(text)]);
     }
@@ -379,10 +383,12 @@ fn templates_show_their_dialect() {
     let names = ALL.map(|template| Dialect::of(template).name());
     let expected = [
         "hermes",
+        "apriel",
         "qwen-xml",
         "glm",
         "minimax",
         "deepseek-dsml",
+        "deepseek-v4",
         "deepseek",
         "kimi",
         "harmony",
@@ -390,6 +396,43 @@ fn templates_show_their_dialect() {
         "none",
     ];
     assert_eq!(names, expected);
+}
+
+#[test]
+fn tags_that_families_share_claim_no_dialect() {
+    for template in [
+        // MiniMax M3 puts a mark before each tag, and writes arguments as tags inside each other.
+        "{% set mark = ']<]minimax[>[' %}{{ mark ~ '<tool_call>' }}<invoke name=\"{{ name }}\">{{ arguments }}</tool_call>",
+        // A tag alone does not say what stands between it and its end.
+        "<tool_call>",
+        "<tool_call></tool_call>",
+        // Seed has Qwen's tags for names, and its own around calls.
+        "<seed:tool_call><function=name><parameter=key>",
+        "｜DSML｜",
+        "<arg_key>",
+    ] {
+        let dialect = Dialect::of(template);
+        assert_eq!(dialect.name(), "none", "{template}");
+        assert!(dialect.call_grammar("", &tools()).is_err(), "{template}");
+        let text = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+        assert_eq!(read(template, text), [content(text)], "{template}");
+    }
+    // Apriel names the wrong tag in its instructions, and shows its own.
+    let apriel =
+        "within <tool_call></tool_call> tags: <tool_calls>[{\"name\": …, \"arguments\": …}]</tool_calls>";
+    assert_eq!(Dialect::of(apriel).name(), "apriel");
+}
+
+#[test]
+fn apriel() {
+    let text = "Let me look.\n<tool_calls>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Köln]\"}, \"id\": \"1\"}, {\"name\": \"now\", \"arguments\": {}}]</tool_calls>";
+    let weather = call("weather", "{\"city\": \"Köln]\"}");
+    assert_eq!(read(APRIEL, text), [content("Let me look."), weather.clone(), call("now", "{}")]);
+    let text = "<tool_calls>\n[\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Köln]\"}}\n]\n</tool_calls>Yes.";
+    assert_eq!(read(APRIEL, text), [weather, content("Yes.")]);
+    for text in ["<tool_calls>[]</tool_calls>", "<tool_calls>- name: now</tool_calls>", "<tool_calls>["] {
+        assert_eq!(read(APRIEL, text), [content(text)]);
+    }
 }
 
 #[test]

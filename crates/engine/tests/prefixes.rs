@@ -344,6 +344,57 @@ fn damaged_and_foreign_files_are_removed_and_never_believed() {
     assert_eq!(answer.stats.reused_tokens, 100);
 }
 
+/// One request waits for a file, and another for that request's prompt. The file cannot be used.
+#[test]
+fn who_loses_the_file_it_waited_for_does_not_wait_for_its_own_follower() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = open("qwen3moe");
+    let known = random_tokens(100, 160, 13);
+    let mut before = crowd(&engine, keeping(Some(folder.path())));
+    ask(&mut before, &request(&known, 1, 1));
+    before.save_prefixes();
+    drop(before);
+    let mut crowd = crowd(&engine, keeping(Some(folder.path())));
+    let [path] = &files(folder.path(), ".conversation")[..] else { panic!("there is one file") };
+    fs::write(path, "no conversation").unwrap();
+    let request = request(&[&known[..], &random_tokens(100, 160, 14)].concat(), 5, 2);
+    let ears = [add(&mut crowd, &request), add(&mut crowd, &request)];
+    finish(&mut crowd);
+    let expected = alone(&engine, &request);
+    let answers = ears.map(|ear| ear.answer());
+    answers.iter().for_each(|answer| assert_same(answer, &expected, "without the file"));
+    assert_eq!(answers.map(|answer| answer.stats.reused_tokens), [0, 199]);
+    assert_eq!(crowd.prefix_meters().failures, 1);
+}
+
+/// A pipe in place of the file: whoever reads it waits until somebody writes to it.
+#[cfg(unix)]
+#[test]
+fn while_all_wait_for_a_file_steps_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = open("qwen3moe");
+    let request = request(&random_tokens(100, 160, 15), 5, 1);
+    let mut before = crowd(&engine, keeping(Some(folder.path())));
+    ask(&mut before, &request);
+    before.save_prefixes();
+    drop(before);
+    let mut crowd = crowd(&engine, keeping(Some(folder.path())));
+    let [path] = &files(folder.path(), ".conversation")[..] else { panic!("there is one file") };
+    fs::remove_file(path).unwrap();
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    let ear = add(&mut crowd, &request);
+    let start = Instant::now();
+    for idle in 1..=5 {
+        assert_eq!(crowd.step(&Cancel::default()).unwrap(), 0);
+        assert_eq!(crowd.idle_steps(), idle);
+    }
+    // A lower bound: each of them waits for 20 ms, and no machine is too slow for that.
+    assert!(start.elapsed() >= Duration::from_millis(100));
+    drop(fs::OpenOptions::new().write(true).open(path).unwrap());
+    finish(&mut crowd);
+    assert_same(&ear.answer(), &alone(&engine, &request), "after all");
+}
+
 const FOLDER: &str = "FOREBAY_TEST_PREFIXES";
 
 /// A process that writes conversations is killed at many moments; the next one finds whole files or none.

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use common::gguf_builder::{GgufBuilder, tensor_type};
 use common::tiny_model::{CONTEXT, EXPERTS, HEAD_DIM, HEADS, INNER, LAYERS, TOKENS, VOCAB, tiny_model};
 use forebay_engine::plan::Machine;
@@ -200,6 +202,21 @@ fn unknown_rotary_scaling_is_refused_by_name() {
     let rotated = |channels| tiny_model(HIDDEN).u32("qwen3moe.rope.dimension_count", channels);
     assert_says(&unsupported(&rotated(4)), &["qwen3moe.rope.dimension_count", "4"]);
     assert!(open_with(&rotated(HEAD_DIM as u32).build(), &options()).is_ok());
+}
+
+/// Mistral-Large-3 is such a file: its architecture is known, but its queries have a temperature.
+#[test]
+fn settings_that_would_change_the_arithmetic_are_refused_by_name() {
+    for key in ["attention.temperature_scale", "attention.temperature_length", "final_logit_softcapping"] {
+        let key = format!("qwen3moe.{key}");
+        let with = |value: f32| tiny_model(HIDDEN).f32(&key, value);
+        assert_says(&unsupported(&with(0.1)), &[&key, "\"0.1\"", "not supported"]);
+        assert_says(&unsupported(&tiny_model(HIDDEN).str(&key, "0.1")), &[&key, "not a number"]);
+        assert!(open_with(&with(0.0).build(), &options()).is_ok(), "zero means that {key} is off");
+    }
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/deepseek_v3.gguf");
+    let file = GgufBuilder::copy_of(&golden).f32("deepseek2.attention.temperature_scale", 0.1);
+    assert_says(&unsupported(&file), &["deepseek2.attention.temperature_scale", "\"0.1\""]);
 }
 
 /// GGUF files count layers that predict further tokens among the others.

@@ -1,6 +1,6 @@
 //! What a server says when it cannot answer.
 
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use forebay_engine::Error;
 use serde_json::{Value, json};
@@ -20,6 +20,8 @@ pub struct ApiError {
     /// The field of the request that is wrong.
     pub param: Option<String>,
     pub message: String,
+    /// What Anthropic's clients look for to know what to do about it.
+    pub details: Option<Value>,
     pub retry: Retry,
 }
 
@@ -40,10 +42,12 @@ pub enum Dress {
 }
 
 impl Dress {
-    /// That of the API that a path belongs to.
-    pub fn of(path: &str) -> Dress {
+    /// That of the API that a path belongs to. Where both have it, Anthropic's clients are known by a header that theirs
+    /// demands.
+    pub fn of(path: &str, headers: &HeaderMap) -> Dress {
         let path = path.strip_prefix("/v1").unwrap_or(path);
-        if path == "/messages" || path.starts_with("/messages/") { Dress::Anthropic } else { Dress::OpenAi }
+        let is_own = path == "/messages" || path.starts_with("/messages/");
+        if is_own || headers.contains_key("anthropic-version") { Dress::Anthropic } else { Dress::OpenAi }
     }
 }
 
@@ -60,7 +64,8 @@ impl ApiError {
 
     /// Something that will not be otherwise the next time.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind, code: None, param: None, message: message.into(), retry: Retry::Never }
+        let message = message.into();
+        ApiError { status, kind, code: None, param: None, message, details: None, retry: Retry::Never }
     }
 
     /// There is nothing at this address.
@@ -151,7 +156,11 @@ impl ApiError {
             Some(param) if !self.message.starts_with(param) => format!("{param}: {}", self.message),
             _ => self.message.clone(),
         };
-        json!({ "type": "error", "error": { "type": kind, "message": message } })
+        let mut error = json!({ "type": kind, "message": message });
+        if let Some(details) = &self.details {
+            error["details"] = details.clone();
+        }
+        json!({ "type": "error", "error": error })
     }
 
     /// The response in the words of an API.
@@ -258,8 +267,13 @@ mod tests {
             ("/v1/messagesx", Dress::OpenAi),
             ("/v1/chat/completions", Dress::OpenAi),
         ] {
-            assert_eq!(Dress::of(path), dress, "{path}");
+            assert_eq!(Dress::of(path, &HeaderMap::new()), dress, "{path}");
         }
+        let versioned = HeaderMap::from_iter([(
+            HeaderName::from_static("anthropic-version"),
+            HeaderValue::from_static("2023-06-01"),
+        )]);
+        assert_eq!(Dress::of("/v1/models/x", &versioned), Dress::Anthropic);
         let busy = ApiError::overloaded(64, 5);
         assert_eq!(busy.anthropic()["error"]["type"], "rate_limit_error");
         assert_eq!(busy.openai()["error"]["code"], "rate_limit_exceeded");

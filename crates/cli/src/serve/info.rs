@@ -16,6 +16,7 @@ use super::body::Json;
 use super::error::ApiError;
 use super::memory::Account;
 use crate::openai::chat_prompt;
+use crate::openai::fields::{Fields, Unchecked, Unsupported, integers, or_default};
 use crate::prompting::Prompting;
 
 /// Whether the process lives.
@@ -88,18 +89,33 @@ pub struct Text {
     #[serde(alias = "prompt")]
     content: Option<String>,
     messages: Option<Vec<Message>>,
+    #[serde(deserialize_with = "or_default")]
     tools: Vec<Value>,
+    #[serde(deserialize_with = "or_default")]
     chat_template_kwargs: Map<String, Value>,
     /// Whether the model's beginning of a text is put before it.
-    #[serde(alias = "add_special_tokens")]
+    #[serde(alias = "add_special_tokens", deserialize_with = "or_default")]
     add_special: bool,
     /// Whether the text of a control token means that token.
     parse_special: Option<bool>,
+    #[serde(deserialize_with = "or_default")]
     with_pieces: bool,
 }
 
+impl Fields for Text {
+    const UNSUPPORTED: &'static [&'static [Unsupported]] = &[&[Unsupported {
+        name: "chat_template",
+        harmless: &[],
+        reason: "the server has one template: start it with --chat-template-file",
+    }]];
+}
+
 /// The tokens of a text or of a conversation.
-pub async fn tokenize(State(app): State<Arc<App>>, Json(text): Json<Text>) -> Result<Json<Value>, ApiError> {
+pub async fn tokenize(
+    State(app): State<Arc<App>>,
+    Json(text): Json<Unchecked<Text>>,
+) -> Result<Json<Value>, ApiError> {
+    let text = text.supported()?;
     app.prepare(move |_, loaded| {
         let engine = &loaded.engine;
         let tokens = match (&text.content, &text.messages) {
@@ -147,7 +163,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, Json(text): Json<Text>) -> Re
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub struct Tokens {
-    tokens: Vec<TokenId>,
+    #[serde(deserialize_with = "integers")]
+    tokens: Vec<u32>,
 }
 
 /// The text of tokens.
@@ -157,14 +174,14 @@ pub async fn detokenize(
 ) -> Result<Json<Value>, ApiError> {
     app.prepare(move |_, loaded| {
         let engine = &loaded.engine;
-        if let Some(wrong) = asked.tokens.iter().find(|token| token.0 as usize >= engine.vocab_size()) {
-            return Err(ApiError::invalid("tokens", format!("{} is not a token of the model", wrong.0)));
+        if let Some(wrong) = asked.tokens.iter().find(|token| **token as usize >= engine.vocab_size()) {
+            return Err(ApiError::invalid("tokens", format!("{wrong} is not a token of the model")));
         }
-        let bytes: usize =
-            asked.tokens.iter().map(|token| engine.tokenizer().token_bytes(*token).len()).sum();
+        let tokens: Vec<_> = asked.tokens.into_iter().map(TokenId).collect();
+        let bytes: usize = tokens.iter().map(|token| engine.tokenizer().token_bytes(*token).len()).sum();
         // The text is told twice, and each is written once more.
         Account::current().add(&loaded.memory, 5 * bytes as u64)?;
-        let text = engine.tokenizer().decode(&asked.tokens, true);
+        let text = engine.tokenizer().decode(&tokens, true);
         Ok(Json(json!({ "content": text, "prompt": text })))
     })
     .await
@@ -173,8 +190,9 @@ pub async fn detokenize(
 /// A conversation as the model sees it.
 pub async fn apply_template(
     State(app): State<Arc<App>>,
-    Json(text): Json<Text>,
+    Json(text): Json<Unchecked<Text>>,
 ) -> Result<Json<Value>, ApiError> {
+    let text = text.supported()?;
     app.prepare(move |_, loaded| {
         let messages = text.messages.filter(|messages| !messages.is_empty());
         let messages = messages.ok_or_else(|| ApiError::invalid("messages", "there are no messages"))?;

@@ -42,9 +42,10 @@ pub struct Meters {
 
 #[derive(Default)]
 struct Steps {
-    /// When the step that is being computed began, if one is.
+    /// Since when somebody waits for a step to be computed, if somebody does.
     since: Option<Instant>,
     count: u64,
+    idle: u64,
     seconds: f64,
     classes: [u64; STEP_CLASSES.len()],
 }
@@ -140,7 +141,12 @@ impl Meters {
     }
 
     pub fn begin_step(&self) {
-        lock(&self.steps).since = Some(Instant::now());
+        lock(&self.steps).since.get_or_insert_with(Instant::now);
+    }
+
+    /// A step has ended in which nothing could be computed: whoever waits for one still waits.
+    pub fn idled(&self) {
+        lock(&self.steps).idle += 1;
     }
 
     /// A step has ended, in which so many tokens were written.
@@ -226,6 +232,8 @@ impl Meters {
         text.line("forebay_step_seconds_bucket{le=\"+Inf\"}", steps.count);
         text.line("forebay_step_seconds_sum", steps.seconds);
         text.line("forebay_step_seconds_count", steps.count);
+        let help = "Steps in which nothing could be computed, because all requests waited for files.";
+        text.number("idle_steps_total", "counter", help, steps.idle);
         drop(steps);
         text.number("uptime_seconds", "gauge", "Since the start.", self.started.elapsed().as_secs_f64());
         if let Some(bytes) = resident() {

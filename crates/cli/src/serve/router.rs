@@ -78,6 +78,7 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let start = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
+    let dress = Dress::of(&path, request.headers());
     let known = KNOWN.iter().copied().find(|known| matches(known, &path));
     let mut allowed = None;
     let admitted = app.hosts.check(named(&request)).and_then(|()| {
@@ -115,8 +116,8 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         Some(error) => {
             tracing::info!("{method} {path}: {} after {seconds:.3} s: {}", status.as_u16(), error.summary());
             tracing::debug!("{method} {path}: {}", loggable(&error.message));
-            if Dress::of(&path) == Dress::Anthropic {
-                response = error.response(Dress::Anthropic);
+            if dress == Dress::Anthropic {
+                response = error.response(dress);
             }
         }
         None => tracing::debug!("{method} {path}: {} after {seconds:.3} s", status.as_u16()),

@@ -59,6 +59,8 @@ pub struct Answering {
     pub reasoning: Option<usize>,
     pub sampling: SamplingOverrides,
     pub stop: Vec<String>,
+    /// See [`Request::ignore_end`].
+    pub ignore_end: bool,
     pub format: Format,
     /// See [`Request::logprobs`].
     pub logprobs: Option<usize>,
@@ -244,6 +246,7 @@ impl App {
                     max_tokens,
                     sampling,
                     stop: answering.stop.clone(),
+                    ignore_end: answering.ignore_end,
                     grammar: prompt.grammar.clone(),
                     logprobs: answering.logprobs,
                     shown: shown.clone(),

@@ -106,7 +106,9 @@ impl Work {
             self.meters.crowd(&crowd);
             let start = Instant::now();
             self.meters.begin_step();
+            let idle = crowd.idle_steps();
             match crowd.step(&self.leave) {
+                Ok(_) if crowd.idle_steps() > idle => self.meters.idled(),
                 Ok(tokens) => self.meters.stepped(start.elapsed(), tokens),
                 // What concerns a request is told to its listener; only leaving concerns all.
                 Err(_) => break,

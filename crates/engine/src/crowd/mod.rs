@@ -11,6 +11,7 @@ mod place;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use member::{Asked, Member, Outcome, Start};
@@ -20,8 +21,8 @@ use crate::blocks::Cancel;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::{Answer, Event, Request};
-use crate::prefix::{PrefixMeters, PrefixOptions, Prefixes, Ticket};
-use crate::session::{Session, Turn};
+use crate::prefix::{PrefixMeters, PrefixOptions, Prefixes};
+use crate::session::Turn;
 
 /// The time between two tokens of an answer while prompts are read, where the machine can do it.
 const PACE: Duration = Duration::from_millis(500);
@@ -72,6 +73,9 @@ pub struct Crowd {
     came: u64,
     /// Passes so far.
     passes: u64,
+    idle_steps: u64,
+    /// Whether it was logged that requests wait for each other.
+    warned: bool,
     /// Bytes that all conversations can have at once, where that turned out to be too little for all.
     room: Option<u64>,
 }
@@ -111,6 +115,8 @@ impl Crowd {
             active: Vec::new(),
             came: 0,
             passes: 0,
+            idle_steps: 0,
+            warned: false,
             room: None,
         }
     }
@@ -138,6 +144,11 @@ impl Crowd {
         self.active.is_empty() && self.waiting.is_empty()
     }
 
+    /// Steps so far in which nothing could be computed, although there were requests.
+    pub fn idle_steps(&self) -> u64 {
+        self.idle_steps
+    }
+
     /// What keeping conversations did.
     pub fn prefix_meters(&self) -> PrefixMeters {
         self.prefixes.as_ref().map_or_else(PrefixMeters::default, Prefixes::meters)
@@ -155,14 +166,20 @@ impl Crowd {
     /// tokens written. What happens to a request its listener is told; an error of the computation ends the
     /// requests that took part in it, and others go on, unless [the device is lost](Engine::lost).
     ///
-    /// A pass that is mostly for requests that are cancelled meanwhile is given up.
+    /// A pass that is mostly for requests that are cancelled meanwhile is given up. Where nobody can compute, because
+    /// all wait for files, it waits a little instead and counts as [idle](Self::idle_steps).
     ///
     /// # Errors
     /// [`Error::Cancelled`] if that was asked of all by `cancel`. Then all is as it was before the step.
     pub fn step(&mut self, cancel: &Cancel) -> Result<usize> {
         self.dismiss();
+        self.take_files(Duration::ZERO);
         self.follow();
         self.admit();
+        if !self.active.iter().any(Member::is_ready) {
+            self.rest();
+            return Ok(0);
+        }
         let written = loop {
             match self.pass(cancel) {
                 Ok(written) => break written,
@@ -219,13 +236,21 @@ impl Crowd {
         }
     }
 
-    /// What was read from disk. Waits a little for it if there is nothing else to do.
-    fn arrived(&mut self) -> Vec<(Ticket, Option<Session>)> {
-        let Some(prefixes) = &mut self.prefixes else { return Vec::new() };
-        prefixes.tend();
-        let reading = self.active.iter().any(|member| matches!(member.start, Start::Reading { .. }));
-        let idle = reading && !self.active.iter().any(Member::is_ready);
-        prefixes.arrived(if idle { MOMENT } else { Duration::ZERO })
+    /// Nobody who is served can compute, because all wait for files: waits a little, too.
+    fn rest(&mut self) {
+        if self.active.is_empty() {
+            return;
+        }
+        self.idle_steps += 1;
+        if self.active.iter().any(|member| matches!(member.start, Start::Reading { .. })) {
+            self.take_files(MOMENT);
+            return;
+        }
+        // `leader` says why this cannot happen. If it does, it must not occupy a processor, and somebody should know.
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::error!("{} requests wait for each other, which is a bug", self.active.len());
+        }
+        sleep(MOMENT);
     }
 
     /// Whether another fits, as far as is known from when something did not.
@@ -301,9 +326,6 @@ impl Crowd {
             turns.push(Turn { session, tokens: &rest[..count], logits: count == rest.len(), marks });
             writings.push((writing, listener));
             chosen.push((i, None));
-        }
-        if turns.is_empty() {
-            return Ok(0);
         }
         let start = Instant::now();
         // Once somebody was told of a token, the pass is seen through.

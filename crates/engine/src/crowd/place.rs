@@ -4,6 +4,7 @@
 //! prompt that begins alike is still being read, it waits for that one, if that saves work.
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
 use super::Crowd;
 use super::member::{Member, Start};
@@ -33,7 +34,7 @@ impl Crowd {
             let reach = other.session.reach(same.min(last));
             Match { index, same, reach: if reach >= WORTH_FORKING { reach } else { 0 } }
         }));
-        let leader = self.leader(text);
+        let leader = self.leader(&member);
 
         let reach = |found: Option<Match>| found.map_or(0, |found| found.reach);
         let in_memory = reach(kept).max(reach(beside));
@@ -91,18 +92,27 @@ impl Crowd {
         self.active.push(member);
     }
 
-    /// The prompt that is being read and has most in common with a text, beyond what has been read of it.
-    fn leader(&self, text: &[TokenId]) -> Option<Match> {
-        let reading = self.active.iter().enumerate().filter_map(|(index, other)| {
+    /// The prompt that has most in common with this request's, beyond what has been read of it, among those of requests
+    /// that came earlier.
+    ///
+    /// A request waits only for one that came earlier, so a chain of waiting requests never comes back to where it began:
+    /// its last one reads its prompt, or waits for a file. This holds whatever happens to the others meanwhile. Who loses
+    /// the prompt it waited for is placed anew by the same rule, whoever waits for it.
+    fn leader(&self, member: &Member) -> Option<Match> {
+        let text = &member.text;
+        let earlier = self.active.iter().enumerate().filter(|(_, other)| other.number < member.number);
+        let reading = earlier.filter_map(|(index, other)| {
             let same = common(&other.text[..other.prompt], text).min(text.len() - 1);
             (same > other.session.tokens().len()).then_some(Match { index, same, reach: same })
         });
         reading.max_by_key(|found| (found.reach, Reverse(self.active[found.index].number)))
     }
 
-    /// Lets those start for whom the prompt they waited for has been read far enough, or a file has.
-    pub(super) fn follow(&mut self) {
-        for (ticket, session) in self.arrived() {
+    /// Lets those start whose file has been read. Waits for a file for so long, if none has been.
+    pub(super) fn take_files(&mut self, wait: Duration) {
+        let Some(prefixes) = &mut self.prefixes else { return };
+        prefixes.tend();
+        for (ticket, session) in prefixes.arrived(wait) {
             let waits =
                 |member: &Member| matches!(member.start, Start::Reading { ticket: t, .. } if t == ticket);
             let Some(i) = self.active.iter().position(waits) else { continue };
@@ -120,6 +130,10 @@ impl Crowd {
                 }
             }
         }
+    }
+
+    /// Lets those start for whom the prompt they waited for has been read far enough.
+    pub(super) fn follow(&mut self) {
         let followers: Vec<(u64, u64, usize)> = self
             .active
             .iter()

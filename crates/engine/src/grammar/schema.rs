@@ -1,10 +1,13 @@
 //! What is looked at in a JSON schema before it is compiled, and what is said when it cannot be.
 
+mod annotations;
+
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+pub use annotations::{without_annotations, without_embedded_annotations};
 
 /// Schemas nested more deeply are refused.
 const DEEPEST: usize = 100;
@@ -78,9 +81,9 @@ pub fn embedded(source: &str) -> impl Iterator<Item = Value> {
     })
 }
 
-/// The schema as an object.
+/// The schema as an object, without what says nothing about the answer.
 pub fn object(schema: &Value) -> Value {
-    if schema.is_object() { schema.clone() } else { json!({}) }
+    if schema.is_object() { without_annotations(schema) } else { json!({}) }
 }
 
 /// Why a schema is refused, with the smallest part that is refused for the same reason when it is tried alone.

@@ -270,7 +270,7 @@ fn refuse_others(config: &Config<'_>) -> Result<()> {
     if config.optional_bool(keys::SLIDING_WINDOW)? == Some(true) {
         return Err(config.unsupported(keys::SLIDING_WINDOW, "true"));
     }
-    Ok(())
+    keys::NOT_HONOURED.into_iter().try_for_each(|key| config.refuse_nonzero(key))
 }
 
 /// Declares the decoder of a recipe.

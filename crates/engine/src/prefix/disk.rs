@@ -101,7 +101,11 @@ impl Disk {
             writer: Worker::start("prefix writer", write).map_err(thread)?,
             reader: Worker::start("prefix reader", move |job: Reading| {
                 let Reading { ticket, path } = job;
-                Read { ticket, result: Session::load(&read, &path), path }
+                let result = Session::load(&read, &path);
+                if result.is_ok() {
+                    touch(&path);
+                }
+                Read { ticket, result, path }
             })
             .map_err(thread)?,
             writing: Vec::new(),
@@ -161,9 +165,6 @@ impl Disk {
         self.tickets += 1;
         let file = &mut self.files[index];
         file.used = SystemTime::now();
-        // The next start should know who was used; if it does not, nothing is lost.
-        let _ =
-            File::options().append(true).open(&file.path).and_then(|opened| opened.set_modified(file.used));
         let job = Reading { ticket: self.tickets, path: file.path.clone() };
         let given = self.reader.give(job);
         self.reading.extend(given.then_some(self.tickets));
@@ -349,6 +350,11 @@ fn write(Writing { path, snapshot }: Writing) -> Written {
     let result = snapshot.save(&path).and_then(|()| length());
     let result = result.map(|metadata| (snapshot.outline(), metadata.len()));
     Written { path, result }
+}
+
+/// The next start should know that a file was used; if it does not, nothing is lost.
+fn touch(path: &Path) {
+    let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
 }
 
 fn remove(path: &Path) {

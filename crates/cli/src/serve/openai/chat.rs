@@ -7,7 +7,8 @@ use axum::response::{IntoResponse, Response};
 use forebay_engine::sampler::Scored;
 use serde_json::{Map, Value, json};
 
-use super::{Envelope, Total, answering, finish_reason, logprobs};
+use super::{Envelope, Total, about_schema, answering, finish_reason, logprobs};
+use crate::openai::fields::Unchecked;
 use crate::openai::{Body, Endpoint};
 use crate::serve::app::{App, Loaded, now};
 use crate::serve::body::Json;
@@ -16,7 +17,12 @@ use crate::serve::sse::{self, Events, Gone};
 use crate::serve::turn::{ChatRequest, ToolChoice, Turn, TurnEnd, TurnEvent};
 
 /// Answers a chat.
-pub async fn chat(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
+pub async fn chat(
+    State(app): State<Arc<App>>,
+    Json(body): Json<Unchecked<Body>>,
+) -> Result<Response, ApiError> {
+    let body = body.supported()?;
+    let about_schema = about_schema(body.json_schema.is_some());
     let wants = Wants::of(&body);
     let scored = body.logprobs == Some(Value::Bool(true));
     let read = move |loaded: &Loaded| {
@@ -29,7 +35,7 @@ pub async fn chat(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result
             messages: body.messages,
         })
     };
-    let turn = app.turn(read).await?;
+    let turn = app.turn(read).await.map_err(about_schema)?;
     let object = if wants.stream { "chat.completion.chunk" } else { "chat.completion" };
     let envelope =
         Envelope { id: crate::serve::id("chatcmpl-"), object, created: now(), model: app.model.clone() };

@@ -8,8 +8,9 @@ use forebay_engine::sampler::Scored;
 use serde_json::{Value, json};
 
 use super::chat::Wants;
-use super::{Envelope, Total, finish_reason, logprobs};
+use super::{Envelope, Total, about_schema, finish_reason, logprobs};
 use crate::openai::Body;
+use crate::openai::fields::Unchecked;
 use crate::serve::app::{App, now};
 use crate::serve::body::Json;
 use crate::serve::error::ApiError;
@@ -18,10 +19,16 @@ use crate::serve::sse::{self, Events, Gone};
 use crate::serve::turn::{Finish, Turn, TurnEvent};
 
 /// Continues one text or several.
-pub async fn completions(State(app): State<Arc<App>>, Json(body): Json<Body>) -> Result<Response, ApiError> {
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    Json(body): Json<Unchecked<Body>>,
+) -> Result<Response, ApiError> {
+    let body = body.supported()?;
+    let about_schema = about_schema(body.json_schema.is_some());
     let wants = Wants::of(&body);
     let echo = body.echo == Some(true);
-    let Continuation { turn, prompts, each, scored } = app.continuation(body, echo).await?;
+    let continuation = app.continuation(body, echo).await.map_err(about_schema)?;
+    let Continuation { turn, prompts, each, scored } = continuation;
     let envelope = Envelope {
         id: crate::serve::id("cmpl-"),
         object: "text_completion",

@@ -181,10 +181,12 @@ impl<'a> Grammar<'a> {
     fn call(&mut self, name: &str, schema: &Value, tools: &Tools) -> String {
         match self.dialect.format {
             Format::None => String::new(),
-            Format::Hermes => {
-                let [open, close] = [xml::QWEN.open, xml::QWEN.close].map(|tag| self.tag(tag));
+            Format::Json(tags) => {
+                let open = self.tag(tags.begins[0]);
+                let close = tags.close.map_or_else(String::new, |close| self.tag(close));
+                let [before, after] = tags.around.map(quoted);
                 let object = self.object(name, "arguments", schema);
-                format!("{open} \"\\n\" {object} \"\\n\" {close}")
+                format!("{open} {before} {object} {after} {close}")
             }
             Format::Llama => self.object(name, "parameters", schema),
             Format::Harmony => {
@@ -328,16 +330,18 @@ mod tests {
     fn a_grammar_of_text_takes_all_but_calls() {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
         let engine = Engine::open(&model, &Options { threads: Some(1), ..Options::default() }).unwrap();
+        const HERMES: &str = "<tool_call>{\"name\": …, \"arguments\": …}</tool_call>";
+        let thinks = format!("{HERMES}<think>");
         let said = "\n\nOnce a < b.\n\n{\"name\": 1} 東京 <tool>";
         for (template, prompt, fine, call) in [
-            ("<tool_call>", "", said, "Hm. <tool_call>"),
-            ("<tool_call><think>", "<think>\n", "a <tool_call> b</think>\n\nHello.", "a</think><tool_call>"),
-            ("<tool_call><think>", "", "\n<think>a</think>\n\nHello.", "\n<tool_call>"),
-            ("<tool_call><function=", "", said, "Hm.\n<function="),
+            (HERMES, "", said, "Hm. <tool_call>"),
+            (&thinks, "<think>\n", "a <tool_call> b</think>\n\nHello.", "a</think><tool_call>"),
+            (&thinks, "", "\n<think>a</think>\n\nHello.", "\n<tool_call>"),
+            ("<tool_call><function=<parameter=", "", said, "Hm.\n<function="),
             ("<minimax:tool_call>", "", said, "<minimax:tool_call>"),
             ("<tool_call><arg_key>", "", said, "<tool_call>"),
-            ("<｜tool▁call▁begin｜>", "", said, "a<｜tool▁calls▁begin｜>"),
-            ("<|tool_call_begin|>", "", said, "a<|tool_call_begin|>"),
+            ("<｜tool▁call▁begin｜><｜tool▁sep｜>", "", said, "a<｜tool▁calls▁begin｜>"),
+            ("<|tool_call_begin|><|tool_call_argument_begin|>", "", said, "a<|tool_call_begin|>"),
             (
                 "<|channel|><|message|>",
                 "<|start|>assistant",

@@ -245,7 +245,7 @@ impl Format {
     pub(super) fn opening(self) -> &'static [&'static str] {
         match self {
             Format::None | Format::Llama | Format::Harmony => &[],
-            Format::Hermes => &["<tool_call>"],
+            Format::Json(tags) => tags.begins,
             Format::Xml(tags) => tags.begins,
             Format::Sections(tags) => tags.begins,
         }
@@ -256,9 +256,8 @@ impl Format {
         match self {
             Format::Xml(tags) => Call::Xml(xml::Call::new(tags, which == 1)),
             Format::Sections(tags) => Call::Sections(sections::Calls::new(tags, which == 1)),
-            Format::None | Format::Llama | Format::Harmony | Format::Hermes => {
-                Call::Json(json::Call::new(Some("</tool_call>")))
-            }
+            Format::Json(tags) => Call::Json(json::Call::new(Some(tags))),
+            Format::None | Format::Llama | Format::Harmony => Call::Json(json::Call::new(None)),
         }
     }
 }
