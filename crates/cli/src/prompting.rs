@@ -71,6 +71,8 @@ pub struct Prompting {
     pub tools: Vec<serde_json::Value>,
     /// Further variables of the template.
     pub kwargs: serde_json::Map<String, serde_json::Value>,
+    /// Whether a prompt may be longer than the context: it is counted or shown, and not answered.
+    pub any_length: bool,
 }
 
 /// A prompt.
@@ -101,6 +103,10 @@ impl Prompting {
             options.kwargs.insert("thinking".into(), think.into());
         }
         let text = self.template(engine)?.render(&all, &options)?;
+        if !self.any_length {
+            engine.check_length(&text)?;
+        }
+        let _memory = engine.hold_for_encoding(&text)?;
         // A template writes the BOS token itself where the model wants one.
         let tokens = engine.tokenizer().encode(&text, EncodeOptions { special: true, bos: Bos::Never })?;
         Ok(Prompt { text, tokens })

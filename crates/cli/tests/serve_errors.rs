@@ -67,6 +67,22 @@ fn what_is_wrong_is_said_with_its_field() {
         (chat(json!({ "functions": [] })), "functions", "use tools"),
         (chat(json!({ "modalities": ["text", "audio"] })), "modalities", "only text"),
         (chat(json!({ "audio": {} })), "audio", "not supported"),
+        (chat(json!({ "grammar": "root ::= \"x\"" })), "grammar", "response_format"),
+        (chat(json!({ "guided_choice": ["a", "b"] })), "guided_choice", "response_format"),
+        (chat(json!({ "mirostat": 2 })), "mirostat", "no such sampler"),
+        (chat(json!({ "min_tokens": 5 })), "min_tokens", "ignore_eos"),
+        (chat(json!({ "chat_template": "{{ x }}" })), "chat_template", "--chat-template-file"),
+        (chat(json!({ "reasoning_format": "none" })), "reasoning_format", "told apart"),
+        (chat(json!({ "enable_thinking": false })), "enable_thinking", "chat_template_kwargs"),
+        (chat(json!({ "moderation": { "model": "m" } })), "moderation", "not supported"),
+        (chat(json!({ "echo": true })), "echo", "next message alone"),
+        (
+            chat(json!({ "json_schema": {}, "response_format": { "type": "json_object" } })),
+            "json_schema",
+            "one of them",
+        ),
+        (chat(json!({ "json_schema": { "type": "colour" } })), "json_schema", "colour"),
+        (chat(json!({ "n": 1.5 })), "n", "makes no sense"),
     ];
     for (body, param, said) in cases {
         for stream in [false, true] {
@@ -88,6 +104,9 @@ fn what_is_wrong_is_said_with_its_field() {
         (json!({ "prompt": "a", "echo": true, "logprobs": 1 }), "echo", "leave out logprobs"),
         (json!({ "prompt": "a", "logprobs": 21 }), "logprobs", "20"),
         (json!({ "prompt": "word ".repeat(5000) }), "prompt", "1024"),
+        (json!({ "prompt": "a", "messages": hello }), "messages", "send prompt"),
+        (json!({ "prompt": "a", "tools": tool }), "tools", "calls none"),
+        (json!({ "prompt": "a", "n_predict": 0 }), "n_predict", "at least 1"),
     ] {
         refused(&server.post("/v1/completions", &body), 400, &json!(param), said, &body);
     }
@@ -96,10 +115,63 @@ fn what_is_wrong_is_said_with_its_field() {
         "max_tokens": 1, "user": "me", "store": false, "metadata": {}, "service_tier": "auto", "unheard_of": 7,
         "response_format": { "type": "text" }, "n": 1, "best_of": 1, "functions": null, "modalities": ["text"],
         "parallel_tool_calls": true, "tool_choice": "none", "stop": null, "logprobs": false, "top_logprobs": 0,
+        "grammar": "", "samplers": [], "typical_p": 1, "mirostat": 0, "dry_multiplier": 0.0, "ignore_eos": false,
+        "min_tokens": 0, "skip_special_tokens": true, "reasoning_format": "auto", "chat_template": null,
+        "cache_prompt": true, "timings_per_token": true, "id_slot": -1, "lora": [], "echo": false,
     }));
     server.post(CHAT, &fine).ok();
     // None of this left anything behind.
     assert_eq!(server.metric("forebay_requests_open"), 0.0);
+}
+
+/// What the description promises holds: null is absent wherever a field is optional, and the least and the most are.
+#[test]
+fn the_description_tells_the_truth() {
+    let server = Server::start(&["--parallel", "4", "--queue", "256"]);
+    let description = server.get("/openapi.json").ok();
+    let hello = question("Hello");
+    for (path, body) in [
+        (CHAT, json!({ "messages": hello, "max_completion_tokens": 1, "logprobs": true })),
+        ("/v1/completions", json!({ "prompt": "a", "max_completion_tokens": 1 })),
+        ("/v1/responses", json!({ "input": "a", "max_output_tokens": 1 })),
+        ("/v1/messages", json!({ "messages": hello, "max_tokens": 1 })),
+        ("/v1/messages/count_tokens", json!({ "messages": hello })),
+        ("/tokenize", json!({ "content": "a" })),
+        ("/apply-template", json!({ "messages": hello })),
+    ] {
+        let request = &description["paths"][path]["post"]["requestBody"]["content"]["application/json"];
+        let schema = &request["schema"];
+        let with = |name: &str, value: Value| {
+            let mut body = body.clone();
+            body[name] = value;
+            server.post(path, &body)
+        };
+        for (name, field) in schema["properties"].as_object().unwrap() {
+            let required = schema["required"].as_array().unwrap().iter().any(|known| known == name);
+            let nullable = field.to_string().contains("\"null\"");
+            assert_eq!(nullable, !required, "{path} {name}: {field}");
+            if nullable && body.get(name).is_none() {
+                assert_eq!(with(name, Value::Null).status, 200, "{path} {name}: null");
+            }
+            // Counting tokens looks at nothing but the conversation.
+            if path.ends_with("count_tokens") {
+                continue;
+            }
+            for (bound, beyond) in [("minimum", -1), ("maximum", 1)] {
+                let Some(limit) = field[bound].as_i64() else { continue };
+                assert_eq!(with(name, json!(limit)).status, 200, "{path} {name}: {limit}");
+                // An integer may be written with a decimal point.
+                assert_eq!(with(name, json!(limit as f64)).status, 200, "{path} {name}: {limit}.0");
+                let refused = with(name, json!(limit + beyond));
+                assert_eq!(refused.status, 400, "{path} {name}: {}", limit + beyond);
+                assert!(refused.text().contains(name.as_str()), "{path} {name}: {}", refused.text());
+            }
+        }
+    }
+    let tokens = server.post("/tokenize", &json!({ "content": "a cat" })).ok()["tokens"].clone();
+    let decimal: Vec<f64> = tokens.as_array().unwrap().iter().map(|token| token.as_f64().unwrap()).collect();
+    assert_eq!(server.post("/detokenize", &json!({ "tokens": decimal })).ok()["content"], "a cat");
+    server.post("/v1/completions", &json!({ "prompt": decimal, "max_tokens": 1.0, "logprobs": 2.0 })).ok();
 }
 
 #[track_caller]

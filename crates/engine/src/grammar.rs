@@ -84,7 +84,8 @@ impl Grammar {
         }
         schema::embedded(source).try_for_each(|schema| schema::check(&schema))?;
         let lexicon = engine.lexicon()?;
-        let parser = compile(&lexicon, TopLevelGrammar::from_lark(source.into())).map_err(|message| {
+        let plain = schema::without_embedded_annotations(source);
+        let parser = compile(&lexicon, TopLevelGrammar::from_lark(plain)).map_err(|message| {
             // If it is one of its schemas that is wrong, there is more to say.
             let wrong = schema::embedded(source).find_map(|schema| {
                 let error = |part: &Value| compile_schema(&lexicon, part).err();

@@ -69,7 +69,7 @@ impl Default for Terms {
 pub struct Connections {
     leave: watch::Sender<bool>,
     /// Every connection has one, and so has whoever may still take connections.
-    guard: mpsc::Sender<()>,
+    guard: Option<mpsc::Sender<()>>,
     /// Closed when the last of them is gone.
     alive: mpsc::Receiver<()>,
 }
@@ -80,15 +80,14 @@ impl Connections {
         let (leave, left) = watch::channel(false);
         let (guard, alive) = mpsc::channel(1);
         tokio::spawn(accept(listener, router, terms, left, guard.downgrade()));
-        Connections { leave, guard, alive }
+        Connections { leave, guard: Some(guard), alive }
     }
 
     /// Lets every connection end after what it is answering; gives up waiting after `patience`.
-    pub async fn close(self, patience: Duration) -> bool {
-        let Connections { leave, guard, mut alive } = self;
-        let _ = leave.send(true);
-        drop(guard);
-        timeout(patience, alive.recv()).await.is_ok()
+    pub async fn close(&mut self, patience: Duration) -> bool {
+        let _ = self.leave.send(true);
+        self.guard = None;
+        timeout(patience, self.alive.recv()).await.is_ok()
     }
 }
 

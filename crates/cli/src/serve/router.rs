@@ -13,6 +13,7 @@ use axum::routing::{MethodRouter, get, post};
 use super::app::{App, leaving};
 use super::body::discard;
 use super::error::{ApiError, Dress};
+use super::memory::{Account, holding};
 use super::openai::{chat, completions, models, responses};
 use super::{anthropic, info, openapi, page};
 
@@ -77,6 +78,7 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let start = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
+    let dress = Dress::of(&path, request.headers());
     let known = KNOWN.iter().copied().find(|known| matches(known, &path));
     let mut allowed = None;
     let admitted = app.hosts.check(named(&request)).and_then(|()| {
@@ -96,7 +98,11 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         Ok(None)
     });
     let mut response = match admitted {
-        Ok(None) => next.run(request).await,
+        Ok(None) => {
+            let account = Account::new();
+            let response = Arc::clone(&account).scope(next.run(request)).await;
+            response.map(|body| holding(body, account))
+        }
         Ok(Some(response)) => response,
         Err(error) => {
             discard(&mut request.into_body()).await;
@@ -108,13 +114,10 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let seconds = start.elapsed().as_secs_f64();
     match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
-            tracing::info!(
-                "{method} {path}: {} after {seconds:.3} s: {}",
-                status.as_u16(),
-                loggable(&error.message)
-            );
-            if Dress::of(&path) == Dress::Anthropic {
-                response = error.response(Dress::Anthropic);
+            tracing::info!("{method} {path}: {} after {seconds:.3} s: {}", status.as_u16(), error.summary());
+            tracing::debug!("{method} {path}: {}", loggable(&error.message));
+            if dress == Dress::Anthropic {
+                response = error.response(dress);
             }
         }
         None => tracing::debug!("{method} {path}: {} after {seconds:.3} s", status.as_u16()),
@@ -132,7 +135,7 @@ async fn attend(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     response
 }
 
-/// A message that may quote what was sent: on one line, and not too long.
+/// A message that may quote what was sent, which is why only those who look for errors see it: on one line, and not too long.
 fn loggable(message: &str) -> String {
     message.chars().take(400).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -41,7 +41,7 @@ impl Bpe {
             None => Cow::Borrowed(text),
         };
         let mut word = String::new();
-        for piece in self.splitter.split(&text).map_err(Error::Invalid)? {
+        self.splitter.each(&text, &mut |piece| {
             match self.spelling {
                 Spelling::ByteAlphabet => ALPHABET.spell(piece, &mut word),
                 Spelling::Metaspace => {
@@ -49,11 +49,28 @@ impl Bpe {
                     word.push_str(piece);
                 }
             }
-            for piece in self.spelled_splitter.split(&word).map_err(Error::Invalid)? {
-                self.merge(piece, tokens)?;
-            }
+            self.spelled_splitter.each(&word, &mut |piece| self.merge(piece, tokens))
+        })
+    }
+
+    /// Bytes of the longest piece of a text as it is spelled: the merging of a piece takes memory in proportion to it.
+    pub(super) fn longest_piece(&self, text: &str) -> Result<usize> {
+        let mut longest = 0;
+        self.splitter.each(&self.normalise(text), &mut |piece| {
+            // A byte that is not printable ASCII is spelled with two.
+            longest = longest.max(if piece.is_ascii() { piece.len() } else { piece.len() * 2 });
+            Ok(())
+        })?;
+        Ok(longest)
+    }
+
+    /// How many times shorter normalising may make a text; `None` where there is no saying.
+    pub(super) fn shrinks_by(&self, text: &str) -> Option<usize> {
+        // Neighbours that cannot be spelled become one token.
+        if self.model.fuse_unk && self.model.unk_token.is_some() {
+            return None;
         }
-        Ok(())
+        Some(self.normaliser.iter().map(|step| step.shrinks_by(text)).product())
     }
 
     /// The token whose spelling is `word`.

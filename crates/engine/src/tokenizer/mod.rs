@@ -122,6 +122,33 @@ impl Tokenizer {
         Ok(tokens)
     }
 
+    /// A number of tokens that `text` has at least, found without encoding it.
+    pub fn fewest_tokens(&self, text: &str) -> usize {
+        let shrinks_by = match &self.encoder {
+            Encoder::Bpe(encoder) => encoder.shrinks_by(text),
+            Encoder::SentencePiece(_) => Some(1),
+        };
+        // An unknown token stands for one character.
+        let longest = self.vocabulary.longest().max(4);
+        shrinks_by.map_or(0, |shrinks_by| text.len() / (longest * shrinks_by))
+    }
+
+    /// Bytes of memory that encoding `text` may take while it lasts.
+    ///
+    /// # Errors
+    /// Where the text cannot be cut into pieces.
+    pub fn encoding_bytes(&self, text: &str) -> Result<u64> {
+        // A symbol for each byte, the merges that wait and the merged tokens with their texts.
+        const EACH_MERGED: u64 = 200;
+        // The tokens, and copies of the text that is normalised.
+        const EACH: u64 = 10;
+        let merged = match &self.encoder {
+            Encoder::Bpe(encoder) => encoder.longest_piece(text)?,
+            Encoder::SentencePiece(_) => text.len(),
+        };
+        Ok(merged as u64 * EACH_MERGED + text.len() as u64 * EACH)
+    }
+
     /// The text of `tokens`. `special` says whether control tokens are printed; bytes that are not UTF-8
     /// become U+FFFD, and an id outside the vocabulary is nothing.
     pub fn decode(&self, tokens: &[TokenId], special: bool) -> String {
