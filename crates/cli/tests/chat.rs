@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::demo_model;
+use forebay_testing::{Need, skipped};
 
 /// A terminal with a program in it.
 struct Terminal {
@@ -18,7 +19,7 @@ impl Terminal {
     /// Starts `forebay` with these arguments; `None` where there is no tmux.
     fn start(name: &str, home: &std::path::Path, args: &[&str]) -> Option<Terminal> {
         if Command::new("tmux").arg("-V").output().is_err() {
-            eprintln!("skipped: there is no tmux here");
+            skipped(Need::Tmux, "there is no tmux here");
             return None;
         }
         let terminal = Terminal { socket: format!("forebay-{name}-{}", std::process::id()) };

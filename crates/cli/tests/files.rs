@@ -5,6 +5,7 @@ mod common;
 use std::path::Path;
 
 use common::{Outcome, call, call_with_input, demo_model, forebay, golden, shared_models, text, with_bos};
+use forebay_testing::relative_error;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
@@ -134,7 +135,10 @@ fn tokenize_agrees_with_the_vectors_of_other_programs() {
     for path in shared_models("vocab").iter().filter(|p| byte_level.iter().any(|name| p.ends_with(name))) {
         let beside = |end: &str| std::fs::read_to_string(format!("{}.{end}", path.display())).unwrap();
         let (inputs, outputs) = (beside("inp"), beside("out"));
-        let vectors = inputs.split("\n__ggml_vocab_test__\n").zip(outputs.lines());
+        let (inputs, outputs) = (inputs.split("\n__ggml_vocab_test__\n"), outputs.lines());
+        // The last separator ends the last text.
+        assert_eq!(inputs.clone().count(), outputs.clone().count() + 1);
+        let vectors = inputs.zip(outputs);
         // Some of them: the engine's own tests have them all.
         for (words, expected) in vectors.step_by(8) {
             let args = ["tokenize", &text(path), "--ids", "--no-bos", "--no-special"];
@@ -186,9 +190,7 @@ fn logits_agree(model: &str, reference: &str, flags: &[&str], tolerance: f64) {
     assert_eq!(call(&[&args, flags].concat()).success(), "");
     let (ours_tokens, ours, ours_shape) = read_logits(&out);
     assert_eq!((ours_tokens, ours_shape), (tokens, shape));
-    let square = |v: f32| f64::from(v) * f64::from(v);
-    let difference: f64 = ours.iter().zip(&expected).map(|(a, b)| square(a - b)).sum();
-    let error = (difference / expected.iter().map(|&v| square(v)).sum::<f64>()).sqrt();
+    let error = relative_error(&ours, &expected);
     assert!(error < tolerance, "relative error {error}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }

@@ -5,6 +5,7 @@ mod dialects;
 
 use dialects::*;
 use forebay_engine::chat::dialect::Dialect;
+use forebay_testing::vectors;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -497,10 +498,7 @@ fn long_texts_take_time_in_proportion() {
 /// Compares with what other people's templates write, whose vectors `tools/dialect_vectors.py` makes.
 #[test]
 fn published_templates_are_read_back() {
-    let Some(path) = std::env::var_os("FOREBAY_DIALECT_VECTORS") else {
-        eprintln!("skipped: FOREBAY_DIALECT_VECTORS names no file of tools/dialect_vectors.py");
-        return;
-    };
+    let Some(path) = vectors("FOREBAY_DIALECT_VECTORS", "dialect_vectors.py") else { return };
     let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let tools = file["tools"].as_array().unwrap();
     for template in file["templates"].as_array().unwrap() {

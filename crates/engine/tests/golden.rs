@@ -6,11 +6,12 @@ mod common;
 mod gguf_builder;
 
 use common::{
-    DEMO_LOGITS, Reference, assert_close_by_default, assert_same_bits, data, demo_model, distance, logits,
-    options, tiny_models, trained,
+    DEMO_LOGITS, Reference, assert_close_by_default, data, demo_model, distance, logits, options,
+    tiny_models, trained,
 };
 use forebay_engine::Precision;
 use forebay_engine::format::ModelFile;
+use forebay_testing::assert_same_bits;
 use gguf_builder::{GgufBuilder, tensor_type};
 use safetensors::SafeTensors;
 
