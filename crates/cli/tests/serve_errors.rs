@@ -343,3 +343,269 @@ fn a_model_without_a_template_continues_texts_alone() {
     }
     server.post("/v1/completions", &json!({ "prompt": "Hello", "max_tokens": 2 })).ok();
 }
+
+/// A list of zeros, which takes little to write and much to hold.
+fn zeros(count: usize) -> String {
+    format!("[{}]", vec!["0"; count].join(","))
+}
+
+#[test]
+fn what_a_request_makes_the_server_hold_is_within_its_memory() {
+    let budget = 256 << 20;
+    let start = || Server::start(&["--device", "cpu", "--threads", "1", "--memory", "256M"]);
+    if start().peak_memory().is_none() {
+        eprintln!("skipped: this system does not tell how much memory a process had");
+        return;
+    }
+    let chat = |more: &str| {
+        format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hi\"}}], \"max_tokens\": 2, {more}}}")
+    };
+    let tool = |zeros: &str| {
+        format!(
+            "{{\"type\": \"function\", \"function\": {{\"name\": \"f\", \"parameters\": {{\"enum\": {zeros}}}}}}}"
+        )
+    };
+    let long = "a".repeat(16_000_000);
+    let cases: Vec<(&str, String, u16)> = vec![
+        (CHAT, chat(&format!("\"n\": 96, \"tools\": [{}]", tool(&zeros(100_000)))), 200),
+        (CHAT, chat(&format!("\"chat_template_kwargs\": {{\"a\": {}}}", zeros(1_000_000))), 413),
+        (CHAT, chat(&format!("\"unknown\": {}", zeros(4_000_000))), 413),
+        (CHAT, chat(&format!("\"n\": 96, \"stop\": [\"{}\"]", "x".repeat(1_000_000))), 413),
+        ("/v1/completions", json!({ "prompt": long }).to_string(), 413),
+        ("/v1/completions", json!({ "prompt": &long[..2_000_000] }).to_string(), 400),
+        (CHAT, json!({ "messages": question(&long[..2_000_000]) }).to_string(), 400),
+        (
+            "/v1/messages",
+            json!({ "messages": question(&long[..2_000_000]), "max_tokens": 1 }).to_string(),
+            400,
+        ),
+        ("/v1/responses", json!({ "input": &long[..2_000_000] }).to_string(), 400),
+        ("/tokenize", json!({ "content": &long[..2_000_000] }).to_string(), 400),
+        ("/tokenize", json!({ "content": "a b ".repeat(250_000), "with_pieces": true }).to_string(), 413),
+        ("/detokenize", format!("{{\"tokens\": {}}}", zeros(2_000_000)), 413),
+    ];
+    for (path, body, status) in cases {
+        let server = start();
+        let response = server.call("POST", path, &[], body.as_bytes());
+        let about = &body[..120.min(body.len())];
+        assert_eq!(response.status, status, "{path} {about}: {}", response.text());
+        let peak = server.peak_memory().unwrap();
+        assert!(peak < budget, "{} MiB for {path} {about}", peak >> 20);
+    }
+    // Many at once share what there is: some wait or are told to come again, and it is all given back.
+    let server = start();
+    let body = chat(&format!("\"tools\": [{}]", tool(&zeros(60_000))));
+    let all: Vec<_> = (0..12).map(|_| server.send("POST", CHAT, &[], body.as_bytes())).collect();
+    let statuses: Vec<_> = all.into_iter().map(|stream| Response::read(stream).status).collect();
+    assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    assert!(statuses.contains(&200), "{statuses:?}");
+    let peak = server.peak_memory().unwrap();
+    assert!(peak < budget, "{} MiB", peak >> 20);
+    assert_eq!(server.call("POST", CHAT, &[], body.as_bytes()).status, 200);
+}
+
+#[test]
+fn a_prompt_that_is_too_long_for_the_context_can_still_be_counted() {
+    let server = Server::start(&[]);
+    let messages = question(&"word ".repeat(40_000));
+    let counted = server.post("/v1/messages/count_tokens", &json!({ "messages": messages })).ok();
+    assert!(counted["input_tokens"].as_u64().unwrap() > 1024);
+    assert!(
+        server.post("/tokenize", &json!({ "messages": messages })).ok()["count"].as_u64().unwrap() > 1024
+    );
+    server.post("/apply-template", &json!({ "messages": messages })).ok();
+    let refused = server.post(CHAT, &json!({ "messages": messages }));
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
+}
+
+#[test]
+fn time_grows_with_the_size_of_a_request_and_not_with_its_square() {
+    const SMALL: usize = 4_000;
+    const LARGE: usize = 40_000;
+    let server = Server::start(&[]);
+    let many = |n: usize, one: &dyn Fn(usize) -> Value| (0..n).map(one).collect::<Vec<Value>>();
+    let map =
+        |n: usize, value: Value| -> Value { (0..n).map(|i| (format!("k{i}"), value.clone())).collect() };
+    let user = |_: usize| json!({ "role": "user", "content": "a" });
+    let function =
+        |i: usize| json!({ "type": "function", "function": { "name": format!("f{i}"), "parameters": {} } });
+    let call = |i: usize| json!({ "id": format!("c{i}"), "type": "function", "function": { "name": "f", "arguments": "{}" } });
+    let tool = |i: usize| json!({ "type": "function", "name": format!("f{i}") });
+    let called = |i: usize| json!({ "type": "function_call", "call_id": format!("c{i}"), "name": "f", "arguments": "{}" });
+    let result =
+        |i: usize| json!({ "type": "function_call_output", "call_id": format!("c{i}"), "output": "x" });
+    let said = |_: usize| json!({ "role": "assistant", "content": "what somebody says may be of some length ".repeat(3) });
+    let block = |_: usize| json!({ "type": "text", "text": "a" });
+    let used = |i: usize| json!({ "type": "tool_use", "id": format!("c{i}"), "name": "f", "input": {} });
+    let returned =
+        |i: usize| json!({ "type": "tool_result", "tool_use_id": format!("c{i}"), "content": "x" });
+    let (responses, messages) = ("/v1/responses", "/v1/messages");
+    type Make<'a> = Box<dyn Fn(usize) -> Value + 'a>;
+    let with = |path: &'static str, more: Make<'static>| -> (&'static str, Make<'static>) {
+        let make = move |n| {
+            let mut body = match path {
+                "/v1/responses" => json!({ "input": "a", "max_output_tokens": 16 }),
+                "/v1/completions" => json!({ "prompt": "a", "max_tokens": 1 }),
+                _ => json!({ "messages": question("a"), "max_tokens": 1 }),
+            };
+            body.as_object_mut().unwrap().extend(more(n).as_object().unwrap().clone());
+            body
+        };
+        (path, Box::new(make))
+    };
+    let turn = |assistant: Vec<Value>, user: Vec<Value>| json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": assistant }, { "role": "user", "content": user }]);
+    let cases: Vec<(&str, Make)> = vec![
+        with(CHAT, Box::new(move |n| json!({ "messages": many(n, &user) }))),
+        with(
+            CHAT,
+            Box::new(move |n| json!({ "messages": [{ "role": "user", "content": many(n, &block) }] })),
+        ),
+        with(
+            CHAT,
+            Box::new(
+                move |n| json!({ "messages": [{ "role": "assistant", "content": "", "tool_calls": many(n, &call) }] }),
+            ),
+        ),
+        with(CHAT, Box::new(move |n| json!({ "tools": many(n, &function) }))),
+        with(CHAT, Box::new(move |n| json!({ "tools": many(n, &function), "tool_choice": "required" }))),
+        with(
+            CHAT,
+            Box::new(
+                move |n| json!({ "tools": [{ "type": "function", "function": { "name": "f", "parameters": { "properties": map(n, json!({})) } } }] }),
+            ),
+        ),
+        with(CHAT, Box::new(move |n| json!({ "chat_template_kwargs": map(n, json!(0)) }))),
+        with(CHAT, Box::new(move |n| json!({ "chat_template_kwargs": { "k": vec![0; n] } }))),
+        with(CHAT, Box::new(move |n| json!({ "stop": vec!["x"; n] }))),
+        with(
+            CHAT,
+            Box::new(
+                move |n| json!({ "logit_bias": (0..n).map(|i| (i.to_string(), json!(0))).collect::<Value>() }),
+            ),
+        ),
+        with(CHAT, Box::new(move |n| map(n, json!(0)))),
+        with(
+            CHAT,
+            Box::new(move |n| {
+                let mut all = map(n, json!(0));
+                all["messages"] = 7.into();
+                all
+            }),
+        ),
+        with("/v1/completions", Box::new(move |n| json!({ "prompt": vec!["a"; n] }))),
+        with("/v1/completions", Box::new(move |n| json!({ "prompt": vec![5; n] }))),
+        with("/v1/completions", Box::new(move |n| json!({ "prompt": vec![[5]; n] }))),
+        with(responses, Box::new(move |n| json!({ "input": many(n, &user) }))),
+        with(responses, Box::new(move |n| json!({ "input": many(n, &said) }))),
+        with(
+            responses,
+            Box::new(move |n| json!({ "input": Value::from([many(n, &called), many(n, &result)].concat()) })),
+        ),
+        with(
+            responses,
+            Box::new(
+                move |n| json!({ "input": many(n, &|_| json!({ "type": "reasoning", "content": [{ "text": "x" }] })) }),
+            ),
+        ),
+        with(
+            responses,
+            Box::new(
+                move |n| json!({ "input": [{ "role": "user", "content": many(n, &|_| json!({ "type": "input_text", "text": "a" })) }] }),
+            ),
+        ),
+        with(
+            responses,
+            Box::new(
+                move |n| json!({ "tools": many(n, &tool), "tool_choice": { "type": "allowed_tools", "mode": "auto", "tools": many(n, &tool) } }),
+            ),
+        ),
+        with(
+            responses,
+            Box::new(move |n| json!({ "include": vec!["x"; n], "metadata": map(n, json!("x")) })),
+        ),
+        with(messages, Box::new(move |n| json!({ "messages": many(n, &user) }))),
+        with(
+            messages,
+            Box::new(move |n| json!({ "messages": [{ "role": "user", "content": many(n, &block) }] })),
+        ),
+        with(messages, Box::new(move |n| json!({ "messages": turn(many(n, &used), many(n, &returned)) }))),
+        with(
+            messages,
+            Box::new(move |n| json!({ "system": many(n, &block), "stop_sequences": vec!["x"; n] })),
+        ),
+        with(
+            messages,
+            Box::new(
+                move |n| json!({ "tools": many(n, &|i| json!({ "name": format!("f{i}"), "input_schema": {} })) }),
+            ),
+        ),
+        with("/v1/messages/count_tokens", Box::new(move |n| json!({ "messages": many(n, &user) }))),
+        with("/tokenize", Box::new(move |n| json!({ "messages": many(n, &user) }))),
+        ("/tokenize", Box::new(|n| json!({ "content": "a b ".repeat(n) }))),
+        ("/tokenize", Box::new(|n| json!({ "content": "ab".repeat(n) }))),
+        ("/detokenize", Box::new(|n| json!({ "tokens": vec![5; n] }))),
+        with("/apply-template", Box::new(move |n| json!({ "messages": many(n, &user) }))),
+    ];
+    for (i, (path, make)) in cases.iter().enumerate() {
+        let time = |n: usize| {
+            let body = make(n).to_string();
+            let start = Instant::now();
+            let response = server.call("POST", path, &[], body.as_bytes());
+            assert!(response.status < 500, "{path}: {}", response.text());
+            start.elapsed()
+        };
+        // Ten times the size takes about ten times as long, or a hundred times if it is by the square. What is quick may take as
+        // long as it likes, and what is slow once may be so because other programs run, too.
+        let mut tried = Vec::new();
+        let is_linear = (0..4).any(|_| {
+            let (small, large) = (time(SMALL), time(LARGE));
+            tried.push((small, large));
+            large < (small * 30).max(Duration::from_secs(3))
+        });
+        assert!(is_linear, "case {i}, {path}: times for {SMALL} and {LARGE} are {tried:?}");
+    }
+}
+
+#[test]
+fn uploads_that_take_their_time_keep_no_others_waiting() {
+    let server = Server::start(&[]);
+    let slow: Vec<_> = (0..8)
+        .map(|_| {
+            let mut stream = server.connect();
+            let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8000000\r\n\r\n");
+            stream.write_all(head.as_bytes()).unwrap();
+            // More than is read without a second thought.
+            stream.write_all(&vec![b' '; 600_000]).unwrap();
+            stream
+        })
+        .collect();
+    let body = json!({ "messages": question("Hello"), "max_tokens": 1, "unknown": "x".repeat(1_000_000) });
+    let start = Instant::now();
+    server.post(CHAT, &body).ok();
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    drop(slow);
+}
+
+#[test]
+fn the_log_does_not_quote_what_users_write() {
+    let server = Server::start(&[]);
+    let secret = "the combination is 4711";
+    let image = json!([{ "role": secret, "content": [{ "type": secret }] }]);
+    for body in [
+        json!({ "messages": image }),
+        json!({ "messages": question("a"), "tool_choice": { "type": "function", "function": { "name": secret } } }),
+        json!({ "messages": question("a"), "logit_bias": { secret: 1 } }),
+        json!({ "messages": question("a"), "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": secret } } } }),
+        json!({ "messages": secret }),
+    ] {
+        assert_eq!(server.post(CHAT, &body).status, 400, "{body}");
+    }
+    // What is wrong is there all the same.
+    let start = Instant::now();
+    while server.log().matches("400 after").count() < 5 {
+        assert!(start.elapsed() < Duration::from_secs(30), "{}", server.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(server.log().contains("in logit_bias"), "{}", server.log());
+    assert!(!server.log().contains("4711"), "{}", server.log());
+}

@@ -140,6 +140,13 @@ impl Server {
         }
     }
 
+    /// The most memory that it ever had, in bytes, where the system tells.
+    pub fn peak_memory(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.0.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, name: &str) {
         let id = self.child.0.id().to_string();
