@@ -2,10 +2,14 @@
 
 mod common;
 
+#[path = "../../engine/tests/common/gguf_builder.rs"]
+mod gguf_builder;
+
 use std::path::Path;
 
 use common::{Outcome, call, call_with_input, demo_model, forebay, golden, shared_models, text, with_bos};
 use forebay_testing::relative_error;
+use gguf_builder::{GgufBuilder, tensor_type};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
@@ -93,6 +97,34 @@ fn inspect_works_on_families_that_cannot_be_run() {
         assert!(object["layers"].as_u64().unwrap() > 0 && object["parameters"].as_u64().unwrap() > 10_000);
         assert!(call(&["inspect", &text(&path)]).success().contains("architecture"));
     }
+}
+
+#[test]
+fn inspect_works_on_types_that_it_does_not_know() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("future.gguf");
+    let file = GgufBuilder::new()
+        .str("general.architecture", "qwen3moe")
+        .tensor("token_embd.weight", tensor_type::F32, &[8, 4], 128)
+        .tensor("blk.0.attn_q.weight", 142, &[8, 16], 77);
+    std::fs::write(&path, file.build()).unwrap();
+    let path = text(&path);
+    let lines = call(&["inspect", &path, "--tensors"]).success();
+    for line in [
+        "parameters    160",
+        "tensors       2",
+        "unknown types 1 tensors of type 142; their sizes are unknown",
+        "  blk.0.attn_q.weight                      type 142 [16, 8]              unknown size",
+    ] {
+        assert!(lines.lines().any(|l| l == line), "no line {line:?} in:\n{lines}");
+    }
+    let object = inspect_json(&path, &["--tensors"]);
+    let tensor = &object["tensor_list"][1];
+    assert_eq!((&tensor["type"], &tensor["bytes"]), (&"type 142".into(), &Value::Null));
+    let reason = object["cannot_run"].as_str().unwrap();
+    assert!(reason.contains("blk.0.attn_q.weight") && reason.contains("142"), "{reason}");
+    let refusal = call(&["run", &path, "-p", "Hi"]).failure(1);
+    assert!(refusal.contains("blk.0.attn_q.weight") && refusal.contains("142"), "{refusal}");
 }
 
 #[test]

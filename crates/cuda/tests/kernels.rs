@@ -137,7 +137,7 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
         Encoding::Mxfp4 => scales.iter_mut().for_each(|scale| *scale = 124 + *scale % 4),
         _ => unreachable!(),
     }
-    HostMatrix { encoding, rows, cols, planes: planes.map(|bytes| bytes[..].into()) }
+    HostMatrix { encoding, rows, cols, planes: planes.map(|bytes| bytes[..].into()), scale: 1.0 }
 }
 
 fn dequantised(matrix: &HostMatrix) -> Vec<f32> {
@@ -475,7 +475,7 @@ fn the_likeliest_tokens_are_those_that_the_processor_finds() {
     let table: Vec<u8> = rows.iter().flatten().flat_map(|logit: &f32| logit.to_le_bytes()).collect();
     let planes = [&table[..], &[], &[]].map(Into::into);
     let encoding = Encoding::Blocks(DType::F32);
-    let matrix = HostMatrix { encoding, rows: rows.len(), cols: VOCAB, planes };
+    let matrix = HostMatrix { encoding, rows: rows.len(), cols: VOCAB, planes, scale: 1.0 };
     let Some((mut backend, [logits, _])) = backend(Precision::Fast, rows.len(), matrix) else { return };
     let tokens: Vec<TokenId> = (0..rows.len() as u32).map(TokenId).collect();
     let mut best = Vec::new();

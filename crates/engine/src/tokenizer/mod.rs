@@ -108,7 +108,8 @@ impl Tokenizer {
 
     /// The tokens of `text`. No end token is added, whatever the file says: the text is there to go on.
     ///
-    /// Fails where the vocabulary cannot spell the text, or has no BOS token and one is asked for.
+    /// Fails where the vocabulary cannot spell the text, or has no BOS token and one is asked for. Control characters and
+    /// other rare bytes that a byte-level vocabulary lacks are left out instead, as the models' own tokenizers do.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let mut tokens = self.start(options.bos)?.to_vec();
         let literals = if options.special { &self.literals } else { &self.user_defined };
