@@ -90,6 +90,7 @@ class Faults:
 
     def close(self):
         if self.process:
+            # The end of its input ends the drive, and its faults.
             self.process.stdin.close()
             self.process.wait()
         os.rmdir(self.folder)
