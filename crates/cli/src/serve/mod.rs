@@ -250,6 +250,7 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
             "warning: whoever reaches this machine can use the server: give it a key with --api-key-file"
         );
     }
+    tokio::spawn(memory::give_back_freed());
     let mut connections = Connections::accept(listener, router::router(Arc::clone(&app)), Terms::default());
     let mut lost = None;
     let (loaded, thread) = loop {
