@@ -72,7 +72,7 @@ class Answer:
 async def request(server, method, path, body=None):
     reader, writer = await asyncio.open_connection(server.host, server.port, limit=1 << 24)
     data = json.dumps(body).encode() if body is not None else b""
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     writer.write(head.encode() + data)
     await writer.drain()
     return reader, writer

@@ -165,7 +165,7 @@ fn answer(
                 // goes on later.
                 Err(error @ (Error::Context { .. } | Error::Invalid(_) | Error::Unsupported(_))) => {
                     count.refused += 1;
-                    let refusal = Refusal { message: error.to_string(), param: None };
+                    let refusal = Refusal { message: error.to_string(), param: None, error: None };
                     out.write(id, 400, &refusal.body())?;
                 }
                 Err(error) => return Err(error.into()),

@@ -1,6 +1,8 @@
 //! Requests and answers in the words of OpenAI's API.
 
+pub mod fields;
 mod messages;
+pub mod unsupported;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,10 +11,11 @@ use forebay_engine::chat::Message;
 use forebay_engine::chat::dialect::{Parser, Piece};
 use forebay_engine::sampler::SamplingOverrides;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Answer, Engine, FinishReason, Request, TokenId};
+use forebay_engine::{Answer, Engine, Error, FinishReason, Request, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use self::fields::{Fields, Integer, Unchecked, Unsupported, integer, or_default};
 pub use self::messages::{normalise, text_of, with_textual_arguments};
 use crate::prompting::{Prompt, Prompting};
 
@@ -24,16 +27,23 @@ const MOST_STOPS: usize = 16;
 pub struct Refusal {
     pub message: String,
     pub param: Option<Cow<'static, str>>,
+    /// The engine's error, where that is the reason: it says whether there is too little memory, or context.
+    pub error: Option<Error>,
 }
 
 impl Refusal {
     pub fn new(param: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal { message: message.into(), param: Some(param.into()) }
+        Refusal { message: message.into(), param: Some(param.into()), error: None }
+    }
+
+    /// The engine refuses a field.
+    pub fn engine(param: &'static str, error: Error) -> Refusal {
+        Refusal { message: error.to_string(), param: Some(param.into()), error: Some(error) }
     }
 
     /// An error in OpenAI's shape.
     pub fn body(&self) -> Value {
-        let Refusal { message, param } = self;
+        let Refusal { message, param, .. } = self;
         let error = json!({
             "message": message, "type": "invalid_request_error", "param": param, "code": null,
         });
@@ -66,24 +76,38 @@ impl Endpoint {
     }
 }
 
-/// The body of a request. Fields that are not here are ignored.
+/// The body of a request. Fields that are neither here nor [known not to be supported](unsupported) are ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Body {
+    #[serde(deserialize_with = "or_default")]
     pub messages: Vec<Message>,
     pub prompt: Option<PromptField>,
     /// Some clients write -1 where they mean no limit.
+    #[serde(deserialize_with = "integer")]
     max_tokens: Option<i64>,
+    #[serde(deserialize_with = "integer")]
     max_completion_tokens: Option<i64>,
+    /// What llama.cpp calls `max_tokens`.
+    #[serde(deserialize_with = "integer")]
+    n_predict: Option<i64>,
+    /// Whether the answer goes on where the model would end it.
+    pub ignore_eos: Option<bool>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     /// Some clients write -1 for all tokens.
+    #[serde(deserialize_with = "integer")]
     top_k: Option<i64>,
     min_p: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
+    #[serde(alias = "repetition_penalty")]
     repeat_penalty: Option<f32>,
+    /// Of how many of the last tokens penalties are made; -1 for all.
+    #[serde(deserialize_with = "integer")]
+    repeat_last_n: Option<i64>,
     logit_bias: Option<BTreeMap<String, f32>>,
+    #[serde(deserialize_with = "integer")]
     seed: Option<i64>,
     stop: Option<Stop>,
     pub tools: Option<Vec<Value>>,
@@ -92,25 +116,35 @@ pub struct Body {
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
     /// Some clients write -1 where they mean no limit.
+    #[serde(
+        alias = "thinking_budget_tokens",
+        alias = "reasoning_budget_tokens",
+        deserialize_with = "integer"
+    )]
     thinking_budget: Option<i64>,
+    #[serde(deserialize_with = "integer")]
     pub n: Option<u64>,
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub return_progress: Option<bool>,
     /// Whether, for a chat; how many, for a continuation.
     pub logprobs: Option<Value>,
+    #[serde(deserialize_with = "integer")]
     pub top_logprobs: Option<usize>,
     pub response_format: Option<Value>,
+    /// Another way to ask for an answer of a schema.
+    pub json_schema: Option<Value>,
     pub echo: Option<bool>,
-    // Known, and supported nowhere:
-    suffix: Option<Value>,
+    /// Whether the model's beginning of a text is put before a text that is continued.
+    pub add_special_tokens: Option<bool>,
+    // Known, and supported in one way alone:
+    #[serde(deserialize_with = "integer")]
     best_of: Option<u64>,
-    functions: Option<Value>,
-    function_call: Option<Value>,
     modalities: Option<Vec<String>>,
-    audio: Option<Value>,
-    prediction: Option<Value>,
-    web_search_options: Option<Value>,
+}
+
+impl Fields for Body {
+    const UNSUPPORTED: &'static [&'static [Unsupported]] = &[unsupported::CHAT, unsupported::ANY];
 }
 
 /// A text to be continued, or several, as text or as tokens.
@@ -119,8 +153,8 @@ pub struct Body {
 pub enum PromptField {
     Text(String),
     Texts(Vec<String>),
-    Tokens(Vec<TokenId>),
-    Several(Vec<Vec<TokenId>>),
+    Tokens(Vec<Integer<u32>>),
+    Several(Vec<Vec<Integer<u32>>>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -140,7 +174,7 @@ pub struct StreamOptions {
 impl Body {
     /// Reads a body. The field that is the reason why it cannot be read is named.
     pub fn read(value: Value) -> Result<Body, Refusal> {
-        read_fields(value)
+        read_fields::<Unchecked<Body>>(value)?.supported()
     }
 
     /// The request for an engine, and what tells the parts of the answer apart where there are any. Without a seed, `seed`
@@ -151,7 +185,7 @@ impl Body {
         endpoint: Endpoint,
         seed: u64,
     ) -> Result<(Request, Option<Parser>), Refusal> {
-        self.refuse_unknown_ways()?;
+        self.refuse_unknown_ways(endpoint)?;
         self.refuse_all_but_one_text()?;
         let (mut shown, mut reasoning) = (Vec::new(), None);
         let (param, tokens, parser) = match endpoint {
@@ -190,16 +224,22 @@ impl Body {
         let file = engine.file();
         let mut overrides = self.sampling(engine)?;
         overrides.seed = overrides.seed.or(Some(seed));
-        let sampling = overrides
-            .resolve(&file.metadata, file.path())
-            .map_err(|error| Refusal { message: error.to_string(), param: None })?;
-        let mut request = Request::new(engine, tokens)
-            .map_err(|error| Refusal { message: error.to_string(), param: None })?;
+        let sampling = overrides.resolve(&file.metadata, file.path()).map_err(|error| Refusal {
+            message: error.to_string(),
+            param: None,
+            error: None,
+        })?;
+        let mut request = Request::new(engine, tokens).map_err(|error| Refusal {
+            message: error.to_string(),
+            param: None,
+            error: None,
+        })?;
         request.max_tokens = self.max_tokens()?;
         request.sampling = sampling;
         request.stop = self.stops()?;
         request.shown = shown;
         request.reasoning = reasoning;
+        request.ignore_end = self.ignore_eos == Some(true);
         Ok((request, parser))
     }
 
@@ -232,18 +272,22 @@ impl Body {
     /// The tokens of each text to be continued.
     pub fn prompts(&self, engine: &Engine) -> Result<Vec<Vec<TokenId>>, Refusal> {
         let encode = |text: &str| {
-            let options = EncodeOptions { special: true, bos: Bos::AsFileSays };
-            let tokens = engine.tokenizer().encode(text, options);
-            tokens.map_err(|error| Refusal::new("prompt", error.to_string()))
+            let bos = if self.add_special_tokens == Some(false) { Bos::Never } else { Bos::AsFileSays };
+            let options = EncodeOptions { special: true, bos };
+            let refused = |error| Refusal::engine("prompt", error);
+            engine.check_length(text).map_err(refused)?;
+            let _memory = engine.hold_for_encoding(text).map_err(refused)?;
+            engine.tokenizer().encode(text, options).map_err(refused)
         };
+        let ids = |tokens: &[Integer<u32>]| tokens.iter().map(|token| TokenId(token.0)).collect();
         let prompts = match &self.prompt {
             None => return Err(Refusal::new("prompt", "there is no prompt")),
             Some(PromptField::Text(text)) => vec![encode(text)?],
             Some(PromptField::Texts(texts)) => {
                 texts.iter().map(|text| encode(text)).collect::<Result<_, _>>()?
             }
-            Some(PromptField::Tokens(tokens)) => vec![tokens.clone()],
-            Some(PromptField::Several(several)) => several.clone(),
+            Some(PromptField::Tokens(tokens)) => vec![ids(tokens)],
+            Some(PromptField::Several(several)) => several.iter().map(|tokens| ids(tokens)).collect(),
         };
         for token in prompts.iter().flatten() {
             if token.0 as usize >= engine.vocab_size() {
@@ -258,10 +302,11 @@ impl Body {
 
     /// The most tokens of an answer.
     pub fn max_tokens(&self) -> Result<Option<usize>, Refusal> {
-        let (param, asked) = match (self.max_completion_tokens, self.max_tokens) {
-            (Some(asked), _) => ("max_completion_tokens", asked),
-            (None, Some(asked)) => ("max_tokens", asked),
-            (None, None) => return Ok(None),
+        let (param, asked) = match (self.max_completion_tokens, self.max_tokens, self.n_predict) {
+            (Some(asked), ..) => ("max_completion_tokens", asked),
+            (None, Some(asked), _) => ("max_tokens", asked),
+            (None, None, Some(asked)) => ("n_predict", asked),
+            (None, None, None) => return Ok(None),
         };
         match asked {
             -1 => Ok(None),
@@ -307,7 +352,7 @@ impl Body {
             repeat_penalty: self.repeat_penalty,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            penalty_last_n: None,
+            penalty_last_n: self.repeat_last_n.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
             logit_bias: (!bias.is_empty()).then_some(bias),
             seed: self.seed.map(|seed| seed as u64),
         };
@@ -316,26 +361,31 @@ impl Body {
     }
 
     /// What no answer can have.
-    pub fn refuse_unknown_ways(&self) -> Result<(), Refusal> {
-        let given = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-        let suffix = self.suffix.as_ref().is_some_and(|value| !value.is_null() && value != "");
+    pub fn refuse_unknown_ways(&self, endpoint: Endpoint) -> Result<(), Refusal> {
+        let is_chat = endpoint == Endpoint::Chat;
         let unsupported = [
-            ("suffix", suffix, "texts are continued at their end alone"),
             (
                 "best_of",
                 self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)),
                 "ask for several answers with n",
             ),
-            ("functions", given(&self.functions), "use tools"),
-            ("function_call", given(&self.function_call), "use tool_choice"),
             (
                 "modalities",
                 self.modalities.as_ref().is_some_and(|all| all.iter().any(|one| one != "text")),
                 "only text is written",
             ),
-            ("audio", given(&self.audio), "only text is written"),
-            ("prediction", given(&self.prediction), "predicted outputs are not supported"),
-            ("web_search_options", given(&self.web_search_options), "there is no search"),
+            ("echo", is_chat && self.echo == Some(true), "the answer to a chat is the next message alone"),
+            (
+                "add_special_tokens",
+                is_chat && self.add_special_tokens == Some(true),
+                "the template writes what a chat begins with",
+            ),
+            ("messages", !is_chat && !self.messages.is_empty(), "a text is continued: send prompt"),
+            (
+                "tools",
+                !is_chat && self.tools.as_ref().is_some_and(|tools| !tools.is_empty()),
+                "a text that is continued calls none",
+            ),
         ];
         match unsupported.into_iter().find(|(_, given, _)| *given) {
             Some((param, _, reason)) => {
@@ -365,6 +415,9 @@ impl Body {
         if self.response_format.as_ref().is_some_and(|format| !text(format)) {
             return Err(Refusal::new("response_format", "only text is supported"));
         }
+        if self.json_schema.as_ref().is_some_and(|schema| !schema.is_null()) {
+            return Err(Refusal::new("json_schema", "only text is supported"));
+        }
         Ok(())
     }
 }
@@ -372,7 +425,11 @@ impl Body {
 /// Reads an object of fields, of which a wrong one is named.
 pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T, Refusal> {
     let Value::Object(fields) = &value else {
-        return Err(Refusal { message: "the body makes no sense: it is not an object".into(), param: None });
+        return Err(Refusal {
+            message: "the body makes no sense: it is not an object".into(),
+            param: None,
+            error: None,
+        });
     };
     T::deserialize(&value).map_err(|error| {
         // What is wrong alone is what is wrong.
@@ -384,15 +441,21 @@ pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T, Refu
             Some((name, error)) => Refusal {
                 message: format!("{name} makes no sense: {error}"),
                 param: Some(name.clone().into()),
+                error: None,
             },
-            None => Refusal { message: format!("the body makes no sense: {error}"), param: None },
+            None => {
+                Refusal { message: format!("the body makes no sense: {error}"), param: None, error: None }
+            }
         }
     })
 }
 
 /// The prompt of a conversation as a client sends it.
 pub fn chat_prompt(engine: &Engine, prompting: &Prompting, messages: &[Message]) -> Result<Prompt, Refusal> {
-    let refused = |error: anyhow::Error| Refusal::new("messages", format!("{error:#}"));
+    let refused = |error: anyhow::Error| match error.downcast::<Error>() {
+        Ok(error) => Refusal::engine("messages", error),
+        Err(error) => Refusal::new("messages", format!("{error:#}")),
+    };
     let knows_developer = prompting.template(engine).map_err(refused)?.source().contains("developer");
     let messages = normalise(messages, knows_developer)?;
     prompting.prompt(engine, &messages).or_else(|error| {
@@ -503,7 +566,7 @@ mod tests {
     #[test]
     fn calls_are_told_from_what_is_said() {
         let tools = [json!({ "type": "function", "function": { "name": "now" } })];
-        let parser = || Dialect::of("<tool_call>").parser("", &tools);
+        let parser = || Dialect::of("<tool_call>{\"name\", \"arguments\"}</tool_call>").parser("", &tools);
         let text = "<think>Hm.</think>Well:\n<tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": 1}}</tool_call>";
         let said = message("chatcmpl-7", parser(), text);
         let call = json!({

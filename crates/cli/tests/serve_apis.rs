@@ -116,6 +116,52 @@ fn errors_of_messages_are_in_anthropics_words() {
 }
 
 #[test]
+fn what_a_message_cannot_be_is_refused_by_name() {
+    let server = Server::start(&[]);
+    for path in ["/v1/messages", "/v1/messages/count_tokens"] {
+        let refused = server.post(path, &message(json!({ "thread": { "type": "create" } })));
+        assert!(refusal(&refused, 400, "invalid_request_error").starts_with("thread is not supported"));
+        // This tells Anthropic's libraries to go on without threads.
+        let details = json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] });
+        assert_eq!(refused.json()["error"]["details"], details);
+        for (fields, said) in [
+            (json!({ "compaction": { "type": "summarize" } }), "compaction"),
+            (json!({ "container": "c" }), "container"),
+            (
+                json!({ "context_management": { "edits": [{ "type": "compact" }] } }),
+                "context_management.edits.0",
+            ),
+            (json!({ "grammar": "root ::= \"x\"" }), "grammar"),
+        ] {
+            let refused = server.post(path, &message(fields));
+            assert!(refusal(&refused, 400, "invalid_request_error").starts_with(said));
+            assert_eq!(refused.json()["error"].get("details"), None);
+        }
+    }
+    // What Claude Code sends asks for nothing.
+    let usual = json!({
+        "thread": null, "diagnostics": null, "service_tier": "auto", "metadata": { "user_id": "me" },
+        "context_management": { "edits": [{ "type": "clear_thinking_20251015", "keep": "all" }] },
+        "output_config": { "effort": "high" }, "thinking": { "type": "adaptive" }, "mcp_servers": [],
+    });
+    let answer = server.post("/v1/messages", &message(usual)).ok();
+    // Fields of OpenAI's API are not ignored.
+    let stop = answer["content"][0]["text"].as_str().unwrap().chars().skip(10).take(5).collect::<String>();
+    let cut = server.post("/v1/messages", &message(json!({ "stop": stop }))).ok();
+    assert_eq!(cut["stop_sequence"], stop);
+}
+
+#[test]
+fn a_model_that_is_not_there_is_told_in_the_words_of_who_asks() {
+    let server = Server::start(&[]);
+    let theirs = [("anthropic-version", "2023-06-01")];
+    let error = server.call("GET", "/v1/models/none", &theirs, b"");
+    assert!(refusal(&error, 404, "not_found_error").contains("none"));
+    let ours = server.get("/v1/models/none").json();
+    assert_eq!((&ours["error"]["code"], ours.get("type")), (&json!("model_not_found"), None));
+}
+
+#[test]
 fn a_response_is_the_same_whole_and_in_pieces() {
     let server = Server::start(&[]);
     let asked = json!({ "instructions": "You tell stories.", "store": true, "metadata": { "a": "b" } });
@@ -178,6 +224,12 @@ fn what_a_response_cannot_be_is_refused_by_name() {
         (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
         (json!({ "conversation": "conv_1" }), "conversation"),
         (json!({ "background": true }), "background"),
+        (json!({ "context_management": [{ "type": "compaction" }] }), "context_management"),
+        (json!({ "grammar": "root ::= \"x\"" }), "grammar"),
+        (
+            json!({ "tools": [{ "type": "namespace", "name": "n", "tools": [{ "type": "custom" }] }] }),
+            "tools[0].tools[0].type",
+        ),
         (json!({ "input": null }), "input"),
         (json!({ "input": [] }), "input"),
         (json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "input[0]"),

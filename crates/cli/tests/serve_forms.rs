@@ -80,6 +80,13 @@ fn answers_have_the_form_that_was_asked_for() {
     if choice["finish_reason"] == "stop" {
         assert!(serde_json::from_str::<Value>(content).unwrap().is_object());
     }
+    // Other ways to say it.
+    let with_schema = json!({ "response_format": { "type": "json_object", "schema": schema } });
+    for more in [with_schema, json!({ "json_schema": schema })] {
+        check(server.post(CHAT, &ask(more)).ok()["choices"][0]["message"]["content"].as_str().unwrap());
+    }
+    let text = json!({ "prompt": "x", "json_schema": schema, "max_tokens": 200 });
+    check(server.post("/v1/completions", &text).ok()["choices"][0]["text"].as_str().unwrap());
     let wrong =
         json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": { "type": "colour" } } });
     let refused = server.post(CHAT, &ask(json!({ "response_format": wrong })));
@@ -133,6 +140,62 @@ fn calls_that_are_required_are_made() {
         assert!(chunks.iter().all(|chunk| !chunk["choices"][0]["delta"]["content"].is_string()));
         assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
     }
+}
+
+#[test]
+fn functions_of_namespaces_are_called_by_the_names_that_the_client_gave() {
+    let server = start();
+    let function = |name: &str| {
+        let mut function = tool(name)["function"].clone();
+        function["type"] = "function".into();
+        function
+    };
+    // As Codex describes the tools of a server that speaks MCP.
+    let balls = json!({ "type": "namespace", "name": "mcp__balls", "description": "Tools for balls.",
+        "tools": [function("take"), function("leave")] });
+    let call = json!({ "type": "function_call", "call_id": "c1", "namespace": "mcp__balls", "name": "leave",
+        "arguments": "{\"colour\": \"red\", \"count\": 1}" });
+    let body = json!({
+        "input": [
+            { "role": "user", "content": "Which balls?" },
+            call,
+            { "type": "function_call_output", "call_id": "c1", "output": "done" },
+        ],
+        "tools": [function("take"), balls],
+        "tool_choice": { "type": "function", "namespace": "mcp__balls", "name": "leave" },
+        "max_output_tokens": 200,
+    });
+    let whole = server.post("/v1/responses", &body).ok();
+    let events = server.stream("/v1/responses", &body).events();
+    let streamed = &events.iter().find(|event| event["type"] == "response.output_item.done").unwrap()["item"];
+    for item in [&whole["output"][0], streamed] {
+        assert_eq!(item["type"], "function_call");
+        assert_eq!((&item["namespace"], &item["name"]), (&json!("mcp__balls"), &json!("leave")));
+        check(item["arguments"].as_str().unwrap());
+    }
+    // One that is in no namespace has none.
+    let mut alone = body.clone();
+    alone["tool_choice"] =
+        json!({ "type": "allowed_tools", "mode": "required", "tools": [{ "name": "take" }] });
+    alone["tools"] = json!([function("take")]);
+    let item = server.post("/v1/responses", &alone).ok()["output"][0].clone();
+    assert_eq!((item.get("namespace"), &item["name"]), (None, &json!("take")));
+}
+
+#[test]
+fn an_answer_goes_on_where_the_end_is_to_be_ignored() {
+    let server = start();
+    // What the model would like best is to end.
+    let end = server.post("/tokenize", &json!({ "content": "<|im_end|>" })).ok()["tokens"][0].to_string();
+    let body = ask(json!({ "logit_bias": { end: 50 }, "max_tokens": 5 }));
+    assert_eq!(server.post(CHAT, &body).ok()["choices"][0]["finish_reason"], "stop");
+    let mut body = body;
+    body["ignore_eos"] = true.into();
+    let on = server.post(CHAT, &body).ok();
+    assert_eq!(
+        (&on["choices"][0]["finish_reason"], &on["usage"]["completion_tokens"]),
+        (&json!("length"), &json!(5))
+    );
 }
 
 #[test]

@@ -7,7 +7,8 @@ mod common;
 mod server;
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -128,11 +129,60 @@ fn a_second_signal_leaves_at_once() {
 #[test]
 fn answers_that_take_too_long_do_not_keep_the_server() {
     let mut server = Server::start(&[&SLOW[..], &["--drain", "1"]].concat());
-    let mut stream = server.stream(CHAT, &endless(&server));
+    let body = endless(&server);
+    let mut stream = server.stream(CHAT, &body);
     stream.next().unwrap();
+    let mut message =
+        server.stream("/v1/messages", &json!({ "messages": body["messages"], "max_tokens": 900 }));
+    message.next().unwrap();
+    let mut response = server.stream("/v1/responses", &json!({ "input": "Tell me a story." }));
+    response.next().unwrap();
+    let whole = server.send("POST", CHAT, &[], body.to_string().as_bytes());
+    server.wait_for_metric("forebay_requests_open", 4.0, SOON);
     server.signal("TERM");
+    // Those who wait are told why there is no more.
+    let chunks = stream.chunks();
+    let told = chunks.last().unwrap()["error"]["message"].as_str().unwrap();
+    assert!(told.contains("shutting down"), "{told}");
+    for told in [message.events(), response.events()] {
+        assert!(told.last().unwrap().to_string().contains("shutting down"), "{:?}", told.last());
+    }
+    assert_eq!(Response::read(whole).status, 503);
     assert_eq!(server.wait(SOON), Some(0));
     assert!(server.log().contains("not complete after 1 seconds"), "{}", server.log());
+}
+
+#[test]
+fn a_server_whose_log_nobody_reads_ends_all_the_same() {
+    let mut command = common::forebay(["serve", "--port", "0", "--threads", "1", "--drain", "1"]);
+    let mut child = command.spawn().unwrap();
+    // Only what says where it listens is read, and the rest fills the pipe until whoever logs is stuck.
+    let mut log = BufReader::with_capacity(1, child.stderr.take().unwrap());
+    let mut first = String::new();
+    log.read_line(&mut first).unwrap();
+    let address = first.trim().strip_prefix("Listening at http://").unwrap().to_owned();
+    let ask = || {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        let path = "x".repeat(8000);
+        let head = format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.read(&mut [0; 12]).is_ok_and(|n| n > 0)
+    };
+    let start = Instant::now();
+    while ask() {
+        assert!(start.elapsed() < SOON, "the log takes everything");
+    }
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > SOON * 2 {
+            child.kill().unwrap();
+            panic!("still running");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(log);
 }
 
 #[test]
@@ -277,17 +327,11 @@ fn those_who_wait_hear_that_the_server_lives() {
     assert!(start.elapsed() < SOON, "the role comes at once, not after {:?}", start.elapsed());
     let message = json!({ "messages": body["messages"], "max_tokens": 3 });
     let mut message = server.stream("/v1/messages", &message);
-    let thread = std::thread::spawn(move || {
-        waits.next().unwrap();
-        waits.comments
-    });
     // In Anthropic's API these are events.
     for kind in ["message_start", "ping"] {
         let event: Value = serde_json::from_str(&message.next().unwrap()).unwrap();
         assert_eq!(event["type"], kind);
     }
-    // Two comments are five seconds apart.
-    std::thread::sleep(Duration::from_secs(6));
+    waits.comment();
     drop(before);
-    assert!(thread.join().unwrap() >= 1);
 }

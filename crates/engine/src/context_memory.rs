@@ -1,4 +1,4 @@
-//! The memory of conversations and grammars: what they need beyond what the plan set aside for them, expert slots give, but where
+//! The memory of conversations, grammars and requests: what they need beyond what the plan set aside for them, expert slots give, but where
 //! a device computes: its slots give to conversations alone.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use crate::error::{Bytes, Error, Result};
 use crate::plan::Plan;
 use crate::store::ExpertStore;
 
-/// Counts what all conversations with a model hold, and their grammars.
+/// Counts what all conversations with a model hold, their grammars, and requests.
 pub(crate) struct ContextMemory {
     conversations: Account,
     /// Where conversations are in a device's memory. Otherwise both are in the same.
@@ -22,6 +22,8 @@ pub(crate) enum HeldFor {
     Conversation,
     /// The states of a grammar, and what all grammars need.
     Grammar,
+    /// What callers hold of requests: texts, and what is made of them.
+    Request,
 }
 
 /// Memory that is held, and where more comes from.
@@ -74,7 +76,7 @@ impl ContextMemory {
     /// [`Error::Budget`] if slots cannot give enough. Then nothing has changed.
     pub fn resize(&self, store: &ExpertStore, held_for: HeldFor, from: u64, to: u64) -> Result<()> {
         let account = match (held_for, &self.grammars) {
-            (HeldFor::Grammar, Some(grammars)) => grammars,
+            (HeldFor::Grammar | HeldFor::Request, Some(grammars)) => grammars,
             _ => &self.conversations,
         };
         account.resize(store, from, to)
@@ -118,13 +120,15 @@ impl Account {
     fn refusal(&self, need: u64, lent: u64, this: u64) -> Error {
         let (who, remedy) = match self.lender {
             Lender::Slots => (
-                "all conversations and their grammars",
+                "all conversations, grammars and requests",
                 "shorten the conversation, or give it more memory with --memory",
             ),
             Lender::DeviceSlots => {
                 ("all conversations", "shorten the conversation, or give it more memory with --vram")
             }
-            Lender::Nobody => ("all grammars and their vocabulary", "give it more memory with --memory"),
+            Lender::Nobody => {
+                ("all grammars, their vocabulary and requests", "give it more memory with --memory")
+            }
         };
         let what = format!("{who}, this one's {}", Bytes(this));
         Error::Budget { need, have: self.room + lent, what, remedy: remedy.into() }
@@ -136,8 +140,8 @@ impl Account {
     }
 }
 
-/// Bytes that an engine counts for a conversation or a grammar, until it is dropped.
-pub(crate) struct Hold {
+/// Bytes that an engine counts against its memory, until this is dropped.
+pub struct Hold {
     engine: Engine,
     held_for: HeldFor,
     bytes: u64,
@@ -145,10 +149,11 @@ pub(crate) struct Hold {
 
 impl Hold {
     /// Nothing yet.
-    pub fn none(engine: &Engine, held_for: HeldFor) -> Hold {
+    pub(crate) fn none(engine: &Engine, held_for: HeldFor) -> Hold {
         Hold { engine: engine.clone(), held_for, bytes: 0 }
     }
 
+    /// How many.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -164,14 +169,14 @@ impl Hold {
     }
 
     /// Takes so many bytes of it, or all if it has fewer.
-    pub fn split(&mut self, bytes: u64) -> Hold {
+    pub(crate) fn split(&mut self, bytes: u64) -> Hold {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Hold { engine: self.engine.clone(), held_for: self.held_for, bytes }
     }
 
     /// Takes over what another one holds.
-    pub fn join(&mut self, mut other: Hold) {
+    pub(crate) fn join(&mut self, mut other: Hold) {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 }

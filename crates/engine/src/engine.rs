@@ -16,7 +16,7 @@ use pinning::Pinning;
 use crate::backend::{Assistant, Backend, Device, Precision, Routing};
 use crate::bound::{Speeds, read_speed};
 use crate::chat::ChatTemplate;
-use crate::context_memory::{ContextMemory, HeldFor};
+use crate::context_memory::{ContextMemory, HeldFor, Hold};
 use crate::error::{Error, Result};
 use crate::fingerprint::fingerprint;
 use crate::format::ModelFile;
@@ -293,6 +293,39 @@ impl Engine {
             true => format!("{name} and CPU (--cpu-experts: other bits)"),
             false => name,
         }
+    }
+
+    /// Memory for what a caller holds of requests, counted with all else: nothing yet.
+    pub fn hold_for_requests(&self) -> Hold {
+        Hold::none(self, HeldFor::Request)
+    }
+
+    /// Refuses a text that is too long for the context whatever its tokens are, before it is encoded.
+    ///
+    /// # Errors
+    /// [`Error::Context`], with a number of tokens that the text has at least.
+    pub fn check_length(&self, text: &str) -> Result<()> {
+        let tokens = self.tokenizer().fewest_tokens(text);
+        if tokens > self.context() {
+            return Err(Error::Context { tokens, limit: self.context() });
+        }
+        Ok(())
+    }
+
+    /// Holds the memory that encoding a text takes, until it is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if there is no memory for it.
+    pub fn hold_for_encoding(&self, text: &str) -> Result<Hold> {
+        // The plan leaves so much to texts that are not counted.
+        const UNCOUNTED: u64 = 1 << 20;
+        const SHORT: usize = 4 << 10;
+        let mut hold = self.hold_for_requests();
+        if text.len() > SHORT {
+            let bytes = self.tokenizer().encoding_bytes(text)?;
+            hold.resize(if bytes > UNCOUNTED { bytes } else { 0 })?;
+        }
+        Ok(hold)
     }
 
     /// What is held goes from `from` bytes to `to`.

@@ -49,6 +49,7 @@ pub mod tokenizer;
 pub use backend::Precision;
 pub use blocks::Cancel;
 pub use client::{Client, Tenant};
+pub use context_memory::Hold;
 pub use crowd::{Crowd, CrowdOptions, Listener};
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};

@@ -98,6 +98,36 @@ fn every_answer_is_json_of_its_schema() {
 }
 
 #[test]
+fn what_only_annotates_a_schema_is_accepted() {
+    for schema in [
+        json!({ "type": "integer", "format": "int64" }),
+        json!({ "format": "int64" }),
+        json!({ "type": "string", "format": "password", "writeOnly": true }),
+        json!({ "type": "array", "items": { "type": "integer" }, "uniqueItems": false, "maxItems": 2.0 }),
+        json!({ "type": "object", "propertyNames": { "type": "string" }, "additionalProperties": true }),
+    ] {
+        let schema = json!({ "type": "object", "properties": { "a": schema } });
+        Grammar::json_schema(&DEMO, &schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+        Grammar::lark(&DEMO, &format!("start: \"a\" %json {schema}"))
+            .unwrap_or_else(|e| panic!("{schema}: {e}"));
+    }
+    // A number in a text, as libraries write large integers and decimals, is one.
+    let decimal = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$";
+    for (schema, signs) in [
+        (json!({ "type": "string", "format": "int64" }), "-"),
+        (json!({ "type": "string", "pattern": decimal, "maxLength": 9 }), "+-."),
+    ] {
+        let grammar = Grammar::json_schema(&DEMO, &schema).unwrap();
+        for seed in 1..6 {
+            let answer = answer(&DEMO, &request(&DEMO, grammar.clone(), wild(seed))).unwrap();
+            let text: String = serde_json::from_str(&answer.text).unwrap();
+            assert!(text.contains(|c: char| c.is_ascii_digit()), "{text}");
+            assert!(text.chars().all(|c| c.is_ascii_digit() || signs.contains(c)), "{text}");
+        }
+    }
+}
+
+#[test]
 fn fields_come_in_the_order_of_the_schema() {
     let fields = ["zebra", "apple", "mango"];
     let properties: serde_json::Map<_, _> =

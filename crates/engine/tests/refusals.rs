@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use common::gguf_builder::{GgufBuilder, tensor_type};
 use common::tiny_model::{CONTEXT, EXPERTS, HEAD_DIM, HEADS, INNER, LAYERS, TOKENS, VOCAB, tiny_model};
 use forebay_engine::plan::Machine;
@@ -202,6 +204,21 @@ fn unknown_rotary_scaling_is_refused_by_name() {
     assert!(open_with(&rotated(HEAD_DIM as u32).build(), &options()).is_ok());
 }
 
+/// Mistral-Large-3 is such a file: its architecture is known, but its queries have a temperature.
+#[test]
+fn settings_that_would_change_the_arithmetic_are_refused_by_name() {
+    for key in ["attention.temperature_scale", "attention.temperature_length", "final_logit_softcapping"] {
+        let key = format!("qwen3moe.{key}");
+        let with = |value: f32| tiny_model(HIDDEN).f32(&key, value);
+        assert_says(&unsupported(&with(0.1)), &[&key, "\"0.1\"", "not supported"]);
+        assert_says(&unsupported(&tiny_model(HIDDEN).str(&key, "0.1")), &[&key, "not a number"]);
+        assert!(open_with(&with(0.0).build(), &options()).is_ok(), "zero means that {key} is off");
+    }
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/deepseek_v3.gguf");
+    let file = GgufBuilder::copy_of(&golden).f32("deepseek2.attention.temperature_scale", 0.1);
+    assert_says(&unsupported(&file), &["deepseek2.attention.temperature_scale", "\"0.1\""]);
+}
+
 /// GGUF files count layers that predict further tokens among the others.
 #[test]
 fn layers_that_predict_further_tokens_are_skipped() {
@@ -213,6 +230,43 @@ fn layers_that_predict_further_tokens_are_skipped() {
     assert!(open_with(&with(LAYERS).build(), &options()).is_ok());
     assert_says(&unsupported(&with(LAYERS + 1)), &["blk.3.nextn.enorm.weight", "not known"]);
     assert_says(&damaged(&further(LAYERS as u32 + 1)), &["nextn_predict_layers", "no layers"]);
+}
+
+/// Converters write layers that predict further tokens to a file of their own, too: `mtp-NAME.gguf`.
+#[test]
+fn drafts_for_speculative_decoding_are_refused_by_name() {
+    let mut draft = tiny_model(HIDDEN).u32("qwen3moe.nextn_predict_layers", 1);
+    for name in draft.names().iter().filter(|name| name.starts_with("blk.")) {
+        let tensor = draft.take(name).unwrap();
+        if name.starts_with("blk.1.") {
+            draft = draft.tensor_of(name, tensor.tensor_type, &tensor.dims, tensor.data);
+        }
+    }
+    let draft = draft.tensor("blk.1.nextn.eh_proj.weight", tensor_type::F32, &[64, 32], 64 * 32 * 4);
+    assert_says(&unsupported(&draft), &["draft", "(MTP)", "use the GGUF file of the model"]);
+
+    let key = "general.architecture";
+    let other = tiny_model(HIDDEN).without(key).str(key, "eagle3");
+    assert_says(&unsupported(&other), &["draft", "use the GGUF file of the model"]);
+}
+
+/// NVFP4 files have scales beside their matrices: one, or one for each expert.
+#[test]
+fn scales_that_do_not_fit_their_matrix_are_refused() {
+    let file = tiny_model(HIDDEN);
+    let with = |name: &str, kind: u32, count: u64, bytes: usize| {
+        damaged(&file.clone().tensor(name, kind, &[count], bytes))
+    };
+    assert_says(
+        &with("blk.0.attn_q.scale", tensor_type::F32, 2, 8),
+        &["blk.0.attn_q.scale", "[2]", "needs 1"],
+    );
+    assert_says(&with("blk.0.attn_q.scale", tensor_type::BF16, 1, 2), &["blk.0.attn_q.scale", "BF16", "F32"]);
+    let name = "blk.1.ffn_up_exps.scale";
+    assert_says(&with(name, tensor_type::F32, 1, 4), &[name, "[1]", &format!("needs {EXPERTS}")]);
+    // A scale without its matrix is a tensor that nobody asked for.
+    let lonely = file.clone().tensor("blk.0.attn_norm.scale", tensor_type::F32, &[1], 4);
+    assert_says(&unsupported(&lonely), &["blk.0.attn_norm.scale", "not known"]);
 }
 
 #[test]

@@ -107,7 +107,7 @@ pub fn text_of(content: Value, place: &str) -> Result<Value, Refusal> {
 }
 
 fn wrong_part(place: &str, message: String) -> Refusal {
-    Refusal { param: Some(place.to_owned().into()), message }
+    Refusal { param: Some(place.to_owned().into()), message, error: None }
 }
 
 #[cfg(test)]

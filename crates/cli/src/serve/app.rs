@@ -8,9 +8,11 @@ use forebay_engine::chat::ChatTemplate;
 use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::sampler::SamplingOverrides;
 use forebay_engine::{Engine, Error};
+use tokio::sync::watch;
 
 use super::error::ApiError;
-use super::guard::{Keys, Origins};
+use super::guard::{Hosts, Keys, Origins};
+use super::memory::RequestMemory;
 use super::meters::Meters;
 use super::worker::{Job, Worker};
 
@@ -23,12 +25,15 @@ pub struct App {
     pub limits: Limits,
     pub keys: Keys,
     pub origins: Origins,
+    pub hosts: Hosts,
     /// What requests leave open, where the command line says.
     pub sampling: SamplingOverrides,
     pub meters: Arc<Meters>,
     /// `None` while it is being loaded.
     loaded: RwLock<Option<Arc<Loaded>>>,
     draining: AtomicBool,
+    /// Whether requests that are not answered yet will not be.
+    abandoned: watch::Sender<bool>,
 }
 
 /// What a request may take.
@@ -71,6 +76,8 @@ pub struct Loaded {
     pub dialect: Dialect,
     /// Whether it reasons, where requests do not say.
     pub think: Option<bool>,
+    /// What requests hold.
+    pub memory: Arc<RequestMemory>,
     /// `None` when the server leaves.
     worker: Mutex<Option<Worker>>,
 }
@@ -89,7 +96,8 @@ impl Loaded {
         let dialect = Dialect::of(source).with_tokens(engine.tokenizer());
         // Asked now, since it waits while something is computed.
         let compute = engine.backend_name();
-        Loaded { engine, compute, template, dialect, think, worker: Mutex::new(Some(worker)) }
+        let memory = Arc::new(RequestMemory::new(&engine));
+        Loaded { engine, compute, template, dialect, think, memory, worker: Mutex::new(Some(worker)) }
     }
 
     /// Finds out whether conversations can be rendered.
@@ -145,12 +153,14 @@ impl App {
             model,
             created: now(),
             limits,
+            hosts: Hosts::new(&keys, &origins),
             keys,
             origins,
             sampling,
             meters: Arc::default(),
             loaded: RwLock::default(),
             draining: AtomicBool::new(false),
+            abandoned: watch::channel(false).0,
         }
     }
 
@@ -175,6 +185,21 @@ impl App {
 
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whoever still waits for an answer is told that the server is leaving.
+    pub fn abandon(&self) {
+        self.abandoned.send_replace(true);
+    }
+
+    /// Comes to an end when requests are abandoned.
+    pub fn abandoned(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut abandoned = self.abandoned.subscribe();
+        async move {
+            if abandoned.wait_for(|abandoned| *abandoned).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Why nothing should be asked of this server now, if so.

@@ -10,11 +10,12 @@ use axum::response::{IntoResponse, Response};
 use forebay_engine::Bytes;
 use http_body_util::BodyExt;
 use serde::Deserialize;
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::app::App;
 use super::error::{ApiError, json_type};
+use super::memory::{Account, RequestMemory, parsed_bytes};
+use super::prepare::aside;
 use crate::openai::read_fields;
 
 /// A body may take so long to arrive.
@@ -23,9 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two pieces of it no more than this.
 const PAUSE: Duration = Duration::from_secs(20);
 
-/// Bodies above this are read and parsed a few at a time, since what they take in memory is nobody's plan.
-const LARGE: usize = 256 << 10;
-static LARGE_BODIES: Semaphore = Semaphore::const_new(4);
+/// Bodies above this are parsed aside, a few at a time.
+const LARGE: usize = 64 << 10;
 
 /// Bytes of a refused request that are taken, and how long that may last.
 const DISCARDED: u64 = 64 << 20;
@@ -38,13 +38,23 @@ impl<T: for<'de> Deserialize<'de> + Send + 'static> FromRequest<Arc<App>> for Js
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Json<T>, ApiError> {
-        let read = read(request.into_body(), app.limits.body).await?;
-        if read.bytes.len() <= LARGE {
-            return parse(&read.bytes).map(Json);
-        }
-        // What takes a while keeps nobody else from being listened to.
-        let task = tokio::task::spawn_blocking(move || parse(&read.bytes));
-        task.await.unwrap_or_else(|_| Err(ApiError::internal("the body could not be read"))).map(Json)
+        let account = Account::current();
+        let memory = Arc::clone(&app.loaded()?.memory);
+        let bytes = read(request.into_body(), app.limits.body, &account, &memory).await?;
+        let parsed = parsed_bytes(&bytes);
+        // Where a field is wrong, all are read once more to find out which.
+        account.add_when_free(&memory, 2 * parsed).await?;
+        account.set_parsed(parsed);
+        let read = growing(bytes.len());
+        let value = if bytes.len() <= LARGE {
+            parse(&bytes)
+        } else {
+            // What takes a while keeps nobody else from being listened to.
+            let account = Arc::clone(&account);
+            aside(move || account.within(|| parse(&bytes))).await
+        };
+        account.remove(read + parsed);
+        value.map(Json)
     }
 }
 
@@ -71,14 +81,19 @@ pub async fn discard(body: &mut Body) {
     let _ = timeout(MOMENT, all).await;
 }
 
-/// A body.
-struct Read {
-    bytes: Vec<u8>,
-    /// Held by large ones.
-    turn: Option<SemaphorePermit<'static>>,
+/// What a list of so many bytes takes that grows by doubling.
+fn growing(len: usize) -> u64 {
+    2 * len as u64
 }
 
-async fn read(mut body: Body, limit: u64) -> Result<Read, ApiError> {
+/// Reads a body, which holds no more memory than has come of it. Only the client's own slowness counts against it, not that it
+/// waits for memory.
+async fn read(
+    mut body: Body,
+    limit: u64,
+    account: &Account,
+    memory: &Arc<RequestMemory>,
+) -> Result<Vec<u8>, ApiError> {
     let too_large = || {
         let message = format!("the body has more than {}, which is what this server takes", Bytes(limit));
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
@@ -87,17 +102,12 @@ async fn read(mut body: Body, limit: u64) -> Result<Read, ApiError> {
         discard(&mut body).await;
         return Err(too_large());
     }
-    let end = Instant::now() + PATIENCE;
-    let mut read = Read { bytes: Vec::new(), turn: None };
+    let mut left = PATIENCE;
+    let mut bytes = Vec::new();
     loop {
-        let next = async {
-            if read.bytes.len() > LARGE && read.turn.is_none() {
-                read.turn = LARGE_BODIES.acquire().await.ok();
-            }
-            body.frame().await
-        };
-        let frame = match timeout_at(end.min(Instant::now() + PAUSE), next).await {
-            Ok(None) => return Ok(read),
+        let start = Instant::now();
+        let frame = match timeout(left.min(PAUSE), body.frame()).await {
+            Ok(None) => return Ok(bytes),
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(_))) => return Err(ApiError::bad_request("the body ended early")),
             Err(_) => {
@@ -105,12 +115,17 @@ async fn read(mut body: Body, limit: u64) -> Result<Read, ApiError> {
                 return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message));
             }
         };
+        left = left.saturating_sub(start.elapsed());
         if let Ok(data) = frame.into_data() {
-            if read.bytes.len() as u64 + data.len() as u64 > limit {
+            if bytes.len() as u64 + data.len() as u64 > limit {
                 discard(&mut body).await;
                 return Err(too_large());
             }
-            read.bytes.extend_from_slice(&data);
+            if let Err(error) = account.add_when_free(memory, growing(data.len())).await {
+                discard(&mut body).await;
+                return Err(error);
+            }
+            bytes.extend_from_slice(&data);
         }
     }
 }

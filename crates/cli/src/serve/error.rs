@@ -1,6 +1,6 @@
 //! What a server says when it cannot answer.
 
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use forebay_engine::Error;
 use serde_json::{Value, json};
@@ -20,6 +20,8 @@ pub struct ApiError {
     /// The field of the request that is wrong.
     pub param: Option<String>,
     pub message: String,
+    /// What Anthropic's clients look for to know what to do about it.
+    pub details: Option<Value>,
     pub retry: Retry,
 }
 
@@ -40,10 +42,12 @@ pub enum Dress {
 }
 
 impl Dress {
-    /// That of the API that a path belongs to.
-    pub fn of(path: &str) -> Dress {
+    /// That of the API that a path belongs to. Where both have it, Anthropic's clients are known by a header that theirs
+    /// demands.
+    pub fn of(path: &str, headers: &HeaderMap) -> Dress {
         let path = path.strip_prefix("/v1").unwrap_or(path);
-        if path == "/messages" || path.starts_with("/messages/") { Dress::Anthropic } else { Dress::OpenAi }
+        let is_own = path == "/messages" || path.starts_with("/messages/");
+        if is_own || headers.contains_key("anthropic-version") { Dress::Anthropic } else { Dress::OpenAi }
     }
 }
 
@@ -60,7 +64,8 @@ impl ApiError {
 
     /// Something that will not be otherwise the next time.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind, code: None, param: None, message: message.into(), retry: Retry::Never }
+        let message = message.into();
+        ApiError { status, kind, code: None, param: None, message, details: None, retry: Retry::Never }
     }
 
     /// There is nothing at this address.
@@ -84,6 +89,18 @@ impl ApiError {
         ApiError { retry: Retry::After(seconds), ..error }
     }
 
+    /// The same error, and that it makes sense to ask again after so many seconds.
+    pub fn after(self, seconds: u64) -> ApiError {
+        ApiError { retry: Retry::After(seconds), ..self }
+    }
+
+    /// The server's limit of time is over.
+    pub fn timeout() -> ApiError {
+        let message = "the answer took longer than this server allows";
+        let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
+        ApiError { code: Some("timeout"), ..error }
+    }
+
     /// Too many ask at once.
     pub fn overloaded(waiting: usize, seconds: u64) -> ApiError {
         let message = format!("{waiting} requests are being answered or wait: ask again in a while");
@@ -94,6 +111,12 @@ impl ApiError {
     /// Something broke here. What it was is in the server's log.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// What is wrong, for the log: without the message, which may quote what a user wrote.
+    pub fn summary(&self) -> String {
+        let field = self.param.as_ref().map(|param| format!(" in {param}")).unwrap_or_default();
+        format!("{}{field}", self.code.unwrap_or(self.kind))
     }
 
     /// The body in OpenAI's shape.
@@ -133,7 +156,11 @@ impl ApiError {
             Some(param) if !self.message.starts_with(param) => format!("{param}: {}", self.message),
             _ => self.message.clone(),
         };
-        json!({ "type": "error", "error": { "type": kind, "message": message } })
+        let mut error = json!({ "type": kind, "message": message });
+        if let Some(details) = &self.details {
+            error["details"] = details.clone();
+        }
+        json!({ "type": "error", "error": error })
     }
 
     /// The response in the words of an API.
@@ -171,6 +198,9 @@ impl IntoResponse for ApiError {
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
+        if let Some(error) = refusal.error {
+            return ApiError { param: refusal.param.map(Into::into), ..ApiError::from(error) };
+        }
         ApiError { param: refusal.param.map(Into::into), ..ApiError::bad_request(refusal.message) }
     }
 }
@@ -237,8 +267,13 @@ mod tests {
             ("/v1/messagesx", Dress::OpenAi),
             ("/v1/chat/completions", Dress::OpenAi),
         ] {
-            assert_eq!(Dress::of(path), dress, "{path}");
+            assert_eq!(Dress::of(path, &HeaderMap::new()), dress, "{path}");
         }
+        let versioned = HeaderMap::from_iter([(
+            HeaderName::from_static("anthropic-version"),
+            HeaderValue::from_static("2023-06-01"),
+        )]);
+        assert_eq!(Dress::of("/v1/models/x", &versioned), Dress::Anthropic);
         let busy = ApiError::overloaded(64, 5);
         assert_eq!(busy.anthropic()["error"]["type"], "rate_limit_error");
         assert_eq!(busy.openai()["error"]["code"], "rate_limit_exceeded");

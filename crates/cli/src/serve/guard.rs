@@ -1,6 +1,6 @@
-//! Who may ask: keys, and the origins of web pages.
+//! Who may ask: keys, the origins of web pages, and the names that the server goes by.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -133,6 +133,61 @@ impl Origins {
     }
 }
 
+/// The names that a request may call the server by.
+///
+/// The owner of a site can have its name resolve to an address of this machine (DNS rebinding). Browsers then take the server
+/// for a part of that site, whose pages may read its answers. The `Host` header still has the site's name. A server that has keys
+/// answers to any name, since such a page has no key.
+#[derive(Clone, Debug)]
+pub enum Hosts {
+    Any,
+    /// Addresses, names of this machine, and these.
+    Listed(Vec<String>),
+}
+
+impl Hosts {
+    /// The hosts of listed origins are names that the server may go by.
+    pub fn new(keys: &Keys, origins: &Origins) -> Hosts {
+        if !keys.is_empty() || origins.0.iter().any(|origin| origin == "*") {
+            return Hosts::Any;
+        }
+        let hosts = origins.0.iter().filter_map(|origin| Some(host_name(origin.split_once("://")?.1)));
+        Hosts::Listed(hosts.map(str::to_owned).collect())
+    }
+
+    /// Checks what a request calls the server. Requests without a name are none of a browser's.
+    ///
+    /// # Errors
+    /// If it is called by a name of others.
+    pub fn check<'a>(&self, named: impl IntoIterator<Item = &'a [u8]>) -> Result<(), ApiError> {
+        let Hosts::Listed(listed) = self else { return Ok(()) };
+        let is_ours = |host: &[u8]| {
+            let Ok(host) = std::str::from_utf8(host) else { return false };
+            let name = host_name(host).to_ascii_lowercase();
+            let name = name.strip_suffix('.').unwrap_or(&name);
+            name == "localhost"
+                || name.ends_with(".localhost")
+                || name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok()
+                || listed.iter().any(|listed| listed == name)
+        };
+        if named.into_iter().all(is_ours) {
+            return Ok(());
+        }
+        let message = "this server has no key, so it answers only to IP addresses, localhost and the hosts of --cors-origin: \
+                       start it with --cors-origin http://NAME to allow this name, or with --api-key-file to allow all";
+        let error = ApiError::new(axum::http::StatusCode::FORBIDDEN, "permission_error", message);
+        Err(ApiError { code: Some("host_not_allowed"), ..error })
+    }
+}
+
+/// What comes before the port.
+fn host_name(authority: &str) -> &str {
+    match authority.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => authority,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,5 +259,51 @@ mod tests {
             Some(false)
         );
         assert_eq!(check(&[], &[("origin", "null"), ("host", "127.0.0.1:8080")]), None);
+    }
+
+    #[test]
+    fn without_a_key_only_names_of_this_machine_are_answered_to() {
+        let hosts = |keys: &[&str], origins: &[&str]| {
+            let text = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+            Hosts::new(&Keys::new(&text(keys), None).unwrap(), &Origins::new(&text(origins)))
+        };
+        let open = hosts(&[], &["https://Good.example:444", "http://plain.example"]);
+        let ours = [
+            "localhost",
+            "LOCALHOST:8080",
+            "localhost.",
+            "a.localhost:1",
+            "127.0.0.1",
+            "127.0.0.1:8080",
+            "192.168.1.7:80",
+            "[::1]",
+            "[::1]:8080",
+            "good.example",
+            "good.example:8080",
+            "Plain.Example",
+        ];
+        for name in ours {
+            assert!(open.check([name.as_bytes()]).is_ok(), "{name}");
+        }
+        let others = [
+            "evil.example",
+            "evil.example:8080",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "notlocalhost",
+            "",
+            "localhost:8080:evil",
+            "good.example.evil.example",
+            "127.0.0.1@evil.example",
+            "user@localhost",
+        ];
+        for name in others {
+            assert_eq!(open.check([name.as_bytes()]).unwrap_err().status.as_u16(), 403, "{name:?}");
+            assert!(open.check([b"localhost".as_slice(), name.as_bytes()]).is_err(), "{name:?}");
+            assert!(hosts(&["key"], &[]).check([name.as_bytes()]).is_ok(), "{name:?}");
+            assert!(hosts(&[], &["*"]).check([name.as_bytes()]).is_ok(), "{name:?}");
+        }
+        assert!(open.check([b"\xff".as_slice()]).is_err());
+        assert!(open.check([]).is_ok(), "a client of HTTP/1.0 names nobody");
     }
 }

@@ -14,7 +14,10 @@ use serde_json::{Map, Value, json};
 use super::app::App;
 use super::body::Json;
 use super::error::ApiError;
+use super::memory::Account;
 use crate::openai::chat_prompt;
+use crate::openai::fields::{Fields, Unchecked, Unsupported, integers, or_default};
+use crate::prompting::Prompting;
 
 /// Whether the process lives.
 pub async fn health() -> Json<Value> {
@@ -70,6 +73,15 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
     })))
 }
 
+/// Texts to be tokenised may be as long as what fits the context if a token has so many bytes, or as this if that is longer: more than
+/// a prompt, since clients find out here how much to leave out.
+const LONG_TOKEN: usize = 16;
+const MOST_TOKENIZED: usize = 1 << 20;
+
+/// Bytes of memory that a token takes in an answer which lists tokens.
+const TOLD: u64 = 100;
+const TOLD_WITH_PIECE: u64 = 800;
+
 /// A text, or a conversation, whose tokens are wanted.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -77,35 +89,59 @@ pub struct Text {
     #[serde(alias = "prompt")]
     content: Option<String>,
     messages: Option<Vec<Message>>,
+    #[serde(deserialize_with = "or_default")]
     tools: Vec<Value>,
+    #[serde(deserialize_with = "or_default")]
     chat_template_kwargs: Map<String, Value>,
     /// Whether the model's beginning of a text is put before it.
-    #[serde(alias = "add_special_tokens")]
+    #[serde(alias = "add_special_tokens", deserialize_with = "or_default")]
     add_special: bool,
     /// Whether the text of a control token means that token.
     parse_special: Option<bool>,
+    #[serde(deserialize_with = "or_default")]
     with_pieces: bool,
 }
 
+impl Fields for Text {
+    const UNSUPPORTED: &'static [&'static [Unsupported]] = &[&[Unsupported {
+        name: "chat_template",
+        harmless: &[],
+        reason: "the server has one template: start it with --chat-template-file",
+    }]];
+}
+
 /// The tokens of a text or of a conversation.
-pub async fn tokenize(State(app): State<Arc<App>>, Json(text): Json<Text>) -> Result<Json<Value>, ApiError> {
+pub async fn tokenize(
+    State(app): State<Arc<App>>,
+    Json(text): Json<Unchecked<Text>>,
+) -> Result<Json<Value>, ApiError> {
+    let text = text.supported()?;
     app.prepare(move |_, loaded| {
         let engine = &loaded.engine;
         let tokens = match (&text.content, &text.messages) {
             (Some(content), _) => {
+                let most = (engine.context() * LONG_TOKEN).max(MOST_TOKENIZED);
+                if content.len() > most {
+                    let message = format!("the text has {} bytes, but may have {most}", content.len());
+                    return Err(ApiError::invalid("content", message));
+                }
+                let _memory = engine.hold_for_encoding(content)?;
                 let bos = if text.add_special { Bos::AsFileSays } else { Bos::Never };
                 let options = EncodeOptions { special: text.parse_special.unwrap_or(true), bos };
                 engine.tokenizer().encode(content, options)?
             }
             (None, Some(messages)) => {
                 loaded.check_template()?;
-                let prompting = loaded.prompting(&text.tools, &text.chat_template_kwargs);
+                let prompting = loaded.prompting(text.tools, text.chat_template_kwargs);
+                let prompting = Prompting { any_length: true, ..prompting };
                 chat_prompt(engine, &prompting, messages)?.tokens
             }
             (None, None) => {
                 return Err(ApiError::invalid("content", "there is no text: give content or messages"));
             }
         };
+        let each = if text.with_pieces { TOLD_WITH_PIECE } else { TOLD };
+        Account::current().add(&loaded.memory, tokens.len() as u64 * each)?;
         let mut answer = json!({ "count": tokens.len(), "max_model_len": engine.context() });
         answer["tokens"] = if text.with_pieces {
             let piece = |id: &TokenId| {
@@ -127,7 +163,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, Json(text): Json<Text>) -> Re
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub struct Tokens {
-    tokens: Vec<TokenId>,
+    #[serde(deserialize_with = "integers")]
+    tokens: Vec<u32>,
 }
 
 /// The text of tokens.
@@ -137,10 +174,14 @@ pub async fn detokenize(
 ) -> Result<Json<Value>, ApiError> {
     app.prepare(move |_, loaded| {
         let engine = &loaded.engine;
-        if let Some(wrong) = asked.tokens.iter().find(|token| token.0 as usize >= engine.vocab_size()) {
-            return Err(ApiError::invalid("tokens", format!("{} is not a token of the model", wrong.0)));
+        if let Some(wrong) = asked.tokens.iter().find(|token| **token as usize >= engine.vocab_size()) {
+            return Err(ApiError::invalid("tokens", format!("{wrong} is not a token of the model")));
         }
-        let text = engine.tokenizer().decode(&asked.tokens, true);
+        let tokens: Vec<_> = asked.tokens.into_iter().map(TokenId).collect();
+        let bytes: usize = tokens.iter().map(|token| engine.tokenizer().token_bytes(*token).len()).sum();
+        // The text is told twice, and each is written once more.
+        Account::current().add(&loaded.memory, 5 * bytes as u64)?;
+        let text = engine.tokenizer().decode(&tokens, true);
         Ok(Json(json!({ "content": text, "prompt": text })))
     })
     .await
@@ -149,14 +190,17 @@ pub async fn detokenize(
 /// A conversation as the model sees it.
 pub async fn apply_template(
     State(app): State<Arc<App>>,
-    Json(text): Json<Text>,
+    Json(text): Json<Unchecked<Text>>,
 ) -> Result<Json<Value>, ApiError> {
+    let text = text.supported()?;
     app.prepare(move |_, loaded| {
         let messages = text.messages.filter(|messages| !messages.is_empty());
         let messages = messages.ok_or_else(|| ApiError::invalid("messages", "there are no messages"))?;
         loaded.check_template()?;
-        let prompting = loaded.prompting(&text.tools, &text.chat_template_kwargs);
+        let prompting = loaded.prompting(text.tools, text.chat_template_kwargs);
+        let prompting = Prompting { any_length: true, ..prompting };
         let prompt = chat_prompt(&loaded.engine, &prompting, &messages)?;
+        Account::current().add(&loaded.memory, 3 * prompt.text.len() as u64)?;
         Ok(Json(json!({ "prompt": prompt.text })))
     })
     .await

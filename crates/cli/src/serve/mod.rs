@@ -12,6 +12,7 @@ mod guard;
 mod info;
 mod listen;
 mod live;
+mod memory;
 mod meters;
 mod openai;
 mod openapi;
@@ -27,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::PossibleValuesParser;
@@ -35,12 +36,14 @@ use clap::{Args, ValueEnum};
 use forebay_engine::{Bytes, CrowdOptions, Engine, PrefixOptions, Prospect};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use self::app::{App, Limits, Loaded, share};
 use self::clients::{Client, Facts};
 use self::guard::{Keys, Origins};
-use self::listen::Connections;
+use self::listen::{Connections, Terms};
 use self::worker::Worker;
 use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
 use crate::config::SHOW_SETTINGS;
@@ -95,7 +98,7 @@ pub struct ServeArgs {
     /// Seconds that an answer may take [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = at_least_one)]
     timeout: Option<usize>,
-    /// Seconds that answers may take to their end when the server is to leave
+    /// Shutdown grace period in seconds: when it is over, clients are told and the server ends
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     drain: u64,
     /// A key that requests must have (may be given several times; processes of others can see it)
@@ -200,7 +203,8 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     // Requests need little: the processors are for computing.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(4)
+        // One more waits for the thread that computes, at the end.
+        .max_blocking_threads(prepare::ASIDE_THREADS + 1)
         .enable_all()
         .build()
         .context("cannot start the server's threads")?;
@@ -234,7 +238,8 @@ fn print_config(
 }
 
 async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) -> Result<ExitCode> {
-    let mut signals = Signals::listen()?;
+    let drain = Duration::from_secs(args.drain);
+    let mut signals = Signals::listen(drain.saturating_add(LAST_WORDS + LAST_WORK))?;
     let address = SocketAddr::new(args.host, args.port);
     let listener = TcpListener::bind(address)
         .await
@@ -246,7 +251,8 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
             "warning: whoever reaches this machine can use the server: give it a key with --api-key-file"
         );
     }
-    let connections = Connections::accept(listener, router::router(Arc::clone(&app)));
+    tokio::spawn(memory::give_back_freed());
+    let mut connections = Connections::accept(listener, router::router(Arc::clone(&app)), Terms::default());
     let mut lost = None;
     let (loaded, thread) = loop {
         let running = match load(args, &app, &path, lost, &mut signals).await {
@@ -277,29 +283,30 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
         }
         app.load(None);
     };
+    let start = Instant::now();
     eprintln!("Leaving when all is answered; Ctrl-C again leaves at once");
     app.drain();
-    let drained = tokio::select! {
-        drained = connections.close(Duration::from_secs(args.drain)) => drained,
-        () = signals.next() => leave_at_once(),
-    };
+    let drained = connections.close(drain).await;
     if !drained {
         eprintln!("Some answers were not complete after {} seconds", args.drain);
+        app.abandon();
+        connections.close(LAST_WORDS).await;
     }
     loaded.dismiss(!drained);
+    // What is worth keeping is written meanwhile.
+    let left = (drain + LAST_WORK).saturating_sub(start.elapsed());
     let joined = tokio::task::spawn_blocking(move || thread.join());
-    tokio::select! {
-        _ = joined => Ok(ExitCode::SUCCESS),
-        () = signals.next() => leave_at_once(),
+    match timeout(left, joined).await {
+        Ok(_) => Ok(ExitCode::SUCCESS),
+        Err(_) => bail!("computing did not end in time, and is left undone"),
     }
-}
-
-fn leave_at_once() -> ! {
-    std::process::exit(interrupt::EXIT_CODE.into())
 }
 
 /// How long those are listened to who are told that the server cannot go on.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How long the thread that computes has to end after all is answered, or after the time for it is over.
+const LAST_WORK: Duration = Duration::from_secs(10);
 
 /// The thread that computes.
 struct Running {
@@ -421,19 +428,63 @@ pub fn id(prefix: &str) -> String {
     prefix.chars().chain(letters).collect()
 }
 
-/// Ctrl-C and SIGTERM.
+/// Ctrl-C and SIGTERM, heard on a thread of their own: whatever else is stuck, the program ends.
+struct Signals(UnboundedReceiver<()>);
+
+impl Signals {
+    /// Hears signals from now on. A second one ends the program at once, and so does the time after the first one.
+    fn listen(longest: Duration) -> Result<Signals> {
+        let (sender, receiver) = unbounded_channel();
+        let (ready, listens) = std::sync::mpsc::channel();
+        let hear = async move {
+            let mut source = match SignalSource::listen() {
+                Ok(source) => source,
+                Err(error) => return drop(ready.send(Err(error))),
+            };
+            let _ = ready.send(Ok(()));
+            source.next().await;
+            // Where nobody hears it, the time will be over.
+            let _ = sender.send(());
+            // Nothing is said here: whoever reads it may be what is stuck.
+            match timeout(longest, source.next()).await {
+                Ok(()) => std::process::exit(interrupt::EXIT_CODE.into()),
+                Err(_) => std::process::exit(1),
+            }
+        };
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                if let Ok(runtime) = runtime {
+                    runtime.block_on(hear);
+                }
+            })
+            .context("cannot start a thread")?;
+        listens.recv().context("cannot listen for signals")??;
+        Ok(Signals(receiver))
+    }
+
+    /// Waits for the first signal.
+    async fn next(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Where signals come from.
 #[cfg(unix)]
-struct Signals {
+struct SignalSource {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
 }
 
 #[cfg(unix)]
-impl Signals {
-    fn listen() -> Result<Signals> {
+impl SignalSource {
+    fn listen() -> Result<SignalSource> {
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Signals {
+        Ok(SignalSource {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
         })
@@ -449,12 +500,12 @@ impl Signals {
 
 /// Ctrl-C.
 #[cfg(not(unix))]
-struct Signals;
+struct SignalSource;
 
 #[cfg(not(unix))]
-impl Signals {
-    fn listen() -> Result<Signals> {
-        Ok(Signals)
+impl SignalSource {
+    fn listen() -> Result<SignalSource> {
+        Ok(SignalSource)
     }
 
     async fn next(&mut self) {

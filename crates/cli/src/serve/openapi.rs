@@ -113,8 +113,12 @@ impl Operation {
                 "default": { "description": "An error", "content": { "application/json": { "schema": error() } } },
             },
         });
-        let fields = (self.fields)();
+        let mut fields = (self.fields)();
         if !fields.is_null() {
+            let optional = fields.as_object_mut().into_iter().flatten();
+            optional
+                .filter(|(name, _)| !self.required.contains(&name.as_str()))
+                .for_each(|(_, schema)| allow_null(schema));
             let schema = json!({ "type": "object", "properties": fields, "required": self.required });
             operation["requestBody"] =
                 json!({ "required": true, "content": { "application/json": { "schema": schema } } });
@@ -124,6 +128,19 @@ impl Operation {
                 json!([{ "name": "id", "in": "path", "required": true, "schema": { "type": "string" } }]);
         }
         json!({ self.method: operation })
+    }
+}
+
+/// Null means that an optional field is absent.
+fn allow_null(schema: &mut Value) {
+    match schema.get_mut("type") {
+        Some(Value::Array(kinds)) => kinds.push("null".into()),
+        Some(kind) => *kind = json!([kind, "null"]),
+        None => {
+            if let Some(Value::Array(choices)) = schema.get_mut("anyOf") {
+                choices.push(json!({ "type": "null" }));
+            }
+        }
     }
 }
 
@@ -140,6 +157,24 @@ fn error() -> Value {
 
 fn no_fields() -> Value {
     Value::Null
+}
+
+/// A number of tokens, or -1 for as many as there is room for.
+fn limit() -> Value {
+    json!({ "anyOf": [{ "type": "integer", "minimum": 1 }, { "const": -1 }] })
+}
+
+/// Texts that end an answer.
+fn stops() -> Value {
+    json!({ "type": "array", "items": { "type": "string", "minLength": 1 }, "maxItems": 16 })
+}
+
+fn share() -> Value {
+    json!({ "type": "number", "minimum": 0, "maximum": 1 })
+}
+
+fn temperature() -> Value {
+    json!({ "type": "number", "minimum": 0 })
 }
 
 fn tokens() -> Value {
@@ -162,32 +197,57 @@ fn text_fields() -> Value {
     })
 }
 
-/// What chats and continuations have in common.
-fn common_fields() -> Map<String, Value> {
-    let number = json!({ "type": "number" });
+/// What all APIs understand by the same name.
+fn anywhere_fields() -> Map<String, Value> {
     let integer = json!({ "type": "integer" });
-    let boolean = json!({ "type": "boolean" });
-    let stop = json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] });
-    let fields = json!({
+    let penalty = json!({ "type": "number", "minimum": -2, "maximum": 2 });
+    let factor = json!({ "type": "number", "exclusiveMinimum": 0 });
+    let stop = json!({ "anyOf": [{ "type": "string", "minLength": 1 }, stops()] });
+    object(json!({
         "model": { "type": "string" },
-        "stream": boolean,
-        "stream_options": { "type": "object", "properties": { "include_usage": boolean } },
-        "return_progress": boolean,
-        "n": { "type": "integer", "minimum": 1, "maximum": 128 },
-        "max_tokens": integer,
-        "max_completion_tokens": integer,
-        "temperature": number,
-        "top_p": number,
+        "stream": { "type": "boolean" },
+        "temperature": temperature(),
+        "top_p": share(),
         "top_k": integer,
-        "min_p": number,
-        "repeat_penalty": number,
-        "presence_penalty": number,
-        "frequency_penalty": number,
-        "logit_bias": { "type": "object", "additionalProperties": number },
+        "min_p": share(),
+        "repeat_penalty": factor,
+        "repetition_penalty": factor,
+        "repeat_last_n": integer,
+        "presence_penalty": penalty,
+        "frequency_penalty": penalty,
+        "logit_bias": { "type": "object", "additionalProperties": { "type": "number" } },
         "seed": integer,
         "stop": stop,
+        "ignore_eos": { "type": "boolean" },
+        "json_schema": { "type": "object" },
+    }))
+}
+
+/// Variables of the template, and how long the model may reason.
+fn reasoning_fields() -> Map<String, Value> {
+    object(json!({
+        "thinking_budget": { "type": "integer" },
+        "chat_template_kwargs": { "type": "object" },
+    }))
+}
+
+/// What chats and continuations have in common.
+fn common_fields() -> Map<String, Value> {
+    let boolean = json!({ "type": "boolean" });
+    let mut fields = anywhere_fields();
+    fields.extend(object(json!({
+        "stream_options": { "type": "object", "properties": { "include_usage": { "type": ["boolean", "null"] } } },
+        "return_progress": boolean,
+        "n": { "type": "integer", "minimum": 1, "maximum": 128 },
+        "max_tokens": limit(),
+        "max_completion_tokens": limit(),
+        "n_predict": limit(),
         "response_format": { "type": "object" },
-    });
+    })));
+    fields
+}
+
+fn object(fields: Value) -> Map<String, Value> {
     match fields {
         Value::Object(fields) => fields,
         _ => Map::new(),
@@ -204,11 +264,10 @@ fn chat_fields() -> Value {
         ("logprobs", json!({ "type": "boolean" })),
         ("top_logprobs", json!({ "type": "integer", "minimum": 0, "maximum": 20 })),
         ("reasoning_effort", json!({ "type": "string" })),
-        ("thinking_budget", json!({ "type": "integer" })),
-        ("chat_template_kwargs", json!({ "type": "object" })),
     ] {
         fields.insert(name.into(), schema);
     }
+    fields.extend(reasoning_fields());
     fields.into()
 }
 
@@ -218,6 +277,7 @@ fn completion_fields() -> Value {
         ("prompt", json!({ "type": ["string", "array"] })),
         ("logprobs", json!({ "type": "integer", "minimum": 0, "maximum": 20 })),
         ("echo", json!({ "type": "boolean" })),
+        ("add_special_tokens", json!({ "type": "boolean" })),
     ] {
         fields.insert(name.into(), schema);
     }
@@ -225,40 +285,41 @@ fn completion_fields() -> Value {
 }
 
 fn response_fields() -> Value {
-    let object = json!({ "type": "object" });
-    json!({
-        "model": { "type": "string" },
-        "input": { "anyOf": [{ "type": "string" }, { "type": "array", "items": object }] },
+    let any = json!({ "type": "object" });
+    let text = json!({ "type": ["string", "null"] });
+    let mut fields = anywhere_fields();
+    fields.extend(reasoning_fields());
+    fields.extend(object(json!({
+        "input": { "anyOf": [{ "type": "string" }, { "type": "array", "items": any }] },
         "instructions": { "type": "string" },
-        "stream": { "type": "boolean" },
-        "max_output_tokens": { "type": "integer" },
-        "temperature": { "type": "number" },
-        "top_p": { "type": "number" },
+        "max_output_tokens": limit(),
         "top_logprobs": { "type": "integer", "minimum": 0, "maximum": 20 },
         "include": { "type": "array", "items": { "type": "string" } },
-        "text": { "type": "object", "properties": { "format": object } },
-        "reasoning": { "type": "object", "properties": { "effort": { "type": "string" } } },
-        "tools": { "type": "array", "items": object },
+        "text": { "type": "object", "properties": { "format": { "type": ["object", "null"] }, "verbosity": text } },
+        "reasoning": { "type": "object", "properties": { "effort": text, "summary": text } },
+        "tools": { "type": "array", "items": any },
         "tool_choice": { "type": ["string", "object"] },
         "parallel_tool_calls": { "type": "boolean" },
-    })
+        "metadata": any,
+    })));
+    fields.into()
 }
 
 fn message_fields() -> Value {
-    let object = json!({ "type": "object" });
-    json!({
-        "model": { "type": "string" },
+    let any = json!({ "type": "object" });
+    let mut fields = anywhere_fields();
+    fields.extend(reasoning_fields());
+    fields.extend(object(json!({
         "messages": { "type": "array", "items": { "type": "object", "required": ["role", "content"] } },
-        "system": { "anyOf": [{ "type": "string" }, { "type": "array", "items": object }] },
-        "stream": { "type": "boolean" },
+        "system": { "anyOf": [{ "type": "string" }, { "type": "array", "items": any }] },
         "max_tokens": { "type": "integer", "minimum": 1 },
-        "temperature": { "type": "number" },
-        "top_p": { "type": "number" },
-        "top_k": { "type": "integer" },
-        "stop_sequences": { "type": "array", "items": { "type": "string" } },
-        "thinking": object,
-        "output_config": { "type": "object", "properties": { "effort": { "type": "string" }, "format": object } },
-        "tools": { "type": "array", "items": object },
-        "tool_choice": object,
-    })
+        "stop_sequences": stops(),
+        "thinking": any,
+        "output_config": { "type": "object", "properties": {
+            "effort": { "type": ["string", "null"] }, "format": { "type": ["object", "null"] },
+        } },
+        "tools": { "type": "array", "items": any },
+        "tool_choice": any,
+    })));
+    fields.into()
 }

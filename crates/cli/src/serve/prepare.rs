@@ -2,41 +2,66 @@
 
 use std::sync::Arc;
 
-use forebay_engine::chat::dialect::{Dialect, ReasoningLimit};
+use forebay_engine::chat::dialect::{Parser, ReasoningLimit};
 use forebay_engine::{Client, Grammar, TokenId};
 use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep_until};
 
-use super::app::{App, Loaded};
+use super::app::{App, Loaded, leaving};
 use super::error::ApiError;
-use super::turn::{Answering, ChatRequest, ToolChoice, Turn};
+use super::memory::Account;
+use super::openai::answering;
+use super::turn::{ChatRequest, Format, ToolChoice, Turn};
 use crate::openai;
 use crate::prompting::Prompting;
 
 impl App {
-    /// Checks a request, renders and counts its prompt, and queues it. What is wrong with it is known when this ends.
-    pub async fn turn(self: &Arc<App>, client: Client, request: ChatRequest) -> Result<Turn, ApiError> {
+    /// Reads a request, checks it, renders and counts its prompt, and queues it. What is wrong with it is known when this
+    /// ends.
+    pub async fn turn(
+        self: &Arc<App>,
+        client: Client,
+        read: impl FnOnce(&Loaded) -> Result<ChatRequest, ApiError> + Send + 'static,
+    ) -> Result<Turn, ApiError> {
         self.prepare(move |app, loaded| {
-            let prepared = prepare_chat(loaded, &request)?;
-            app.queue(loaded, client, vec![prepared], &request.answering)
+            let mut request = read(loaded)?;
+            let answering = std::mem::take(&mut request.answering);
+            let prepared = prepare_chat(loaded, request, &answering.format)?;
+            app.queue(loaded, client, vec![prepared], &answering)
         })
         .await
     }
 
     /// How many tokens the prompt of a request has.
-    pub async fn count_tokens(self: &Arc<App>, request: ChatRequest) -> Result<usize, ApiError> {
-        self.prepare(move |_, loaded| Ok(prepare_chat(loaded, &request)?.tokens.len())).await
+    pub async fn count_tokens(
+        self: &Arc<App>,
+        read: impl FnOnce(&Loaded) -> Result<ChatRequest, ApiError> + Send + 'static,
+    ) -> Result<usize, ApiError> {
+        self.prepare(move |_, loaded| {
+            let request = read(loaded)?;
+            check_chat(loaded, &request)?;
+            let prompting = loaded.prompting(request.tools, request.kwargs);
+            let prompting = Prompting { any_length: true, ..prompting };
+            Ok(openai::chat_prompt(&loaded.engine, &prompting, &request.messages)?.tokens.len())
+        })
+        .await
     }
 
-    /// [`turn`](Self::turn) for texts that are continued as they are, and the texts themselves if they are to be told. The
-    /// answers to the first come first.
+    /// [`turn`](Self::turn) for texts that are continued as they are; `echo` has the texts themselves told.
     pub async fn continuation(
         self: &Arc<App>,
         client: Client,
         body: openai::Body,
-        answering: Answering,
         echo: bool,
-    ) -> Result<(Turn, Option<Vec<String>>), ApiError> {
+    ) -> Result<Continuation, ApiError> {
         self.prepare(move |app, loaded| {
+            let answering = answering(&body, openai::Endpoint::Completions, &loaded.engine)?;
+            let scored = answering.logprobs.is_some();
+            if echo && scored {
+                let message = "how likely the prompt's tokens are is not told: leave out logprobs";
+                return Err(ApiError::invalid("echo", message));
+            }
             let prompts = body.prompts(&loaded.engine)?;
             let decode = |tokens: &Vec<TokenId>| loaded.engine.tokenizer().decode(tokens, false);
             let texts = echo.then(|| prompts.iter().map(decode).collect());
@@ -45,82 +70,151 @@ impl App {
             let grammar = grammar.transpose().map_err(|error| refused("response_format", error))?;
             let prepared = prompts.into_iter().map(|tokens| Prepared {
                 tokens,
-                parser: None,
+                chat: None,
                 grammar: grammar.clone(),
                 parallel: true,
             });
-            Ok((app.queue(loaded, client, prepared.collect(), &answering)?, texts))
+            let turn = app.queue(loaded, client, prepared.collect(), &answering)?;
+            Ok(Continuation { turn, prompts: texts, each: answering.more + 1, scored })
         })
         .await
     }
 
-    /// Runs what takes a while aside, so that others are listened to meanwhile.
+    /// Runs what takes a while aside, so that others are listened to meanwhile: until its request's time is over, or the server
+    /// leaves.
     pub async fn prepare<T: Send + 'static>(
         self: &Arc<App>,
         work: impl FnOnce(&App, &Loaded) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let app = Arc::clone(self);
-        let task = tokio::task::spawn_blocking(move || work(&app, &*app.loaded()?));
-        task.await.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
+        let account = Account::current();
+        let waiting = account.waiting();
+        let end = self.limits.timeout.map(|limit| account.started + limit);
+        let (app, abandoned) = (Arc::clone(self), self.abandoned());
+        let work = aside(move || {
+            let loaded = app.loaded()?;
+            // Templates get copies of what was sent.
+            let _copies = account.lend(&loaded.memory, COPIES * account.parsed())?;
+            account.within(|| work(&app, &loaded))
+        });
+        let result = tokio::select! {
+            result = work => result,
+            () = abandoned => return Err(leaving()),
+            () = until(end) => return Err(ApiError::timeout()),
+        };
+        waiting.done();
+        result
+    }
+}
+
+/// Texts that are being continued.
+pub struct Continuation {
+    /// The answers to the first text come first.
+    pub turn: Turn,
+    /// The texts, if they are to be told.
+    pub prompts: Option<Vec<String>>,
+    /// Answers to each text.
+    pub each: usize,
+    /// Whether it is told how likely tokens were.
+    pub scored: bool,
+}
+
+/// Copies that are made of what was sent while a prompt is made of it.
+const COPIES: u64 = 2;
+
+/// Threads for what takes a while.
+pub const ASIDE_THREADS: usize = 4;
+
+/// Those that are free.
+static FREE_THREADS: Semaphore = Semaphore::const_new(ASIDE_THREADS);
+
+/// Runs what takes a while on another thread. Who leaves before its turn comes takes its work along.
+pub async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let thread = FREE_THREADS.acquire().await;
+    let task = tokio::task::spawn_blocking(move || {
+        let _thread = thread;
+        work()
+    });
+    task.await.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
+}
+
+/// Comes to an end at this time, if there is one.
+pub async fn until(end: Option<Instant>) {
+    match end {
+        Some(end) => sleep_until(end).await,
+        None => std::future::pending().await,
     }
 }
 
 /// A prompt, and how its answer is read.
 pub struct Prepared {
     pub tokens: Vec<TokenId>,
-    /// The text of the prompt and the tools, where the answer has parts.
-    pub parser: Option<(String, Vec<Value>)>,
+    /// How the answer is read, where it has parts.
+    pub chat: Option<PreparedChat>,
     pub grammar: Option<Grammar>,
     /// Whether there may be several calls.
     pub parallel: bool,
 }
 
-impl Prepared {
-    /// The control tokens that the parser of the answer has to see.
-    pub fn shown(&self, dialect: &Dialect) -> Vec<TokenId> {
-        self.parser.as_ref().map_or_else(Vec::new, |(_, tools)| dialect.shown(tools))
-    }
+/// How the answer to a chat is read.
+pub struct PreparedChat {
+    /// At the answer's beginning. Clones share the tools.
+    pub parser: Parser,
+    /// The control tokens that it has to see.
+    pub shown: Vec<TokenId>,
+    prompt: String,
+    tools: Vec<Value>,
+}
 
+impl PreparedChat {
     /// What ends reasoning after so many tokens.
-    pub fn limit(&self, loaded: &Loaded, most: Option<usize>) -> Result<Option<ReasoningLimit>, ApiError> {
-        let (Some(most), Some((prompt, tools))) = (most, &self.parser) else { return Ok(None) };
-        Ok(Some(loaded.dialect.limit(most, prompt, tools, loaded.engine.tokenizer())?))
+    pub fn limit(&self, loaded: &Loaded, most: usize) -> Result<ReasoningLimit, ApiError> {
+        Ok(loaded.dialect.limit(most, &self.prompt, &self.tools, loaded.engine.tokenizer())?)
     }
 }
 
-fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiError> {
-    if request.messages.is_empty() {
-        return Err(ApiError::invalid("messages", "there are no messages"));
-    }
-    loaded.check_template()?;
-    check_tools(&request.tools)?;
+fn prepare_chat(loaded: &Loaded, request: ChatRequest, format: &Format) -> Result<Prepared, ApiError> {
+    check_chat(loaded, &request)?;
     // The model is told of all tools whichever it may call: a prompt that begins differently shares nothing with the one
     // before.
-    let prompting = loaded.prompting(&request.tools, &request.kwargs);
+    let has_tools = !request.tools.is_empty();
+    let prompting = loaded.prompting(request.tools, request.kwargs);
     let prompt = openai::chat_prompt(&loaded.engine, &prompting, &request.messages)?;
     let tools = match request.tool_choice {
         ToolChoice::None => Vec::new(),
-        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => request.tools.clone(),
+        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => prompting.tools,
     };
     let grammar = if let Some(required) = required_tools(&request.tool_choice, &tools)? {
         let source =
             loaded.dialect.call_grammar(&prompt.text, &required).map_err(|error| refused("tools", error))?;
         Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("tools", error))?)
-    } else if let Some(schema) = request.answering.format.schema() {
+    } else if let Some(schema) = format.schema() {
         let source = loaded.dialect.answer_grammar(&prompt.text, &schema, &tools);
         Some(Grammar::lark(&loaded.engine, &source).map_err(|error| refused("response_format", error))?)
-    } else if tools.len() < request.tools.len() {
+    } else if has_tools && tools.is_empty() {
         let source = loaded.dialect.text_grammar(&prompt.text);
         source.map(|source| Grammar::lark(&loaded.engine, &source)).transpose()?
     } else {
         None
     };
+    let parser = loaded.dialect.parser(&prompt.text, &tools);
+    let shown = loaded.dialect.shown(&tools);
     Ok(Prepared {
         tokens: prompt.tokens,
-        parser: Some((prompt.text, tools)),
+        chat: Some(PreparedChat { parser, shown, prompt: prompt.text, tools }),
         grammar,
         parallel: request.parallel_tool_calls,
     })
+}
+
+/// What is wrong with a conversation before it is rendered.
+fn check_chat(loaded: &Loaded, request: &ChatRequest) -> Result<(), ApiError> {
+    if request.messages.is_empty() {
+        return Err(ApiError::invalid("messages", "there are no messages"));
+    }
+    loaded.check_template()?;
+    check_tools(&request.tools)
 }
 
 fn check_tools(tools: &[Value]) -> Result<(), ApiError> {
@@ -166,14 +260,14 @@ fn refused(param: &str, error: forebay_engine::Error) -> ApiError {
 
 impl Loaded {
     /// How a conversation with these tools and variables becomes a prompt.
-    pub fn prompting(&self, tools: &[Value], kwargs: &Map<String, Value>) -> Prompting {
+    pub fn prompting(&self, tools: Vec<Value>, kwargs: Map<String, Value>) -> Prompting {
         Prompting {
             template: self.template.clone(),
             think: self
                 .think
                 .filter(|_| !kwargs.contains_key("enable_thinking") && !kwargs.contains_key("thinking")),
-            tools: tools.to_vec(),
-            kwargs: kwargs.clone(),
+            tools,
+            kwargs,
             ..Prompting::default()
         }
     }

@@ -14,6 +14,7 @@ use super::app::{App, leaving};
 use super::body::discard;
 use super::error::{ApiError, Dress};
 use super::listen::Peer;
+use super::memory::{Account, holding};
 use super::openai::{chat, completions, models, responses};
 use super::{anthropic, info, openapi, page};
 
@@ -78,10 +79,11 @@ async fn attend(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let start = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
+    let dress = Dress::of(&path, request.headers());
     let known = KNOWN.iter().copied().find(|known| matches(known, &path));
     let mut allowed = None;
-    let admitted = app.origins.check(request.headers()).and_then(|origin| {
-        allowed = origin;
+    let admitted = app.hosts.check(named(&request)).and_then(|()| {
+        allowed = app.origins.check(request.headers())?;
         if allowed.is_some() && is_preflight(&method, request.headers()) {
             return Ok(Some(preflight(request.headers())));
         }
@@ -102,7 +104,9 @@ async fn attend(State(app): State<Arc<App>>, mut request: Request, next: Next) -
                 let client = app.keys.client(request.headers(), peer);
                 request.extensions_mut().insert(client);
             }
-            next.run(request).await
+            let account = Account::new();
+            let response = Arc::clone(&account).scope(next.run(request)).await;
+            response.map(|body| holding(body, account))
         }
         Ok(Some(response)) => response,
         Err(error) => {
@@ -115,13 +119,10 @@ async fn attend(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let seconds = start.elapsed().as_secs_f64();
     match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
-            tracing::info!(
-                "{method} {path}: {} after {seconds:.3} s: {}",
-                status.as_u16(),
-                loggable(&error.message)
-            );
-            if Dress::of(&path) == Dress::Anthropic {
-                response = error.response(Dress::Anthropic);
+            tracing::info!("{method} {path}: {} after {seconds:.3} s: {}", status.as_u16(), error.summary());
+            tracing::debug!("{method} {path}: {}", loggable(&error.message));
+            if dress == Dress::Anthropic {
+                response = error.response(dress);
             }
         }
         None => tracing::debug!("{method} {path}: {} after {seconds:.3} s", status.as_u16()),
@@ -139,7 +140,7 @@ async fn attend(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     response
 }
 
-/// A message that may quote what was sent: on one line, and not too long.
+/// A message that may quote what was sent, which is why only those who look for errors see it: on one line, and not too long.
 fn loggable(message: &str) -> String {
     message.chars().take(400).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -151,6 +152,12 @@ fn matches(route: &str, path: &str) -> bool {
         None => path == route,
     };
     is(route) || route.strip_prefix("/v1").is_some_and(is)
+}
+
+/// What a request calls the server, in its head and where its first line does.
+fn named(request: &Request) -> impl Iterator<Item = &[u8]> {
+    let line = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    request.headers().get_all(header::HOST).iter().map(HeaderValue::as_bytes).chain(line)
 }
 
 /// Whether a browser asks what it may ask.

@@ -99,7 +99,7 @@ impl Events {
 }
 
 /// A body that comes through a channel.
-struct EventBody(Receiver<Bytes>);
+pub(super) struct EventBody(pub Receiver<Bytes>);
 
 impl http_body::Body for EventBody {
     type Data = Bytes;

@@ -1,11 +1,12 @@
 //! One request, from what is asked to what comes of it, whatever API it came by.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_engine::chat::Message;
-use forebay_engine::chat::dialect::{Dialect, Parser, Piece};
+use forebay_engine::chat::dialect::{Parser, Piece};
 use forebay_engine::sampler::{SamplingOverrides, Scored};
 use forebay_engine::store::Meters as ExpertMeters;
 use forebay_engine::tokenizer::StreamDecoder;
@@ -13,10 +14,11 @@ use forebay_engine::{Answer, Cancel, Client, Engine, Event, FinishReason, Listen
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::app::{App, Loaded, share};
+use super::app::{App, Loaded, leaving, share};
 use super::error::ApiError;
+use super::memory::Account;
 use super::meters::{Meters, Place};
-use super::prepare::Prepared;
+use super::prepare::{Prepared, until};
 use super::worker::Job;
 
 /// When there is no room for a request, it may come again after so long.
@@ -57,6 +59,8 @@ pub struct Answering {
     pub reasoning: Option<usize>,
     pub sampling: SamplingOverrides,
     pub stop: Vec<String>,
+    /// See [`Request::ignore_end`].
+    pub ignore_end: bool,
     pub format: Format,
     /// See [`Request::logprobs`].
     pub logprobs: Option<usize>,
@@ -201,7 +205,7 @@ impl App {
         }
         let limit = loaded.engine.context();
         if let Some(prompt) = prompts.iter().find(|prompt| prompt.tokens.len() >= limit) {
-            let param = if prompt.parser.is_some() { "messages" } else { "prompt" };
+            let param = if prompt.chat.is_some() { "messages" } else { "prompt" };
             return Err(ApiError::context(param, prompt.tokens.len(), limit));
         }
         let prompt_tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
@@ -214,6 +218,11 @@ impl App {
             .meters
             .places(client.number, count, self.limits.open())
             .map_err(|open| ApiError::overloaded(open, RETRY_SECONDS))?;
+        let account = Account::current();
+        account.add(
+            &loaded.memory,
+            each as u64 * prompts.iter().map(|prompt| bytes(prompt, answering)).sum::<u64>(),
+        )?;
         let (sender, receiver) = unbounded_channel();
         let mut turn = Turn {
             engine: loaded.engine.clone(),
@@ -222,14 +231,18 @@ impl App {
             choices: Vec::with_capacity(count),
             ready: VecDeque::new(),
             open: count,
-            deadline: self.limits.timeout.map(|limit| tokio::time::Instant::now() + limit),
+            deadline: self.limits.timeout.map(|limit| account.started + limit),
+            abandoned: Box::pin(self.abandoned()),
+            _account: account,
             started: Instant::now(),
             usage: Usage::default(),
             failed: false,
         };
         let mut places = places.into_iter();
         for prompt in prompts {
-            let reasoning = prompt.limit(loaded, reasoning)?;
+            let limit = reasoning.zip(prompt.chat.as_ref()).map(|(most, chat)| chat.limit(loaded, most));
+            let limit = limit.transpose()?;
+            let shown = prompt.chat.as_ref().map_or_else(Vec::new, |chat| chat.shown.clone());
             for index in 0..each {
                 let mut sampling = sampling.clone();
                 sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index as u64));
@@ -239,10 +252,11 @@ impl App {
                     max_tokens,
                     sampling,
                     stop: answering.stop.clone(),
+                    ignore_end: answering.ignore_end,
                     grammar: prompt.grammar.clone(),
                     logprobs: answering.logprobs,
-                    shown: prompt.shown(&loaded.dialect),
-                    reasoning: reasoning.clone(),
+                    shown: shown.clone(),
+                    reasoning: limit.clone(),
                     ..Request::default()
                 };
                 let cancel = Cancel::default();
@@ -254,13 +268,20 @@ impl App {
                     read: 0,
                     place: places.next().expect("there is one for each"),
                 };
-                turn.choices.push(Choice::new(&prompt, &loaded.dialect, cancel.clone()));
+                turn.choices.push(Choice::new(&prompt, cancel.clone()));
                 let job = Job { request, cancel, listener: Box::new(hearer) };
                 loaded.add(job)?;
             }
         }
         Ok(turn)
     }
+}
+
+/// Bytes that one answer to a prompt holds of the request: what says how it is made, and tokens twice, since a conversation has them, too.
+fn bytes(prompt: &Prepared, answering: &Answering) -> u64 {
+    let biases = answering.sampling.logit_bias.as_ref().map_or(0, Vec::len);
+    let stops: usize = answering.stop.iter().map(String::len).sum();
+    (2 * size_of_val(prompt.tokens.as_slice()) + biases * size_of::<(TokenId, f32)>() + stops) as u64
 }
 
 /// What is asked for, up to what there may be.
@@ -279,6 +300,10 @@ pub struct Turn {
     /// Answers that have not ended.
     open: usize,
     deadline: Option<tokio::time::Instant>,
+    /// Comes to an end when the server leaves without answering.
+    abandoned: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// What the request holds.
+    _account: Arc<Account>,
     started: Instant,
     /// Of those that have ended.
     usage: Usage,
@@ -301,19 +326,17 @@ impl Turn {
             if self.open == 0 {
                 return None;
             }
-            let received = match self.deadline {
-                None => Ok(self.receiver.recv().await),
-                Some(deadline) => tokio::time::timeout_at(deadline, self.receiver.recv()).await,
+            let received = tokio::select! {
+                biased;
+                () = self.abandoned.as_mut() => Err(leaving()),
+                () = until(self.deadline) => Err(ApiError::timeout()),
+                heard = self.receiver.recv() => {
+                    heard.ok_or_else(|| ApiError::internal("computing failed; the server's log says why"))
+                }
             };
             match received {
-                Ok(Some((index, heard))) => self.take(index, heard),
-                Ok(None) => self.fail(ApiError::internal("computing failed; the server's log says why")),
-                Err(_) => {
-                    let message = "the answer took longer than this server allows";
-                    let error =
-                        ApiError::new(axum::http::StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
-                    self.fail(ApiError { code: Some("timeout"), ..error });
-                }
+                Ok((index, heard)) => self.take(index, heard),
+                Err(error) => self.fail(error),
             }
         }
     }
@@ -392,10 +415,10 @@ struct Choice {
 }
 
 impl Choice {
-    fn new(prompt: &Prepared, dialect: &Dialect, cancel: Cancel) -> Choice {
-        let parser = prompt.parser.as_ref().map(|(text, tools)| dialect.parser(text, tools));
+    fn new(prompt: &Prepared, cancel: Cancel) -> Choice {
+        let parser = prompt.chat.as_ref().map(|chat| chat.parser.clone());
         let parallel = prompt.parallel;
-        let shown = prompt.shown(dialect);
+        let shown = prompt.chat.as_ref().map_or_else(Vec::new, |chat| chat.shown.clone());
         Choice { cancel, parser, shown, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
     }
 

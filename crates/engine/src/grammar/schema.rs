@@ -1,8 +1,13 @@
 //! What is looked at in a JSON schema before it is compiled, and what is said when it cannot be.
 
+mod annotations;
+
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+pub use annotations::{without_annotations, without_embedded_annotations};
 
 /// Schemas nested more deeply are refused.
 const DEEPEST: usize = 100;
@@ -16,8 +21,10 @@ const MOST_REFERENCES: usize = 500;
 /// A number that is a multiple of another is recognised by its remainder, and each remainder takes time and memory.
 const MOST_REMAINDERS: f64 = 10_000.0;
 
-/// How many parts are tried alone to find out which one is wrong.
-const MOST_TRIALS: usize = 500;
+/// Finding out which part of a schema is wrong compiles no more parts than this, all trials together, and begins no trial after
+/// this time: refusing a schema costs about as much as accepting it.
+const MOST_TRIED: usize = 20_000;
+const LONGEST_SEARCH: Duration = Duration::from_secs(2);
 
 /// Refuses what takes too long to compile.
 pub fn check(schema: &Value) -> Result<()> {
@@ -74,22 +81,24 @@ pub fn embedded(source: &str) -> impl Iterator<Item = Value> {
     })
 }
 
-/// The schema as an object.
+/// The schema as an object, without what says nothing about the answer.
 pub fn object(schema: &Value) -> Value {
-    if schema.is_object() { schema.clone() } else { json!({}) }
+    if schema.is_object() { without_annotations(schema) } else { json!({}) }
 }
 
 /// Why a schema is refused, with the smallest part that is refused for the same reason when it is tried alone.
 pub fn refusal(schema: &Value, message: &str, error: impl Fn(&Value) -> Option<String>) -> Error {
     let definitions: Vec<(&String, &Value)> =
         schema.as_object().into_iter().flatten().filter(|(name, _)| is_definitions(name)).collect();
+    let defined: usize = definitions.iter().map(|(_, value)| parts(value)).sum();
+    let start = Instant::now();
     let mut place = String::from("#");
     let mut part = schema;
-    let mut trials = 0;
+    let mut tried = 0;
     'deeper: loop {
         for (name, child) in children(part) {
-            trials += 1;
-            if trials > MOST_TRIALS {
+            tried += parts(child) + defined;
+            if tried > MOST_TRIED || start.elapsed() > LONGEST_SEARCH {
                 break 'deeper;
             }
             let mut alone = child.clone();
@@ -107,6 +116,15 @@ pub fn refusal(schema: &Value, message: &str, error: impl Fn(&Value) -> Option<S
         break;
     }
     Error::Invalid(format!("the JSON schema at {place}: {}", in_our_words(message)))
+}
+
+/// How many values there are in one, itself among them.
+fn parts(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(parts).sum(),
+        Value::Object(fields) => fields.values().map(parts).sum(),
+        _ => 0,
+    }
 }
 
 /// The schemas directly inside one, and where.
@@ -172,4 +190,36 @@ fn in_our_words(message: &str) -> String {
         return format!("not supported: {}", keys.trim_matches(['[', ']']));
     }
     message.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn looking_for_what_is_wrong_compiles_little() {
+        let compiled = Cell::new(0);
+        let names = |count: usize| (0..count).map(|i| format!("p{i}"));
+        let object = |count, value: &Value| {
+            let fields: serde_json::Map<_, _> = names(count).map(|name| (name, value.clone())).collect();
+            json!({ "type": "object", "properties": fields })
+        };
+        let mut schema = object(400, &object(10, &json!({ "type": "string" })));
+        schema["$defs"] = json!({ "d": object(400, &json!({ "type": "integer" })) });
+        // As if all parts together were wrong, and each of them fine.
+        let error = refusal(&schema, "wrong", |part| {
+            compiled.set(compiled.get() + parts(part));
+            None
+        });
+        assert!(error.to_string().contains("at #: wrong"), "{error}");
+        assert!((1..=MOST_TRIED).contains(&compiled.get()), "{} parts were compiled", compiled.get());
+
+        let wrong = |part: &Value| part.to_string().contains("bad").then(|| "wrong".to_owned());
+        let mut schema = object(100, &json!({ "type": "string" }));
+        schema["properties"]["p70"] = json!({ "items": { "type": "bad" } });
+        let error = refusal(&schema, "wrong", wrong);
+        assert!(error.to_string().contains("at #/properties/p70/items: wrong"), "{error}");
+    }
 }

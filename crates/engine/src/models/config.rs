@@ -232,6 +232,22 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// Refuses a setting that is there and not zero.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], which names the setting and its value.
+    pub fn refuse_nonzero(&self, key: Key) -> Result<()> {
+        match self.get(key) {
+            None => Ok(()),
+            Some(value) if value.as_f64() == Some(0.0) => Ok(()),
+            Some(value) => {
+                let number = value.as_f64().map(|number| (number as f32).to_string());
+                let shown = number.unwrap_or_else(|| "a value that is not a number".to_owned());
+                Err(self.unsupported(key, &shown))
+            }
+        }
+    }
+
     /// An error about a setting.
     pub fn error(&self, key: Key, problem: &str) -> Error {
         Error::format(&self.file.settings_path(), format!("{} {problem}", self.name(key)))

@@ -141,3 +141,16 @@ pub const SWIGLU_ALPHA: Key = key("", &["swiglu_alpha"]);
 pub const SWIGLU_LIMIT: Key = key("", &["swiglu_limit"]);
 /// The bound that queries, keys and values are cut off at.
 pub const CLIP_QKV: Key = key("attention.clamp_kqv", &["clip_qkv"]);
+
+/// Settings that change the arithmetic and that no family here honours. In GGUF files, zero means that they are off.
+pub const NOT_HONOURED: [Key; 9] = [
+    key("attention.temperature_scale", &["rope_parameters.llama_4_scaling_beta", "llama_4_scaling.beta"]),
+    key("attention.temperature_length", &[]),
+    key("attention.scale", &[]),
+    key("attn_logit_softcapping", &["attn_logit_softcapping"]),
+    key("router_logit_softcapping", &["router_logit_softcapping"]),
+    key("final_logit_softcapping", &["final_logit_softcapping"]),
+    key("embedding_scale", &[]),
+    key("residual_scale", &[]),
+    key("logit_scale", &[]),
+];

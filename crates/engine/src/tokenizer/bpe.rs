@@ -41,7 +41,7 @@ impl Bpe {
             None => Cow::Borrowed(text),
         };
         let mut word = String::new();
-        for piece in self.splitter.split(&text).map_err(Error::Invalid)? {
+        self.splitter.each(&text, &mut |piece| {
             match self.spelling {
                 Spelling::ByteAlphabet => ALPHABET.spell(piece, &mut word),
                 Spelling::Metaspace => {
@@ -49,11 +49,28 @@ impl Bpe {
                     word.push_str(piece);
                 }
             }
-            for piece in self.spelled_splitter.split(&word).map_err(Error::Invalid)? {
-                self.merge(piece, tokens)?;
-            }
+            self.spelled_splitter.each(&word, &mut |piece| self.merge(piece, tokens))
+        })
+    }
+
+    /// Bytes of the longest piece of a text as it is spelled: the merging of a piece takes memory in proportion to it.
+    pub(super) fn longest_piece(&self, text: &str) -> Result<usize> {
+        let mut longest = 0;
+        self.splitter.each(&self.normalise(text), &mut |piece| {
+            // A byte that is not printable ASCII is spelled with two.
+            longest = longest.max(if piece.is_ascii() { piece.len() } else { piece.len() * 2 });
+            Ok(())
+        })?;
+        Ok(longest)
+    }
+
+    /// How many times shorter normalising may make a text; `None` where there is no saying.
+    pub(super) fn shrinks_by(&self, text: &str) -> Option<usize> {
+        // Neighbours that cannot be spelled become one token.
+        if self.model.fuse_unk && self.model.unk_token.is_some() {
+            return None;
         }
-        Ok(())
+        Some(self.normaliser.iter().map(|step| step.shrinks_by(text)).product())
     }
 
     /// The token whose spelling is `word`.
@@ -64,28 +81,50 @@ impl Bpe {
     fn merge(&self, word: &str, tokens: &mut Vec<TokenId>) -> Result<()> {
         let merged =
             self.model.tokenize(word).map_err(|e| Error::Invalid(format!("cannot tokenise: {e}")))?;
-        // The library passes over what it has no token for, which would change the text without a word.
-        if merged.last().map_or(0, |token| token.offsets.1) != word.len() {
+        // The library passes over what it has no token for.
+        if merged.last().map_or(0, |token| token.offsets.1) != word.len() && !self.may_shorten(word) {
             return Err(self.unspellable(word));
         }
         tokens.extend(merged.iter().map(|token| TokenId(token.id)));
         Ok(())
     }
 
-    /// The error about the first character of `word` that has no token.
+    /// Whether all that has no token in `word` is left out by the models' own tokenizers, too: some published byte-level
+    /// vocabularies lack bytes that are hardly ever met.
+    fn may_shorten(&self, word: &str) -> bool {
+        let mut byte = Vec::new();
+        self.spelling == Spelling::ByteAlphabet
+            && word.chars().all(|c| {
+                let c = c.encode_utf8(&mut [0; 4]).to_owned();
+                byte.clear();
+                self.find(&c).is_some() || ALPHABET.read(&c, &mut byte) && is_rare(byte[0])
+            })
+    }
+
+    /// The error about the first character of `word` that has no token and must have one.
     fn unspellable(&self, word: &str) -> Error {
+        let mut bytes = Vec::new();
+        let mut byte_of = |c: char| {
+            bytes.clear();
+            let is_byte = self.spelling == Spelling::ByteAlphabet;
+            (is_byte && ALPHABET.read(c.encode_utf8(&mut [0; 4]), &mut bytes)).then(|| bytes[0])
+        };
         let has_token =
             |c: &char| self.model.tokenize(c.encode_utf8(&mut [0; 4])).is_ok_and(|tokens| !tokens.is_empty());
-        let missing = word.chars().find(|c| !has_token(c)).unwrap_or_default();
-        let mut bytes = Vec::new();
-        let what = match self.spelling {
-            Spelling::ByteAlphabet if ALPHABET.read(missing.encode_utf8(&mut [0; 4]), &mut bytes) => {
-                format!("byte {:#04x}", bytes[0])
-            }
-            _ => format!("character {missing:?}"),
+        let mut lacking = word.chars().filter(|c| !has_token(c));
+        let missing = lacking.find(|&c| !byte_of(c).is_some_and(is_rare)).unwrap_or_default();
+        let what = match byte_of(missing) {
+            Some(byte) => format!("byte {byte:#04x}"),
+            None => format!("character {missing:?}"),
         };
         Error::Invalid(format!("the model's vocabulary has no token for the {what}, which the text holds"))
     }
+}
+
+/// Whether a byte is a control character other than white space of texts, or starts a character of planes that are nearly
+/// empty.
+fn is_rare(byte: u8) -> bool {
+    matches!(byte, 0..0x20 | 0x7f | 0xf1..) && !matches!(byte, b'\t' | b'\n' | b'\r')
 }
 
 /// How merging is done.

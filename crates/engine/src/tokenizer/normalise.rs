@@ -27,6 +27,17 @@ pub(super) enum Form {
 }
 
 impl Normalise {
+    /// How many times shorter a text may become, at most.
+    pub(super) fn shrinks_by(&self, text: &str) -> usize {
+        match self {
+            Normalise::Prepend(_) => 1,
+            Normalise::Replace { from, to } => from.len().div_ceil(to.len().max(1)).max(1),
+            Normalise::Form(_) if text.is_ascii() => 1,
+            // The characters that are composed into one, and what each of them may be composed of.
+            Normalise::Form(_) => 12,
+        }
+    }
+
     pub(super) fn apply(&self, text: String) -> String {
         match self {
             Normalise::Prepend(_) if text.is_empty() => text,

@@ -3,6 +3,8 @@
 use regex_automata::Input;
 use regex_automata::meta::Regex;
 
+use crate::error::Error;
+
 /// A compiled pre-tokeniser.
 #[derive(Debug)]
 pub(super) struct Splitter {
@@ -18,17 +20,36 @@ impl Splitter {
         Ok(Splitter { steps })
     }
 
-    /// Cuts `text` into its pieces. Joined, they are the text; none is empty. Fails with the reason where a
-    /// backtracking expression gives up.
-    pub(super) fn split<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, String> {
-        let mut pieces = if text.is_empty() { vec![] } else { vec![text] };
-        for step in &self.steps {
-            let mut finer = Vec::with_capacity(pieces.len());
-            for piece in pieces {
-                step.split(piece, &mut finer)?;
-            }
-            pieces = finer;
+    /// Hands the pieces of `text` to `take`, one after the other, so that no list of them takes memory. Joined, they are
+    /// the text; none is empty. Fails where `take` does, or where a backtracking expression gives up.
+    pub(super) fn each<'t>(
+        &self,
+        text: &'t str,
+        take: &mut dyn FnMut(&'t str) -> crate::Result<()>,
+    ) -> crate::Result<()> {
+        Splitter::each_of(&self.steps, text, take)
+    }
+
+    fn each_of<'t>(
+        steps: &[Step],
+        text: &'t str,
+        take: &mut dyn FnMut(&'t str) -> crate::Result<()>,
+    ) -> crate::Result<()> {
+        match steps.split_first() {
+            None if text.is_empty() => Ok(()),
+            None => take(text),
+            Some((step, finer)) => step.each(text, &mut |piece| Splitter::each_of(finer, piece, take)),
         }
+    }
+
+    /// The pieces of `text`.
+    #[cfg(test)]
+    pub(super) fn split<'t>(&self, text: &'t str) -> crate::Result<Vec<&'t str>> {
+        let mut pieces = Vec::new();
+        self.each(text, &mut |piece| {
+            pieces.push(piece);
+            Ok(())
+        })?;
         Ok(pieces)
     }
 
@@ -96,8 +117,12 @@ impl Step {
         }
     }
 
-    fn split<'t>(&self, text: &'t str, pieces: &mut Vec<&'t str>) -> Result<(), String> {
-        let mut cutter = Cutter { text, at: 0, pieces };
+    fn each<'t>(
+        &self,
+        text: &'t str,
+        take: &mut dyn FnMut(&'t str) -> crate::Result<()>,
+    ) -> crate::Result<()> {
+        let mut cutter = Cutter { text, at: 0, take };
         // An empty match is a cut, and the search goes on behind the next character.
         let mut from = 0;
         while from <= text.len() {
@@ -114,15 +139,16 @@ impl Step {
                 Step::Backtracking(regex) => match regex.find_from_pos(text, from) {
                     Ok(Some(found)) => (found.start(), found.end()),
                     Ok(None) => break,
-                    Err(e) => return Err(format!("the pre-tokeniser gives up on the text: {e}")),
+                    Err(e) => {
+                        return Err(Error::Invalid(format!("the pre-tokeniser gives up on the text: {e}")));
+                    }
                 },
             };
-            cutter.cut(start);
-            cutter.cut(end);
+            cutter.cut(start)?;
+            cutter.cut(end)?;
             from = if start < end { end } else { end + char_at(text, end) };
         }
-        cutter.cut(text.len());
-        Ok(())
+        cutter.cut(text.len())
     }
 }
 
@@ -130,15 +156,16 @@ impl Step {
 struct Cutter<'a, 't> {
     text: &'t str,
     at: usize,
-    pieces: &'a mut Vec<&'t str>,
+    take: &'a mut dyn FnMut(&'t str) -> crate::Result<()>,
 }
 
 impl Cutter<'_, '_> {
-    fn cut(&mut self, to: usize) {
+    fn cut(&mut self, to: usize) -> crate::Result<()> {
         if self.at < to {
-            self.pieces.push(&self.text[self.at..to]);
+            (self.take)(&self.text[self.at..to])?;
             self.at = to;
         }
+        Ok(())
     }
 }
 
@@ -231,7 +258,7 @@ mod tests {
     #[test]
     fn a_backtracking_expression_that_gives_up_is_an_error() {
         let splitter = Splitter::new([r"(?:(?!b)(?:a|aa))+c"]).unwrap();
-        assert!(splitter.split(&"a".repeat(100)).unwrap_err().contains("gives up"));
+        assert!(splitter.split(&"a".repeat(100)).unwrap_err().to_string().contains("gives up"));
     }
 
     #[test]

@@ -67,11 +67,12 @@ pub(super) struct Vocabulary {
     bytes: Vec<u8>,
     /// Where each token's bytes end; they start where the bytes of the token before it end.
     ends: Vec<usize>,
+    longest: usize,
 }
 
 impl Vocabulary {
     pub(super) fn new(spelling: Spelling) -> Vocabulary {
-        Vocabulary { spelling, kinds: vec![], bytes: vec![], ends: vec![] }
+        Vocabulary { spelling, kinds: vec![], bytes: vec![], ends: vec![], longest: 0 }
     }
 
     /// Adds the token that the file writes as `text`.
@@ -90,6 +91,8 @@ impl Vocabulary {
                 None => self.bytes.extend_from_slice(text.replace(SPACE, " ").as_bytes()),
             },
         }
+        let start = self.ends.last().copied().unwrap_or(0);
+        self.longest = self.longest.max(self.bytes.len() - start);
         self.ends.push(self.bytes.len());
         self.kinds.push(kind);
     }
@@ -108,6 +111,11 @@ impl Vocabulary {
 
     pub(super) fn kinds(&self) -> &[Kind] {
         &self.kinds
+    }
+
+    /// Bytes of the longest token.
+    pub(super) fn longest(&self) -> usize {
+        self.longest
     }
 
     pub(super) fn bytes(&self, id: TokenId) -> &[u8] {

@@ -56,14 +56,17 @@ pub fn characters(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Templates that show how calls are written, and nothing else.
-pub const HERMES: &str = "<tool_call>\n{\"name\": <function-name>}\n</tool_call>";
+pub const HERMES: &str = "<tool_call>\n{\"name\": name, \"arguments\": …}\n</tool_call>";
+pub const APRIEL: &str = "<tool_calls>[{\"name\": name, \"arguments\": …}]</tool_calls>";
 pub const QWEN: &str = "<tool_call>\n<function=name>\n<parameter=key>";
 pub const GLM: &str = "<tool_call>{name}\n<arg_key>{key}</arg_key>";
 pub const MINIMAX: &str = "<minimax:tool_call><invoke name=\"\">";
 pub const DSML: &str = "<｜DSML｜function_calls><｜DSML｜invoke name=\"\">";
-pub const DEEPSEEK: &str = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>";
-pub const KIMI: &str = "<|tool_calls_section_begin|><|tool_call_begin|>";
+pub const DSML_V4: &str = "'｜DSML｜' '<' ~ dsml ~ 'tool_calls>' '<' ~ dsml ~ 'invoke name='";
+pub const DEEPSEEK: &str = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜><｜tool▁sep｜>";
+pub const KIMI: &str = "<|tool_calls_section_begin|><|tool_call_begin|><|tool_call_argument_begin|>";
 pub const HARMONY: &str = "<|start|>assistant<|channel|>final<|message|>";
 pub const LLAMA: &str = "<|start_header_id|>{\"name\": name, \"parameters\": …} message.tool_calls";
 pub const NONE: &str = "<|im_start|>{{ message.content }}<|im_end|>";
-pub const ALL: [&str; 10] = [HERMES, QWEN, GLM, MINIMAX, DSML, DEEPSEEK, KIMI, HARMONY, LLAMA, NONE];
+pub const ALL: [&str; 12] =
+    [HERMES, APRIEL, QWEN, GLM, MINIMAX, DSML, DSML_V4, DEEPSEEK, KIMI, HARMONY, LLAMA, NONE];

@@ -3,6 +3,10 @@
 // Each test binary compiles this file for itself and uses only some of it.
 #![allow(dead_code)]
 
+use std::path::Path;
+
+use forebay_engine::format::ModelFile;
+
 /// Identifiers of value types.
 pub mod value_type {
     pub const U8: u32 = 0;
@@ -24,6 +28,7 @@ pub mod tensor_type {
     pub const BF16: u32 = 30;
     pub const F64: u32 = 28;
     pub const TQ2_0: u32 = 35;
+    pub const NVFP4: u32 = 40;
 }
 
 /// A file in the making. What is not set takes the value that makes the file sound.
@@ -35,16 +40,32 @@ pub struct GgufBuilder {
     entry_count: Option<u64>,
     alignment: usize,
     entries: Vec<Vec<u8>>,
+    /// How many of the entries lie inside another one of the list.
+    joined_entries: u64,
     tensors: Vec<Tensor>,
 }
 
+/// A tensor of a file.
 #[derive(Clone)]
-struct Tensor {
-    /// The entry up to the offset.
-    head: Vec<u8>,
+pub struct Tensor {
+    pub name: Vec<u8>,
+    pub tensor_type: u32,
+    /// The innermost dimension first.
+    pub dims: Vec<u64>,
     /// Written in place of the true offset.
     offset: Option<u64>,
-    data: Vec<u8>,
+    pub data: Vec<u8>,
+}
+
+impl Tensor {
+    /// The entry up to the offset.
+    fn head(&self) -> Vec<u8> {
+        let mut head = string(&self.name);
+        head.extend((self.dims.len() as u32).to_le_bytes());
+        self.dims.iter().for_each(|d| head.extend(d.to_le_bytes()));
+        head.extend(self.tensor_type.to_le_bytes());
+        head
+    }
 }
 
 impl Default for GgufBuilder {
@@ -55,6 +76,7 @@ impl Default for GgufBuilder {
             entry_count: None,
             alignment: 32,
             entries: Vec::new(),
+            joined_entries: 0,
             tensors: Vec::new(),
         }
     }
@@ -65,13 +87,29 @@ impl GgufBuilder {
         GgufBuilder::default()
     }
 
+    /// A file with all entries and tensors of the one at `path`.
+    pub fn copy_of(path: &Path) -> GgufBuilder {
+        let (file, model) = (std::fs::read(path).unwrap(), ModelFile::open(path).unwrap());
+        let mut builder = GgufBuilder::with_entries_of(&file, &model.tensors[0].name);
+        let mut at = 24 + builder.entries[0].len();
+        for tensor in &model.tensors {
+            let dims: Vec<u64> = tensor.shape.iter().rev().map(|&d| d as u64).collect();
+            at += 8 + tensor.name.len() + 4 + 8 * dims.len();
+            let tensor_type = u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
+            let data = file[tensor.offset as usize..][..tensor.len as usize].to_vec();
+            builder = builder.tensor_of(&tensor.name, tensor_type, &dims, data);
+            at += 4 + 8;
+        }
+        builder
+    }
+
     /// A file with all entries of another, whose first tensor has this name.
     pub fn with_entries_of(file: &[u8], first_tensor: &str) -> GgufBuilder {
         let (name, counts) = (string(first_tensor.as_bytes()), 8..24);
         let end = file.windows(name.len()).position(|window| window == name).expect("the tensor is there");
         let count = u64::from_le_bytes(file[counts.end - 8..counts.end].try_into().unwrap());
         let entries = vec![file[counts.end..end].to_vec()];
-        GgufBuilder { entries, entry_count: Some(count), ..GgufBuilder::default() }
+        GgufBuilder { entries, joined_entries: count - 1, ..GgufBuilder::default() }
     }
 
     pub fn version(mut self, version: u32) -> Self {
@@ -149,10 +187,20 @@ impl GgufBuilder {
 
     /// Takes a tensor out again.
     pub fn without_tensor(mut self, name: &str) -> Self {
-        let before = self.tensors.len();
-        self.tensors.retain(|tensor| !tensor.head.starts_with(&string(name.as_bytes())));
-        assert!(self.tensors.len() < before, "there is no {name}");
+        self.take(name).unwrap_or_else(|| panic!("there is no {name}"));
         self
+    }
+
+    /// Takes a tensor out, if it is there.
+    pub fn take(&mut self, name: &str) -> Option<Tensor> {
+        let index = self.tensors.iter().position(|tensor| tensor.name == name.as_bytes())?;
+        Some(self.tensors.remove(index))
+    }
+
+    /// The names of all tensors.
+    pub fn names(&self) -> Vec<String> {
+        let name = |tensor: &Tensor| String::from_utf8(tensor.name.clone()).unwrap();
+        self.tensors.iter().map(name).collect()
     }
 
     /// Adds a tensor with any bytes. `dims` has the innermost dimension first, as the file does.
@@ -168,11 +216,8 @@ impl GgufBuilder {
         dims: &[u64],
         data: Vec<u8>,
     ) -> Self {
-        let mut head = string(name.as_ref());
-        head.extend((dims.len() as u32).to_le_bytes());
-        dims.iter().for_each(|d| head.extend(d.to_le_bytes()));
-        head.extend(tensor_type.to_le_bytes());
-        self.tensors.push(Tensor { head, offset: None, data });
+        let (name, dims) = (name.as_ref().to_vec(), dims.to_vec());
+        self.tensors.push(Tensor { name, tensor_type, dims, offset: None, data });
         self
     }
 
@@ -184,16 +229,17 @@ impl GgufBuilder {
 
     /// The file. It ends with the last byte of the last tensor.
     pub fn build(&self) -> Vec<u8> {
+        let entries = self.entries.len() as u64 + self.joined_entries;
         let mut file = b"GGUF".to_vec();
         file.extend(self.version.to_le_bytes());
         file.extend(self.tensor_count.unwrap_or(self.tensors.len() as u64).to_le_bytes());
-        file.extend(self.entry_count.unwrap_or(self.entries.len() as u64).to_le_bytes());
+        file.extend(self.entry_count.unwrap_or(entries).to_le_bytes());
         self.entries.iter().for_each(|entry| file.extend(entry));
 
         let mut data = Vec::new();
         for tensor in &self.tensors {
             pad(&mut data, self.alignment);
-            file.extend(&tensor.head);
+            file.extend(tensor.head());
             file.extend(tensor.offset.unwrap_or(data.len() as u64).to_le_bytes());
             data.extend(&tensor.data);
         }

@@ -12,6 +12,8 @@ pub struct Answer {
     id: String,
     model: String,
     prompt_tokens: usize,
+    /// Whether what the model thinks is told; if not, only that it thinks.
+    shows_thinking: bool,
     blocks: Vec<Block>,
     /// Whether more may come of the last block.
     is_open: bool,
@@ -26,9 +28,9 @@ enum Block {
 }
 
 impl Answer {
-    pub fn new(model: &str, prompt_tokens: usize) -> Answer {
+    pub fn new(model: &str, prompt_tokens: usize, shows_thinking: bool) -> Answer {
         let (id, model) = (crate::serve::id("msg_"), model.to_owned());
-        Answer { id, model, prompt_tokens, blocks: Vec::new(), is_open: false, end: None }
+        Answer { id, model, prompt_tokens, shows_thinking, blocks: Vec::new(), is_open: false, end: None }
     }
 
     /// The event that comes before all others.
@@ -45,9 +47,11 @@ impl Answer {
                 if !matches!(self.open(), Some(Block::Thinking(_))) {
                     self.begin(Block::Thinking(String::new()), &mut events);
                 }
-                events.push(self.delta(json!({ "type": "thinking_delta", "thinking": text })));
-                if let Some(Block::Thinking(thought)) = self.open() {
-                    thought.push_str(&text);
+                if self.shows_thinking {
+                    events.push(self.delta(json!({ "type": "thinking_delta", "thinking": text })));
+                    if let Some(Block::Thinking(thought)) = self.open() {
+                        thought.push_str(&text);
+                    }
                 }
             }
             TurnEvent::Content(text) => {
@@ -219,7 +223,7 @@ mod tests {
 
     #[test]
     fn reasoning_text_and_calls_are_blocks_of_their_own() {
-        let mut answer = Answer::new("m", 10);
+        let mut answer = Answer::new("m", 10, true);
         assert_eq!(answer.start()["message"]["usage"]["input_tokens"], 10);
         let call = |name: &str| TurnEvent::Call { id: "call_x".into(), name: name.into() };
         let happened = [
@@ -255,13 +259,26 @@ mod tests {
     }
 
     #[test]
+    fn thoughts_that_are_to_be_omitted_leave_an_empty_block() {
+        let mut answer = Answer::new("m", 10, false);
+        let happened =
+            [TurnEvent::Reasoning("Hm.".into()), TurnEvent::Content("Yes".into()), end(Finish::Stop, None)];
+        let events: Vec<_> = happened.into_iter().flat_map(|event| answer.take(event)).collect();
+        let expected = "content_block_start signature_delta content_block_stop \
+                        content_block_start text_delta content_block_stop message_delta message_stop";
+        assert_eq!(types(&events).join(" "), expected);
+        assert_eq!(answer.message()["content"][0]["thinking"], "");
+        assert_eq!(answer.message()["content"][1]["text"], "Yes");
+    }
+
+    #[test]
     fn the_reason_for_the_end_is_told() {
         for (finish, stop, reason, sequence) in [
             (Finish::Stop, None, "end_turn", Value::Null),
             (Finish::Stop, Some("END"), "stop_sequence", json!("END")),
             (Finish::Length, None, "max_tokens", Value::Null),
         ] {
-            let mut answer = Answer::new("m", 10);
+            let mut answer = Answer::new("m", 10, true);
             let events = answer.take(end(finish, stop));
             assert_eq!(events[0]["delta"], json!({ "stop_reason": reason, "stop_sequence": sequence }));
             assert_eq!(answer.message()["stop_reason"], reason);
@@ -270,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_call_that_was_cut_off_is_no_part_of_a_whole_message() {
-        let mut answer = Answer::new("m", 10);
+        let mut answer = Answer::new("m", 10, true);
         answer.take(TurnEvent::Call { id: "x".into(), name: "a".into() });
         answer.take(TurnEvent::Arguments("{\"x\": [".into()));
         answer.take(end(Finish::Length, None));

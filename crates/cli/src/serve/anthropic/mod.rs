@@ -13,23 +13,27 @@ use serde_json::{Value, json};
 
 use self::answer::Answer;
 use self::request::Body;
-use super::app::App;
+use super::app::{App, Loaded};
 use super::body::Json;
 use super::error::ApiError;
 use super::sse::{self, Events, Gone};
 use super::turn::{Answering, Turn, TurnEvent};
+use crate::openai::fields::Unchecked;
 
 /// The next message of a conversation.
 pub async fn messages(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    Json(body): Json<Body>,
+    Json(body): Json<Unchecked<Body>>,
 ) -> Result<Response, ApiError> {
-    let loaded = app.loaded()?;
-    let answering = body.answering(&loaded.engine)?;
-    let streams = body.streams();
-    let turn = app.turn(client, body.chat(answering, loaded.think)?).await.map_err(request::in_own_words)?;
-    let answer = Answer::new(&app.model, turn.prompt_tokens);
+    let body = request::supported(body)?;
+    let (streams, shows_thinking) = (body.streams(), body.shows_thinking()?);
+    let read = move |loaded: &Loaded| {
+        let answering = body.answering(&loaded.engine)?;
+        body.chat(answering, loaded.think)
+    };
+    let turn = app.turn(client, read).await.map_err(request::in_own_words)?;
+    let answer = Answer::new(&app.model, turn.prompt_tokens, shows_thinking);
     if streams {
         Ok(sse::respond(move |events| stream(events.pinging(), answer, turn)))
     } else {
@@ -40,10 +44,11 @@ pub async fn messages(
 /// How many tokens a conversation has.
 pub async fn count_tokens(
     State(app): State<Arc<App>>,
-    Json(body): Json<Body>,
+    Json(body): Json<Unchecked<Body>>,
 ) -> Result<Json<Value>, ApiError> {
-    let request = body.chat(Answering::default(), app.loaded()?.think)?;
-    let tokens = app.count_tokens(request).await.map_err(request::in_own_words)?;
+    let body = request::supported(body)?;
+    let read = move |loaded: &Loaded| body.chat(Answering::default(), loaded.think);
+    let tokens = app.count_tokens(read).await.map_err(request::in_own_words)?;
     Ok(Json(json!({ "input_tokens": tokens })))
 }
 

@@ -7,31 +7,75 @@ use forebay_engine::chat::Message;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::openai::{self, Endpoint};
+use crate::openai::fields::{Fields, Said, Unchecked, Unsupported, integer, or_default};
+use crate::openai::{self, Endpoint, unsupported};
 use crate::serve::error::ApiError;
 use crate::serve::openai::answering;
 use crate::serve::turn::{Answering, ChatRequest, ToolChoice};
 
-/// The body of a request. Fields that are not here are ignored, `metadata` and `cache_control` among them: prompts are
-/// always cached.
+/// The body of a request. Fields that are neither here nor known not to be supported are ignored, `metadata` and
+/// `cache_control` among them: prompts are always cached.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Body {
+    #[serde(deserialize_with = "or_default")]
     messages: Vec<Spoken>,
     system: Option<Value>,
+    #[serde(deserialize_with = "integer")]
     max_tokens: Option<u64>,
     stop_sequences: Option<Vec<String>>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    top_k: Option<i64>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Choice>,
     thinking: Option<Thinking>,
     output_config: Option<OutputConfig>,
+    /// What `output_config.format` was called before.
+    output_format: Option<Value>,
+    context_management: Option<ContextManagement>,
     stream: Option<bool>,
-    // Known, and not supported:
-    mcp_servers: Option<Vec<Value>>,
-    container: Option<Value>,
+    /// Fields that have the same name in OpenAI's API, `top_k` among them.
+    #[serde(skip)]
+    from_chat: Map<String, Value>,
+}
+
+impl Fields for Body {
+    const UNSUPPORTED: &'static [&'static [Unsupported]] = &[UNSUPPORTED, unsupported::ANY];
+    const FROM_CHAT: &'static [&'static str] = &unsupported::ANYWHERE;
+
+    fn keep(&mut self, from_chat: Map<String, Value>) {
+        self.from_chat = from_chat;
+    }
+}
+
+const UNSUPPORTED: &[Unsupported] = &[
+    Unsupported {
+        name: "thread",
+        harmless: &[],
+        reason: "this server keeps no conversations: send all messages",
+    },
+    Unsupported {
+        name: "mcp_servers",
+        harmless: &[Said::Empty],
+        reason: "the server calls no other servers: give tools instead",
+    },
+    Unsupported { name: "container", harmless: &[], reason: "there are no containers" },
+    Unsupported {
+        name: "compaction",
+        harmless: &[],
+        reason: "this server summarises no conversations: ask for a summary in a message",
+    },
+];
+
+/// The body, if all that it asks for is supported.
+pub fn supported(body: Unchecked<Body>) -> Result<Body, ApiError> {
+    body.supported().map_err(|refusal| {
+        let error = ApiError::from(refusal);
+        // With this Anthropic's libraries go on without threads.
+        let details = (error.param.as_deref() == Some("thread"))
+            .then(|| json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] }));
+        ApiError { details, ..error }
+    })
 }
 
 /// A message of the conversation.
@@ -53,7 +97,10 @@ struct Choice {
 struct Thinking {
     #[serde(rename = "type")]
     kind: String,
+    #[serde(default, deserialize_with = "integer")]
     budget_tokens: Option<u64>,
+    /// Whether what was thought is told.
+    display: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -61,6 +108,15 @@ struct Thinking {
 struct OutputConfig {
     effort: Option<String>,
     format: Option<Value>,
+    task_budget: Option<Value>,
+}
+
+/// What is to be left out of the conversation.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ContextManagement {
+    #[serde(deserialize_with = "or_default")]
+    edits: Vec<Value>,
 }
 
 /// What this API calls the fields of OpenAI's.
@@ -84,21 +140,25 @@ impl Body {
     /// How the answer is made.
     pub fn answering(&self, engine: &Engine) -> Result<Answering, ApiError> {
         let max_tokens = self.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "Field required"))?;
-        let body = openai::Body::read(json!({
+        let mut body = json!({
             "max_completion_tokens": i64::try_from(max_tokens).unwrap_or(i64::MAX),
             "stop": self.stop_sequences.as_ref().filter(|stops| !stops.is_empty()),
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "top_k": self.top_k,
             "response_format": self.format()?,
             "thinking_budget": self.thinking.as_ref().and_then(|thinking| thinking.budget_tokens),
-        }))?;
+        });
+        if let Value::Object(body) = &mut body {
+            body.extend(self.from_chat.clone());
+        }
+        let body = openai::Body::read(body)?;
         answering(&body, Endpoint::Chat, engine).map_err(in_own_words)
     }
 
     /// What the answer must be, as OpenAI's API says it.
     fn format(&self) -> Result<Option<Value>, ApiError> {
         let format = self.output_config.as_ref().and_then(|config| config.format.as_ref());
+        let format = format.or(self.output_format.as_ref());
         let Some(format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
         match (format["type"].as_str(), format.get("schema")) {
             (Some("json_schema"), Some(schema @ Value::Object(_))) => {
@@ -112,15 +172,7 @@ impl Body {
 
     /// The conversation. `think` is what the server was told about reasoning.
     pub fn chat(self, answering: Answering, think: Option<bool>) -> Result<ChatRequest, ApiError> {
-        if self.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
-            return Err(ApiError::invalid(
-                "mcp_servers",
-                "the server calls no other servers: give tools instead",
-            ));
-        }
-        if self.container.as_ref().is_some_and(|container| !container.is_null()) {
-            return Err(ApiError::invalid("container", "containers are not supported"));
-        }
+        self.refuse_edits()?;
         let tools = self.tools.iter().flatten().enumerate().map(|(i, tool)| read_tool(i, tool));
         let tools = tools.collect::<Result<Vec<_>, _>>()?;
         let (tool_choice, parallel_tool_calls) = self.tool_choice()?;
@@ -146,6 +198,35 @@ impl Body {
             kwargs,
             answering,
         })
+    }
+
+    /// Whether what the model thinks is told; if not, only that it thinks.
+    pub fn shows_thinking(&self) -> Result<bool, ApiError> {
+        match self.thinking.as_ref().and_then(|thinking| thinking.display.as_deref()) {
+            None | Some("summarized") => Ok(true),
+            Some("omitted") => Ok(false),
+            Some(other) => {
+                let message = format!("it is summarized or omitted, not {other:?}");
+                Err(ApiError::invalid("thinking.display", message))
+            }
+        }
+    }
+
+    /// Conversations are given to the model as they are sent.
+    fn refuse_edits(&self) -> Result<(), ApiError> {
+        for (i, edit) in self.context_management.iter().flat_map(|management| &management.edits).enumerate() {
+            // Keeping all reasoning leaves it to the template, which is the case anyway.
+            if kind(edit) != "clear_thinking_20251015" || edit["keep"] != "all" {
+                let message = "nothing is left out of a conversation: send what the model is to see";
+                return Err(ApiError::invalid(format!("context_management.edits.{i}"), message));
+            }
+        }
+        let budget = self.output_config.as_ref().and_then(|config| config.task_budget.as_ref());
+        if budget.is_some_and(|budget| !budget.is_null()) {
+            let message = "the model is not told of budgets: use max_tokens";
+            return Err(ApiError::invalid("output_config.task_budget", message));
+        }
+        Ok(())
     }
 
     fn tool_choice(&self) -> Result<(ToolChoice, bool), ApiError> {
@@ -185,6 +266,9 @@ impl Body {
         }
         if let Some(effort) = self.output_config.as_ref().and_then(|config| config.effort.clone()) {
             kwargs.insert("reasoning_effort".into(), effort.into());
+        }
+        if let Some(Value::Object(own)) = self.from_chat.get("chat_template_kwargs") {
+            kwargs.extend(own.clone());
         }
         Ok(kwargs)
     }
@@ -362,8 +446,8 @@ mod tests {
     use super::*;
 
     fn chat(body: Value) -> Result<ChatRequest, ApiError> {
-        let body: Body = openai::read_fields(body).map_err(ApiError::from)?;
-        body.chat(Answering::default(), None)
+        let body = openai::read_fields::<Unchecked<Body>>(body).map_err(ApiError::from)?;
+        supported(body)?.chat(Answering::default(), None)
     }
 
     #[test]
@@ -445,6 +529,16 @@ mod tests {
             (ask("tool_choice", json!({ "type": "maybe" })), "tool_choice.type", "maybe"),
             (ask("thinking", json!({ "type": "deep" })), "thinking.type", "deep"),
             (ask("mcp_servers", json!([{}])), "mcp_servers", "tools"),
+            (ask("container", json!("c")), "container", "containers"),
+            (ask("compaction", json!({ "type": "summarize" })), "compaction", "summary"),
+            (ask("thread", json!({ "type": "create" })), "thread", "send all messages"),
+            (
+                ask("context_management", json!({ "edits": [{ "type": "clear_tool_uses_20250919" }] })),
+                "context_management.edits.0",
+                "left out",
+            ),
+            (ask("output_config", json!({ "task_budget": {} })), "output_config.task_budget", "max_tokens"),
+            (ask("grammar", json!("root ::= \"x\"")), "grammar", "schema"),
             (ask("messages", json!([{ "role": "assistant", "content": "x" }])), "messages", "last message"),
             (ask("messages", json!([{ "role": "robot", "content": "x" }])), "messages.0.role", "robot"),
             (ask("messages", json!([{ "role": "user", "content": [] }])), "messages.0.content", "empty"),

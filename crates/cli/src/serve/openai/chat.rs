@@ -9,9 +9,10 @@ use forebay_engine::Client;
 use forebay_engine::sampler::Scored;
 use serde_json::{Map, Value, json};
 
-use super::{Envelope, Total, answering, finish_reason, logprobs};
+use super::{Envelope, Total, about_schema, answering, finish_reason, logprobs};
+use crate::openai::fields::Unchecked;
 use crate::openai::{Body, Endpoint};
-use crate::serve::app::{App, now};
+use crate::serve::app::{App, Loaded, now};
 use crate::serve::body::Json;
 use crate::serve::error::ApiError;
 use crate::serve::sse::{self, Events, Gone};
@@ -21,20 +22,23 @@ use crate::serve::turn::{ChatRequest, ToolChoice, Turn, TurnEnd, TurnEvent};
 pub async fn chat(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    Json(body): Json<Body>,
+    Json(body): Json<Unchecked<Body>>,
 ) -> Result<Response, ApiError> {
+    let body = body.supported()?;
+    let about_schema = about_schema(body.json_schema.is_some());
     let wants = Wants::of(&body);
     let scored = body.logprobs == Some(Value::Bool(true));
-    let answering = answering(&body, Endpoint::Chat, &app.loaded()?.engine)?;
-    let request = ChatRequest {
-        kwargs: body.kwargs(),
-        tool_choice: tool_choice(body.tool_choice.as_ref())?,
-        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
-        tools: body.tools.unwrap_or_default(),
-        messages: body.messages,
-        answering,
+    let read = move |loaded: &Loaded| {
+        Ok(ChatRequest {
+            answering: answering(&body, Endpoint::Chat, &loaded.engine)?,
+            kwargs: body.kwargs(),
+            tool_choice: tool_choice(body.tool_choice.as_ref())?,
+            parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
+            tools: body.tools.unwrap_or_default(),
+            messages: body.messages,
+        })
     };
-    let turn = app.turn(client, request).await?;
+    let turn = app.turn(client, read).await.map_err(about_schema)?;
     let object = if wants.stream { "chat.completion.chunk" } else { "chat.completion" };
     let envelope =
         Envelope { id: crate::serve::id("chatcmpl-"), object, created: now(), model: app.model.clone() };

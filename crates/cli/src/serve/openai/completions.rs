@@ -10,11 +10,13 @@ use forebay_engine::sampler::Scored;
 use serde_json::{Value, json};
 
 use super::chat::Wants;
-use super::{Envelope, Total, answering, finish_reason, logprobs};
-use crate::openai::{Body, Endpoint};
+use super::{Envelope, Total, about_schema, finish_reason, logprobs};
+use crate::openai::Body;
+use crate::openai::fields::Unchecked;
 use crate::serve::app::{App, now};
 use crate::serve::body::Json;
 use crate::serve::error::ApiError;
+use crate::serve::prepare::Continuation;
 use crate::serve::sse::{self, Events, Gone};
 use crate::serve::turn::{Finish, Turn, TurnEvent};
 
@@ -22,20 +24,14 @@ use crate::serve::turn::{Finish, Turn, TurnEvent};
 pub async fn completions(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    Json(body): Json<Body>,
+    Json(body): Json<Unchecked<Body>>,
 ) -> Result<Response, ApiError> {
+    let body = body.supported()?;
+    let about_schema = about_schema(body.json_schema.is_some());
     let wants = Wants::of(&body);
-    let answering = answering(&body, Endpoint::Completions, &app.loaded()?.engine)?;
-    let scored = answering.logprobs.is_some();
-    let each = answering.more + 1;
     let echo = body.echo == Some(true);
-    if echo && scored {
-        return Err(ApiError::invalid(
-            "echo",
-            "how likely the prompt's tokens are is not told: leave out logprobs",
-        ));
-    }
-    let (turn, prompts) = app.continuation(client, body, answering, echo).await?;
+    let continuation = app.continuation(client, body, echo).await.map_err(about_schema)?;
+    let Continuation { turn, prompts, each, scored } = continuation;
     let envelope = Envelope {
         id: crate::serve::id("cmpl-"),
         object: "text_completion",

@@ -25,7 +25,7 @@ pub fn answering(
     endpoint: Endpoint,
     engine: &forebay_engine::Engine,
 ) -> Result<Answering, ApiError> {
-    body.refuse_unknown_ways()?;
+    body.refuse_unknown_ways(endpoint)?;
     let n = body.n.unwrap_or(1);
     if !(1..=MOST_ANSWERS).contains(&n) {
         return Err(ApiError::invalid("n", format!("n is {n}, but must be between 1 and {MOST_ANSWERS}")));
@@ -36,25 +36,43 @@ pub fn answering(
         reasoning: body.thinking_budget(),
         sampling: body.sampling(engine)?,
         stop: body.stops()?,
-        format: format(body.response_format.as_ref())?,
+        ignore_end: body.ignore_eos == Some(true),
+        format: format(body)?,
         logprobs: logprobs_asked(body, endpoint)?,
     })
 }
 
-fn format(asked: Option<&Value>) -> Result<Format, ApiError> {
+/// What the answer must be. There are two ways to say it, and one may be used.
+fn format(body: &Body) -> Result<Format, ApiError> {
     let wrong = |param: &str, message: &str| Err(ApiError::invalid(param, message));
-    let Some(asked) = asked.filter(|asked| !asked.is_null()) else { return Ok(Format::Text) };
+    let present = |field: &Option<Value>| field.clone().filter(|value| !value.is_null());
+    let schema = present(&body.json_schema);
+    let Some(asked) = present(&body.response_format) else {
+        return Ok(schema.map_or(Format::Text, Format::JsonSchema));
+    };
+    if schema.is_some() {
+        return wrong("json_schema", "there is a response_format as well: leave out one of them");
+    }
     match asked.get("type").and_then(Value::as_str) {
         Some("text") => Ok(Format::Text),
-        Some("json_object") => Ok(Format::JsonObject),
-        Some("json_schema") => match asked.get("json_schema").and_then(|described| described.get("schema")) {
-            Some(schema) if !schema.is_null() => Ok(Format::JsonSchema(schema.clone())),
+        Some("json_object") => Ok(present_schema(&asked).map_or(Format::JsonObject, Format::JsonSchema)),
+        Some("json_schema") => match asked.get("json_schema").and_then(present_schema) {
+            Some(schema) => Ok(Format::JsonSchema(schema)),
             // A name alone describes any object.
-            _ if asked.get("json_schema").is_some_and(Value::is_object) => Ok(Format::JsonObject),
-            _ => wrong("response_format.json_schema", "there is no schema"),
+            None if asked.get("json_schema").is_some_and(Value::is_object) => Ok(Format::JsonObject),
+            None => wrong("response_format.json_schema", "there is no schema"),
         },
         _ => wrong("response_format.type", "the type is text, json_object or json_schema"),
     }
+}
+
+fn present_schema(described: &Value) -> Option<Value> {
+    described.get("schema").filter(|schema| !schema.is_null()).cloned()
+}
+
+/// An error about the schema of the answer, by the name of the field that has it.
+fn about_schema(names_schema: bool) -> impl Fn(ApiError) -> ApiError {
+    move |error| if names_schema { error.renamed(&[("response_format", "json_schema")]) } else { error }
 }
 
 /// A chat asks whether, and how many; a continuation asks how many.
@@ -63,7 +81,9 @@ fn logprobs_asked(body: &Body, endpoint: Endpoint) -> Result<Option<usize>, ApiE
         (_, None | Some(Value::Null | Value::Bool(false))) => None,
         (Endpoint::Chat, Some(Value::Bool(true))) => Some(body.top_logprobs.unwrap_or(0)),
         (Endpoint::Completions, Some(Value::Bool(true))) => Some(0),
-        (Endpoint::Completions, Some(Value::Number(n))) if n.is_u64() => n.as_u64().map(|n| n as usize),
+        (Endpoint::Completions, Some(Value::Number(n))) if n.as_f64().is_some_and(is_count) => {
+            n.as_f64().map(|n| n as usize)
+        }
         _ => {
             let message = match endpoint {
                 Endpoint::Chat => "logprobs is true or false; how many is told by top_logprobs",
@@ -82,6 +102,11 @@ fn logprobs_asked(body: &Body, endpoint: Endpoint) -> Result<Option<usize>, ApiE
         }
         (asked, _) => Ok(asked),
     }
+}
+
+/// Whether a number counts something, with or without a decimal point.
+fn is_count(n: f64) -> bool {
+    n >= 0.0 && n.fract() == 0.0
 }
 
 fn finish_reason(finish: Finish) -> &'static str {

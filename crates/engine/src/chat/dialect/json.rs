@@ -4,6 +4,39 @@ use super::input::{Begins, Found, Input, is_space};
 use super::values::Tools;
 use super::{Piece, Progress};
 
+/// How a model writes calls that are JSON objects.
+#[derive(Debug)]
+pub(super) struct Tags {
+    /// The dialect's name, for people.
+    pub(super) name: &'static str,
+    /// What calls begin with.
+    pub(super) begins: &'static [&'static str],
+    /// What ends them, if anything does.
+    pub(super) close: Option<&'static str>,
+    /// What stands between these tags and an object.
+    pub(super) around: [&'static str; 2],
+    /// Whether the objects are a JSON list.
+    pub(super) list: bool,
+}
+
+/// Qwen2.5, Qwen3 and Hermes.
+pub(super) static HERMES: Tags = Tags {
+    name: "hermes",
+    begins: &["<tool_call>"],
+    close: Some("</tool_call>"),
+    around: ["\n", "\n"],
+    list: false,
+};
+
+/// Apriel 1.5 and 1.6.
+pub(super) static APRIEL: Tags = Tags {
+    name: "apriel",
+    begins: &["<tool_calls>"],
+    close: Some("</tool_calls>"),
+    around: ["[", "]"],
+    list: true,
+};
+
 /// The most bytes of a call that wait for its name.
 const MOST_HELD: usize = 256 << 10;
 
@@ -158,9 +191,8 @@ fn pass_on(input: &mut Input, count: usize, emit: &mut dyn FnMut(Piece<'_>)) {
 /// A call as a JSON object with a name and arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
-    /// What ends the call, if anything does. Where nothing does, nothing has begun it either: only a name that is known
-    /// makes it a call.
-    close: Option<&'static str>,
+    /// The tags around it. Without them only a name that is known makes it a call.
+    tags: Option<&'static Tags>,
     state: State,
     /// Up to where the object has been read before it is certain to be a call.
     read: usize,
@@ -202,8 +234,16 @@ enum Head {
 }
 
 impl Call {
-    pub(super) fn new(close: Option<&'static str>) -> Call {
-        Call { close, state: State::Open, read: 0, start: 0, key: String::new(), name: None, arguments: None }
+    pub(super) fn new(tags: Option<&'static Tags>) -> Call {
+        Call { tags, state: State::Open, read: 0, start: 0, key: String::new(), name: None, arguments: None }
+    }
+
+    fn close(&self) -> Option<&'static str> {
+        self.tags.and_then(|tags| tags.close)
+    }
+
+    fn is_in_list(&self) -> bool {
+        self.tags.is_some_and(|tags| tags.list)
     }
 
     pub(super) fn step(
@@ -234,7 +274,7 @@ impl Call {
                 }
                 State::Broken => {
                     // What is left of the call is passed on, for whoever wants to mend it.
-                    let Some(close) = self.close else { return Progress::Done };
+                    let Some(close) = self.close() else { return Progress::Done };
                     return match input.find(&[close]) {
                         Found::Tag { at, .. } => {
                             pass_on(input, at, emit);
@@ -248,17 +288,21 @@ impl Call {
                     };
                 }
                 State::Close => {
-                    let Some(close) = self.close else { return Progress::Done };
+                    if self.tags.is_none() {
+                        return Progress::Done;
+                    }
+                    let list = self.is_in_list();
                     // Models write one bracket too many.
-                    let rest = input.rest();
-                    let skip = rest.bytes().take_while(|&b| is_space(b) || b == b'}').count();
+                    let is_between = |byte| is_space(byte) || byte == b'}' || (list && b",]".contains(&byte));
+                    let skip = input.rest().bytes().take_while(|&byte| is_between(byte)).count();
                     input.advance(skip);
-                    match input.begins(&[close, "{"]) {
-                        Begins::With(0) => {
-                            input.advance(close.len());
+                    let ends: Vec<&str> = ["{"].into_iter().chain(self.close()).collect();
+                    match input.begins(&ends) {
+                        Begins::With(0) => *self = Call::new(self.tags),
+                        Begins::With(which) => {
+                            input.advance(ends[which].len());
                             return Progress::Done;
                         }
-                        Begins::With(_) => *self = Call::new(self.close),
                         Begins::Maybe => return Progress::Wait,
                         Begins::Without => return Progress::Done,
                     }
@@ -284,7 +328,7 @@ impl Call {
 
     /// What a call that the end of the text cuts off has come to.
     pub(super) fn cut(&self, emit: &mut dyn FnMut(Piece<'_>)) -> Progress {
-        match (&self.state, &self.name, self.close) {
+        match (&self.state, &self.name, self.tags) {
             (State::Arguments(_) | State::Broken | State::Rest(_) | State::Close, _, _) => Progress::Done,
             (_, Some(name), Some(_)) => {
                 emit(Piece::Call { name });
@@ -329,6 +373,7 @@ impl Call {
             }
             self.state = match (&self.state, byte) {
                 (State::Open, b'{') => State::KeyOrEnd,
+                (State::Open, b'[') if self.is_in_list() => State::Open,
                 (State::KeyOrEnd, b'"') => {
                     self.start = self.read;
                     State::Key(Scan::default())
@@ -357,7 +402,7 @@ impl Call {
     }
 
     fn over(&self) -> Head {
-        let complete = self.name.is_some() && (self.close.is_some() || self.arguments.is_some());
+        let complete = self.name.is_some() && (self.tags.is_some() || self.arguments.is_some());
         if complete { Head::Over } else { Head::NotACall }
     }
 
@@ -365,7 +410,7 @@ impl Call {
     fn take(&mut self, value: &str, tools: &Tools) -> bool {
         if self.key == "name" {
             self.name = serde_json::from_str(value).ok().filter(|name: &String| !name.is_empty());
-            self.name.as_ref().is_some_and(|name| self.close.is_some() || tools.knows(name))
+            self.name.as_ref().is_some_and(|name| self.tags.is_some() || tools.knows(name))
         } else {
             if is_arguments(&self.key) {
                 self.arguments = Some(value.to_owned());

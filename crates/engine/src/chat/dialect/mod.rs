@@ -66,8 +66,8 @@ pub struct Dialect {
 enum Format {
     /// It does not.
     None,
-    /// JSON between tags.
-    Hermes,
+    /// JSON after a tag.
+    Json(&'static json::Tags),
     /// JSON that is the whole answer.
     Llama,
     /// Tags for names and arguments.
@@ -81,6 +81,7 @@ enum Format {
 impl PartialEq for Format {
     fn eq(&self, other: &Format) -> bool {
         match (self, other) {
+            (Format::Json(a), Format::Json(b)) => std::ptr::eq(*a, *b),
             (Format::Xml(a), Format::Xml(b)) => std::ptr::eq(*a, *b),
             (Format::Sections(a), Format::Sections(b)) => std::ptr::eq(*a, *b),
             _ => std::mem::discriminant(self) == std::mem::discriminant(other),
@@ -89,27 +90,33 @@ impl PartialEq for Format {
 }
 
 impl Dialect {
-    /// That of a chat template, by the tags that it writes. Where it writes none that are known, nothing is a call.
+    /// That of a chat template, by the tags that it writes. Where not all tags of a dialect are there, none is claimed, and
+    /// nothing is a call: tags that another family shares would be forced on the model.
     pub fn of(template_source: &str) -> Dialect {
         let has = |tag: &str| template_source.contains(tag);
-        let format = if has("<|channel|>") && has("<|message|>") {
+        let has_all = |tags: &[&str]| tags.iter().all(|tag| has(tag));
+        // Templates may put the tags of DSML together from a mark and a name.
+        let format = if has_all(&["<|channel|>", "<|message|>"]) {
             Format::Harmony
-        } else if has(sections::DEEPSEEK.call) {
+        } else if has_all(&[sections::DEEPSEEK.call, sections::DEEPSEEK.separator]) {
             Format::Sections(&sections::DEEPSEEK)
-        } else if has(sections::KIMI.call) {
+        } else if has_all(&[sections::KIMI.call, sections::KIMI.separator]) {
             Format::Sections(&sections::KIMI)
-        } else if has("｜DSML｜") {
-            // Templates may put the tags together.
+        } else if has_all(&["｜DSML｜", "function_calls>"]) {
             Format::Xml(&xml::DSML)
+        } else if has_all(&["｜DSML｜", "tool_calls>"]) {
+            Format::Xml(&xml::DSML_V4)
         } else if has(xml::MINIMAX.open) {
             Format::Xml(&xml::MINIMAX)
-        } else if has(xml::GLM.key[0]) {
+        } else if has_all(&[xml::GLM.open, xml::GLM.key[0]]) {
             Format::Xml(&xml::GLM)
-        } else if has("<function=") && has(xml::QWEN.open) {
+        } else if has_all(&[xml::QWEN.open, "<function=", xml::QWEN.key[0]]) {
             Format::Xml(&xml::QWEN)
-        } else if has(xml::QWEN.open) {
-            Format::Hermes
-        } else if has("<|start_header_id|>") && has(r#""parameters":"#) && has("tool_calls") {
+        } else if has("<tool_calls>[") {
+            Format::Json(&json::APRIEL)
+        } else if has_all(&["<tool_call>", "</tool_call>", "\"name", "\"arguments"]) {
+            Format::Json(&json::HERMES)
+        } else if has_all(&["<|start_header_id|>", r#""parameters":"#, "tool_calls"]) {
             Format::Llama
         } else {
             Format::None
@@ -138,15 +145,11 @@ impl Dialect {
     pub fn name(&self) -> &'static str {
         match self.format {
             Format::None => "none",
-            Format::Hermes => "hermes",
+            Format::Json(tags) => tags.name,
             Format::Llama => "llama",
+            Format::Xml(tags) => tags.name,
+            Format::Sections(tags) => tags.name,
             Format::Harmony => "harmony",
-            format if format == Format::Xml(&xml::QWEN) => "qwen-xml",
-            format if format == Format::Xml(&xml::GLM) => "glm",
-            format if format == Format::Xml(&xml::DSML) => "deepseek-dsml",
-            Format::Xml(_) => "minimax",
-            format if format == Format::Sections(&sections::KIMI) => "kimi",
-            Format::Sections(_) => "deepseek",
         }
     }
 
@@ -207,7 +210,7 @@ impl Dialect {
         let mut tags = vec![text::THINK, text::THINK_END];
         match self.format {
             Format::None => {}
-            Format::Hermes => tags.extend([xml::QWEN.open, xml::QWEN.close]),
+            Format::Json(json) => tags.extend(json.begins.iter().copied().chain(json.close)),
             Format::Llama => tags.push(text::PYTHON_TAG),
             Format::Xml(xml) => {
                 tags.extend([xml.open, xml.close, xml.key[0], xml.key[1], xml.value_end]);

@@ -7,6 +7,8 @@ use super::{Piece, Progress};
 /// How a model writes them.
 #[derive(Debug)]
 pub(super) struct Tags {
+    /// The dialect's name, for people.
+    pub(super) name: &'static str,
     /// Around all calls.
     pub(super) section: &'static str,
     pub(super) section_end: &'static str,
@@ -31,6 +33,7 @@ pub(super) enum Naming {
 
 /// DeepSeek V3, R1 and V3.1.
 pub(super) static DEEPSEEK: Tags = Tags {
+    name: "deepseek",
     section: "<｜tool▁calls▁begin｜>",
     section_end: "<｜tool▁calls▁end｜>",
     call: "<｜tool▁call▁begin｜>",
@@ -42,6 +45,7 @@ pub(super) static DEEPSEEK: Tags = Tags {
 
 /// Kimi K2.
 pub(super) static KIMI: Tags = Tags {
+    name: "kimi",
     section: "<|tool_calls_section_begin|>",
     section_end: "<|tool_calls_section_end|>",
     call: "<|tool_call_begin|>",

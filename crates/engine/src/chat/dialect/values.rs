@@ -1,25 +1,33 @@
 //! Arguments that a model writes as text, as JSON: what a tool's schema says that they are.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::input::trim;
 
-/// The tools that a model may call.
+/// The tools that a model may call, as far as reading an answer needs them. Copies share one table, so that the choices of a
+/// request do not each hold the schemas.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tools(HashMap<String, Value>);
+pub(super) struct Tools(Arc<HashMap<String, Signature>>);
+
+/// What the parameters of a tool may be.
+#[derive(Debug)]
+struct Signature {
+    /// By name.
+    properties: HashMap<String, Kinds>,
+    /// All others.
+    others: Kinds,
+}
 
 impl Tools {
     /// Those of a request: functions in OpenAI's shape, or bare ones with a name.
     pub(super) fn new(tools: &[Value]) -> Tools {
-        Tools(
-            tools
-                .iter()
-                .filter_map(|tool| Some((name(tool)?.to_owned(), parameters(tool).clone())))
-                .collect(),
-        )
+        let signatures =
+            tools.iter().filter_map(|tool| Some((name(tool)?.to_owned(), Signature::new(parameters(tool)))));
+        Tools(Arc::new(signatures.collect()))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -32,14 +40,20 @@ impl Tools {
 
     /// What a parameter of a tool may be.
     pub(super) fn kinds(&self, tool: &str, parameter: &str) -> Kinds {
-        let Some(schema) = self.0.get(tool) else { return Kinds::default() };
-        let mut kinds = Kinds::default();
-        let own = schema.get("properties").and_then(|properties| properties.get(parameter));
-        let other = schema.get("additionalProperties");
-        if let Some(property) = own.or(other) {
-            kinds.add(property, schema, 0);
+        let Some(signature) = self.0.get(tool) else { return Kinds::default() };
+        signature.properties.get(parameter).copied().unwrap_or(signature.others)
+    }
+}
+
+impl Signature {
+    /// Of the schema of a tool's parameters.
+    fn new(schema: &Value) -> Signature {
+        let kinds = |property: &Value| Kinds::of(property, schema);
+        let properties = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
+        Signature {
+            properties: properties.map(|(name, property)| (name.clone(), kinds(property))).collect(),
+            others: schema.get("additionalProperties").map(kinds).unwrap_or_default(),
         }
-        kinds
     }
 }
 
@@ -70,8 +84,8 @@ const ARRAY: u8 = 16;
 const OBJECT: u8 = 32;
 const STRING: u8 = 64;
 
-/// How deep schemas are followed into each other.
-const MOST_DEPTH: usize = 8;
+/// How many schemas and values are looked at to find out what one parameter may be.
+const MOST_STEPS: usize = 256;
 
 /// How a value is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,32 +102,42 @@ impl Kinds {
     /// Text and nothing else.
     pub(super) const TEXT: Kinds = Kinds(STRING);
 
-    fn add(&mut self, schema: &Value, root: &Value, depth: usize) {
-        if depth > MOST_DEPTH {
-            return;
-        }
-        match schema.get("type") {
-            Some(Value::String(kind)) => self.0 |= kind_named(kind),
-            Some(Value::Array(kinds)) => {
-                kinds.iter().filter_map(Value::as_str).for_each(|kind| self.0 |= kind_named(kind));
+    /// What a schema inside `root` says.
+    fn of(schema: &Value, root: &Value) -> Kinds {
+        let mut kinds = 0;
+        let mut schemas = VecDeque::from([schema]);
+        // References may go round in circles, and many properties may refer to one large schema.
+        let mut steps = MOST_STEPS;
+        while let Some(schema) = schemas.pop_front().filter(|_| steps > 0) {
+            steps -= 1;
+            if schema.get("nullable") == Some(&Value::Bool(true)) {
+                kinds |= NULL;
             }
-            _ => {}
+            match schema.get("type") {
+                Some(Value::String(kind)) => kinds |= kind_named(kind),
+                Some(Value::Array(names)) => {
+                    for name in names.iter().take(steps) {
+                        kinds |= name.as_str().map_or(0, kind_named);
+                        steps -= 1;
+                    }
+                }
+                Some(_) => {}
+                None => {
+                    let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+                    for value in values.chain(schema.get("const")).take(steps) {
+                        kinds |= kind_of(value);
+                        steps -= 1;
+                    }
+                }
+            }
+            for key in ["anyOf", "oneOf", "allOf"] {
+                let members = schema.get(key).and_then(Value::as_array).into_iter().flatten();
+                schemas.extend(members.take(steps.saturating_sub(schemas.len())));
+            }
+            let place = schema.get("$ref").and_then(Value::as_str).and_then(|place| place.strip_prefix('#'));
+            schemas.extend(place.and_then(|place| root.pointer(place)));
         }
-        if schema.get("nullable") == Some(&Value::Bool(true)) {
-            self.0 |= NULL;
-        }
-        for key in ["anyOf", "oneOf", "allOf"] {
-            let schemas = schema.get(key).and_then(Value::as_array).into_iter().flatten();
-            schemas.for_each(|schema| self.add(schema, root, depth + 1));
-        }
-        if schema.get("type").is_none() {
-            let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
-            values.chain(schema.get("const")).for_each(|value| self.0 |= kind_of(value));
-        }
-        let place = schema.get("$ref").and_then(Value::as_str).and_then(|place| place.strip_prefix('#'));
-        if let Some(schema) = place.and_then(|place| root.pointer(place)) {
-            self.add(schema, root, depth + 1);
-        }
+        Kinds(kinds)
     }
 
     pub(super) fn reading(self) -> Reading {
@@ -203,5 +227,37 @@ fn json_kind(json: &str) -> u8 {
         Some(b'{') => OBJECT,
         Some(b'"') => STRING,
         _ => INTEGER | NUMBER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn copies_share_what_is_known_of_the_tools() {
+        let zeros = vec![0; 1000];
+        let tool = json!({ "name": "f", "parameters": { "properties": { "a": { "enum": zeros } } } });
+        let tools = Tools::new(&[tool]);
+        assert!(Arc::ptr_eq(&tools.0, &tools.clone().0));
+        assert_eq!(tools.kinds("f", "a"), Kinds(INTEGER | NUMBER));
+    }
+
+    #[test]
+    fn schemas_that_refer_to_themselves_are_read_in_few_steps() {
+        let cycles = vec![json!({ "$ref": "#/properties/a" }); 100];
+        let schema = json!({
+            "properties": {
+                "a": { "oneOf": cycles, "nullable": true, "allOf": [{ "type": "string" }] },
+                "b": { "anyOf": [{ "$ref": "#/properties/a" }, { "type": ["integer", "number"] }] },
+            },
+            "additionalProperties": { "const": true },
+        });
+        let tools = Tools::new(&[json!({ "name": "f", "parameters": schema })]);
+        assert_eq!(tools.kinds("f", "a"), Kinds(NULL | STRING));
+        assert_eq!(tools.kinds("f", "b"), Kinds(NULL | STRING | INTEGER | NUMBER));
+        assert_eq!(tools.kinds("f", "c"), Kinds(BOOLEAN));
     }
 }

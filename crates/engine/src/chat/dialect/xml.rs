@@ -7,6 +7,8 @@ use super::{Piece, Progress};
 /// How a model writes such calls.
 #[derive(Debug)]
 pub(super) struct Tags {
+    /// The dialect's name, for people.
+    pub(super) name: &'static str,
     /// Around calls.
     pub(super) open: &'static str,
     pub(super) close: &'static str,
@@ -40,6 +42,7 @@ pub(super) struct Function {
 
 /// Qwen3-Coder and Qwen3.5.
 pub(super) static QWEN: Tags = Tags {
+    name: "qwen-xml",
     open: "<tool_call>",
     close: "</tool_call>",
     function: Some(Function { open: "<function=", close: "</function>" }),
@@ -55,6 +58,7 @@ pub(super) static QWEN: Tags = Tags {
 
 /// MiniMax M2.
 pub(super) static MINIMAX: Tags = Tags {
+    name: "minimax",
     open: "<minimax:tool_call>",
     close: "</minimax:tool_call>",
     function: Some(Function { open: "<invoke name=", close: "</invoke>" }),
@@ -70,6 +74,7 @@ pub(super) static MINIMAX: Tags = Tags {
 
 /// GLM 4.5 and later.
 pub(super) static GLM: Tags = Tags {
+    name: "glm",
     open: "<tool_call>",
     close: "</tool_call>",
     function: None,
@@ -84,7 +89,19 @@ pub(super) static GLM: Tags = Tags {
 };
 
 /// DeepSeek V3.2.
-pub(super) static DSML: Tags = Tags {
+pub(super) static DSML: Tags = DSML_V3;
+
+/// DeepSeek V4.
+pub(super) static DSML_V4: Tags = Tags {
+    name: "deepseek-v4",
+    open: "<｜DSML｜tool_calls>",
+    close: "</｜DSML｜tool_calls>",
+    begins: &["<｜DSML｜tool_calls>"],
+    ..DSML_V3
+};
+
+const DSML_V3: Tags = Tags {
+    name: "deepseek-dsml",
     open: "<｜DSML｜function_calls>",
     close: "</｜DSML｜function_calls>",
     function: Some(Function { open: "<｜DSML｜invoke name=", close: "</｜DSML｜invoke>" }),

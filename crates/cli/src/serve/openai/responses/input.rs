@@ -6,6 +6,7 @@ use forebay_engine::chat::Message;
 use serde_json::{Value, json};
 
 use super::output::PLAIN;
+use super::tools::Name;
 use crate::openai::text_of;
 use crate::serve::error::ApiError;
 
@@ -49,9 +50,11 @@ impl Conversation {
                 let content = text_of(content, &format!("{place}.content"))?;
                 let content = content.as_str().unwrap_or_default();
                 if role == "assistant" {
-                    let message = self.assistant();
-                    let said = message.content.as_ref().and_then(Value::as_str).unwrap_or_default();
-                    message.content = Some(format!("{said}{content}").into());
+                    // What was said before is not copied, or many items would take time with the square of their number.
+                    match &mut self.assistant().content {
+                        Some(Value::String(said)) => said.push_str(content),
+                        other => *other = Some(content.into()),
+                    }
                 } else {
                     self.messages.push(Message::new(role, content));
                 }
@@ -64,7 +67,8 @@ impl Conversation {
             }
             "function_call" => {
                 let (id, name, arguments) = (field("call_id")?, field("name")?, field("arguments")?);
-                self.called.insert(id.to_owned(), name.to_owned());
+                let name = Name::new(text("namespace"), name).for_model();
+                self.called.insert(id.to_owned(), name.clone());
                 let call = json!({
                     "id": id, "type": "function", "function": { "name": name, "arguments": arguments },
                 });
@@ -131,7 +135,7 @@ mod tests {
             { "type": "reasoning", "id": "rs_1", "summary": [], "content": [{ "type": "reasoning_text", "text": "Hm." }] },
             { "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": "I look." }] },
             { "type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{\"city\": \"Oslo\"}" },
-            { "type": "function_call", "call_id": "c2", "name": "time", "arguments": "{}" },
+            { "type": "function_call", "call_id": "c2", "namespace": "mcp__clock", "name": "time", "arguments": "{}" },
             { "type": "function_call_output", "call_id": "c1", "output": "rain" },
             { "type": "function_call_output", "call_id": "c2", "output": [{ "type": "input_text", "text": "noon" }] },
             { "role": "developer", "content": "Hurry." },
@@ -144,9 +148,9 @@ mod tests {
                 { "role": "system", "content": "Be brief." },
                 { "role": "user", "content": "Weather?" },
                 { "role": "assistant", "content": "I look.", "reasoning_content": "Hm.",
-                  "tool_calls": [call("c1", "weather", "{\"city\": \"Oslo\"}"), call("c2", "time", "{}")] },
+                  "tool_calls": [call("c1", "weather", "{\"city\": \"Oslo\"}"), call("c2", "mcp__clock__time", "{}")] },
                 { "role": "tool", "content": "rain", "tool_call_id": "c1", "name": "weather" },
-                { "role": "tool", "content": "noon", "tool_call_id": "c2", "name": "time" },
+                { "role": "tool", "content": "noon", "tool_call_id": "c2", "name": "mcp__clock__time" },
                 { "role": "developer", "content": "Hurry." },
             ])
         );

@@ -2,6 +2,7 @@
 
 mod input;
 mod output;
+mod tools;
 
 use std::sync::Arc;
 
@@ -10,16 +11,19 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use forebay_engine::Client;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use tokio::sync::oneshot;
 
 use self::output::Output;
-use super::{answering, chat};
-use crate::openai::{self, Endpoint};
-use crate::serve::app::{App, now};
+use self::tools::Tools;
+use super::answering;
+use crate::openai::fields::{Fields, Said, Unchecked, Unsupported, integer};
+use crate::openai::{self, Endpoint, unsupported};
+use crate::serve::app::{App, Loaded, now};
 use crate::serve::body::Json;
 use crate::serve::error::ApiError;
 use crate::serve::sse::{self, Events, Gone};
-use crate::serve::turn::{Answering, ChatRequest, ToolChoice, Turn, TurnEvent};
+use crate::serve::turn::{Answering, ChatRequest, Turn, TurnEvent};
 
 /// Asks for how likely tokens were.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -27,8 +31,8 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 /// Asks for reasoning in a form that can be sent back.
 const ENCRYPTED: &str = "reasoning.encrypted_content";
 
-/// The body of a request. Fields that are not here are ignored; `store` is among them, as clients say it without being
-/// asked to.
+/// The body of a request. Fields that are neither here nor known not to be supported are ignored; `store` is among them, as
+/// clients say it without being asked to.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Body {
@@ -39,24 +43,57 @@ pub struct Body {
     parallel_tool_calls: Option<bool>,
     text: Option<TextConfig>,
     reasoning: Option<Reasoning>,
+    #[serde(deserialize_with = "integer")]
     max_output_tokens: Option<i64>,
     temperature: Option<f64>,
     top_p: Option<f64>,
+    #[serde(deserialize_with = "integer")]
     top_logprobs: Option<usize>,
     include: Option<Vec<String>>,
     stream: Option<bool>,
-    chat_template_kwargs: Option<Value>,
     metadata: Option<Value>,
     prompt_cache_key: Option<String>,
+    prompt_cache_options: Option<PromptCacheOptions>,
     safety_identifier: Option<String>,
     user: Option<String>,
-    // Known, and not supported:
-    previous_response_id: Option<String>,
-    conversation: Option<Value>,
-    background: Option<bool>,
-    prompt: Option<Value>,
-    truncation: Option<String>,
+    /// Fields that a chat has by the same name.
+    #[serde(skip)]
+    from_chat: Map<String, Value>,
 }
+
+impl Fields for Body {
+    const UNSUPPORTED: &'static [&'static [Unsupported]] = &[UNSUPPORTED, unsupported::ANY];
+    const FROM_CHAT: &'static [&'static str] = &unsupported::ANYWHERE;
+
+    fn keep(&mut self, from_chat: Map<String, Value>) {
+        self.from_chat = from_chat;
+    }
+}
+
+/// What a server that keeps nothing cannot do.
+const UNSUPPORTED: &[Unsupported] = &[
+    Unsupported { name: "previous_response_id", harmless: &[], reason: KEEPS_NOTHING },
+    Unsupported { name: "conversation", harmless: &[], reason: KEEPS_NOTHING },
+    Unsupported {
+        name: "background",
+        harmless: &[Said::Bool(false)],
+        reason: "answers are not made in the background",
+    },
+    Unsupported { name: "prompt", harmless: &[], reason: "there are no stored prompts: send input" },
+    Unsupported {
+        name: "truncation",
+        harmless: &[Said::Text("disabled")],
+        reason: "what is too long is refused, never cut",
+    },
+    Unsupported {
+        name: "context_management",
+        harmless: &[Said::Empty],
+        reason: "conversations are not shortened: send the items that the model is to see",
+    },
+    Unsupported { name: "moderation", harmless: &[], reason: "answers are not moderated" },
+];
+
+const KEEPS_NOTHING: &str = "this server keeps no conversations: send all items as input";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -70,6 +107,14 @@ struct TextConfig {
 struct Reasoning {
     effort: Option<String>,
     summary: Option<String>,
+    context: Option<String>,
+    mode: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct PromptCacheOptions {
+    prewarm: Option<bool>,
 }
 
 /// What this API calls the fields of a chat.
@@ -84,25 +129,34 @@ const NAMES: [(&str, &str); 4] = [
 pub async fn responses(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    Json(body): Json<Body>,
+    Json(body): Json<Unchecked<Body>>,
 ) -> Result<Response, ApiError> {
-    body.refuse_what_is_kept()?;
-    let engine = app.loaded()?.engine.clone();
-    let (answering, chat_body) = body.answering(&engine)?;
-    let (tools, tool_choice) = body.tools()?;
-    let request = ChatRequest {
-        messages: input::messages(body.instructions.as_deref(), body.input.as_ref())?,
-        tools,
-        tool_choice,
-        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
-        kwargs: chat_body.kwargs(),
-        answering,
-    };
-    let turn = app.turn(client, request).await.map_err(|error| error.renamed(&NAMES))?;
+    let body = body.supported()?;
+    body.refuse_unknown_ways()?;
     let streams = body.stream == Some(true);
     let carries = body.includes(ENCRYPTED);
-    let scorer = body.scores().then_some(engine);
-    let output = Output::new(body.skeleton(&app.model), carries, scorer);
+    let scorer = if body.scores() { Some(app.loaded()?.engine.clone()) } else { None };
+    let (sender, told) = oneshot::channel();
+    let model = app.model.clone();
+    let read = move |loaded: &Loaded| {
+        let (answering, chat_body) = body.answering(&loaded.engine)?;
+        let mut tools = Tools::read(body.tools.as_deref().unwrap_or_default())?;
+        let tool_choice = tools.choose(body.tool_choice.as_ref())?;
+        let request = ChatRequest {
+            messages: input::messages(body.instructions.as_deref(), body.input.as_ref())?,
+            tools: tools.functions,
+            tool_choice,
+            parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
+            kwargs: chat_body.kwargs(),
+            answering,
+        };
+        // Where nobody wants it any more the client has left.
+        let _ = sender.send((body.skeleton(&model), tools.names));
+        Ok(request)
+    };
+    let turn = app.turn(client, read).await.map_err(|error| error.renamed(&NAMES))?;
+    let (skeleton, names) = told.await.map_err(|_| ApiError::internal("the request could not be read"))?;
+    let output = Output::new(skeleton, names, carries, scorer);
     if streams {
         Ok(sse::respond(move |events| stream(events, output, turn)))
     } else {
@@ -134,19 +188,25 @@ async fn stream(events: Events, mut output: Output, mut turn: Turn) -> Result<()
 }
 
 impl Body {
-    /// What a server that keeps nothing cannot do.
-    fn refuse_what_is_kept(&self) -> Result<(), ApiError> {
-        let given = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-        let kept = "this server keeps no conversations: send all items as input";
+    /// What no answer can have, in fields that are supported otherwise.
+    fn refuse_unknown_ways(&self) -> Result<(), ApiError> {
+        let is_other =
+            |value: &Option<String>, usual: &str| value.as_ref().is_some_and(|value| value != usual);
         let unsupported = [
-            ("previous_response_id", self.previous_response_id.is_some(), kept),
-            ("conversation", given(&self.conversation), kept),
-            ("background", self.background == Some(true), "answers are not made in the background"),
-            ("prompt", given(&self.prompt), "there are no stored prompts: send input"),
             (
-                "truncation",
-                self.truncation.as_ref().is_some_and(|way| way != "disabled"),
-                "what is too long is refused, never cut",
+                "reasoning.context",
+                self.reasoning.as_ref().is_some_and(|reasoning| is_other(&reasoning.context, "auto")),
+                "the model's template decides which reasoning it sees again",
+            ),
+            (
+                "reasoning.mode",
+                self.reasoning.as_ref().is_some_and(|reasoning| is_other(&reasoning.mode, "standard")),
+                "there is one mode",
+            ),
+            (
+                "prompt_cache_options.prewarm",
+                self.prompt_cache_options.as_ref().is_some_and(|options| options.prewarm == Some(true)),
+                "every request is answered",
             ),
         ];
         match unsupported.into_iter().find(|(_, given, _)| *given) {
@@ -168,16 +228,19 @@ impl Body {
     /// How the answer is made, and the body of a chat that says so.
     fn answering(&self, engine: &forebay_engine::Engine) -> Result<(Answering, openai::Body), ApiError> {
         let scores = self.scores();
-        let body = openai::Body::read(json!({
+        let mut body = json!({
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "logprobs": scores,
             "top_logprobs": self.top_logprobs.filter(|_| scores),
             "response_format": self.format(),
-            "chat_template_kwargs": self.chat_template_kwargs,
             "reasoning_effort": self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref()),
-        }));
+        });
+        if let Value::Object(body) = &mut body {
+            body.extend(self.from_chat.clone());
+        }
+        let body = openai::Body::read(body);
         let body = body.map_err(|refusal| ApiError::from(refusal).renamed(&NAMES))?;
         let answering = answering(&body, Endpoint::Chat, engine).map_err(|error| error.renamed(&NAMES))?;
         Ok((answering, body))
@@ -190,21 +253,6 @@ impl Body {
             Some("json_schema") => Some(json!({ "type": "json_schema", "json_schema": format })),
             _ => Some(format.clone()),
         }
-    }
-
-    /// The tools in a chat's shape, and whether they are called.
-    fn tools(&self) -> Result<(Vec<Value>, ToolChoice), ApiError> {
-        let tools = self.tools.iter().flatten().enumerate().map(|(i, tool)| read_tool(i, tool));
-        let mut tools = tools.collect::<Result<Vec<_>, _>>()?;
-        let choice = self.tool_choice.as_ref();
-        if choice.and_then(|choice| choice.get("type")).is_some_and(|kind| kind == "allowed_tools") {
-            let choice = choice.unwrap_or(&Value::Null);
-            let name = |tool: &Value| tool.get("name").and_then(Value::as_str).map(str::to_owned);
-            let allowed: Vec<_> = choice["tools"].as_array().into_iter().flatten().filter_map(name).collect();
-            tools.retain(|tool| name(&tool["function"]).is_some_and(|name| allowed.contains(&name)));
-            return Ok((tools, chat::tool_choice(choice.get("mode"))?));
-        }
-        Ok((tools, chat::tool_choice(choice)?))
     }
 
     /// The response before there is anything in it.
@@ -248,70 +296,40 @@ impl Body {
     }
 }
 
-/// A tool in a chat's shape.
-fn read_tool(index: usize, tool: &Value) -> Result<Value, ApiError> {
-    let kind = tool.get("type").and_then(Value::as_str).unwrap_or("function");
-    if kind != "function" {
-        let message = format!("only functions are supported, not tools of type {kind}");
-        return Err(ApiError::invalid(format!("tools[{index}].type"), message));
-    }
-    let Some(name) = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
-        return Err(ApiError::invalid(format!("tools[{index}].name"), "a tool has no name"));
-    };
-    let mut function = json!({ "name": name });
-    for field in ["description", "parameters"] {
-        if let Some(value) = tool.get(field).filter(|value| !value.is_null()) {
-            function[field] = value.clone();
-        }
-    }
-    Ok(json!({ "type": "function", "function": function }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn body(value: Value) -> Body {
-        openai::read_fields(value).unwrap()
-    }
-
-    #[test]
-    fn tools_and_choices_are_those_of_a_chat() {
-        let tool = |name: &str| json!({ "type": "function", "name": name, "parameters": {}, "strict": true });
-        let tools = json!([tool("a"), tool("b")]);
-        let read = |choice: Value| body(json!({ "tools": tools, "tool_choice": choice })).tools().unwrap();
-        let (all, choice) = read(json!("required"));
-        assert_eq!(all[0], json!({ "type": "function", "function": { "name": "a", "parameters": {} } }));
-        assert_eq!((all.len(), choice), (2, ToolChoice::Required));
-        assert_eq!(read(json!({ "type": "function", "name": "b" })).1, ToolChoice::Named("b".into()));
-        let allowed = json!({ "type": "allowed_tools", "mode": "auto", "tools": [{ "type": "function", "name": "b" }] });
-        let (some, choice) = read(allowed);
-        assert_eq!(
-            (some[0]["function"]["name"].as_str(), some.len(), choice),
-            (Some("b"), 1, ToolChoice::Auto)
-        );
-        for (tool, param) in
-            [(json!({ "type": "web_search" }), "tools[0].type"), (json!({}), "tools[0].name")]
-        {
-            let error = body(json!({ "tools": [tool] })).tools().unwrap_err();
-            assert_eq!(error.param.as_deref(), Some(param));
-        }
+    fn read(value: Value) -> Result<Body, ApiError> {
+        let body = openai::read_fields::<Unchecked<Body>>(value)?.supported()?;
+        body.refuse_unknown_ways().map(|()| body)
     }
 
     #[test]
     fn what_a_server_without_memory_cannot_do_is_refused_by_name() {
-        for (field, value) in [
-            ("previous_response_id", json!("resp_1")),
-            ("conversation", json!("conv_1")),
-            ("background", json!(true)),
-            ("prompt", json!({ "id": "p" })),
-            ("truncation", json!("auto")),
+        for (field, value, param) in [
+            ("previous_response_id", json!("resp_1"), "previous_response_id"),
+            ("conversation", json!("conv_1"), "conversation"),
+            ("background", json!(true), "background"),
+            ("prompt", json!({ "id": "p" }), "prompt"),
+            ("truncation", json!("auto"), "truncation"),
+            ("context_management", json!([{ "type": "compaction" }]), "context_management"),
+            ("moderation", json!({ "model": "m" }), "moderation"),
+            ("grammar", json!("root ::= x"), "grammar"),
+            ("reasoning", json!({ "context": "all_turns" }), "reasoning.context"),
+            ("reasoning", json!({ "mode": "pro" }), "reasoning.mode"),
+            ("prompt_cache_options", json!({ "prewarm": true }), "prompt_cache_options.prewarm"),
         ] {
-            let error = body(json!({ field: value })).refuse_what_is_kept().unwrap_err();
-            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(field)));
+            let error = read(json!({ field: value })).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)));
         }
-        let usual =
-            json!({ "store": true, "background": false, "truncation": "disabled", "conversation": null });
-        assert!(body(usual).refuse_what_is_kept().is_ok());
+        let usual = json!({
+            "store": true, "background": false, "truncation": "disabled", "conversation": null,
+            "reasoning": { "context": "auto", "summary": "auto" }, "prompt_cache_options": { "ttl": "30m" },
+            "client_metadata": { "x": "y" }, "max_output_tokens": 10.0, "seed": 1, "stop": null,
+        });
+        let body = read(usual).unwrap();
+        assert_eq!(body.max_output_tokens, Some(10));
+        assert_eq!(Value::Object(body.from_chat), json!({ "seed": 1 }));
     }
 }

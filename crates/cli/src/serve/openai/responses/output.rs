@@ -1,9 +1,12 @@
 //! Answers as items: what is streamed, and the response that it adds up to.
 
+use std::collections::HashMap;
+
 use forebay_engine::Engine;
 use forebay_engine::sampler::Scored;
 use serde_json::{Value, json};
 
+use super::tools::Name;
 use crate::serve::error::ApiError;
 use crate::serve::openai::logprobs;
 use crate::serve::turn::{Finish, TurnEnd, TurnEvent, Usage, experts_json};
@@ -17,6 +20,8 @@ pub struct Output {
     /// The response but for its items.
     response: Value,
     items: Vec<Item>,
+    /// The names of functions that the client knows, by those that the model knows.
+    names: HashMap<String, Name>,
     /// Whether more may come of the last item.
     is_open: bool,
     /// Events so far.
@@ -41,12 +46,18 @@ struct Item {
 enum Kind {
     Reasoning,
     Message,
-    Call { id: String, name: String },
+    Call { id: String, function: Name },
 }
 
 impl Output {
-    pub fn new(response: Value, carries: bool, engine: Option<Engine>) -> Output {
-        Output { response, items: Vec::new(), is_open: false, sent: 0, carries, engine, pending: Vec::new() }
+    pub fn new(
+        response: Value,
+        names: HashMap<String, Name>,
+        carries: bool,
+        engine: Option<Engine>,
+    ) -> Output {
+        let (items, pending) = (Vec::new(), Vec::new());
+        Output { response, items, names, is_open: false, sent: 0, carries, engine, pending }
     }
 
     /// The events that come before all others.
@@ -80,7 +91,8 @@ impl Output {
             }
             TurnEvent::Call { id, name } => {
                 self.pending.clear();
-                self.begin(&mut events, "fc_", Kind::Call { id, name });
+                let function = self.names.get(&name).cloned().unwrap_or_else(|| Name::new(None, &name));
+                self.begin(&mut events, "fc_", Kind::Call { id, function });
             }
             TurnEvent::Arguments(text) => {
                 self.pending.clear();
@@ -203,8 +215,8 @@ impl Output {
         let mut fields = json!({ "item_id": item.id, "output_index": self.items.len() - 1 });
         if !matches!(item.kind, Kind::Call { .. }) {
             fields["content_index"] = 0.into();
-        } else if let (Kind::Call { name, .. }, "arguments") = (&item.kind, field) {
-            fields["name"] = name.as_str().into();
+        } else if let (Kind::Call { function, .. }, "arguments") = (&item.kind, field) {
+            fields["name"] = function.name.as_str().into();
         }
         fields[field] = value;
         self.event(events, name, fields);
@@ -233,10 +245,16 @@ impl Item {
             Kind::Message => json!({
                 "id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": [self.part()],
             }),
-            Kind::Call { id, name } => json!({
-                "id": self.id, "type": "function_call", "status": self.status, "call_id": id, "name": name,
-                "arguments": self.text,
-            }),
+            Kind::Call { id, function } => {
+                let mut item = json!({
+                    "id": self.id, "type": "function_call", "status": self.status, "call_id": id,
+                    "name": function.name, "arguments": self.text,
+                });
+                if let Some(namespace) = &function.namespace {
+                    item["namespace"] = namespace.as_str().into();
+                }
+                item
+            }
         }
     }
 
@@ -278,7 +296,8 @@ mod tests {
     }
 
     fn output() -> Output {
-        Output::new(json!({ "id": "resp_1", "status": "in_progress", "output": [] }), true, None)
+        let names = HashMap::from([("n__g".to_owned(), Name::new(Some("n"), "g"))]);
+        Output::new(json!({ "id": "resp_1", "status": "in_progress", "output": [] }), names, true, None)
     }
 
     #[test]
@@ -293,7 +312,7 @@ mod tests {
             TurnEvent::Call { id: "call_1".into(), name: "f".into() },
             TurnEvent::Arguments("{\"x\":".into()),
             TurnEvent::Arguments("1}".into()),
-            TurnEvent::Call { id: "call_2".into(), name: "g".into() },
+            TurnEvent::Call { id: "call_2".into(), name: "n__g".into() },
             end(Finish::Calls),
         ] {
             events.extend(output.take(happened));
@@ -324,6 +343,10 @@ mod tests {
             (&response["output"][3]["arguments"], &response["output"][3]["call_id"]),
             (&json!("{}"), &json!("call_2"))
         );
+        // The function of a namespace is called by the name that the client knows.
+        let name = |item: &Value| (item["namespace"].clone(), item["name"].clone());
+        assert_eq!(name(&response["output"][2]), (Value::Null, json!("f")));
+        assert_eq!(name(&response["output"][3]), (json!("n"), json!("g")));
         assert_eq!(
             (&response["status"], &response["usage"]["total_tokens"]),
             (&json!("completed"), &json!(15))
