@@ -87,8 +87,13 @@ PRE = {
         byte_level(False),
     ],
     "llama-bpe": [split(QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")), byte_level(False)],
-    "glm4": [split(QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")), byte_level(False)],
+    "chatglm-bpe": [split(QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")), byte_level(False)],
     "gpt-4o": [split(cased(UPPER, LOWER, CONTRACTION + "?", r"\p{N}{1,3}", r"\r\n/")), byte_level(False)],
+    "youtu": [
+        split("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，\u3001-\u303f\ufe30-\ufe4f]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+"),
+        split(cased(UPPER, LOWER, "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?", r"\p{N}", r"\r\n/")),
+        byte_level(False),
+    ],
     "tekken": [split(cased(UPPER, LOWER, "", r"\p{N}", r"\r\n/")), byte_level(False)],
     "kimi-k2": [
         split(r"[\p{Han}]+|" + cased(UPPER + NOT_HAN, LOWER + NOT_HAN, CONTRACTION + "?", r"\p{N}{1,3}", r"\r\n")),
@@ -121,7 +126,7 @@ PRE = {
         byte_level(False),
     ],
 }
-IGNORES_MERGES = {"llama-bpe", "tekken"}
+IGNORES_MERGES = {"llama-bpe", "tekken", "youtu"}
 NFC = {"type": "NFC"}
 # The names that stand for the same steps, with the normaliser of the models' own files. GGUF files name none.
 NAMES = [
@@ -131,12 +136,13 @@ NAMES = [
     (["command-r"], "starcoder", NFC),
     (["qwen2", "deepseek-r1-qwen", "stablelm2"], "qwen2", NFC),
     (["qwen35"], "qwen35", NFC),
-    (["llama-bpe"], "llama-bpe", None),
-    (["glm4", "chatglm-bpe"], "glm4", None),
-    (["gpt-4o", "minimax-m2"], "gpt-4o", None),
+    (["llama-bpe", "glm4"], "llama-bpe", None),
+    (["chatglm-bpe"], "chatglm-bpe", None),
+    (["gpt-4o", "kanana2", "minimax-m2"], "gpt-4o", None),
     *(([name], name, None) for name in [
-        "default", "falcon", "tekken", "kimi-k2", "bailingmoe", "deepseek-v3", "deepseek-coder", "deepseek-llm",
+        "default", "falcon", "tekken", "kimi-k2", "bailingmoe", "deepseek-coder", "deepseek-llm", "youtu",
     ]),
+    (["deepseek-v3", "joyai-llm"], "deepseek-v3", None),
 ]
 
 

@@ -117,9 +117,10 @@ def main():
     parser.add_argument("--patience", type=float, default=60, help="seconds after which an answer will never come")
     parser.add_argument("--vocabulary", type=int, default=4096, help="tokens are chosen below this number")
     args = parser.parse_args()
-    start, failed = time.monotonic(), 0
+    start, played, failed = time.monotonic(), 0, 0
     for round_ in range(args.times):
         wrong = play(args, args.seed * 100_000 + round_)
+        played += 1
         if wrong:
             failed += 1
             print(f"round {round_}: {wrong}", flush=True)
@@ -133,7 +134,7 @@ def main():
         time.sleep(0.1)
     ready = get(args, "/ready")[0]
     seconds = time.monotonic() - start
-    print(f"{args.times} rounds in {seconds:.0f} s: {failed} failed; {still_open:.0f} requests open; /ready says {ready}")
+    print(f"{played} rounds in {seconds:.0f} s: {failed} failed; {still_open:.0f} requests open; /ready says {ready}")
     sys.exit(1 if failed or still_open or ready != 200 else 0)
 
 

@@ -6,13 +6,12 @@ Prints a line for each check, and ends with 1 if one of them fails. `run` instal
 import argparse
 import os
 import sys
-import time
-import traceback
 from pathlib import Path
 
 import agent
 import with_anthropic
 import with_openai
+from checks import Runner
 from server import ROOT, Server
 
 # A name with slashes, as downloads have.
@@ -44,38 +43,6 @@ def main():
         with Server(args.binary, path, "--alias", MODEL) as server:
             runner.run(path.stem, agent.CHECKS, server, MODEL)
     sys.exit(runner.end())
-
-
-class Runner:
-    def __init__(self, only):
-        self.only = only
-        self.done = 0
-        self.failed = []
-        self.start = time.monotonic()
-
-    def run(self, group, checks, server, model):
-        for check in checks:
-            name = f"{group}: {check.__name__.replace('_', ' ')}"
-            if self.only not in name:
-                continue
-            start = time.monotonic()
-            self.done += 1
-            try:
-                note = check(server, model)
-            except Exception:
-                self.failed.append(name)
-                print(f"FAIL  {name}\n{traceback.format_exc()}", flush=True)
-                print("the server said:\n" + "".join(server.log[-10:]), flush=True)
-            else:
-                seconds = time.monotonic() - start
-                print(f"ok    {name} ({seconds:.1f} s)" + (f": {note}" if note else ""), flush=True)
-
-    def end(self):
-        seconds = time.monotonic() - self.start
-        print(f"{self.done} checks in {seconds:.0f} s, {len(self.failed)} failed")
-        for name in self.failed:
-            print(f"  {name}")
-        return 1 if self.failed or not self.done else 0
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ TEMPLATE = Path(__file__).resolve().parent / "tools.jinja"
 class Server:
     """A server that is ready, until the end of a `with` block."""
 
-    def __init__(self, binary, *args, key=None):
+    def __init__(self, binary, *args, key=None, template=TEMPLATE):
         self.key = key
         self.cache = tempfile.TemporaryDirectory()
         environment = dict(os.environ, XDG_CACHE_HOME=self.cache.name, XDG_CONFIG_HOME="/nonexistent")
-        command = [str(binary), "serve", "--port", "0", "--chat-template-file", str(TEMPLATE), *map(str, args)]
+        command = [str(binary), "serve", "--port", "0", "--chat-template-file", str(template), *map(str, args)]
         if key:
             command += ["--api-key", key]
         self.process = subprocess.Popen(

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import time
+from typing import Literal
 
 import anthropic
 from anthropic import Anthropic, AsyncAnthropic
@@ -138,6 +139,21 @@ def a_named_tool_in_pieces_and_what_it_gave(server, model):
 
 
 @check
+def a_tool_runner_keeps_the_conversation(server, model):
+    """The client asks for a thread, which the server is to keep. Told that there is none, it sends all messages itself."""
+
+    @anthropic.beta_tool
+    def look(at: Literal["cat", "dog"]) -> str:
+        """Look at something."""
+        return f"The {at} is red."
+
+    ask = request(model, tools=[look], tool_choice={"type": "any"}, max_tokens=120, max_iterations=2)
+    first, second = client(server).beta.messages.tool_runner(**ask)
+    read = lambda message: message.usage.input_tokens + message.usage.cache_read_input_tokens
+    assert read(second) > read(first), (first.usage, second.usage)
+
+
+@check
 def an_answer_of_a_form(server, model):
     message = client(server).messages.parse(**request(model, output_format=Cat, max_tokens=100))
     assert isinstance(message.parsed_output, Cat), message
@@ -185,6 +201,8 @@ def what_is_wrong_is_named(server, model):
         assert error.response.headers["x-should-retry"] == "false"
     error = refused(anthropic.NotFoundError, lambda: asked.post("/v1/messages/batches", body={}, cast_to=object))
     assert error.body["error"]["type"] == "not_found_error"
+    error = refused(anthropic.NotFoundError, lambda: asked.models.retrieve("another"))
+    assert error.body["type"] == "error" and "another" in error.body["error"]["message"]
 
 
 @check

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::hub;
 
@@ -23,17 +23,52 @@ fn path() -> Result<PathBuf> {
     if checkout.is_file() {
         return Ok(checkout);
     }
-    let folder = cache_folder(|name| std::env::var_os(name));
+    let folder = match cache_folder(|name| std::env::var_os(name)) {
+        Some(folder) => folder,
+        None => private_folder(&std::env::temp_dir())?,
+    };
     extract(&folder).with_context(|| format!("cannot write the demo model to {}", folder.display()))
 }
 
-fn cache_folder(environment: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+/// Where the user keeps caches; nowhere, if there is no home.
+fn cache_folder(environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let variable = |name| environment(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    variable("XDG_CACHE_HOME")
+    let caches = variable("XDG_CACHE_HOME")
         .or_else(|| variable("LOCALAPPDATA"))
-        .or_else(|| variable("HOME").map(|home| home.join(".cache")))
-        .unwrap_or_else(std::env::temp_dir)
-        .join("forebay")
+        .or_else(|| variable("HOME").map(|home| home.join(".cache")))?;
+    Some(caches.join("forebay"))
+}
+
+/// A folder among the temporary files that nobody but this user can look into or write to. Everybody may write beside it, so
+/// one that is there already is taken only if it is this user's and closed to others: another user could have put it there
+/// and exchange the file between its check and its use.
+fn private_folder(temporary: &Path) -> Result<PathBuf> {
+    // Its name is unpredictable, and only its owner may open it; so it says who we are.
+    let fresh = tempfile::Builder::new().prefix("forebay-").tempdir_in(temporary);
+    let fresh = fresh.with_context(|| format!("cannot make a folder in {}", temporary.display()))?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let me = fresh.path().metadata()?.uid();
+        let folder = temporary.join(format!("forebay-{me}"));
+        // Fails if it is there, and then another process of this user made it, or somebody else.
+        let _ = fs::rename(fresh.path(), &folder);
+        let found = fs::symlink_metadata(&folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        ensure!(
+            found.is_dir() && found.uid() == me && found.mode() & 0o077 == 0,
+            "{} is not a folder of this user alone, so the demo model is not written there: remove it, or set HOME or \
+             XDG_CACHE_HOME",
+            folder.display()
+        );
+        Ok(folder)
+    }
+    // Elsewhere the folder of temporary files is the user's own.
+    #[cfg(not(unix))]
+    {
+        drop(fresh);
+        Ok(temporary.join("forebay"))
+    }
 }
 
 /// Writes the copy to a folder unless it is there already, whole or not at all.
@@ -78,8 +113,32 @@ mod tests {
             cache_folder(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
         };
         let home = ("HOME", "/home/me");
-        assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "/caches")]), Path::new("/caches/forebay"));
-        assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "")]), Path::new("/home/me/.cache/forebay"));
-        assert_eq!(folder(&[]), std::env::temp_dir().join("forebay"));
+        let is = |path: &str| Some(PathBuf::from(path));
+        assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "/caches")]), is("/caches/forebay"));
+        assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "")]), is("/home/me/.cache/forebay"));
+        assert_eq!(folder(&[]), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn without_a_home_the_copy_is_where_nobody_else_can_change_it() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = private_folder(temporary.path()).unwrap();
+        assert_eq!(folder.metadata().unwrap().mode() & 0o777, 0o700);
+        extract(&folder).unwrap();
+        // It is found again with what is in it, and nothing is left beside it.
+        assert_eq!(private_folder(temporary.path()).unwrap(), folder);
+        assert!(folder.join(NAME).is_file());
+        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
+
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o770)).unwrap();
+        let refusal = private_folder(temporary.path()).unwrap_err().to_string();
+        assert!(refusal.contains("is not a folder of this user alone"), "{refusal}");
+        // Nor is a link followed, wherever it leads.
+        fs::remove_dir_all(&folder).unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        symlink(elsewhere.path(), &folder).unwrap();
+        assert!(private_folder(temporary.path()).is_err());
     }
 }

@@ -102,10 +102,11 @@ struct Diagnosis {
 struct Outcome {
     plan: Plan,
     predicted: Prediction,
+    pace: Pace,
 }
 
 /// The part of the machine that more of would help most.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bottleneck {
     /// There is too little memory to run at all.
     MemorySize,
@@ -115,6 +116,29 @@ enum Bottleneck {
     MemoryBandwidth,
     /// Memory could deliver more than is computed.
     Processor,
+}
+
+/// What decides which part of the machine a model waits for.
+#[derive(Clone, Copy)]
+struct Pace {
+    /// The share of a token's time that is spent waiting for the drive.
+    waiting: f64,
+    /// Bytes of weights that are computed in a second when none of them has to be waited for.
+    computing: f64,
+    /// Bytes of memory that are read in a second.
+    memory: f64,
+}
+
+impl Pace {
+    fn bottleneck(self) -> Bottleneck {
+        if self.waiting >= MUCH_WAITING {
+            Bottleneck::Drive
+        } else if self.computing >= NEAR_BANDWIDTH * self.memory {
+            Bottleneck::MemoryBandwidth
+        } else {
+            Bottleneck::Processor
+        }
+    }
 }
 
 impl Bottleneck {
@@ -411,14 +435,10 @@ impl Diagnosis {
         let predicted = outlook.predict(share(&plan));
         let traffic = prospect.traffic();
         let bytes = (traffic.dense + traffic.experts) as f64;
-        diagnosis.bottleneck = if predicted.waiting >= MUCH_WAITING {
-            Bottleneck::Drive
-        } else if bytes / (compute.dense + compute.experts) >= NEAR_BANDWIDTH * memory_speed {
-            Bottleneck::MemoryBandwidth
-        } else {
-            Bottleneck::Processor
-        };
-        diagnosis.outcome = Ok(Outcome { plan, predicted });
+        let computing = bytes / (compute.dense + compute.experts);
+        let pace = Pace { waiting: predicted.waiting, computing, memory: memory_speed };
+        diagnosis.bottleneck = pace.bottleneck();
+        diagnosis.outcome = Ok(Outcome { plan, predicted, pace });
         Ok(diagnosis)
     }
 
@@ -454,7 +474,7 @@ impl Diagnosis {
         row("least memory", Bytes(self.least_memory).to_string());
         match &self.outcome {
             Err(reason) => row("cannot run", reason.clone()),
-            Ok(Outcome { plan, predicted }) => {
+            Ok(Outcome { plan, predicted, .. }) => {
                 if plan.expert_count > 0 {
                     let slots: usize = plan.slots.iter().sum();
                     row(
@@ -488,11 +508,12 @@ impl Diagnosis {
             "bottleneck": self.bottleneck.name(),
             "gpu": self.on_gpu.as_ref().map(OnGpu::json),
         });
-        if let Ok(Outcome { plan, predicted }) = &self.outcome {
+        if let Ok(Outcome { plan, predicted, pace }) = &self.outcome {
             object["budget"] = json!(plan.budget);
             object["planned"] = json!(plan.total());
             object["share_of_experts"] = json!(share(plan));
             object["prediction"] = prediction_json(predicted);
+            object["compute_bytes_per_second"] = json!(pace.computing);
         }
         object
     }
@@ -527,4 +548,24 @@ fn look_at_drive(
 
 fn group_text(group: &GroupLimit) -> String {
     format!("{} by {} (version {})", Bytes(group.limit), group.folder.display(), group.version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bottleneck_is_what_a_token_waits_for() {
+        let memory = 20e9;
+        for (waiting, computing, expected) in [
+            (0.9, 18e9, Bottleneck::Drive),
+            (MUCH_WAITING, 1e9, Bottleneck::Drive),
+            (0.39, 18e9, Bottleneck::MemoryBandwidth),
+            (0.0, NEAR_BANDWIDTH * memory, Bottleneck::MemoryBandwidth),
+            (0.39, 11e9, Bottleneck::Processor),
+            (0.0, 1e9, Bottleneck::Processor),
+        ] {
+            assert_eq!(Pace { waiting, computing, memory }.bottleneck(), expected, "{waiting}, {computing}");
+        }
+    }
 }

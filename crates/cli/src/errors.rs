@@ -65,7 +65,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 }
 
 /// The error and its causes, less those that it quotes already.
-fn message(error: &anyhow::Error) -> String {
+pub fn message(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
         if text.is_empty() {
             cause

@@ -2,6 +2,7 @@
 
 mod portrait;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,8 +23,9 @@ const SHORT_ARRAY: usize = 32;
 /// Show what is in a model file, without reading its weights
 ///
 /// Says what the model is, what its parts take on disk, what a token reads, and the smallest memory it runs in. Works on
-/// every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot be run. Of a
-/// model on the hub that was not pulled only the header is read, a few megabytes.
+/// every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot be run. Tensors
+/// of an unknown type are listed with its number, as in `type 142`, and without a size. Of a model on the hub that was not
+/// pulled only the header is read, a few megabytes.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -45,7 +47,7 @@ pub struct InspectArgs {
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Result<ExitCode> {
     let sight = hub::sight(&args.model)?;
-    let file = ModelFile::open(&sight.path)?;
+    let file = ModelFile::survey(&sight.path)?;
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&as_json(&file, &sight, args.tensors))?;
         text.push('\n');
@@ -97,7 +99,7 @@ fn as_json(file: &ModelFile, sight: &Sight, list_tensors: bool) -> serde_json::V
         "parameters": summary.parameters,
         "bytes": file.bytes(),
         "files": file.files.iter().map(|f| sight.name_of(&f.path)).collect::<Vec<_>>(),
-        "tensors": file.tensors.len(),
+        "tensors": file.tensors.len() + file.unknown.len(),
         "layers": summary.layers,
         "experts": summary.experts,
         "experts_used": summary.experts_used,
@@ -116,7 +118,17 @@ fn as_json(file: &ModelFile, sight: &Sight, list_tensors: bool) -> serde_json::V
                 "bytes": t.len,
             })
         });
-        object["tensor_list"] = tensors.collect();
+        let unknown = file.unknown.iter().map(|t| {
+            json!({
+                "name": t.name,
+                "type": format!("type {}", t.type_id),
+                "shape": t.shape,
+                "file": t.file.0,
+                "offset": t.offset,
+                "bytes": null,
+            })
+        });
+        object["tensor_list"] = tensors.chain(unknown).collect();
     }
     object
 }
@@ -137,7 +149,8 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     row("parameters", Some(parameters_text(summary.parameters)));
     let files = if file.files.len() > 1 { format!(" in {} files", file.files.len()) } else { String::new() };
     row("size", Some(format!("{}{files}", Bytes(file.bytes()))));
-    row("tensors", Some(file.tensors.len().to_string()));
+    row("tensors", Some((file.tensors.len() + file.unknown.len()).to_string()));
+    row("unknown types", unknown_types(file));
     row("layers", count(summary.layers));
     row("experts", count(summary.experts));
     row("experts used", count(summary.experts_used));
@@ -158,8 +171,20 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
                 Bytes(t.len)
             );
         }
+        for t in &file.unknown {
+            let (kind, shape) = (format!("type {}", t.type_id), format!("{:?}", t.shape));
+            text += &format!("  {:<40} {kind:<8} {shape:<20} unknown size\n", t.name);
+        }
     }
     text
+}
+
+/// How many tensors have types that Forebay does not know, and the numbers of those types; `None` if none has.
+fn unknown_types(file: &ModelFile) -> Option<String> {
+    let types: BTreeSet<u32> = file.unknown.iter().map(|t| t.type_id).collect();
+    let types: Vec<_> = types.iter().map(u32::to_string).collect();
+    let count = file.unknown.len();
+    (count > 0).then(|| format!("{count} tensors of type {}; their sizes are unknown", types.join(", ")))
 }
 
 /// A number of parameters as model names have it: `27.8 M`, `30.5 B`.

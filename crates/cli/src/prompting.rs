@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use clap::Args;
 use forebay_engine::chat::dialect::{Dialect, Parser};
 use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
-use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Engine, Request, TokenId};
 
 use crate::args::{on_off, read_text};
@@ -102,14 +101,14 @@ impl Prompting {
             options.kwargs.insert("enable_thinking".into(), think.into());
             options.kwargs.insert("thinking".into(), think.into());
         }
-        let text = self.template(engine)?.render(&all, &options)?;
-        if !self.any_length {
-            engine.check_length(&text)?;
-        }
-        let _memory = engine.hold_for_encoding(&text)?;
         // A template writes the BOS token itself where the model wants one.
-        let tokens = engine.tokenizer().encode(&text, EncodeOptions { special: true, bos: Bos::Never })?;
-        Ok(Prompt { text, tokens })
+        let rendered = self.template(engine)?.write(&all, &options)?;
+        if !self.any_length {
+            engine.check_length(&rendered.text)?;
+        }
+        let _memory = engine.hold_for_encoding(&rendered.text)?;
+        let tokens = rendered.encode(engine.tokenizer())?;
+        Ok(Prompt { text: rendered.text, tokens })
     }
 
     /// Has a request ask for the answer to the last of these messages. Gives what tells the parts of the answer apart: what

@@ -3,6 +3,8 @@
 mod common;
 
 use common::{call, repository, text};
+#[cfg(unix)]
+use forebay_testing::{Need, skipped};
 
 const RENEW: &str = "docs/cli.md is not what the commands say; renew it with\n\n    \
                      cargo run -p forebay -- docs markdown > docs/cli.md\n";
@@ -54,7 +56,7 @@ fn shells_understand_their_scripts() {
         std::fs::write(&path, call(&["completions", shell]).success()).unwrap();
         match std::process::Command::new(shell).arg("-n").arg(&path).output() {
             Ok(output) => assert!(output.status.success(), "{shell}: {output:?}"),
-            Err(_) => eprintln!("skipped: there is no {shell}"),
+            Err(_) => skipped(Need::Shell, format_args!("there is no {shell}")),
         }
     }
 }

@@ -59,9 +59,19 @@ fn a_machine_is_described_without_a_model() {
 fn a_models_bottleneck_is_named() {
     let model = demo_model();
     let report = json(&["doctor", &model, "--quick", "--json", "--expert-memory", "25%", "--heat", "off"]);
-    let names = ["drive", "memory bandwidth", "processor"];
-    assert!(names.contains(&report["bottleneck"].as_str().unwrap()), "{report}");
-    assert!(!report["advice"].as_array().unwrap().is_empty());
+    // How fast the machine is, is not known here; what follows from it is.
+    let number = |value: &Value| value.as_f64().unwrap();
+    let computing = number(&report["model"]["compute_bytes_per_second"]);
+    let (expected, advice) = if number(&report["model"]["prediction"]["waiting_for_drive"]) >= 0.4 {
+        ("drive", "memory holds 25 % of the experts")
+    } else if computing >= 0.6 * number(&report["memory"]["read_bytes_per_second"]) {
+        ("memory bandwidth", "a model with fewer active parameters")
+    } else {
+        ("processor", "more or faster cores")
+    };
+    assert!(computing > 0.0, "{report}");
+    assert_eq!((&report["bottleneck"], &report["model"]["bottleneck"]), (&expected.into(), &expected.into()));
+    assert!(report["advice"][0].as_str().unwrap().starts_with(advice), "{report}");
     is_range(&report["model"]["prediction"]["tokens_per_second"]);
     is_range(&report["model"]["prediction"]["hit_rate"]);
     assert_eq!(report["model"]["share_of_experts"], 0.25);

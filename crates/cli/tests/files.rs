@@ -2,9 +2,14 @@
 
 mod common;
 
+#[path = "../../engine/tests/common/gguf_builder.rs"]
+mod gguf_builder;
+
 use std::path::Path;
 
 use common::{Outcome, call, call_with_input, demo_model, forebay, golden, shared_models, text, with_bos};
+use forebay_testing::relative_error;
+use gguf_builder::{GgufBuilder, tensor_type};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
@@ -95,6 +100,34 @@ fn inspect_works_on_families_that_cannot_be_run() {
 }
 
 #[test]
+fn inspect_works_on_types_that_it_does_not_know() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("future.gguf");
+    let file = GgufBuilder::new()
+        .str("general.architecture", "qwen3moe")
+        .tensor("token_embd.weight", tensor_type::F32, &[8, 4], 128)
+        .tensor("blk.0.attn_q.weight", 142, &[8, 16], 77);
+    std::fs::write(&path, file.build()).unwrap();
+    let path = text(&path);
+    let lines = call(&["inspect", &path, "--tensors"]).success();
+    for line in [
+        "parameters    160",
+        "tensors       2",
+        "unknown types 1 tensors of type 142; their sizes are unknown",
+        "  blk.0.attn_q.weight                      type 142 [16, 8]              unknown size",
+    ] {
+        assert!(lines.lines().any(|l| l == line), "no line {line:?} in:\n{lines}");
+    }
+    let object = inspect_json(&path, &["--tensors"]);
+    let tensor = &object["tensor_list"][1];
+    assert_eq!((&tensor["type"], &tensor["bytes"]), (&"type 142".into(), &Value::Null));
+    let reason = object["cannot_run"].as_str().unwrap();
+    assert!(reason.contains("blk.0.attn_q.weight") && reason.contains("142"), "{reason}");
+    let refusal = call(&["run", &path, "-p", "Hi"]).failure(1);
+    assert!(refusal.contains("blk.0.attn_q.weight") && refusal.contains("142"), "{refusal}");
+}
+
+#[test]
 fn tokenize_prints_tokens_and_their_numbers() {
     let model = demo_model();
     let lines = call(&["tokenize", &model, "--text", "Hello <|im_end|>"]).success();
@@ -134,7 +167,10 @@ fn tokenize_agrees_with_the_vectors_of_other_programs() {
     for path in shared_models("vocab").iter().filter(|p| byte_level.iter().any(|name| p.ends_with(name))) {
         let beside = |end: &str| std::fs::read_to_string(format!("{}.{end}", path.display())).unwrap();
         let (inputs, outputs) = (beside("inp"), beside("out"));
-        let vectors = inputs.split("\n__ggml_vocab_test__\n").zip(outputs.lines());
+        let (inputs, outputs) = (inputs.split("\n__ggml_vocab_test__\n"), outputs.lines());
+        // The last separator ends the last text.
+        assert_eq!(inputs.clone().count(), outputs.clone().count() + 1);
+        let vectors = inputs.zip(outputs);
         // Some of them: the engine's own tests have them all.
         for (words, expected) in vectors.step_by(8) {
             let args = ["tokenize", &text(path), "--ids", "--no-bos", "--no-special"];
@@ -186,9 +222,7 @@ fn logits_agree(model: &str, reference: &str, flags: &[&str], tolerance: f64) {
     assert_eq!(call(&[&args, flags].concat()).success(), "");
     let (ours_tokens, ours, ours_shape) = read_logits(&out);
     assert_eq!((ours_tokens, ours_shape), (tokens, shape));
-    let square = |v: f32| f64::from(v) * f64::from(v);
-    let difference: f64 = ours.iter().zip(&expected).map(|(a, b)| square(a - b)).sum();
-    let error = (difference / expected.iter().map(|&v| square(v)).sum::<f64>()).sqrt();
+    let error = relative_error(&ours, &expected);
     assert!(error < tolerance, "relative error {error}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }

@@ -404,6 +404,41 @@ fn what_a_request_makes_the_server_hold_is_within_its_memory() {
     assert_eq!(server.call("POST", CHAT, &[], body.as_bytes()).status, 200);
 }
 
+/// Compiling such a schema takes hundreds of times its size.
+#[test]
+fn what_compiling_grammars_takes_is_within_the_memory_and_given_back_to_the_system() {
+    let server = Server::start(&["--device", "cpu", "--threads", "1", "--memory", "128M"]);
+    let Some(level) = server.resident_memory() else {
+        eprintln!("skipped: this system does not tell how much memory a process has");
+        return;
+    };
+    let patterns = |count: usize| {
+        let field = |i: usize| json!({ "type": "string", "pattern": format!("^a{{{}}}(b|c)*$", i % 50) });
+        let fields: serde_json::Map<_, _> = (0..count).map(|i| (format!("f{i}"), field(i))).collect();
+        let schema = json!({ "name": "x", "schema": { "type": "object", "properties": fields } });
+        let format = json!({ "type": "json_schema", "json_schema": schema });
+        json!({ "messages": question("Hi"), "max_tokens": 2, "response_format": format }).to_string()
+    };
+    let body = patterns(800);
+    let all: Vec<_> = (0..6).map(|_| server.send("POST", CHAT, &[], body.as_bytes())).collect();
+    let statuses: Vec<_> = all.into_iter().map(|stream| Response::read(stream).status).collect();
+    assert!(statuses.iter().all(|status| [200, 429, 503].contains(status)), "{statuses:?}");
+    let peak = server.peak_memory().unwrap();
+    assert!(peak < 128 << 20, "{} MiB", peak >> 20);
+    assert_eq!(server.call("POST", CHAT, &[], patterns(10).as_bytes()).status, 200);
+    // The vocabulary of grammars stays, which the first of them made.
+    let most = level + (24 << 20);
+    let start = Instant::now();
+    while server.resident_memory().unwrap() > most {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "{} MiB stay",
+            server.resident_memory().unwrap() >> 20
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 #[test]
 fn a_prompt_that_is_too_long_for_the_context_can_still_be_counted() {
     let server = Server::start(&[]);

@@ -5,12 +5,14 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use common::{Outcome, demo_model, forebay, interrupt, signal_mask, text};
 
-/// An answer that takes longer than [`LIMIT`].
+/// An answer that takes a while.
 const LONG: [&str; 10] = [
     "run",
     "-p",
@@ -24,8 +26,8 @@ const LONG: [&str; 10] = [
     "--temp=0",
 ];
 
-/// How long a program may take to end when it is asked to, on a machine that has much else to do.
-const LIMIT: Duration = Duration::from_secs(8);
+/// When a program that was asked to end is taken to hang. That it ended because it was asked to, its exit code says.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Waits until the program has taken Ctrl-C over.
 fn wait_for_handler(child: &Child) {
@@ -73,6 +75,7 @@ fn an_interrupt_ends_an_answer_with_the_text_so_far() {
 fn an_interrupted_answer_in_json_is_an_answer() {
     let child = forebay(LONG).arg("--json").spawn().unwrap();
     wait_for_handler(&child);
+    // At any moment; most often in the middle of the answer.
     std::thread::sleep(Duration::from_millis(300));
     interrupt(&child);
     let end = end_of(child);
@@ -84,15 +87,17 @@ fn an_interrupted_answer_in_json_is_an_answer() {
 
 #[test]
 fn a_second_interrupt_ends_the_program_at_once() {
-    // The pipe is full and nobody reads it, so the program cannot end by itself after the first interrupt.
-    let (reader, writer) = std::io::pipe().unwrap();
-    let mut filler = writer.try_clone().unwrap();
-    std::thread::spawn(move || while filler.write_all(&[b'.'; 4096]).is_ok() {});
-    let mut child = forebay(LONG).stdout(writer).spawn().unwrap();
+    // Standard output is full and nobody reads it, so the program cannot end by itself after the first interrupt.
+    let (reader, mut writer) = UnixStream::pair().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    for size in [4096, 1] {
+        while writer.write(&vec![b'.'; size]).is_ok() {}
+    }
+    writer.set_nonblocking(false).unwrap();
+    let mut child = forebay(LONG).stdout(OwnedFd::from(writer)).spawn().unwrap();
     wait_for_handler(&child);
     interrupt(&child);
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(child.try_wait().unwrap().is_none(), "the pipe is not full");
+    assert!(child.try_wait().unwrap().is_none(), "standard output is not full");
     interrupt(&child);
     let end = end_of(child);
     assert_eq!((end.code, end.stderr.as_str()), (Some(130), ""));

@@ -664,13 +664,14 @@ impl Drop for Moment {
 
 #[cfg(test)]
 mod tests {
+    use forebay_testing::{Need, skipped};
+
     use super::*;
 
     #[test]
     fn what_pieces_of_one_size_leave_is_for_those_of_another() {
-        if crate::find().is_err() {
-            eprintln!("skipped: no GPU is there");
-            return;
+        if let Err(why) = crate::find() {
+            return skipped(Need::Gpu, why);
         }
         let gpu = Gpu::open(0, Some(64 << 20)).unwrap();
         let small = 1 << 20;

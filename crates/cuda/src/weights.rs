@@ -300,6 +300,10 @@ impl DeviceMatrix {
     /// # Errors
     /// If its type is not supported or there is no memory for it.
     pub fn dense(gpu: &Arc<Gpu>, matrix: &HostMatrix) -> Result<DeviceMatrix> {
+        if matrix.scale != 1.0 {
+            let message = "a matrix that is multiplied by a scale of its own cannot be computed on the GPU";
+            return Err(Error::Unsupported(message.to_owned()));
+        }
         let w = matrix.view();
         let strides = arrange(Kind::named(w.encoding)?, w.rows(0..1)).planes.map(|plane| plane.len());
         let mut there = DeviceMatrix::nowhere(w.encoding, [w.rows, w.cols], RowPick::ALL, strides)?;

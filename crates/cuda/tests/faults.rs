@@ -5,10 +5,11 @@ mod common;
 use std::sync::Arc;
 
 use common::emulator::{Emulator, emulator};
-use common::models::{assert_same_bits, containers, logits, options, random_tokens};
+use common::models::{containers, logits, options, random_tokens};
 use forebay_cuda::Cuda;
 use forebay_engine::backend::Device;
 use forebay_engine::{Engine, Error, Options, Precision, TokenId};
+use forebay_testing::assert_same_bits;
 
 fn gpu(memory: Option<u64>) -> Arc<Cuda> {
     Arc::new(Cuda::open(0, memory).unwrap())

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::emulator::is_emulated;
 use common::models::{
     DEMO_LOGITS, KEEPING, Reference, assert_close_by_default, containers, data, demo_model, distance, logits,
-    options, random_tokens, relative_error, tiny_models, trained,
+    options, random_tokens, tiny_models, trained,
 };
 use common::{at_most, gpu};
 use forebay_engine::{Cancel, Engine, Logits, Options, Precision, Session, TokenId, Turn};
+use forebay_testing::{Need, relative_error, skipped};
 
 fn on_gpu(precision: Precision) -> Option<Options> {
     Some(Options { device: Some(gpu()?), ..options(precision) })
@@ -69,8 +70,7 @@ const STORY: &str = "Once upon a time there was a little boy named Tom. Tom had 
 #[test]
 fn logits_of_trained_models_equal_the_processors() {
     if is_emulated() {
-        eprintln!("skipped: on the emulator the demo model stands for the trained ones");
-        return;
+        return skipped(Need::RealGpu, "on the emulator the demo model stands for the trained ones");
     }
     let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
     for name in ["tales-qwen35moe", "tales-deepseek_v3", "tales-qwen3moe"] {

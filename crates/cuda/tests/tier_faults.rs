@@ -3,9 +3,10 @@
 mod common;
 
 use common::emulator::emulator;
-use common::models::{assert_same_bits, data, demo_model, options};
+use common::models::{data, demo_model, options};
 use common::tiers::{Room, answer, tiers};
 use forebay_engine::{Engine, Error, Precision};
+use forebay_testing::assert_same_bits;
 
 /// A copy or a kernel that fails ends the answer. The next one is right, since what was on its way does not count as arrived; where
 /// the failure was one after which a device is not to be used again, that is the next engine's.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::gpu;
-use common::models::{MIXTURES, assert_same_bits, containers, data, demo_model, random_tokens};
+use common::models::{MIXTURES, containers, data, demo_model, random_tokens};
 use common::tiers::{Room, answer, tiers};
 use forebay_cuda::Cuda;
 use forebay_engine::backend::{Backend, BufShape, Device};
@@ -16,6 +16,7 @@ use forebay_engine::{
     Cancel, Engine, Error, Grammar, Logits, Options, Precision, Prospect, Session, TokenId, Turn,
 };
 use forebay_kernels::Encoding;
+use forebay_testing::{assert_same_bits, relative_error};
 
 /// The logits of a prompt, of tokens one by one, and of several conversations together.
 fn run(model: &Path, options: &Options) -> (Vec<f32>, Meters) {
@@ -130,11 +131,8 @@ fn the_processor_computes_experts_beside_the_gpu() {
         let (ours, with) = run(&model, &assisted);
         assert!(with.computed_in_memory > 0 && without.computed_in_memory == 0, "{with:?}");
         assert!(with.bytes_lifted < without.bytes_lifted, "{with:?}, {without:?}");
-        assert_eq!(ours.len(), expected.len());
-        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        for (ours, expected) in ours.iter().zip(&expected) {
-            assert!((ours - expected).abs() <= 1e-3 * largest, "{ours} and {expected} of {largest}");
-        }
+        let error = relative_error(&ours, &expected);
+        assert!(error < 1e-3, "{}: relative error {error}", model.display());
     }
 }
 

@@ -9,16 +9,20 @@ mod guard;
 mod json;
 mod python;
 mod strftime;
+mod taint;
+mod texts;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use minijinja::value::{Serde, ValueKind};
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, ErrorKind, Value};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use self::guard::Budget;
+use self::guard::Run;
+pub use self::taint::Rendered;
+use self::taint::{Planes, Taint};
 use crate::error::{Error, Result};
 use crate::format::{Metadata, ModelFile};
 use crate::tokenizer::Tokenizer;
@@ -46,30 +50,33 @@ impl Message {
 
     /// The message for a template. Reasoning goes by several names; whichever it has, it gets the two that
     /// templates read.
-    fn value(&self) -> Value {
+    fn value(&self, taint: Taint) -> Value {
         let names = ["reasoning_content", "thinking", "reasoning"];
         let reasoning = names.iter().find_map(|name| self.extra.get(*name).filter(|value| !value.is_null()));
-        let mut fields: Vec<(&str, Value)> = Vec::with_capacity(self.extra.len() + 4);
-        let mut set = |name, value: &serde_json::Value| match fields.iter_mut().find(|(n, _)| *n == name) {
-            Some(field) => field.1 = Value::from(Serde(value)),
-            None => fields.push((name, Value::from(Serde(value)))),
-        };
+        let mut fields: Vec<(Value, Value)> = Vec::with_capacity(self.extra.len() + 4);
+        let mut set = |name: &str, value| fields.push((Value::from(name), value));
         if let Some(reasoning) = reasoning {
-            set("thinking", reasoning);
+            set("thinking", taint.json(reasoning));
         }
-        set("role", &serde_json::Value::from(&*self.role));
+        let known = ROLES.contains(&&*self.role);
+        set("role", if known { Value::from(&*self.role) } else { taint.taint_text(&self.role).into() });
         if let Some(content) = &self.content {
-            set("content", content);
+            set("content", taint.json(content));
         }
         for (name, value) in &self.extra {
-            set(name, value);
+            set(&taint.taint_text(name), taint.json(value));
         }
         if let Some(reasoning) = reasoning {
-            set("reasoning_content", reasoning);
+            set("reasoning_content", taint.json(reasoning));
         }
-        Value::from_pairs(fields)
+        taint.map(fields)
     }
 }
+
+/// Roles that templates may build control tokens from, as in `'<|' + message.role + '|>'`. Others are text like any
+/// other of the request.
+const ROLES: [&str; 8] =
+    ["system", "developer", "user", "assistant", "tool", "function", "ipython", "observation"];
 
 /// Reads a value that is there, also where it is null.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<serde_json::Value>, D::Error> {
@@ -92,7 +99,6 @@ pub struct RenderOptions {
 /// A compiled chat template, or two: a model may bring one more for conversations with tools.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
     sources: Sources,
     /// The texts of special tokens by the names that templates have for them, such as `bos_token`.
     tokens: Vec<(String, String)>,
@@ -160,7 +166,7 @@ impl ChatTemplate {
             default: compile(&sources.default)?,
             tool_use: sources.tool_use.as_ref().map(compile).transpose()?,
         };
-        Ok(ChatTemplate { environment: environment(), sources, tokens })
+        Ok(ChatTemplate { sources, tokens })
     }
 
     /// The text of a conversation.
@@ -168,29 +174,67 @@ impl ChatTemplate {
     /// A template may refuse one, for example because two messages of the user follow each other; the error
     /// then holds the template's own words.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
+        self.write(messages, options).map(|rendered| rendered.text)
+    }
+
+    /// The text of a conversation, with what came from the request told apart: only what the template itself writes
+    /// may become control tokens. See [`render`](Self::render).
+    pub fn write(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered> {
         let with_tools = self.sources.tool_use.as_ref().filter(|_| !options.tools.is_empty());
         let source = with_tools.unwrap_or(&self.sources.default);
-        let budget = Arc::new(Budget::new());
-        guard::render(&self.environment, source, self.variables(messages, options), &budget)
-            .map_err(|e| Error::Invalid(explain(&e)))
+        let taint = self.taint(source, messages, options)?;
+        let run = Arc::new(Run::new(taint));
+        let variables = self.variables(messages, options, taint);
+        let written = guard::render(&environment(&run), source, variables, &run)
+            .map_err(|e| Error::Invalid(taint.plain_text(&explain(&e)).into_owned()))?;
+        Ok(taint.separate(&written))
+    }
+
+    /// How the texts of a request are marked.
+    fn taint(&self, source: &str, messages: &[Message], options: &RenderOptions) -> Result<Taint> {
+        let mut planes = Planes::default();
+        planes.add(source);
+        self.tokens.iter().for_each(|(_, text)| planes.add(text));
+        for message in messages {
+            planes.add(&message.role);
+            message.content.iter().for_each(|content| planes.add_json(content));
+            message.extra.iter().for_each(|(name, value)| {
+                planes.add(name);
+                planes.add_json(value);
+            });
+        }
+        options.tools.iter().for_each(|tool| planes.add_json(tool));
+        options.kwargs.values().for_each(|value| planes.add_json(value));
+        Taint::new(&planes)
     }
 
     /// The variables of a template.
-    fn variables<'a>(&'a self, messages: &[Message], options: &'a RenderOptions) -> Vec<(&'a str, Value)> {
+    fn variables<'a>(
+        &'a self,
+        messages: &[Message],
+        options: &'a RenderOptions,
+        taint: Taint,
+    ) -> Vec<(&'a str, Value)> {
         let mut variables: Vec<(&str, Value)> = Vec::new();
         // A token that the model does not have is undefined, as opposed to `tools` and `documents`, which are
         // always there and may be none.
         variables.extend(self.tokens.iter().map(|(name, text)| (&**name, Value::from(&**text))));
         variables.push(("documents", Value::from(())));
         let now = options.now;
-        let strftime_now =
-            move |format: &str| strftime::strftime(format, now.unwrap_or_else(SystemTime::now));
+        let strftime_now = move |format: &Value| {
+            let now = now.unwrap_or_else(SystemTime::now);
+            taint.looking(std::slice::from_ref(format), |format| match format[0].as_str() {
+                Some(format) => Ok(Value::from(strftime::strftime(format, now))),
+                None => Err(minijinja::Error::new(ErrorKind::InvalidOperation, "a format of time is text")),
+            })
+        };
         variables.push(("strftime_now", Value::from_function(strftime_now)));
-        variables.extend(options.kwargs.iter().map(|(k, v)| (k.as_str(), Value::from(Serde(v)))));
-        let tools =
-            if options.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&options.tools)) };
+        variables.extend(options.kwargs.iter().map(|(k, v)| (k.as_str(), taint.json(v))));
+        let tools = options.tools.iter().map(|tool| taint.json(tool));
+        let tools = if options.tools.is_empty() { Value::from(()) } else { tools.collect() };
         variables.push(("tools", tools));
-        variables.push(("messages", Value::from_iter(messages.iter().map(Message::value))));
+        let messages = messages.iter().map(|message| message.value(taint));
+        variables.push(("messages", messages.collect()));
         variables.push(("add_generation_prompt", Value::from(options.add_generation_prompt)));
         variables
     }
@@ -253,22 +297,21 @@ fn without_generation_tags(source: &str) -> String {
 
 /// Instructions that one rendering may run. A long conversation takes thousands per message; a template that
 /// loops without end is stopped within seconds.
-const FUEL: u64 = 10_000_000;
+const FUEL: u64 = 16_000_000;
 
 /// Jinja with what Hugging Face's `apply_chat_template` adds to it.
-fn environment() -> Environment<'static> {
+fn environment(run: &Arc<Run>) -> Environment<'static> {
     let mut environment = Environment::new();
-    environment.set_unknown_method_callback(guard::method);
     environment.set_fuel(Some(FUEL));
-    environment.add_filter("tojson", json::tojson);
-    environment.add_filter("string", |value: Value| python::text(&value));
-    environment.add_filter("join", guard::join);
-    environment.add_filter("replace", guard::replace);
-    environment.add_filter("format", guard::format);
-    environment.add_filter("indent", guard::indent);
+    texts::add(&mut environment, run);
+    let taint = run.taint;
+    environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| json::tojson(value, kwargs, taint));
     // They make lists as long as a number says, and no chat needs them.
     environment.remove_filter("batch");
     environment.remove_filter("slice");
+    // They print values as Rust does, and Jinja has neither.
+    environment.remove_filter("pprint");
+    environment.remove_global("debug");
     environment.add_function("raise_exception", raise_exception);
     // Python cannot iterate over None, and counts text and mappings among the sequences.
     environment.add_test("iterable", |v: &Value| !v.is_none() && v.try_iter().is_ok());

@@ -132,11 +132,18 @@ pub struct Answer {
 }
 
 impl Session {
-    /// Answers a prompt. A cancelled answer is not an error: it ends where it was.
+    /// Answers a prompt. A cancelled answer is not an error: it ends where it was. Its end takes the request to stop back,
+    /// which concerned this answer and not the next.
     ///
     /// # Errors
     /// If the request makes no sense, the prompt does not fit the context, or the computation fails.
     pub fn generate(&mut self, request: &Request, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Answer> {
+        let answer = self.answer(request, on_event);
+        self.cancel().reset();
+        answer
+    }
+
+    fn answer(&mut self, request: &Request, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Answer> {
         let engine = self.engine().clone();
         let mut writing = Writing::new(&engine, request)?;
         let start = Instant::now();

@@ -32,6 +32,9 @@ const MOST_SOURCE: usize = 256 << 10;
 /// Enough for the deepest grammar that is not refused: parts of its compilation are recursive.
 const COMPILER_STACK: usize = 64 << 20;
 
+/// Bytes of memory that compiling takes for each byte of a grammar, at most: a schema of patterns takes 240.
+const COMPILING: u64 = 256;
+
 /// A matcher's memory is counted in steps of this: more than it takes besides its tables.
 const STEP: u64 = 256 << 10;
 
@@ -63,6 +66,7 @@ impl Grammar {
     pub fn json_schema(engine: &Engine, schema: &Value) -> Result<Grammar> {
         schema::check(schema)?;
         let lexicon = engine.lexicon()?;
+        let _compiling = hold_for_compiling(engine, schema.to_string().len())?;
         let parser = compile_schema(&lexicon, schema).map_err(|message| {
             schema::refusal(schema, &message, |part| compile_schema(&lexicon, part).err())
         })?;
@@ -84,6 +88,7 @@ impl Grammar {
         }
         schema::embedded(source).try_for_each(|schema| schema::check(&schema))?;
         let lexicon = engine.lexicon()?;
+        let _compiling = hold_for_compiling(engine, source.len())?;
         let plain = schema::without_embedded_annotations(source);
         let parser = compile(&lexicon, TopLevelGrammar::from_lark(plain)).map_err(|message| {
             // If it is one of its schemas that is wrong, there is more to say.
@@ -200,6 +205,13 @@ fn failure(parser: &TokenParser, message: &str) -> Error {
         }
         _ => Error::Backend(format!("the grammar failed: {message}")),
     }
+}
+
+/// What compiling a grammar of so many bytes takes, until it is dropped.
+fn hold_for_compiling(engine: &Engine, bytes: usize) -> Result<Hold> {
+    let mut hold = Hold::none(engine, HeldFor::Grammar);
+    hold.resize(bytes as u64 * COMPILING)?;
+    Ok(hold)
 }
 
 /// Compiles on a stack that suffices.

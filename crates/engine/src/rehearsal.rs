@@ -30,6 +30,21 @@ pub struct Product {
     pub stored: u64,
 }
 
+impl Product {
+    /// Adds it to those of its type, of which the largest matrix is the typical one.
+    pub(crate) fn join(self, products: &mut Vec<Product>) {
+        let Some(known) = products.iter_mut().find(|known| known.encoding == self.encoding) else {
+            products.push(self);
+            return;
+        };
+        let (read, stored) = (known.read + self.read, known.stored + self.stored);
+        if self.rows * self.cols > known.rows * known.cols {
+            *known = self;
+        }
+        (known.read, known.stored) = (read, stored);
+    }
+}
+
 /// Seconds of a token's products, without waiting for a drive.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ComputeTime {
@@ -84,7 +99,7 @@ fn speed(product: &Product, threads: usize, precision: Precision) -> Result<f64>
             end += size[plane];
             region.share(start..start + planes[plane])
         });
-        backend.load(Weight::Matrix(HostMatrix { encoding, rows, cols, planes }))?;
+        backend.load(Weight::Matrix(HostMatrix { encoding, rows, cols, planes, scale: 1.0 }))?;
     }
 
     let x = Buf { id: 0, width: cols };

@@ -208,6 +208,7 @@ impl Session {
     /// A handle with which another thread can stop what the session is doing. The session stays usable:
     /// it holds the tokens whose computation was complete. It computes no more until the request is
     /// [taken back](Cancel::reset), so a request that comes between two chunks is not lost.
+    /// [`generate`](Self::generate) takes it back at the end of its answer; one that comes between two answers ends the next.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
     }

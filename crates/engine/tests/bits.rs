@@ -6,10 +6,9 @@ mod common;
 
 use std::path::Path;
 
-use common::{
-    DENSE, MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens, trained,
-};
+use common::{DENSE, MIXTURES, containers, data, demo_model, logits, random_tokens, trained};
 use forebay_engine::{Engine, Options, Precision, TokenId};
+use forebay_testing::assert_same_bits;
 
 const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
 

@@ -7,6 +7,7 @@ use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
 use forebay_engine::format::ModelFile;
 use forebay_engine::tokenizer::Tokenizer;
 use forebay_engine::{Error, Result};
+use forebay_testing::shared;
 use serde_json::json;
 
 fn conversation() -> Vec<Message> {
@@ -49,13 +50,9 @@ fn the_demo_models_template_writes_chatml() {
 
 #[test]
 fn every_shared_template_renders() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/templates");
-    let Ok(entries) = std::fs::read_dir(&folder) else {
-        eprintln!("skipped: {} is not there", folder.display());
-        return;
-    };
+    let Some(folder) = shared("templates") else { return };
     let mut seen = 0;
-    for path in entries.map(|entry| entry.unwrap().path()) {
+    for path in std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
         if path.extension().is_some_and(|e| e == "jinja") {
             let text = render(&std::fs::read_to_string(&path).unwrap());
             let text = text.unwrap_or_else(|e| panic!("{}: {e}", path.display()));

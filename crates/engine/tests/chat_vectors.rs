@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
+use forebay_testing::vectors;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
@@ -82,8 +83,6 @@ fn our_templates_render_as_in_transformers() {
 /// Compares with other people's templates, whose vectors `tools/template_vectors.py` writes.
 #[test]
 fn published_templates_render_as_in_transformers() {
-    match std::env::var_os("FOREBAY_CHAT_VECTORS") {
-        Some(path) => check(&std::fs::read_to_string(path).unwrap()),
-        None => eprintln!("skipped: FOREBAY_CHAT_VECTORS names no file of tools/template_vectors.py"),
-    }
+    let Some(path) = vectors("FOREBAY_CHAT_VECTORS", "template_vectors.py") else { return };
+    check(&std::fs::read_to_string(path).unwrap());
 }

@@ -342,6 +342,59 @@ fn a_drive_that_fails_ends_the_answers_and_not_the_crowd() {
     assert_same(&ear.answer(), &alone(&engine, &requests[0]), "asked again");
 }
 
+/// Whether a request chooses an expert of a layer, anywhere; and its answer.
+fn chooses(engine: &Engine, request: &Request, layer: usize, expert: u32) -> (bool, Answer) {
+    let chosen = Arc::new(AtomicUsize::new(0));
+    let counter = chosen.clone();
+    let mut session = engine.session();
+    session.watch_routing(Some(Box::new(move |routed| {
+        if routed.layer.0 as usize == layer && routed.routing.experts().contains(&expert) {
+            counter.fetch_add(1, Ordering::SeqCst);
+        }
+    })));
+    let answer = session.generate(request, &mut |_| {}).unwrap();
+    (chosen.load(Ordering::SeqCst) > 0, answer)
+}
+
+/// The file ends before the last expert of its last tensor of experts, which some requests choose and others do not.
+#[test]
+fn an_expert_that_cannot_be_read_fails_those_who_need_it_and_nobody_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cut.gguf");
+    std::fs::copy(demo_model(), &path).unwrap();
+    let whole = Engine::open(&demo_model(), &Options::default()).unwrap();
+    let tensors = whole.file().tensors.iter().filter(|tensor| tensor.name.contains("_exps"));
+    let last = tensors.max_by_key(|tensor| tensor.offset).unwrap();
+    let experts = last.shape[0] as u64;
+    let layer = last.name.split('.').nth(1).unwrap().parse().unwrap();
+    // Reads are of whole blocks, and the neighbour's last one is to be whole.
+    let end = (last.offset + last.len / experts * (experts - 1)).next_multiple_of(4096);
+    assert!(end + 4096 < last.offset + last.len);
+
+    let requests = (0..40).map(|i| request(&random_tokens(2, 4096, 300 + i), 3, i));
+    let (needing, others): (Vec<_>, Vec<_>) = requests
+        .map(|request| (chooses(&whole, &request, layer, experts as u32 - 1), request))
+        .partition(|((needs, _), _)| *needs);
+    assert!(needing.len() >= 3 && others.len() >= 4, "{} and {}", needing.len(), others.len());
+
+    let options = Options { expert_memory: Some(ExpertMemory::Percent(25.0)), ..Options::default() };
+    let engine = Engine::open(&path, &options).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(end).unwrap();
+    let mut crowd = Crowd::new(&engine, CrowdOptions::new(8));
+    let mixed = others[..2].iter().chain(&needing[..3]).chain(&others[2..4]);
+    let ears: Vec<_> =
+        mixed.map(|((needs, answer), request)| (add(&mut crowd, request), needs, answer)).collect();
+    finish(&mut crowd);
+    for (ear, needs, answer) in ears {
+        if *needs {
+            let message = ear.error().to_string();
+            assert!(message.contains("cut.gguf"), "{message}");
+        } else {
+            assert_same(&ear.answer(), answer, "beside some that fail");
+        }
+    }
+}
+
 #[test]
 fn an_answer_says_what_it_took() {
     let engine = open("qwen3moe", 16);
@@ -356,6 +409,6 @@ fn an_answer_says_what_it_took() {
         assert!(stats.prompt_seconds > 0.0 && stats.decode_seconds > 0.0 && stats.experts.hits > 0);
         assert!(stats.prompt_experts.hits > 0 && stats.ttft_seconds >= stats.prompt_seconds);
     }
-    // The second waited for the first.
-    assert!(second.ttft_seconds > first.ttft_seconds + first.decode_seconds);
+    // The second waited for the first, all of whose tokens came after both had been asked for.
+    assert!(second.ttft_seconds > first.decode_seconds && second.ttft_seconds > second.prompt_seconds);
 }

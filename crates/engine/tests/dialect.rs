@@ -5,6 +5,7 @@ mod dialects;
 
 use dialects::*;
 use forebay_engine::chat::dialect::Dialect;
+use forebay_testing::vectors;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -365,10 +366,68 @@ fn reasoning_is_told_from_the_answer() {
     assert_eq!(read("", "<thi"), [content("<thi")]);
     assert_eq!(read("", "<think></think>Ähm."), [content("Ähm.")]);
     assert_eq!(read("<think>", ""), []);
-    // A call in reasoning is none.
-    let text = "Shall I <tool_call>{\"name\": \"now\"}</tool_call>?</think>No.";
-    let expected = [reasoning("Shall I <tool_call>{\"name\": \"now\"}</tool_call>?"), content("No.")];
-    assert_eq!(parts(&Dialect::of(HERMES), "<think>", &tools(), text), expected);
+}
+
+#[test]
+fn a_call_ends_reasoning_that_nobody_ended() {
+    let weather = |arguments| call("weather", arguments);
+    for (template, opened, text, arguments) in [
+        (
+            HERMES,
+            "<tool_call>\n",
+            "{\"name\": \"weather\", \"arguments\": {\"days\": 2}}\n</tool_call>",
+            "{\"days\": 2}",
+        ),
+        (
+            QWEN,
+            "<tool_call>\n",
+            "<function=weather>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+            "{\"days\":2}",
+        ),
+        (
+            QWEN,
+            "",
+            "<function=weather>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+            "{\"days\":2}",
+        ),
+        (
+            GLM,
+            "<tool_call>",
+            "weather\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+            "{\"days\":2}",
+        ),
+        (
+            DSML_V4,
+            "<｜DSML｜tool_calls>\n",
+            "<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+            "{\"days\":2}",
+        ),
+    ] {
+        let dialect = Dialect::of(template);
+        let read = |prompt: &str, text: &str| parts(&dialect, prompt, &tools(), text);
+        let one = format!("{opened}{text}");
+        // The prompt opened it, or the model.
+        let expected = [reasoning("I look."), weather(arguments)];
+        assert_eq!(read("<think>\n", &format!("I look.\n\n{one}\n")), expected);
+        assert_eq!(read("", &format!("<think>\nI look.\n{one}")), expected);
+        assert_eq!(read("<think>", &one), expected[1..]);
+        // What ends the reasoning later is no text, and what is said after that is.
+        let twice = format!("I look.\n{one}\n{one}\n</think>\n\nDone.</think>");
+        let expected =
+            [expected[0].clone(), weather(arguments), weather(arguments), content("Done.</think>")];
+        assert_eq!(read("<think>\n", &twice), expected);
+        // A tag that is only mentioned ends nothing.
+        if !opened.is_empty() {
+            let tag = opened.trim_end();
+            let text = format!("I could write {tag} now, {tag}{tag}.\n</think>\n\nNo.");
+            let mentioned = format!("I could write {tag} now, {tag}{tag}.");
+            assert_eq!(read("<think>\n", &text), [reasoning(&mentioned), content("No.")]);
+            assert_eq!(read("<think>\n", &format!("I write {tag}")), [reasoning(&format!("I write {tag}"))]);
+        }
+        // Without tools there is nothing to call.
+        let text = format!("I look.\n{one}");
+        assert_eq!(parts(&dialect, "<think>\n", &[], &text), [reasoning(&text)]);
+    }
 }
 
 #[test]
@@ -497,10 +556,7 @@ fn long_texts_take_time_in_proportion() {
 /// Compares with what other people's templates write, whose vectors `tools/dialect_vectors.py` makes.
 #[test]
 fn published_templates_are_read_back() {
-    let Some(path) = std::env::var_os("FOREBAY_DIALECT_VECTORS") else {
-        eprintln!("skipped: FOREBAY_DIALECT_VECTORS names no file of tools/dialect_vectors.py");
-        return;
-    };
+    let Some(path) = vectors("FOREBAY_DIALECT_VECTORS", "dialect_vectors.py") else { return };
     let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let tools = file["tools"].as_array().unwrap();
     for template in file["templates"].as_array().unwrap() {

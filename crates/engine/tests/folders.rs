@@ -7,10 +7,11 @@ mod folder_builder;
 
 use std::path::{Path, PathBuf};
 
-use common::{Reference, assert_same_bits, data, logits, options, random_tokens, relative_error};
+use common::{Reference, data, logits, options, random_tokens, trained};
 use folder_builder::{Folder, Tensor};
 use forebay_engine::format::{Format, ModelFile};
 use forebay_engine::{Engine, Precision, Request};
+use forebay_testing::{assert_same_bits, relative_error};
 use serde_json::{Value, json};
 
 fn golden() -> PathBuf {
@@ -41,14 +42,9 @@ fn exact_logits_of_fp8_weights_equal_those_of_mlx_on_what_they_mean() {
 
 #[test]
 fn the_trained_mlx_folder_computes_what_mlx_does() {
-    let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models");
-    let folder = shared.join("tales-qwen3moe-mlx-4bit");
-    if !folder.exists() {
-        eprintln!("skipped: {} is not there", folder.display());
-        return;
-    }
-    let reference =
-        Reference::read(shared.join("tales-qwen3moe-mlx-4bit.logits.safetensors").to_str().unwrap());
+    let Some(folder) = trained("tales-qwen3moe-mlx-4bit") else { return };
+    let reference = trained("tales-qwen3moe-mlx-4bit.logits.safetensors").unwrap();
+    let reference = Reference::read(reference.to_str().unwrap());
     for (precision, limit) in [(Precision::Exact, 1e-3), (Precision::Fast, 3e-2)] {
         let ours = logits(&folder, &options(precision), &reference.tokens);
         let error = relative_error(&ours, &reference.logits);

@@ -242,8 +242,7 @@ fn a_cancelled_answer_ends_where_it_was() {
     assert_eq!((pieces, cancelled.tokens.len()), (5, 5));
     assert!(whole.text.starts_with(&cancelled.text));
 
-    // While the prompt is read, too; and the session goes on as if nothing had happened.
-    session.cancel().reset();
+    // While the prompt is read, too; and the session goes on as if nothing had happened: cancelling ends one answer.
     let long = Request { prompt: request.prompt.repeat(6), ..request.clone() };
     let cancel = session.cancel().clone();
     let mut prompts = Vec::new();
@@ -257,7 +256,18 @@ fn a_cancelled_answer_ends_where_it_was() {
     assert_eq!((none.finish_reason, none.text.as_str()), (FinishReason::Cancelled, ""));
     let [(done, total)] = prompts[..] else { panic!("{prompts:?}") };
     assert!(done > 0 && done < total);
-    session.cancel().reset();
+    assert_eq!(answer_in(&mut session, &request).tokens, whole.tokens);
+
+    // A request that comes with the last token, too late to change anything, is about that answer as well.
+    let cancel = session.cancel().clone();
+    let mut pieces = 0;
+    let ended = session.generate(&Request { max_tokens: Some(3), ..request.clone() }, &mut |event| {
+        pieces += usize::from(matches!(event, Event::Text(_)));
+        if pieces == 3 {
+            cancel.cancel();
+        }
+    });
+    assert_eq!(ended.unwrap().finish_reason, FinishReason::Length);
     assert_eq!(answer_in(&mut session, &request).tokens, whole.tokens);
 }
 

@@ -212,10 +212,25 @@ fn rows_that_are_not_whole_blocks() {
 
 #[test]
 fn tensor_types_that_do_not_exist() {
-    let with_type = |id| builder().tensor("t", id, &[256], 256).build();
-    assert_unsupported(&with_type(31), &["tensor \"t\" has the type 31 (Q4_0_4_4)", "removed"]);
-    assert_unsupported(&with_type(4), &["tensor \"t\" has the type 4 (Q4_2)", "removed"]);
-    assert_unsupported(&with_type(4_000_000_000), &["tensor \"t\" has the type 4000000000", "not known"]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bad.gguf");
+    let assert_refused = |id: u32, parts: &[&str]| {
+        let file = builder().tensor("t", id, &[256, 3], 256).build();
+        fs::write(&path, &file).unwrap();
+        let error = ModelFile::open(&path).unwrap_err();
+        assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
+        assert_says(&error, parts);
+        // It may be looked at all the same.
+        let model = ModelFile::survey(&path).unwrap();
+        let [tensor] = &model.unknown[..] else { panic!("{:?}", model.unknown) };
+        assert_eq!((tensor.name.as_str(), tensor.type_id, &tensor.shape[..]), ("t", id, &[3, 256][..]));
+        assert_eq!((tensor.offset, model.parameters()), (file.len() as u64 - 256, 768));
+    };
+    assert_refused(31, &["bad.gguf: tensor \"t\" has the type 31 (Q4_0_4_4)", "removed"]);
+    assert_refused(4, &["tensor \"t\" has the type 4 (Q4_2)", "removed"]);
+    assert_refused(4_000_000_000, &["tensor \"t\" has the type 4000000000", "not known"]);
+    let file = builder().tensor("t", 99, &[1 << 32, 1 << 32], 4).build();
+    assert_damaged(&file, &["tensor \"t\" has more elements than can be counted"]);
 }
 
 #[test]

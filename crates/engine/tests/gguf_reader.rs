@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use common::gguf_builder::{GgufBuilder, sample, tensor_type};
 use forebay_engine::format::{FileIdx, ModelFile, NumberKind, TensorInfo, Value, gguf};
 use forebay_kernels::DType;
+use forebay_testing::shared;
 
 fn parse(file: &[u8]) -> ModelFile {
     gguf::parse(Path::new("test.gguf"), &mut &*file, file.len() as u64).unwrap()
@@ -135,18 +136,15 @@ fn the_demo_model_opens() {
 fn real_files_open() {
     let mut opened = 0;
     for folder in ["golden", "vocab"] {
-        let folder = repository().join("../shared").join(folder);
-        let Ok(entries) = fs::read_dir(&folder) else {
-            eprintln!("skipped: {} is not there", folder.display());
-            continue;
-        };
-        for path in entries.map(|entry| entry.unwrap().path()) {
+        let Some(folder) = shared(folder) else { continue };
+        let before = opened;
+        for path in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.extension().is_some_and(|extension| extension == "gguf") {
                 let model = ModelFile::open(&path).unwrap();
                 assert!(model.metadata.str("general.architecture").is_some(), "{}", path.display());
                 opened += 1;
             }
         }
+        assert!(opened > before, "{} holds no file", folder.display());
     }
-    eprintln!("opened {opened} files");
 }

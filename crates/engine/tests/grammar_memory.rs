@@ -38,6 +38,20 @@ fn grammars_share_the_budget_with_experts() {
     drop(first);
     assert!(engine.slot_bytes() <= planned);
 
+    // Compiling takes many times what it makes. That counts as well, and is given back.
+    let field = |i: usize| {
+        (format!("f{i}"), json!({ "type": "string", "pattern": format!("^a{{{}}}(b|c)*$", i % 50) }))
+    };
+    let patterns = |count| json!({ "type": "object", "properties": (0..count).map(field).collect::<serde_json::Map<_, _>>() });
+    let before = engine.slot_bytes();
+    drop(Grammar::json_schema(&engine, &patterns(20)).unwrap());
+    assert_eq!(engine.slot_bytes(), before);
+    match Grammar::json_schema(&engine, &patterns(4000)) {
+        Err(Error::Budget { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(engine.slot_bytes(), before);
+
     // Where there is no room, that is said, and what goes on without a grammar goes on.
     let engine = engine_with_slots(2 << 20, options());
     let mut first = engine.session();

@@ -232,6 +232,43 @@ fn layers_that_predict_further_tokens_are_skipped() {
     assert_says(&damaged(&further(LAYERS as u32 + 1)), &["nextn_predict_layers", "no layers"]);
 }
 
+/// Converters write layers that predict further tokens to a file of their own, too: `mtp-NAME.gguf`.
+#[test]
+fn drafts_for_speculative_decoding_are_refused_by_name() {
+    let mut draft = tiny_model(HIDDEN).u32("qwen3moe.nextn_predict_layers", 1);
+    for name in draft.names().iter().filter(|name| name.starts_with("blk.")) {
+        let tensor = draft.take(name).unwrap();
+        if name.starts_with("blk.1.") {
+            draft = draft.tensor_of(name, tensor.tensor_type, &tensor.dims, tensor.data);
+        }
+    }
+    let draft = draft.tensor("blk.1.nextn.eh_proj.weight", tensor_type::F32, &[64, 32], 64 * 32 * 4);
+    assert_says(&unsupported(&draft), &["draft", "(MTP)", "use the GGUF file of the model"]);
+
+    let key = "general.architecture";
+    let other = tiny_model(HIDDEN).without(key).str(key, "eagle3");
+    assert_says(&unsupported(&other), &["draft", "use the GGUF file of the model"]);
+}
+
+/// NVFP4 files have scales beside their matrices: one, or one for each expert.
+#[test]
+fn scales_that_do_not_fit_their_matrix_are_refused() {
+    let file = tiny_model(HIDDEN);
+    let with = |name: &str, kind: u32, count: u64, bytes: usize| {
+        damaged(&file.clone().tensor(name, kind, &[count], bytes))
+    };
+    assert_says(
+        &with("blk.0.attn_q.scale", tensor_type::F32, 2, 8),
+        &["blk.0.attn_q.scale", "[2]", "needs 1"],
+    );
+    assert_says(&with("blk.0.attn_q.scale", tensor_type::BF16, 1, 2), &["blk.0.attn_q.scale", "BF16", "F32"]);
+    let name = "blk.1.ffn_up_exps.scale";
+    assert_says(&with(name, tensor_type::F32, 1, 4), &[name, "[1]", &format!("needs {EXPERTS}")]);
+    // A scale without its matrix is a tensor that nobody asked for.
+    let lonely = file.clone().tensor("blk.0.attn_norm.scale", tensor_type::F32, &[1], 4);
+    assert_says(&unsupported(&lonely), &["blk.0.attn_norm.scale", "not known"]);
+}
+
 #[test]
 fn a_tokenizer_is_needed_and_must_fit_the_model() {
     let key = "tokenizer.ggml.model";

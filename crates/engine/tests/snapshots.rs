@@ -7,8 +7,9 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::{KEEPING, assert_same_bits, containers, data, options, random_tokens};
+use common::{KEEPING, containers, data, options, random_tokens};
 use forebay_engine::{Engine, Error, Precision, Session, TokenId};
+use forebay_testing::assert_same_bits;
 
 const TOKENS: usize = 40;
 

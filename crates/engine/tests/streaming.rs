@@ -5,13 +5,14 @@ mod common;
 
 use std::path::Path;
 
-use common::{MIXTURES, assert_same_bits, containers, data, demo_model, logits, random_tokens};
+use common::{MIXTURES, containers, data, demo_model, logits, random_tokens};
 use forebay_engine::format::ModelFile;
 use forebay_engine::models::describe;
 use forebay_engine::plan::ExpertMemory;
 use forebay_engine::store::IoMethod;
 use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::{Engine, Error, Options, Precision, TokenId};
+use forebay_testing::assert_same_bits;
 
 /// The smallest limit for experts that is accepted.
 fn least_expert_memory(model: &Path) -> ExpertMemory {

@@ -1,23 +1,15 @@
 //! A Hugging Face folder and a GGUF file of one model give the same tokens.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use forebay_engine::chat::ChatTemplate;
 use forebay_engine::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
 use forebay_engine::{Error, TokenId};
+use forebay_testing::shared;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value as Json, json};
-
-fn shared(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(name);
-    if !path.exists() {
-        eprintln!("skipped: {} is not there", path.display());
-        return None;
-    }
-    Some(path)
-}
 
 fn gguf(path: &Path) -> Tokenizer {
     Tokenizer::from_metadata(path, &ModelFile::open(path).unwrap().metadata).unwrap()

@@ -5,6 +5,7 @@ use std::path::Path;
 use forebay_engine::TokenId;
 use forebay_engine::format::{Metadata, NumberArray, NumberKind, StringArray, Value};
 use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
+use forebay_testing::vectors;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
@@ -202,10 +203,7 @@ struct RealVectors {
 /// Compares with real vocabularies, which `tools/tokenizer_real.py` writes into a folder.
 #[test]
 fn real_vocabularies_give_the_tokens_of_their_own_libraries() {
-    let Some(folder) = std::env::var_os("FOREBAY_TOKENIZERS") else {
-        eprintln!("skipped: FOREBAY_TOKENIZERS names no folder of tools/tokenizer_real.py");
-        return;
-    };
+    let Some(folder) = vectors("FOREBAY_TOKENIZERS", "tokenizer_real.py") else { return };
     let mut seen = 0;
     for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         let data: RealVectors =

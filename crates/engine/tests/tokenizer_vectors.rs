@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::TokenId;
 use forebay_engine::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions, StreamDecoder, Tokenizer};
+use forebay_testing::shared;
 use proptest::prelude::*;
 
 const PLAIN: EncodeOptions = EncodeOptions { special: false, bos: Bos::Never };
@@ -30,11 +31,7 @@ fn encode(tokenizer: &Tokenizer, text: &str, options: EncodeOptions) -> Vec<u32>
 
 /// Checks a vocabulary of `../shared/vocab` against its vectors, where they are.
 fn check_shared_vectors(name: &str) {
-    let path = repository().join(format!("../shared/vocab/ggml-vocab-{name}.gguf"));
-    if !path.exists() {
-        eprintln!("skipped: {} is not there", path.display());
-        return;
-    }
+    let Some(path) = shared(&format!("vocab/ggml-vocab-{name}.gguf")) else { return };
     let tokenizer = open(&path);
     let read = |extension: &str| std::fs::read_to_string(path.with_extension(extension)).unwrap();
     let texts = read("gguf.inp");

@@ -7,7 +7,8 @@ mod weights;
 use common::tiny_model::{EXPERTS, HEAD_DIM, HEADS, INNER, VOCAB, tiny_model};
 use forebay_engine::{Engine, Options, Precision, TokenId};
 use forebay_kernels::DType;
-use weights::{Random, relative_error};
+use forebay_testing::{assert_same_bits, relative_error};
+use weights::Random;
 
 const HIDDEN: u64 = 256;
 
@@ -45,10 +46,9 @@ fn every_type_runs_and_fast_stays_close_to_exact() {
             at_once.extend(&tokens).unwrap();
             let mut one_by_one = engine.session();
             tokens.iter().for_each(|&token| one_by_one.push(token).unwrap());
-            assert_eq!(at_once.logits(), one_by_one.logits(), "{dtype}: one token and many differ");
+            assert_same_bits(at_once.logits(), one_by_one.logits(), &format!("{dtype}: one token and many"));
             at_once.logits().to_vec()
         });
-        let exact: Vec<f64> = exact.iter().map(|&logit| logit.into()).collect();
         let error = relative_error(&fast, &exact);
         // Random weights make attention sharp, and small errors large; a misread type is off by one or more.
         assert!(error < 0.1, "{dtype}: {error}");

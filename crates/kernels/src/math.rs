@@ -72,17 +72,19 @@ fn power_of_two(n: i32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use forebay_testing::worst;
+
     use super::*;
+
+    /// The largest relative error of a function between two numbers.
+    fn worst_error(ours: fn(f32) -> f32, truth: fn(f64) -> f64, from: f32, to: f32) -> f64 {
+        let error = |x: f32| (f64::from(ours(x)) - truth(x.into())).abs() / truth(x.into());
+        worst(std::iter::successors(Some(from), |x| Some(x + 0.000_937)).take_while(|&x| x < to).map(error))
+    }
 
     #[test]
     fn exp_is_close_to_the_true_value_everywhere() {
-        let mut worst = 0.0f64;
-        let mut x = -87.3f32;
-        while x < 88.7 {
-            let truth = f64::from(x).exp();
-            worst = worst.max((f64::from(exp(x)) - truth).abs() / truth);
-            x += 0.000_937;
-        }
+        let worst = worst_error(exp, f64::exp, -87.3, 88.7);
         assert!(worst < 2.4e-7, "relative error {worst}");
     }
 
@@ -98,13 +100,7 @@ mod tests {
 
     #[test]
     fn softplus_is_close_to_the_true_value_everywhere() {
-        let mut worst = 0.0f64;
-        let mut x = -80.0f32;
-        while x < 100.0 {
-            let truth = f64::from(x).exp().ln_1p();
-            worst = worst.max((f64::from(softplus(x)) - truth).abs() / truth);
-            x += 0.000_937;
-        }
+        let worst = worst_error(softplus, |x| x.exp().ln_1p(), -80.0, 100.0);
         assert!(worst < 4.8e-7, "relative error {worst}");
         assert_eq!((softplus(-100.0), softplus(1e30)), (0.0, 1e30));
         assert!(softplus(f32::NAN).is_nan());

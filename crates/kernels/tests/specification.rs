@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{Random, Stored, block_len, encodings, quantised, relative_error};
+use common::{Random, Stored, block_len, encodings, quantised};
 use forebay_kernels::scalar::{self, AttentionStep, KvRef, RopePairs, RunningSoftmax};
 use forebay_kernels::{DeltaStep, Encoding, KEY_BLOCK, MatRef, Q8Panel, Rows, STATE_COLUMNS, Tap, TileMut};
+use forebay_testing::{assert_same_bits, relative_error};
 use half::f16;
 
 fn naive_matmul(w: MatRef<'_>, x: &[f32]) -> Vec<f64> {
@@ -109,7 +110,7 @@ fn one_token_has_the_bits_it_has_among_many() {
             let mut one = vec![0.0; rows];
             let index = [t as u32];
             scalar::matmul_f32(w, Rows::indexed(&x, cols, &index), &mut TileMut::new(&mut one, rows));
-            assert_eq!(one, many[t * rows..][..rows], "{encoding}, token {t}");
+            assert_same_bits(&one, &many[t * rows..][..rows], &format!("{encoding}, token {t}"));
         }
     }
 }
@@ -170,12 +171,12 @@ fn rope_turns_pairs_and_leaves_the_rest() {
     let mut x = [head, head].concat();
     scalar::rope(&mut x, 5, RopePairs::HalfSplit, &cos, &sin);
     let turned = [0.6 - 0.8 * 3.0, -4.0, 0.6 * 3.0 + 0.8, 2.0, 5.0];
-    assert!(x.iter().zip([turned, turned].concat()).all(|(a, b)| (a - b).abs() < 1e-6), "{x:?}");
+    assert!(relative_error(&x, &[turned, turned].concat()) < 1e-6, "{x:?}");
 
     let mut x = head;
     scalar::rope(&mut x, 5, RopePairs::Interleaved, &cos, &sin);
     let turned = [0.6 - 0.8 * 2.0, 0.6 * 2.0 + 0.8, -4.0, 3.0, 5.0];
-    assert!(x.iter().zip(turned).all(|(a, b)| (a - b).abs() < 1e-6), "{x:?}");
+    assert!(relative_error(&x, &turned) < 1e-6, "{x:?}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use forebay_engine::{Answer, Bytes, Engine, Error, FinishReason, Grammar, Reques
 use self::command::{Command, help, unquoted};
 use self::input::{Input, Typed};
 use self::saved::{Saved, remembered};
-use crate::errors::TooLong;
+use crate::errors::{TooLong, message};
 use crate::output::print;
 use crate::prompting::Prompting;
 use crate::run::{Said, stream};
@@ -192,7 +192,7 @@ impl Chat {
     fn save(&self, path: &Path) -> Result<()> {
         let saved = Saved::new(&self.model_name(), self.prompting.system.as_deref(), &self.messages);
         // A full drive is no reason to end the conversation.
-        saved.write(path, &self.session).map_err(|error| anyhow!("error: {error:#}"))?;
+        saved.write(path, &self.session).map_err(|error| anyhow!("error: {}", message(&error)))?;
         let count = self.messages.len();
         eprintln!(
             "Saved {count} messages to {0}, and what the model remembers to {0}.state.\n",
@@ -202,7 +202,7 @@ impl Chat {
     }
 
     fn load(&mut self, path: &Path) -> Result<()> {
-        let saved = Saved::read(path).map_err(|error| anyhow!("error: {error:#}"))?;
+        let saved = Saved::read(path).map_err(|error| anyhow!("error: {}", message(&error)))?;
         let engine = self.session.engine().clone();
         match remembered(&engine, path) {
             Ok(mut session) => {

@@ -35,9 +35,11 @@ impl Saved {
 
     /// Writes it, and what the session remembers beside it.
     pub fn write(&self, path: &Path, session: &Session) -> Result<()> {
+        // Opened first: if it cannot be written, the error names the file that was asked for.
+        let output = Output::create(path)?;
         session.save(&state_path(path))?;
         let text = serde_json::to_string_pretty(self)? + "\n";
-        Output::create(path)?.finish(text.as_bytes())
+        output.finish(text.as_bytes())
     }
 
     pub fn read(path: &Path) -> Result<Saved> {

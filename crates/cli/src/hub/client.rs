@@ -13,6 +13,7 @@ use ureq::http::Response;
 use ureq::{Agent, Body};
 
 use super::choice::File;
+use super::name::is_portable;
 
 /// How long the hub may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -296,6 +297,11 @@ impl Listing {
             if name.split('/').any(outside) {
                 bail!("the name {name:?} leads out of the repository");
             }
+            if let Some(part) = name.split('/').find(|part| !is_portable(part)) {
+                bail!(
+                    "the name {name:?} is refused: {part:?} stands for something else than a file on Windows"
+                );
+            }
             let (bytes, checksum) = match (lfs, size, blob_id) {
                 (Some(lfs), _, _) if is_hex(&lfs.sha256, 64) => (lfs.size, Checksum::Sha256(lfs.sha256)),
                 (None, Some(size), Some(id)) if is_hex(&id, 40) => (size, Checksum::GitSha1(id)),
@@ -355,6 +361,15 @@ mod tests {
         assert_eq!((good.file("Q4/a.gguf").file.bytes, good.file("Q4/a.gguf").blob()), (7, &*sum));
         for name in ["../a", "/a", "a//b", "a/..", "..", ""] {
             assert!(answer(name, &sum).is_err(), "{name}");
+        }
+        for name in
+            ["C:a.gguf", "a/b:c", "nul", "Q4/CON.gguf", "aux .txt", "com1", "LPT9.x.y", "COM¹", "a.", "a /b"]
+        {
+            let refusal = answer(name, &sum).err().unwrap_or_else(|| panic!("{name}")).to_string();
+            assert!(refusal.contains("on Windows"), "{refusal}");
+        }
+        for name in ["console.gguf", "null", "a.con", "com", "com10", ".gitattributes", "a b.gguf"] {
+            answer(name, &sum).unwrap();
         }
         for wrong in ["", "../../x", &sum[1..]] {
             assert!(answer("a", wrong).is_err(), "{wrong}");

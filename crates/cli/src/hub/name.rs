@@ -43,6 +43,20 @@ fn is_word(s: &str) -> bool {
     s.bytes().all(allowed) && s.starts_with(|c: char| c.is_ascii_alphanumeric())
 }
 
+/// Whether a part of a path is a file's name on every system. On Windows a colon follows the letter of a drive or precedes
+/// the name of a stream, dots and spaces at the end are dropped, and some names are those of devices, with any ending.
+/// Downloads move between machines, so such a name is refused on all of them.
+pub fn is_portable(part: &str) -> bool {
+    const DEVICES: [&str; 6] = ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"];
+    let stem = part.split('.').next().unwrap_or_default().trim_end_matches(' ').to_ascii_uppercase();
+    let numbered = ["COM", "LPT"]
+        .iter()
+        .filter_map(|port| stem.strip_prefix(port))
+        .any(|number| matches!(number.chars().collect::<Vec<_>>()[..], ['0'..='9' | '¹' | '²' | '³']));
+    let is_device = numbered || DEVICES.contains(&stem.as_str());
+    !is_device && !part.ends_with(['.', ' ']) && !part.contains(|c: char| c == ':' || c.is_control())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

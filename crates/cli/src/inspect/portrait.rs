@@ -99,7 +99,7 @@ pub struct Portrait {
 
 impl Portrait {
     pub fn new(file: &ModelFile) -> Portrait {
-        let needs = (!file.tensors.is_empty()).then(|| Needs::of(file).map_err(|error| error.to_string()));
+        let needs = has_weights(file).then(|| Needs::of(file).map_err(|error| error.to_string()));
         let template = match file.folder() {
             None => Some(file.metadata.str("tokenizer.chat_template").is_some()),
             // Folders keep it in one of several files, which only opening the model finds.
@@ -186,11 +186,15 @@ impl Needs {
     }
 }
 
+fn has_weights(file: &ModelFile) -> bool {
+    !file.tensors.is_empty() || !file.unknown.is_empty()
+}
+
 /// One sentence that says what the file is.
 fn sentence(file: &ModelFile) -> String {
     let summary = Summary::new(file);
     let family = summary.architecture.unwrap_or("of an unnamed architecture");
-    if file.tensors.is_empty() {
+    if !has_weights(file) {
         return format!("A vocabulary for {family}: it has no weights.");
     }
     let kind = match summary.experts {

@@ -112,3 +112,17 @@ const IDS: &str = "answers are told as text; /tokenize gives the tokens of a tex
 const fn no(name: &'static str, harmless: &'static [Said<'static>], reason: &'static str) -> Unsupported {
     Unsupported { name, harmless, reason }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_names_every_field() {
+        let documentation = include_str!("../../../../docs/server.md");
+        let refused = CHAT.iter().chain(ANY).map(|field| field.name);
+        for name in refused.chain(ANYWHERE) {
+            assert!(documentation.contains(&format!("`{name}`")), "docs/server.md does not name {name}");
+        }
+    }
+}

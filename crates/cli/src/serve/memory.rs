@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use forebay_engine::{Bytes as Size, Engine, Hold};
 use http_body::{Frame, SizeHint};
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::ApiError;
 
@@ -28,6 +28,25 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// When there is no memory for a request, it may come again after so many seconds.
 const RETRY_SECONDS: u64 = 5;
+
+/// When requests have given so many bytes back, the allocator is asked to give them back to the system, a moment later: then the
+/// last of them are free, and so are those of other requests. This is at most once in so long.
+const MUCH: u64 = 1 << 20;
+const LATER: Duration = Duration::from_secs(1);
+
+/// What requests gave back since the allocator was asked last. The allocator is the whole process's, and so is this.
+static FREED: AtomicU64 = AtomicU64::new(0);
+static MUCH_FREED: Notify = Notify::const_new();
+
+/// Gives the memory of requests that have been answered back to the system, for as long as the program runs.
+pub async fn give_back_freed() {
+    loop {
+        MUCH_FREED.notified().await;
+        sleep(LATER).await;
+        FREED.store(0, Ordering::Relaxed);
+        let _ = tokio::task::spawn_blocking(forebay_engine::memory::give_back_freed).await;
+    }
+}
 
 /// The memory of all requests to a model.
 pub struct RequestMemory {
@@ -65,6 +84,9 @@ impl RequestMemory {
         held.used = used;
         if to < from {
             self.freed.notify_waiters();
+            if FREED.fetch_add(from - to, Ordering::Relaxed) + (from - to) >= MUCH {
+                MUCH_FREED.notify_one();
+            }
         }
         Ok(())
     }

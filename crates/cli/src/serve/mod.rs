@@ -250,6 +250,7 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
             "warning: whoever reaches this machine can use the server: give it a key with --api-key-file"
         );
     }
+    tokio::spawn(memory::give_back_freed());
     let mut connections = Connections::accept(listener, router::router(Arc::clone(&app)), Terms::default());
     let mut lost = None;
     let (loaded, thread) = loop {
@@ -270,13 +271,13 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
             _ = running.ended => false,
         };
         match loaded.engine.lost() {
-            Some(why) if !leaving => lost = Some(why.to_owned()),
-            // Where computing ended otherwise, whoever asks is told, and the server goes when it is told to.
-            _ => {
-                if !leaving {
-                    signals.next().await;
-                }
-                break (loaded, running.thread);
+            _ if leaving => break (loaded, running.thread),
+            Some(why) => lost = Some(why.to_owned()),
+            // The worker panicked. A supervisor can start the program again, where a server that stays could answer nothing.
+            None => {
+                app.drain();
+                connections.close(LAST_WORDS).await;
+                bail!("the thread that computes ended by a bug (see above): start the server again");
             }
         }
         app.load(None);
@@ -511,7 +512,62 @@ impl SignalSource {
 
 #[cfg(test)]
 mod tests {
+    use forebay_engine::{Answer, Cancel, Event, Listener, Request, TokenId};
+
+    use super::worker::Job;
     use super::*;
+
+    /// Panics with the first thing it hears.
+    struct Panics;
+
+    impl Listener for Panics {
+        fn event(&mut self, _: Event<'_>) {
+            panic!("as the test wants it");
+        }
+
+        fn end(self: Box<Self>, _: forebay_engine::Result<Answer>) {}
+    }
+
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        serve: ServeArgs,
+    }
+
+    /// Whoever supervises the program is to notice.
+    #[test]
+    fn a_panic_of_the_worker_ends_the_server_with_an_error() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
+        let flags = ["serve", "--port", "0", "--prefix-cache", "off", "--device", "cpu", "--threads", "1"];
+        let args = <Cli as clap::Parser>::parse_from(flags).serve;
+        let limits =
+            Limits { parallel: 2, queue: 2, body: 1 << 20, max_tokens: None, reasoning: None, timeout: None };
+        let app = App::new(
+            "tales".into(),
+            limits,
+            Keys::new(&[], None).unwrap(),
+            Origins::new(&[]),
+            Default::default(),
+        );
+        let app = Arc::new(app);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let server = runtime.spawn({
+            let app = Arc::clone(&app);
+            async move { serve(&args, app, path, true).await }
+        });
+        let loaded = loop {
+            match app.loaded() {
+                Ok(loaded) => break loaded,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+            assert!(!server.is_finished(), "it does not come up");
+        };
+        let request = Request { prompt: vec![TokenId(1)], max_tokens: Some(2), ..Request::default() };
+        loaded.add(Job { request, cancel: Cancel::default(), listener: Box::new(Panics) }).unwrap();
+        let error = runtime.block_on(server).unwrap().unwrap_err().to_string();
+        assert!(error.contains("start the server again"), "{error}");
+        assert!(app.is_draining(), "whoever came meanwhile was told");
+    }
 
     #[test]
     fn models_are_called_by_their_files() {

@@ -104,12 +104,11 @@ pub fn text(path: &Path) -> String {
 
 /// The GGUF files of a folder of test data that lies beside some checkouts; empty, with a message, elsewhere.
 pub fn shared_models(folder: &str) -> Vec<PathBuf> {
-    let folder = repository("../shared").join(folder);
-    let Ok(entries) = std::fs::read_dir(&folder) else {
-        eprintln!("skipped: there is no {}", folder.display());
-        return Vec::new();
-    };
-    let paths = entries.map(|e| e.unwrap().path()).filter(|p| p.extension().is_some_and(|e| e == "gguf"));
+    let Some(folder) = forebay_testing::shared(folder) else { return Vec::new() };
+    let paths = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|e| e == "gguf"));
     let paths: Vec<_> = paths.collect();
     assert!(!paths.is_empty(), "{} holds no model", folder.display());
     paths

@@ -142,8 +142,17 @@ impl Server {
 
     /// The most memory that it ever had, in bytes, where the system tells.
     pub fn peak_memory(&self) -> Option<u64> {
+        self.memory("VmHWM:")
+    }
+
+    /// The memory that it has now, in bytes, where the system tells.
+    pub fn resident_memory(&self) -> Option<u64> {
+        self.memory("VmRSS:")
+    }
+
+    fn memory(&self, name: &str) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.0.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
     }
 
@@ -228,34 +237,43 @@ pub struct Stream {
     pub headers: Vec<(String, String)>,
     reader: BufReader<TcpStream>,
     text: String,
-    /// Comments so far.
-    pub comments: usize,
 }
 
 impl Stream {
     pub fn read(stream: TcpStream) -> Stream {
         let mut reader = BufReader::new(stream);
         let (status, headers) = read_head(&mut reader);
-        Stream { status, headers, reader, text: String::new(), comments: 0 }
+        Stream { status, headers, reader, text: String::new() }
     }
 
     /// The data of the next event; `None` at the end.
     pub fn next(&mut self) -> Option<String> {
         loop {
+            let event = self.event()?;
+            let field =
+                |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+            let Some(data) = field("data: ") else { continue };
+            if let Some(name) = field("event: ") {
+                let data: Value = serde_json::from_str(&data).unwrap();
+                let kind = data["type"].as_str().unwrap_or(&name);
+                assert_eq!(kind, name, "an event has the name of its type, where it has one");
+            }
+            return Some(data);
+        }
+    }
+
+    /// Waits for the next comment, before which nothing else may come.
+    #[track_caller]
+    pub fn comment(&mut self) {
+        let event = self.event().expect("the stream goes on");
+        assert!(event.starts_with(':'), "{event:?} is no comment");
+    }
+
+    /// The lines of the next event or comment.
+    fn event(&mut self) -> Option<String> {
+        loop {
             if let Some(end) = self.text.find("\n\n") {
-                let event: String = self.text.drain(..end + 2).collect();
-                let field =
-                    |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-                let Some(data) = field("data: ") else {
-                    self.comments += 1;
-                    continue;
-                };
-                if let Some(name) = field("event: ") {
-                    let data: Value = serde_json::from_str(&data).unwrap();
-                    let kind = data["type"].as_str().unwrap_or(&name);
-                    assert_eq!(kind, name, "an event has the name of its type, where it has one");
-                }
-                return Some(data);
+                return Some(self.text.drain(..end + 2).collect());
             }
             let chunk = read_chunk(&mut self.reader)?;
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());

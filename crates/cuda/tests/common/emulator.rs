@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char, c_long};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{culib, is_culib_present};
+use forebay_testing::{Need, skipped};
 
 /// The emulator, for one test at a time: what fails, fails for the whole process.
 pub struct Emulator(#[allow(dead_code)] MutexGuard<'static, ()>);
@@ -18,7 +19,7 @@ pub fn is_emulated() -> bool {
 pub fn emulator() -> Option<Emulator> {
     static ONE: Mutex<()> = Mutex::new(());
     if !is_emulated() {
-        eprintln!("skipped: a real GPU does not fail when asked; run tools/gpu_emulator/test");
+        skipped(Need::Emulator, "a real GPU does not fail when asked; run tools/gpu_emulator/test");
         return None;
     }
     let emulator = Emulator(ONE.lock().unwrap_or_else(PoisonError::into_inner));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use forebay_cuda::Cuda;
 use forebay_engine::backend::Device;
+use forebay_testing::{Need, skipped};
 
 pub mod emulator;
 #[path = "../../../engine/tests/common/models.rs"]
@@ -18,7 +19,7 @@ pub fn gpu() -> Option<Arc<dyn Device>> {
     match forebay_cuda::find() {
         Ok(_) => Some(Arc::new(Cuda::open(0, None).unwrap())),
         Err(why) => {
-            eprintln!("skipped: {why}");
+            skipped(Need::Gpu, why);
             None
         }
     }

@@ -22,7 +22,7 @@ use super::{
 use crate::TokenId;
 use crate::error::{Error, Result};
 use crate::session::Batch;
-use crate::store::{ExpertPart, Leases};
+use crate::store::{ExpertPart, Lease, Leases};
 
 /// How products with quantised weights are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,10 +87,6 @@ impl CpuBackend {
             corrected: Vec::new(),
             rows: 0,
         })
-    }
-
-    fn view(&self, matrix: Matrix) -> MatRef<'_> {
-        self.matrices[matrix.0].view()
     }
 
     /// The live rows of a buffer.
@@ -161,7 +157,9 @@ impl Backend for CpuBackend {
 
     fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {
         self.each_row(out, |this, row, values| {
-            this.view(table).dequantise_row(tokens[row].0 as usize, values);
+            let table = &this.matrices[table.0];
+            table.view().dequantise_row(tokens[row].0 as usize, values);
+            scale_by(table.scale, values);
         });
         Ok(())
     }
@@ -185,7 +183,8 @@ impl Backend for CpuBackend {
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
         let jobs: Few<Job<'_>> = products
             .iter()
-            .map(|&(w, _)| Job { w: self.matrices[w.0].view(), reads: Reads::Rows(0..self.rows) })
+            .map(|&(w, _)| &self.matrices[w.0])
+            .map(|w| Job { w: w.view(), scale: w.scale, reads: Reads::Rows(0..self.rows) })
             .collect();
         compute.quantise(
             x,
@@ -211,7 +210,7 @@ impl Backend for CpuBackend {
         let x = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
         let tile = TileMut::new(&mut data[..self.rows * out.width], out.width);
-        compute.head_products(self.matrices[w.stored.0].view(), w, x, &mut self.panels, tile);
+        compute.head_products(&self.matrices[w.stored.0], w, x, &mut self.panels, tile);
         self.put(out, data);
         Ok(())
     }
@@ -360,18 +359,25 @@ impl Backend for CpuBackend {
     }
 
     fn experts(&mut self, experts: &Experts, routing: &Routing, leases: Leases) -> Result<()> {
-        let Experts { buffers: b, activation, biases, .. } = *experts;
+        let Experts { buffers: b, activation, biases, scales, .. } = *experts;
         let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
         let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
         let buckets: Few<Range<usize>> = leases.iter().map(|l| routing.bucket(l.expert())).collect();
         let inner = b.gate.width / routing.top_k();
+        let scale = |part: ExpertPart, lease: &Lease| {
+            scales[part as usize].map_or(1.0, |scales| self.vectors[scales.0][lease.expert().0 as usize])
+        };
 
         let reads_x: Few<Job<'_>> = [ExpertPart::Gate, ExpertPart::Up]
             .iter()
-            .flat_map(|&part| leases.iter().map(move |lease| lease.part(part)))
+            .flat_map(|&part| leases.iter().map(move |lease| (part, lease)))
             .zip(buckets.iter().cycle())
-            .map(|(w, bucket)| Job { w, reads: Reads::Indexed(routing.tokens(bucket.clone())) })
+            .map(|((part, lease), bucket)| Job {
+                w: lease.part(part),
+                scale: scale(part, lease),
+                reads: Reads::Indexed(routing.tokens(bucket.clone())),
+            })
             .collect();
         if self.expert_input != Some(b.x.id) {
             let encodings = reads_x.iter().map(|job| job.w.encoding);
@@ -417,6 +423,7 @@ impl Backend for CpuBackend {
             .zip(&buckets)
             .map(|(lease, bucket)| Job {
                 w: lease.part(ExpertPart::Down),
+                scale: scale(ExpertPart::Down, lease),
                 reads: Reads::Rows(bucket.clone()),
             })
             .collect();
@@ -527,6 +534,13 @@ fn bucket_tiles<'a, T>(mut data: &'a mut [T], width: usize, buckets: &[Range<usi
     tiles
 }
 
+/// Multiplies values by the scale of their matrix. Most matrices have none.
+pub(super) fn scale_by(scale: f32, values: &mut [f32]) {
+    if scale != 1.0 {
+        values.iter_mut().for_each(|value| *value *= scale);
+    }
+}
+
 /// Rows of f32 activations.
 #[derive(Clone, Copy)]
 pub(super) struct Activations<'a> {
@@ -534,9 +548,10 @@ pub(super) struct Activations<'a> {
     pub width: usize,
 }
 
-/// One product: a matrix and the rows it reads.
+/// One product: a matrix, what multiplies its weights besides, and the rows it reads.
 struct Job<'a> {
     w: MatRef<'a>,
+    scale: f32,
     reads: Reads<'a>,
 }
 
@@ -630,6 +645,9 @@ impl Compute<'_> {
             } else {
                 (self.kernels.matmul_f32)(w, job.reads.of(x.rows, x.width), &mut tile);
             }
+            for row in 0..tile.rows() {
+                scale_by(job.scale, tile.row(row));
+            }
         });
     }
 }
@@ -649,7 +667,7 @@ mod tests {
         let codes = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
         let planes = [&codes[..], &[], &[]].map(Into::into);
         let encoding = DType::F32.into();
-        backend.load(Weight::Matrix(HostMatrix { encoding, rows: 2, cols: 1, planes })).unwrap();
+        backend.load(Weight::Matrix(HostMatrix { encoding, rows: 2, cols: 1, planes, scale: 1.0 })).unwrap();
         let (table, out) = (Matrix(0), Buf { id: 0, width: 1 });
         let mut embed = |tokens: [TokenId; 2]| {
             backend.begin(2);

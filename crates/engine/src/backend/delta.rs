@@ -196,6 +196,8 @@ impl DeltaLayer<'_> {
 
 #[cfg(test)]
 mod tests {
+    use forebay_testing::assert_same_bits;
+
     use super::*;
     use crate::backend::HeadOrder;
 
@@ -247,14 +249,13 @@ mod tests {
 
     #[test]
     fn tokens_may_be_cut_anywhere() {
-        let bits = |(out, state): (Vec<f32>, Vec<f32>)| -> Vec<u32> {
-            out.iter().chain(&state).map(|x| x.to_bits()).collect()
-        };
-        let whole = bits(run(SHAPE, 1, &[]));
+        let all = |(out, state): (Vec<f32>, Vec<f32>)| [out, state].concat();
+        let whole = all(run(SHAPE, 1, &[]));
         for cut in 1..TOKENS {
-            assert_eq!(bits(run(SHAPE, 3, &[cut])), whole, "cut at {cut}");
+            assert_same_bits(&all(run(SHAPE, 3, &[cut])), &whole, &format!("cut at {cut}"));
         }
-        assert_eq!(bits(run(SHAPE, 2, &(1..TOKENS).collect::<Vec<_>>())), whole);
+        let everywhere: Vec<usize> = (1..TOKENS).collect();
+        assert_same_bits(&all(run(SHAPE, 2, &everywhere)), &whole, "cut everywhere");
     }
 
     #[test]

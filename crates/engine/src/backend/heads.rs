@@ -1,9 +1,9 @@
 //! Products of each head with a matrix of its own, on the CPU.
 
-use forebay_kernels::{Grain, MatRef, Q8Panel, Rows, TileMut};
+use forebay_kernels::{Grain, Q8Panel, Rows, TileMut};
 
-use super::HeadMatrices;
-use super::cpu::{Activations, Compute, Panels};
+use super::cpu::{Activations, Compute, Panels, scale_by};
+use super::{HeadMatrices, HostMatrix};
 
 /// Tokens of one piece of work: they share the head's matrix.
 const TOKEN_TILE: usize = 64;
@@ -12,16 +12,17 @@ const TOKEN_TILE: usize = 64;
 const HEAD_TILE: usize = 16;
 
 impl Compute<'_> {
-    /// As [`Backend::head_products`](super::Backend::head_products), with `stored` the matrix that `by` is about.
+    /// As [`Backend::head_products`](super::Backend::head_products), with `matrix` the one that `by` is about.
     pub(super) fn head_products(
         &self,
-        stored: MatRef<'_>,
+        matrix: &HostMatrix,
         by: &HeadMatrices,
         x: Activations<'_>,
         panels: &mut Panels,
         out: TileMut<'_, f32>,
     ) {
         let HeadMatrices { heads, first, rows, transposed, .. } = *by;
+        let stored = matrix.view();
         let cols = if transposed { rows } else { stored.cols };
         let head_dim = x.width / heads;
         // A sum over stored rows takes them as floats, one after the other.
@@ -59,6 +60,9 @@ impl Compute<'_> {
                 }
                 None if transposed => (self.kernels.matmul_transposed)(w, x.columns(0..cols), &mut product),
                 None => (self.kernels.matmul_f32)(w, x.columns(0..cols), &mut product),
+            }
+            for row in 0..product.rows() {
+                scale_by(matrix.scale, product.row(row));
             }
         });
     }

@@ -114,10 +114,12 @@ pub struct HostMatrix {
     pub cols: usize,
     /// Codes, scales and biases as the file has them; empty where there are none.
     pub planes: [SharedBytes; 3],
+    /// What multiplies all its weights besides.
+    pub scale: f32,
 }
 
 impl HostMatrix {
-    /// The matrix for the kernels.
+    /// The matrix for the kernels, which do not know its scale.
     pub fn view(&self) -> MatRef<'_> {
         let [codes, scales, biases] = &self.planes;
         MatRef::from_planes(self.encoding, self.rows, self.cols, Planes { codes, scales, biases })
@@ -280,6 +282,8 @@ pub struct Experts {
     /// What gate, up and down add to their products, all experts one after another: `[experts · inner]` twice, then
     /// `[experts · hidden]`
     pub biases: Option<[Vector; 3]>,
+    /// `[experts]` What the products of gate, up and down are multiplied by, before biases are added.
+    pub scales: [Option<Vector>; 3],
 }
 
 /// How an expert joins its gate and its up.

@@ -69,6 +69,8 @@ pub struct Gates {
     pub shared: Option<SharedWeights>,
     /// What the experts' gate, up and down add to their products.
     pub biases: Option<[Vector; 3]>,
+    /// `[experts]` What the products of the experts' gate, up and down are multiplied by.
+    pub scales: [Option<Vector>; 3],
 }
 
 impl Moe {
@@ -160,7 +162,8 @@ impl Moe {
     }
 
     fn experts(&self, layer: LayerIdx, gates: Gates) -> Experts {
-        Experts { layer, buffers: self.buffers, activation: self.activation, biases: gates.biases }
+        let Gates { biases, scales, .. } = gates;
+        Experts { layer, buffers: self.buffers, activation: self.activation, biases, scales }
     }
 
     /// As [`forward`](Self::forward), where all experts of the layer are in the device's memory: nothing is asked of the store.

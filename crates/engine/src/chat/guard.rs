@@ -9,34 +9,39 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use minijinja::formatting::FormatStyle;
 use minijinja::machinery::{
     CompiledTemplate, Instruction, Instructions, TemplateConfig, eval, make_string_output,
 };
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Tuple, ValueKind};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::value::{Rest, Tuple, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
 use super::python;
+use super::taint::Taint;
 
 /// Bytes that one rendering may make, all strings and lists together. Megabytes of conversation take a few times
-/// their size.
-const BUDGET: u64 = 256 << 20;
+/// their size, and tainted characters have four bytes.
+const BUDGET: u64 = 512 << 20;
 
-/// The bytes that a rendering may still make.
+/// One rendering.
 #[derive(Debug)]
-pub(super) struct Budget(AtomicU64);
+pub(super) struct Run {
+    /// The bytes that it may still make.
+    left: AtomicU64,
+    /// How the request's texts are marked.
+    pub(super) taint: Taint,
+}
 
-impl Budget {
-    pub(super) fn new() -> Budget {
-        Budget(AtomicU64::new(BUDGET))
+impl Run {
+    pub(super) fn new(taint: Taint) -> Run {
+        Run { left: AtomicU64::new(BUDGET), taint }
     }
 
     /// Takes `bytes` from what is left.
     pub(super) fn take(&self, bytes: usize) -> Result<(), Error> {
         let bytes = bytes as u64;
-        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        let taken =
+            self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
         match taken {
             Ok(_) => Ok(()),
             Err(_) => Err(Error::new(
@@ -57,7 +62,7 @@ impl Budget {
 }
 
 /// What an element of a list counts, in bytes.
-pub(super) const ITEM: usize = 32;
+pub(super) const ITEM: usize = 64;
 
 // The names by which the changed templates call the functions.
 const PRINT: &str = "{{}}";
@@ -67,6 +72,8 @@ const CONCAT: &str = "~";
 const ADD: &str = "+";
 const MULTIPLY: &str = "*";
 const SLICE: &str = "[:]";
+const PLAIN: &str = "==";
+const CONTAINER: &str = "in";
 
 /// The settings of Hugging Face's `apply_chat_template`.
 fn config() -> TemplateConfig {
@@ -91,13 +98,13 @@ pub(super) fn render(
     environment: &Environment,
     source: &str,
     mut variables: Vec<(&str, Value)>,
-    budget: &Arc<Budget>,
+    run: &Arc<Run>,
 ) -> Result<String, Error> {
     let compiled = CompiledTemplate::new(NAME, source, &config())?;
     let root = guarded(&compiled.instructions);
     let blocks: BTreeMap<&str, Instructions> =
         compiled.blocks.iter().map(|(name, block)| (*name, guarded(block))).collect();
-    variables.extend(functions(budget).map(|(name, function)| (name as &str, function)));
+    variables.extend(functions(run).map(|(name, function)| (name as &str, function)));
     let mut text = String::new();
     let mut out = make_string_output(&mut text);
     eval(environment, &root, Value::from_pairs(variables), &blocks, &mut out, AutoEscape::None)?;
@@ -105,9 +112,9 @@ pub(super) fn render(
 }
 
 /// The functions as variables.
-fn functions(budget: &Arc<Budget>) -> impl Iterator<Item = (&'static str, Value)> {
-    type Function = fn(&Budget, &[Value]) -> Result<Value, Error>;
-    let all: [(&str, Function); 7] = [
+fn functions(run: &Arc<Run>) -> impl Iterator<Item = (&'static str, Value)> {
+    type Function = fn(&Run, &[Value]) -> Result<Value, Error>;
+    let all: [(&str, Function); 9] = [
         (PRINT, print),
         (COUNT, count),
         (NEST, nest),
@@ -115,11 +122,13 @@ fn functions(budget: &Arc<Budget>) -> impl Iterator<Item = (&'static str, Value)
         (ADD, add),
         (MULTIPLY, multiply),
         (SLICE, slice),
+        (PLAIN, plain),
+        (CONTAINER, container),
     ];
-    let budget = Arc::clone(budget);
+    let run = Arc::clone(run);
     all.into_iter().map(move |(name, function)| {
-        let budget = Arc::clone(&budget);
-        (name, Value::from_function(move |values: Rest<Value>| function(&budget, &values)))
+        let run = Arc::clone(&run);
+        (name, Value::from_function(move |values: Rest<Value>| function(&run, &values)))
     })
 }
 
@@ -143,6 +152,12 @@ fn guarded<'s>(instructions: &Instructions<'s>) -> Instructions<'s> {
             made @ (I::ApplyFilter(..) | I::CallMethod(..) | I::CallObject(..) | I::EndCapture) => {
                 vec![made.clone(), call(COUNT, 1)]
             }
+            // Both operands of a comparison are plain.
+            I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte | I::CompareAndPreserve(_) => {
+                vec![call(PLAIN, 1), I::Swap, call(PLAIN, 1), I::Swap, instruction.clone()]
+            }
+            I::In => vec![call(CONTAINER, 1), I::Swap, call(PLAIN, 1), I::Swap, I::In],
+            I::GetItem => vec![call(PLAIN, 1), I::GetItem],
             made @ (I::BuildList(_) | I::BuildTuple(_) | I::BuildMap(_)) => vec![made.clone(), call(NEST, 1)],
             // The value lies under the namespace that it is written into.
             I::SetAttr(_) => vec![I::Swap, call(NEST, 1), I::Swap, instruction.clone()],
@@ -175,24 +190,24 @@ fn guarded<'s>(instructions: &Instructions<'s>) -> Instructions<'s> {
     changed
 }
 
-fn print(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+fn print(run: &Run, values: &[Value]) -> Result<Value, Error> {
     match values {
         [value] if value.kind() == ValueKind::String => {
-            budget.count(value)?;
+            run.count(value)?;
             Ok(value.clone())
         }
-        _ => concat(budget, values),
+        _ => concat(run, values),
     }
 }
 
 /// Counts what was made. What is made one by one as it is asked for becomes a list: one such thing on top of
 /// another without end would overflow the stack.
-fn count(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+fn count(run: &Run, values: &[Value]) -> Result<Value, Error> {
     let mut value = values.first().cloned().unwrap_or_default();
     if value.kind() == ValueKind::Iterable {
-        value = Value::from(list(&value, budget)?);
+        value = Value::from(list(&value, run)?);
     }
-    budget.count(&value)?;
+    run.count(&value)?;
     Ok(value)
 }
 
@@ -200,11 +215,11 @@ fn count(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
 const MAX_DEPTH: usize = 200;
 
 /// What looking at an element for its depth counts, in bytes.
-const VISIT: usize = 4;
+const VISIT: usize = 8;
 
-/// Passes a value that is not nested too deep.
-fn nest(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
-    fn visit(value: &Value, depth: usize, budget: &Budget) -> Result<(), Error> {
+/// Passes a value that is not nested too deep. A map of tainted keys is asked with plain ones from here on.
+fn nest(run: &Run, values: &[Value]) -> Result<Value, Error> {
+    fn visit(value: &Value, depth: usize, run: &Run) -> Result<(), Error> {
         let map = value.kind() == ValueKind::Map;
         if !map && value.kind() != ValueKind::Seq {
             return Ok(());
@@ -213,37 +228,54 @@ fn nest(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
             return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep"));
         }
         for item in value.try_iter()? {
-            budget.take(VISIT)?;
+            run.take(VISIT)?;
             if map {
-                visit(&value.get_item(&item)?, depth + 1, budget)?;
+                visit(&value.get_item(&item)?, depth + 1, run)?;
             } else {
-                visit(&item, depth + 1, budget)?;
+                visit(&item, depth + 1, run)?;
             }
         }
         Ok(())
     }
     let value = values.first().cloned().unwrap_or_default();
-    visit(&value, 0, budget)?;
-    Ok(value)
+    visit(&value, 0, run)?;
+    Ok(run.taint.find_by_plain_keys(value))
 }
 
-fn concat(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+/// The value with its texts plain, to be compared.
+fn plain(run: &Run, values: &[Value]) -> Result<Value, Error> {
+    // Looking at all elements takes time that is counted.
+    let value = nest(run, values)?;
+    let plain = run.taint.plain(&value);
+    run.count(&plain)?;
+    Ok(plain)
+}
+
+/// The value to look for another in. Maps find tainted keys by plain ones.
+fn container(run: &Run, values: &[Value]) -> Result<Value, Error> {
+    match values {
+        [map] if map.kind() == ValueKind::Map => Ok(map.clone()),
+        _ => plain(run, values),
+    }
+}
+
+fn concat(run: &Run, values: &[Value]) -> Result<Value, Error> {
     let mut text = String::new();
     for value in values {
-        python::write(value, budget, &mut text)?;
+        python::write(value, run, &mut text)?;
     }
     Ok(Value::from(text))
 }
 
-fn add(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+fn add(run: &Run, values: &[Value]) -> Result<Value, Error> {
     let (left, right) = two(values)?;
     if let (Some(left), Some(right)) = (left.as_str(), right.as_str()) {
-        budget.take(left.len() + right.len())?;
+        run.take(left.len() + right.len())?;
         return Ok(Value::from([left, right].concat()));
     }
     if is_list(left) && is_list(right) {
-        let mut items = list(left, budget)?;
-        items.extend(list(right, budget)?);
+        let mut items = list(left, run)?;
+        items.extend(list(right, run)?);
         let tuple = left.is_tuple() && right.is_tuple();
         return Ok(if tuple { Value::from(Tuple::from(items)) } else { Value::from(items) });
     }
@@ -251,18 +283,18 @@ fn add(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
         .unwrap_or_else(|| impossible("+", left, right))
 }
 
-fn multiply(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+fn multiply(run: &Run, values: &[Value]) -> Result<Value, Error> {
     let (left, right) = two(values)?;
     // Python repeats a text or list no times where the count is negative.
     let times = |value: &Value| i64::try_from(value.clone()).map(|n| usize::try_from(n).unwrap_or(0));
     for (value, other) in [(left, right), (right, left)] {
         if let (Some(text), Ok(times)) = (value.as_str(), times(other)) {
-            budget.take(text.len().saturating_mul(times))?;
+            run.take(text.len().saturating_mul(times))?;
             return Ok(Value::from(text.repeat(times)));
         }
         if let (true, Ok(times)) = (is_list(value), times(other)) {
-            let items = list(value, budget)?;
-            budget.take(items.len().saturating_mul(times).saturating_mul(ITEM))?;
+            let items = list(value, run)?;
+            run.take(items.len().saturating_mul(times).saturating_mul(ITEM))?;
             return Ok(std::iter::repeat_n(items, times).flatten().collect());
         }
     }
@@ -270,104 +302,22 @@ fn multiply(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
         .unwrap_or_else(|| impossible("*", left, right))
 }
 
-fn slice(budget: &Budget, values: &[Value]) -> Result<Value, Error> {
+fn slice(run: &Run, values: &[Value]) -> Result<Value, Error> {
     let [value, start, stop, step] = values else { return Err(Error::from(ErrorKind::MissingArgument)) };
     let number =
         |value: &Value| if value.is_none() { Ok(None) } else { i64::try_from(value.clone()).map(Some) };
     let range = (number(start)?, number(stop)?, number(step)?.unwrap_or(1));
     if let Some(text) = value.as_str() {
-        budget.take(text.len())?;
+        run.take(text.len())?;
         let chars: Vec<char> = text.chars().collect();
         return Ok(Value::from(python::indices(range, chars.len())?.map(|i| chars[i]).collect::<String>()));
     }
     if !is_list(value) {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("{} cannot be sliced", value.kind())));
     }
-    let items = list(value, budget)?;
+    let items = list(value, run)?;
     let picked: Vec<Value> = python::indices(range, items.len())?.map(|i| items[i].clone()).collect();
     Ok(if value.is_tuple() { Value::from(Tuple::from(picked)) } else { Value::from(picked) })
-}
-
-/// The longest text that one filter or method may make.
-const MAX_TEXT: usize = 64 << 20;
-
-fn check_len(len: usize) -> Result<(), Error> {
-    if len <= MAX_TEXT {
-        return Ok(());
-    }
-    let message = format!("the template makes a text of more than {} MiB", MAX_TEXT >> 20);
-    Err(Error::new(ErrorKind::InvalidOperation, message))
-}
-
-/// The filter `join`, with the texts that Python gives elements.
-pub(super) fn join(value: &Value, separator: Option<String>) -> Result<String, Error> {
-    let separator = separator.unwrap_or_default();
-    let budget = Budget::new();
-    let mut out = String::new();
-    for (i, item) in value.try_iter()?.enumerate() {
-        if i > 0 {
-            out.push_str(&separator);
-        }
-        python::write(&item, &budget, &mut out)?;
-        check_len(out.len())?;
-    }
-    Ok(out)
-}
-
-/// The filter `replace`, and the method.
-pub(super) fn replace(text: &Value, from: String, to: String) -> Result<String, Error> {
-    let text = python::text(text)?;
-    // Nothing is found before, between and after all characters.
-    let found = text.matches(&from).count();
-    check_len(text.len().saturating_add(found.saturating_mul(to.len())))?;
-    Ok(text.replace(&from, &to))
-}
-
-/// The methods that Python's values have.
-pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    match (name, value.as_str(), args) {
-        ("replace", Some(_), [from, to]) => {
-            replace(value, python::text(from)?, python::text(to)?).map(Value::from)
-        }
-        ("join", Some(separator), [items]) => join(items, Some(separator.to_owned())).map(Value::from),
-        // A number in a format is a width.
-        ("format", Some(format), _) if has_wide_field(format) => {
-            check_len(usize::MAX).map(|()| Value::UNDEFINED)
-        }
-        _ => unknown_method_callback(state, value, name, args),
-    }
-}
-
-/// Whether a format asks for a width of more than three digits, or takes one from its arguments.
-fn has_wide_field(format: &str) -> bool {
-    format.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 3) || format.contains("%*")
-}
-
-/// The filter `format`.
-pub(super) fn format(text: String, args: Rest<Value>) -> Result<String, Error> {
-    check_len(if has_wide_field(&text) { usize::MAX } else { text.len() })?;
-    minijinja::formatting::format(FormatStyle::Printf, &text, &args)
-}
-
-/// The filter `indent`: each line but the first and empty ones, `first` and `blank` say otherwise.
-pub(super) fn indent(text: String, width: Option<usize>, kwargs: Kwargs) -> Result<String, Error> {
-    let width = width.or(kwargs.get("width")?).unwrap_or(4);
-    let first = kwargs.get::<Option<bool>>("first")?.unwrap_or(false);
-    let blank = kwargs.get::<Option<bool>>("blank")?.unwrap_or(false);
-    kwargs.assert_all_used()?;
-    let lines = text.matches('\n').count() + 1;
-    check_len(text.len().saturating_add(lines.saturating_mul(width)))?;
-    let mut out = String::new();
-    for (i, line) in text.split('\n').enumerate() {
-        if i > 0 {
-            out.push('\n');
-        }
-        if if i == 0 { first } else { blank || !line.is_empty() } {
-            out.extend(std::iter::repeat_n(' ', width));
-        }
-        out.push_str(line);
-    }
-    Ok(out)
 }
 
 fn two(values: &[Value]) -> Result<(&Value, &Value), Error> {
@@ -382,10 +332,10 @@ fn is_list(value: &Value) -> bool {
 }
 
 /// The elements of a list.
-fn list(value: &Value, budget: &Budget) -> Result<Vec<Value>, Error> {
+fn list(value: &Value, run: &Run) -> Result<Vec<Value>, Error> {
     let mut items = Vec::new();
     for item in value.try_iter()? {
-        budget.take(ITEM)?;
+        run.take(ITEM)?;
         items.push(item);
     }
     Ok(items)

@@ -7,9 +7,10 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::python;
+use super::taint::Taint;
 
 /// The filter: `value | tojson(ensure_ascii, indent, separators, sort_keys)`, all by name.
-pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+pub(super) fn tojson(value: &Value, kwargs: Kwargs, taint: Taint) -> Result<Value, Error> {
     let indent = match kwargs.get::<Option<Value>>("indent")? {
         None => None,
         Some(v) if v.is_none() => None,
@@ -20,6 +21,7 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     };
     let separators = kwargs.get::<Option<Vec<String>>>("separators")?;
     let mut writer = Writer {
+        taint,
         out: String::new(),
         depth: 0,
         between_items: if indent.is_some() { "," } else { ", " }.to_owned(),
@@ -49,6 +51,7 @@ const MAX_LEN: usize = 16 << 20;
 const MAX_DEPTH: usize = 200;
 
 struct Writer {
+    taint: Taint,
     out: String,
     depth: usize,
     between_items: String,
@@ -77,7 +80,7 @@ impl Writer {
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sort_keys {
-                    keys.sort();
+                    keys.sort_by_cached_key(|key| self.taint.plain(key));
                 }
                 self.container('{', &keys, '}', |writer, key| {
                     writer.key(key)?;
@@ -141,20 +144,28 @@ impl Writer {
     fn string(&mut self, text: &str) {
         self.out.push('"');
         for c in text.chars() {
-            match c {
-                '"' => self.out.push_str("\\\""),
-                '\\' => self.out.push_str("\\\\"),
-                '\n' => self.out.push_str("\\n"),
-                '\r' => self.out.push_str("\\r"),
-                '\t' => self.out.push_str("\\t"),
-                '\u{8}' => self.out.push_str("\\b"),
-                '\u{c}' => self.out.push_str("\\f"),
-                c if c < ' ' || (self.ensure_ascii && !c.is_ascii()) => {
-                    for unit in c.encode_utf16(&mut [0; 2]) {
-                        self.out.push_str(&format!("\\u{unit:04x}"));
-                    }
+            let plain = self.taint.plain_char(c);
+            let escape = match plain {
+                '"' => "\\\"".to_owned(),
+                '\\' => "\\\\".to_owned(),
+                '\n' => "\\n".to_owned(),
+                '\r' => "\\r".to_owned(),
+                '\t' => "\\t".to_owned(),
+                '\u{8}' => "\\b".to_owned(),
+                '\u{c}' => "\\f".to_owned(),
+                plain if plain < ' ' || (self.ensure_ascii && !plain.is_ascii()) => {
+                    let units = plain.encode_utf16(&mut [0; 2]).to_vec();
+                    units.iter().map(|unit| format!("\\u{unit:04x}")).collect()
                 }
-                c => self.out.push(c),
+                _ => {
+                    self.out.push(c);
+                    continue;
+                }
+            };
+            if self.taint.is_tainted_char(c) {
+                self.out.push_str(&self.taint.taint_text(&escape));
+            } else {
+                self.out.push_str(&escape);
             }
         }
         self.out.push('"');
@@ -177,7 +188,8 @@ mod tests {
 
     fn rendered(expression: &str) -> String {
         let mut environment = minijinja::Environment::new();
-        environment.add_filter("tojson", tojson);
+        let taint = Taint::new(&Default::default()).unwrap();
+        environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| tojson(value, kwargs, taint));
         environment.render_str(expression, ()).unwrap_or_else(|e| format!("error: {e}"))
     }
 

@@ -5,83 +5,88 @@ use std::fmt::Write as _;
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-use super::guard::{Budget, ITEM};
+use super::guard::{ITEM, Run};
 
 /// How deep a value that is printed may be nested. A template can nest them without end, the stack cannot.
 const MAX_DEPTH: usize = 100;
 
 /// What Python's `str` gives.
-pub(super) fn text(value: &Value) -> Result<String, Error> {
+pub(super) fn text(value: &Value, run: &Run) -> Result<String, Error> {
     let mut out = String::new();
-    write(value, &Budget::new(), &mut out)?;
+    write(value, run, &mut out)?;
     Ok(out)
 }
 
 /// Appends what Python's `str` gives.
-pub(super) fn write(value: &Value, budget: &Budget, out: &mut String) -> Result<(), Error> {
+pub(super) fn write(value: &Value, run: &Run, out: &mut String) -> Result<(), Error> {
     match value.as_str() {
-        Some(text) => push(text, budget, out),
-        None => write_nested(value, budget, out, 0),
+        Some(text) => push(text, run, out),
+        None => write_nested(value, run, out, 0),
     }
 }
 
-fn write_nested(value: &Value, budget: &Budget, out: &mut String, depth: usize) -> Result<(), Error> {
+fn write_nested(value: &Value, run: &Run, out: &mut String, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep to be printed"));
     }
     let items = |open: &str, close: &str, out: &mut String, map: bool| {
-        push(open, budget, out)?;
+        push(open, run, out)?;
         let mut count = 0;
         for item in value.try_iter()? {
             // Small values take more time to print than their bytes say.
-            budget.take(ITEM)?;
+            run.take(ITEM)?;
             if count > 0 {
-                push(", ", budget, out)?;
+                push(", ", run, out)?;
             }
-            write_nested(&item, budget, out, depth + 1)?;
+            write_nested(&item, run, out, depth + 1)?;
             if map {
-                push(": ", budget, out)?;
-                write_nested(&value.get_item(&item)?, budget, out, depth + 1)?;
+                push(": ", run, out)?;
+                write_nested(&value.get_item(&item)?, run, out, depth + 1)?;
             }
             count += 1;
         }
         if count == 1 && open == "(" {
-            push(",", budget, out)?;
+            push(",", run, out)?;
         }
-        push(close, budget, out)
+        push(close, run, out)
     };
     match value.kind() {
-        ValueKind::String => quoted(value.as_str().unwrap_or_default(), budget, out),
-        ValueKind::Number if !value.is_integer() => push(&float(f64::try_from(value.clone())?), budget, out),
+        ValueKind::String => quoted(value.as_str().unwrap_or_default(), run, out),
+        ValueKind::Number if !value.is_integer() => push(&float(f64::try_from(value.clone())?), run, out),
         ValueKind::Seq if value.is_tuple() => items("(", ")", out, false),
         ValueKind::Seq | ValueKind::Iterable => items("[", "]", out, false),
         ValueKind::Map => items("{", "}", out, true),
-        _ => push(&value.to_string(), budget, out),
+        _ => push(&value.to_string(), run, out),
     }
 }
 
-fn push(text: &str, budget: &Budget, out: &mut String) -> Result<(), Error> {
-    budget.take(text.len())?;
+fn push(text: &str, run: &Run, out: &mut String) -> Result<(), Error> {
+    run.take(text.len())?;
     out.push_str(text);
     Ok(())
 }
 
 /// Appends a text as Python quotes it: in single quotes unless it has such and no double ones.
-fn quoted(text: &str, budget: &Budget, out: &mut String) -> Result<(), Error> {
-    budget.take(text.len() + 2)?;
-    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+fn quoted(text: &str, run: &Run, out: &mut String) -> Result<(), Error> {
+    run.take(text.len() + 2)?;
+    let has = |quote| text.chars().any(|c| run.taint.plain_char(c) == quote);
+    let quote = if has('\'') && !has('"') { '"' } else { '\'' };
     out.push(quote);
     for c in text.chars() {
-        match c {
+        match run.taint.plain_char(c) {
             '\\' => out.push_str("\\\\"),
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
-            c if c == quote => out.extend(['\\', c]),
-            c if (c as u32) < 0x20 || (0x7f..0xa1).contains(&(c as u32)) || c as u32 == 0xad => {
-                let _ = write!(out, "\\x{:02x}", c as u32);
+            plain if plain == quote => out.extend(['\\', c]),
+            plain
+                if (plain as u32) < 0x20
+                    || (0x7f..0xa1).contains(&(plain as u32))
+                    || plain as u32 == 0xad =>
+            {
+                let _ = write!(out, "\\x{:02x}", plain as u32);
             }
-            c => out.push(c),
+            _ => out.push(c),
         }
     }
     out.push(quote);

@@ -21,7 +21,7 @@ use crate::blocks::Cancel;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::{Answer, Event, Request};
-use crate::prefix::{PrefixMeters, PrefixOptions, Prefixes};
+use crate::prefix::{PrefixMeters, PrefixOptions, Prefixes, Room};
 use crate::session::Turn;
 
 /// The time between two tokens of an answer while prompts are read, where the machine can do it.
@@ -74,6 +74,8 @@ pub struct Crowd {
     /// Passes so far.
     passes: u64,
     idle_steps: u64,
+    /// Tokens of answers so far.
+    written: usize,
     /// Whether it was logged that requests wait for each other.
     warned: bool,
     /// Bytes that all conversations can have at once, where that turned out to be too little for all.
@@ -102,6 +104,13 @@ impl Waiting {
     }
 }
 
+/// What a request has of a pass.
+#[derive(Clone, Copy)]
+struct Part {
+    number: u64,
+    tokens: usize,
+}
+
 impl Crowd {
     /// Nobody yet.
     pub fn new(engine: &Engine, mut options: CrowdOptions) -> Crowd {
@@ -116,6 +125,7 @@ impl Crowd {
             came: 0,
             passes: 0,
             idle_steps: 0,
+            written: 0,
             warned: false,
             room: None,
         }
@@ -164,7 +174,7 @@ impl Crowd {
 
     /// Computes one pass: a token for everybody who writes, and pieces of the prompts of others. Gives the number of
     /// tokens written. What happens to a request its listener is told; an error of the computation ends the
-    /// requests that took part in it, and others go on, unless [the device is lost](Engine::lost).
+    /// requests that it concerns, and others go on, unless [the device is lost](Engine::lost).
     ///
     /// A pass that is mostly for requests that are cancelled meanwhile is given up. Where nobody can compute, because
     /// all wait for files, it waits a little instead and counts as [idle](Self::idle_steps).
@@ -180,26 +190,32 @@ impl Crowd {
             self.rest();
             return Ok(0);
         }
-        let written = loop {
-            match self.pass(cancel) {
-                Ok(written) => break written,
+        let before = self.written;
+        loop {
+            self.passes += 1;
+            let parts = self.parts();
+            match self.compute(&parts, cancel) {
+                Ok(()) => break,
                 Err(Error::Cancelled) => {
                     cancel.check()?;
-                    break 0;
+                    break;
                 }
-                Err(Error::Budget { have, .. }) if self.make_room(have) => {}
-                Err(error @ Error::DeviceLost(_)) => {
-                    self.fail_all(&error);
-                    break 0;
-                }
+                Err(error @ Error::Budget { have, .. }) => match self.make_room(have) {
+                    Room::Made => {}
+                    Room::Soon => break,
+                    Room::None => {
+                        self.fail(&parts, &error);
+                        break;
+                    }
+                },
                 Err(error) => {
-                    self.fail(&error);
-                    break 0;
+                    self.fail_all(&error);
+                    break;
                 }
             }
-        };
+        }
         self.dismiss();
-        Ok(written)
+        Ok(self.written - before)
     }
 
     /// Ends the requests that are cancelled.
@@ -263,28 +279,37 @@ impl Crowd {
     }
 
     /// Memory has room for `have` bytes, and more was needed: what is kept for later goes, then the one that came last
-    /// waits for better times. False if there is nothing else and nobody else.
-    fn make_room(&mut self, have: u64) -> bool {
-        if self.prefixes.as_mut().is_some_and(Prefixes::give_way) {
-            return true;
+    /// waits for better times.
+    fn make_room(&mut self, have: u64) -> Room {
+        if let Some(prefixes) = &mut self.prefixes {
+            match prefixes.give_way() {
+                Room::Made => return Room::Made,
+                Room::Soon => {
+                    // The drive takes its time, in which requests can come and leave: only a moment at once.
+                    self.idle_steps += 1;
+                    prefixes.wait_for_write(MOMENT);
+                    return Room::Soon;
+                }
+                Room::None => {}
+            }
         }
         let holds = |member: &Member| member.served == self.passes || !member.session.tokens().is_empty();
         let mut holders: Vec<usize> = (0..self.active.len()).filter(|&i| holds(&self.active[i])).collect();
         holders.sort_by_key(|&i| self.active[i].number);
-        let [_, .., last] = holders[..] else { return false };
+        let [_, .., last] = holders[..] else { return Room::None };
         let mut member = self.active.remove(last);
         member.park();
         let place = self.waiting.partition_point(|waiting| waiting.number() < member.number);
         self.waiting.insert(place, Waiting::Parked(Box::new(member)));
         self.room = Some(have);
         tracing::info!("memory has room for {} conversations at the moment", holders.len() - 1);
-        true
+        Room::Made
     }
 
     /// Ends the requests that took part in a pass that failed.
-    fn fail(&mut self, error: &Error) {
+    fn fail(&mut self, parts: &[Part], error: &Error) {
         for i in (0..self.active.len()).rev() {
-            if self.active[i].served == self.passes {
+            if parts.iter().any(|part| part.number == self.active[i].number) {
                 let member = self.active.remove(i);
                 self.end(member, Outcome::Failed(error.repeat()));
             }
@@ -304,18 +329,45 @@ impl Crowd {
         }
     }
 
-    /// Computes what comes next for those who are served.
-    fn pass(&mut self, cancel: &Cancel) -> Result<usize> {
-        self.passes += 1;
-        let shares = self.shares();
+    /// Computes these parts of those who are served. What fails for some of them, such as an expert that cannot be
+    /// read, need not fail for others, who may not need it: each half is tried again without the other, until only those
+    /// are left who fail alone. Bits do not depend on who computes beside whom.
+    ///
+    /// # Errors
+    /// Those that concern all: that the pass was cancelled, that there is no memory, that the device is lost.
+    fn compute(&mut self, parts: &[Part], cancel: &Cancel) -> Result<()> {
+        // Once somebody was told of a token, the pass is seen through, and is not repeated.
+        let told = Arc::new(AtomicBool::new(false));
+        match self.pass(parts, cancel, &told) {
+            Ok(()) => Ok(()),
+            Err(error @ (Error::Cancelled | Error::Budget { .. } | Error::DeviceLost(_))) => Err(error),
+            Err(error) if parts.len() > 1 && !told.load(Ordering::Relaxed) => {
+                tracing::warn!(
+                    "what {} requests compute together failed, and is tried in halves: {error}",
+                    parts.len()
+                );
+                let (first, second) = parts.split_at(parts.len() / 2);
+                self.compute(first, cancel)?;
+                self.compute(second, cancel)
+            }
+            Err(error) => {
+                self.fail(parts, &error);
+                Ok(())
+            }
+        }
+    }
+
+    fn pass(&mut self, parts: &[Part], cancel: &Cancel, told: &Arc<AtomicBool>) -> Result<()> {
         let mut turns = Vec::new();
         let mut writings = Vec::new();
         let mut chosen = Vec::new();
         let mut leaving = Vec::new();
         let (mut rows, mut prompt_rows) = (0, 0);
-        for (i, (member, count)) in
-            self.active.iter_mut().zip(shares).enumerate().filter(|(_, (_, n))| *n > 0)
-        {
+        for (i, member) in self.active.iter_mut().enumerate() {
+            let Some(&Part { tokens: count, .. }) = parts.iter().find(|part| part.number == member.number)
+            else {
+                continue;
+            };
             let writes = member.writes();
             rows += count;
             prompt_rows += if writes { 0 } else { count };
@@ -328,8 +380,6 @@ impl Crowd {
             chosen.push((i, None));
         }
         let start = Instant::now();
-        // Once somebody was told of a token, the pass is seen through.
-        let told = Arc::new(AtomicBool::new(false));
         let give_up = {
             let (all, told) = (cancel.clone(), told.clone());
             let gone = move || {
@@ -349,7 +399,6 @@ impl Crowd {
             Ok(())
         })?;
         self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
-        let mut written = 0;
         let mut ended = Vec::new();
         for (i, chosen) in chosen {
             let member = &mut self.active[i];
@@ -357,7 +406,7 @@ impl Crowd {
             match chosen {
                 None => {}
                 Some(Ok(token)) => {
-                    written += 1;
+                    self.written += 1;
                     if !member.take(token) {
                         ended.push((i, Outcome::Ended));
                     }
@@ -369,11 +418,11 @@ impl Crowd {
             let member = self.active.remove(i);
             self.end(member, outcome);
         }
-        Ok(written)
+        Ok(())
     }
 
-    /// Tokens that each of those who are served has in the next pass.
-    fn shares(&self) -> Vec<usize> {
+    /// What those who are served have of the next pass.
+    fn parts(&self) -> Vec<Part> {
         let mut shares = vec![0; self.active.len()];
         let all = self.engine.step_size();
         let ready = (0..self.active.len()).filter(|&i| self.active[i].is_ready());
@@ -390,7 +439,8 @@ impl Crowd {
         for (i, share) in readers.into_iter().zip(divide(room, &needs)) {
             shares[i] = share;
         }
-        shares
+        let parts = self.active.iter().zip(shares).filter(|(_, tokens)| *tokens > 0);
+        parts.map(|(member, tokens)| Part { number: member.number, tokens }).collect()
     }
 
     fn end(&mut self, member: Member, outcome: Outcome) {

@@ -80,6 +80,29 @@ impl TensorInfo {
     }
 }
 
+/// A tensor of a type that Forebay does not know, so that nobody can tell how many bytes it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownTensor {
+    /// The name in the file.
+    pub name: String,
+    /// The number of its type in the file.
+    pub type_id: u32,
+    /// The logical shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// The file that holds it.
+    pub file: FileIdx,
+    /// Where its bytes start in that file.
+    pub offset: u64,
+}
+
+impl UnknownTensor {
+    /// The number of elements.
+    pub fn elements(&self) -> u64 {
+        // The parser has checked that the product fits.
+        self.shape.iter().map(|&d| d as u64).product()
+    }
+}
+
 /// A model on disk: its metadata and the directory of its tensors.
 #[derive(Debug)]
 pub struct ModelFile {
@@ -91,6 +114,8 @@ pub struct ModelFile {
     pub metadata: Metadata,
     /// The tensors, in file order.
     pub tensors: Vec<TensorInfo>,
+    /// Tensors of types that Forebay does not know, in file order. Only [`ModelFile::survey`] gives a model that has any.
+    pub unknown: Vec<UnknownTensor>,
     /// Under the names that [`tensor`](Self::tensor) takes.
     by_name: HashMap<String, usize>,
     /// The folder, where the container is one.
@@ -110,7 +135,22 @@ pub struct Key {
 impl ModelFile {
     /// Opens a model and reads its directory. `path` is a GGUF file or any part of a split one, or a folder with
     /// safetensors files, or one of the files in such a folder.
+    ///
+    /// # Errors
+    /// If it cannot be read, is damaged, or has a tensor of an unknown type.
     pub fn open(path: &Path) -> Result<ModelFile> {
+        let model = ModelFile::survey(path)?;
+        match model.unknown.first() {
+            None => Ok(model),
+            Some(tensor) => Err(gguf::unknown_type(&model, tensor)),
+        }
+    }
+
+    /// As [`open`](Self::open), for a look at what a file has: tensors may be of unknown types.
+    ///
+    /// # Errors
+    /// If it cannot be read or is damaged.
+    pub fn survey(path: &Path) -> Result<ModelFile> {
         match folder::folder_of(path) {
             Some(folder) => folder::open(&folder, path),
             None => gguf::open(path),
@@ -137,7 +177,7 @@ impl ModelFile {
                 return Err(Error::format(second, message));
             }
         }
-        Ok(ModelFile { format, files, metadata, tensors, by_name, folder: None })
+        Ok(ModelFile { format, files, metadata, tensors, unknown: Vec::new(), by_name, folder: None })
     }
 
     /// A GGUF file that has settings and no tensors yet, and may be nowhere.
@@ -147,6 +187,7 @@ impl ModelFile {
             files: vec![FilePart { path: path.to_owned(), len: 0 }],
             metadata,
             tensors: Vec::new(),
+            unknown: Vec::new(),
             by_name: HashMap::new(),
             folder: None,
         }

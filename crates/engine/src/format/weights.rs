@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use forebay_kernels::{Affine, DType, Encoding, Tiles};
 
-use super::{ModelFile, TensorInfo, Value};
+use super::{Format, ModelFile, TensorInfo, UnknownTensor, Value};
 use crate::error::{Error, Result};
 
 /// A weight as it is stored.
@@ -17,6 +17,18 @@ pub struct StoredWeight<'a> {
     pub shape: Vec<usize>,
     /// Codes, scales and biases.
     pub planes: [Option<&'a TensorInfo>; 3],
+    /// What multiplies all weights of a matrix besides: one number, or one for each matrix of a stack.
+    pub scale: Option<&'a TensorInfo>,
+    /// The scale that the matrix's input was meant to be quantised with. It changes no weight, and it is not used: how
+    /// activations are rounded is decided by the kernels.
+    pub input_scale: Option<&'a TensorInfo>,
+}
+
+impl<'a> StoredWeight<'a> {
+    /// A weight that is nothing but its planes.
+    fn of(encoding: Encoding, shape: Vec<usize>, planes: [Option<&'a TensorInfo>; 3]) -> StoredWeight<'a> {
+        StoredWeight { encoding, shape, planes, scale: None, input_scale: None }
+    }
 }
 
 impl ModelFile {
@@ -29,10 +41,11 @@ impl ModelFile {
         match codes.dtype {
             DType::U32 => self.affine(name, codes).map(Some),
             DType::F8_E4M3 => self.tiles(name, codes).map(Some),
-            dtype => {
-                let planes = [Some(codes), None, None];
-                Ok(Some(StoredWeight { encoding: dtype.into(), shape: codes.shape.clone(), planes }))
-            }
+            dtype => Ok(Some(StoredWeight {
+                scale: self.companion(name, "scale"),
+                input_scale: self.companion(name, "input_scale"),
+                ..StoredWeight::of(dtype.into(), codes.shape.clone(), [Some(codes), None, None])
+            })),
         }
     }
 
@@ -50,7 +63,14 @@ impl ModelFile {
             }
         }
         let others = self.tensors.iter().filter(|t| !planes.contains(t.name.as_str()));
-        count + others.map(TensorInfo::elements).sum::<u64>()
+        let unknown = self.unknown.iter().map(UnknownTensor::elements);
+        count + others.map(TensorInfo::elements).chain(unknown).sum::<u64>()
+    }
+
+    /// A tensor that GGUF files have beside a weight: `blk.0.attn_q.scale` beside `blk.0.attn_q.weight`.
+    fn companion(&self, name: &str, suffix: &str) -> Option<&TensorInfo> {
+        let module = name.strip_suffix(".weight").filter(|_| self.format == Format::Gguf)?;
+        self.tensor(&format!("{module}.{suffix}"))
     }
 
     /// MLX: codes in words, scales and biases for groups.
@@ -96,7 +116,7 @@ impl ModelFile {
             );
             return Err(self.misfit(codes, &message));
         }
-        Ok(StoredWeight { encoding, shape, planes: [Some(codes), Some(scales), Some(biases)] })
+        Ok(StoredWeight::of(encoding, shape, [Some(codes), Some(scales), Some(biases)]))
     }
 
     /// FP8 with a scale for every block.
@@ -124,7 +144,7 @@ impl ModelFile {
             );
             return Err(self.misfit(codes, &message));
         }
-        Ok(StoredWeight { encoding, shape: codes.shape.clone(), planes: [Some(codes), Some(scales), None] })
+        Ok(StoredWeight::of(encoding, codes.shape.clone(), [Some(codes), Some(scales), None]))
     }
 
     /// MXFP4: `NAME_blocks` with 32 codes in the last dimension, `NAME_scales` without it.
@@ -138,7 +158,7 @@ impl ModelFile {
                 let groups = shape.last_mut().expect("the pattern has one");
                 *groups = groups.checked_mul(32).ok_or_else(|| self.misfit(codes, "is too large"))?;
                 let planes = [Some(codes), Some(scales), None];
-                Ok(Some(StoredWeight { encoding: Encoding::Mxfp4, shape, planes }))
+                Ok(Some(StoredWeight::of(Encoding::Mxfp4, shape, planes)))
             }
             (blocks, scales) => {
                 let message = format!("has blocks {blocks:?} and scales {scales:?}, which are not MXFP4");

@@ -1,7 +1,7 @@
 //! A vocabulary as grammars see it.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -45,6 +45,8 @@ fn all_bytes(vocab: u64, text: u64, nodes: u64) -> u64 {
 /// All tokens by their bytes, in trees that grammars are matched against.
 pub(crate) struct Lexicon {
     factory: ParserFactory,
+    /// Held while a grammar is compiled: what that takes is many times the grammar, and is taken once, however many ask.
+    compiling: Mutex<()>,
 }
 
 /// The tree of a vocabulary, before its subsets have theirs.
@@ -97,11 +99,12 @@ impl Lexicon {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        Ok(Lexicon { factory })
+        Ok(Lexicon { factory, compiling: Mutex::new(()) })
     }
 
-    /// Compiles a grammar; the error is the library's message.
+    /// Compiles a grammar, one at a time; the error is the library's message.
     pub fn parser(&self, grammar: TopLevelGrammar) -> std::result::Result<TokenParser, String> {
+        let _alone = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
         let parser = catch_unwind(AssertUnwindSafe(|| {
             let mut parser = self.factory.create_parser(grammar)?;
             parser.start_without_prompt();

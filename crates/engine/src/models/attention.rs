@@ -18,9 +18,11 @@ const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
 const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
 const K: Name = Name::new("attn_k.weight", "self_attn.k_proj.weight");
 const V: Name = Name::new("attn_v.weight", "self_attn.v_proj.weight");
+/// All three, one above the other, in some GGUF files.
+const QKV: Name = Name::new("attn_qkv.weight", "");
+const QKV_BIAS: Name = Name::new("attn_qkv.bias", "");
 const ATTN_OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight");
-/// The bias of queries.
-pub const Q_BIAS: Name = Name::new("attn_q.bias", "self_attn.q_proj.bias");
+const Q_BIAS: Name = Name::new("attn_q.bias", "self_attn.q_proj.bias");
 const K_BIAS: Name = Name::new("attn_k.bias", "self_attn.k_proj.bias");
 const V_BIAS: Name = Name::new("attn_v.bias", "self_attn.v_proj.bias");
 const OUT_BIAS: Name = Name::new("attn_output.bias", "self_attn.o_proj.bias");
@@ -182,12 +184,18 @@ pub fn rope(
     Ok(Rope { frequencies: scaling.frequencies(base, channels), divisors, scale: scaling.scale(), pairs })
 }
 
+/// Whether queries, keys and values of a layer have biases in the file.
+pub fn has_qkv_bias(b: &Builder<'_>, l: usize) -> bool {
+    b.has(Q_BIAS.of_layer(l)) || b.has(QKV_BIAS.of_layer(l))
+}
+
 /// The weights of grouped attention in a layer.
 fn grouped(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &GroupedSizes) -> Result<GqaWeights> {
     let GroupedSizes { hidden, heads, kv } = *sizes;
     let (q, k, v) = (heads * kv.key_dim, kv.heads * kv.key_dim, kv.heads * kv.value_dim);
     let biases = match recipe.qkv_bias {
         false => None,
+        true if b.has(QKV_BIAS.of_layer(l)) => Some(b.vector_in_parts(QKV_BIAS.of_layer(l), [q, k, v])?),
         true => Some([
             b.vector(Q_BIAS.of_layer(l), q)?,
             b.vector(K_BIAS.of_layer(l), k)?,
@@ -207,10 +215,20 @@ fn grouped(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &GroupedSizes)
         Some(NormSpan::Head) => norms(kv.key_dim, kv.key_dim)?,
         Some(NormSpan::Projection) => norms(q, k)?,
     };
+    let q = if recipe.gated { 2 * q } else { q };
+    let [q, k, v] = if b.has(QKV.of_layer(l)) {
+        b.matrix_in_parts(QKV.of_layer(l), [q, k, v], hidden)?
+    } else {
+        [
+            b.matrix(Q.of_layer(l), q, hidden)?,
+            b.matrix(K.of_layer(l), k, hidden)?,
+            b.matrix(V.of_layer(l), v, hidden)?,
+        ]
+    };
     Ok(GqaWeights {
-        q: b.matrix(Q.of_layer(l), if recipe.gated { 2 * q } else { q }, hidden)?,
-        k: b.matrix(K.of_layer(l), k, hidden)?,
-        v: b.matrix(V.of_layer(l), v, hidden)?,
+        q,
+        k,
+        v,
         out: b.matrix(ATTN_OUT.of_layer(l), hidden, heads * kv.value_dim)?,
         biases,
         out_bias,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use forebay_kernels::quant::dequantise_row;
 use forebay_kernels::{DType, Encoding};
 
-use super::declared::{Declared, Planes, Prepared};
+use super::declared::{Declared, Planes, Prepared, elements};
 use super::experts::{self, ExpertShape};
 use super::names::{ExpertNames, Name};
 use super::needs::{Discovery, Need, NeedKind};
@@ -39,21 +39,10 @@ pub struct Blueprint {
     weights: Vec<Declared>,
     /// The ways in which matrices are stored, and the first tensor of each.
     encodings: Vec<(Encoding, String)>,
+    /// A matrix that has a scale of its own, if there is one.
+    scaled: Option<String>,
     /// Which of the weights are routers, in the order of the layers that have experts.
     routers: Vec<usize>,
-}
-
-/// Adds a product to those of its type, of which the largest matrix is the typical one.
-fn join(products: &mut Vec<Product>, product: Product) {
-    let Some(known) = products.iter_mut().find(|known| known.encoding == product.encoding) else {
-        products.push(product);
-        return;
-    };
-    let (read, stored) = (known.read + product.read, known.stored + product.stored);
-    if product.rows * product.cols > known.rows * known.cols {
-        *known = product;
-    }
-    (known.read, known.stored) = (read, stored);
 }
 
 impl Blueprint {
@@ -67,6 +56,13 @@ impl Blueprint {
     /// # Errors
     /// [`Error::Unsupported`], which names a tensor that it cannot compute with, and its type.
     pub fn check_device(&self, device: &dyn Device, file: &Path) -> Result<()> {
+        if let Some(name) = &self.scaled {
+            return Err(Error::Unsupported(format!(
+                "{}: tensor {name} is multiplied by a scale of its own, which cannot be computed on the GPU; \
+                 use --device cpu",
+                file.display()
+            )));
+        }
         match self.encodings.iter().find(|(encoding, _)| !device.computes(*encoding)) {
             None => Ok(()),
             Some((encoding, name)) => Err(Error::Unsupported(format!(
@@ -115,7 +111,7 @@ impl Blueprint {
             if !table || Matrix(i) == output {
                 let (encoding, rows, cols) = (m.encoding, m.rows, m.cols);
                 let product = Product { encoding, rows, cols, together: 1, read: bytes, stored: bytes };
-                join(&mut dense, product);
+                product.join(&mut dense);
             }
         }
         let mut experts = Vec::new();
@@ -124,7 +120,8 @@ impl Blueprint {
                 let bytes = encoding.plane_bytes(rows, cols).map_or(0, |planes| planes.iter().sum());
                 let all = |count: usize| (bytes as u64).saturating_mul(count as u64);
                 let (read, stored) = (all(layer.used), all(layer.experts.len()));
-                join(&mut experts, Product { encoding, rows, cols, together: layer.used, read, stored });
+                let together = layer.used;
+                Product { encoding, rows, cols, together, read, stored }.join(&mut experts);
             }
         }
         (dense, experts)
@@ -139,8 +136,9 @@ impl Blueprint {
         let mut lengths = Vec::new();
         let routed: Vec<_> = self.routers.iter().zip(self.experts.iter().flatten()).collect();
         for (router, layer) in routed.iter().copied().step_by(routed.len().div_ceil(layers).max(1)) {
-            let Declared::Matrix(Planes { encoding: Encoding::Blocks(dtype), cols, ranges, .. }) =
-                self.weights[*router]
+            let Declared::Matrix(Planes {
+                encoding: Encoding::Blocks(dtype), cols, ranges, scale: None, ..
+            }) = self.weights[*router]
             else {
                 continue;
             };
@@ -216,6 +214,9 @@ impl Blueprint {
                     rows: m.rows,
                     cols: m.cols,
                     planes: m.ranges.map(|range| region.share(range.map_or(0..0, |_| next()))),
+                    scale: m.scale.map_or(1.0, |_| {
+                        f32::from_le_bytes(region[next()].try_into().expect("a scale has four bytes"))
+                    }),
                 }),
                 Declared::Vector(t, prepared) => {
                     let mut values = vec![0.0; t.elements() as usize];
@@ -253,6 +254,7 @@ pub struct Builder<'a> {
     file: &'a ModelFile,
     weights: Vec<Declared>,
     encodings: Vec<(Encoding, String)>,
+    scaled: Option<String>,
     matrices: usize,
     vectors: usize,
     buffers: Vec<Scratch>,
@@ -273,6 +275,7 @@ impl<'a> Builder<'a> {
             file,
             weights: Vec::new(),
             encodings: Vec::new(),
+            scaled: None,
             matrices: 0,
             vectors: 0,
             buffers: Vec::new(),
@@ -352,15 +355,26 @@ impl<'a> Builder<'a> {
         Ok(self.push_matrix(Declared::Table(planes)))
     }
 
-    /// Two matrices that are one tensor, the first above the second.
+    /// Matrices of so many rows that are one tensor, each above the next.
     ///
     /// # Errors
     /// As [`matrix`](Self::matrix), or if they cannot be parted.
-    pub fn matrix_in_two(&mut self, name: Name, rows: [usize; 2], cols: usize) -> Result<[Matrix; 2]> {
-        let planes = self.planes(name, rows[0] + rows[1], cols)?;
-        let parted = [planes.part(0..rows[0]), planes.part(rows[0]..rows[0] + rows[1])];
-        let [Some(first), Some(second)] = parted else { return Err(self.cannot_part(name)) };
-        Ok([first, second].map(|planes| self.push_matrix(Declared::Matrix(planes))))
+    pub fn matrix_in_parts<const N: usize>(
+        &mut self,
+        name: Name,
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[Matrix; N]> {
+        let planes = self.planes(name, rows.iter().sum(), cols)?;
+        let mut end = 0;
+        let parts = rows.map(|rows| {
+            end += rows;
+            planes.part(end - rows..end)
+        });
+        if parts.iter().any(Option::is_none) {
+            return Err(self.cannot_part(name));
+        }
+        Ok(parts.map(|part| self.push_matrix(Declared::Matrix(part.expect("none is missing")))))
     }
 
     /// `count` matrices of the same shape in one tensor, as one with all their rows.
@@ -369,7 +383,7 @@ impl<'a> Builder<'a> {
     /// As [`matrix`](Self::matrix), or if they cannot be joined.
     pub fn matrices(&mut self, name: Name, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
         self.count_layer(name);
-        let weight = self.weight(&name.in_format(self.format()), &[count, rows, cols])?;
+        let weight = self.single_weight(&name.in_format(self.format()), &[count, rows, cols])?;
         let planes = Planes::of(&weight, count * rows, cols);
         // Each matrix must begin where one does that is cut out of the whole.
         if planes.part(rows..count * rows).is_none() {
@@ -428,16 +442,39 @@ impl<'a> Builder<'a> {
         self.prepared(name, shape, Prepared::EveryOther(first))
     }
 
+    /// Vectors of so many weights that are one tensor, one after the other.
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    pub fn vector_in_parts<const N: usize>(&mut self, name: Name, lens: [usize; N]) -> Result<[Vector; N]> {
+        let tensor = self.floats(name, &[lens.iter().sum()])?;
+        let mut end = 0;
+        Ok(lens.map(|len| {
+            end += len;
+            self.push_vector(Declared::Vector(elements(tensor, end - len, len), Prepared::Plainly))
+        }))
+    }
+
     fn prepared(&mut self, name: Name, shape: &[usize], prepared: Prepared) -> Result<Vector> {
+        let tensor = self.floats(name, shape)?;
+        Ok(self.push_vector(Declared::Vector(tensor.clone(), prepared)))
+    }
+
+    /// A tensor of plain numbers.
+    fn floats(&mut self, name: Name, shape: &[usize]) -> Result<&'a TensorInfo> {
         self.count_layer(name);
         let weight = self.stored(&name.in_format(self.format()), shape, NeedKind::Vector)?;
         let tensor = weight.planes[0].expect("a weight has codes");
-        if !tensor.dtype.is_float() {
-            return Err(self.cannot_compute(tensor, "F32, F16, BF16"));
+        match tensor.dtype.is_float() {
+            true => Ok(tensor),
+            false => Err(self.cannot_compute(tensor, "F32, F16, BF16")),
         }
-        self.weights.push(Declared::Vector(tensor.clone(), prepared));
+    }
+
+    fn push_vector(&mut self, declared: Declared) -> Vector {
+        self.weights.push(declared);
         self.vectors += 1;
-        Ok(Vector(self.vectors - 1))
+        Vector(self.vectors - 1)
     }
 
     /// A scratch buffer of `width` floats for each token of a batch.
@@ -456,7 +493,8 @@ impl<'a> Builder<'a> {
         Buf { id: self.buffers.len() - 1, width }
     }
 
-    /// The routed experts of the next layer, `inner` channels wide inside.
+    /// The routed experts of the next layer, `inner` channels wide inside; and what multiplies the weights of each
+    /// expert's gate, up and down, where a file has such scales.
     ///
     /// # Errors
     /// If a tensor is missing, has another shape, or a type that cannot be computed.
@@ -466,15 +504,25 @@ impl<'a> Builder<'a> {
         router: &Router,
         hidden: usize,
         inner: usize,
-    ) -> Result<()> {
+    ) -> Result<[Option<Vector>; 3]> {
         let count = router.experts;
         if count > MAX_EXPERTS {
             return Err(self.error(format!("{count} experts in a layer are more than {MAX_EXPERTS}")));
         }
         let shape = ExpertShape { experts: count, used: router.top_k, hidden, inner };
-        let layer = experts::find(self, self.experts.len(), names, shape)?;
+        let (layer, scales) = experts::find(self, self.experts.len(), names, shape)?;
         self.experts.push(Some(layer));
-        Ok(())
+        Ok(scales)
+    }
+
+    /// The scales of a weight that is a stack of matrices, one for each, if it has any.
+    ///
+    /// # Errors
+    /// If they are not one number for each matrix.
+    pub(super) fn scales_of(&mut self, weight: &StoredWeight<'a>) -> Result<Option<Vector>> {
+        let Some(scale) = weight.scale else { return Ok(None) };
+        self.check_scale(scale, weight.shape[0])?;
+        Ok(Some(self.push_vector(Declared::Vector(scale.clone(), Prepared::Plainly))))
     }
 
     /// The next layer has no routed experts.
@@ -504,8 +552,8 @@ impl<'a> Builder<'a> {
             let path = self.file.path().display();
             tracing::info!("{path}: {beyond} tensors are not of the text model and are skipped");
         }
-        let Builder { experts, buffers, weights, encodings, routers, .. } = self;
-        Ok(Blueprint { model, context, experts, buffers, weights, encodings, routers })
+        let Builder { experts, buffers, weights, encodings, scaled, routers, .. } = self;
+        Ok(Blueprint { model, context, experts, buffers, weights, encodings, scaled, routers })
     }
 
     /// Whether a tensor belongs to something other than the text model: to layers that predict further
@@ -552,8 +600,26 @@ impl<'a> Builder<'a> {
         let shape = [rows, cols];
         // A matrix of one row may be stored as a vector.
         let from = usize::from(rows == 1 && self.find(&name)?.is_some_and(|w| w.shape.len() == 1));
-        let weight = self.weight(&name, &shape[from..])?;
+        let weight = self.single_weight(&name, &shape[from..])?;
         Ok(Planes::of(&weight, rows, cols))
+    }
+
+    /// A weight with at most one scale.
+    fn single_weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
+        let weight = self.weight(name, shape)?;
+        weight.scale.map_or(Ok(()), |scale| self.check_scale(scale, 1))?;
+        Ok(weight)
+    }
+
+    /// Refuses scales of a weight that are not so many numbers of type F32.
+    fn check_scale(&self, scale: &TensorInfo, count: usize) -> Result<()> {
+        if scale.dtype == DType::F32 && scale.elements() == count as u64 {
+            return Ok(());
+        }
+        Err(self.error(format!(
+            "tensor {} has type {} and shape {:?}, but the weight it belongs to needs {count} of type F32",
+            scale.name, scale.dtype, scale.shape
+        )))
     }
 
     fn count_layer(&mut self, name: Name) {
@@ -571,6 +637,11 @@ impl<'a> Builder<'a> {
         if !self.encodings.iter().any(|(known, _)| *known == weight.encoding) {
             self.encodings.push((weight.encoding, name.to_owned()));
         }
+        if weight.scale.is_some() {
+            self.scaled.get_or_insert_with(|| name.to_owned());
+        }
+        let companions = [weight.scale, weight.input_scale];
+        self.declared.extend(companions.iter().flatten().map(|tensor| tensor.name.as_str()));
         Ok(weight)
     }
 

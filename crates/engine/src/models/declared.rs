@@ -53,13 +53,13 @@ impl Prepared {
 }
 
 impl Declared {
-    /// Where its bytes are in the file.
+    /// Where its bytes are in the file: those of its planes, then its scale.
     pub(super) fn ranges(&self) -> impl Iterator<Item = ByteRange> {
-        let ranges = match self {
-            Declared::Matrix(m) | Declared::Table(m) => m.ranges,
-            Declared::Vector(t, _) => [Some(whole(t)), None, None],
+        let (ranges, scale) = match self {
+            Declared::Matrix(m) | Declared::Table(m) => (m.ranges, m.scale),
+            Declared::Vector(t, _) => ([Some(whole(t)), None, None], None),
         };
-        ranges.into_iter().flatten()
+        ranges.into_iter().chain([scale]).flatten()
     }
 
     /// How many they are in memory, where vectors are f32.
@@ -72,18 +72,21 @@ impl Declared {
 }
 
 /// A dense matrix: what it is and where its planes are.
+#[derive(Clone, Copy)]
 pub(super) struct Planes {
     pub encoding: Encoding,
     pub rows: usize,
     pub cols: usize,
     pub ranges: [Option<ByteRange>; 3],
+    /// The f32 that multiplies all its weights, if it has one.
+    pub scale: Option<ByteRange>,
 }
 
 impl Planes {
     /// A weight as a matrix.
     pub(super) fn of(weight: &StoredWeight<'_>, rows: usize, cols: usize) -> Planes {
         let ranges = weight.planes.map(|plane| plane.map(whole));
-        Planes { encoding: weight.encoding, rows, cols, ranges }
+        Planes { encoding: weight.encoding, rows, cols, ranges, scale: weight.scale.map(whole) }
     }
 
     /// Some of its rows; `None` if they share scales with others.
@@ -102,7 +105,18 @@ impl Planes {
                     ByteRange { file: range.file, offset: range.offset + before[i] as u64, len: bytes[i] };
             }
         }
-        Some(Planes { encoding: self.encoding, rows: rows.len(), cols: self.cols, ranges })
+        Some(Planes { rows: rows.len(), ranges, ..*self })
+    }
+}
+
+/// `len` elements of a tensor of plain numbers, from `first` on.
+pub(super) fn elements(tensor: &TensorInfo, first: usize, len: usize) -> TensorInfo {
+    let size = tensor.dtype.block_bytes();
+    TensorInfo {
+        shape: vec![len],
+        offset: tensor.offset + (first * size) as u64,
+        len: (len * size) as u64,
+        ..tensor.clone()
     }
 }
 

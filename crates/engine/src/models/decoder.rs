@@ -4,7 +4,7 @@
 use forebay_kernels::RopePairs;
 
 use super::attention::{Attention, Mixer, Sizes};
-pub use super::attention::{AttentionKind, NormSpan, Q_BIAS, Q_NORM};
+pub use super::attention::{AttentionKind, NormSpan, Q_NORM, has_qkv_bias};
 use super::linear::Linear;
 use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
@@ -249,7 +249,13 @@ struct Layer {
 /// A layer's feed-forward block.
 enum Ffn {
     Dense(Mlp, MlpWeights),
-    Mixture { moe: Box<Moe>, gate: Gate, shared: Option<SharedWeights>, biases: Option<[Vector; 3]> },
+    Mixture {
+        moe: Box<Moe>,
+        gate: Gate,
+        shared: Option<SharedWeights>,
+        biases: Option<[Vector; 3]>,
+        scales: [Option<Vector>; 3],
+    },
 }
 
 impl Layer {
@@ -392,7 +398,7 @@ impl<'r> Blocks<'r> {
             &Blocks::Mixture { moe, mixture } => {
                 let Mixture { router, inner, .. } = *mixture;
                 let hidden = moe.buffers.x.width;
-                b.experts(&mixture.names, &router, hidden, inner)?;
+                let scales = b.experts(&mixture.names, &router, hidden, inner)?;
                 let weights = b.router(mixture.gate.of_layer(l), router.experts, hidden)?;
                 let bias =
                     mixture.gate_bias.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()?;
@@ -402,7 +408,7 @@ impl<'r> Blocks<'r> {
                     mixture.shared.as_ref().map(|shared| shared.weights(b, l, hidden)).transpose()?;
                 let biases = mixture.biases.map(|names| names.vectors(b, l, mixture, hidden)).transpose()?;
                 let gate = Gate { weights, bias, correction };
-                Ok(Ffn::Mixture { moe: Box::new(moe), gate, shared, biases })
+                Ok(Ffn::Mixture { moe: Box::new(moe), gate, shared, biases, scales })
             }
             Blocks::DenseFirst { layers, dense, mixtures } => {
                 if l < *layers {
@@ -460,9 +466,9 @@ impl Model for Decoder {
             cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
             match layer.ffn {
                 Ffn::Dense(mlp, ref w) => mlp.forward(cx.backend, w, self.normed, self.added)?,
-                Ffn::Mixture { ref moe, gate, shared, biases } => {
+                Ffn::Mixture { ref moe, gate, shared, biases, scales } => {
                     let next = self.layers.get(i.0 + 1).and_then(Layer::gate);
-                    moe.forward(cx, i, Gates { here: gate, next, shared, biases }, self.added)?;
+                    moe.forward(cx, i, Gates { here: gate, next, shared, biases, scales }, self.added)?;
                 }
             }
             cx.backend.add(self.x, self.added)?;

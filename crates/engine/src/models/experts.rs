@@ -10,6 +10,7 @@ use forebay_kernels::Encoding;
 use super::blueprint::Builder;
 use super::names::{ExpertNames, Fused};
 use super::needs::NeedKind;
+use crate::backend::Vector;
 use crate::error::{Error, Result};
 use crate::format::{Format, StoredWeight};
 use crate::store::{ByteRange, ExpertLayer, PartShape, Ranges, RowPick};
@@ -35,15 +36,17 @@ struct Stack {
     /// By expert: codes, scales, biases.
     planes: Vec<[Option<ByteRange>; 3]>,
     pick: RowPick,
+    /// `[experts]` What multiplies each matrix, if there is such a thing.
+    scales: Option<Vector>,
 }
 
-/// Finds the experts of a layer.
+/// Finds the experts of a layer, and the scales of their gates, ups and downs.
 pub(super) fn find(
     b: &mut Builder<'_>,
     layer: usize,
     names: &ExpertNames,
     shape: ExpertShape,
-) -> Result<ExpertLayer> {
+) -> Result<(ExpertLayer, [Option<Vector>; 3])> {
     let prefix = match b.format() {
         Format::Gguf => format!("blk.{layer}"),
         Format::HuggingFace | Format::Mlx => format!("model.layers.{layer}.{}", names.module),
@@ -57,7 +60,10 @@ pub(super) fn find(
         },
     };
     match found {
-        Some(stacks) => Ok(join(stacks, shape.used)),
+        Some(stacks) => {
+            let scales = [0, 1, 2].map(|part| stacks[part].scales);
+            Ok((join(stacks, shape.used), scales))
+        }
         None => Err(search.missing()),
     }
 }
@@ -94,15 +100,21 @@ impl Search<'_, '_> {
             if self.b.find(&names[0])?.is_some() {
                 let mut stacks = Vec::new();
                 for (name, (rows, cols)) in names.iter().zip(self.matrices()) {
-                    let weight = self.b.weight(name, &[self.shape.experts, rows, cols])?;
-                    // While tensors are being found out, nobody asks where each expert is.
-                    let listed = if self.b.is_discovering() { 1 } else { self.shape.experts };
-                    stacks.push(Stack::of(&weight, listed));
+                    stacks.push(self.stack(name, [rows, cols])?);
                 }
                 return Ok(stacks.try_into().ok());
             }
         }
         Ok(None)
+    }
+
+    /// A tensor with one matrix of every expert.
+    fn stack(&mut self, name: &str, [rows, cols]: [usize; 2]) -> Result<Stack> {
+        let weight = self.b.weight(name, &[self.shape.experts, rows, cols])?;
+        let scales = self.b.scales_of(&weight)?;
+        // While tensors are being found out, nobody asks where each expert is.
+        let listed = if self.b.is_discovering() { 1 } else { self.shape.experts };
+        Ok(Stack { scales, ..Stack::of(&weight, listed) })
     }
 
     /// A tensor for each matrix of each expert.
@@ -150,8 +162,8 @@ impl Search<'_, '_> {
             let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);
             return Ok(Some([both.every_other(0), both.every_other(1), down]));
         }
-        let stack = Stack::of(&self.b.weight(&both, &[experts, 2 * inner, hidden])?, experts);
-        let down = Stack::of(&self.b.weight(&down, &[experts, hidden, inner])?, experts);
+        let stack = self.stack(&both, [2 * inner, hidden])?;
+        let down = self.stack(&down, [hidden, inner])?;
         if alternating {
             return Ok(Some([stack.every_other(0), stack.every_other(1), down]));
         }
@@ -207,6 +219,7 @@ impl Stack {
             cols,
             planes: (0..count).map(range).collect(),
             pick: RowPick::ALL,
+            scales: None,
         }
     }
 
@@ -218,6 +231,7 @@ impl Stack {
             cols: self.cols,
             planes: self.planes.clone(),
             pick: RowPick { first, step: 2 },
+            scales: self.scales,
         }
     }
 
@@ -244,6 +258,7 @@ impl Stack {
                 })
                 .collect(),
             pick: RowPick::ALL,
+            scales: self.scales,
         };
         Some([half(false), half(true)])
     }
@@ -308,7 +323,7 @@ mod tests {
 
     /// The weights of every expert, gate, up and down, as they come from the store.
     fn weights(model: &ModelFile, names: &ExpertNames, ranges: usize) -> Vec<[Vec<f32>; 3]> {
-        let layer = find(&mut Builder::new(model), 0, names, SHAPE).unwrap();
+        let (layer, _) = find(&mut Builder::new(model), 0, names, SHAPE).unwrap();
         assert!(layer.experts.iter().all(|expert| expert.len() == ranges));
         let layers = vec![Some(layer)];
         let classes = SlotClasses::new(&layers);
@@ -408,7 +423,7 @@ mod tests {
         folder(temporary.path(), tensors);
         std::fs::write(temporary.path().join("config.json"), config).unwrap();
         let model = ModelFile::open(temporary.path()).unwrap();
-        let error = find(&mut Builder::new(&model), 0, &ExpertNames::USUAL, SHAPE).unwrap_err();
+        let error = find(&mut Builder::new(&model), 0, &ExpertNames::USUAL, SHAPE).err().unwrap();
         assert!(error.to_string().contains("share scales"), "{error}");
     }
 }

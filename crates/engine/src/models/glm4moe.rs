@@ -29,8 +29,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     };
     // GGUF files say these two by having the tensors.
     let qk_norm = config.optional_bool(keys::QK_NORM)?.unwrap_or_else(|| b.has(decoder::Q_NORM.of_layer(0)));
-    let qkv_bias =
-        config.optional_bool(keys::QKV_BIAS)?.unwrap_or_else(|| b.has(decoder::Q_BIAS.of_layer(0)));
+    let qkv_bias = config.optional_bool(keys::QKV_BIAS)?.unwrap_or_else(|| decoder::has_qkv_bias(b, 0));
     let recipe = Recipe {
         qkv_bias,
         qk_norm: qk_norm.then_some(NormSpan::Head),

@@ -132,7 +132,7 @@ impl LatentSizes {
                 up: b.matrix(Q_UP.of_layer(l), queries, q_rank)?,
             },
         };
-        let [latent, k] = b.matrix_in_two(KV_DOWN.of_layer(l), [rank, rotated], hidden)?;
+        let [latent, k] = b.matrix_in_parts(KV_DOWN.of_layer(l), [rank, rotated], hidden)?;
         let (absorb, v) = if b.has(K_UP.of_layer(l)) {
             let mut own = |name: Name, rows: usize, cols: usize| -> Result<_> {
                 let stored = b.matrices(name.of_layer(l), heads, rows, cols)?;

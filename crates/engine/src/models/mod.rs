@@ -85,12 +85,35 @@ pub trait Model: Send + Sync {
 /// # Errors
 /// If the family is unknown, or the file does not hold what the family needs.
 pub fn describe(file: &ModelFile) -> Result<Blueprint> {
+    refuse_drafts(file)?;
     let arch = recognise(file)?;
     let config = Config::new(file);
     let mut builder = Builder::new(file);
     let model = (arch.describe)(&config, &mut builder)?;
     let context = config.context()?;
     builder.finish(model, context)
+}
+
+/// Architectures whose files only propose tokens to a larger model.
+const DRAFTS: [&str; 3] = ["eagle3", "dflash", "gemma4-assistant"];
+
+/// Refuses GGUF files that hold no model of their own, but a draft for speculative decoding with a larger one. Some have
+/// the larger model's architecture, and of its layers only those that predict further tokens (MTP).
+fn refuse_drafts(file: &ModelFile) -> Result<()> {
+    if file.format != Format::Gguf {
+        return Ok(());
+    }
+    let has_draft_architecture = file.architecture().is_some_and(|name| DRAFTS.contains(&name));
+    let starts = |prefix: &str| file.tensors.iter().any(|tensor| tensor.name.starts_with(prefix));
+    let predicts = file.tensors.iter().any(|tensor| tensor.name.contains(".nextn."));
+    if !has_draft_architecture && (!predicts || starts("blk.0.")) {
+        return Ok(());
+    }
+    Err(Error::Unsupported(format!(
+        "{}: this file holds only the draft layers (MTP) for speculative decoding, not a model; \
+         use the GGUF file of the model itself",
+        file.path().display()
+    )))
 }
 
 /// The family of a model.

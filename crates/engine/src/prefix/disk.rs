@@ -236,30 +236,27 @@ impl Disk {
         given
     }
 
-    /// Whether a conversation is being written.
-    pub fn is_writing(&self, tokens: &[TokenId]) -> bool {
+    /// Whether something is being written.
+    pub fn is_writing(&self) -> bool {
+        !self.writing.is_empty()
+    }
+
+    /// Whether this conversation is being written.
+    pub fn is_writing_of(&self, tokens: &[TokenId]) -> bool {
         let path = self.path_of(tokens);
         self.writing.iter().any(|(writing, _)| *writing == path)
     }
 
-    /// Takes note of what has been written.
-    pub fn collect(&mut self, meters: &mut PrefixMeters) {
-        for written in self.writer.results(Duration::ZERO) {
+    /// Takes note of what has been written; waits for so long if nothing has been.
+    pub fn collect(&mut self, wait: Duration, meters: &mut PrefixMeters) {
+        let gone = self.writer.is_gone();
+        for written in self.writer.results(wait) {
             self.note(written, meters);
         }
-    }
-
-    /// Waits until something has been written; false if nothing is.
-    pub fn wait_for_write(&mut self, meters: &mut PrefixMeters) -> bool {
-        if self.writing.is_empty() {
-            return false;
+        if gone {
+            // What the thread had is gone with it.
+            self.writing.clear();
         }
-        match self.writer.results.recv() {
-            Ok(written) => self.note(written, meters),
-            // The thread is gone, and what it had with it.
-            Err(_) => self.writing.clear(),
-        }
-        true
     }
 
     /// Files and their bytes.

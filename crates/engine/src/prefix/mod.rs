@@ -105,6 +105,17 @@ pub struct Match {
     pub reach: usize,
 }
 
+/// Whether there is room for those who are being answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// There is more than before.
+    Made,
+    /// There will be.
+    Soon,
+    /// Nothing is left to give.
+    None,
+}
+
 impl Match {
     /// The better of two.
     pub fn best(matches: impl Iterator<Item = Match>) -> Option<Match> {
@@ -158,7 +169,7 @@ impl Prefixes {
         let mut kept = self.kept.remove(found.index);
         kept.used = Instant::now();
         let continued = found.reach >= kept.turn;
-        let written = self.disk.as_ref().is_some_and(|disk| disk.is_writing(kept.session.tokens()));
+        let written = self.disk.as_ref().is_some_and(|disk| disk.is_writing_of(kept.session.tokens()));
         if !continued || written {
             match kept.session.fork_at(found.reach) {
                 Ok(fork) => {
@@ -211,22 +222,29 @@ impl Prefixes {
         }
     }
 
-    /// Makes room for those who are being answered. False if nothing is left to give.
-    pub fn give_way(&mut self) -> bool {
+    /// Makes room for those who are being answered.
+    pub fn give_way(&mut self) -> Room {
         if !self.kept.is_empty() {
             let Kept { session, .. } = self.kept.remove(0);
             tracing::info!("a kept conversation of {} gives way", Bytes(session.held_bytes()));
             self.meters.evictions += 1;
-            return true;
+            return Room::Made;
         }
         // What is being written is in memory until it has been.
-        self.disk.as_mut().is_some_and(|disk| disk.wait_for_write(&mut self.meters))
+        if self.disk.as_ref().is_some_and(Disk::is_writing) { Room::Soon } else { Room::None }
+    }
+
+    /// Takes note of what has been written; waits for so long if nothing has been.
+    pub fn wait_for_write(&mut self, wait: Duration) {
+        if let Some(disk) = &mut self.disk {
+            disk.collect(wait, &mut self.meters);
+        }
     }
 
     /// Writes what was not used for a while.
     pub fn tend(&mut self) {
         let Some(disk) = &mut self.disk else { return };
-        disk.collect(&mut self.meters);
+        disk.collect(Duration::ZERO, &mut self.meters);
         let old = |kept: &&mut Kept| !kept.written && kept.used.elapsed() >= WRITTEN_AFTER;
         for kept in self.kept.iter_mut().filter(old) {
             kept.written = disk.write(&mut kept.session);
@@ -236,7 +254,7 @@ impl Prefixes {
     /// Writes everything, in the background. Whoever drops it waits for that.
     pub fn save(&mut self) {
         let Some(disk) = &mut self.disk else { return };
-        disk.collect(&mut self.meters);
+        disk.collect(Duration::ZERO, &mut self.meters);
         // Where there is not enough room for all, the newest are written.
         for kept in self.kept.iter_mut().rev().filter(|kept| !kept.written) {
             kept.written = disk.write_later(&mut kept.session);

@@ -81,28 +81,50 @@ impl Bpe {
     fn merge(&self, word: &str, tokens: &mut Vec<TokenId>) -> Result<()> {
         let merged =
             self.model.tokenize(word).map_err(|e| Error::Invalid(format!("cannot tokenise: {e}")))?;
-        // The library passes over what it has no token for, which would change the text without a word.
-        if merged.last().map_or(0, |token| token.offsets.1) != word.len() {
+        // The library passes over what it has no token for.
+        if merged.last().map_or(0, |token| token.offsets.1) != word.len() && !self.may_shorten(word) {
             return Err(self.unspellable(word));
         }
         tokens.extend(merged.iter().map(|token| TokenId(token.id)));
         Ok(())
     }
 
-    /// The error about the first character of `word` that has no token.
+    /// Whether all that has no token in `word` is left out by the models' own tokenizers, too: some published byte-level
+    /// vocabularies lack bytes that are hardly ever met.
+    fn may_shorten(&self, word: &str) -> bool {
+        let mut byte = Vec::new();
+        self.spelling == Spelling::ByteAlphabet
+            && word.chars().all(|c| {
+                let c = c.encode_utf8(&mut [0; 4]).to_owned();
+                byte.clear();
+                self.find(&c).is_some() || ALPHABET.read(&c, &mut byte) && is_rare(byte[0])
+            })
+    }
+
+    /// The error about the first character of `word` that has no token and must have one.
     fn unspellable(&self, word: &str) -> Error {
+        let mut bytes = Vec::new();
+        let mut byte_of = |c: char| {
+            bytes.clear();
+            let is_byte = self.spelling == Spelling::ByteAlphabet;
+            (is_byte && ALPHABET.read(c.encode_utf8(&mut [0; 4]), &mut bytes)).then(|| bytes[0])
+        };
         let has_token =
             |c: &char| self.model.tokenize(c.encode_utf8(&mut [0; 4])).is_ok_and(|tokens| !tokens.is_empty());
-        let missing = word.chars().find(|c| !has_token(c)).unwrap_or_default();
-        let mut bytes = Vec::new();
-        let what = match self.spelling {
-            Spelling::ByteAlphabet if ALPHABET.read(missing.encode_utf8(&mut [0; 4]), &mut bytes) => {
-                format!("byte {:#04x}", bytes[0])
-            }
-            _ => format!("character {missing:?}"),
+        let mut lacking = word.chars().filter(|c| !has_token(c));
+        let missing = lacking.find(|&c| !byte_of(c).is_some_and(is_rare)).unwrap_or_default();
+        let what = match byte_of(missing) {
+            Some(byte) => format!("byte {byte:#04x}"),
+            None => format!("character {missing:?}"),
         };
         Error::Invalid(format!("the model's vocabulary has no token for the {what}, which the text holds"))
     }
+}
+
+/// Whether a byte is a control character other than white space of texts, or starts a character of planes that are nearly
+/// empty.
+fn is_rare(byte: u8) -> bool {
+    matches!(byte, 0..0x20 | 0x7f | 0xf1..) && !matches!(byte, b'\t' | b'\n' | b'\r')
 }
 
 /// How merging is done.

@@ -47,12 +47,9 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
     let pre = Pre::named(pre).ok_or_else(|| {
         file.unsupported(&format!("the pre-tokeniser `{pre}` (tokenizer.ggml.pre)"), &Pre::names())
     })?;
-    let unknown = file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
-    let rules = MergeRules {
-        unknown: unknown.and_then(|id| texts.get(id.0 as usize)).map(str::to_owned),
-        ignores_merges: pre.ignores_merges,
-        ..MergeRules::default()
-    };
+    // The file may name an unknown token, but the models' own byte-level tokenizers use none.
+    file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
+    let rules = MergeRules { ignores_merges: pre.ignores_merges, ..MergeRules::default() };
     let merges = merges(file)?;
     let model = bpe::model(words(texts), merges.into_iter(), rules)
         .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?;
@@ -119,10 +116,16 @@ fn assemble(
     vocabulary: Vocabulary,
     defaults: Defaults,
 ) -> Result<Tokenizer> {
+    // GGUF files do not say which special tokens swallow the white space after them. In the tokenizers of Phi-3 all do but
+    // for three.
+    let phi_3 = matches!(encoder, Encoder::SentencePiece(_))
+        && matches!(file.metadata.str("general.architecture"), Some("phi3" | "phimoe"));
+    let strips_right = |text: &str| phi_3 && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
     let literals = |wanted: fn(Kind) -> bool| {
         let all = (0u32..).map(TokenId).zip(texts.iter()).zip(vocabulary.kinds());
         let wanted = all.filter(|&(_, &kind)| wanted(kind));
-        let raw = Literals::new(wanted.map(|((id, text), _)| Literal::plain(id, text)))
+        let literal = |id, text| Literal { strips_right: strips_right(text), ..Literal::plain(id, text) };
+        let raw = Literals::new(wanted.map(|((id, text), _)| literal(id, text)))
             .map_err(|e| file.wrong(format!("cannot index the special tokens: {e}")))?;
         Ok(LiteralSets { raw, normalised: Literals::default() })
     };

@@ -14,6 +14,8 @@ mod stream;
 mod vocabulary;
 
 use std::borrow::Cow;
+use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
 
 pub use stream::StreamDecoder;
@@ -106,7 +108,8 @@ impl Tokenizer {
 
     /// The tokens of `text`. No end token is added, whatever the file says: the text is there to go on.
     ///
-    /// Fails where the vocabulary cannot spell the text, or has no BOS token and one is asked for.
+    /// Fails where the vocabulary cannot spell the text, or has no BOS token and one is asked for. Control characters and
+    /// other rare bytes that a byte-level vocabulary lacks are left out instead, as the models' own tokenizers do.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let mut tokens = self.start(options.bos)?.to_vec();
         let literals = if options.special { &self.literals } else { &self.user_defined };
@@ -147,6 +150,32 @@ impl Tokenizer {
             Encoder::SentencePiece(_) => text.len(),
         };
         Ok(merged as u64 * EACH_MERGED + text.len() as u64 * EACH)
+    }
+
+    /// The tokens of a prompt that a chat template wrote. In the byte ranges `from_request`, which are in order, the text
+    /// of a control token is plain text, and so it is where a range has only some of its characters. Everything else is
+    /// as in [`encode`](Self::encode) with `special` and without a BOS token; the ranges cut no words.
+    pub fn encode_prompt(&self, text: &str, from_request: &[Range<usize>]) -> Result<Vec<TokenId>> {
+        let is_own = |found: Range<usize>| {
+            let next = from_request.partition_point(|range| range.end <= found.start);
+            from_request.get(next).is_none_or(|range| found.end <= range.start)
+        };
+        let allowed = |found, id| !self.is_control(id) || is_own(found);
+        let mut tokens = Vec::new();
+        let mut first = true;
+        for part in self.literals.raw.parts_where(text, allowed) {
+            match part {
+                Part::Token(id) => tokens.push(id),
+                Part::Text(part) => {
+                    // Tokens may swallow white space between parts.
+                    let at = part.as_ptr() as usize - text.as_ptr() as usize;
+                    let is_own = |found: Range<usize>| is_own(at + found.start..at + found.end);
+                    self.encode_part_of_prompt(part, is_own, first, &mut tokens)?;
+                }
+            }
+            first = false;
+        }
+        Ok(tokens)
     }
 
     /// The text of `tokens`. `special` says whether control tokens are printed; bytes that are not UTF-8
@@ -249,6 +278,46 @@ impl Tokenizer {
             }
             Bos::Always => Ok(&self.start),
         }
+    }
+
+    /// Appends the tokens of a part of a prompt in which no raw literal is left.
+    fn encode_part_of_prompt(
+        &self,
+        text: &str,
+        is_own: impl Fn(Range<usize>) -> bool,
+        mut first: bool,
+        tokens: &mut Vec<TokenId>,
+    ) -> Result<()> {
+        let encoder = match &self.encoder {
+            Encoder::SentencePiece(encoder) => return encoder.encode(text, tokens),
+            Encoder::Bpe(encoder) => encoder,
+        };
+        let literals = &self.literals.normalised;
+        let control = |text| {
+            let found = literals.found(text, |_, _| true);
+            found.filter(|(_, id)| self.is_control(*id)).collect::<Vec<_>>()
+        };
+        let normalised = encoder.normalise(text);
+        // Normalising moves what it leaves alone. What is there before and after, in the same order, is the same.
+        let own: Option<HashSet<usize>> = (normalised != text).then(|| {
+            let (before, after) = (control(text), control(&normalised));
+            let same = before.iter().map(|(_, id)| id).eq(after.iter().map(|(_, id)| id));
+            let pairs = before.into_iter().zip(after);
+            let own = pairs.filter(|((before, _), _)| same && is_own(before.clone()));
+            own.map(|(_, (after, _))| after.start).collect()
+        });
+        let allowed = |found: Range<usize>, id| {
+            !self.is_control(id)
+                || own.as_ref().map_or_else(|| is_own(found.clone()), |own| own.contains(&found.start))
+        };
+        for part in literals.parts_where(&normalised, allowed) {
+            match part {
+                Part::Token(id) => tokens.push(id),
+                Part::Text(text) => encoder.encode(text, first, tokens)?,
+            }
+            first = false;
+        }
+        Ok(())
     }
 
     /// Appends the tokens of a text in which no raw literal is left.

@@ -96,7 +96,7 @@ const PRES: &[Pre] = &[
         ..PLAIN
     },
     Pre { names: &["qwen2", "deepseek-r1-qwen", "stablelm2"], steps: &[QWEN2], composes: true, ..PLAIN },
-    Pre { names: &["megrez", "kormo", "hunyuan", "grok-2"], steps: &[QWEN2], ..PLAIN },
+    Pre { names: &["megrez", "kormo", "hunyuan", "grok-2", "solar-open"], steps: &[QWEN2], ..PLAIN },
     Pre {
         names: &["qwen35"],
         steps: &[concat!(
@@ -113,8 +113,27 @@ const PRES: &[Pre] = &[
         ignores_merges: true,
         ..PLAIN
     },
-    Pre { names: &["glm4", "chatglm-bpe", "dbrx", "smaug-bpe"], steps: &[LLAMA_3], ..PLAIN },
-    Pre { names: &["gpt-4o", "llama4", "minimax-m2"], steps: &[GPT_4O], ..PLAIN },
+    Pre { names: &["glm4", "glm5"], steps: &[LLAMA_3], ignores_merges: true, ..PLAIN },
+    Pre { names: &["chatglm-bpe", "dbrx", "smaug-bpe"], steps: &[LLAMA_3], ..PLAIN },
+    Pre { names: &["gpt-4o", "llama4", "kanana2", "minimax-m2"], steps: &[GPT_4O], ..PLAIN },
+    Pre {
+        names: &["youtu"],
+        steps: &[
+            concat!(
+                r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，\u{3001}-\u{303F}\u{FE30}-\u{FE4F}]+",
+                r"|[ㄅ-ㄯ]+|[一-龥\u{3040}-ゟ゠-ヿ]+"
+            ),
+            concat!(
+                r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+                r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?",
+                r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+                r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?",
+                r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+        ],
+        ignores_merges: true,
+        ..PLAIN
+    },
     Pre {
         names: &["tekken"],
         steps: &[concat!(
@@ -147,7 +166,7 @@ const PRES: &[Pre] = &[
         ..PLAIN
     },
     Pre {
-        names: &["deepseek-v3", "hunyuan-dense"],
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
         steps: &[
             r"\p{N}{1,3}",
             r"[一-龥\u{3040}-ゟ゠-ヿ]+",
@@ -238,6 +257,15 @@ mod tests {
         assert_eq!(split("gpt-2", "a   b \t c  "), ["a", "  ", " b", " \t", " c", "  "]);
         assert_eq!(split("gpt-2", "\n\nx\u{3000}\u{3000}y"), ["\n", "\n", "x", "\u{3000}", "\u{3000}", "y"]);
         assert_eq!(split("qwen2", "a  \n \n b  12"), ["a", "  \n \n", " b", " ", " ", "1", "2"]);
+    }
+
+    #[test]
+    fn models_that_borrow_a_pre_tokeniser_cut_alike() {
+        for (name, same) in [("solar-open", "qwen2"), ("kanana2", "gpt-4o"), ("joyai-llm", "deepseek-v3")] {
+            assert_eq!(Pre::named(name).unwrap().steps, Pre::named(same).unwrap().steps, "{name}");
+        }
+        let ignores_merges = |name: &str| Pre::named(name).unwrap().ignores_merges;
+        assert!(ignores_merges("glm4") && ignores_merges("youtu") && !ignores_merges("chatglm-bpe"));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Finds the tokens that are matched in the text as it stands, before BPE sees the rest.
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, MatchKind};
+use std::ops::Range;
+
+use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, Input, Match, MatchKind};
 
 use crate::TokenId;
 
@@ -56,9 +58,53 @@ impl Literals {
     }
 
     /// The parts of `text` in order.
-    pub(super) fn parts<'t>(&self, text: &'t str) -> impl Iterator<Item = Part<'t>> {
+    pub(super) fn parts<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Part<'t>> {
+        self.parts_where(text, |_, _| true)
+    }
+
+    /// The tokens in `text` and where they are, of those that are `allowed` there.
+    pub(super) fn found<'s>(
+        &'s self,
+        text: &'s str,
+        allowed: impl Fn(Range<usize>, TokenId) -> bool + 's,
+    ) -> impl Iterator<Item = (Range<usize>, TokenId)> + 's {
+        self.matches(text, allowed).map(|found| (found.range(), self.tokens[found.pattern()].id))
+    }
+
+    /// The leftmost and longest tokens of those that are `allowed`. One that is not allowed hides no other.
+    fn matches<'s>(
+        &'s self,
+        text: &'s str,
+        allowed: impl Fn(Range<usize>, TokenId) -> bool + 's,
+    ) -> impl Iterator<Item = Match> + 's {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let automaton = self.automaton.as_ref()?;
+            loop {
+                let longest = automaton.find(Input::new(text).range(from..))?;
+                let mut here = Some(longest);
+                while let Some(found) = here {
+                    if allowed(found.range(), self.tokens[found.pattern()].id) {
+                        from = found.end();
+                        return Some(found);
+                    }
+                    // A shorter one may start in the same place.
+                    let shorter = Input::new(text).range(found.start()..found.end() - 1);
+                    here = automaton.find(shorter).filter(|shorter| shorter.start() == found.start());
+                }
+                from = longest.start() + 1;
+            }
+        })
+    }
+
+    /// The parts of `text` in order, where only tokens count that are `allowed` where they are.
+    pub(super) fn parts_where<'t>(
+        &'t self,
+        text: &'t str,
+        allowed: impl Fn(Range<usize>, TokenId) -> bool + 't,
+    ) -> impl Iterator<Item = Part<'t>> {
         let mut at = 0;
-        let mut matches = self.automaton.iter().flat_map(move |a| a.find_iter(text)).peekable();
+        let mut matches = self.matches(text, allowed).peekable();
         std::iter::from_fn(move || {
             // A token that swallowed white space may have swallowed the start of the next.
             while matches.next_if(|m| m.start() < at).is_some() {}
@@ -122,6 +168,19 @@ mod tests {
         let parts: Vec<_> = set.parts("<r> \n<n>\n<n>").collect();
         assert_eq!(parts, [token(1), text("<n>"), token(2)]);
         assert_eq!(set.parts(" <l>").collect::<Vec<_>>(), [token(0)]);
+    }
+
+    #[test]
+    fn a_token_that_is_not_allowed_hides_no_other() {
+        let set = literals(&["<a>", "<a><b>", "<b>", "><"]);
+        let token = |i| Part::Token(TokenId(i));
+        let allowed = |wanted: &'static [u32]| {
+            set.parts_where("x<a><b>", move |_, id| wanted.contains(&id.0)).collect::<Vec<_>>()
+        };
+        assert_eq!(allowed(&[0, 2, 3]), [Part::Text("x"), token(0), token(2)]);
+        assert_eq!(allowed(&[2, 3]), [Part::Text("x<a"), token(3), Part::Text("b>")]);
+        assert_eq!(allowed(&[2]), [Part::Text("x<a>"), token(2)]);
+        assert_eq!(allowed(&[]), [Part::Text("x<a><b>")]);
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub mod tensor_type {
     pub const BF16: u32 = 30;
     pub const F64: u32 = 28;
     pub const TQ2_0: u32 = 35;
+    pub const NVFP4: u32 = 40;
 }
 
 /// A file in the making. What is not set takes the value that makes the file sound.

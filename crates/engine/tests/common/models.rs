@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use forebay_engine::{Engine, Options, Precision, Routed, TokenId, Watch};
+use forebay_testing::{relative_error, worst};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use safetensors::SafeTensors;
@@ -69,12 +70,7 @@ pub fn data(name: &str) -> PathBuf {
 
 /// A trained model, or what belongs to one: too large for the repository, they are beside it.
 pub fn trained(name: &str) -> Option<PathBuf> {
-    let path = engine_folder().join("../../../shared/models").join(name);
-    if !path.exists() {
-        eprintln!("skipped: {} is not there", path.display());
-        return None;
-    }
-    Some(path)
+    forebay_testing::shared(&format!("models/{name}"))
 }
 
 pub fn options(precision: Precision) -> Options {
@@ -149,41 +145,26 @@ pub fn assert_close_by_default(model: &Path, by_default: &Options) {
     const LENGTH: usize = 16;
     let engines =
         [by_default, &options(Precision::Exact)].map(|options| Engine::open(model, options).unwrap());
-    let (mut compared, mut worst) = (0, 0.0f64);
+    let (mut compared, mut errors) = (0, Vec::new());
     for seed in 0..TEXTS {
         let tokens = random_tokens(LENGTH, engines[0].vocab_size() as u32, seed);
         let [(ours, chosen), (truth, best)] = [0, 1].map(|i: usize| logits_and_experts(&engines[i], &tokens));
+        assert_eq!([ours.len(), truth.len(), chosen.len(), best.len()], [LENGTH; 4]);
         let alike = chosen.iter().zip(&best).take_while(|(chosen, best)| chosen == best).count();
-        let errors = ours.iter().zip(&truth).map(|(ours, truth)| relative_error(ours, truth));
-        worst = errors.take(alike).fold(worst, f64::max);
+        errors.extend((0..alike).map(|i| relative_error(&ours[i], &truth[i])));
+        // The others are different numbers, but numbers.
+        assert!(ours[alike..].iter().flatten().all(|logit| logit.is_finite()), "{}", model.display());
         compared += alike;
     }
+    let worst = worst(errors);
     let (name, all) = (model.display(), TEXTS as usize * LENGTH);
     println!("{name}: {compared} of {all} tokens within {worst:.1e}");
     assert!(worst < 1e-2, "{name}: {worst}");
     assert!(4 * compared >= 3 * all, "{name}: experts differ before {} of {all} tokens", all - compared);
 }
 
-/// ‖a − b‖ / ‖b‖
-pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let square = |v: f64| v * v;
-    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(a - b))).sum();
-    let norm: f64 = b.iter().map(|&b| square(b.into())).sum();
-    (difference / norm).sqrt()
-}
-
 /// Any tokens below `vocab`, the same for the same seed.
 pub fn random_tokens(count: usize, vocab: u32, seed: u64) -> Vec<TokenId> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..count).map(|_| TokenId(rng.next_u32() % vocab)).collect()
-}
-
-/// Equality of every bit, so that zeros have signs and a NaN equals itself.
-pub fn assert_same_bits(a: &[f32], b: &[f32], what: &str) {
-    assert_eq!(a.len(), b.len(), "{what}");
-    assert!(!a.is_empty(), "{what}: there is nothing to compare");
-    if let Some(i) = a.iter().zip(b).position(|(a, b)| a.to_bits() != b.to_bits()) {
-        panic!("{what}: element {i} is {:e} instead of {:e}", a[i], b[i]);
-    }
 }

@@ -204,10 +204,3 @@ fn scale_fields(dtype: DType) -> &'static [(usize, f32)] {
         other => panic!("no random weights of type {other} yet"),
     }
 }
-
-/// ‖a − b‖ / ‖b‖
-pub fn relative_error(a: &[f32], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let difference: f64 = a.iter().zip(b).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
-    (difference / b.iter().map(|b| b * b).sum::<f64>()).sqrt()
-}

@@ -24,7 +24,7 @@ pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<
         ));
     }
     let mut grammar = Grammar::new(dialect);
-    let start = grammar.before_answer(prompt);
+    let start = grammar.before_answer(prompt, tools);
     let calls = grammar.calls(tools).join(" | ");
     Ok(grammar.finish(&format!("{start} ({calls})")))
 }
@@ -32,7 +32,7 @@ pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<
 /// A grammar for an answer that calls nothing; `None` where calls look like what may be said.
 pub(super) fn text(dialect: &Dialect, prompt: &str) -> Option<String> {
     let mut grammar = Grammar::new(dialect);
-    let start = grammar.before_answer(prompt);
+    let start = grammar.before_answer(prompt, &[]);
     let text = match dialect.format {
         Format::None | Format::Llama => return None,
         Format::Harmony => format!("{} {}", grammar.final_header(prompt), grammar.rule(ANY)),
@@ -44,7 +44,7 @@ pub(super) fn text(dialect: &Dialect, prompt: &str) -> Option<String> {
 /// A grammar for an answer that is JSON, or a call of one of the tools if there are any.
 pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value, tools: &[Value]) -> String {
     let mut grammar = Grammar::new(dialect);
-    let start = grammar.before_answer(prompt);
+    let start = grammar.before_answer(prompt, tools);
     let header = grammar.final_header(prompt);
     let json = grammar.json(schema);
     let mut answers = vec![format!("{header} {json}")];
@@ -110,21 +110,39 @@ impl<'a> Grammar<'a> {
 
     /// Any text up to a tag, and the tag.
     fn until(&mut self, tag: &str) -> String {
+        self.text_until(ANY, tag)
+    }
+
+    /// Text of a pattern up to a tag, and the tag.
+    fn text_until(&mut self, text: &str, tag: &str) -> String {
         match self.tag(tag) {
             token if token.starts_with('<') => {
-                let text = self.rule(ANY);
+                let text = self.rule(text);
                 format!("{text} {token}")
             }
-            text => self.rule_with(&format!("[suffix={text}]"), ANY),
+            end => self.rule_with(&format!("[suffix={end}]"), text),
         }
     }
 
     /// Any text in which none of these tags is. Where a tag is a control token, no text has it.
     fn text_without(&mut self, tags: &[&str]) -> String {
+        if tags.is_empty() {
+            return ANY.into();
+        }
         let tags: Vec<String> = tags.iter().map(|tag| quoted(tag)).collect();
         // Only of terminals can a grammar say what they are not.
-        self.rules.push_str(&format!("TEXT: {ANY} & ~({ANY} ({}) {ANY})\n", tags.join(" | ")));
-        "TEXT".into()
+        let name = format!("TEXT{}", self.count);
+        self.count += 1;
+        self.rules.push_str(&format!("{name}: {ANY} & ~({ANY} ({}) {ANY})\n", tags.join(" | ")));
+        name
+    }
+
+    /// Reasoning and the tag that ends it. Where there is something to call, a call would end it, too, and would be one that
+    /// nothing has been asked of: reasoning that is followed by what the grammar asks for holds none.
+    fn reasoning(&mut self, tools: &[Value]) -> String {
+        let calls = if tools.is_empty() { &[] } else { self.dialect.format.opening() };
+        let text = self.text_without(calls);
+        self.text_until(&text, THINK_END)
     }
 
     /// What says that the answer follows, where anything does.
@@ -136,7 +154,7 @@ impl<'a> Grammar<'a> {
     }
 
     /// What comes before an answer: reasoning, if the model does that and the prompt leaves it open.
-    fn before_answer(&mut self, prompt: &str) -> String {
+    fn before_answer(&mut self, prompt: &str, tools: &[Value]) -> String {
         let prompt = prompt.trim_end();
         if self.dialect.format == Format::Harmony {
             if harmony::is_in_message(prompt) {
@@ -151,10 +169,10 @@ impl<'a> Grammar<'a> {
         }
         const LINES: &str = r"/\n{0,2}/";
         if prompt.ends_with(THINK) {
-            let reasoning = self.until(THINK_END);
+            let reasoning = self.reasoning(tools);
             format!("{reasoning} {LINES}")
         } else if self.dialect.thinks && !prompt.ends_with(THINK_END) {
-            let reasoning = self.until(THINK_END);
+            let reasoning = self.reasoning(tools);
             let think = self.tag(THINK);
             let reasoning = self.rule(&format!("{think} {reasoning}"));
             format!("{LINES} {reasoning}? {LINES}")
@@ -355,5 +373,19 @@ mod tests {
             assert!(!takes(&engine, &grammar, call), "{template}: {call:?} in {source}");
         }
         assert_eq!(Dialect::of("").text_grammar(""), None);
+        // Before a call that is asked for, reasoning holds none of another form. Without tools there is nothing to call.
+        let tools = [json!({ "name": "now" })];
+        let dialect = Dialect::of(&thinks);
+        let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+        let source = dialect.call_grammar("<think>", &tools).unwrap();
+        let grammar = crate::Grammar::lark(&engine, &source).unwrap();
+        assert!(takes(&engine, &grammar, &format!("Hm. <tool_c>\n</think>\n\n{call}")), "{source}");
+        assert!(!takes(&engine, &grammar, "Hm. <tool_call>"), "{source}");
+        for (tools, takes_mention) in [(&tools[..], false), (&[], true)] {
+            let source = dialect.answer_grammar("", &json!({ "type": "boolean" }), tools);
+            let grammar = crate::Grammar::lark(&engine, &source).unwrap();
+            assert!(takes(&engine, &grammar, "<think>Hm.</think>\n\ntrue"), "{source}");
+            assert_eq!(takes(&engine, &grammar, "<think>Hm. <tool_call>"), takes_mention, "{source}");
+        }
     }
 }

@@ -45,6 +45,23 @@ mod tests {
     use crate::chat::dialect::Dialect;
 
     #[test]
+    fn a_call_inside_reasoning_is_not_interrupted() {
+        let template = "<think><tool_call>{\"name\": …, \"arguments\": …}</tool_call>";
+        let parser = Dialect::of(template).parser("<think>", &[serde_json::json!({ "name": "now" })]);
+        let [other, end] = [0, 1].map(TokenId);
+        let mut limit = ReasoningLimit::new(parser, 1, vec![end]);
+        limit.take(other, "Hm. <tool_call>");
+        assert_eq!(limit.next(), None);
+        // It turns out to be none: the reasoning goes on, and is ended.
+        limit.take(other, "is a tag.");
+        assert_eq!(limit.next(), Some(end));
+        for text in ["<tool_call>", "{\"name\": \"now\", ", "\"arguments\": {}}", "</tool_call>", "Done."] {
+            limit.take(other, text);
+            assert_eq!(limit.next(), None, "{text}");
+        }
+    }
+
+    #[test]
     fn reasoning_that_begins_again_is_ended_again() {
         let parser = Dialect::of("<|channel|><|message|>").parser("<|start|>assistant", &[]);
         let [other, first, second] = [0, 1, 2].map(TokenId);

@@ -1,5 +1,7 @@
 //! Answers that are text: reasoning between tags, then what is said, with calls between.
 
+use std::ops::Range;
+
 use super::input::{Begins, Found, Input, MOST_SPACE, begins, trim_start, without_space_at_end};
 use super::values::Tools;
 use super::{Format, Piece, Progress, json, sections, xml};
@@ -24,6 +26,8 @@ pub(super) struct Text {
     trim: bool,
     /// Whether there was a call.
     called: bool,
+    /// Whether a call came inside reasoning that nobody has ended. The tag that ends it may still come, and is no text.
+    unended: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -36,7 +40,10 @@ enum State {
     Content,
     Call {
         call: Call,
+        /// What has come of it, with the white space before it: text, if it is no call.
         before: String,
+        /// Whether it came inside reasoning.
+        inside: bool,
     },
 }
 
@@ -71,6 +78,7 @@ impl Text {
             state: State::Start { reasoning },
             trim: reasoning == Opened::ByPrompt || prompt.ends_with(THINK_END),
             called: false,
+            unended: false,
         }
     }
 
@@ -118,7 +126,7 @@ impl Text {
                 let lead = space + tags[which].trim_end_matches('{').len();
                 let before = input.rest()[..lead].to_owned();
                 input.advance(lead);
-                State::Call { call: Call::Json(json::Call::new(None)), before }
+                State::Call { call: Call::Json(json::Call::new(None)), before, inside: false }
             }
             Begins::Maybe if space <= MOST_SPACE => return false,
             _ if reasoning == Opened::ByPrompt => State::Reasoning,
@@ -127,15 +135,14 @@ impl Text {
         true
     }
 
+    /// Reads reasoning up to its end, or to a call: models that want to call a tool forget to end their reasoning. What
+    /// only mentions the tag of a call is none, and stays reasoning.
     fn reasoning(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> bool {
         if self.trim {
             input.skip_space();
         }
         let mut tags = vec![THINK_END];
-        // Tags that are no text end the reasoning as well.
-        if let Format::Sections(sections) = self.format {
-            tags.extend([sections.section, sections.call]);
-        }
+        tags.extend(self.format.opening());
         let found = input.find(&tags);
         let text = match found {
             Found::Tag { at, .. } => &input.rest()[..at],
@@ -147,15 +154,14 @@ impl Text {
             emit(Piece::Reasoning(&text[..count]));
         }
         match found {
-            Found::Tag { at, which } => {
-                input.advance(at);
+            Found::Tag { at, which: 0 } => {
+                input.advance(at + THINK_END.len());
                 self.trim = true;
-                self.state = if which == 0 {
-                    input.advance(THINK_END.len());
-                    State::Start { reasoning: Opened::Over }
-                } else {
-                    State::Content
-                };
+                self.state = State::Start { reasoning: Opened::Over };
+                true
+            }
+            Found::Tag { at, which } => {
+                self.open(input, count..at + tags[which].len(), which - 1, true);
                 true
             }
             Found::Nothing { .. } => {
@@ -171,8 +177,12 @@ impl Text {
         if self.trim {
             input.skip_space();
         }
-        let tags = self.format.opening();
-        let found = input.find(tags);
+        let calls = self.format.opening();
+        let mut tags = calls.to_vec();
+        if self.unended {
+            tags.push(THINK_END);
+        }
+        let found = input.find(&tags);
         let (count, keep) = match found {
             _ if tags.is_empty() => (input.rest().len(), false),
             Found::Tag { at, .. } => (at, true),
@@ -185,14 +195,17 @@ impl Text {
             emit(Piece::Content(&text[..count]));
         }
         match found {
-            Found::Tag { at, which } if !tags.is_empty() => {
-                let end = at + tags[which].len();
-                let before = input.rest()[count..end].to_owned();
-                input.advance(end);
-                self.state = State::Call { call: self.format.call(which), before };
+            Found::Tag { at, which } if which < calls.len() => {
+                self.open(input, count..at + tags[which].len(), which, false);
                 true
             }
-            _ => {
+            Found::Tag { at, which } => {
+                input.advance(at + tags[which].len());
+                self.unended = false;
+                self.trim = true;
+                true
+            }
+            Found::Nothing { .. } => {
                 if count > 0 {
                     input.advance(count);
                 }
@@ -201,8 +214,16 @@ impl Text {
         }
     }
 
+    /// Leaves behind the tag of this number, which opens a call, with the white space before it.
+    fn open(&mut self, input: &mut Input, tag: Range<usize>, which: usize, inside: bool) {
+        let before = input.rest()[tag.clone()].to_owned();
+        input.advance(tag.end);
+        self.state = State::Call { call: self.format.call(which), before, inside };
+    }
+
     fn call(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> bool {
-        let State::Call { call, before } = &mut self.state else { return true };
+        let State::Call { call, before, inside } = &mut self.state else { return true };
+        let inside = *inside;
         let mut progress = match call {
             Call::Json(call) => call.step(input, &self.tools, emit),
             Call::Xml(call) => call.step(input, &self.tools, emit),
@@ -223,13 +244,14 @@ impl Text {
         }
         if progress == Progress::NotACall {
             if !before.is_empty() {
-                emit(Piece::Content(before));
+                emit(if inside { Piece::Reasoning(before) } else { Piece::Content(before) });
             }
             self.trim = false;
-            self.state = State::Content;
+            self.state = if inside { State::Reasoning } else { State::Content };
         } else {
             self.trim = true;
             self.called = true;
+            self.unended |= inside;
             // Where nothing but itself says that an object is a call, another may follow.
             self.state = match self.format {
                 Format::Llama => State::Start { reasoning: Opened::Over },

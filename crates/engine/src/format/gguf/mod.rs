@@ -17,7 +17,7 @@ use std::path::Path;
 use reader::Reader;
 
 use super::foreign::{self, CUT_SHORT};
-use super::{FilePart, Format, ModelFile};
+use super::{FilePart, Format, ModelFile, Quoted, UnknownTensor};
 use crate::error::{Error, Result};
 
 /// The most metadata entries a file may have. Real ones have a few dozen.
@@ -30,7 +30,7 @@ pub const MAX_TENSORS: u64 = 65_536;
 /// damaged length in a 400 GB file would have its weights read into memory as text.
 pub const MAX_HEADER_BYTES: u64 = 128 << 20;
 
-/// Opens the model at `path`: a GGUF file, or any part of a split one (`NAME-00001-of-00003.gguf`).
+/// Opens the model at `path`, whose tensors may be of [unknown](ModelFile::unknown) types: a GGUF file, or any part of a split one (`NAME-00001-of-00003.gguf`).
 pub fn open(path: &Path) -> Result<ModelFile> {
     split::complete(load(path)?, load)
 }
@@ -38,14 +38,39 @@ pub fn open(path: &Path) -> Result<ModelFile> {
 /// Parses the header of one file, which `source` yields from its first byte.
 ///
 /// `len` is the length of the whole file; the tensors' data counts towards it and is not read from `source`.
-/// A part of a split model gives the tensors of that part alone. `path` only names the file in messages.
+/// A part of a split model gives the tensors of that part alone. Tensors may be of [unknown](ModelFile::unknown) types.
+/// `path` only names the file in messages.
 pub fn parse(path: &Path, source: &mut dyn Read, len: u64) -> Result<ModelFile> {
     let mut reader = Reader::new(path, source, len);
     let counts = read_preamble(&mut reader)?;
     let metadata = values::read_metadata(&mut reader, counts.metadata_entries)?;
     let alignment = tensors::alignment(&reader, &metadata)?;
-    let tensors = tensors::read_directory(&mut reader, counts.tensors, alignment)?;
-    ModelFile::new(Format::Gguf, vec![FilePart { path: path.to_owned(), len }], metadata, tensors)
+    let directory = tensors::read_directory(&mut reader, counts.tensors, alignment)?;
+    let files = vec![FilePart { path: path.to_owned(), len }];
+    let model = ModelFile::new(Format::Gguf, files, metadata, directory.tensors)?;
+    Ok(ModelFile { unknown: directory.unknown, ..model })
+}
+
+/// The refusal of a tensor whose type [`DType`](super::DType) does not have.
+pub(super) fn unknown_type(model: &ModelFile, tensor: &UnknownTensor) -> Error {
+    let (name, id) = (Quoted(&tensor.name), tensor.type_id);
+    let removed = match id {
+        4 => Some("Q4_2"),
+        5 => Some("Q4_3"),
+        31 => Some("Q4_0_4_4"),
+        32 => Some("Q4_0_4_8"),
+        33 => Some("Q4_0_8_8"),
+        36 => Some("IQ4_NL_4_4"),
+        37 => Some("IQ4_NL_4_8"),
+        38 => Some("IQ4_NL_8_8"),
+        _ => None,
+    };
+    let problem = match removed {
+        Some(removed) => format!("{id} ({removed}), which was removed from the format; quantise it again"),
+        None => format!("{id}, which is not known"),
+    };
+    let path = model.files[tensor.file.0].path.display();
+    Error::Unsupported(format!("{path}: tensor {name} has the type {problem}"))
 }
 
 /// What the fixed start of a file promises.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::MAX_TENSORS;
 use crate::error::{Error, Result};
-use crate::format::{FileIdx, ModelFile, Quoted, TensorInfo};
+use crate::format::{FileIdx, ModelFile, Quoted, TensorInfo, UnknownTensor};
 
 const INDEX_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
@@ -45,7 +45,9 @@ pub(super) fn complete(named: ModelFile, load: impl Fn(&Path) -> Result<ModelFil
         append(&mut joined, part(index)?)?;
     }
     check_tensor_count(&joined)?;
-    ModelFile::new(joined.format, joined.files, joined.metadata, joined.tensors)
+    let unknown = joined.unknown;
+    let model = ModelFile::new(joined.format, joined.files, joined.metadata, joined.tensors)?;
+    Ok(ModelFile { unknown, ..model })
 }
 
 /// Which part of how many. The parts are counted from zero here and in metadata, from one for people.
@@ -150,8 +152,8 @@ fn append(joined: &mut ModelFile, part: ModelFile) -> Result<()> {
             format!("its {TENSORS_KEY} is {own_total}, but that of the model's first part is {total}");
         return Err(Error::format(part.path(), message));
     }
-    let tensors = joined.tensors.len() + part.tensors.len();
-    if tensors as u64 > MAX_TENSORS {
+    let tensors = tensor_count(joined) + tensor_count(&part);
+    if tensors > MAX_TENSORS {
         let message =
             format!("with this part the model has {tensors} tensors, and at most {MAX_TENSORS} make sense");
         return Err(Error::format(part.path(), message));
@@ -160,12 +162,13 @@ fn append(joined: &mut ModelFile, part: ModelFile) -> Result<()> {
     let file = FileIdx(joined.files.len());
     joined.files.extend(part.files);
     joined.tensors.extend(part.tensors.into_iter().map(|tensor| TensorInfo { file, ..tensor }));
+    joined.unknown.extend(part.unknown.into_iter().map(|tensor| UnknownTensor { file, ..tensor }));
     Ok(())
 }
 
 /// Compares the tensors that were found with the number the first part gives.
 fn check_tensor_count(joined: &ModelFile) -> Result<()> {
-    let found = joined.tensors.len() as u64;
+    let found = tensor_count(joined);
     match integer(joined, TENSORS_KEY)? {
         Some(total) if total == found => Ok(()),
         Some(total) => {
@@ -178,6 +181,10 @@ fn check_tensor_count(joined: &ModelFile) -> Result<()> {
             format!("it is part of a split model, but has no {TENSORS_KEY}"),
         )),
     }
+}
+
+fn tensor_count(part: &ModelFile) -> u64 {
+    (part.tensors.len() + part.unknown.len()) as u64
 }
 
 fn integer(part: &ModelFile, key: &str) -> Result<Option<u64>> {

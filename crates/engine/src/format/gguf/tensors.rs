@@ -5,7 +5,7 @@ use forebay_kernels::DType;
 use super::reader::Reader;
 use crate::error::Result;
 use crate::format::foreign::CUT_SHORT;
-use crate::format::{FileIdx, Metadata, Quoted, TensorInfo};
+use crate::format::{FileIdx, Metadata, Quoted, TensorInfo, UnknownTensor};
 
 /// The smallest entry: a name's length and one byte of name, the number of dimensions and one dimension, the
 /// type and the offset.
@@ -33,19 +33,35 @@ pub(super) fn alignment(reader: &Reader, metadata: &Metadata) -> Result<u64> {
     }
 }
 
+/// The tensors of a file.
+#[derive(Default)]
+pub(super) struct Directory {
+    pub tensors: Vec<TensorInfo>,
+    pub unknown: Vec<UnknownTensor>,
+}
+
+/// One of them.
+enum Entry {
+    Known(TensorInfo),
+    Unknown(UnknownTensor),
+}
+
 /// Reads `count` entries. The data begins after them, at the next multiple of `alignment`.
-pub(super) fn read_directory(reader: &mut Reader, count: u64, alignment: u64) -> Result<Vec<TensorInfo>> {
-    let mut tensors = Vec::new();
+pub(super) fn read_directory(reader: &mut Reader, count: u64, alignment: u64) -> Result<Directory> {
+    let mut directory = Directory::default();
     for index in 0..count {
-        tensors.push(read_entry(reader, index, alignment)?);
+        match read_entry(reader, index, alignment)? {
+            Entry::Known(tensor) => directory.tensors.push(tensor),
+            Entry::Unknown(tensor) => directory.unknown.push(tensor),
+        }
     }
-    locate(reader, &mut tensors, alignment)?;
-    check_overlaps(reader, &tensors)?;
-    Ok(tensors)
+    locate(reader, &mut directory, alignment)?;
+    check_overlaps(reader, &directory.tensors)?;
+    Ok(directory)
 }
 
 /// Reads one entry; its offset still counts from the start of the data.
-fn read_entry(reader: &mut Reader, index: u64, alignment: u64) -> Result<TensorInfo> {
+fn read_entry(reader: &mut Reader, index: u64, alignment: u64) -> Result<Entry> {
     let start = reader.offset();
     let name = reader.string(MAX_NAME_BYTES, format_args!("the name of tensor {index}"))?;
     if name.is_empty() {
@@ -69,10 +85,6 @@ fn read_entry(reader: &mut Reader, index: u64, alignment: u64) -> Result<TensorI
     }
 
     let type_id = reader.u32(format_args!("the type of tensor {quoted}"))?;
-    let dtype = match DType::from_ggml(type_id) {
-        Some(dtype) => dtype,
-        None => return Err(reader.unsupported(unknown_type(&quoted, type_id))),
-    };
     let offset = reader.u64(format_args!("the offset of tensor {quoted}"))?;
     if !offset.is_multiple_of(alignment) {
         return Err(reader.damaged(format!(
@@ -80,20 +92,29 @@ fn read_entry(reader: &mut Reader, index: u64, alignment: u64) -> Result<TensorI
         )));
     }
 
-    let len = byte_len(dtype, &shape).map_err(|why| reader.damaged(format!("tensor {quoted} {why}")))?;
+    let damaged = |why: String| reader.damaged(format!("tensor {quoted} {why}"));
+    elements(&shape).map_err(damaged)?;
+    let dtype = DType::from_ggml(type_id);
+    let len = dtype.map(|dtype| byte_len(dtype, &shape)).transpose().map_err(damaged)?;
     // GGUF has the innermost dimension first. Each fits, as does their product.
     let shape = shape.iter().rev().map(|&size| size as usize).collect();
-    Ok(TensorInfo { name, dtype, shape, file: FileIdx(0), offset, len })
+    let file = FileIdx(0);
+    Ok(match dtype.zip(len) {
+        Some((dtype, len)) => Entry::Known(TensorInfo { name, dtype, shape, file, offset, len }),
+        None => Entry::Unknown(UnknownTensor { name, type_id, shape, file, offset }),
+    })
+}
+
+/// The number of elements, or what is wrong with the dimensions.
+fn elements(shape: &[u64]) -> Result<usize, String> {
+    let product =
+        shape.iter().try_fold(1usize, |product, &size| product.checked_mul(usize::try_from(size).ok()?));
+    product.ok_or_else(|| format!("has more elements than can be counted: {shape:?}"))
 }
 
 /// The bytes of a tensor whose dimensions are `shape`, innermost first; or what is wrong with it.
 fn byte_len(dtype: DType, shape: &[u64]) -> Result<u64, String> {
-    let too_many = || format!("has more elements than can be counted: {shape:?}");
-    let mut elements: usize = 1;
-    for &size in shape {
-        let size = usize::try_from(size).map_err(|_| too_many())?;
-        elements = elements.checked_mul(size).ok_or_else(too_many)?;
-    }
+    let elements = elements(shape)?;
     let row = shape.first().copied().unwrap_or(1) as usize;
     if !row.is_multiple_of(dtype.block_len()) {
         return Err(format!(
@@ -108,11 +129,14 @@ fn byte_len(dtype: DType, shape: &[u64]) -> Result<u64, String> {
 }
 
 /// Makes offsets count from the start of the file, and checks that the file has all the data.
-fn locate(reader: &Reader, tensors: &mut [TensorInfo], alignment: u64) -> Result<()> {
+fn locate(reader: &Reader, directory: &mut Directory, alignment: u64) -> Result<()> {
     let data_start = reader.offset().next_multiple_of(alignment);
+    for tensor in &mut directory.unknown {
+        tensor.offset = data_start.saturating_add(tensor.offset);
+    }
     let mut needed = 0;
     let mut first_missing = None;
-    for tensor in tensors {
+    for tensor in &mut directory.tensors {
         let place = data_start
             .checked_add(tensor.offset)
             .and_then(|start| Some((start, start.checked_add(tensor.len)?)));
@@ -160,22 +184,4 @@ fn check_overlaps(reader: &Reader, tensors: &[TensorInfo]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Describes a type identifier that [`DType`] does not have.
-fn unknown_type(name: &Quoted, id: u32) -> String {
-    let removed = match id {
-        4 => "Q4_2",
-        5 => "Q4_3",
-        31 => "Q4_0_4_4",
-        32 => "Q4_0_4_8",
-        33 => "Q4_0_8_8",
-        36 => "IQ4_NL_4_4",
-        37 => "IQ4_NL_4_8",
-        38 => "IQ4_NL_8_8",
-        _ => return format!("tensor {name} has the type {id}, which is not known"),
-    };
-    format!(
-        "tensor {name} has the type {id} ({removed}), which was removed from the format; quantise it again"
-    )
 }

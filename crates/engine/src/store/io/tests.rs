@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Weak};
 use std::time::Instant;
 
+use forebay_testing::{Need, skipped};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use tempfile::{NamedTempFile, TempPath};
@@ -134,7 +135,7 @@ fn all_readers(path: &Path, len: usize) -> Vec<Fixture> {
     let had = |fixture| match fixture {
         Ok(fixture) => Some(fixture),
         Err(Error::Unsupported(why)) => {
-            eprintln!("skipped: {why}");
+            skipped(Need::Io, why);
             None
         }
         Err(e) => panic!("{e}"),

@@ -156,7 +156,10 @@ fn required_name<'a>(place: &str, tool: &'a Value) -> Result<&'a str, ApiError> 
 }
 
 fn unsupported(place: &str, kind: &str) -> ApiError {
-    let message = format!("only functions are supported, alone or in a namespace, not tools of type {kind}");
+    // Codex has this one unless it is told otherwise.
+    let hint = if kind == "web_search" { " (in Codex: web_search = \"disabled\")" } else { "" };
+    let message =
+        format!("only functions are supported, alone or in a namespace, not tools of type {kind}{hint}");
     ApiError::invalid(format!("{place}.type"), message)
 }
 

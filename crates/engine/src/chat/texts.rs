@@ -1,0 +1,332 @@
+//! The filters and methods that templates use on texts, as Python has them.
+
+use std::sync::{Arc, OnceLock};
+
+use minijinja::formatting::FormatStyle;
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use super::guard::Run;
+use super::python;
+use super::taint::Cutter;
+
+/// Filters that look at the characters of texts, and are the library's own.
+const LOOKING_FILTERS: [&str; 13] = [
+    "capitalize",
+    "dictsort",
+    "e",
+    "escape",
+    "float",
+    "int",
+    "lower",
+    "max",
+    "min",
+    "sort",
+    "title",
+    "unique",
+    "upper",
+];
+
+/// Tests that look at the characters of texts, and are the library's own.
+const LOOKING_TESTS: [&str; 21] = [
+    "!=",
+    "<",
+    "<=",
+    "==",
+    ">",
+    ">=",
+    "endingwith",
+    "eq",
+    "equalto",
+    "ge",
+    "greaterthan",
+    "gt",
+    "in",
+    "le",
+    "lessthan",
+    "lower",
+    "lt",
+    "ne",
+    "sameas",
+    "startingwith",
+    "upper",
+];
+
+/// Adds the filters, tests and methods of texts to those of the library.
+pub(super) fn add(environment: &mut Environment, run: &Arc<Run>) {
+    for name in LOOKING_FILTERS {
+        let taint = run.taint;
+        environment.add_filter(name, move |args: Rest<ValueOrKwargs>| {
+            let apply = |args: &[Value]| library().empty_state().apply_filter(name, args);
+            taint.looking(&args.into_values(), apply)
+        });
+    }
+    for name in LOOKING_TESTS {
+        let taint = run.taint;
+        environment.add_test(name, move |args: Rest<Value>| {
+            let args: Vec<Value> = args.iter().map(|arg| taint.plain(arg)).collect();
+            library().empty_state().perform_test(name, &args)
+        });
+    }
+    let own = Arc::clone(run);
+    environment
+        .set_unknown_method_callback(move |state, value, name, args| method(&own, state, value, name, args));
+    let own = Arc::clone(run);
+    environment.add_filter("string", move |value: Value| python::text(&value, &own));
+    let own = Arc::clone(run);
+    environment
+        .add_filter("join", move |value: &Value, separator: Option<&Value>| join(&own, value, separator));
+    let own = Arc::clone(run);
+    environment.add_filter("replace", move |text: &Value, from: &Value, to: &Value, count: Option<i64>| {
+        replace(&own, text, from, to, count)
+    });
+    let own = Arc::clone(run);
+    environment.add_filter("format", move |text: &Value, args: Rest<Value>| format(&own, text, &args));
+    let own = Arc::clone(run);
+    environment
+        .add_filter("trim", move |text: &Value, characters: Option<&Value>| trim(&own, text, characters));
+    let own = Arc::clone(run);
+    environment.add_filter("split", move |text: &Value, args: Rest<ValueOrKwargs>| {
+        split(&own, &python::text(text, &own)?, &args.into_values(), false)
+    });
+    environment.add_filter("indent", indent);
+}
+
+/// The library without what is added here.
+fn library() -> &'static Environment<'static> {
+    static LIBRARY: OnceLock<Environment> = OnceLock::new();
+    LIBRARY.get_or_init(Environment::new)
+}
+
+/// The longest text that one filter or method may make.
+const MAX_TEXT: usize = 64 << 20;
+
+fn check_len(len: usize) -> Result<(), Error> {
+    if len <= MAX_TEXT {
+        return Ok(());
+    }
+    let message = format!("the template makes a text of more than {} MiB", MAX_TEXT >> 20);
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// The methods that Python's values have.
+fn method(run: &Run, state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let ends = match name {
+        "lstrip" => Ends::Left,
+        "rstrip" => Ends::Right,
+        _ => Ends::Both,
+    };
+    match (value.as_str(), name, args) {
+        // Maps find tainted keys by plain ones.
+        (None, "get", [key, rest @ ..]) if value.kind() == ValueKind::Map => {
+            let args: Vec<Value> = [&[run.taint.plain(key)], rest].concat();
+            unknown_method_callback(state, value, name, &args)
+        }
+        (None, ..) if value.kind() == ValueKind::Map => unknown_method_callback(state, value, name, args),
+        (Some(_), "replace", [from, to]) => replace(run, value, from, to, None).map(Value::from),
+        (Some(_), "replace", [from, to, count]) => {
+            replace(run, value, from, to, Some(i64::try_from(count.clone())?)).map(Value::from)
+        }
+        (Some(_), "join", [items]) => join(run, items, Some(value)).map(Value::from),
+        (Some(text), "strip" | "lstrip" | "rstrip", [characters]) if characters.as_str().is_some() => {
+            Ok(Value::from(strip(run, text, characters.as_str().unwrap_or_default(), ends)))
+        }
+        (Some(text), "split", _) => split(run, text, args, false),
+        (Some(text), "rsplit", _) => split(run, text, args, true),
+        // White space is never tainted.
+        (Some(_), "strip" | "lstrip" | "rstrip" | "splitlines", _) => {
+            unknown_method_callback(state, value, name, args)
+        }
+        // A number in a format is a width.
+        (Some(text), "format", _) if has_wide_field(&run.taint.plain_text(text)) => {
+            check_len(usize::MAX).map(|()| Value::UNDEFINED)
+        }
+        (Some(_), "format", _) if !run.taint.is_tainted(value) => {
+            let args = texts(run, args)?;
+            unknown_method_callback(state, value, name, &args)
+        }
+        _ => {
+            let all: Vec<Value> = [&[value.clone()], args].concat();
+            run.taint.looking(&all, |all| unknown_method_callback(state, &all[0], name, &all[1..]))
+        }
+    }
+}
+
+/// The arguments of a format: what has tainted texts inside becomes text, which is put in as it is.
+fn texts(run: &Run, args: &[Value]) -> Result<Vec<Value>, Error> {
+    let text = |arg: &Value| match arg.kind() {
+        ValueKind::Seq | ValueKind::Map if !arg.is_kwargs() && run.taint.is_tainted(arg) => {
+            python::text(arg, run).map(Value::from)
+        }
+        _ => Ok(arg.clone()),
+    };
+    args.iter().map(text).collect()
+}
+
+/// The filter `join`, with the texts that Python gives elements.
+fn join(run: &Run, value: &Value, separator: Option<&Value>) -> Result<String, Error> {
+    let separator = separator.map(|separator| python::text(separator, run)).transpose()?.unwrap_or_default();
+    let mut out = String::new();
+    for (i, item) in value.try_iter()?.enumerate() {
+        if i > 0 {
+            out.push_str(&separator);
+        }
+        python::write(&item, run, &mut out)?;
+        check_len(out.len())?;
+    }
+    Ok(out)
+}
+
+/// The filter `replace`, and the method: the first `count` occurrences, or all.
+fn replace(run: &Run, text: &Value, from: &Value, to: &Value, count: Option<i64>) -> Result<String, Error> {
+    let text = python::text(text, run)?;
+    let from = python::text(&run.taint.plain(from), run)?;
+    let to = python::text(to, run)?;
+    let most = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
+    let plain = run.taint.plain_text(&text);
+    // Nothing is found before, between and after all characters.
+    let found = plain.matches(&from).count().min(most);
+    check_len(text.len().saturating_add(found.saturating_mul(to.len())))?;
+    let (mut out, mut tainted, mut end) = (String::new(), Cutter(&text), 0);
+    for (at, _) in plain.match_indices(&from).take(most) {
+        out.push_str(tainted.take(&plain[end..at]));
+        out.push_str(&to);
+        tainted.take(&from);
+        end = at + from.len();
+    }
+    out.push_str(tainted.0);
+    Ok(out)
+}
+
+/// The methods `split(sep, maxsplit)` and `rsplit(sep, maxsplit)`, by place or by name.
+fn split(run: &Run, text: &str, args: &[Value], right: bool) -> Result<Value, Error> {
+    let (args, kwargs): (&[Value], Kwargs) = from_args(args)?;
+    let separator = args.first().cloned().or(kwargs.get("sep")?).unwrap_or_default();
+    let most = args.get(1).cloned().or(kwargs.get("maxsplit")?);
+    kwargs.assert_all_used()?;
+    let most = most.map(i64::try_from).transpose()?.and_then(|most| usize::try_from(most).ok());
+    if separator.is_none() || separator.is_undefined() {
+        return Ok(split_at_spaces(text, most, right));
+    }
+    let separator = python::text(&run.taint.plain(&separator), run)?;
+    if separator.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a text cannot be split at an empty separator"));
+    }
+    let plain = run.taint.plain_text(text);
+    let pieces = most.map_or(usize::MAX, |most| most.saturating_add(1));
+    let mut pieces: Vec<&str> = match right {
+        false => plain.splitn(pieces, &separator).collect(),
+        true => plain.rsplitn(pieces, &separator).collect(),
+    };
+    if right {
+        pieces.reverse();
+    }
+    let mut tainted = Cutter(text);
+    let piece = |plain: &str| {
+        let piece = tainted.take(plain);
+        tainted.take(&separator);
+        Value::from(piece)
+    };
+    Ok(pieces.into_iter().map(piece).collect())
+}
+
+/// The words of a text, where `most` cuts leave the rest whole.
+fn split_at_spaces(text: &str, most: Option<usize>, right: bool) -> Value {
+    let mut words = Vec::new();
+    let mut rest = text.trim();
+    while let (false, true) = (rest.is_empty(), most.is_none_or(|most| words.len() < most)) {
+        let space = if right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
+        let Some(at) = space else { break };
+        let (left, after) = rest.split_at(at);
+        let (word, others) =
+            if right { (after.trim_start(), left.trim_end()) } else { (left, after.trim_start()) };
+        words.push(word);
+        rest = others;
+    }
+    // A text that is cut from one end keeps its white space at the other.
+    if !rest.is_empty() {
+        let at = rest.as_ptr() as usize - text.as_ptr() as usize;
+        words.push(if most.is_none() {
+            rest
+        } else if right {
+            &text[..at + rest.len()]
+        } else {
+            &text[at..]
+        });
+    }
+    if right {
+        words.reverse();
+    }
+    words.into_iter().map(Value::from).collect()
+}
+
+/// Which ends of a text are stripped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    Both,
+    Left,
+    Right,
+}
+
+/// A text without the given characters at its ends.
+fn strip<'t>(run: &Run, mut text: &'t str, characters: &str, ends: Ends) -> &'t str {
+    let characters: Vec<char> = characters.chars().map(|c| run.taint.plain_char(c)).collect();
+    let goes = |c: char| characters.contains(&run.taint.plain_char(c));
+    if ends != Ends::Right {
+        text = text.trim_start_matches(goes);
+    }
+    if ends != Ends::Left {
+        text = text.trim_end_matches(goes);
+    }
+    text
+}
+
+/// The filter `trim`.
+fn trim(run: &Run, text: &Value, characters: Option<&Value>) -> Result<String, Error> {
+    let text = python::text(text, run)?;
+    Ok(match characters.filter(|characters| !characters.is_none()) {
+        Some(characters) => strip(run, &text, &python::text(characters, run)?, Ends::Both).to_owned(),
+        None => text.trim().to_owned(),
+    })
+}
+
+/// Whether a format asks for a width of more than three digits, or takes one from its arguments.
+fn has_wide_field(format: &str) -> bool {
+    format.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 3) || format.contains("%*")
+}
+
+/// The filter `format`.
+fn format(run: &Run, text: &Value, args: &[Value]) -> Result<Value, Error> {
+    let format = python::text(text, run)?;
+    check_len(if has_wide_field(&run.taint.plain_text(&format)) { usize::MAX } else { format.len() })?;
+    let printf = |format: &str, args: &[Value]| {
+        minijinja::formatting::format(FormatStyle::Printf, format, args).map(Value::from)
+    };
+    if !run.taint.is_tainted(text) {
+        return printf(&format, &texts(run, args)?);
+    }
+    let all: Vec<Value> = [&[text.clone()], args].concat();
+    run.taint.looking(&all, |all| printf(&python::text(&all[0], run)?, &all[1..]))
+}
+
+/// The filter `indent`: each line but the first and empty ones, `first` and `blank` say otherwise.
+fn indent(text: String, width: Option<usize>, kwargs: Kwargs) -> Result<String, Error> {
+    let width = width.or(kwargs.get("width")?).unwrap_or(4);
+    let first = kwargs.get::<Option<bool>>("first")?.unwrap_or(false);
+    let blank = kwargs.get::<Option<bool>>("blank")?.unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let lines = text.matches('\n').count() + 1;
+    check_len(text.len().saturating_add(lines.saturating_mul(width)))?;
+    let mut out = String::new();
+    for (i, line) in text.split('\n').enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if if i == 0 { first } else { blank || !line.is_empty() } {
+            out.extend(std::iter::repeat_n(' ', width));
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}

@@ -1,0 +1,31 @@
+//! Chat templates to try things on: ours, and published ones where they are there.
+
+use std::path::Path;
+
+pub struct Template {
+    pub name: String,
+    pub source: String,
+}
+
+/// A template that makes control tokens of roles, as several published ones do.
+const ROLES: &str = "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + (m['content'] or '') }}\
+                     {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
+
+/// The templates of tools/chat_templates and of ../shared, which may be absent.
+pub fn templates() -> Vec<Template> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = vec![Template { name: "roles".into(), source: ROLES.into() }];
+    for folder in ["../../tools/chat_templates", "../../../shared/templates"] {
+        let Ok(entries) = std::fs::read_dir(root.join(folder)) else {
+            eprintln!("skipped: {folder} is not there");
+            continue;
+        };
+        let paths = entries.map(|entry| entry.unwrap().path());
+        for path in paths.filter(|path| path.extension().is_some_and(|e| e == "jinja")) {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            all.push(Template { name, source: std::fs::read_to_string(&path).unwrap() });
+        }
+    }
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+}

@@ -1,0 +1,120 @@
+//! Tests that need what not every machine has.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// What a test may need beyond the checkout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Models, vocabularies and templates of other people, in `../shared` beside the checkout.
+    Shared,
+    /// Vectors that a script of `tools` makes of other people's files, and an environment variable names.
+    Vectors,
+    /// The program `tmux`, which provides a terminal.
+    Tmux,
+    /// A shell that reads the completions written for it.
+    Shell,
+    /// A way of reading files that the system may refuse.
+    Io,
+    /// A GPU, or the emulator of `tools/gpu_emulator`.
+    Gpu,
+    /// A GPU that is none of the emulator's.
+    RealGpu,
+    /// The emulator, which fails when it is asked to.
+    Emulator,
+}
+
+impl Need {
+    const ALL: [Need; 8] = [
+        Need::Shared,
+        Need::Vectors,
+        Need::Tmux,
+        Need::Shell,
+        Need::Io,
+        Need::Gpu,
+        Need::RealGpu,
+        Need::Emulator,
+    ];
+
+    /// How [`NO_SKIPS`] calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Need::Shared => "shared",
+            Need::Vectors => "vectors",
+            Need::Tmux => "tmux",
+            Need::Shell => "shell",
+            Need::Io => "io",
+            Need::Gpu => "gpu",
+            Need::RealGpu => "real-gpu",
+            Need::Emulator => "emulator",
+        }
+    }
+}
+
+/// The environment variable that names, separated by commas, what this machine is known to have.
+const NO_SKIPS: &str = "FOREBAY_NO_SKIPS";
+
+/// Says that a test, or a part of it, does not run and why. The test then returns. Panics if `FOREBAY_NO_SKIPS` names what
+/// is needed: a machine that is known to have it must not skip, as the continuous integration has `../shared`.
+#[track_caller]
+pub fn skipped(need: Need, why: impl Display) {
+    if let Ok(names) = std::env::var(NO_SKIPS) {
+        assert!(!is_named(need, &names), "{NO_SKIPS} names {:?}, but {why}", need.name());
+    }
+    // Not by `eprintln!`, whose text the test runner hides when a test passes. One write, so that lines stay whole.
+    let _ = std::io::stderr().write_all(format!("skipped: {why}\n").as_bytes());
+}
+
+/// A file or folder of `../shared`, which lies beside some checkouts: data of other people, or too large for the repository.
+#[track_caller]
+pub fn shared(name: &str) -> Option<PathBuf> {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")).join(name);
+    if !path.exists() {
+        skipped(Need::Shared, format_args!("{} is not there", path.display()));
+        return None;
+    }
+    Some(path)
+}
+
+/// What a script of `tools` made of other people's files, where an environment variable says.
+#[track_caller]
+pub fn vectors(variable: &str, script: &str) -> Option<PathBuf> {
+    let path = std::env::var_os(variable);
+    if path.is_none() {
+        skipped(Need::Vectors, format_args!("{variable} does not name what tools/{script} makes"));
+    }
+    path.map(PathBuf::from)
+}
+
+/// Whether a list of names has this one. A name that means nothing is a mistake, which would let tests skip unseen.
+#[track_caller]
+fn is_named(need: Need, names: &str) -> bool {
+    let mut named = false;
+    for name in names.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        let known = Need::ALL.into_iter().find(|need| need.name() == name);
+        let known = known.unwrap_or_else(|| {
+            let all = Need::ALL.map(Need::name).join(", ");
+            panic!("{NO_SKIPS} names {name:?}; there are only {all}")
+        });
+        named |= known == need;
+    }
+    named
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_named_may_not_be_skipped() {
+        assert!(is_named(Need::Shared, "shared") && is_named(Need::Vectors, "shared, vectors"));
+        assert!(!is_named(Need::Gpu, "shared,real-gpu") && !is_named(Need::Shared, ""));
+        assert!(Need::ALL.into_iter().all(|need| is_named(need, need.name())));
+    }
+
+    #[test]
+    fn a_name_that_means_nothing_is_a_mistake() {
+        assert!(std::panic::catch_unwind(|| is_named(Need::Shared, "shared,1")).is_err());
+    }
+}
