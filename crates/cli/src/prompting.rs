@@ -100,7 +100,8 @@ impl Prompting {
             options.kwargs.insert("thinking".into(), think.into());
         }
         // A template writes the BOS token itself where the model wants one.
-        let rendered = self.template(engine)?.write(&all, &options)?;
+        let template = self.template(engine)?;
+        let rendered = template.write(&template.adapt(all, &options), &options)?;
         let tokens = rendered.encode(engine.tokenizer())?;
         Ok(Prompt { text: rendered.text, tokens })
     }
