@@ -16,7 +16,11 @@ import json
 import pathlib
 import sys
 
-from transformers.utils import chat_template_utils
+import jinja2.sandbox
+
+# Published templates change lists (`ids.append(id)`), which the sandbox of transformers refuses and llama.cpp accepts.
+jinja2.sandbox.ImmutableSandboxedEnvironment = jinja2.sandbox.SandboxedEnvironment
+from transformers.utils import chat_template_utils  # noqa: E402
 
 NOW = datetime.datetime(2024, 7, 26, 13, 5, 9)
 OURS = pathlib.Path(__file__).parent / "chat_templates"

@@ -102,7 +102,8 @@ impl Prompting {
             options.kwargs.insert("thinking".into(), think.into());
         }
         // A template writes the BOS token itself where the model wants one.
-        let rendered = self.template(engine)?.write(&all, &options)?;
+        let template = self.template(engine)?;
+        let rendered = template.write(&template.adapt(all, &options), &options)?;
         if !self.any_length {
             engine.check_length(&rendered.text)?;
         }

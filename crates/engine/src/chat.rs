@@ -3,10 +3,13 @@
 //! Templates are written in Jinja for Hugging Face's Python code, so what they can see there they see here:
 //! the same settings, variables, functions and spellings of values.
 
+mod adapt;
 pub mod dialect;
 mod folder;
 mod guard;
+mod jinja;
 mod json;
+mod lists;
 mod python;
 mod strftime;
 mod taint;
@@ -20,6 +23,7 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, ErrorKind, Value};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use self::adapt::Findings;
 use self::guard::Run;
 pub use self::taint::Rendered;
 use self::taint::{Planes, Taint};
@@ -102,6 +106,8 @@ pub struct ChatTemplate {
     sources: Sources,
     /// The texts of special tokens by the names that templates have for them, such as `bos_token`.
     tokens: Vec<(String, String)>,
+    /// What it accepts, as far as it was asked.
+    findings: Findings,
 }
 
 impl ChatTemplate {
@@ -154,7 +160,7 @@ impl ChatTemplate {
 
     fn compile(sources: &Sources, tokens: Vec<(String, String)>) -> Result<ChatTemplate> {
         let compile = |source: &String| {
-            let source = without_generation_tags(source);
+            let source = jinja::without_unary_plus(&without_generation_tags(source));
             match guard::check(&source) {
                 Ok(()) => Ok(source),
                 Err(e) => {
@@ -166,7 +172,7 @@ impl ChatTemplate {
             default: compile(&sources.default)?,
             tool_use: sources.tool_use.as_ref().map(compile).transpose()?,
         };
-        Ok(ChatTemplate { sources, tokens })
+        Ok(ChatTemplate { sources, tokens, findings: Findings::default() })
     }
 
     /// The text of a conversation.
@@ -304,6 +310,7 @@ fn environment(run: &Arc<Run>) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(FUEL));
     texts::add(&mut environment, run);
+    jinja::add(&mut environment, run);
     let taint = run.taint;
     environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| json::tojson(value, kwargs, taint));
     // They make lists as long as a number says, and no chat needs them.

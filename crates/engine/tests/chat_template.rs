@@ -1,5 +1,8 @@
 //! Chat templates give the text that Hugging Face's code gives.
 
+#[path = "common/templates.rs"]
+mod templates;
+
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -8,7 +11,8 @@ use forebay_engine::format::ModelFile;
 use forebay_engine::tokenizer::Tokenizer;
 use forebay_engine::{Error, Result};
 use forebay_testing::shared;
-use serde_json::json;
+use serde_json::{Value as Json, json};
+use templates::{Template, templates};
 
 fn conversation() -> Vec<Message> {
     vec![
@@ -217,4 +221,148 @@ fn values_nested_without_end_are_stopped() {
             "{message}"
         );
     }
+}
+
+#[test]
+fn templates_change_their_own_lists() {
+    let source = "{% set ns = namespace(ids=[]) %}{% for m in messages %}{% set _ = ns.ids.append(m.role) %}{% endfor %}\
+                  {{ ns.ids }} {{ ns.ids.pop(0) }} {{ ns.ids }} {% set l = [1] %}{% set _ = l.extend([2, 3]) %}\
+                  {% set _ = l.insert(-1, 9) %}{{ l.pop() }}{{ l }}{{ l|length }}{{ l[-1] }}{{ l == [1, 2, 9] }}";
+    let template = ChatTemplate::new(source, &[]).unwrap();
+    // Each rendering starts from the template's text.
+    for _ in 0..2 {
+        let text = template.render(&conversation(), &RenderOptions::default()).unwrap();
+        assert_eq!(text, "['system', 'user'] system ['user'] 3[1, 2, 9]39True");
+    }
+    // What is appended is a copy, so that no list holds itself and none grows deeper than it may.
+    let twice = "{% set l = [] %}{% set _ = l.append(l) %}{% set _ = l.append(l) %}{{ l }}";
+    assert_eq!(render(twice).unwrap(), "[[], [[]]]");
+    for endless in [
+        "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set _ = ns.x.append([]) %}\
+         {% set ns.x = ns.x[0] %}{% endfor %}",
+        "{% set l = [1] %}{% for i in range(99) %}{% set _ = l.extend(l) %}{% endfor %}",
+        "{{ [].pop() }}",
+    ] {
+        refusal(endless);
+    }
+}
+
+/// Renders as servers do: a few templates take arguments as text alone.
+fn rendered(template: &ChatTemplate, messages: &Json, options: &RenderOptions) -> Result<String> {
+    let messages: Vec<Message> = serde_json::from_value(messages.clone()).unwrap();
+    let render = |messages: Vec<Message>| template.render(&template.adapt(messages, options), options);
+    render(messages.clone()).or_else(|error| {
+        let mut textual = messages;
+        for message in &mut textual {
+            for call in message.extra.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten()
+            {
+                call["function"]["arguments"] = call["function"]["arguments"].to_string().into();
+            }
+        }
+        render(textual).map_err(|_| error)
+    })
+}
+
+#[test]
+fn answers_that_call_tools_are_accepted_when_they_come_back() {
+    let call = json!([{ "id": "call_1", "type": "function",
+        "function": { "name": "look", "arguments": { "city": "Bern" } } }]);
+    let tool = json!({ "type": "function", "function": { "name": "look", "description": "Looks.",
+        "parameters": { "type": "object", "properties": { "city": { "type": "string" } }, "required": ["city"] } } });
+    // As each API's answers come back: with null, without content, with empty text, with reasoning.
+    let answers = [
+        json!({ "role": "assistant", "content": null, "tool_calls": call }),
+        json!({ "role": "assistant", "tool_calls": call }),
+        json!({ "role": "assistant", "content": "", "tool_calls": call }),
+        json!({ "role": "assistant", "content": null, "reasoning_content": "Hm.", "tool_calls": call }),
+    ];
+    let strict = "{% for m in messages %}{{ m.content + '.' }}{% endfor %}";
+    let printing = "{% for m in messages %}{{ m.content }}.{% endfor %}";
+    let ours = [("strict", strict), ("printing", printing)];
+    let ours = ours.map(|(name, source)| Template { name: name.into(), source: source.into() });
+    for Template { name, source } in templates().into_iter().chain(ours) {
+        // These are no chats.
+        if ["values.jinja", "jinja.jinja"].contains(&&*name) {
+            continue;
+        }
+        let template = ChatTemplate::new(&source, &[("bos_token", "<s>"), ("eos_token", "</s>")]).unwrap();
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            tools: vec![tool.clone()],
+            ..RenderOptions::default()
+        };
+        for answer in &answers {
+            let messages = json!([{ "role": "user", "content": "Weather?" }, answer,
+                { "role": "tool", "tool_call_id": "call_1", "content": "rain today" }]);
+            let text =
+                rendered(&template, &messages, &options).unwrap_or_else(|e| panic!("{name}: {answer}: {e}"));
+            assert!(text.contains("rain today"), "{name}: {text}");
+            let answered = &text[text.find("Weather?").unwrap()..];
+            assert!(!answered.contains("None") && !answered.contains("null"), "{name}: {answer}: {answered}");
+        }
+    }
+}
+
+#[test]
+fn system_messages_are_rendered_wherever_they_are() {
+    let messages = json!([
+        { "role": "system", "content": "first rule" },
+        { "role": "system", "content": "second rule" },
+        { "role": "user", "content": "a question" },
+        { "role": "system", "content": "third rule" },
+        { "role": "assistant", "content": "an answer" },
+        { "role": "developer", "content": "fourth rule" },
+        { "role": "user", "content": "more questions" },
+    ]);
+    for Template { name, source } in templates() {
+        if ["values.jinja", "jinja.jinja"].contains(&&*name) {
+            continue;
+        }
+        // As servers do where a template knows no developers.
+        let mut messages = messages.clone();
+        if !source.contains("developer") {
+            messages[5]["role"] = "system".into();
+        }
+        let template = ChatTemplate::new(&source, &[("bos_token", "<s>"), ("eos_token", "</s>")]).unwrap();
+        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let text = rendered(&template, &messages, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+        for part in ["first rule", "second rule", "third rule", "fourth rule", "a question", "an answer"] {
+            assert!(text.contains(part), "{name}: {part}: {text}");
+        }
+    }
+    // A template that wants one system message and turns gets them, in the order of the conversation.
+    let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}\
+                  {% elif not loop.first and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('turns') }}\
+                  {% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    let template = ChatTemplate::new(strict, &[]).unwrap();
+    let text = rendered(&template, &messages, &RenderOptions::default()).unwrap();
+    assert_eq!(
+        text,
+        "[system]first rule\n\nsecond rule[user]a question\n\nthird rule[assistant]an answer\
+         [user]fourth rule\n\nmore questions"
+    );
+    let none = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}\
+                [{{ m.role }}]{{ m.content }}{% endfor %}";
+    let template = ChatTemplate::new(none, &[]).unwrap();
+    let text = rendered(&template, &messages, &RenderOptions::default()).unwrap();
+    assert!(
+        text.starts_with("[user]first rule\n\nsecond rule\n\na question\n\nthird rule[assistant]"),
+        "{text}"
+    );
+    // One that takes them all gets them as they are.
+    let chatml = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    let template = ChatTemplate::new(chatml, &[]).unwrap();
+    let text = rendered(&template, &messages, &RenderOptions::default()).unwrap();
+    assert!(text.contains("[system]third rule") && text.contains("[developer]fourth rule"), "{text}");
+}
+
+#[test]
+fn a_message_of_many_fields_is_read_at_once() {
+    let extra = (0..400_000).map(|i| (format!("field_{i}"), Json::from(i))).collect();
+    let message = Message { extra, ..Message::new("user", "") };
+    let template = ChatTemplate::new("{{ messages[0].field_7 }}", &[]).unwrap();
+    let start = std::time::Instant::now();
+    assert_eq!(template.render(&[message], &RenderOptions::default()).unwrap(), "7");
+    // It takes a part of a second; looking through all fields for each of them takes minutes.
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }

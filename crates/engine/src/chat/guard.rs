@@ -13,11 +13,11 @@ use minijinja::machinery::{
     CompiledTemplate, Instruction, Instructions, TemplateConfig, eval, make_string_output,
 };
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Rest, Tuple, ValueKind};
+use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
-use super::python;
 use super::taint::Taint;
+use super::{jinja, lists, python};
 
 /// Bytes that one rendering may make, all strings and lists together. Megabytes of conversation take a few times
 /// their size, and tainted characters have four bytes.
@@ -51,8 +51,31 @@ impl Run {
         }
     }
 
+    /// Refuses a value that is nested too deep.
+    pub(super) fn check_depth(&self, value: &Value) -> Result<(), Error> {
+        fn visit(value: &Value, depth: usize, run: &Run) -> Result<(), Error> {
+            let map = value.kind() == ValueKind::Map;
+            if !map && value.kind() != ValueKind::Seq {
+                return Ok(());
+            }
+            if depth == MAX_DEPTH {
+                return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep"));
+            }
+            for item in value.try_iter()? {
+                run.take(VISIT)?;
+                if map {
+                    visit(&value.get_item(&item)?, depth + 1, run)?;
+                } else {
+                    visit(&item, depth + 1, run)?;
+                }
+            }
+            Ok(())
+        }
+        visit(value, 0, self)
+    }
+
     /// Counts a value that was made elsewhere.
-    fn count(&self, value: &Value) -> Result<(), Error> {
+    pub(super) fn count(&self, value: &Value) -> Result<(), Error> {
         match value.kind() {
             ValueKind::String => self.take(value.as_str().map_or(0, str::len)),
             ValueKind::Seq | ValueKind::Map => self.take(value.len().unwrap_or(0).saturating_mul(ITEM)),
@@ -74,6 +97,8 @@ const MULTIPLY: &str = "*";
 const SLICE: &str = "[:]";
 const PLAIN: &str = "==";
 const CONTAINER: &str = "in";
+const CHANGEABLE: &str = "[]";
+const METHOD: &str = ".";
 
 /// The settings of Hugging Face's `apply_chat_template`.
 fn config() -> TemplateConfig {
@@ -114,7 +139,7 @@ pub(super) fn render(
 /// The functions as variables.
 fn functions(run: &Arc<Run>) -> impl Iterator<Item = (&'static str, Value)> {
     type Function = fn(&Run, &[Value]) -> Result<Value, Error>;
-    let all: [(&str, Function); 9] = [
+    let all: [(&str, Function); 11] = [
         (PRINT, print),
         (COUNT, count),
         (NEST, nest),
@@ -124,11 +149,13 @@ fn functions(run: &Arc<Run>) -> impl Iterator<Item = (&'static str, Value)> {
         (SLICE, slice),
         (PLAIN, plain),
         (CONTAINER, container),
+        (CHANGEABLE, changeable),
+        (METHOD, method),
     ];
     let run = Arc::clone(run);
     all.into_iter().map(move |(name, function)| {
         let run = Arc::clone(&run);
-        (name, Value::from_function(move |values: Rest<Value>| function(&run, &values)))
+        (name, Value::from_function(move |values: Rest<ValueOrKwargs>| function(&run, &values.into_values())))
     })
 }
 
@@ -158,7 +185,15 @@ fn guarded<'s>(instructions: &Instructions<'s>) -> Instructions<'s> {
             }
             I::In => vec![call(CONTAINER, 1), I::Swap, call(PLAIN, 1), I::Swap, I::In],
             I::GetItem => vec![call(PLAIN, 1), I::GetItem],
-            made @ (I::BuildList(_) | I::BuildTuple(_) | I::BuildMap(_)) => vec![made.clone(), call(NEST, 1)],
+            // A constant is the same in all renderings, and lists are changed.
+            I::LoadConst(value) if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) => {
+                vec![instruction.clone(), call(CHANGEABLE, 1)]
+            }
+            I::GetAttr(name) if jinja::may_be_method(name) => {
+                vec![I::DupTop, I::GetAttr(name), I::Swap, I::LoadConst(Value::from(*name)), call(METHOD, 3)]
+            }
+            made @ I::BuildList(_) => vec![made.clone(), call(NEST, 1), call(CHANGEABLE, 1)],
+            made @ (I::BuildTuple(_) | I::BuildMap(_)) => vec![made.clone(), call(NEST, 1)],
             // The value lies under the namespace that it is written into.
             I::SetAttr(_) => vec![I::Swap, call(NEST, 1), I::Swap, instruction.clone()],
             other => vec![other.clone()],
@@ -219,27 +254,23 @@ const VISIT: usize = 8;
 
 /// Passes a value that is not nested too deep. A map of tainted keys is asked with plain ones from here on.
 fn nest(run: &Run, values: &[Value]) -> Result<Value, Error> {
-    fn visit(value: &Value, depth: usize, run: &Run) -> Result<(), Error> {
-        let map = value.kind() == ValueKind::Map;
-        if !map && value.kind() != ValueKind::Seq {
-            return Ok(());
-        }
-        if depth == MAX_DEPTH {
-            return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep"));
-        }
-        for item in value.try_iter()? {
-            run.take(VISIT)?;
-            if map {
-                visit(&value.get_item(&item)?, depth + 1, run)?;
-            } else {
-                visit(&item, depth + 1, run)?;
-            }
-        }
-        Ok(())
-    }
     let value = values.first().cloned().unwrap_or_default();
-    visit(&value, 0, run)?;
+    run.check_depth(&value)?;
     Ok(run.taint.find_by_plain_keys(value))
+}
+
+/// A list that the template may change.
+fn changeable(run: &Run, values: &[Value]) -> Result<Value, Error> {
+    let value = values.first().cloned().unwrap_or_default();
+    run.count(&value)?;
+    Ok(lists::changeable(value))
+}
+
+/// An attribute, or the method of that name.
+fn method(_: &Run, values: &[Value]) -> Result<Value, Error> {
+    let [attribute, value, name] = values else { return Err(Error::from(ErrorKind::MissingArgument)) };
+    let method = name.as_str().and_then(|name| jinja::bound_method(value, name));
+    Ok(method.unwrap_or_else(|| attribute.clone()))
 }
 
 /// The value with its texts plain, to be compared.

@@ -79,18 +79,25 @@ fn quoted(text: &str, run: &Run, out: &mut String) -> Result<(), Error> {
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
             plain if plain == quote => out.extend(['\\', c]),
-            plain
-                if (plain as u32) < 0x20
-                    || (0x7f..0xa1).contains(&(plain as u32))
-                    || plain as u32 == 0xad =>
-            {
-                let _ = write!(out, "\\x{:02x}", plain as u32);
+            plain if !is_printable(plain) => {
+                let _ = match plain as u32 {
+                    code @ ..0x100 => write!(out, "\\x{code:02x}"),
+                    code @ 0x100..0x10000 => write!(out, "\\u{code:04x}"),
+                    code => write!(out, "\\U{code:08x}"),
+                };
             }
             _ => out.push(c),
         }
     }
     out.push(quote);
     Ok(())
+}
+
+/// Whether Python shows a character as it is: not controls, formats, private ones, or spaces other than the common one.
+fn is_printable(c: char) -> bool {
+    let hidden = matches!(c as u32,
+        0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xad | 0xfeff | 0xe000..=0xf8ff | 0xf0000..);
+    !hidden && !c.is_control() && (c == ' ' || !c.is_whitespace())
 }
 
 /// A float as Python prints it: the shortest digits that read back the same, `1e-05` and `1e+16` at the ends.

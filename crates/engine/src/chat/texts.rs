@@ -8,11 +8,11 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::guard::Run;
-use super::python;
 use super::taint::Cutter;
+use super::{lists, python};
 
 /// Filters that look at the characters of texts, and are the library's own.
-const LOOKING_FILTERS: [&str; 13] = [
+const LOOKING_FILTERS: [&str; 12] = [
     "capitalize",
     "dictsort",
     "e",
@@ -22,7 +22,6 @@ const LOOKING_FILTERS: [&str; 13] = [
     "lower",
     "max",
     "min",
-    "sort",
     "title",
     "unique",
     "upper",
@@ -75,8 +74,18 @@ pub(super) fn add(environment: &mut Environment, run: &Arc<Run>) {
     let own = Arc::clone(run);
     environment.add_filter("string", move |value: Value| python::text(&value, &own));
     let own = Arc::clone(run);
-    environment
-        .add_filter("join", move |value: &Value, separator: Option<&Value>| join(&own, value, separator));
+    environment.add_filter("join", move |value: &Value, separator: Option<Value>, kwargs: Kwargs| {
+        let separator = separator.or(kwargs.get("d")?);
+        let attribute = kwargs.get::<Option<String>>("attribute")?;
+        kwargs.assert_all_used()?;
+        match attribute {
+            None => join(&own, value, separator.as_ref()),
+            Some(path) => {
+                let items = value.try_iter()?.map(|item| attribute_of(item, &path));
+                join(&own, &items.collect::<Result<Value, _>>()?, separator.as_ref())
+            }
+        }
+    });
     let own = Arc::clone(run);
     environment.add_filter("replace", move |text: &Value, from: &Value, to: &Value, count: Option<i64>| {
         replace(&own, text, from, to, count)
@@ -90,11 +99,14 @@ pub(super) fn add(environment: &mut Environment, run: &Arc<Run>) {
     environment.add_filter("split", move |text: &Value, args: Rest<ValueOrKwargs>| {
         split(&own, &python::text(text, &own)?, &args.into_values(), false)
     });
-    environment.add_filter("indent", indent);
+    let own = Arc::clone(run);
+    environment.add_filter("indent", move |text: &Value, args: Rest<ValueOrKwargs>| {
+        indent(&own, text, &args.into_values())
+    });
 }
 
 /// The library without what is added here.
-fn library() -> &'static Environment<'static> {
+pub(super) fn library() -> &'static Environment<'static> {
     static LIBRARY: OnceLock<Environment> = OnceLock::new();
     LIBRARY.get_or_init(Environment::new)
 }
@@ -117,6 +129,9 @@ fn method(run: &Run, state: &mut State, value: &Value, name: &str, args: &[Value
         "rstrip" => Ends::Right,
         _ => Ends::Both,
     };
+    if let Some(result) = lists::method(run, value, name, args) {
+        return result;
+    }
     match (value.as_str(), name, args) {
         // Maps find tainted keys by plain ones.
         (None, "get", [key, rest @ ..]) if value.kind() == ValueKind::Map => {
@@ -176,6 +191,14 @@ fn join(run: &Run, value: &Value, separator: Option<&Value>) -> Result<String, E
         check_len(out.len())?;
     }
     Ok(out)
+}
+
+/// The attribute of a value at the end of a path such as `function.name`.
+fn attribute_of(value: Value, path: &str) -> Result<Value, Error> {
+    path.split('.').try_fold(value, |value, name| match name.parse::<usize>() {
+        Ok(index) => value.get_item(&Value::from(index)),
+        Err(_) => value.get_attr(name),
+    })
 }
 
 /// The filter `replace`, and the method: the first `count` occurrences, or all.
@@ -310,21 +333,37 @@ fn format(run: &Run, text: &Value, args: &[Value]) -> Result<Value, Error> {
     run.taint.looking(&all, |all| printf(&python::text(&all[0], run)?, &all[1..]))
 }
 
-/// The filter `indent`: each line but the first and empty ones, `first` and `blank` say otherwise.
-fn indent(text: String, width: Option<usize>, kwargs: Kwargs) -> Result<String, Error> {
-    let width = width.or(kwargs.get("width")?).unwrap_or(4);
-    let first = kwargs.get::<Option<bool>>("first")?.unwrap_or(false);
-    let blank = kwargs.get::<Option<bool>>("blank")?.unwrap_or(false);
+/// The filter `indent(width=4, first=false, blank=false)`: each line but the first and empty ones. A width may be the text
+/// itself that is put before a line.
+fn indent(run: &Run, text: &Value, args: &[Value]) -> Result<String, Error> {
+    let (args, kwargs): (&[Value], Kwargs) = from_args(args)?;
+    let argument = |place: usize, name: &str| {
+        let by_name = kwargs.get::<Option<Value>>(name)?;
+        Ok::<_, Error>(args.get(place).cloned().or(by_name))
+    };
+    let width = argument(0, "width")?.unwrap_or_else(|| Value::from(4));
+    let first = argument(1, "first")?.is_some_and(|value| value.is_true());
+    let blank = argument(2, "blank")?.is_some_and(|value| value.is_true());
     kwargs.assert_all_used()?;
+    let text = python::text(text, run)?;
     let lines = text.matches('\n').count() + 1;
-    check_len(text.len().saturating_add(lines.saturating_mul(width)))?;
+    let len = |width: usize| check_len(text.len().saturating_add(lines.saturating_mul(width)));
+    let before = match width.as_str() {
+        Some(before) => before.to_owned(),
+        None => {
+            let width = usize::try_from(width)?;
+            len(width)?;
+            " ".repeat(width)
+        }
+    };
+    len(before.len())?;
     let mut out = String::new();
     for (i, line) in text.split('\n').enumerate() {
         if i > 0 {
             out.push('\n');
         }
         if if i == 0 { first } else { blank || !line.is_empty() } {
-            out.extend(std::iter::repeat_n(' ', width));
+            out.push_str(&before);
         }
         out.push_str(line);
     }
