@@ -21,7 +21,7 @@ pub struct ApiError {
     pub param: Option<String>,
     pub message: String,
     /// What Anthropic's clients look for to know what to do about it.
-    pub details: Option<Value>,
+    pub details: Option<Box<Value>>,
     pub retry: Retry,
 }
 
@@ -158,7 +158,7 @@ impl ApiError {
         };
         let mut error = json!({ "type": kind, "message": message });
         if let Some(details) = &self.details {
-            error["details"] = details.clone();
+            error["details"] = (**details).clone();
         }
         json!({ "type": "error", "error": error })
     }

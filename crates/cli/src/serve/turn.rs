@@ -257,7 +257,6 @@ impl App {
                     logprobs: answering.logprobs,
                     shown: shown.clone(),
                     reasoning: limit.clone(),
-                    ..Request::default()
                 };
                 let cancel = Cancel::default();
                 let hearer = Hearer {

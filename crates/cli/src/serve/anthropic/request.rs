@@ -72,8 +72,9 @@ pub fn supported(body: Unchecked<Body>) -> Result<Body, ApiError> {
     body.supported().map_err(|refusal| {
         let error = ApiError::from(refusal);
         // With this Anthropic's libraries go on without threads.
-        let details = (error.param.as_deref() == Some("thread"))
-            .then(|| json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] }));
+        let details = (error.param.as_deref() == Some("thread")).then(|| {
+            Box::new(json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] }))
+        });
         ApiError { details, ..error }
     })
 }
