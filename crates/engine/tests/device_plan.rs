@@ -2,16 +2,19 @@
 
 #[path = "common/models.rs"]
 mod common;
+#[path = "common/gguf_builder.rs"]
+mod gguf_builder;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use common::demo_model;
+use common::{data, demo_model};
 use forebay_engine::backend::{Backend, BufShape, Device};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::plan::{ExpertMemory, Plan};
 use forebay_engine::{Error, Options, Precision, Prospect, Result};
 use forebay_kernels::Encoding;
+use gguf_builder::{GgufBuilder, tensor_type};
 
 /// A device of which only the size is known.
 struct Sized(u64);
@@ -101,4 +104,23 @@ fn what_cannot_hold_the_least_is_refused_with_numbers() {
     let little = Options { memory: Some(1 << 20), ..options };
     let Err(Error::Budget { remedy, .. }) = plan(&model, need, &little) else { panic!("it needs more") };
     assert!(remedy.contains("--memory"), "{remedy}");
+}
+
+/// The device would compute without the scale, whatever the type of the weights.
+#[test]
+fn a_matrix_with_a_scale_of_its_own_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("scaled.gguf");
+    for name in ["blk.0.attn_q", "blk.1.ffn_up_exps"] {
+        let count = if name.ends_with("exps") { 8 } else { 1 };
+        let scales = [2.0f32; 8].map(f32::to_le_bytes).concat()[..4 * count].to_vec();
+        let file = GgufBuilder::copy_of(&data("golden/qwen3moe.gguf"));
+        let file = file.tensor_of(format!("{name}.scale"), tensor_type::F32, &[count as u64], scales);
+        std::fs::write(&path, file.build()).unwrap();
+        assert!(Prospect::new(&path, &Options::default()).is_ok());
+        let Err(Error::Unsupported(message)) = plan(&path, 64 << 30, &Options::default()) else {
+            panic!("the device was given {name}")
+        };
+        assert!(message.contains(&format!("{name}.weight")) && message.contains("--device cpu"), "{message}");
+    }
 }

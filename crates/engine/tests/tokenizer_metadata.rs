@@ -90,6 +90,23 @@ fn merges_apply_within_words() {
 }
 
 #[test]
+fn a_whole_word_is_its_token_where_the_models_ignore_merges() {
+    // The merges make `a` and `bc` of the word, and never `abc`.
+    let of = |pre: &str| {
+        let file = File { merges: vec!["b c"], ..File::new().token("bc", NORMAL).token("abc", NORMAL) };
+        let file = file.set("tokenizer.ggml.pre", Value::String(pre.to_owned()));
+        let file = file.set("tokenizer.ggml.add_bos_token", Value::Bool(false));
+        ids(&file.open().unwrap(), "abc cabc", false)
+    };
+    for pre in ["glm4", "glm5", "youtu", "llama-bpe", "tekken"] {
+        assert_eq!(of(pre), [8, 3, 2, 0, 7], "{pre}");
+    }
+    for pre in ["chatglm-bpe", "gpt-4o", "kanana2", "qwen2", "solar-open", "deepseek-v3", "joyai-llm"] {
+        assert_eq!(of(pre), [0, 7, 3, 2, 0, 7], "{pre}");
+    }
+}
+
+#[test]
 fn control_tokens_are_text_unless_asked_for() {
     let tokenizer = File::new()
         .token("c", CONTROL)
