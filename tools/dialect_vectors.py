@@ -92,8 +92,6 @@ def environment():
 
 
 def vector(template, source, thinking, reasoning, content, calls):
-    if reasoning and not any(tag in source for tag in REASONING):
-        raise jinja2.exceptions.TemplateError("it has no tags for reasoning")
     if calls and '"%s" | format' in source:
         raise jinja2.exceptions.TemplateError("it writes texts without their quotes")
     user = {"role": "user", "content": "Hello"}
@@ -121,6 +119,8 @@ def vector(template, source, thinking, reasoning, content, calls):
     except jinja2.exceptions.TemplateError:
         # Mistral's have nine characters.
         whole = render([user, answer(content, calls, lambda _, i: f"{i:09}")], False)
+    if reasoning and reasoning in whole and not any(tag in source for tag in REASONING):
+        raise jinja2.exceptions.TemplateError("it has no tags for reasoning")
     # What the template writes after an answer is no part of it.
     after = render([user, answer("ANSWER", [], None)], False).rpartition("ANSWER")[2]
     whole = whole.removesuffix(after)

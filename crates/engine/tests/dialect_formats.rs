@@ -258,3 +258,29 @@ fn harmony_calls_of_tools_that_nobody_declared_are_no_text() {
     let text = "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm.";
     assert_eq!(read(&tools(), text), [reasoning("Hm.")]);
 }
+
+/// Other people's templates, which are not part of this repository.
+#[test]
+fn published_templates_claim_their_own_dialect() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/templates");
+    if !folder.is_dir() {
+        eprintln!("skipped: there is no {}", folder.display());
+        return;
+    }
+    for (template, name) in [
+        ("GLM-4.6", "glm"),
+        ("Kimi-K2-Instruct", "kimi"),
+        ("MiniMax-M2", "minimax"),
+        ("Qwen-Qwen2.5-7B-Instruct", "hermes"),
+        ("Qwen-Qwen3-0.6B", "hermes"),
+        ("Qwen3-Coder", "qwen-xml"),
+        ("Qwen3.5-4B", "qwen-xml"),
+        ("deepseek-ai-DeepSeek-V3.1", "deepseek"),
+        ("meta-llama-Llama-3.1-8B-Instruct", "llama"),
+        ("moonshotai-Kimi-K2", "kimi"),
+        ("openai-gpt-oss-120b", "harmony"),
+    ] {
+        let source = std::fs::read_to_string(folder.join(format!("{template}.jinja"))).unwrap();
+        assert_eq!(Dialect::of(&source).name(), name, "{template}");
+    }
+}
