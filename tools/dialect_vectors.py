@@ -16,6 +16,7 @@ import re
 import sys
 
 import jinja2
+import jinja2.ext
 import jinja2.sandbox
 
 # What ends an answer, in any of the formats.
@@ -31,6 +32,13 @@ PROPERTIES = {
     "list": {"type": "array", "items": {"type": "string"}},
     "options": {"type": "object"},
 }
+
+
+# How much of a prompt an answer may be written otherwise than it is asked for.
+MOST_DIFFERENT = 40
+
+# What says that reasoning is reasoning, in any of the formats.
+REASONING = ("<think>", "[THINK]", "<|think|>", "<|channel|>")
 
 
 def tool(name, properties):
@@ -57,13 +65,23 @@ ANSWERS = {
 }
 
 
+class Generation(jinja2.ext.Extension):
+    """Blocks that mark what a model writes, as transformers has them: what is in them is written."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def raise_exception(message):
     raise jinja2.exceptions.TemplateError(message)
 
 
 def environment():
     env = jinja2.sandbox.SandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
     env.filters["tojson"] = lambda value, ensure_ascii=False, indent=None, **_: json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent
@@ -73,16 +91,21 @@ def environment():
     return env
 
 
-def vector(template, thinking, reasoning, content, calls):
+def vector(template, source, thinking, reasoning, content, calls):
+    if calls and '"%s" | format' in source:
+        raise jinja2.exceptions.TemplateError("it writes texts without their quotes")
     user = {"role": "user", "content": "Hello"}
-    answer = {"role": "assistant", "content": content}
-    if reasoning:
-        answer |= {"reasoning_content": reasoning, "thinking": reasoning}
-    if calls:
-        answer["tool_calls"] = [
-            {"id": f"functions.{name}:{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for i, (name, arguments) in enumerate(calls)
-        ]
+
+    def answer(content, calls, spell_id):
+        message = {"role": "assistant", "content": content}
+        if reasoning:
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning, "thinking": reasoning}
+        if calls:
+            message["tool_calls"] = [
+                {"id": spell_id(name, i), "type": "function", "function": {"name": name, "arguments": arguments}}
+                for i, (name, arguments) in enumerate(calls)
+            ]
+        return message
 
     def render(messages, prompt):
         return template.render(
@@ -90,14 +113,32 @@ def vector(template, thinking, reasoning, content, calls):
             enable_thinking=thinking, thinking=thinking,
         )
 
-    prompt, whole = render([user], True), render([user, answer], False)
+    prompt = render([user], True)
+    try:
+        whole = render([user, answer(content, calls, lambda name, i: f"functions.{name}:{i}")], False)
+    except jinja2.exceptions.TemplateError:
+        # Mistral's have nine characters.
+        whole = render([user, answer(content, calls, lambda _, i: f"{i:09}")], False)
+    if reasoning and reasoning in whole and not any(tag in source for tag in REASONING):
+        raise jinja2.exceptions.TemplateError("it has no tags for reasoning")
+    # What the template writes after an answer is no part of it.
+    after = render([user, answer("ANSWER", [], None)], False).rpartition("ANSWER")[2]
+    whole = whole.removesuffix(after)
     # Where an answer is written otherwise than it is asked for, the parser gets what they have in common.
     same = next((i for i, (a, b) in enumerate(zip(prompt, whole)) if a != b), min(len(prompt), len(whole)))
+    if len(prompt) - same > MOST_DIFFERENT:
+        raise jinja2.exceptions.TemplateError("it writes the question otherwise")
+    # No tag is cut, and what ends reasoning that was not asked for is asked for, and so is white space.
+    tag = whole.rfind("<", 0, same)
+    if tag >= 0 and ">" not in whole[tag:same]:
+        same = tag
+    same += len(re.match(r"(</think>)?\s*", whole[same:]).group())
     text = whole[same:]
     text = text[: END.search(text).start()]
     # Some templates write one call only, or no text beside it, or write it as reasoning.
     as_reasoning = calls and f"<|channel|>analysis<|message|>{content}" in text and content
-    if content not in text or as_reasoning or len(calls) > 1 and text.count("to=functions.") == 1:
+    missing = any(text.count(name) < [name for name, _ in calls].count(name) for name, _ in calls)
+    if content not in text or as_reasoning or missing:
         raise jinja2.exceptions.TemplateError("it leaves something out")
     return {
         "prompt": whole[:same],
@@ -112,13 +153,17 @@ def main():
     entries = []
     for path in sorted(pathlib.Path(sys.argv[1]).glob("*.jinja")):
         source = path.read_text()
-        template = environment().from_string(source)
         vectors = []
+        try:
+            template = environment().from_string(source)
+        except jinja2.exceptions.TemplateError as error:
+            print(f"{path.name}: {error}", file=sys.stderr)
+            continue
         for name, answer in ANSWERS.items():
             for thinking in (True, False):
                 try:
-                    vectors.append({"name": name, **vector(template, thinking, *answer)})
-                except jinja2.exceptions.TemplateError as error:
+                    vectors.append({"name": name, **vector(template, source, thinking, *answer)})
+                except (jinja2.exceptions.TemplateError, TypeError) as error:
                     print(f"{path.name}: {name}: {error}", file=sys.stderr)
         entries.append({"template": path.name, "source": source, "vectors": vectors})
     json.dump({"tools": TOOLS, "templates": entries}, sys.stdout, ensure_ascii=False, indent=1)

@@ -51,6 +51,21 @@ fn control_tokens_that_are_tags_are_shown_and_numbered() {
     let kimi = Dialect::of(KIMI).with_tokens(&tokenizer);
     assert_eq!(kimi.shown(&[]), [TokenId(2)]);
     assert_eq!(kimi.shown(&tools()).len(), 2);
+    // Line breaks are part of a token, or follow it. What ends a message is no text, whatever there is to call.
+    for (controls, call) in [
+        (["<|message_sep|>\n\n", "<|role_sep|>\n"], r#"<[1]> "function call" <[2]> "{"#),
+        (["<|message_sep|>", "<|role_sep|>"], r#"<[1]> "\n\n" "function call" <[2]> "\n" "{"#),
+    ] {
+        let dialect = Dialect::of(GIGACHAT3).with_tokens(&self::tokenizer(&controls));
+        assert_eq!(dialect.shown(&[]), [TokenId(1)]);
+        assert_eq!(dialect.shown(&tools()).len(), 2);
+        let grammar = dialect.call_grammar("", &tools()).unwrap();
+        assert!(grammar.contains(call), "{grammar}");
+    }
+    let tokenizer = self::tokenizer(&["<|begin|>", "<|content|>", "<|tool_calls|>", "<|end|>"]);
+    let solar = Dialect::of(SOLAR).with_tokens(&tokenizer);
+    assert_eq!(solar.shown(&[]).len(), 3);
+    assert_eq!(solar.shown(&tools()).len(), 4);
 }
 
 #[test]
@@ -139,7 +154,10 @@ fn a_forced_model_calls() {
         let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"],
             "additionalProperties": false });
         let (text, _) = write(&dialect.answer_grammar(prompt, &schema, &[]), 1);
-        assert!(serde_json::from_str::<Value>(&text).unwrap()["ok"].is_boolean(), "{text}");
+        let json = text.strip_prefix("<|content|>").unwrap_or(&text);
+        let value: Value =
+            serde_json::from_str(json).unwrap_or_else(|error| panic!("{}: {text}: {error}", dialect.name()));
+        assert!(value["ok"].is_boolean(), "{text}");
         // Where it may call, too, it does one or the other; which, is left to chance.
         let either = dialect.answer_grammar(prompt, &schema, &tools[1..]);
         let mut said = [0, 0];
@@ -168,5 +186,5 @@ fn a_forced_model_calls() {
         }
         assert!(said[0] > 0 && said[1] > 0, "{}: {said:?}", dialect.name());
     }
-    assert!(found >= 8, "each dialect was to call it at least once");
+    assert!(found >= 19, "each dialect was to call it at least once");
 }

@@ -1,7 +1,8 @@
 //! Dialects by the tags that templates show, and answers put together from pieces.
 #![allow(dead_code, reason = "each test uses its part")]
 
-use forebay_engine::chat::dialect::{Parser, Piece};
+use forebay_engine::chat::dialect::{Dialect, Parser, Piece};
+use serde_json::{Value, json};
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +56,50 @@ pub fn characters(text: &str) -> impl Iterator<Item = &str> {
     text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()])
 }
 
+/// The parts of a text: those of the whole, after it has been cut in two at every place, and in characters.
+pub fn parts(dialect: &Dialect, prompt: &str, tools: &[Value], text: &str) -> Vec<Part> {
+    let parser = || dialect.parser(prompt, tools);
+    let whole = parse(parser(), [text]);
+    assert_eq!(parse(parser(), characters(text)), whole, "in characters: {text}");
+    for at in (0..text.len()).filter(|&at| text.is_char_boundary(at)) {
+        let (a, b) = text.split_at(at);
+        assert_eq!(parse(parser(), [a, b]), whole, "cut after {a:?}: {text}");
+    }
+    whole
+}
+
+pub fn tools() -> Vec<Value> {
+    let weather = json!({
+        "type": "object",
+        "properties": {
+            "city": { "type": "string" },
+            "days": { "type": "integer" },
+            "wind": { "type": "number" },
+            "hourly": { "type": "boolean" },
+            "units": { "type": ["string", "null"] },
+            "place": { "type": "object" },
+            "hours": { "type": "array", "items": { "type": "integer" } },
+            "limit": { "anyOf": [{ "type": "integer" }, { "type": "null" }] },
+            "mode": { "$ref": "#/$defs/mode" },
+            "level": { "enum": [1, 2, 3] },
+            "either": { "type": ["string", "integer"] },
+            "nothing": { "type": "null" },
+        },
+        "$defs": { "mode": { "enum": ["a", "b"] } },
+    });
+    vec![
+        json!({ "type": "function", "function": { "name": "weather", "parameters": weather } }),
+        json!({ "type": "function", "function": { "name": "now" } }),
+        json!({ "name": "files.write", "parameters": { "type": "object", "properties": {
+            "path": { "type": "string" }, "text": { "type": "string" } } } }),
+    ]
+}
+
+/// What a text is in a dialect with tools.
+pub fn read(template: &str, text: &str) -> Vec<Part> {
+    parts(&Dialect::of(template), "", &tools(), text)
+}
+
 /// Templates that show how calls are written, and nothing else.
 pub const HERMES: &str = "<tool_call>\n{\"name\": name, \"arguments\": …}\n</tool_call>";
 pub const APRIEL: &str = "<tool_calls>[{\"name\": name, \"arguments\": …}]</tool_calls>";
@@ -67,6 +112,35 @@ pub const DEEPSEEK: &str = "<｜tool▁calls▁begin｜><｜tool▁call▁begin�
 pub const KIMI: &str = "<|tool_calls_section_begin|><|tool_call_begin|><|tool_call_argument_begin|>";
 pub const HARMONY: &str = "<|start|>assistant<|channel|>final<|message|>";
 pub const LLAMA: &str = "<|start_header_id|>{\"name\": name, \"parameters\": …} message.tool_calls";
+pub const MINICPM: &str = "<function name=\"name\"><param name=\"key\"><![CDATA[value]]></param></function>";
+pub const MISTRAL: &str = "[TOOL_CALLS]name[ARGS]{}";
+pub const MISTRAL_ID: &str = "[TOOL_CALLS]name[CALL_ID]123456789[ARGS]{}";
+pub const MISTRAL_JSON: &str = "[TOOL_CALLS][{}]";
+pub const SOLAR: &str =
+    "<|begin|>assistant<|tool_calls|><|tool_call:begin|>id<|tool_call:name|>name<|tool_call:args|>";
+pub const GIGACHAT3: &str = "function call<|role_sep|>\n{}<|message_sep|>\n\n";
+pub const GIGACHAT31: &str = "assistant<|role_sep|>\n<|function_call|>{}<|message_sep|>\n\n";
+pub const PYTHONIC: &str = "<|start_header_id|>[func_name1(params_name1=params_value1)]";
 pub const NONE: &str = "<|im_start|>{{ message.content }}<|im_end|>";
-pub const ALL: [&str; 12] =
-    [HERMES, APRIEL, QWEN, GLM, MINIMAX, DSML, DSML_V4, DEEPSEEK, KIMI, HARMONY, LLAMA, NONE];
+pub const ALL: [&str; 20] = [
+    HERMES,
+    APRIEL,
+    QWEN,
+    GLM,
+    MINIMAX,
+    DSML,
+    DSML_V4,
+    DEEPSEEK,
+    KIMI,
+    HARMONY,
+    LLAMA,
+    MINICPM,
+    MISTRAL,
+    MISTRAL_ID,
+    MISTRAL_JSON,
+    SOLAR,
+    GIGACHAT3,
+    GIGACHAT31,
+    PYTHONIC,
+    NONE,
+];

@@ -5,8 +5,8 @@
 use serde_json::{Value, json};
 
 use super::sections::Naming;
-use super::text::{THINK, THINK_END};
 use super::values::{Kinds, Reading, Tools, name, parameters, quoted};
+use super::xml::Layout;
 use super::{Dialect, Format, harmony, sections, xml};
 use crate::error::{Error, Result};
 use crate::grammar::WHITESPACE;
@@ -34,9 +34,12 @@ pub(super) fn text(dialect: &Dialect, prompt: &str) -> Option<String> {
     let mut grammar = Grammar::new(dialect);
     let start = grammar.before_answer(prompt, &[]);
     let text = match dialect.format {
-        Format::None | Format::Llama => return None,
+        Format::None | Format::Llama | Format::Pythonic => return None,
         Format::Harmony => format!("{} {}", grammar.final_header(prompt), grammar.rule(ANY)),
-        format => grammar.text_without(format.opening()),
+        format => {
+            let text = grammar.text_without(format.opening());
+            format!("{} {text}", grammar.final_header(prompt))
+        }
     };
     Some(grammar.finish(&format!("{start} {text}")))
 }
@@ -102,10 +105,18 @@ impl<'a> Grammar<'a> {
 
     /// A tag: a control token, or its text.
     fn tag(&self, tag: &str) -> String {
-        match self.dialect.controls.iter().find(|(text, _)| *text == tag) {
-            Some((_, token)) => format!("<[{}]>", token.0),
-            None => quoted(tag),
-        }
+        let control = |tag: &str| {
+            let (_, token) = self.dialect.controls.iter().find(|(text, _)| *text == tag)?;
+            Some(format!("<[{}]>", token.0))
+        };
+        let alone = tag.trim_end();
+        let with_lines = || Some(format!("{} {}", control(alone)?, quoted(&tag[alone.len()..])));
+        control(tag).or_else(with_lines).unwrap_or_else(|| quoted(tag))
+    }
+
+    /// Tags and text, one after the other.
+    fn tags(&self, tags: &[&str]) -> String {
+        tags.iter().map(|tag| self.tag(tag)).collect::<Vec<_>>().join(" ")
     }
 
     /// Any text up to a tag, and the tag.
@@ -142,15 +153,18 @@ impl<'a> Grammar<'a> {
     fn reasoning(&mut self, tools: &[Value]) -> String {
         let calls = if tools.is_empty() { &[] } else { self.dialect.format.opening() };
         let text = self.text_without(calls);
-        self.text_until(&text, THINK_END)
+        self.text_until(&text, self.dialect.think.close)
     }
 
     /// What says that the answer follows, where anything does.
     fn final_header(&self, prompt: &str) -> String {
-        if self.dialect.format != Format::Harmony || harmony::is_in_message(prompt) {
-            return String::new();
+        match self.dialect.format {
+            Format::Harmony if !harmony::is_in_message(prompt) => {
+                self.tags(&["<|channel|>", "final", "<|message|>"])
+            }
+            format if format == Format::Sections(&sections::SOLAR) => self.tag("<|content|>"),
+            _ => String::new(),
         }
-        [self.tag("<|channel|>"), quoted("final"), self.tag("<|message|>")].join(" ")
     }
 
     /// What comes before an answer: reasoning, if the model does that and the prompt leaves it open.
@@ -168,15 +182,24 @@ impl<'a> Grammar<'a> {
             return format!("{reasoning}?");
         }
         const LINES: &str = r"/\n{0,2}/";
-        if prompt.ends_with(THINK) {
+        let think = self.dialect.think;
+        if self.dialect.format == Format::Sections(&sections::SOLAR) {
+            if !self.dialect.thinks {
+                return String::new();
+            }
+            let reasoning = self.reasoning(tools);
+            let [think, begin] = [think.open, sections::SOLAR_BEGIN].map(|tag| self.tag(tag));
+            let reasoning = self.rule(&format!("{think} {reasoning} {begin} \"assistant\""));
+            format!("{reasoning}?")
+        } else if prompt.ends_with(think.open) {
             let reasoning = self.reasoning(tools);
             format!("{reasoning} {LINES}")
-        } else if self.dialect.thinks && !prompt.ends_with(THINK_END) {
+        } else if self.dialect.thinks && !prompt.ends_with(think.close) {
             let reasoning = self.reasoning(tools);
-            let think = self.tag(THINK);
+            let think = self.tag(think.open);
             let reasoning = self.rule(&format!("{think} {reasoning}"));
             format!("{LINES} {reasoning}? {LINES}")
-        } else if prompt.ends_with(THINK_END) {
+        } else if prompt.ends_with(think.close) {
             LINES.into()
         } else {
             String::new()
@@ -200,12 +223,11 @@ impl<'a> Grammar<'a> {
         match self.dialect.format {
             Format::None => String::new(),
             Format::Json(tags) => {
-                let open = self.tag(tags.begins[0]);
-                let close = tags.close.map_or_else(String::new, |close| self.tag(close));
-                let [before, after] = tags.around.map(quoted);
+                let [before, after] = tags.around.map(|tags| self.tags(tags));
                 let object = self.object(name, "arguments", schema);
-                format!("{open} {before} {object} {after} {close}")
+                format!("{before} {object} {after}")
             }
+            Format::Pythonic => self.pythonic(name, schema),
             Format::Llama => self.object(name, "parameters", schema),
             Format::Harmony => {
                 let [channel, constrain, message] =
@@ -242,12 +264,47 @@ impl<'a> Grammar<'a> {
         format!("{before} {arguments} \"}}\"")
     }
 
+    /// A Python list of one call, with values in JSON, which Python's are read like.
+    fn pythonic(&mut self, name: &str, schema: &Value) -> String {
+        let required = schema.get("required").and_then(Value::as_array);
+        let is_needed = |name: &str| required.is_some_and(|names| names.iter().any(|needed| needed == name));
+        let properties = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
+        let (needed, optional): (Vec<_>, Vec<_>) = properties.partition(|(name, _)| is_needed(name));
+        let mut argument = |(name, property): (&String, &Value)| {
+            let value = self.json(&with_definitions(property, schema));
+            self.rule(&format!("{} {value}", quoted(&format!("{name}="))))
+        };
+        let needed: Vec<String> = needed.into_iter().map(&mut argument).collect();
+        let optional: Vec<String> = optional.into_iter().map(&mut argument).collect();
+        // What may follow each of them, the last first.
+        let mut following = quoted(")]");
+        let mut firsts = vec![following.clone()];
+        for argument in optional.into_iter().rev() {
+            firsts.push(format!("{argument} {following}"));
+            following = self.rule(&format!("(\", \" {argument})? {following}"));
+        }
+        let arguments = if needed.is_empty() {
+            format!("({})", firsts.join(" | "))
+        } else {
+            format!("{} {following}", needed.join(" \", \" "))
+        };
+        format!("{} {arguments}", quoted(&format!("[{name}(")))
+    }
+
     fn section(&mut self, tags: &sections::Tags, name: &str, schema: &Value) -> String {
         let arguments = self.arguments(schema);
-        let [section, section_end, call, call_end, separator] =
-            [tags.section, tags.section_end, tags.call, tags.call_end, tags.separator]
-                .map(|tag| self.tag(tag));
+        let [call, separator] = [tags.call, tags.separator].map(|tag| self.tag(tag));
+        let call_end = tags.call_end.map(|tag| self.tag(tag)).unwrap_or_default();
+        let [section, section_end] =
+            tags.section.map(|section| section.map(|tag| self.tag(tag))).unwrap_or_default();
         let (before, after, end) = match tags.naming {
+            Naming::BeforeId(tag) if self.dialect.numbered => {
+                (format!("{} {} /[a-zA-Z0-9]{{9}}/", quoted(name), self.tag(tag)), String::new(), "")
+            }
+            Naming::BeforeId(_) => (quoted(name), String::new(), ""),
+            Naming::AfterId(tag) => {
+                (format!("/[a-z0-9]{{10}}/ {} {}", self.tag(tag), quoted(name)), String::new(), "")
+            }
             Naming::Numbered => {
                 (format!("{} /[0-9]{{1,3}}/", quoted(&format!("functions.{name}:"))), String::new(), "")
             }
@@ -260,15 +317,17 @@ impl<'a> Grammar<'a> {
     }
 
     fn xml(&mut self, tags: &xml::Tags, name: &str, schema: &Value, tools: &Tools) -> String {
-        let [open, close, key, key_end] =
-            [tags.open, tags.close, tags.key[0], tags.key[1]].map(|tag| self.tag(tag));
+        let [key, key_end] = tags.key.map(|tag| self.tag(tag));
+        let [open, close] = tags.calls.map(|calls| calls.map(|tag| self.tag(tag))).unwrap_or_default();
+        let line = if tags.layout == Layout::Nothing { "" } else { "\n" };
+        let end_of_line = if line.is_empty() { String::new() } else { quoted(line) };
         let quote = if tags.quotes { "\"" } else { "" };
         let mut call = match &tags.function {
             Some(function) => {
-                let function = quoted(&format!("\n{}{quote}{name}{quote}>\n", function.open));
+                let function = quoted(&format!("{line}{}{quote}{name}{quote}>{line}", function.open));
                 format!("{open} {function}")
             }
-            None => format!("{open} {}", quoted(&format!("{name}\n"))),
+            None => format!("{open} {}", quoted(&format!("{name}{line}"))),
         };
         let properties = schema.get("properties").and_then(Value::as_object);
         let required = schema.get("required").and_then(Value::as_array);
@@ -284,15 +343,15 @@ impl<'a> Grammar<'a> {
                 Some(tag) => format!("\"\\n\" {}", self.tag(tag)),
                 None => String::new(),
             };
-            let lines = if tags.lines { "\"\\n\"" } else { "" };
+            let lines = if tags.layout == Layout::TagsAndValues { "\"\\n\"" } else { "" };
             let value = self.value(tags, property, schema, kinds);
-            let body = format!("{key} {before} {key_end} {between} {lines} {value} \"\\n\"");
+            let body = format!("{key} {before} {key_end} {between} {lines} {value} {end_of_line}");
             let rule = self.rule(&body);
             let needed = required.is_some_and(|names| names.iter().any(|name| name == parameter));
             call.push_str(&format!(" {rule}{}", if needed { "" } else { "?" }));
         }
         match &tags.function {
-            Some(function) => format!("{call} {} {close}", quoted(&format!("{}\n", function.close))),
+            Some(function) => format!("{call} {} {close}", quoted(&format!("{}{line}", function.close))),
             None => format!("{call} {close}"),
         }
     }
@@ -300,7 +359,7 @@ impl<'a> Grammar<'a> {
     /// A value and the tag that ends it.
     fn value(&mut self, tags: &xml::Tags, property: &Value, root: &Value, kinds: Kinds) -> String {
         let end = self.tag(tags.value_end);
-        let line = if tags.lines { "\"\\n\"" } else { "" };
+        let line = if tags.layout == Layout::TagsAndValues { "\"\\n\"" } else { "" };
         if let Some(values) = property.get("enum").and_then(Value::as_array) {
             let texts: Vec<String> = values
                 .iter()
@@ -311,19 +370,28 @@ impl<'a> Grammar<'a> {
             }
         }
         if kinds.reading() != Reading::Whole || kinds.may_be_text() {
+            if tags.sections {
+                let [open, close] = xml::SECTION;
+                let section = self.until(close);
+                return format!("(/[^<]*/ | {} {section}) {end}", quoted(open));
+            }
             return self.until(tags.value_end);
         }
-        let mut schema = property.clone();
-        // What it refers to is in the schema of all parameters.
-        let refers = property.to_string().contains("\"$ref\"");
-        for key in ["$defs", "definitions"].into_iter().filter(|_| refers) {
-            if let (Some(definitions), Some(schema)) = (root.get(key), schema.as_object_mut()) {
-                schema.insert(key.into(), definitions.clone());
-            }
-        }
-        let json = self.json(&schema);
+        let json = self.json(&with_definitions(property, root));
         format!("{json} {line} {end}")
     }
+}
+
+/// The schema of a parameter, with what it refers to, which is in the schema of all parameters.
+fn with_definitions(property: &Value, root: &Value) -> Value {
+    let mut schema = property.clone();
+    let refers = property.to_string().contains("\"$ref\"");
+    for key in ["$defs", "definitions"].into_iter().filter(|_| refers) {
+        if let (Some(definitions), Some(schema)) = (root.get(key), schema.as_object_mut()) {
+            schema.insert(key.into(), definitions.clone());
+        }
+    }
+    schema
 }
 
 #[cfg(test)]
@@ -356,7 +424,16 @@ mod tests {
             (&thinks, "<think>\n", "a <tool_call> b</think>\n\nHello.", "a</think><tool_call>"),
             (&thinks, "", "\n<think>a</think>\n\nHello.", "\n<tool_call>"),
             ("<tool_call><function=<parameter=", "", said, "Hm.\n<function="),
-            ("<minimax:tool_call>", "", said, "<minimax:tool_call>"),
+            ("<minimax:tool_call><invoke name=", "", said, "<minimax:tool_call>"),
+            ("<function name=<param name=<![CDATA[", "", said, "<function name="),
+            ("[TOOL_CALLS][ARGS]", "", said, "Hm. [TOOL_CALLS]"),
+            ("[TOOL_CALLS][THINK][ARGS]", "", "[THINK]Hm.[/THINK]Hello.", "[THINK]Hm.[/THINK][TOOL_CALLS]"),
+            (
+                "<|tool_call:begin|><|tool_call:name|><|tool_call:args|><|think|>",
+                "<|begin|>assistant",
+                "<|think|>Hm.<|end|><|begin|>assistant<|content|>Hello.",
+                "<|tool_calls|>",
+            ),
             ("<tool_call><arg_key>", "", said, "<tool_call>"),
             ("<｜tool▁call▁begin｜><｜tool▁sep｜>", "", said, "a<｜tool▁calls▁begin｜>"),
             ("<|tool_call_begin|><|tool_call_argument_begin|>", "", said, "a<|tool_call_begin|>"),

@@ -2,7 +2,7 @@
 
 use super::Piece;
 use super::input::{Begins, Found, Input, begins, trim_start};
-use super::json::Arguments;
+use super::json::{Arguments, Ended};
 use super::values::Tools;
 
 const START: &str = "<|start|>";
@@ -81,12 +81,12 @@ impl Harmony {
             let goes_on = match &mut self.state {
                 State::Header => self.header(input, emit),
                 State::Text { .. } => self.text(input, emit),
-                State::Call(arguments) => match arguments.step(input, ENDS, emit) {
-                    Some(which) => {
+                State::Call(arguments) => match arguments.step(input, ENDS, true, emit) {
+                    Some(Ended::ByTag(which)) => {
                         self.end(input, which);
                         true
                     }
-                    None => false,
+                    Some(Ended::ByThemselves) | None => false,
                 },
             };
             if !goes_on {
@@ -116,11 +116,12 @@ impl Harmony {
         let header = &input.rest()[..at];
         match which {
             Some(0) => {
-                self.state = match self.called(header) {
-                    Some(name) => {
+                self.state = match called(header) {
+                    Some(name) if !self.tools.is_empty() => {
                         emit(Piece::Call { name });
                         State::Call(Arguments::Start)
                     }
+                    Some(_) => State::Text { channel: Channel::Reasoning, fresh: true },
                     None => State::Text { channel: Channel::of(header), fresh: true },
                 };
                 input.advance(at + MESSAGE.len());
@@ -139,15 +140,6 @@ impl Harmony {
             }
         }
         true
-    }
-
-    /// The function that a header addresses.
-    fn called<'a>(&self, header: &'a str) -> Option<&'a str> {
-        let mut words = header.split(|c: char| c.is_whitespace() || c == '<' || c == '>');
-        let recipient = words.find_map(|word| word.strip_prefix("to="))?;
-        let name =
-            recipient.strip_prefix("functions.").or(self.tools.knows(recipient).then_some(recipient))?;
-        (!name.is_empty() && !self.tools.is_empty()).then_some(name)
     }
 
     fn text(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> bool {
@@ -189,6 +181,16 @@ impl Harmony {
         }
         self.state = State::Header;
     }
+}
+
+/// The tool that a header addresses. One that nobody has declared, such as those that the model was trained with, is called
+/// all the same: whoever gets the call can say so. Where nobody has declared any, what is written to it is no answer either,
+/// and counts as reasoning.
+fn called(header: &str) -> Option<&str> {
+    let mut words = header.split(|c: char| c.is_whitespace() || c == '<' || c == '>');
+    let recipient = words.find_map(|word| word.strip_prefix("to="))?;
+    let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
+    (!matches!(name, "" | "assistant" | "user" | "all")).then_some(name)
 }
 
 impl Channel {

@@ -88,16 +88,18 @@ impl Input {
         }
     }
 
-    /// Finds the first of these tags, all of which start with `<`. Until something is left behind, the tags must be the
-    /// same ones, since no place is searched twice.
+    /// Finds the first of these tags. Until something is left behind, the tags must be the same ones, since no place is
+    /// searched twice.
     pub(super) fn find(&mut self, tags: &[&str]) -> Found {
         self.find_near(tags, usize::MAX)
     }
 
     /// Finds the first of these tags if it starts at most `most` bytes from here.
     pub(super) fn find_near(&mut self, tags: &[&str], most: usize) -> Found {
+        let mut firsts: Vec<char> = tags.iter().filter_map(|tag| tag.chars().next()).collect();
+        firsts.dedup();
         let mut from = self.searched;
-        while let Some(at) = self.rest()[from..].find('<') {
+        while let Some(at) = self.rest()[from..].find(&firsts[..]) {
             let at = from + at;
             if at > most {
                 self.searched = at;
@@ -111,7 +113,7 @@ impl Input {
                 self.searched = at;
                 return Found::Nothing { sure: at };
             }
-            from = at + 1;
+            from = at + here.chars().next().map_or(1, char::len_utf8);
         }
         self.searched = self.rest().len();
         Found::Nothing { sure: self.searched }

@@ -13,10 +13,12 @@ pub(super) struct Tags {
     pub(super) begins: &'static [&'static str],
     /// What ends them, if anything does.
     pub(super) close: Option<&'static str>,
-    /// What stands between these tags and an object.
-    pub(super) around: [&'static str; 2],
+    /// What stands before and after the object of a call: tags, which may be tokens, and text.
+    pub(super) around: [&'static [&'static str]; 2],
     /// Whether the objects are a JSON list.
     pub(super) list: bool,
+    /// Tags outside calls that are no text.
+    pub(super) silent: &'static [&'static str],
 }
 
 /// Qwen2.5, Qwen3 and Hermes.
@@ -24,8 +26,9 @@ pub(super) static HERMES: Tags = Tags {
     name: "hermes",
     begins: &["<tool_call>"],
     close: Some("</tool_call>"),
-    around: ["\n", "\n"],
+    around: [&["<tool_call>", "\n"], &["\n", "</tool_call>"]],
     list: false,
+    silent: &[],
 };
 
 /// Apriel 1.5 and 1.6.
@@ -33,8 +36,39 @@ pub(super) static APRIEL: Tags = Tags {
     name: "apriel",
     begins: &["<tool_calls>"],
     close: Some("</tool_calls>"),
-    around: ["[", "]"],
+    around: [&["<tool_calls>", "["], &["]", "</tool_calls>"]],
     list: true,
+    silent: &[],
+};
+
+/// Mistral 7B v0.3, Nemo and others up to 2024.
+pub(super) static MISTRAL: Tags = Tags {
+    name: "mistral-json",
+    begins: &["[TOOL_CALLS]"],
+    close: None,
+    around: [&["[TOOL_CALLS]", "["], &["]"]],
+    list: true,
+    silent: &[],
+};
+
+/// GigaChat 3, where a call is a message of another role.
+pub(super) static GIGACHAT3: Tags = Tags {
+    name: "gigachat3",
+    begins: &["function call<|role_sep|>"],
+    close: None,
+    around: [&["<|message_sep|>\n\n", "function call", "<|role_sep|>\n"], &[]],
+    list: false,
+    silent: &["<|message_sep|>"],
+};
+
+/// GigaChat 3.1.
+pub(super) static GIGACHAT31: Tags = Tags {
+    name: "gigachat3.1",
+    begins: &["<|function_call|>"],
+    close: None,
+    around: [&["<|function_call|>"], &[]],
+    list: false,
+    silent: &["<|message_sep|>"],
 };
 
 /// The most bytes of a call that wait for its name.
@@ -123,14 +157,24 @@ pub(super) enum Arguments {
     Raw,
 }
 
+/// What ended the arguments of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The tag of this number, which is still there.
+    ByTag(usize),
+    /// Their last bracket, and something else follows.
+    ByThemselves,
+}
+
 impl Arguments {
-    /// Takes what is there. Gives which of the tags ended the arguments, where it starts; it is still there.
+    /// Takes what is there, up to what ends the arguments. Where `closed`, only a tag does.
     pub(super) fn step(
         &mut self,
         input: &mut Input,
         ends: &[&str],
+        closed: bool,
         emit: &mut dyn FnMut(Piece<'_>),
-    ) -> Option<usize> {
+    ) -> Option<Ended> {
         loop {
             match self {
                 Arguments::Start => {
@@ -138,7 +182,7 @@ impl Arguments {
                     match input.begins(ends) {
                         Begins::With(which) => {
                             emit(Piece::Arguments("{}"));
-                            return Some(which);
+                            return Some(Ended::ByTag(which));
                         }
                         Begins::Maybe => return None,
                         Begins::Without => *self = Arguments::Value(Scan::default()),
@@ -159,8 +203,9 @@ impl Arguments {
                     let space = rest.bytes().take_while(|&b| is_space(b) || b == b'`').count();
                     input.advance(space);
                     match input.begins(ends) {
-                        Begins::With(which) => return Some(which),
+                        Begins::With(which) => return Some(Ended::ByTag(which)),
                         Begins::Maybe => return None,
+                        Begins::Without if !closed => return Some(Ended::ByThemselves),
                         Begins::Without => *self = Arguments::Raw,
                     }
                 }
@@ -168,7 +213,7 @@ impl Arguments {
                     return match input.find(ends) {
                         Found::Tag { at, which } => {
                             pass_on(input, at, emit);
-                            Some(which)
+                            Some(Ended::ByTag(which))
                         }
                         Found::Nothing { sure } => {
                             pass_on(input, sure, emit);

@@ -16,6 +16,7 @@ mod harmony;
 mod input;
 mod json;
 mod limit;
+mod pythonic;
 mod sections;
 mod text;
 mod values;
@@ -27,7 +28,7 @@ pub use self::limit::ReasoningLimit;
 
 use self::harmony::Harmony;
 use self::input::Input;
-use self::text::Text;
+use self::text::{Text, Think};
 use self::values::Tools;
 use crate::TokenId;
 use crate::error::Result;
@@ -53,8 +54,12 @@ pub enum Piece<'a> {
 #[derive(Clone, Debug)]
 pub struct Dialect {
     format: Format,
-    /// Whether the template knows of reasoning between tags.
+    /// What reasoning stands between.
+    think: &'static Think,
+    /// Whether the template knows of reasoning between these tags.
     thinks: bool,
+    /// Whether what tells calls apart stands beside their names.
+    numbered: bool,
     /// Whether JSON stands in a block of code.
     fenced: bool,
     /// The tags that are control tokens of the model.
@@ -70,6 +75,8 @@ enum Format {
     Json(&'static json::Tags),
     /// JSON that is the whole answer.
     Llama,
+    /// A Python list of calls that is the whole answer.
+    Pythonic,
     /// Tags for names and arguments.
     Xml(&'static xml::Tags),
     /// A section of calls, with names between tags and arguments in JSON.
@@ -89,39 +96,56 @@ impl PartialEq for Format {
     }
 }
 
+/// The tags that a template of each format writes, all of them. The first format is claimed of which all are there.
+static DIALECTS: &[(&[&str], Format)] = &[
+    (&["<|channel|>", "<|message|>"], Format::Harmony),
+    (&["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"], Format::Sections(&sections::DEEPSEEK)),
+    (&["<|tool_call_begin|>", "<|tool_call_argument_begin|>"], Format::Sections(&sections::KIMI)),
+    // Templates may put these tags together from a mark and a name.
+    (&["｜DSML｜", "function_calls>"], Format::Xml(&xml::DSML)),
+    (&["｜DSML｜", "tool_calls>"], Format::Xml(&xml::DSML_V4)),
+    (&["<minimax:tool_call>", "<invoke name="], Format::Xml(&xml::MINIMAX)),
+    (&["<tool_call>", "<arg_key>"], Format::Xml(&xml::GLM)),
+    (&["<tool_call>", "<function=", "<parameter="], Format::Xml(&xml::QWEN)),
+    (&["<function name=", "<param name=", "<![CDATA["], Format::Xml(&xml::MINICPM)),
+    (&["[TOOL_CALLS]", "[ARGS]"], Format::Sections(&sections::MISTRAL)),
+    (&["[TOOL_CALLS]["], Format::Json(&json::MISTRAL)),
+    (&["[TOOL_CALLS] ["], Format::Json(&json::MISTRAL)),
+    (
+        &["<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>"],
+        Format::Sections(&sections::SOLAR),
+    ),
+    (&["<|role_sep|>", "<|message_sep|>", "<|function_call|>"], Format::Json(&json::GIGACHAT31)),
+    (&["<|role_sep|>", "<|message_sep|>", "function call"], Format::Json(&json::GIGACHAT3)),
+    (&["<tool_calls>["], Format::Json(&json::APRIEL)),
+    (&["<tool_call>", "</tool_call>", "\"name", "\"arguments"], Format::Json(&json::HERMES)),
+    (&["<|start_header_id|>", "\"parameters\":", "tool_calls"], Format::Llama),
+    // These two show a call in words.
+    (&["<|start_header_id|>", "[func_name1("], Format::Pythonic),
+    (&["<|header_start|>", "[func_name1("], Format::Pythonic),
+];
+
 impl Dialect {
     /// That of a chat template, by the tags that it writes. Where not all tags of a dialect are there, none is claimed, and
     /// nothing is a call: tags that another family shares would be forced on the model.
     pub fn of(template_source: &str) -> Dialect {
         let has = |tag: &str| template_source.contains(tag);
-        let has_all = |tags: &[&str]| tags.iter().all(|tag| has(tag));
-        // Templates may put the tags of DSML together from a mark and a name.
-        let format = if has_all(&["<|channel|>", "<|message|>"]) {
-            Format::Harmony
-        } else if has_all(&[sections::DEEPSEEK.call, sections::DEEPSEEK.separator]) {
-            Format::Sections(&sections::DEEPSEEK)
-        } else if has_all(&[sections::KIMI.call, sections::KIMI.separator]) {
-            Format::Sections(&sections::KIMI)
-        } else if has_all(&["｜DSML｜", "function_calls>"]) {
-            Format::Xml(&xml::DSML)
-        } else if has_all(&["｜DSML｜", "tool_calls>"]) {
-            Format::Xml(&xml::DSML_V4)
-        } else if has(xml::MINIMAX.open) {
-            Format::Xml(&xml::MINIMAX)
-        } else if has_all(&[xml::GLM.open, xml::GLM.key[0]]) {
-            Format::Xml(&xml::GLM)
-        } else if has_all(&[xml::QWEN.open, "<function=", xml::QWEN.key[0]]) {
-            Format::Xml(&xml::QWEN)
-        } else if has("<tool_calls>[") {
-            Format::Json(&json::APRIEL)
-        } else if has_all(&["<tool_call>", "</tool_call>", "\"name", "\"arguments"]) {
-            Format::Json(&json::HERMES)
-        } else if has_all(&["<|start_header_id|>", r#""parameters":"#, "tool_calls"]) {
-            Format::Llama
-        } else {
-            Format::None
+        let found = DIALECTS.iter().find(|(tags, _)| tags.iter().all(|tag| has(tag)));
+        let format = found.map_or(Format::None, |&(_, format)| format);
+        let think = match format {
+            format if format == Format::Sections(&sections::SOLAR) => &text::SOLAR_THINK,
+            _ if has(text::MISTRAL_THINK.open) => &text::MISTRAL_THINK,
+            _ => &text::THINK,
         };
-        Dialect { format, thinks: has(text::THINK), fenced: has("```json"), controls: Vec::new() }
+        let numbered = has("[CALL_ID]");
+        Dialect {
+            format,
+            think,
+            thinks: has(think.open),
+            numbered,
+            fenced: has("```json"),
+            controls: Vec::new(),
+        }
     }
 
     /// The same for a model with these tokens. Tags may be control tokens, which are not text unless they are
@@ -137,7 +161,11 @@ impl Dialect {
     pub fn shown(&self, tools: &[Value]) -> Vec<TokenId> {
         // Where there is nothing to call, the tags of calls would be taken for text.
         let all = !tools.is_empty() || self.format == Format::Harmony;
-        let needed = |tag: &str| all || [text::THINK, text::THINK_END].contains(&tag);
+        let silent = self.format.silent();
+        let needed = |tag: &str| {
+            all || [self.think.open, self.think.close].contains(&tag)
+                || silent.iter().any(|silent| silent.starts_with(tag.trim_end()))
+        };
         self.controls.iter().filter(|(tag, _)| needed(tag)).map(|&(_, token)| token).collect()
     }
 
@@ -147,6 +175,7 @@ impl Dialect {
             Format::None => "none",
             Format::Json(tags) => tags.name,
             Format::Llama => "llama",
+            Format::Pythonic => "pythonic",
             Format::Xml(tags) => tags.name,
             Format::Sections(tags) => tags.name,
             Format::Harmony => "harmony",
@@ -178,7 +207,7 @@ impl Dialect {
         let tools = Tools::new(tools);
         let machine = match self.format {
             Format::Harmony => Machine::Harmony(Harmony::after(prompt, tools)),
-            format => Machine::Text(Text::after(prompt, format, tools)),
+            _ => Machine::Text(Text::after(prompt, self, tools)),
         };
         Parser { input: Input::default(), machine }
     }
@@ -197,7 +226,7 @@ impl Dialect {
     ) -> Result<ReasoningLimit> {
         let end = match self.format {
             Format::Harmony => harmony::REASONING_END,
-            _ => text::REASONING_END,
+            _ => self.think.end,
         };
         let end = tokenizer.encode(end, EncodeOptions { special: true, bos: Bos::Never })?;
         Ok(ReasoningLimit::new(self.parser(prompt, tools), most, end))
@@ -207,20 +236,35 @@ impl Dialect {
 impl Dialect {
     /// All tags that may come.
     fn tags(&self) -> Vec<&'static str> {
-        let mut tags = vec![text::THINK, text::THINK_END];
+        let mut tags = vec![self.think.open, self.think.close];
         match self.format {
             Format::None => {}
-            Format::Json(json) => tags.extend(json.begins.iter().copied().chain(json.close)),
+            Format::Json(json) => tags.extend(json.around.into_iter().flatten()),
             Format::Llama => tags.push(text::PYTHON_TAG),
+            Format::Pythonic => tags.extend([pythonic::START, pythonic::END]),
             Format::Xml(xml) => {
-                tags.extend([xml.open, xml.close, xml.key[0], xml.key[1], xml.value_end]);
+                tags.extend(xml.calls.into_iter().flatten());
+                tags.extend([xml.key[0], xml.key[1], xml.value_end]);
                 tags.extend(xml.value);
             }
             Format::Sections(s) => {
-                tags.extend([s.section, s.section_end, s.call, s.call_end, s.separator]);
+                tags.extend(s.section.into_iter().flatten());
+                tags.extend([s.call, s.separator]);
+                tags.extend(s.call_end);
+                tags.extend(s.naming.tag());
             }
             Format::Harmony => tags.extend(harmony::TAGS),
         }
+        tags.extend(self.format.silent());
+        if self.format == Format::Sections(&sections::SOLAR) {
+            tags.push(sections::SOLAR_BEGIN);
+        }
+        // A line break after a tag may be part of its token.
+        let alone: Vec<&str> = tags.iter().map(|tag| tag.trim_end()).collect();
+        tags.extend(alone);
+        tags.retain(|tag| !tag.trim().is_empty());
+        tags.sort_unstable();
+        tags.dedup();
         tags
     }
 }

@@ -1,7 +1,7 @@
 //! Calls in a section of their own: a name, a separator, and arguments in JSON.
 
 use super::input::{Begins, Input, MOST_NAME, MOST_SPACE, begins, is_space, trim, trim_start};
-use super::json::Arguments;
+use super::json::{Arguments, Ended};
 use super::{Piece, Progress};
 
 /// How a model writes them.
@@ -9,17 +9,19 @@ use super::{Piece, Progress};
 pub(super) struct Tags {
     /// The dialect's name, for people.
     pub(super) name: &'static str,
-    /// Around all calls.
-    pub(super) section: &'static str,
-    pub(super) section_end: &'static str,
-    /// Around a call.
+    /// Around all calls, if anything is.
+    pub(super) section: Option<[&'static str; 2]>,
+    /// Before a call.
     pub(super) call: &'static str,
-    pub(super) call_end: &'static str,
+    /// After it, if anything is.
+    pub(super) call_end: Option<&'static str>,
     /// Between its name and its arguments.
     pub(super) separator: &'static str,
     pub(super) naming: Naming,
-    /// What calls begin with: the tag around them or, second, that of a call itself.
+    /// What calls begin with: the tag around them, if there is one, and that of a call itself.
     pub(super) begins: &'static [&'static str],
+    /// Tags outside calls that are no text.
+    pub(super) silent: &'static [&'static str],
 }
 
 /// Where the name is.
@@ -29,30 +31,71 @@ pub(super) enum Naming {
     BeforeOrAfter,
     /// Before it, as `functions.NAME:NUMBER`.
     Numbered,
+    /// Before it, as `NAME`, or `NAME`, this tag and what tells calls apart.
+    BeforeId(&'static str),
+    /// Before it, after what tells calls apart and this tag.
+    AfterId(&'static str),
+}
+
+impl Naming {
+    /// The tag between the name and what tells calls apart.
+    pub(super) fn tag(self) -> Option<&'static str> {
+        match self {
+            Naming::BeforeId(tag) | Naming::AfterId(tag) => Some(tag),
+            Naming::BeforeOrAfter | Naming::Numbered => None,
+        }
+    }
 }
 
 /// DeepSeek V3, R1 and V3.1.
 pub(super) static DEEPSEEK: Tags = Tags {
     name: "deepseek",
-    section: "<｜tool▁calls▁begin｜>",
-    section_end: "<｜tool▁calls▁end｜>",
+    section: Some(["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"]),
     call: "<｜tool▁call▁begin｜>",
-    call_end: "<｜tool▁call▁end｜>",
+    call_end: Some("<｜tool▁call▁end｜>"),
     separator: "<｜tool▁sep｜>",
     naming: Naming::BeforeOrAfter,
     begins: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
+    silent: &[],
 };
 
 /// Kimi K2.
 pub(super) static KIMI: Tags = Tags {
     name: "kimi",
-    section: "<|tool_calls_section_begin|>",
-    section_end: "<|tool_calls_section_end|>",
+    section: Some(["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"]),
     call: "<|tool_call_begin|>",
-    call_end: "<|tool_call_end|>",
+    call_end: Some("<|tool_call_end|>"),
     separator: "<|tool_call_argument_begin|>",
     naming: Naming::Numbered,
     begins: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
+    silent: &[],
+};
+
+/// Mistral since 2025.
+pub(super) static MISTRAL: Tags = Tags {
+    name: "mistral",
+    section: None,
+    call: "[TOOL_CALLS]",
+    call_end: None,
+    separator: "[ARGS]",
+    naming: Naming::BeforeId("[CALL_ID]"),
+    begins: &["[TOOL_CALLS]"],
+    silent: &[],
+};
+
+/// What begins a message of Solar Open, before the role that it is of.
+pub(super) const SOLAR_BEGIN: &str = "<|begin|>";
+
+/// Solar Open, whose reasoning, answers and calls are messages.
+pub(super) static SOLAR: Tags = Tags {
+    name: "solar-open",
+    section: Some(["<|tool_calls|>", "<|calls|>"]),
+    call: "<|tool_call:begin|>",
+    call_end: Some("<|tool_call:end|>"),
+    separator: "<|tool_call:args|>",
+    naming: Naming::AfterId("<|tool_call:name|>"),
+    begins: &["<|tool_calls|>", "<|tool_call:begin|>"],
+    silent: &["<|begin|>assistant", "<|content|>", "<|end|>", "<|calls|>"],
 };
 
 /// The calls of a section.
@@ -76,9 +119,9 @@ enum State {
 }
 
 impl Calls {
-    /// After the tag that opens the section; or, if `inside`, the call.
-    pub(super) fn new(tags: &'static Tags, inside: bool) -> Calls {
-        let state = if inside { State::Head } else { State::Between };
+    /// After a tag that opens the section, or a call.
+    pub(super) fn new(tags: &'static Tags, opened: &str) -> Calls {
+        let state = if opened == tags.call { State::Head } else { State::Between };
         Calls { tags, state, certain: false, lead: 0 }
     }
 
@@ -90,13 +133,15 @@ impl Calls {
                     let rest = input.rest();
                     let inner = trim_start(rest);
                     let space = rest.len() - inner.len();
-                    match begins(inner, &[tags.call, tags.section_end], input.ended()) {
+                    let known: Vec<&str> =
+                        [tags.call].into_iter().chain(tags.section.map(|[_, end]| end)).collect();
+                    match begins(inner, &known, input.ended()) {
                         Begins::With(0) => {
                             self.lead = space + tags.call.len();
                             self.state = State::Head;
                         }
-                        Begins::With(_) => {
-                            input.advance(space + tags.section_end.len());
+                        Begins::With(which) => {
+                            input.advance(space + known[which].len());
                             return Progress::Done;
                         }
                         Begins::Maybe if space <= MOST_SPACE => return Progress::Wait,
@@ -114,12 +159,14 @@ impl Calls {
                     }
                 },
                 State::Arguments(arguments) => {
-                    let ends = [tags.call_end, tags.section_end, tags.call];
-                    match arguments.step(input, &ends, emit) {
+                    let section_end = tags.section.map(|[_, end]| end);
+                    let ends: Vec<&str> =
+                        tags.call_end.into_iter().chain(section_end).chain([tags.call]).collect();
+                    match arguments.step(input, &ends, tags.call_end.is_some(), emit) {
                         None => return Progress::Wait,
-                        Some(which) => {
-                            if which == 0 {
-                                input.advance(tags.call_end.len());
+                        Some(ended) => {
+                            if let (Ended::ByTag(0), Some(end)) = (ended, tags.call_end) {
+                                input.advance(end.len());
                             }
                             self.state = State::Between;
                         }
@@ -147,20 +194,40 @@ enum Head<'a> {
 }
 
 fn head<'a>(tags: &Tags, text: &'a str, ended: bool) -> Head<'a> {
-    let Some(at) = text.find('<') else {
-        return if ended || text.len() > MOST_NAME { Head::Nameless } else { Head::Wait };
+    let known: Vec<&str> = [tags.separator].into_iter().chain(tags.naming.tag()).collect();
+    let is_first = |c| known.iter().any(|tag| tag.starts_with(c));
+    // Where the tag between the name and what tells calls apart is.
+    let mut id = None;
+    let mut from = 0;
+    let at = loop {
+        let Some(at) = text[from..].find(is_first).map(|at| from + at) else {
+            return if ended || text.len() > MOST_NAME { Head::Nameless } else { Head::Wait };
+        };
+        match begins(&text[at..], &known, ended) {
+            Begins::With(0) => break at,
+            Begins::With(which) if id.is_none() => {
+                id = Some(at);
+                from = at + known[which].len();
+            }
+            Begins::Maybe => return Head::Wait,
+            Begins::With(_) | Begins::Without => return Head::Nameless,
+        }
     };
-    let after = &text[at..];
-    if !after.starts_with(tags.separator) {
-        let may_be = !ended && tags.separator.starts_with(after);
-        return if may_be { Head::Wait } else { Head::Nameless };
-    }
     let name = trim(&text[..at]);
     let skip = at + tags.separator.len();
     if name.len() > MOST_NAME {
         return Head::Nameless;
     }
     match tags.naming {
+        Naming::BeforeId(_) | Naming::AfterId(_) => {
+            let name = match (tags.naming, id) {
+                (Naming::BeforeId(_), Some(id)) => &text[..id],
+                (Naming::AfterId(tag), Some(id)) => &text[id + tag.len()..at],
+                (_, None) | (Naming::BeforeOrAfter | Naming::Numbered, _) => name,
+            };
+            let name = trim(name);
+            if name.is_empty() { Head::Nameless } else { Head::Name { name, skip } }
+        }
         Naming::Numbered => {
             let name = name.strip_prefix("functions.").unwrap_or(name);
             let name = match name.rsplit_once(':') {

@@ -4,12 +4,23 @@ use std::ops::Range;
 
 use super::input::{Begins, Found, Input, MOST_SPACE, begins, trim_start, without_space_at_end};
 use super::values::Tools;
-use super::{Format, Piece, Progress, json, sections, xml};
+use super::{Dialect, Format, Piece, Progress, json, pythonic, sections, xml};
 
-pub(super) const THINK: &str = "<think>";
-pub(super) const THINK_END: &str = "</think>";
-/// What ends reasoning wherever it is, on a line of its own: after half a sentence the model would go on with the other.
-pub(super) const REASONING_END: &str = "\n</think>\n\n";
+/// What reasoning stands between.
+#[derive(Debug)]
+pub(super) struct Think {
+    pub(super) open: &'static str,
+    pub(super) close: &'static str,
+    /// What ends reasoning wherever it is, on a line of its own: after half a sentence the model would go on with the other.
+    pub(super) end: &'static str,
+}
+
+pub(super) static THINK: Think = Think { open: "<think>", close: "</think>", end: "\n</think>\n\n" };
+pub(super) static MISTRAL_THINK: Think = Think { open: "[THINK]", close: "[/THINK]", end: "\n[/THINK]\n\n" };
+/// Here reasoning and answer are messages: the header of the answer follows.
+pub(super) static SOLAR_THINK: Think =
+    Think { open: "<|think|>", close: "<|end|>", end: "<|end|><|begin|>assistant<|content|>" };
+
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
 
 /// What stands before another object that is a call.
@@ -20,6 +31,9 @@ const BETWEEN: [&str; 2] = ["; {", ";{"];
 pub(super) struct Text {
     /// How calls are written; plain text if there is nothing to call.
     format: Format,
+    think: &'static Think,
+    /// Tags outside calls that are no text.
+    silent: &'static [&'static str],
     tools: Tools,
     state: State,
     /// White space that comes next is no part of what follows.
@@ -64,19 +78,23 @@ enum Call {
     Json(json::Call),
     Xml(xml::Call),
     Sections(sections::Calls),
+    Pythonic(pythonic::Calls),
 }
 
 impl Text {
     /// For what follows a prompt.
-    pub(super) fn after(prompt: &str, format: Format, tools: Tools) -> Text {
+    pub(super) fn after(prompt: &str, dialect: &Dialect, tools: Tools) -> Text {
+        let think = dialect.think;
         let prompt = prompt.trim_end();
-        let reasoning = if prompt.ends_with(THINK) { Opened::ByPrompt } else { Opened::Not };
-        let format = if tools.is_empty() { Format::None } else { format };
+        let reasoning = if prompt.ends_with(think.open) { Opened::ByPrompt } else { Opened::Not };
+        let format = if tools.is_empty() { Format::None } else { dialect.format };
         Text {
             format,
+            think,
+            silent: dialect.format.silent(),
             tools,
             state: State::Start { reasoning },
-            trim: reasoning == Opened::ByPrompt || prompt.ends_with(THINK_END),
+            trim: reasoning == Opened::ByPrompt || prompt.ends_with(think.close),
             called: false,
             unended: false,
         }
@@ -107,26 +125,22 @@ impl Text {
         // A model reasons first or not at all; and one that has been led to it may say so again.
         let mut tags = Vec::new();
         if reasoning != Opened::Over {
-            tags.push(THINK);
+            tags.push(self.think.open);
         }
-        let bare_json = self.format == Format::Llama && reasoning != Opened::ByPrompt;
-        if bare_json {
-            tags.extend([PYTHON_TAG, "{"]);
-        }
-        if bare_json && self.called {
-            tags.extend(BETWEEN);
+        if reasoning != Opened::ByPrompt {
+            tags.extend(self.format.whole(self.called));
         }
         self.state = match begins(inner, &tags, input.ended()) {
-            Begins::With(which) if tags[which] == THINK => {
-                input.advance(space + THINK.len());
+            Begins::With(which) if tags[which] == self.think.open => {
+                input.advance(space + self.think.open.len());
                 self.trim = true;
                 State::Reasoning
             }
             Begins::With(which) => {
-                let lead = space + tags[which].trim_end_matches('{').len();
+                let lead = space + tags[which].trim_end_matches(['{', '[']).len();
                 let before = input.rest()[..lead].to_owned();
                 input.advance(lead);
-                State::Call { call: Call::Json(json::Call::new(None)), before, inside: false }
+                State::Call { call: self.format.call(""), before, inside: false }
             }
             Begins::Maybe if space <= MOST_SPACE => return false,
             _ if reasoning == Opened::ByPrompt => State::Reasoning,
@@ -141,7 +155,7 @@ impl Text {
         if self.trim {
             input.skip_space();
         }
-        let mut tags = vec![THINK_END];
+        let mut tags = vec![self.think.close];
         tags.extend(self.format.opening());
         let found = input.find(&tags);
         let text = match found {
@@ -155,13 +169,13 @@ impl Text {
         }
         match found {
             Found::Tag { at, which: 0 } => {
-                input.advance(at + THINK_END.len());
+                input.advance(at + tags[0].len());
                 self.trim = true;
                 self.state = State::Start { reasoning: Opened::Over };
                 true
             }
             Found::Tag { at, which } => {
-                self.open(input, count..at + tags[which].len(), which - 1, true);
+                self.open(input, count..at + tags[which].len(), tags[which], true);
                 true
             }
             Found::Nothing { .. } => {
@@ -179,8 +193,9 @@ impl Text {
         }
         let calls = self.format.opening();
         let mut tags = calls.to_vec();
+        tags.extend(self.silent);
         if self.unended {
-            tags.push(THINK_END);
+            tags.push(self.think.close);
         }
         let found = input.find(&tags);
         let (count, keep) = match found {
@@ -196,13 +211,17 @@ impl Text {
         }
         match found {
             Found::Tag { at, which } if which < calls.len() => {
-                self.open(input, count..at + tags[which].len(), which, false);
+                self.open(input, count..at + tags[which].len(), tags[which], false);
                 true
             }
             Found::Tag { at, which } => {
                 input.advance(at + tags[which].len());
-                self.unended = false;
+                self.unended &= tags[which] != self.think.close;
                 self.trim = true;
+                // A message begins or ends, and the next may be reasoning.
+                if self.silent.contains(&tags[which]) {
+                    self.state = State::Start { reasoning: Opened::Not };
+                }
                 true
             }
             Found::Nothing { .. } => {
@@ -214,11 +233,11 @@ impl Text {
         }
     }
 
-    /// Leaves behind the tag of this number, which opens a call, with the white space before it.
-    fn open(&mut self, input: &mut Input, tag: Range<usize>, which: usize, inside: bool) {
-        let before = input.rest()[tag.clone()].to_owned();
-        input.advance(tag.end);
-        self.state = State::Call { call: self.format.call(which), before, inside };
+    /// Leaves behind a tag that opens a call, with the white space before it, which are at this place.
+    fn open(&mut self, input: &mut Input, place: Range<usize>, tag: &str, inside: bool) {
+        let before = input.rest()[place.clone()].to_owned();
+        input.advance(place.end);
+        self.state = State::Call { call: self.format.call(tag), before, inside };
     }
 
     fn call(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> bool {
@@ -228,6 +247,7 @@ impl Text {
             Call::Json(call) => call.step(input, &self.tools, emit),
             Call::Xml(call) => call.step(input, &self.tools, emit),
             Call::Sections(calls) => calls.step(input, emit),
+            Call::Pythonic(calls) => calls.step(input, &self.tools, emit),
         };
         if progress == Progress::Wait {
             if !input.ended() {
@@ -237,6 +257,7 @@ impl Text {
                 Call::Json(call) => call.cut(emit),
                 Call::Xml(call) => call.cut(),
                 Call::Sections(calls) => calls.cut(),
+                Call::Pythonic(calls) => calls.cut(),
             };
             if progress == Progress::Done {
                 input.advance(input.rest().len());
@@ -266,19 +287,41 @@ impl Format {
     /// The tags that calls begin with.
     pub(super) fn opening(self) -> &'static [&'static str] {
         match self {
-            Format::None | Format::Llama | Format::Harmony => &[],
+            Format::None | Format::Llama | Format::Pythonic | Format::Harmony => &[],
             Format::Json(tags) => tags.begins,
             Format::Xml(tags) => tags.begins,
             Format::Sections(tags) => tags.begins,
         }
     }
 
-    /// A call that began with the tag of this number.
-    fn call(self, which: usize) -> Call {
+    /// Tags outside calls that are no text.
+    pub(super) fn silent(self) -> &'static [&'static str] {
         match self {
-            Format::Xml(tags) => Call::Xml(xml::Call::new(tags, which == 1)),
-            Format::Sections(tags) => Call::Sections(sections::Calls::new(tags, which == 1)),
+            Format::Json(tags) => tags.silent,
+            Format::Sections(tags) => tags.silent,
+            Format::None | Format::Llama | Format::Pythonic | Format::Xml(_) | Format::Harmony => &[],
+        }
+    }
+
+    /// What an answer begins with that is a call and nothing else, or after such a call another.
+    fn whole(self, called: bool) -> impl Iterator<Item = &'static str> {
+        let (first, next): (&[&str], &[&str]) = match self {
+            Format::Llama => (&[PYTHON_TAG, "{"], &BETWEEN),
+            Format::Pythonic => (&[pythonic::START, "["], &[]),
+            Format::None | Format::Json(_) | Format::Xml(_) | Format::Sections(_) | Format::Harmony => {
+                (&[], &[])
+            }
+        };
+        first.iter().chain(next.iter().filter(move |_| called)).copied()
+    }
+
+    /// A call after this tag.
+    fn call(self, opened: &str) -> Call {
+        match self {
+            Format::Xml(tags) => Call::Xml(xml::Call::new(tags, opened)),
+            Format::Sections(tags) => Call::Sections(sections::Calls::new(tags, opened)),
             Format::Json(tags) => Call::Json(json::Call::new(Some(tags))),
+            Format::Pythonic => Call::Pythonic(pythonic::Calls::new()),
             Format::None | Format::Llama | Format::Harmony => Call::Json(json::Call::new(None)),
         }
     }

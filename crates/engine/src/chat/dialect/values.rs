@@ -7,6 +7,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::input::trim;
+use super::pythonic;
 
 /// The tools that a model may call, as far as reading an answer needs them. Copies share one table, so that the choices of a
 /// request do not each hold the schemas.
@@ -165,6 +166,13 @@ impl Kinds {
         };
         // Words of Python are text where nobody knows better.
         let value = if self.0 & (BOOLEAN | NULL) == 0 { value } else { plain };
+        let is_json = |text: &str| serde_json::from_str::<&RawValue>(text).is_ok();
+        let literal = if self.0 & (ARRAY | OBJECT) == 0 || is_json(value) {
+            None
+        } else {
+            pythonic::json(value).filter(|json| is_json(json))
+        };
+        let value = literal.as_deref().unwrap_or(value);
         let parsed = serde_json::from_str::<&RawValue>(value).ok().map(RawValue::get);
         let kind = parsed.map_or(0, json_kind);
         let fits = match self.0 {

@@ -9,11 +9,10 @@ use super::{Piece, Progress};
 pub(super) struct Tags {
     /// The dialect's name, for people.
     pub(super) name: &'static str,
-    /// Around calls.
-    pub(super) open: &'static str,
-    pub(super) close: &'static str,
+    /// Around calls, if anything is.
+    pub(super) calls: Option<[&'static str; 2]>,
     /// Around one call, with its name: what is before the name, and what ends the call. Without them there is one call
-    /// between `open` and `close`, and its name is the first word.
+    /// between the tags around calls, and its name is the first word.
     pub(super) function: Option<Function>,
     /// Before and after the name of a parameter.
     pub(super) key: [&'static str; 2],
@@ -23,14 +22,24 @@ pub(super) struct Tags {
     pub(super) value_end: &'static str,
     /// What ends a value as well, since models forget to.
     pub(super) value_cut: &'static [&'static str],
-    /// What calls begin with: the tag around them or, second, that of a call itself.
+    /// What calls begin with: the tag around them, or that of a call itself.
     pub(super) begins: &'static [&'static str],
-    /// Whether a value stands on lines of its own.
-    pub(super) lines: bool,
+    /// Whether tags stand on lines of their own, and values, too.
+    pub(super) layout: Layout,
+    /// Whether a value may be in a section that says that nothing in it is a tag.
+    pub(super) sections: bool,
     /// Whether names stand in quotes.
     pub(super) quotes: bool,
     /// Whether a parameter says if it is text, as `string="true"` after its name.
     pub(super) says_text: bool,
+}
+
+/// What stands on lines of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    Nothing,
+    Tags,
+    TagsAndValues,
 }
 
 /// What is around one call.
@@ -43,15 +52,15 @@ pub(super) struct Function {
 /// Qwen3-Coder and Qwen3.5.
 pub(super) static QWEN: Tags = Tags {
     name: "qwen-xml",
-    open: "<tool_call>",
-    close: "</tool_call>",
+    calls: Some(["<tool_call>", "</tool_call>"]),
     function: Some(Function { open: "<function=", close: "</function>" }),
     key: ["<parameter=", ">"],
     value: None,
     value_end: "</parameter>",
     value_cut: &["<parameter=", "</function>"],
     begins: &["<tool_call>", "<function="],
-    lines: true,
+    layout: Layout::TagsAndValues,
+    sections: false,
     quotes: false,
     says_text: false,
 };
@@ -59,15 +68,15 @@ pub(super) static QWEN: Tags = Tags {
 /// MiniMax M2.
 pub(super) static MINIMAX: Tags = Tags {
     name: "minimax",
-    open: "<minimax:tool_call>",
-    close: "</minimax:tool_call>",
+    calls: Some(["<minimax:tool_call>", "</minimax:tool_call>"]),
     function: Some(Function { open: "<invoke name=", close: "</invoke>" }),
     key: ["<parameter name=", ">"],
     value: None,
     value_end: "</parameter>",
     value_cut: &["</invoke>"],
     begins: &["<minimax:tool_call>"],
-    lines: false,
+    layout: Layout::Tags,
+    sections: false,
     quotes: true,
     says_text: false,
 };
@@ -75,15 +84,15 @@ pub(super) static MINIMAX: Tags = Tags {
 /// GLM 4.5 and later.
 pub(super) static GLM: Tags = Tags {
     name: "glm",
-    open: "<tool_call>",
-    close: "</tool_call>",
+    calls: Some(["<tool_call>", "</tool_call>"]),
     function: None,
     key: ["<arg_key>", "</arg_key>"],
     value: Some("<arg_value>"),
     value_end: "</arg_value>",
     value_cut: &[],
     begins: &["<tool_call>"],
-    lines: false,
+    layout: Layout::Tags,
+    sections: false,
     quotes: false,
     says_text: false,
 };
@@ -94,26 +103,44 @@ pub(super) static DSML: Tags = DSML_V3;
 /// DeepSeek V4.
 pub(super) static DSML_V4: Tags = Tags {
     name: "deepseek-v4",
-    open: "<｜DSML｜tool_calls>",
-    close: "</｜DSML｜tool_calls>",
+    calls: Some(["<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"]),
     begins: &["<｜DSML｜tool_calls>"],
     ..DSML_V3
 };
 
 const DSML_V3: Tags = Tags {
     name: "deepseek-dsml",
-    open: "<｜DSML｜function_calls>",
-    close: "</｜DSML｜function_calls>",
+    calls: Some(["<｜DSML｜function_calls>", "</｜DSML｜function_calls>"]),
     function: Some(Function { open: "<｜DSML｜invoke name=", close: "</｜DSML｜invoke>" }),
     key: ["<｜DSML｜parameter name=", ">"],
     value: None,
     value_end: "</｜DSML｜parameter>",
     value_cut: &["</｜DSML｜invoke>"],
     begins: &["<｜DSML｜function_calls>"],
-    lines: false,
+    layout: Layout::Tags,
+    sections: false,
     quotes: true,
     says_text: true,
 };
+
+/// MiniCPM5.
+pub(super) static MINICPM: Tags = Tags {
+    name: "minicpm",
+    calls: None,
+    function: Some(Function { open: "<function name=", close: "</function>" }),
+    key: ["<param name=", ">"],
+    value: None,
+    value_end: "</param>",
+    value_cut: &["</function>"],
+    begins: &["<function name="],
+    layout: Layout::Nothing,
+    sections: true,
+    quotes: true,
+    says_text: false,
+};
+
+/// What is around a value in which nothing is a tag.
+pub(super) const SECTION: [&str; 2] = ["<![CDATA[", "]]>"];
 
 /// A call.
 #[derive(Clone, Debug)]
@@ -130,6 +157,8 @@ pub(super) struct Call {
     key: String,
     /// Whether the parameter says that it is text.
     is_text: bool,
+    /// Whether its value is in a section in which nothing is a tag.
+    in_section: bool,
     /// Arguments of the call so far.
     count: usize,
 }
@@ -159,9 +188,18 @@ enum Value {
     Text,
 }
 
+/// How a value begins.
+enum Start {
+    Wait,
+    Plain,
+    /// In a section in which nothing is a tag.
+    Section,
+}
+
 impl Call {
-    /// A call after its opening tag; or, if `alone`, after the tag of the call itself.
-    pub(super) fn new(tags: &'static Tags, alone: bool) -> Call {
+    /// A call after the tag around calls, or after that of the call itself.
+    pub(super) fn new(tags: &'static Tags, opened: &str) -> Call {
+        let alone = tags.function.as_ref().is_some_and(|function| function.open == opened);
         let state = if alone { State::Name } else { State::Function };
         Call {
             tags,
@@ -172,6 +210,7 @@ impl Call {
             name: String::new(),
             key: String::new(),
             is_text: false,
+            in_section: false,
             count: 0,
         }
     }
@@ -213,14 +252,16 @@ impl Call {
             self.state = State::Name;
             return None;
         };
-        match begins(inner, &[function.open, self.tags.close], input.ended()) {
+        let known: Vec<&str> =
+            [function.open].into_iter().chain(self.tags.calls.map(|[_, close]| close)).collect();
+        match begins(inner, &known, input.ended()) {
             Begins::With(0) => {
                 self.lead += function.open.len();
                 self.state = State::Name;
                 None
             }
-            Begins::With(_) if self.certain => {
-                input.advance(self.lead + self.tags.close.len());
+            Begins::With(which) if self.certain => {
+                input.advance(self.lead + known[which].len());
                 Some(Progress::Done)
             }
             Begins::Maybe => Some(Progress::Wait),
@@ -249,7 +290,9 @@ impl Call {
             rest[end..].starts_with('>')
         } else {
             let next = trim_start(&rest[end..]);
-            match begins(next, &[self.tags.key[0], self.tags.close], input.ended()) {
+            let known: Vec<&str> =
+                [self.tags.key[0]].into_iter().chain(self.tags.calls.map(|[_, close]| close)).collect();
+            match begins(next, &known, input.ended()) {
                 Begins::With(_) => true,
                 Begins::Maybe if rest.len() <= MOST_NAME + MOST_SPACE => return Some(Progress::Wait),
                 Begins::Maybe | Begins::Without => false,
@@ -270,8 +313,11 @@ impl Call {
 
     fn parameters(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> Option<Progress> {
         let tags = self.tags;
-        let (open, close) = tags.function.as_ref().map_or((tags.open, tags.close), |f| (f.open, f.close));
-        let known = [tags.key[0], close, tags.close, open, tags.open];
+        let mut known = vec![tags.key[0]];
+        // What ends this call comes first, then what ends all, or begins another.
+        known.extend(tags.function.as_ref().map(|function| function.close));
+        known.extend(tags.calls.iter().flat_map(|[open, close]| [close, open]));
+        known.extend(tags.function.as_ref().map(|function| function.open));
         let (at, which) = match input.find(&known) {
             Found::Tag { at, which } => (at, which),
             Found::Nothing { sure } => {
@@ -289,7 +335,7 @@ impl Call {
                 self.state = State::Key;
                 return None;
             }
-            1 => input.advance(close.len()),
+            1 => input.advance(known[1].len()),
             _ => {}
         }
         emit(Piece::Arguments(if self.count == 0 { "{}" } else { "}" }));
@@ -339,31 +385,36 @@ impl Call {
             kinds if self.is_text && kinds.may_be_text() => Kinds::TEXT,
             kinds => kinds,
         };
-        let value = Value::Waiting { reading: kinds.reading(), kinds, started: !self.tags.lines };
+        self.in_section = false;
+        let value = Value::Waiting { reading: kinds.reading(), kinds, started: false };
         self.state = State::Value(value);
         None
     }
 
     fn value(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> Option<Progress> {
         let State::Value(value) = &mut self.state else { return None };
+        let lines = self.tags.layout == Layout::TagsAndValues;
         if let Value::Waiting { started: started @ false, .. } = value {
-            if input.rest().is_empty() {
-                return Some(Progress::Wait);
+            match start(self.tags, input) {
+                Start::Wait => return Some(Progress::Wait),
+                Start::Plain if lines && input.rest().starts_with('\n') => input.advance(1),
+                Start::Plain => {}
+                Start::Section => {
+                    input.advance(SECTION[0].len());
+                    self.in_section = true;
+                }
             }
             *started = true;
-            if input.rest().starts_with('\n') {
-                input.advance(1);
-            }
         }
-        let mut ends = vec![self.tags.value_end];
-        ends.extend(self.tags.value_cut);
+        let mut ends = vec![if self.in_section { SECTION[1] } else { self.tags.value_end }];
+        ends.extend(self.tags.value_cut.iter().filter(|_| !self.in_section));
         let found = input.find(&ends);
         let (mut text, over) = match found {
             Found::Tag { at, .. } => (&input.rest()[..at], true),
             Found::Nothing { sure } => (&input.rest()[..sure], false),
         };
         // The line break before the end is no part of the value, and whether it is before the end is not known yet.
-        if self.tags.lines && (over || !input.ended()) {
+        if lines && (over || !input.ended()) {
             text = text.strip_suffix('\n').unwrap_or(text);
         }
         let before = if self.count == 0 { '{' } else { ',' };
@@ -409,10 +460,21 @@ impl Call {
         self.count += 1;
         input.advance(at);
         if which == 0 {
-            input.advance(self.tags.value_end.len());
+            input.advance(ends[0].len());
         }
         self.state = State::Parameters;
         None
+    }
+}
+
+/// How a value begins.
+fn start(tags: &Tags, input: &Input) -> Start {
+    let [section, _] = SECTION;
+    match input.begins(&[section]) {
+        _ if input.rest().is_empty() => Start::Wait,
+        Begins::With(_) if tags.sections => Start::Section,
+        Begins::Maybe if tags.sections => Start::Wait,
+        Begins::With(_) | Begins::Maybe | Begins::Without => Start::Plain,
     }
 }
 

@@ -1,0 +1,399 @@
+//! Calls that are a Python list of calls: `[name(key=value, …), …]`, which is the whole answer.
+
+use super::input::{Begins, Input, MOST_NAME, is_space, trim, trim_start};
+use super::values::{Tools, escaped, quoted};
+use super::{Piece, Progress};
+
+/// What may stand around the list.
+pub(super) const START: &str = "<|python_start|>";
+pub(super) const END: &str = "<|python_end|>";
+
+/// The JSON of a Python literal, if the text is one with brackets.
+pub(super) fn json(text: &str) -> Option<String> {
+    let mut value = Calls { state: State::Value, ..Calls::new() };
+    let mut json = String::new();
+    for c in text.chars() {
+        value.take(c, &mut json);
+        if !matches!(
+            value.state,
+            State::Value | State::Text { .. } | State::Escape { .. } | State::Word | State::AfterValue
+        ) {
+            return None;
+        }
+    }
+    (value.state == State::AfterValue && value.open.is_empty()).then_some(json)
+}
+
+/// A list of calls. Its values are written as JSON while they come.
+#[derive(Clone, Debug)]
+pub(super) struct Calls {
+    state: State,
+    /// Whether a call is certain: only a name that is known makes the first one a call.
+    certain: bool,
+    /// The brackets of values that are open.
+    open: Vec<Bracket>,
+    /// Arguments of the call so far.
+    count: usize,
+    /// A name, a word or an escape that is being read.
+    text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Before the list: nothing has been left behind.
+    Start,
+    /// Before the name of another call, inside it, and after it.
+    Name,
+    /// Before the name of an argument, and inside it.
+    Key,
+    /// Before a value, or before what closes the bracket around it.
+    Value,
+    Text {
+        quote: char,
+    },
+    /// After a backslash in a text.
+    Escape {
+        quote: char,
+    },
+    /// A number, a constant, or text without quotes.
+    Word,
+    AfterValue,
+    AfterCall,
+    AfterList,
+    /// What is not Python is passed on as it is.
+    Raw,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bracket {
+    /// A list or a tuple. Nothing is in it if `empty`.
+    List {
+        empty: bool,
+    },
+    /// A dictionary, at a key or at its value.
+    Keys {
+        empty: bool,
+    },
+    Values,
+}
+
+impl Calls {
+    pub(super) fn new() -> Calls {
+        Calls { state: State::Start, certain: false, open: Vec::new(), count: 0, text: String::new() }
+    }
+
+    pub(super) fn step(
+        &mut self,
+        input: &mut Input,
+        tools: &Tools,
+        emit: &mut dyn FnMut(Piece<'_>),
+    ) -> Progress {
+        if self.state == State::Start {
+            match first_name(input.rest()) {
+                Some((name, skip)) if tools.knows(name) => {
+                    emit(Piece::Call { name });
+                    input.advance(skip);
+                    self.certain = true;
+                    self.state = State::Key;
+                }
+                None if !input.ended() && may_be_a_list(input.rest()) => return Progress::Wait,
+                _ => return Progress::NotACall,
+            }
+        }
+        // JSON of this call that has not been passed on.
+        let mut json = String::new();
+        let mut read = 0;
+        for (at, c) in input.rest().char_indices() {
+            read = at;
+            if !self.goes_on_with(c) {
+                self.state = State::AfterList;
+                break;
+            }
+            if self.state == State::Name && c == '(' {
+                emit(Piece::Call { name: trim(&self.text) });
+                self.text.clear();
+                self.count = 0;
+                self.state = State::Key;
+            } else {
+                self.take(c, &mut json);
+            }
+            // A call's arguments come before the name of the next.
+            if self.state == State::AfterCall && !json.is_empty() {
+                emit(Piece::Arguments(&std::mem::take(&mut json)));
+            }
+            read = at + c.len_utf8();
+        }
+        if read > 0 {
+            input.advance(read);
+        }
+        if !json.is_empty() {
+            emit(Piece::Arguments(&json));
+        }
+        if self.state != State::AfterList {
+            return Progress::Wait;
+        }
+        input.skip_space();
+        match input.begins(&[END]) {
+            Begins::With(_) => {
+                input.advance(END.len());
+                Progress::Done
+            }
+            Begins::Maybe => Progress::Wait,
+            Begins::Without => Progress::Done,
+        }
+    }
+
+    /// What calls that are not there, or not all of them, have come to.
+    pub(super) fn cut(&self) -> Progress {
+        if self.certain { Progress::Done } else { Progress::NotACall }
+    }
+
+    /// Whether a character is part of the list.
+    fn goes_on_with(&self, c: char) -> bool {
+        let space = c.is_ascii() && is_space(c as u8);
+        match self.state {
+            State::AfterList => false,
+            State::AfterCall => space || matches!(c, ',' | ']'),
+            State::Name => space || is_name_char(c) || (c == '(' && is_name(trim(&self.text))),
+            _ => true,
+        }
+    }
+
+    /// Takes a character of a call, and writes the JSON that it leads to.
+    fn take(&mut self, c: char, json: &mut String) {
+        let space = c.is_ascii() && is_space(c as u8);
+        self.state = match self.state {
+            State::Start | State::AfterList => return,
+            State::Name => {
+                self.text.push(c);
+                return;
+            }
+            State::Key => match c {
+                ')' if trim(&self.text).is_empty() => {
+                    json.push_str(if self.count == 0 { "{}" } else { "}" });
+                    State::AfterCall
+                }
+                '=' => {
+                    let key = std::mem::take(&mut self.text);
+                    json.push(if self.count == 0 { '{' } else { ',' });
+                    json.push_str(&quoted(trim(&key)));
+                    json.push(':');
+                    self.count += 1;
+                    State::Value
+                }
+                _ if c.is_alphanumeric() || c == '_' || space => {
+                    self.text.push(c);
+                    State::Key
+                }
+                _ => self.give_up(c, json),
+            },
+            State::Value => match c {
+                _ if space => State::Value,
+                '\'' | '"' => {
+                    self.begin(json);
+                    json.push('"');
+                    State::Text { quote: c }
+                }
+                '[' | '(' => {
+                    self.begin(json);
+                    json.push('[');
+                    self.open.push(Bracket::List { empty: true });
+                    State::Value
+                }
+                '{' => {
+                    self.begin(json);
+                    json.push('{');
+                    self.open.push(Bracket::Keys { empty: true });
+                    State::Value
+                }
+                // An empty one, or a comma after the last.
+                ']' | ')' | '}' if !self.open.is_empty() => self.close(c, json),
+                ',' | ':' | '=' | ']' | ')' | '}' => self.give_up(c, json),
+                _ => {
+                    self.begin(json);
+                    self.text.push(c);
+                    State::Word
+                }
+            },
+            State::Text { quote } => match c {
+                '\\' => State::Escape { quote },
+                _ if c == quote => {
+                    json.push('"');
+                    State::AfterValue
+                }
+                _ => {
+                    json.push_str(&escaped(c.encode_utf8(&mut [0; 4])));
+                    State::Text { quote }
+                }
+            },
+            // Python leaves a backslash that means nothing, and so does this for a code that is cut short.
+            State::Escape { quote } if !self.text.is_empty() && !c.is_ascii_hexdigit() => {
+                json.push_str(&escaped(&format!("\\{}", std::mem::take(&mut self.text))));
+                self.state = State::Text { quote };
+                return self.take(c, json);
+            }
+            State::Escape { quote } => {
+                self.text.push(c);
+                match unescaped(&self.text) {
+                    None => State::Escape { quote },
+                    Some(text) => {
+                        json.push_str(&text);
+                        self.text.clear();
+                        State::Text { quote }
+                    }
+                }
+            }
+            State::Word => match c {
+                ',' | ']' | ')' | '}' => {
+                    self.end_word(json);
+                    self.after_value(c, json)
+                }
+                ':' if matches!(self.open.last(), Some(Bracket::Keys { .. })) => {
+                    self.end_word(json);
+                    self.after_value(c, json)
+                }
+                _ => {
+                    self.text.push(c);
+                    State::Word
+                }
+            },
+            State::AfterValue if space => State::AfterValue,
+            State::AfterValue => self.after_value(c, json),
+            State::AfterCall => match c {
+                ',' => State::Name,
+                ']' => State::AfterList,
+                _ => State::AfterCall,
+            },
+            State::Raw => {
+                json.push(c);
+                State::Raw
+            }
+        };
+    }
+
+    /// Writes what is between this value and the one before.
+    fn begin(&mut self, json: &mut String) {
+        match self.open.last_mut() {
+            Some(Bracket::List { empty } | Bracket::Keys { empty }) => {
+                if !std::mem::take(empty) {
+                    json.push(',');
+                }
+            }
+            Some(Bracket::Values) | None => {}
+        }
+    }
+
+    /// Takes what follows a value.
+    fn after_value(&mut self, c: char, json: &mut String) -> State {
+        match (c, self.open.last_mut()) {
+            (',', None) => State::Key,
+            (')', None) => {
+                json.push('}');
+                State::AfterCall
+            }
+            (',', Some(Bracket::List { .. })) => State::Value,
+            (':', Some(bracket @ Bracket::Keys { .. })) => {
+                json.push(':');
+                *bracket = Bracket::Values;
+                State::Value
+            }
+            (',', Some(bracket @ Bracket::Values)) => {
+                *bracket = Bracket::Keys { empty: false };
+                State::Value
+            }
+            (']' | ')' | '}', Some(_)) => self.close(c, json),
+            _ => self.give_up(c, json),
+        }
+    }
+
+    /// Closes the innermost bracket.
+    fn close(&mut self, c: char, json: &mut String) -> State {
+        match (c, self.open.last()) {
+            (']' | ')', Some(Bracket::List { .. })) => json.push(']'),
+            ('}', Some(Bracket::Keys { .. } | Bracket::Values)) => json.push('}'),
+            _ => return self.give_up(c, json),
+        }
+        self.open.pop();
+        State::AfterValue
+    }
+
+    fn end_word(&mut self, json: &mut String) {
+        let text = std::mem::take(&mut self.text);
+        let is_key = matches!(self.open.last(), Some(Bracket::Keys { .. }));
+        json.push_str(&match trim(&text) {
+            word if is_key => quoted(word),
+            "True" => "true".into(),
+            "False" => "false".into(),
+            "None" => "null".into(),
+            word if serde_json::from_str::<serde_json::Value>(word).is_ok() => word.into(),
+            word => quoted(word),
+        });
+    }
+
+    /// This is not Python: what the model wrote is passed on.
+    fn give_up(&mut self, c: char, json: &mut String) -> State {
+        json.push_str(&std::mem::take(&mut self.text));
+        json.push(c);
+        State::Raw
+    }
+}
+
+/// The longest beginning of a list up to its first arguments.
+const MOST_HEAD: usize = 2 * MOST_NAME;
+
+/// The name of the first call of a list, and how many bytes there are up to its arguments.
+fn first_name(text: &str) -> Option<(&str, usize)> {
+    let list = trim_start(text).strip_prefix('[')?;
+    let (name, _) = list.split_once('(')?;
+    let skip = text.len() - list.len() + name.len() + 1;
+    let name = trim(name);
+    (is_name(name) && skip <= MOST_HEAD).then_some((name, skip))
+}
+
+/// Whether a text may become the beginning of a list of calls.
+fn may_be_a_list(text: &str) -> bool {
+    let name = match trim(text).strip_prefix('[') {
+        Some(name) => trim(name),
+        None => trim(text),
+    };
+    text.len() < MOST_HEAD && (name.is_empty() || (trim_start(text).starts_with('[') && is_name(name)))
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(is_name_char)
+}
+
+fn is_name_char(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
+}
+
+/// The JSON of what follows a backslash, when all of it is there.
+fn unescaped(text: &str) -> Option<String> {
+    let kind = text.chars().next()?;
+    let digits = match kind {
+        'x' => 2,
+        'u' => 4,
+        'U' => 8,
+        _ => 0,
+    };
+    let code = &text[kind.len_utf8()..];
+    if code.len() < digits {
+        return None;
+    }
+    let number = || u32::from_str_radix(code, 16).unwrap_or(u32::MAX);
+    Some(match kind {
+        'n' | 't' | 'r' | 'b' | 'f' | '"' | '\\' => format!("\\{kind}"),
+        '\'' | '/' => kind.into(),
+        '\n' => String::new(),
+        '0' => "\\u0000".into(),
+        'a' => "\\u0007".into(),
+        'v' => "\\u000b".into(),
+        // Halves of a character stay halves, as JSON writes them.
+        'x' | 'u' => format!("\\u{:04x}", number()),
+        'U' => {
+            let c = char::from_u32(number()).unwrap_or(char::REPLACEMENT_CHARACTER);
+            escaped(c.encode_utf8(&mut [0; 4]))
+        }
+        _ => escaped(&format!("\\{text}")),
+    })
+}
