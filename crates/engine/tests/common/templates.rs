@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use forebay_testing::shared;
+
 pub struct Template {
     pub name: String,
     pub source: String,
@@ -13,14 +15,10 @@ const ROLES: &str = "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] +
 
 /// The templates of tools/chat_templates and of ../shared, which may be absent.
 pub fn templates() -> Vec<Template> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/chat_templates");
     let mut all = vec![Template { name: "roles".into(), source: ROLES.into() }];
-    for folder in ["../../tools/chat_templates", "../../../shared/templates"] {
-        let Ok(entries) = std::fs::read_dir(root.join(folder)) else {
-            eprintln!("skipped: {folder} is not there");
-            continue;
-        };
-        let paths = entries.map(|entry| entry.unwrap().path());
+    for folder in [Some(ours), shared("templates")].into_iter().flatten() {
+        let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         for path in paths.filter(|path| path.extension().is_some_and(|e| e == "jinja")) {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             all.push(Template { name, source: std::fs::read_to_string(&path).unwrap() });
