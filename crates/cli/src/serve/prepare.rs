@@ -91,6 +91,7 @@ fn prepare_chat(loaded: &Loaded, request: &ChatRequest) -> Result<Prepared, ApiE
     if request.messages.is_empty() {
         return Err(ApiError::invalid("messages", "there are no messages"));
     }
+    openai::refuse_answered(&request.messages)?;
     loaded.check_template()?;
     check_tools(&request.tools)?;
     // The model is told of all tools whichever it may call: a prompt that begins differently shares nothing with the one
