@@ -114,6 +114,8 @@ pub struct Body {
     pub tool_choice: Option<Value>,
     pub parallel_tool_calls: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
     reasoning_effort: Option<String>,
     /// Some clients write -1 where they mean no limit.
     #[serde(
@@ -252,6 +254,7 @@ impl Body {
         if self.messages.is_empty() {
             return Err(Refusal::new("messages", "there are no messages"));
         }
+        refuse_answered(&self.messages)?;
         chat_prompt(engine, prompting, &self.messages)
     }
 
@@ -363,7 +366,15 @@ impl Body {
     /// What no answer can have.
     pub fn refuse_unknown_ways(&self, endpoint: Endpoint) -> Result<(), Refusal> {
         let is_chat = endpoint == Endpoint::Chat;
+        // Both are also said to the template.
+        let variable =
+            |name: &str| self.chat_template_kwargs.as_ref().and_then(|all| all.get(name)?.as_bool());
+        let no_turn = [self.add_generation_prompt, variable("add_generation_prompt")].contains(&Some(false));
+        let continues =
+            [self.continue_final_message, variable("continue_final_message")].contains(&Some(true));
         let unsupported = [
+            ("add_generation_prompt", no_turn, "an answer is always a message of its own"),
+            ("continue_final_message", continues, "an answer is always a message of its own"),
             (
                 "best_of",
                 self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)),
@@ -448,6 +459,17 @@ pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T, Refu
             }
         }
     })
+}
+
+/// Refuses a conversation that has its answer: what the assistant began to say cannot be continued.
+pub fn refuse_answered(messages: &[Message]) -> Result<(), Refusal> {
+    match messages.last() {
+        Some(last) if last.role == "assistant" => Err(Refusal::new(
+            "messages",
+            "the last message is the assistant's, and continuing it is not supported: end with a user's or a tool's",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The prompt of a conversation as a client sends it.
@@ -562,6 +584,23 @@ mod tests {
     use forebay_engine::chat::dialect::Dialect;
 
     use super::*;
+
+    #[test]
+    fn an_answer_is_a_message_of_its_own() {
+        let refused = |body: Value| {
+            let refusal = Body::read(body).unwrap().refuse_unknown_ways().err();
+            refusal.and_then(|refusal| refusal.param).map(|param| param.into_owned())
+        };
+        for (name, other) in [("add_generation_prompt", false), ("continue_final_message", true)] {
+            assert_eq!(refused(json!({ name: other })).as_deref(), Some(name));
+            assert_eq!(refused(json!({ "chat_template_kwargs": { name: other } })).as_deref(), Some(name));
+            assert_eq!(refused(json!({ name: !other, "chat_template_kwargs": { name: !other } })), None);
+            assert_eq!(refused(json!({ name: null })), None);
+        }
+        let says = |role: &str| Message::new(role, "x");
+        assert!(refuse_answered(&[says("user"), says("assistant")]).is_err());
+        assert!(refuse_answered(&[says("assistant"), says("tool")]).is_ok());
+    }
 
     #[test]
     fn calls_are_told_from_what_is_said() {

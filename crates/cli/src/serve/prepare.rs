@@ -176,6 +176,7 @@ impl PreparedChat {
 
 fn prepare_chat(loaded: &Loaded, request: ChatRequest, format: &Format) -> Result<Prepared, ApiError> {
     check_chat(loaded, &request)?;
+    openai::refuse_answered(&request.messages)?;
     // The model is told of all tools whichever it may call: a prompt that begins differently shares nothing with the one
     // before.
     let has_tools = !request.tools.is_empty();
