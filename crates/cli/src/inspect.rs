@@ -184,7 +184,7 @@ fn unknown_types(file: &ModelFile) -> Option<String> {
     let types: BTreeSet<u32> = file.unknown.iter().map(|t| t.type_id).collect();
     let types: Vec<_> = types.iter().map(u32::to_string).collect();
     let count = file.unknown.len();
-    (count > 0).then(|| format!("{count} tensors of type {}; their sizes are unknown", types.join(", ")))
+    (count > 0).then(|| format!("{} (tensors: {count}; sizes unknown)", types.join(", ")))
 }
 
 /// A number of parameters as model names have it: `27.8 M`, `30.5 B`.

@@ -113,7 +113,7 @@ fn inspect_works_on_types_that_it_does_not_know() {
     for line in [
         "parameters    160",
         "tensors       2",
-        "unknown types 1 tensors of type 142; their sizes are unknown",
+        "unknown types 142 (tensors: 1; sizes unknown)",
         "  blk.0.attn_q.weight                      type 142 [16, 8]              unknown size",
     ] {
         assert!(lines.lines().any(|l| l == line), "no line {line:?} in:\n{lines}");

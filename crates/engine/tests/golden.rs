@@ -153,7 +153,7 @@ fn scales_beside_nvfp4_matrices_multiply_their_weights() {
         let (mut matrices, mut stacks) = (0, 0);
         for name in in_f32.names().iter().filter(|name| !name.contains("ffn_gate_inp")) {
             let tensor = in_f32.take(name).unwrap();
-            if tensor.dims.len() < 2 || tensor.dims[0] % 64 != 0 {
+            if tensor.dims.len() < 2 || !tensor.dims[0].is_multiple_of(64) {
                 in_f32 = in_f32.tensor_of(name, tensor.tensor_type, &tensor.dims, tensor.data);
                 continue;
             }
