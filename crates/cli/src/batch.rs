@@ -1,22 +1,19 @@
 //! `forebay batch`: many answers from one file to another.
 
+mod files;
+
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Result;
 use clap::Args;
 use forebay_engine::chat::dialect::Parser;
-use forebay_engine::{
-    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Fnv, Listener, private_options,
-};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use forebay_engine::{Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Fnv, Listener};
 
+use self::files::{Answers, Earlier, Line, Requests};
 use crate::args::{LoadArgs, at_least_one};
 use crate::openai::{Body, Endpoint, Refusal, completion};
 use crate::output::print;
@@ -33,6 +30,8 @@ const DEFAULT_PARALLEL: usize = 128;
 /// read once per step for all of them: that is much faster than one after another.
 ///
 /// A call that was ended in the middle, by whatever, goes on when it is made again: what OUT holds is not computed again.
+/// IN may be as long as it likes: of each request that is not being answered, only 16 bytes are kept. The exit code is 1 if
+/// OUT says of any request of IN that it was refused, also when nothing is left to be done.
 /// An answer does not depend on what else is answered: without a seed of its own, a request has one that follows from its
 /// custom_id.
 #[derive(Args)]
@@ -70,29 +69,32 @@ pub struct BatchArgs {
     load: LoadArgs,
 }
 
-/// A line of the file of requests.
-#[derive(Deserialize)]
-struct Line {
-    custom_id: String,
-    #[serde(default)]
-    url: Option<String>,
-    body: Value,
-}
-
 /// Runs the command.
 pub fn run(args: &BatchArgs) -> Result<ExitCode> {
-    let lines = read_requests(&args.input)?;
-    let (mut out, done) = Answers::open(&args.out)?;
-    let left: Vec<&Line> = lines.iter().filter(|line| !done.contains_key(&line.custom_id)).collect();
-    if left.is_empty() {
-        print(&format!("{}: all {} requests have been answered\n", args.out.display(), lines.len()))?;
-        return Ok(ExitCode::SUCCESS);
+    let requests = Requests::open(&args.input)?;
+    let names = requests.check()?;
+    let (mut out, earlier) = Answers::open(&args.out)?;
+    let before = Count::of(&names, &earlier);
+    let left = names.len() - before.answered - before.refused;
+    if left == 0 {
+        let refused = match before.refused {
+            0 => String::new(),
+            refused => format!(", {refused} of them with a refusal (see their lines)"),
+        };
+        print(&format!(
+            "{}: all {} requests have been answered{refused}\n",
+            args.out.display(),
+            names.len()
+        ))?;
+        return Ok(before.exit_code());
     }
+    drop(names);
     let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
     let cancel = Cancel::default();
     interrupt::install(&cancel)?;
     let start = Instant::now();
-    let count = match answer(&engine, args, &left, &mut out, &cancel) {
+    let mut batch = Batch::new(&engine, args, left, &mut out);
+    let count = match batch.answer(&requests, &earlier, &cancel) {
         Err(error) if matches!(error.downcast_ref(), Some(forebay_engine::Error::Cancelled)) => {
             eprintln!("stopped: the same call goes on where it was");
             return Ok(ExitCode::from(interrupt::EXIT_CODE));
@@ -100,87 +102,137 @@ pub fn run(args: &BatchArgs) -> Result<ExitCode> {
         other => other?,
     };
     let seconds = start.elapsed().as_secs_f64();
-    let Count { answered, refused, tokens } = count;
-    let before = lines.len() - left.len();
-    let mut text = format!("{answered} requests answered");
-    if before > 0 {
-        text.push_str(&format!(", {before} had been before"));
+    let all = Count { refused: before.refused + count.refused, ..count };
+    let mut text = format!("{} requests answered", count.answered);
+    if before.answered > 0 {
+        text.push_str(&format!(", {} had been before", before.answered));
     }
-    if refused > 0 {
-        text.push_str(&format!(", {refused} refused (see their lines)"));
+    if all.refused > 0 {
+        text.push_str(&format!(", {} refused (see their lines)", all.refused));
     }
-    let rate = tokens as f64 / seconds;
+    let (tokens, rate) = (count.tokens, count.tokens as f64 / seconds);
     print(&format!("{text} · {tokens} tokens written in {seconds:.1} s, {rate:.1} tok/s\n"))?;
-    Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(all.exit_code())
 }
 
 /// What was done.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Count {
     answered: usize,
     refused: usize,
     tokens: usize,
 }
 
-fn answer(
-    engine: &Engine,
-    args: &BatchArgs,
-    lines: &[&Line],
-    out: &mut Answers,
-    cancel: &Cancel,
-) -> Result<Count> {
-    let mut count = Count::default();
-    let mut crowd = Crowd::new(engine, CrowdOptions::new(args.parallel));
-    let (finished, ended) = mpsc::channel();
-    let name = engine.file().metadata.str("general.name").unwrap_or("model").to_owned();
-    let mut parsers = HashMap::new();
-    for (number, line) in lines.iter().enumerate() {
-        match request(engine, args, line) {
-            Ok((request, parser)) => {
-                parsers.insert(number, parser);
-                let listener = Box::new(Reporter { number, to: finished.clone() });
-                crowd.add(request, Cancel::default(), listener);
-            }
-            Err(refusal) => {
+impl Count {
+    /// What an earlier call did of these requests.
+    fn of(names: &[u128], earlier: &Earlier) -> Count {
+        let mut count = Count::default();
+        for refused in names.iter().filter_map(|&name| earlier.was_refused(name)) {
+            if refused {
                 count.refused += 1;
-                out.write(&line.custom_id, 400, &refusal.body())?;
+            } else {
+                count.answered += 1;
             }
         }
+        count
     }
-    let bar = Progress::answering(lines.len());
-    let start = Instant::now();
-    while !crowd.is_empty() {
-        count.tokens += crowd.step(cancel)?;
-        for (number, answer) in ended.try_iter() {
-            let id = &lines[number].custom_id;
-            match answer {
-                Ok(answer) => {
-                    count.answered += 1;
-                    let request = format!("chatcmpl-{:016x}", hash(id));
-                    let parser = parsers.remove(&number).flatten();
-                    let body = completion(&request, now(), &name, parser, &answer);
-                    out.write(id, 200, &body)?;
-                }
-                // What is wrong with one request is said in its line; what is wrong with the machine ends the call, which
-                // goes on later.
-                Err(error @ (Error::Context { .. } | Error::Invalid(_) | Error::Unsupported(_))) => {
-                    count.refused += 1;
-                    let refusal = Refusal { message: error.to_string(), param: None, error: None };
-                    out.write(id, 400, &refusal.body())?;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        bar.set((count.answered + count.refused) as u64, lines.len() as u64);
-        bar.say(format!("{:.1} tok/s", count.tokens as f64 / start.elapsed().as_secs_f64()));
+
+    /// The same for requests that were refused now and for those that were refused by an earlier call.
+    fn exit_code(self) -> ExitCode {
+        if self.refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
-    Ok(count)
 }
+
+/// The requests that are being answered.
+struct Batch<'a> {
+    engine: &'a Engine,
+    args: &'a BatchArgs,
+    /// Requests that were not answered before.
+    left: usize,
+    out: &'a mut Answers,
+    crowd: Crowd,
+    /// By their number: the custom_id, and what reads the answer.
+    open: HashMap<usize, (String, Option<Parser>)>,
+    count: Count,
+}
+
+impl<'a> Batch<'a> {
+    fn new(engine: &'a Engine, args: &'a BatchArgs, left: usize, out: &'a mut Answers) -> Batch<'a> {
+        let crowd = Crowd::new(engine, CrowdOptions::new(args.parallel));
+        Batch { engine, args, left, out, crowd, open: HashMap::new(), count: Count::default() }
+    }
+
+    fn answer(&mut self, requests: &Requests, earlier: &Earlier, cancel: &Cancel) -> Result<Count> {
+        let (finished, ended) = mpsc::channel();
+        let name = self.engine.file().metadata.str("general.name").unwrap_or("model").to_owned();
+        let mut lines = requests.lines()?.enumerate();
+        let bar = Progress::answering(self.left);
+        let start = Instant::now();
+        loop {
+            // As many wait as are answered, so that nobody's place stays empty and the file is not in memory.
+            while self.open.len() < self.args.parallel.saturating_mul(2) {
+                cancel.check()?;
+                let Some((number, line)) = lines.next() else { break };
+                let line = line?;
+                if earlier.was_refused(files::name(&line.custom_id)).is_none() {
+                    self.add(number, line, &finished)?;
+                }
+            }
+            if self.crowd.is_empty() {
+                return Ok(self.count);
+            }
+            self.count.tokens += self.crowd.step(cancel)?;
+            for (number, answer) in ended.try_iter() {
+                let (id, parser) = self.open.remove(&number).expect("it was added");
+                match answer {
+                    Ok(answer) => {
+                        self.count.answered += 1;
+                        let request = format!("chatcmpl-{:016x}", hash(&id));
+                        let body = completion(&request, now(), &name, parser, &answer);
+                        self.out.write(&id, 200, &body)?;
+                    }
+                    // What is wrong with one request is said in its line; what is wrong with the machine ends the call,
+                    // which goes on later.
+                    Err(error @ (Error::Context { .. } | Error::Invalid(_) | Error::Unsupported(_))) => {
+                        self.refuse(&id, &Refusal { message: error.to_string(), param: None, error: None })?;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            bar.set((self.count.answered + self.count.refused) as u64, self.left as u64);
+            bar.say(format!("{:.1} tok/s", self.count.tokens as f64 / start.elapsed().as_secs_f64()));
+        }
+    }
+
+    fn add(&mut self, number: usize, line: Line, finished: &Finished) -> Result<()> {
+        let Line { custom_id, url, body } = line;
+        let prepared = Endpoint::of(url.as_deref())
+            .and_then(|endpoint| Body::read(body)?.request(self.engine, endpoint, hash(&custom_id)));
+        match prepared {
+            Ok((mut request, parser)) => {
+                request.max_tokens = request.max_tokens.or(self.args.max_tokens);
+                self.open.insert(number, (custom_id, parser));
+                let listener = Box::new(Reporter { number, to: finished.clone() });
+                self.crowd.add(request, Cancel::default(), listener);
+                Ok(())
+            }
+            Err(refusal) => self.refuse(&custom_id, &refusal),
+        }
+    }
+
+    fn refuse(&mut self, custom_id: &str, refusal: &Refusal) -> Result<()> {
+        self.count.refused += 1;
+        self.out.write(custom_id, 400, &refusal.body())
+    }
+}
+
+/// Where answers go, each with its request's number.
+type Finished = mpsc::Sender<(usize, forebay_engine::Result<Answer>)>;
 
 /// Passes an answer on under its request's number.
 struct Reporter {
     number: usize,
-    to: mpsc::Sender<(usize, forebay_engine::Result<Answer>)>,
+    to: Finished,
 }
 
 impl Listener for Reporter {
@@ -189,103 +241,6 @@ impl Listener for Reporter {
     fn end(self: Box<Self>, answer: forebay_engine::Result<Answer>) {
         // Nobody listens any more if the call is about to end.
         let _ = self.to.send((self.number, answer));
-    }
-}
-
-fn request(
-    engine: &Engine,
-    args: &BatchArgs,
-    line: &Line,
-) -> Result<(forebay_engine::Request, Option<Parser>), Refusal> {
-    let endpoint = Endpoint::of(line.url.as_deref())?;
-    let body = Body::read(line.body.clone())?;
-    let (mut request, parser) = body.request(engine, endpoint, hash(&line.custom_id))?;
-    request.max_tokens = request.max_tokens.or(args.max_tokens);
-    Ok((request, parser))
-}
-
-/// The requests of a file, which have names of their own.
-fn read_requests(path: &Path) -> Result<Vec<Line>> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let mut lines: Vec<Line> = Vec::new();
-    let mut seen: HashMap<String, usize> = HashMap::new();
-    for (i, text) in BufReader::new(file).lines().enumerate() {
-        let number = i + 1;
-        let at = || format!("{}, line {number}", path.display());
-        let text = text.with_context(|| format!("{}: cannot read it as text", at()))?;
-        if text.trim().is_empty() {
-            continue;
-        }
-        let line: Line = serde_json::from_str(&text)
-            .with_context(|| format!("{}: not a request with custom_id and body", at()))?;
-        if let Some(before) = seen.insert(line.custom_id.clone(), number) {
-            bail!("{}: custom_id {:?} is that of line {before}, too", at(), line.custom_id);
-        }
-        lines.push(line);
-    }
-    ensure!(!lines.is_empty(), "{} has no requests", path.display());
-    Ok(lines)
-}
-
-/// The file of answers, which grows by a line at a time.
-struct Answers {
-    file: File,
-    path: PathBuf,
-}
-
-impl Answers {
-    /// Opens the file and finds whose answers it holds. A line that was being written when the program ended is cut off.
-    fn open(path: &Path) -> Result<(Answers, HashMap<String, usize>)> {
-        let cannot = || format!("cannot write {}", path.display());
-        let mut file = private_options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .with_context(cannot)?;
-        let mut done = HashMap::new();
-        let mut whole = 0;
-        let mut reader = BufReader::new(&mut file);
-        let mut line = Vec::new();
-        for number in 1.. {
-            line.clear();
-            if reader
-                .read_until(b'\n', &mut line)
-                .with_context(|| format!("cannot read {}", path.display()))?
-                == 0
-            {
-                break;
-            }
-            let value: Option<Value> = serde_json::from_slice(&line).ok();
-            let id = value.as_ref().and_then(|value| value.get("custom_id")?.as_str());
-            match id {
-                Some(id) if line.ends_with(b"\n") => {
-                    done.insert(id.to_owned(), number);
-                    whole += line.len() as u64;
-                }
-                // Only the last line can have been cut short.
-                _ if !line.ends_with(b"\n") => break,
-                _ => bail!("{}, line {number}: not an answer; is it another file?", path.display()),
-            }
-        }
-        drop(reader);
-        file.set_len(whole).and_then(|()| file.seek(SeekFrom::Start(whole))).with_context(cannot)?;
-        Ok((Answers { file, path: path.to_owned() }, done))
-    }
-
-    /// Adds an answer.
-    fn write(&mut self, custom_id: &str, status: u16, body: &Value) -> Result<()> {
-        let name = format!("batch_req_{:016x}", hash(custom_id));
-        let line = json!({
-            "id": name,
-            "custom_id": custom_id,
-            "response": { "status_code": status, "request_id": name, "body": body },
-            "error": null,
-        });
-        // One write for a line, so that a program that is ended leaves whole lines or one that is cut short.
-        let written = self.file.write_all(format!("{line}\n").as_bytes());
-        written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
 

@@ -5,7 +5,9 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+#[cfg(unix)]
+use anyhow::ensure;
+use anyhow::{Context, Result};
 
 use crate::hub;
 
@@ -42,33 +44,34 @@ fn cache_folder(environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBu
 /// A folder among the temporary files that nobody but this user can look into or write to. Everybody may write beside it, so
 /// one that is there already is taken only if it is this user's and closed to others: another user could have put it there
 /// and exchange the file between its check and its use.
+#[cfg(unix)]
 fn private_folder(temporary: &Path) -> Result<PathBuf> {
-    // Its name is unpredictable, and only its owner may open it; so it says who we are.
-    let fresh = tempfile::Builder::new().prefix("forebay-").tempdir_in(temporary);
-    let fresh = fresh.with_context(|| format!("cannot make a folder in {}", temporary.display()))?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let me = fresh.path().metadata()?.uid();
-        let folder = temporary.join(format!("forebay-{me}"));
-        // Fails if it is there, and then another process of this user made it, or somebody else.
-        let _ = fs::rename(fresh.path(), &folder);
-        let found = fs::symlink_metadata(&folder)
-            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-        ensure!(
-            found.is_dir() && found.uid() == me && found.mode() & 0o077 == 0,
-            "{} is not a folder of this user alone, so the demo model is not written there: remove it, or set HOME or \
-             XDG_CACHE_HOME",
-            folder.display()
-        );
-        Ok(folder)
-    }
-    // Elsewhere the folder of temporary files is the user's own.
-    #[cfg(not(unix))]
-    {
-        drop(fresh);
-        Ok(temporary.join("forebay"))
-    }
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    // Its name is unpredictable, so it is new; and its owner is this user.
+    let fresh = tempfile::Builder::new()
+        .prefix("forebay-")
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir_in(temporary)
+        .with_context(|| format!("cannot make a folder in {}", temporary.display()))?;
+    let user = fresh.path().metadata()?.uid();
+    let folder = temporary.join(format!("forebay-{user}"));
+    // Fails where there is something of this name already, which then has to be what it should be.
+    let _ = fs::rename(fresh.path(), &folder);
+    let found = fs::symlink_metadata(&folder)
+        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    ensure!(
+        found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0,
+        "{} is not a folder of this user alone, so the demo model is not written there: remove it, or set HOME or \
+         XDG_CACHE_HOME",
+        folder.display()
+    );
+    Ok(folder)
+}
+
+/// Elsewhere the folder of temporary files is the user's own.
+#[cfg(not(unix))]
+fn private_folder(temporary: &Path) -> Result<PathBuf> {
+    Ok(temporary.join("forebay"))
 }
 
 /// Writes the copy to a folder unless it is there already, whole or not at all.

@@ -221,7 +221,7 @@ impl Report {
             && limit < total
         {
             advice.push(format!(
-                "a control group limits memory to {} of the machine's {}: raise it (docker run --memory, MemoryMax= of the service)",
+                "a control group limits memory to {} of the machine's {}: raise it (docker run --memory, MemoryMax= and MemoryHigh= of the service)",
                 Bytes(limit),
                 Bytes(total)
             ));

@@ -154,6 +154,20 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     let outcome = batch(&input, &out, &[]);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(outcome.stdout.starts_with("2 requests answered, 7 refused (see their lines)"), "{outcome:?}");
+    // Made again, the call finds the same and says the same, with the same exit code.
+    let again = batch(&input, &out, &[]);
+    assert_eq!(again.code, Some(1), "{again:?}");
+    let said = "all 9 requests have been answered, 7 of them with a refusal (see their lines)";
+    assert!(again.stdout.contains(said), "{again:?}");
+    // Also if only some of it was there: a refusal of an earlier call is still one.
+    let whole = std::fs::read_to_string(&out).unwrap();
+    let part: String =
+        whole.lines().filter(|line| !line.contains("\"raw\"")).map(|l| format!("{l}\n")).collect();
+    std::fs::write(&out, part).unwrap();
+    let rest = batch(&input, &out, &[]);
+    assert_eq!(rest.code, Some(1), "{rest:?}");
+    let said = "1 requests answered, 1 had been before, 7 refused (see their lines)";
+    assert!(rest.stdout.starts_with(said), "{rest:?}");
     let answers = answers(&out);
     assert_eq!(answers["good"]["response"]["status_code"], 200);
     let raw = call(&["run", "--raw", "-p", "Once upon a time", "-n", "4", "--temp", "0"]).success();
@@ -199,4 +213,52 @@ fn files_that_make_no_sense_are_refused_before_anything_is_loaded() {
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "A diary.\nDo not overwrite.\n");
     let missing = folder.path().join("missing");
     assert!(batch(&missing, &out, &[]).failure(1).contains("cannot open"));
+}
+
+/// Requests are read as they are needed: a file that is larger does not need more memory. All of these are refused, so that
+/// nothing is computed.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_long_file_takes_no_more_memory_than_a_short_one() {
+    use std::io::Write;
+    const LINES: usize = 800;
+    let folder = tempfile::tempdir().unwrap();
+    let padding = "x".repeat(128 << 10);
+    let peak = |lines: usize| {
+        let (input, out) = (folder.path().join("in"), folder.path().join(format!("out-{lines}")));
+        let mut file = std::io::BufWriter::new(std::fs::File::create(&input).unwrap());
+        for i in 0..lines {
+            let line = json!({ "custom_id": i.to_string(), "body": { "messages": [], "metadata": { "a": padding } } });
+            writeln!(file, "{line}").unwrap();
+        }
+        file.into_inner().unwrap();
+        let mut child = forebay(["batch", &text(&input), "--out", &text(&out)]).spawn().unwrap();
+        let mut most = 0;
+        while child.try_wait().unwrap().is_none() {
+            // The largest so far, so that nothing is missed between two looks.
+            let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+            most = most.max(kib.unwrap_or(0) << 10);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        assert_eq!(std::fs::read_to_string(&out).unwrap().lines().count(), lines);
+        most
+    };
+    let (short, long) = (peak(2), peak(LINES));
+    let file = (LINES * padding.len()) as u64;
+    assert!(short > 0 && long < short + file / 2, "{short} and {long} bytes, the file has {file}");
+}
+
+/// What comes through a pipe is answered, too, although it can be read only once.
+#[cfg(unix)]
+#[test]
+fn requests_may_come_through_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, out) = (requests(folder.path()), folder.path().join("out"));
+    let args = ["batch", "/dev/stdin", "--out", &text(&out), "-n", "4"];
+    let outcome = common::call_with_input(&args, &std::fs::read(input).unwrap());
+    assert!(outcome.success().starts_with("12 requests answered"));
+    assert_eq!(answers(&out).len(), THINGS.len());
 }

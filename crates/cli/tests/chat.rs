@@ -39,15 +39,27 @@ impl Terminal {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Types a line where one is asked for.
+    /// Types a line where one is asked for. What is typed before that is lost, and the prompt of the line before looks the same:
+    /// so a line is seen on the screen before it is ended.
     #[track_caller]
     fn line(&self, text: &str) {
+        self.wait_for_last_line(">");
+        self.tmux(&["send-keys", "-l", text]);
+        self.wait_for_last_line(&format!("> {text}"));
+        self.key("Enter");
+    }
+
+    #[track_caller]
+    fn wait_for_last_line(&self, line: &str) {
         let start = Instant::now();
-        while self.screen().trim_end().lines().last().map(str::trim_end) != Some(">") {
-            assert!(start.elapsed() < Duration::from_secs(60), "no prompt in:\n{}", self.screen());
+        while self.screen().trim_end().lines().last().map(str::trim_end) != Some(line) {
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "no {line:?} at the end of:\n{}",
+                self.screen()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
-        self.keys(text);
     }
 
     /// Types a line, whatever is on the screen.

@@ -91,7 +91,7 @@ fn a_second_interrupt_ends_the_program_at_once() {
     let (reader, mut writer) = UnixStream::pair().unwrap();
     writer.set_nonblocking(true).unwrap();
     for size in [4096, 1] {
-        while writer.write(&vec![b'.'; size]).is_ok() {}
+        while writer.write_all(&vec![b'.'; size]).is_ok() {}
     }
     writer.set_nonblocking(false).unwrap();
     let mut child = forebay(LONG).stdout(OwnedFd::from(writer)).spawn().unwrap();

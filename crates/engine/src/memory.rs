@@ -66,15 +66,22 @@ impl Region {
         self.0.populate(range);
     }
 
-    /// Gives the pages that lie wholly in a part back to the system. What they held is lost; they are zero when they are
-    /// touched again.
+    /// Of a part, the pages that lie wholly in it and can be [given back](Self::give_back). Empty where the system takes none.
+    pub fn whole_pages(&self, range: Range<usize>) -> Range<usize> {
+        assert!(range.start <= range.end && range.end <= self.len());
+        self.0.whole_pages(range)
+    }
+
+    /// Gives the [whole pages](Self::whole_pages) of a part back to the system. What they held is lost; they are zero when they
+    /// are touched again. Returns how many bytes of them were in memory: a page that was never touched frees nothing. `None` if
+    /// the system does not take them: then all stays as it was.
     ///
     /// # Safety
     /// Nobody may use the part, in the kernel either, until this returns.
-    pub unsafe fn give_back(&self, range: Range<usize>) {
-        assert!(range.start <= range.end && range.end <= self.len());
+    pub unsafe fn give_back(&self, range: Range<usize>) -> Option<usize> {
+        let pages = self.whole_pages(range);
         // SAFETY: the caller's promise.
-        unsafe { self.0.give_back(range) };
+        if pages.is_empty() { None } else { unsafe { self.0.give_back(pages) } }
     }
 
     /// A part of the region, kept alive with it.
@@ -136,6 +143,13 @@ mod platform {
 
     /// The size and alignment of a huge page.
     const HUGE: usize = 2 << 20;
+
+    /// The size of a page that is not huge, on this machine.
+    fn page_size() -> usize {
+        // SAFETY: asks for a number.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(PAGE)
+    }
 
     /// A private anonymous mapping, aligned to huge pages where it asks for them.
     pub struct Pages {
@@ -201,17 +215,37 @@ mod platform {
                 unsafe { madvise(self.first().wrapping_add(start).cast(), len, Advice::LinuxPopulateWrite) };
         }
 
+        pub fn whole_pages(&self, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
+            let page = page_size();
+            range.start.next_multiple_of(page)..range.end / page * page
+        }
+
+        /// Gives whole pages back; `None` if that is refused.
+        ///
         /// # Safety
         /// Nobody may use the range.
-        pub unsafe fn give_back(&self, range: std::ops::Range<usize>) {
-            let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
-            if start < end {
-                // SAFETY: the range lies in the mapping, and nobody uses it, by the caller's promise. If it is refused,
-                // the pages stay.
-                let _ = unsafe {
-                    madvise(self.first().wrapping_add(start).cast(), end - start, Advice::LinuxDontNeed)
-                };
+        pub unsafe fn give_back(&self, pages: std::ops::Range<usize>) -> Option<usize> {
+            let resident = self.resident(pages.clone());
+            // SAFETY: the range lies in the mapping, and nobody uses it, by the caller's promise. If it is refused,
+            // the pages stay.
+            let taken = unsafe {
+                madvise(self.first().wrapping_add(pages.start).cast(), pages.len(), Advice::LinuxDontNeed)
+            };
+            taken.ok().map(|()| resident)
+        }
+
+        /// Bytes of whole pages that are in memory.
+        fn resident(&self, pages: std::ops::Range<usize>) -> usize {
+            let page = page_size();
+            let mut there = vec![0u8; pages.len() / page];
+            // SAFETY: the range lies in the mapping, starts with a page, and has as many of them as there are bytes to write.
+            let told = unsafe {
+                libc::mincore(self.first().wrapping_add(pages.start).cast(), pages.len(), there.as_mut_ptr())
+            };
+            if told != 0 {
+                return 0;
             }
+            page * there.iter().filter(|&&page| page & 1 == 1).count()
         }
 
         pub fn first(&self) -> *mut u8 {
@@ -260,9 +294,16 @@ mod platform {
 
         pub fn populate(&self, _: std::ops::Range<usize>) {}
 
+        /// None: the allocator takes nothing back in pieces.
+        pub fn whole_pages(&self, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
+            range.start..range.start
+        }
+
         /// # Safety
         /// None, since nothing happens.
-        pub unsafe fn give_back(&self, _: std::ops::Range<usize>) {}
+        pub unsafe fn give_back(&self, _: std::ops::Range<usize>) -> Option<usize> {
+            None
+        }
 
         pub fn first(&self) -> *mut u8 {
             self.first.as_ptr()
@@ -310,13 +351,27 @@ mod tests {
     fn pages_that_are_given_back_are_zero_and_their_neighbours_are_not() {
         let mut region = Region::new(4 << 20).unwrap();
         region.fill(7);
+        let pages = region.whole_pages((1 << 20) + 1..3 << 20);
+        assert!(pages.start > 1 << 20 && pages.start <= 2 << 20 && pages.end == 3 << 20);
         // SAFETY: nobody else uses the region.
-        unsafe { region.give_back((1 << 20) + 1..3 << 20) };
+        let freed = unsafe { region.give_back((1 << 20) + 1..3 << 20) };
+        assert_eq!(freed, Some(pages.len()), "all of them had been written to");
         assert!(region[..(1 << 20) + 1].iter().all(|&b| b == 7));
         assert!(region[2 << 20..3 << 20].iter().all(|&b| b == 0));
         assert!(region[3 << 20..].iter().all(|&b| b == 7));
         region.populate(0..4 << 20);
         assert!(region[3 << 20..].iter().all(|&b| b == 7));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pages_that_were_never_touched_free_nothing() {
+        let region = Region::new(64 << 20).unwrap();
+        // SAFETY: nobody else uses the region.
+        unsafe {
+            assert_eq!(region.give_back(0..64 << 20), Some(0));
+            assert_eq!(region.give_back(1..2), None, "there is no whole page in it");
+        }
     }
 
     #[test]

@@ -10,8 +10,8 @@ use forebay_engine::format::FileIdx;
 use forebay_engine::store::ExpertPart::{self, Down, Gate, Up};
 use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::store::{
-    Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, IoMethod, PartShape, Picture, Place, Purpose,
-    RowPick, Sight, SlotClasses, StoreOptions,
+    Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, Given, IoMethod, PartShape, Picture, Place,
+    Purpose, RowPick, Sight, SlotClasses, StoreOptions,
 };
 use forebay_engine::{Error, ExpertIdx, LayerIdx};
 use forebay_kernels::DType;
@@ -308,6 +308,27 @@ fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
         check(&store, layer, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
     }
     assert_eq!((store.meters() - before).misses, 0, "there is room for all experts again");
+}
+
+/// What is freed is what was in memory. Slots that nothing was read into since they were taken again free nothing.
+#[cfg(target_os = "linux")]
+#[test]
+fn relief_counts_what_was_in_memory() {
+    let store = open(&Arc::new(Drive::default()), LAYERS * EXPERTS);
+    store.preload(0..LAYERS * EXPERTS, &mut |_| {}).unwrap();
+    store.settle();
+    let all = store.slot_bytes();
+    let first = store.relieve(1);
+    assert!(first.freed > 0 && first.freed == first.slots, "{first:?}");
+    assert_eq!(store.slot_bytes(), all - first.slots);
+    let rest = store.relieve(u64::MAX);
+    assert!(rest.freed == rest.slots && rest.slots > first.slots, "{rest:?}");
+    assert_eq!(store.relieve(1), Given::default(), "nothing more can be spared");
+
+    assert_eq!(store.take_again(u64::MAX), first.slots + rest.slots);
+    assert_eq!(store.slot_bytes(), all);
+    let untouched = store.relieve(1);
+    assert_eq!(untouched, Given { freed: 0, slots: first.slots + rest.slots });
 }
 
 /// What a picture shows of an expert of the layer that stands `layer`-th among those with experts.

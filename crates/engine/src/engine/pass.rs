@@ -124,9 +124,9 @@ fn relieve(pressure: &mut Pressure, store: &ExpertStore) {
     match pressure.relief() {
         None => {}
         Some(Relief::Give(bytes)) => {
-            let given = store.give_back(bytes);
-            tracing::info!("memory is short: {} of expert slots given back", Bytes(given));
-            pressure.done(Relief::Give(given));
+            let given = store.relieve(bytes);
+            tracing::info!("memory is short: {} of expert slots given back", Bytes(given.freed));
+            pressure.done(Relief::Give(given.slots));
         }
         Some(Relief::Take(bytes)) => pressure.done(Relief::Take(store.take_again(bytes))),
     }

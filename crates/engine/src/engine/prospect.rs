@@ -201,8 +201,11 @@ impl Prospect {
     /// Loads the model.
     ///
     /// # Errors
-    /// If memory cannot be had or reading fails.
+    /// If memory cannot be had or reading fails; [`Error::Budget`] if [`Options::memory`] is more than the machine has.
     pub fn load(self, options: &Options) -> Result<Engine> {
+        if let Some(memory) = options.memory {
+            Machine::now().check_budget(memory)?;
+        }
         let Prospect { file, blueprint, classes, tokenizer, template, mut plan, traffic } = self;
         let threads = options.threads()?;
         let buffers = blueprint.buffers(plan.chunk);

@@ -4,9 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::error::{Bytes, Error, Result};
+
 /// Memory at this moment, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
+    /// What the process could have if it had the machine to itself: its memory, or less where a control group has a limit;
+    /// `None` where the system does not tell.
+    pub total: Option<u64>,
     /// What can be had without swapping, within the control group's limits; `None` where the system does not tell.
     pub available: Option<u64>,
     /// What the process has resident.
@@ -16,7 +21,46 @@ pub struct Machine {
 impl Machine {
     /// Looks.
     pub fn now() -> Machine {
-        Machine { available: available(Path::new("/")), resident: resident() }
+        Machine { resident: resident(), ..Machine::at(Path::new("/")) }
+    }
+
+    /// What the system's files below a folder tell. The smallest counts of what the machine and each control group above the
+    /// process have.
+    fn at(root: &Path) -> Machine {
+        let info = read(root, "proc/meminfo").unwrap_or_default();
+        let groups = read(root, "proc/self/cgroup").map_or_else(Vec::new, |groups| limits(root, &groups));
+        let total =
+            meminfo(&info, "MemTotal:").into_iter().chain(groups.iter().map(|group| group.limit)).min();
+        let available =
+            meminfo(&info, "MemAvailable:").into_iter().chain(groups.iter().map(|group| group.left)).min();
+        Machine { total, available, resident: 0 }
+    }
+
+    /// Checks a budget that somebody chose for a process that is about to use it.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if there is not so much memory, whatever else runs. That there is not so much at the moment is a
+    /// warning: others may end, and a model need not use all that it may.
+    pub fn check_budget(&self, budget: u64) -> Result<()> {
+        if let Some(total) = self.total.filter(|&total| budget > total) {
+            return Err(Error::Budget {
+                need: budget,
+                have: total,
+                what: "the whole budget that --memory sets".into(),
+                remedy: "set --memory to less than the machine and its control groups have, or leave it out: then \
+                         what is free is used, less a margin"
+                    .into(),
+            });
+        }
+        let free = self.available.map(|available| available.saturating_add(self.resident));
+        if let Some(free) = free.filter(|&free| budget > free) {
+            tracing::warn!(
+                "--memory allows {}, but only {} is free: if the model needs more, the system swaps or ends the process",
+                Bytes(budget),
+                Bytes(free)
+            );
+        }
+        Ok(())
     }
 }
 
@@ -27,7 +71,7 @@ pub struct GroupLimit {
     pub version: u8,
     /// Where the group is.
     pub folder: PathBuf,
-    /// Bytes that all its processes may use together.
+    /// Bytes that all its processes may use together before the system ends one of them or, in version 2, slows them down.
     pub limit: u64,
     /// Bytes of that which are not used, or only by cached files.
     pub left: u64,
@@ -104,15 +148,8 @@ impl Pressure {
     }
 }
 
-/// The smallest of what the machine and each control group above the process have left.
-fn available(root: &Path) -> Option<u64> {
-    let machine = read(root, "proc/meminfo").and_then(|info| mem_available(&info));
-    let groups = read(root, "proc/self/cgroup").map_or_else(Vec::new, |groups| limits(root, &groups));
-    machine.into_iter().chain(groups.into_iter().map(|group| group.left)).min()
-}
-
-fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+fn meminfo(info: &str, name: &str) -> Option<u64> {
+    let line = info.lines().find_map(|l| l.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
@@ -124,13 +161,15 @@ fn limits(root: &Path, groups: &str) -> Vec<GroupLimit> {
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (version, mount, limit, usage, cache) = if controllers.is_empty() {
-            (2, "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file ")
+        // Above memory.high processes are slowed down so much that they all but stand still, so it is a limit, too. The soft limit
+        // of version 1 is none: it only says whose memory is taken first when the machine has none left.
+        let (version, mount, bounds, usage, cache) = if controllers.is_empty() {
+            (2, "sys/fs/cgroup", &["memory.max", "memory.high"][..], "memory.current", "inactive_file ")
         } else if controllers.split(',').any(|c| c == "memory") {
             (
                 1,
                 "sys/fs/cgroup/memory",
-                "memory.limit_in_bytes",
+                &["memory.limit_in_bytes"][..],
                 "memory.usage_in_bytes",
                 "total_inactive_file ",
             )
@@ -141,7 +180,9 @@ fn limits(root: &Path, groups: &str) -> Vec<GroupLimit> {
         let mut folder = mount.join(path.trim_start_matches('/'));
         loop {
             let number = |name: &str| read(&folder, name)?.trim().parse::<u64>().ok();
-            if let (Some(limit), Some(usage)) = (number(limit), number(usage)) {
+            // Where there is no limit, version 2 has a word and no number.
+            let limit = bounds.iter().filter_map(|name| number(name)).min();
+            if let (Some(limit), Some(usage)) = (limit, number(usage)) {
                 // Cached files leave when the memory is needed, so they are no part of the usage.
                 let cached = read(&folder, "memory.stat")
                     .and_then(|stat| stat.lines().find_map(|l| l.strip_prefix(cache)?.parse().ok()))
@@ -176,13 +217,17 @@ mod tests {
     use super::*;
 
     fn machine(files: &[(&str, &str)]) -> Option<u64> {
+        look(files).available
+    }
+
+    fn look(files: &[(&str, &str)]) -> Machine {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let path = root.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        available(root.path())
+        Machine::at(root.path())
     }
 
     const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n");
@@ -236,6 +281,51 @@ mod tests {
         files.push(("sys/fs/cgroup/a/memory.max", "70000\n"));
         files.push(("sys/fs/cgroup/a/memory.current", "20000\n"));
         assert_eq!(machine(&files), Some(50_000));
+    }
+
+    #[test]
+    fn a_group_that_is_slowed_down_is_as_good_as_full() {
+        let mut files = vec![
+            MEMINFO,
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.max", "70000\n"),
+            ("sys/fs/cgroup/a/memory.high", "max\n"),
+            ("sys/fs/cgroup/a/memory.current", "20000\n"),
+        ];
+        assert_eq!((look(&files).total, look(&files).available), (Some(70_000), Some(50_000)));
+        files[3].1 = "60000\n";
+        assert_eq!((look(&files).total, look(&files).available), (Some(60_000), Some(40_000)));
+        files[2].1 = "max\n";
+        assert_eq!((look(&files).total, look(&files).available), (Some(60_000), Some(40_000)));
+    }
+
+    #[test]
+    fn a_budget_is_refused_where_there_is_never_so_much() {
+        let machine = Machine { total: Some(24 << 30), available: Some(20 << 30), resident: 1 << 30 };
+        for fits in [1, 21 << 30, 24 << 30] {
+            machine.check_budget(fits).unwrap();
+        }
+        let refusal = machine.check_budget(999 << 30).unwrap_err().to_string();
+        assert!(
+            refusal.starts_with(
+                "needs 999.0 GiB of memory (the whole budget that --memory sets), but 24.0 GiB is"
+            ),
+            "{refusal}"
+        );
+        // Where nobody knows, nothing is refused.
+        Machine::default().check_budget(u64::MAX).unwrap();
+    }
+
+    #[test]
+    fn a_machine_without_groups_has_what_it_says() {
+        assert_eq!(look(&[MEMINFO]).total, Some(9000 << 10));
+        let group = [
+            MEMINFO,
+            ("proc/self/cgroup", "4:memory:/\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "5\n"),
+        ];
+        assert_eq!(look(&group).total, Some(9000 << 10));
     }
 
     /// In a container the path may be that of the host.

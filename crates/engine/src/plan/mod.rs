@@ -503,7 +503,7 @@ mod tests {
                 expert_memory: None,
                 device: None,
             };
-            Plan::new(&blueprint, &classes, &wishes, &Machine { available: None, resident: 16 << 20 })
+            Plan::new(&blueprint, &classes, &wishes, &Machine { resident: 16 << 20, ..Machine::default() })
         };
         let budgets = (1 << 20..80 << 20).step_by(64 << 10);
         let mut plans = budgets.map(plan).skip_while(Result::is_err).map(Result::unwrap).peekable();

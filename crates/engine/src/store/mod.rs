@@ -7,6 +7,7 @@
 //! they are all read at the start and nobody ever leaves.
 
 mod device;
+mod giving;
 pub mod io;
 mod lease;
 mod meters;
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 use forebay_kernels::Encoding;
 use smallvec::SmallVec;
 
+pub use giving::Given;
 pub use io::{ByteSource, FileSource, IoMethod};
 pub use lease::{Acquisition, Lease, Leases};
 pub use meters::Meters;
@@ -377,65 +379,6 @@ impl ExpertStore {
     /// Waits until the pages of all slots are there, so that what is measured afterwards is not disturbed.
     pub fn settle(&self) {
         self.populating.wait();
-    }
-
-    /// Gives slots back to the system until `bytes` are given or none can be spared: the last ones first, without those in
-    /// use, and leaving at least as many as a layer needs for a token. Returns how many bytes were given.
-    pub fn give_back(&self, bytes: u64) -> u64 {
-        self.populating.stop();
-        let mut state = self.shared.lock();
-        let mut given = 0;
-        for (class, arena) in self.shared.arenas.iter().enumerate() {
-            let layers = self.shared.class_of_layer.iter().zip(&self.shared.layers);
-            let least = layers.filter(|(c, _)| **c == Some(class)).flat_map(|(_, l)| l).map(|l| l.used).max();
-            let mut left = state.slots[class].iter().filter(|slot| !slot.given_back).count();
-            for slot in (0..state.slots[class].len()).rev() {
-                if given >= bytes || left <= least.unwrap_or(0) {
-                    break;
-                }
-                let Slot { expert, pins, given_back } = state.slots[class][slot];
-                let reading = expert.is_some_and(|e| matches!(state.experts[e], Residence::Reading { .. }));
-                if given_back || pins > 0 || reading {
-                    continue;
-                }
-                if let Some(expert) = expert {
-                    state.experts[expert] = Residence::Drive;
-                }
-                state.free[class].retain(|&free| free != slot);
-                state.slots[class][slot] = Slot { expert: None, pins: 0, given_back: true };
-                // SAFETY: the slot holds no expert, is not pinned, not being read to and no longer free to take.
-                unsafe { arena.give_back(slot) };
-                given += arena.slot_bytes() as u64;
-                left -= 1;
-            }
-        }
-        given
-    }
-
-    /// Takes slots that were given back into use again, as far as they fit into `bytes`. Returns how many bytes they have.
-    pub fn take_again(&self, bytes: u64) -> u64 {
-        let mut state = self.shared.lock();
-        let mut taken = 0;
-        for (class, arena) in self.shared.arenas.iter().enumerate() {
-            let State { slots, free, .. } = &mut *state;
-            for (number, slot) in slots[class].iter_mut().enumerate().filter(|(_, slot)| slot.given_back) {
-                if taken + arena.slot_bytes() as u64 > bytes {
-                    break;
-                }
-                slot.given_back = false;
-                free[class].push(number);
-                taken += arena.slot_bytes() as u64;
-            }
-        }
-        taken
-    }
-
-    /// Bytes of all slots that have not been given back.
-    pub fn slot_bytes(&self) -> u64 {
-        let state = self.shared.lock();
-        let classes = self.shared.arenas.iter().zip(&state.slots);
-        let kept = |slots: &[Slot]| slots.iter().filter(|slot| !slot.given_back).count();
-        classes.map(|(arena, slots)| (arena.slot_bytes() * kept(slots)) as u64).sum()
     }
 
     /// Copies to the device were waited for.

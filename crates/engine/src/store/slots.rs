@@ -217,14 +217,24 @@ impl Arena {
         self.region.as_ptr().wrapping_add(slot * self.slot_bytes)
     }
 
-    /// Gives the memory of a slot back to the system.
+    /// Bytes that can be given back of a slot: its whole pages.
+    pub fn returnable(&self, slot: usize) -> u64 {
+        self.region.whole_pages(self.range(slot)).len() as u64
+    }
+
+    /// Gives the memory of a slot back to the system. Returns how many bytes of it were in memory; `None` if the system does not
+    /// take it.
     ///
     /// # Safety
     /// Nobody may read or write the slot, nor be about to.
-    pub unsafe fn give_back(&self, slot: usize) {
-        assert!(slot < self.slots);
+    pub unsafe fn give_back(&self, slot: usize) -> Option<u64> {
         // SAFETY: the caller's promise.
-        unsafe { self.region.give_back(slot * self.slot_bytes..(slot + 1) * self.slot_bytes) };
+        unsafe { self.region.give_back(self.range(slot)) }.map(|freed| freed as u64)
+    }
+
+    fn range(&self, slot: usize) -> Range<usize> {
+        assert!(slot < self.slots);
+        slot * self.slot_bytes..(slot + 1) * self.slot_bytes
     }
 
     /// The first bytes of a slot.

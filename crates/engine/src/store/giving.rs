@@ -1,0 +1,93 @@
+//! Slots that are given back to the system, and taken into use again.
+
+use super::{ExpertStore, Residence, Slot, State};
+
+/// What giving slots back has brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Given {
+    /// Bytes that the slots may no longer take.
+    pub slots: u64,
+    /// Bytes of those that were in memory. Slots that nothing was ever read into have none there.
+    pub freed: u64,
+}
+
+impl ExpertStore {
+    /// Gives slots back to the system until others may use `bytes` in their place or none can be spared: the last ones first,
+    /// without those in use, and leaving at least as many as a layer needs for a token. Returns how many bytes others may use.
+    pub fn give_back(&self, bytes: u64) -> u64 {
+        self.give_until(|given| given.slots >= bytes).slots
+    }
+
+    /// As [`give_back`](Self::give_back), until the machine has `bytes` more.
+    pub fn relieve(&self, bytes: u64) -> Given {
+        self.give_until(|given| given.freed >= bytes)
+    }
+
+    fn give_until(&self, is_enough: impl Fn(&Given) -> bool) -> Given {
+        self.populating.stop();
+        let mut state = self.shared.lock();
+        let mut given = Given::default();
+        for (class, arena) in self.shared.arenas.iter().enumerate() {
+            let layers = self.shared.class_of_layer.iter().zip(&self.shared.layers);
+            let least = layers.filter(|(c, _)| **c == Some(class)).flat_map(|(_, l)| l).map(|l| l.used).max();
+            let mut left = state.slots[class].iter().filter(|slot| !slot.given_back).count();
+            for slot in (0..state.slots[class].len()).rev() {
+                if is_enough(&given) || left <= least.unwrap_or(0) {
+                    break;
+                }
+                let Slot { expert, pins, given_back } = state.slots[class][slot];
+                let reading = expert.is_some_and(|e| matches!(state.experts[e], Residence::Reading { .. }));
+                if given_back || pins > 0 || reading || arena.returnable(slot) == 0 {
+                    continue;
+                }
+                if let Some(expert) = expert {
+                    state.experts[expert] = Residence::Drive;
+                }
+                state.free[class].retain(|&free| free != slot);
+                // SAFETY: the slot holds no expert, is not pinned, not being read to and not free to take.
+                let freed = unsafe { arena.give_back(slot) };
+                state.slots[class][slot] = Slot { expert: None, pins: 0, given_back: freed.is_some() };
+                let Some(freed) = freed else {
+                    // The system keeps it, and would keep the others of its kind.
+                    state.free[class].push(slot);
+                    break;
+                };
+                given.slots += arena.returnable(slot);
+                given.freed += freed;
+                left -= 1;
+            }
+        }
+        given
+    }
+
+    /// Takes slots that were given back into use again, as far as they fit into `bytes`. Returns how many bytes they have.
+    pub fn take_again(&self, bytes: u64) -> u64 {
+        let mut state = self.shared.lock();
+        let mut taken = 0;
+        for (class, arena) in self.shared.arenas.iter().enumerate() {
+            let State { slots, free, .. } = &mut *state;
+            for (number, slot) in slots[class].iter_mut().enumerate().filter(|(_, slot)| slot.given_back) {
+                if taken + arena.returnable(number) > bytes {
+                    break;
+                }
+                slot.given_back = false;
+                free[class].push(number);
+                taken += arena.returnable(number);
+            }
+        }
+        taken
+    }
+
+    /// Bytes of all slots, less what was given back of them.
+    pub fn slot_bytes(&self) -> u64 {
+        let state = self.shared.lock();
+        let mut bytes = 0;
+        for (arena, slots) in self.shared.arenas.iter().zip(&state.slots) {
+            for (number, slot) in slots.iter().enumerate() {
+                let given = if slot.given_back { arena.returnable(number) } else { 0 };
+                bytes += arena.slot_bytes() as u64 - given;
+            }
+        }
+        bytes
+    }
+}
