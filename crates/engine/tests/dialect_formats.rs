@@ -5,6 +5,7 @@ mod dialects;
 
 use dialects::*;
 use forebay_engine::chat::dialect::Dialect;
+use forebay_testing::shared;
 
 #[test]
 fn templates_show_their_dialect() {
@@ -262,7 +263,7 @@ fn harmony_calls_of_tools_that_nobody_declared_are_no_text() {
 /// Other people's templates, which are not part of this repository.
 #[test]
 fn published_templates_claim_their_own_dialect() {
-    let Some(folder) = forebay_testing::shared("templates") else { return };
+    let Some(folder) = shared("templates") else { return };
     for (template, name) in [
         ("GLM-4.6", "glm"),
         ("Kimi-K2-Instruct", "kimi"),
