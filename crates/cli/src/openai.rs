@@ -588,7 +588,7 @@ mod tests {
     #[test]
     fn an_answer_is_a_message_of_its_own() {
         let refused = |body: Value| {
-            let refusal = Body::read(body).unwrap().refuse_unknown_ways().err();
+            let refusal = Body::read(body).unwrap().refuse_unknown_ways(Endpoint::Chat).err();
             refusal.and_then(|refusal| refusal.param).map(|param| param.into_owned())
         };
         for (name, other) in [("add_generation_prompt", false), ("continue_final_message", true)] {
