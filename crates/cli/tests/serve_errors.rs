@@ -365,10 +365,10 @@ fn what_a_request_makes_the_server_hold_is_within_its_memory() {
     };
     let long = "a".repeat(16_000_000);
     let cases: Vec<(&str, String, u16)> = vec![
-        (CHAT, chat(&format!("\"n\": 96, \"tools\": [{}]", tool(&zeros(100_000)))), 200),
+        (CHAT, chat(&format!("\"n\": 72, \"tools\": [{}]", tool(&zeros(100_000)))), 200),
         (CHAT, chat(&format!("\"chat_template_kwargs\": {{\"a\": {}}}", zeros(1_000_000))), 413),
         (CHAT, chat(&format!("\"unknown\": {}", zeros(4_000_000))), 413),
-        (CHAT, chat(&format!("\"n\": 96, \"stop\": [\"{}\"]", "x".repeat(1_000_000))), 413),
+        (CHAT, chat(&format!("\"n\": 72, \"stop\": [\"{}\"]", "x".repeat(1_000_000))), 413),
         ("/v1/completions", json!({ "prompt": long }).to_string(), 413),
         ("/v1/completions", json!({ "prompt": &long[..2_000_000] }).to_string(), 400),
         (CHAT, json!({ "messages": question(&long[..2_000_000]) }).to_string(), 400),

@@ -335,3 +335,39 @@ fn those_who_wait_hear_that_the_server_lives() {
     waits.comment();
     drop(before);
 }
+
+#[test]
+fn one_client_leaves_places_to_others_and_keys_share_no_conversations() {
+    let keys = ["--api-key", "open sesame", "--api-key", "other key"];
+    let server = Server::start(&[&["--parallel", "4", "--queue", "4"][..], &keys].concat());
+    let other = |body: &Value| {
+        let headers = [("authorization", "Bearer other key")];
+        server.call("POST", CHAT, &headers, body.to_string().as_bytes())
+    };
+    let cached = |response: Response| {
+        assert_eq!(response.status, 200, "{}", response.text());
+        response.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    let hello = json!({ "messages": question("Xylophones and zebras, all day long."), "max_tokens": 2 });
+    let own = || server.post(CHAT, &hello);
+    assert_eq!(cached(own()), 0);
+    assert!(cached(own()) > 0, "it was asked before");
+    assert_eq!(cached(other(&hello)), 0, "not by this key");
+    assert!(cached(other(&hello)) > 0);
+
+    let mut many = endless(&server);
+    many["n"] = 6.into();
+    let greedy = server.stream(CHAT, &many);
+    server.wait_for_metric("forebay_requests_open", 6.0, SOON);
+    assert_eq!(own().status, 429, "six of eight places are one client's share");
+    assert!(cached(other(&hello)) > 0, "there is room for others, without waiting for those six to end");
+    assert_eq!(server.metric("forebay_requests_open"), 6.0);
+    drop(greedy);
+    server.wait_for_metric("forebay_requests_open", 0.0, SOON);
+
+    let log = server.log();
+    assert!(log.contains("closest conversation"), "{log}");
+    for word in ["ylophone", "zebra", "story"] {
+        assert!(!log.contains(word), "the log quotes what was asked: {log}");
+    }
+}

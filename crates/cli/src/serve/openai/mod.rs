@@ -141,6 +141,7 @@ impl Total {
         // They were made at the same time.
         timings.prompt_seconds = timings.prompt_seconds.max(end.timings.prompt_seconds);
         timings.predicted += end.timings.predicted;
+        timings.predicted_steps += end.timings.predicted_steps;
         timings.predicted_seconds = timings.predicted_seconds.max(end.timings.predicted_seconds);
         if self.answers == 0
             || end.experts.hits + end.experts.misses > self.experts.hits + self.experts.misses
