@@ -162,7 +162,7 @@ fn method(run: &Run, state: &mut State, value: &Value, name: &str, args: &[Value
             unknown_method_callback(state, value, name, &args)
         }
         _ => {
-            let all: Vec<Value> = [&[value.clone()], args].concat();
+            let all: Vec<Value> = [std::slice::from_ref(value), args].concat();
             run.taint.looking(&all, |all| unknown_method_callback(state, &all[0], name, &all[1..]))
         }
     }
@@ -329,7 +329,7 @@ fn format(run: &Run, text: &Value, args: &[Value]) -> Result<Value, Error> {
     if !run.taint.is_tainted(text) {
         return printf(&format, &texts(run, args)?);
     }
-    let all: Vec<Value> = [&[text.clone()], args].concat();
+    let all: Vec<Value> = [std::slice::from_ref(text), args].concat();
     run.taint.looking(&all, |all| printf(&python::text(&all[0], run)?, &all[1..]))
 }
 
