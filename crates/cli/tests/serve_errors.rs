@@ -418,7 +418,8 @@ fn what_compiling_grammars_takes_is_within_the_memory_and_given_back_to_the_syst
     let body = patterns(800);
     let all: Vec<_> = (0..6).map(|_| server.send("POST", CHAT, &[], body.as_bytes())).collect();
     let statuses: Vec<_> = all.into_iter().map(|stream| Response::read(stream).status).collect();
-    assert!(statuses.iter().all(|status| [200, 429, 503].contains(status)), "{statuses:?}");
+    // The library finds that the grammar is too complex when it has compiled it.
+    assert!(statuses.iter().all(|status| [400, 429, 503].contains(status)), "{statuses:?}");
     let peak = server.peak_memory().unwrap();
     assert!(peak < 128 << 20, "{} MiB", peak >> 20);
     assert_eq!(server.call("POST", CHAT, &[], patterns(10).as_bytes()).status, 200);

@@ -118,8 +118,9 @@ pub struct Continuation {
     pub scored: bool,
 }
 
-/// Copies that are made of what was sent while a prompt is made of it.
-const COPIES: u64 = 2;
+/// What making a prompt takes besides what was sent, as a multiple of it: while a template runs, a character of the request takes
+/// four bytes, in the message, in what the template joins and in what it has written.
+const COPIES: u64 = 6;
 
 /// Threads for what takes a while.
 pub const ASIDE_THREADS: usize = 4;
