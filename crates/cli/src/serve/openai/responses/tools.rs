@@ -56,45 +56,22 @@ impl Tools {
     /// Whether tools are called, and which; those that are not allowed are forgotten.
     pub fn choose(&mut self, choice: Option<&Value>) -> Result<ToolChoice, ApiError> {
         let Some(choice @ Value::Object(_)) = choice else { return chat::tool_choice(choice) };
+        let Tools { functions, names } = self;
+        let is_in = |references: &References, function: &Value| {
+            names.get(name_of(function)).is_some_and(|name| references.hold(name))
+        };
         if kind(choice) != "allowed_tools" {
             let named = chat::tool_choice(Some(choice))?;
-            let found = self.functions.iter().map(name_of).find(|name| self.is_named(choice, name));
-            return Ok(found.map_or(named, |name| ToolChoice::Named(name.to_owned())));
+            let references = References::read([choice]);
+            // Of several with this name, one that is in no namespace.
+            let in_namespace = |function: &&Value| names[name_of(function)].namespace.is_some();
+            let found =
+                functions.iter().filter(|function| is_in(&references, function)).min_by_key(in_namespace);
+            return Ok(found.map_or(named, |function| ToolChoice::Named(name_of(function).to_owned())));
         }
-        // Looked up rather than compared one by one: both lists may be long.
-        let (mut namespaces, mut named) = (HashSet::new(), HashSet::new());
-        for tool in choice["tools"].as_array().into_iter().flatten() {
-            let field = |field: &str| tool.get(field).and_then(Value::as_str);
-            match (kind(tool), field("name")) {
-                ("namespace", name) => drop(namespaces.insert(name)),
-                (_, Some(name)) => drop(named.insert((field("namespace"), name))),
-                (_, None) => {}
-            }
-        }
-        let names = &self.names;
-        self.functions.retain(|function| {
-            names.get(name_of(function)).is_some_and(|Name { namespace, name }| {
-                let namespace = namespace.as_deref();
-                namespaces.contains(&namespace)
-                    || named.contains(&(None, name.as_str()))
-                    || named.contains(&(namespace, name.as_str()))
-            })
-        });
+        let allowed = References::read(choice["tools"].as_array().into_iter().flatten());
+        functions.retain(|function| is_in(&allowed, function));
         chat::tool_choice(choice.get("mode"))
-    }
-
-    /// Whether a reference is to the function that the model knows by this name. A function's own name suffices.
-    fn is_named(&self, reference: &Value, for_model: &str) -> bool {
-        let Some(name) = self.names.get(for_model) else { return false };
-        let field = |field: &str| reference.get(field).and_then(Value::as_str);
-        match kind(reference) {
-            "namespace" => name.namespace.as_deref() == field("name"),
-            _ => {
-                let namespace = field("namespace");
-                Some(name.name.as_str()) == field("name")
-                    && (namespace.is_none() || name.namespace.as_deref() == namespace)
-            }
-        }
     }
 
     fn add_namespace(&mut self, place: &str, tool: &Value) -> Result<(), ApiError> {
@@ -139,6 +116,39 @@ impl Tools {
         }
         self.functions.push(json!({ "type": "function", "function": function }));
         Ok(())
+    }
+}
+
+/// Functions that a choice refers to. Their own names suffice.
+struct References<'a> {
+    names: HashSet<&'a str>,
+    /// With the namespaces that they are in.
+    spaced: HashSet<(&'a str, &'a str)>,
+    /// All functions of these.
+    namespaces: HashSet<&'a str>,
+}
+
+impl<'a> References<'a> {
+    fn read(references: impl IntoIterator<Item = &'a Value>) -> References<'a> {
+        let mut read =
+            References { names: HashSet::new(), spaced: HashSet::new(), namespaces: HashSet::new() };
+        for reference in references {
+            let field = |field: &str| reference.get(field).and_then(Value::as_str);
+            let Some(name) = field("name") else { continue };
+            match (kind(reference), field("namespace")) {
+                ("namespace", _) => read.namespaces.insert(name),
+                (_, Some(namespace)) => read.spaced.insert((namespace, name)),
+                (_, None) => read.names.insert(name),
+            };
+        }
+        read
+    }
+
+    fn hold(&self, Name { namespace, name }: &Name) -> bool {
+        let in_namespace = |namespace: &str| {
+            self.namespaces.contains(namespace) || self.spaced.contains(&(namespace, name.as_str()))
+        };
+        self.names.contains(name.as_str()) || namespace.as_deref().is_some_and(in_namespace)
     }
 }
 
@@ -210,6 +220,9 @@ mod tests {
         ] {
             assert_eq!(choose(choice), (ToolChoice::Named("mcp__weather__report".into()), all.into()));
         }
+        let mut same = Tools::read(&[weather(), function("report")]).unwrap();
+        let plain = same.choose(Some(&json!({ "type": "function", "name": "report" }))).unwrap();
+        assert_eq!(plain, ToolChoice::Named("report".into()));
         // That there is none is found out later, as in a chat.
         let named = |name: &str| ToolChoice::Named(name.into());
         assert_eq!(choose(json!({ "type": "function", "name": "b" })).0, named("b"));
