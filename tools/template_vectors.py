@@ -156,6 +156,10 @@ SETTINGS = [
 ]
 
 
+# Templates of ours that show what expressions make, whatever the conversation: one of the settings each is enough.
+SELF_CONTAINED = ["jinja.jinja", "values.jinja"]
+
+
 def render(source, messages, settings):
     settings = dict(settings)
     try:
@@ -179,8 +183,9 @@ def main():
         source = path.read_text()
         results = [
             {"conversation": name, "settings": i, **render(source, messages, settings)}
-            for name, messages in CONVERSATIONS.items()
+            for n, (name, messages) in enumerate(CONVERSATIONS.items())
             for i, settings in enumerate(SETTINGS)
+            if path.name not in SELF_CONTAINED or i == n % len(SETTINGS)
         ]
         entries.append(json.dumps({"name": path.name, "source": source, "results": results}))
     print(",\n".join(entries) + "\n]}")

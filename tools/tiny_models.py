@@ -85,6 +85,10 @@ def make_llama3() -> None:
         "original_max_position_embeddings": 128,
     }
     write_folder("llama3", "llama", tensors, config)
+    # The weights are the Llama's own.
+    weights = GOLDEN / "llama3" / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to("../llama/model.safetensors")
     model = write_logits("llama3", long_context())
 
     # GGUF files have what transformers makes of these settings as divisors.

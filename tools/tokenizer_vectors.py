@@ -201,8 +201,8 @@ def pre():
         tokenizer = Tokenizer.from_str(json.dumps(document))
         entry["ids"] = [tokenizer.encode(text, add_special_tokens=False).ids for text in all_texts]
     print('{"tokenizer":')
-    print(json.dumps(base, separators=(",", ":")) + ',\n"texts":')
-    print(json.dumps(all_texts, separators=(",", ":")) + ',\n"pre":[')
+    print(json.dumps(base, separators=(",", ":"), ensure_ascii=False) + ',\n"texts":')
+    print(json.dumps(all_texts, separators=(",", ":"), ensure_ascii=False) + ',\n"pre":[')
     print(vector_lines(entries) + "\n]}")
 
 

@@ -128,8 +128,8 @@ pub struct Account {
     pub started: Instant,
     /// Whether the client has left.
     left: AtomicBool,
-    /// Bytes of what the body was read into.
-    parsed: AtomicU64,
+    /// Bytes that making a prompt of the body takes.
+    preparing: AtomicU64,
     held: Mutex<(u64, Option<Arc<RequestMemory>>)>,
 }
 
@@ -138,7 +138,7 @@ impl Account {
         Arc::new(Account {
             started: Instant::now(),
             left: AtomicBool::new(false),
-            parsed: AtomicU64::new(0),
+            preparing: AtomicU64::new(0),
             held: Mutex::default(),
         })
     }
@@ -208,13 +208,13 @@ impl Account {
         Ok(Loan { account: Arc::clone(self), bytes })
     }
 
-    /// What the body was read into takes so many bytes.
-    pub fn set_parsed(&self, bytes: u64) {
-        self.parsed.store(bytes, Ordering::Relaxed);
+    /// Making a prompt of the body takes so many bytes.
+    pub fn set_preparing(&self, bytes: u64) {
+        self.preparing.store(bytes, Ordering::Relaxed);
     }
 
-    pub fn parsed(&self) -> u64 {
-        self.parsed.load(Ordering::Relaxed)
+    pub fn preparing(&self) -> u64 {
+        self.preparing.load(Ordering::Relaxed)
     }
 
     /// Goes along with whoever waits for work on the request: dropped before [`done`](Waiting::done), it says that the client has

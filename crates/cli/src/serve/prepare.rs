@@ -93,7 +93,7 @@ impl App {
         let work = aside(move || {
             let loaded = app.loaded()?;
             // Templates get copies of what was sent.
-            let _copies = account.lend(&loaded.memory, COPIES * account.parsed())?;
+            let _copies = account.lend(&loaded.memory, account.preparing())?;
             account.within(|| work(&app, &loaded))
         });
         let result = tokio::select! {
@@ -117,10 +117,6 @@ pub struct Continuation {
     /// Whether it is told how likely tokens were.
     pub scored: bool,
 }
-
-/// What making a prompt takes besides what was sent, as a multiple of it: while a template runs, a character of the request takes
-/// four bytes, in the message, in what the template joins and in what it has written.
-const COPIES: u64 = 6;
 
 /// Threads for what takes a while.
 pub const ASIDE_THREADS: usize = 4;
