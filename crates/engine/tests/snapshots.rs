@@ -193,8 +193,9 @@ fn a_snapshot_that_cannot_be_written_leaves_the_old_one() {
     session.extend(&story()).unwrap();
     session.save(&path).unwrap();
     let before = std::fs::read(&path).unwrap();
-    // A name that cannot be had: the temporary file's is taken by a folder.
-    std::fs::create_dir(folder.path().join(format!("chat.{}", std::process::id()))).unwrap();
+    // A file whose name is as long as names may be: the name of the temporary file beside it is longer.
+    let path = folder.path().join("c".repeat(255));
+    std::fs::write(&path, &before).unwrap();
     session.push(TokenId(1)).unwrap();
     let error = session.save(&path).unwrap_err();
     assert!(error.to_string().contains("cannot save the conversation"), "{error}");
