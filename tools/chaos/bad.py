@@ -1,4 +1,4 @@
-"""Requests that are wrong or too large, and what the server may answer."""
+"""Malformed and oversized requests, and the statuses that the server may answer them with."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Clients: each kind does one thing to the server, well or badly, and reports what came of it."""
+"""The kinds of clients. Each kind does one thing to the server, well-behaved or hostile, and records the outcome."""
 
 import asyncio
 import dataclasses

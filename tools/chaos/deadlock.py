@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Provokes requests that wait for each other, again and again, against a running server.
+"""Tries to make requests of a running server wait for each other for ever (a deadlock).
 
     forebay serve --device cpu --threads 1 --memory 256M --parallel 32 &
     tools/chaos/deadlock.py --times 200
 
-Each round keeps the server busy with fillers, sends a request L, and then one that begins like L and asks for two answers:
-the first of them waits for L's prompt, the second for the first's. L's client leaves while its prompt is read. Both answers
-must come all the same, at temperature 0 the same text, and the server must have nothing left to do after the last round.
+Each round keeps the server busy with other requests and sends a request L. Then it sends a request that begins like L and
+asks for two answers: the first answer waits for L's prompt, the second for the first's. L's client leaves while L's prompt is
+being read. Both answers must still come, with the same text (the temperature is 0). After the last round, the server must have
+no open request.
 
-The server must have the model to itself: another client's requests would change the timing. Standard library only.
+The server must have no other client, whose requests would change the timing. Needs only Python's standard library.
 """
 
 import argparse

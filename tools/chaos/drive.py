@@ -1,12 +1,12 @@
-"""A drive that fails on command: a FUSE file system with one file, whose reads can be slow, short or broken.
+"""A drive that fails on command: a FUSE file system with one file. Reads of the file can be slow, short or failing.
 
-It speaks the kernel's FUSE protocol itself, so it needs no library, only /dev/fuse and the right to mount. `faults.py` starts
-it as a process of its own:
+This script speaks the kernel's FUSE protocol itself, so it needs no library, only /dev/fuse and the right to mount.
+`faults.py` starts it as a separate process:
 
     drive.py FILE FOLDER SEED
 
-Each line on stdin is a JSON object that replaces the faults in effect ({} ends them), and is answered by a line with the counts
-so far. The end of stdin unmounts the folder and ends the process.
+Each line on stdin is a JSON object that replaces the faults in effect ({} ends them). For each, the script prints a line with
+the number of reads and faults so far. At the end of stdin, it unmounts the folder and ends.
 """
 
 import ctypes

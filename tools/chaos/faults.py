@@ -1,4 +1,4 @@
-"""Faults of the drive: switches those of `drive.py` on and off, and knows when they were on."""
+"""Switches the faults of `drive.py` on and off, and records when reads could fail."""
 
 import asyncio
 import json

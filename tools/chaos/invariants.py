@@ -1,4 +1,4 @@
-"""What must hold whatever clients do, and what was seen of it."""
+"""The invariants: what must hold whatever clients do. `Watch` checks them and collects the violations."""
 
 import asyncio
 import collections

@@ -1,6 +1,6 @@
-"""What clients ask, in four APIs, and how they read the answers.
+"""The questions that clients ask through four APIs, and how the answers are read.
 
-Every question has one right answer, the one that a lone client is given: its temperature is 0, or it names a seed.
+Every question has one right answer, because its temperature is 0 or it has a seed: the answer that a lone client gets.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The server under test: started, watched from outside, and ended."""
+"""The server under test: starts it, observes its process from outside, and ends it."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as clients speak it, well or badly. Every request is entered in a ledger, to be compared with /metrics."""
+"""An HTTP/1.1 client that can also misbehave. It records every request in a ledger, which is compared with /metrics."""
 
 import asyncio
 import collections

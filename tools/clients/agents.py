@@ -1,10 +1,9 @@
-"""Checks `forebay serve` with Codex and Claude Code: each asks, calls a tool of an MCP server, and reads the answer, with the
-chat templates of several models.
+"""Checks `forebay serve` with Codex and Claude Code, with the chat templates of several models.
 
-The model is a random one with a long context, steered (steering.py) to a call and to an end. What is checked is what
-programs and server say to each other: no request is refused, the tool is called, and the session ends in order. Prints a
-line for each check, and ends with 1 if one of them fails. `run agents` installs what this needs; nothing is downloaded
-here.
+Each program asks a question, calls a tool of an MCP server and reads the result. The model has random weights and a long
+context; a proxy (steering.py) makes it call the tool and end its answer. The check is that no request is refused, that the
+tool is called, and that the program ends with the expected answer. Prints a line for each check, and exits with 1 if one of
+them fails. `run agents` installs what this needs; this script downloads nothing.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the checks of all clients are made with."""
+"""What the checks of all clients share."""
 
 import time
 import traceback

@@ -1,7 +1,7 @@
-"""A proxy that makes a model which talks nonsense call a tool and then come to an end.
+"""A proxy that makes a model with random weights call a tool and then end its answer.
 
-What a client sends goes to the server as it is, but for fields that say what the answer must be: a call of the tool at
-first, then a fixed sentence. All of them are part of the server's API.
+The proxy forwards a client's requests and sets some fields of the server's API in them: at first those that require a call
+of the tool, then those that require a fixed sentence as the answer.
 """
 
 import http.client

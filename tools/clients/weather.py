@@ -1,5 +1,5 @@
-"""An MCP server with one tool. It speaks over its standard input and output, and appends a line to the file that it is
-given for each call."""
+"""An MCP server with one tool. It communicates through its standard input and output. For each call, it appends a line to
+the file that its first argument names."""
 
 import json
 import sys
