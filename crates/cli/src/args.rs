@@ -63,8 +63,8 @@ impl LoadArgs {
 /// How a model computes, and with how much memory.
 #[derive(Clone, Args)]
 pub struct ComputeArgs {
-    /// Memory that the process may use, such as 8G: experts that do not fit are streamed. No model is loaded with more than
-    /// the machine has [default: what is free, less a margin]
+    /// Memory budget, such as 8G: experts that do not fit are streamed. More than the machine has is refused [default: what is
+    /// free, less a margin]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     /// What experts may use of it, such as 4G or 30% of them [default: all that is left]

@@ -29,9 +29,9 @@ const DEFAULT_PARALLEL: usize = 128;
 /// where the url is /v1/completions, with a prompt that is continued as it is. OUT gets a line for each answer when it is ready. Many requests go through the model together, so that each expert is
 /// read once per step for all of them: that is much faster than one after another.
 ///
-/// A call that was ended in the middle, by whatever, goes on when it is made again: what OUT holds is not computed again.
-/// IN may be as long as it likes: of each request that is not being answered, only 16 bytes are kept. The exit code is 1 if
-/// OUT says of any request of IN that it was refused, also when nothing is left to be done.
+/// If a run is interrupted, run the same command again: it continues, and answers that OUT already holds are not computed
+/// again. IN is read line by line, so it may have millions of lines. The exit code is 1 if any request of IN was refused, in this run
+/// or in an earlier one.
 /// An answer does not depend on what else is answered: without a seed of its own, a request has one that follows from its
 /// custom_id.
 #[derive(Args)]

@@ -82,8 +82,8 @@ pub struct ServeArgs {
     /// What clients call the model [default: the name of its file]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
-    /// Answers that are written at once; others wait. One client, that is whoever has a key or, without keys, a connection,
-    /// gets three quarters of them at most
+    /// Answers that are written at once; others wait. One client (a key or, without keys, a connection) gets at most three
+    /// quarters of them
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     parallel: usize,
     /// Answers that may wait; more are refused
@@ -98,7 +98,7 @@ pub struct ServeArgs {
     /// Seconds that an answer may take [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = at_least_one)]
     timeout: Option<usize>,
-    /// Shutdown grace period in seconds: when it is over, clients are told and the server ends
+    /// Shutdown grace period in seconds: then the server tells its clients and ends
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     drain: u64,
     /// A key that requests must have (may be given several times; processes of others can see it)
@@ -127,7 +127,7 @@ pub struct ServeArgs {
     /// Memory for them [default: a conversation of --ctx tokens, or a sixteenth of all]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     prefix_memory: Option<u64>,
-    /// Room on disk for them, those of all models together
+    /// Disk space for kept conversations, of all models together
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = size)]
     prefix_disk: u64,
     /// Print what a client needs to know to use this server, or the settings in effect, and do nothing else
