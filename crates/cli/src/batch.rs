@@ -166,16 +166,26 @@ impl<'a> Batch<'a> {
         let (finished, ended) = mpsc::channel();
         let name = self.engine.file().metadata.str("general.name").unwrap_or("model").to_owned();
         let mut lines = requests.lines()?.enumerate();
+        // The next request, if there is no memory for it before others have been answered.
+        let mut postponed = None;
         let bar = Progress::answering(self.left);
         let start = Instant::now();
         loop {
             // As many wait as are answered, so that nobody's place stays empty and the file is not in memory.
             while self.open.len() < self.args.parallel.saturating_mul(2) {
                 cancel.check()?;
-                let Some((number, line)) = lines.next() else { break };
-                let line = line?;
-                if earlier.was_refused(files::name(&line.custom_id)).is_none() {
-                    self.add(number, line, &finished)?;
+                let (number, line) = match postponed.take() {
+                    Some(next) => next,
+                    None => match lines.next() {
+                        Some((number, line)) => (number, line?),
+                        None => break,
+                    },
+                };
+                if earlier.was_refused(files::name(&line.custom_id)).is_none()
+                    && !self.add(number, &line, &finished)?
+                {
+                    postponed = Some((number, line));
+                    break;
                 }
             }
             if self.crowd.is_empty() {
@@ -204,20 +214,26 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn add(&mut self, number: usize, line: Line, finished: &Finished) -> Result<()> {
+    /// False if there is no memory for a request before others have been answered.
+    fn add(&mut self, number: usize, line: &Line, finished: &Finished) -> Result<bool> {
         let Line { custom_id, url, body } = line;
         let prepared = Endpoint::of(url.as_deref())
-            .and_then(|endpoint| Body::read(body)?.request(self.engine, endpoint, hash(&custom_id)));
+            .and_then(|endpoint| Body::read(body.clone())?.request(self.engine, endpoint, hash(custom_id)));
         match prepared {
             Ok((mut request, parser)) => {
                 request.max_tokens = request.max_tokens.or(self.args.max_tokens);
-                self.open.insert(number, (custom_id, parser));
+                self.open.insert(number, (custom_id.clone(), parser));
                 let listener = Box::new(Reporter { number, to: finished.clone() });
                 self.crowd.add(request, Cancel::default(), listener);
-                Ok(())
             }
-            Err(refusal) => self.refuse(&custom_id, &refusal),
+            // That is no fault of the request's.
+            Err(Refusal { error: Some(Error::Budget { .. }), .. }) if !self.crowd.is_empty() => {
+                return Ok(false);
+            }
+            Err(Refusal { error: Some(error @ Error::Budget { .. }), .. }) => return Err(error.into()),
+            Err(refusal) => self.refuse(custom_id, &refusal)?,
         }
+        Ok(true)
     }
 
     fn refuse(&mut self, custom_id: &str, refusal: &Refusal) -> Result<()> {

@@ -15,8 +15,11 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>)
         let _ = fs::remove_file(&temporary);
         return written;
     }
-    // The name is on the drive when its folder is.
-    sync_folder(path)
+    // The name is on the drive when its folder is. The file is in its place even where that cannot be waited for.
+    if let Err(error) = sync_folder(path) {
+        tracing::debug!("{}: its folder cannot be synchronised: {error}", path.display());
+    }
+    Ok(())
 }
 
 /// Creates a file with a name that no other writer has, of this process or of another.

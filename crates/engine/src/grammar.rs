@@ -66,6 +66,7 @@ impl Grammar {
     pub fn json_schema(engine: &Engine, schema: &Value) -> Result<Grammar> {
         schema::check(schema)?;
         let lexicon = engine.lexicon()?;
+        let _alone = lexicon.alone();
         let _compiling = hold_for_compiling(engine, schema.to_string().len())?;
         let parser = compile_schema(&lexicon, schema).map_err(|message| {
             schema::refusal(schema, &message, |part| compile_schema(&lexicon, part).err())
@@ -88,6 +89,7 @@ impl Grammar {
         }
         schema::embedded(source).try_for_each(|schema| schema::check(&schema))?;
         let lexicon = engine.lexicon()?;
+        let _alone = lexicon.alone();
         let _compiling = hold_for_compiling(engine, source.len())?;
         let plain = schema::without_embedded_annotations(source);
         let parser = compile(&lexicon, TopLevelGrammar::from_lark(plain)).map_err(|message| {

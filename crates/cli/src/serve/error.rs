@@ -10,6 +10,9 @@ use crate::openai::Refusal;
 /// Tells OpenAI's and Anthropic's clients whether to ask again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
+/// The code of requests that need more memory than there is.
+pub const INSUFFICIENT_MEMORY: &str = "insufficient_memory";
+
 /// An error for a client: what, and whether asking again makes sense.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -196,6 +199,13 @@ impl IntoResponse for ApiError {
     }
 }
 
+impl ApiError {
+    /// Whether the engine has no memory for what was asked.
+    pub fn is_budget(&self) -> bool {
+        self.status == StatusCode::BAD_REQUEST && self.code == Some(INSUFFICIENT_MEMORY)
+    }
+}
+
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
         if let Some(error) = refusal.error {
@@ -212,7 +222,7 @@ impl From<Error> for ApiError {
             Error::Context { tokens, limit } => ApiError::context("messages", tokens, limit),
             Error::Invalid(message) | Error::Unsupported(message) => ApiError::bad_request(message),
             Error::Budget { .. } => ApiError {
-                code: Some("insufficient_memory"),
+                code: Some(INSUFFICIENT_MEMORY),
                 ..ApiError::bad_request(format!("the conversation is too long for this server: it {error}"))
             },
             Error::Cancelled => ApiError::unavailable("the server is shutting down", 30),

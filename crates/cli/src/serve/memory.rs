@@ -13,7 +13,7 @@ use http_body::{Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::error::ApiError;
+use super::error::{ApiError, INSUFFICIENT_MEMORY};
 
 /// All requests together hold at most the budget divided by this.
 const SHARE: u64 = 4;
@@ -23,8 +23,9 @@ const SHARE: u64 = 4;
 const UNCOUNTED: u64 = 4 << 20;
 const STEP: u64 = 1 << 20;
 
-/// How long a body waits for memory that other requests hold.
+/// How long a request waits for memory that others hold, and how often it looks for it.
 const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(250);
 
 /// When there is no memory for a request, it may come again after so many seconds.
 const RETRY_SECONDS: u64 = 5;
@@ -102,7 +103,7 @@ impl RequestMemory {
             Size(self.most)
         );
         let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message);
-        ApiError { code: Some("insufficient_memory"), ..error }
+        ApiError { code: Some(INSUFFICIENT_MEMORY), ..error }
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -112,7 +113,7 @@ impl RequestMemory {
 }
 
 /// The memory that requests may take is taken by others.
-fn busy() -> ApiError {
+pub fn busy() -> ApiError {
     let message = "other requests take the memory that this one needs: ask again in a while";
     let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
     ApiError { code: Some("rate_limit_exceeded"), ..error }.after(RETRY_SECONDS)
@@ -173,7 +174,7 @@ impl Account {
         Ok(())
     }
 
-    /// The same, and waits a while for other requests to give memory back.
+    /// The same, and waits a while for requests and conversations to give memory back.
     pub async fn add_when_free(&self, memory: &Arc<RequestMemory>, bytes: u64) -> Result<(), ApiError> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -181,10 +182,9 @@ impl Account {
             tokio::pin!(freed);
             freed.as_mut().enable();
             match self.add(memory, bytes) {
-                Err(error) if error.status == StatusCode::TOO_MANY_REQUESTS => {
-                    if timeout_at(end, freed).await.is_err() {
-                        return Err(error);
-                    }
+                Err(error) if error.status == StatusCode::TOO_MANY_REQUESTS && Instant::now() < end => {
+                    // What conversations give back is not told.
+                    let _ = timeout_at(end.min(Instant::now() + LOOK), freed).await;
                 }
                 added => return added,
             }
@@ -202,9 +202,13 @@ impl Account {
         held.0 = left;
     }
 
-    /// Holds so many bytes for a while.
-    pub fn lend(self: &Arc<Account>, memory: &Arc<RequestMemory>, bytes: u64) -> Result<Loan, ApiError> {
-        self.add(memory, bytes)?;
+    /// Holds so many bytes for a while, when they are free.
+    pub async fn lend_when_free(
+        self: &Arc<Account>,
+        memory: &Arc<RequestMemory>,
+        bytes: u64,
+    ) -> Result<Loan, ApiError> {
+        self.add_when_free(memory, bytes).await?;
         Ok(Loan { account: Arc::clone(self), bytes })
     }
 
@@ -347,7 +351,8 @@ mod tests {
         second.add(&memory, 20 << 20).unwrap();
         assert_eq!(memory.lock().used, 60 << 20);
         assert_eq!(memory.lock().counted.bytes(), 56 << 20);
-        let loan = second.lend(&memory, 1 << 20).unwrap();
+        second.add(&memory, 1 << 20).unwrap();
+        let loan = Loan { account: Arc::clone(&second), bytes: 1 << 20 };
         drop((first, loan));
         assert_eq!(memory.lock().used, 20 << 20);
         second.remove(17 << 20);

@@ -125,6 +125,11 @@ impl Meters {
         Ok((0..count).map(|_| Place { meters: std::sync::Arc::clone(self), client }).collect())
     }
 
+    /// Answers that have not ended.
+    pub fn open(&self) -> usize {
+        lock(&self.open).values().sum()
+    }
+
     /// A response was given.
     pub fn request(&self, path: &'static str, status: u16) {
         *lock(&self.requests).entry((path, status)).or_default() += 1;
@@ -246,8 +251,7 @@ impl Meters {
         for (name, help, value) in gauges {
             text.number(name, "gauge", help, value.load(Relaxed) as u64);
         }
-        let open: usize = lock(&self.open).values().sum();
-        text.number("requests_open", "gauge", "Answers that have not ended.", open as u64);
+        text.number("requests_open", "gauge", "Answers that have not ended.", self.open() as u64);
         let steps = lock(&self.steps);
         text.head("forebay_step_seconds", "histogram", "Time of a step that all requests take together.");
         for (count, end) in steps.classes.iter().zip(STEP_CLASSES) {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::app::{App, Loaded, leaving};
 use super::error::ApiError;
-use super::memory::Account;
+use super::memory::{Account, busy};
 use super::openai::answering;
 use super::turn::{ChatRequest, Format, ToolChoice, Turn};
 use crate::openai;
@@ -90,12 +90,22 @@ impl App {
         let waiting = account.waiting();
         let end = self.limits.timeout.map(|limit| account.started + limit);
         let (app, abandoned) = (Arc::clone(self), self.abandoned());
-        let work = aside(move || {
+        let work = async move {
             let loaded = app.loaded()?;
             // Templates get copies of what was sent.
-            let _copies = account.lend(&loaded.memory, account.preparing())?;
-            account.within(|| work(&app, &loaded))
-        });
+            let copies = account.lend_when_free(&loaded.memory, account.preparing()).await?;
+            let result = aside({
+                let app = Arc::clone(&app);
+                move || {
+                    let _copies = copies;
+                    account.within(|| work(&app, &loaded))
+                }
+            });
+            // Memory that others use now may suffice later.
+            let now =
+                |error: ApiError| if error.is_budget() && app.meters.open() > 0 { busy() } else { error };
+            result.await.map_err(now)
+        };
         let result = tokio::select! {
             result = work => result,
             () = abandoned => return Err(leaving()),

@@ -277,9 +277,21 @@ fn method(_: &Run, values: &[Value]) -> Result<Value, Error> {
 fn plain(run: &Run, values: &[Value]) -> Result<Value, Error> {
     // Looking at all elements takes time that is counted.
     let value = nest(run, values)?;
-    let plain = run.taint.plain(&value);
-    run.count(&plain)?;
-    Ok(plain)
+    run.take(text_bytes(&value))?;
+    Ok(run.taint.plain(&value))
+}
+
+/// Bytes of all texts in a value, which is not nested too deep.
+fn text_bytes(value: &Value) -> usize {
+    match value.kind() {
+        ValueKind::String => value.as_str().map_or(0, str::len),
+        ValueKind::Seq => value.try_iter().into_iter().flatten().map(|item| text_bytes(&item)).sum(),
+        ValueKind::Map => {
+            let pairs = value.as_object().and_then(|map| map.try_iter_pairs()).into_iter().flatten();
+            pairs.map(|(key, value)| text_bytes(&key) + text_bytes(&value)).sum()
+        }
+        _ => 0,
+    }
 }
 
 /// The value to look for another in. Maps find tainted keys by plain ones.

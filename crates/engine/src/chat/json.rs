@@ -45,7 +45,7 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs, taint: Taint) -> Result<Valu
 const MAX_INDENT: usize = 64;
 
 /// The longest text that is written: a template can build values that are small and print without end.
-const MAX_LEN: usize = 16 << 20;
+const MAX_LEN: usize = 64 << 20;
 
 /// How deep values may be nested. A template can nest them without end, the stack cannot.
 const MAX_DEPTH: usize = 200;

@@ -112,7 +112,7 @@ pub(super) fn library() -> &'static Environment<'static> {
 }
 
 /// The longest text that one filter or method may make.
-const MAX_TEXT: usize = 64 << 20;
+const MAX_TEXT: usize = 256 << 20;
 
 fn check_len(len: usize) -> Result<(), Error> {
     if len <= MAX_TEXT {

@@ -1,7 +1,7 @@
 //! A vocabulary as grammars see it.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -45,7 +45,7 @@ fn all_bytes(vocab: u64, text: u64, nodes: u64) -> u64 {
 /// All tokens by their bytes, in trees that grammars are matched against.
 pub(crate) struct Lexicon {
     factory: ParserFactory,
-    /// Held while a grammar is compiled: what that takes is many times the grammar, and is taken once, however many ask.
+    /// See [`alone`](Self::alone).
     compiling: Mutex<()>,
 }
 
@@ -102,9 +102,14 @@ impl Lexicon {
         Ok(Lexicon { factory, compiling: Mutex::new(()) })
     }
 
-    /// Compiles a grammar, one at a time; the error is the library's message.
+    /// Held while a grammar is compiled, which takes many times the grammar's size: that memory is needed once, however many
+    /// wait.
+    pub fn alone(&self) -> MutexGuard<'_, ()> {
+        self.compiling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compiles a grammar; the error is the library's message.
     pub fn parser(&self, grammar: TopLevelGrammar) -> std::result::Result<TokenParser, String> {
-        let _alone = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
         let parser = catch_unwind(AssertUnwindSafe(|| {
             let mut parser = self.factory.create_parser(grammar)?;
             parser.start_without_prompt();

@@ -294,7 +294,8 @@ impl Plan {
         plan.device = Some(on_device);
         // For these slots cannot give memory back; but a model that runs without them is not refused for them.
         let most = budget.saturating_sub(plan.fixed()).saturating_sub(least).min(budget / 8);
-        plan.scratch = likely_bytes(blueprint.model.head().vocab() as u64).min(most);
+        let requests = (budget / 64).min(256 << 20);
+        plan.scratch = (likely_bytes(blueprint.model.head().vocab() as u64) + requests).min(most);
         let room = budget.saturating_sub(plan.fixed()).min(limit);
         match classes.divide(room) {
             Some(slots) if plan.fixed() <= budget => {

@@ -386,8 +386,8 @@ fn tenant_of(name: &str) -> Option<Tenant> {
 fn elsewhere(folder: &Path) -> Vec<Elsewhere> {
     let list = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let beside = folder.parent().into_iter().flat_map(list).filter(|other| other != folder);
-    let is_conversation =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains(EXTENSION));
+    // What is being written has another ending, and is its writer's.
+    let is_conversation = |path: &PathBuf| path.extension().is_some_and(|ending| ending == EXTENSION);
     let files = beside.filter(|path| path.is_dir()).flat_map(|other| {
         take_from_others(&other);
         list(&other).filter(is_conversation).collect::<Vec<_>>()

@@ -147,7 +147,13 @@ impl Tokenizer {
         const EACH: u64 = 10;
         let merged = match &self.encoder {
             Encoder::Bpe(encoder) => encoder.longest_piece(text)?,
-            Encoder::SentencePiece(_) => text.len(),
+            Encoder::SentencePiece(_) => {
+                let stretch = |part| match part {
+                    Part::Text(text) => text.len(),
+                    Part::Token(_) => 0,
+                };
+                self.literals.raw.parts(text).map(stretch).max().unwrap_or(0)
+            }
         };
         Ok(merged as u64 * EACH_MERGED + text.len() as u64 * EACH)
     }
