@@ -20,10 +20,23 @@ pub(crate) struct ContextMemory {
 pub(crate) enum HeldFor {
     /// What layers remember of a conversation.
     Conversation,
-    /// The states of a grammar, and what all grammars need.
+    /// The vocabulary as grammars see it.
+    Vocabulary,
+    /// Compiling a grammar.
+    Compiling,
+    /// A compiled grammar, which a request holds from when it is prepared until it has been answered.
     Grammar,
+    /// The states of the grammar of an answer that is being written.
+    Matcher,
     /// What callers hold of requests: texts, and what is made of them.
     Request,
+}
+
+impl HeldFor {
+    const COUNT: usize = HeldFor::Request as usize + 1;
+
+    /// What requests hold for as long as they wait to be answered.
+    const WHILE_WAITING: [HeldFor; 2] = [HeldFor::Grammar, HeldFor::Request];
 }
 
 /// Memory that is held, and where more comes from.
@@ -44,12 +57,18 @@ enum Lender {
     Nobody,
 }
 
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Held {
-    /// By all.
-    used: u64,
+    /// By all, for each purpose.
+    used: [u64; HeldFor::COUNT],
     /// From expert slots.
     borrowed: u64,
+}
+
+impl Held {
+    fn while_waiting(&self) -> u64 {
+        HeldFor::WHILE_WAITING.iter().map(|&held_for| self.used[held_for as usize]).sum()
+    }
 }
 
 impl ContextMemory {
@@ -76,20 +95,38 @@ impl ContextMemory {
     /// [`Error::Budget`] if slots cannot give enough. Then nothing has changed.
     pub fn resize(&self, store: &ExpertStore, held_for: HeldFor, from: u64, to: u64) -> Result<()> {
         let account = match (held_for, &self.grammars) {
-            (HeldFor::Grammar | HeldFor::Request, Some(grammars)) => grammars,
-            _ => &self.conversations,
+            (HeldFor::Conversation, _) | (_, None) => &self.conversations,
+            (_, Some(grammars)) => grammars,
         };
-        account.resize(store, from, to)
+        account.resize(store, held_for, from, to)
+    }
+
+    /// Bytes that requests hold which are prepared, or wait to be answered.
+    pub fn held_by_requests(&self) -> u64 {
+        let held = *self.grammars.as_ref().unwrap_or(&self.conversations).lock();
+        held.while_waiting() + held.used[HeldFor::Compiling as usize]
     }
 }
 
 impl Account {
-    fn resize(&self, store: &ExpertStore, from: u64, to: u64) -> Result<()> {
+    fn resize(&self, store: &ExpertStore, held_for: HeldFor, from: u64, to: u64) -> Result<()> {
         if from == to {
             return Ok(());
         }
         let mut held = self.lock();
-        let used = held.used - from + to;
+        let mut after = *held;
+        after.used[held_for as usize] += to;
+        after.used[held_for as usize] -= from;
+        let used = after.used.iter().sum::<u64>();
+        // A request on its own may have all memory. Several leave half to the answers: requests that wait would otherwise hold
+        // the memory without which nobody is answered.
+        let waiting = after.while_waiting();
+        if to > from && HeldFor::WHILE_WAITING.contains(&held_for) && waiting > to {
+            let half = (self.room + held.borrowed + self.lendable(store)) / 2;
+            if waiting > half {
+                return Err(self.refusal(waiting, half, to));
+            }
+        }
         let beyond = used.saturating_sub(self.room);
         if beyond > held.borrowed {
             let missing = beyond - held.borrowed;
@@ -102,7 +139,7 @@ impl Account {
                 if self.lender == Lender::Slots {
                     store.take_again(given);
                 }
-                return Err(self.refusal(used, held.borrowed + given, to));
+                return Err(self.refusal(used, self.room + held.borrowed + given, to));
             }
             held.borrowed += given;
         } else {
@@ -113,11 +150,20 @@ impl Account {
         if self.lender == Lender::DeviceSlots {
             store.ask_device_for(held.borrowed);
         }
-        held.used = used;
+        held.used = after.used;
         Ok(())
     }
 
-    fn refusal(&self, need: u64, lent: u64, this: u64) -> Error {
+    /// What slots could give, besides what they gave.
+    fn lendable(&self, store: &ExpertStore) -> u64 {
+        match self.lender {
+            Lender::Slots => store.lendable(),
+            Lender::DeviceSlots => store.device_lendable(),
+            Lender::Nobody => 0,
+        }
+    }
+
+    fn refusal(&self, need: u64, have: u64, this: u64) -> Error {
         let (who, remedy) = match self.lender {
             Lender::Slots => (
                 "all conversations, grammars and requests",
@@ -131,7 +177,7 @@ impl Account {
             }
         };
         let what = format!("{who}, this one's {}", Bytes(this));
-        Error::Budget { need, have: self.room + lent, what, remedy: remedy.into() }
+        Error::Budget { need, have, what, remedy: remedy.into() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {

@@ -300,6 +300,11 @@ impl Engine {
         Hold::none(self, HeldFor::Request)
     }
 
+    /// Bytes that requests hold which are prepared, or wait to be answered.
+    pub(crate) fn held_by_requests(&self) -> u64 {
+        self.0.context_memory.held_by_requests()
+    }
+
     /// Refuses a text that is too long for the context whatever its tokens are, before it is encoded.
     ///
     /// # Errors
@@ -362,11 +367,11 @@ impl Engine {
         }
         let tree = Tree::new(self.tokenizer(), self.vocab_size())?;
         let bytes = tree.all_bytes();
-        self.hold(HeldFor::Grammar, 0, bytes)?;
+        self.hold(HeldFor::Vocabulary, 0, bytes)?;
         match Lexicon::new(tree) {
             Ok(made) => Ok(Arc::clone(lexicon.insert(Arc::new(made)))),
             Err(error) => {
-                self.hold(HeldFor::Grammar, bytes, 0)?;
+                self.hold(HeldFor::Vocabulary, bytes, 0)?;
                 Err(error)
             }
         }

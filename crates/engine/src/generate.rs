@@ -159,6 +159,7 @@ impl Session {
     fn answer(&mut self, request: &Request, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Answer> {
         let engine = self.engine().clone();
         let mut writing = Writing::new(&engine, request)?;
+        writing.prepare()?;
         let start = Instant::now();
         let before = engine.meters();
         let mut progress = |done, total| on_event(Event::Prompt { done, total });
@@ -198,7 +199,11 @@ pub struct Writing {
     engine: Engine,
     sampler: Sampler,
     scorer: Option<Scorer>,
+    grammar: Option<Grammar>,
+    /// Where the answer is in the grammar, once that is [prepared](Self::prepare).
     matcher: Option<Matcher>,
+    /// What a matcher took when there was one last.
+    matcher_bytes: u64,
     reasoning: Option<ReasoningLimit>,
     text: TextStream,
     answer: Answer,
@@ -235,7 +240,9 @@ impl Writing {
         Ok(Writing {
             sampler,
             scorer: request.logprobs.map(Scorer::new),
-            matcher: request.grammar.as_ref().map(Grammar::matcher).transpose()?,
+            matcher: None,
+            matcher_bytes: request.grammar.as_ref().map_or(0, Grammar::bytes),
+            grammar: request.grammar.clone(),
             reasoning: request.reasoning.clone(),
             text: TextStream {
                 decoder: StreamDecoder::continuing(false).showing(request.shown.clone()),
@@ -250,29 +257,63 @@ impl Writing {
         })
     }
 
+    /// Takes the memory that following the grammar takes, before the next token is chosen.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if there is none. Then nothing has changed.
+    pub fn prepare(&mut self) -> Result<()> {
+        if let (Some(grammar), None) = (&self.grammar, &self.matcher) {
+            let mut matcher = grammar.matcher()?;
+            for &token in &self.answer.tokens {
+                matcher.accept(token)?;
+            }
+            self.matcher = Some(matcher);
+        }
+        Ok(())
+    }
+
+    /// Gives that memory back. What it held is made again from the tokens of the answer when it is next prepared.
+    pub fn let_go(&mut self) {
+        if let Some(matcher) = self.matcher.take() {
+            self.matcher_bytes = matcher.bytes();
+        }
+    }
+
+    /// Bytes that following the grammar takes, now or when it is next prepared.
+    pub fn matcher_bytes(&self) -> u64 {
+        self.matcher.as_ref().map_or(self.matcher_bytes, Matcher::bytes)
+    }
+
+    /// Bytes that the grammar itself takes.
+    pub fn grammar_bytes(&self) -> u64 {
+        self.grammar.as_ref().map_or(0, Grammar::bytes)
+    }
+
     /// Chooses the next token by the logits after the last one. `None` if nothing more is to be computed: the answer has
     /// ended.
     ///
     /// # Errors
-    /// If the logits cannot be had or are not numbers, or no token fits the grammar.
+    /// If the logits cannot be had or are not numbers, or no token fits the grammar. [`Error::Budget`] if there is no memory for
+    /// finding the tokens that fit: then nothing was chosen, and it may be tried again.
     pub fn choose(
         &mut self,
         logits: &mut Logits<'_>,
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<Option<TokenId>> {
-        self.chosen += 1;
         if self.ended || self.answer.tokens.len() == self.most {
+            self.chosen += 1;
             return Ok(None);
         }
-        let mask = match &mut self.matcher {
+        debug_assert_eq!(self.grammar.is_some(), self.matcher.is_some(), "it was not prepared");
+        let allowed = self.matcher.as_mut().map(Matcher::allowed).transpose()?;
+        self.chosen += 1;
+        let mask = match allowed {
             None => None,
-            Some(matcher) => match matcher.allowed()? {
-                Some(mask) => Some(mask),
-                None => {
-                    self.stop();
-                    return Ok(None);
-                }
-            },
+            Some(Some(mask)) => Some(mask),
+            Some(None) => {
+                self.stop();
+                return Ok(None);
+            }
         };
         let forced = self.reasoning.as_ref().and_then(ReasoningLimit::next);
         let token = match forced.filter(|&token| mask.as_ref().is_none_or(|mask| mask.allows(token))) {

@@ -47,7 +47,7 @@ struct Compiled {
     /// At its beginning.
     parser: TokenParser,
     /// The parser's memory.
-    _hold: Hold,
+    hold: Hold,
 }
 
 impl Grammar {
@@ -106,7 +106,7 @@ impl Grammar {
     fn new(engine: &Engine, parser: TokenParser) -> Result<Grammar> {
         let mut hold = Hold::none(engine, HeldFor::Grammar);
         hold.resize(memory(&parser))?;
-        let grammar = Grammar(Arc::new(Compiled { engine: engine.clone(), parser, _hold: hold }));
+        let grammar = Grammar(Arc::new(Compiled { engine: engine.clone(), parser, hold }));
         // Nothing can be an answer to some grammars, which shows when the first token is looked for.
         match grammar.matcher()?.allowed() {
             Ok(_) => Ok(grammar),
@@ -118,9 +118,14 @@ impl Grammar {
     /// For an answer from its beginning. Matchers share nothing that changes.
     pub(crate) fn matcher(&self) -> Result<Matcher> {
         let Compiled { engine, parser, .. } = &*self.0;
-        let mut hold = Hold::none(engine, HeldFor::Grammar);
+        let mut hold = Hold::none(engine, HeldFor::Matcher);
         hold.resize(memory(parser))?;
         Ok(Matcher { parser: parser.deep_clone(), hold, ends: engine.tokenizer().end_tokens().to_vec() })
+    }
+
+    /// Bytes that it holds itself, and those that a matcher takes at its beginning.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.hold.bytes()
     }
 }
 
@@ -138,6 +143,11 @@ pub(crate) struct Matcher {
 }
 
 impl Matcher {
+    /// Bytes that it takes, whether there was memory for all of them or not.
+    pub fn bytes(&self) -> u64 {
+        memory(&self.parser)
+    }
+
     /// The tokens that may come next; `None` if only the end may.
     ///
     /// # Errors
@@ -211,7 +221,7 @@ fn failure(parser: &TokenParser, message: &str) -> Error {
 
 /// What compiling a grammar of so many bytes takes, until it is dropped.
 fn hold_for_compiling(engine: &Engine, bytes: usize) -> Result<Hold> {
-    let mut hold = Hold::none(engine, HeldFor::Grammar);
+    let mut hold = Hold::none(engine, HeldFor::Compiling);
     hold.resize(bytes as u64 * COMPILING)?;
     Ok(hold)
 }

@@ -9,8 +9,11 @@ mod served;
 mod slots;
 
 use common::random_tokens;
-use forebay_engine::{Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Options, PrefixOptions, Request};
-use served::{add, alone, ask, assert_same, finish, request};
+use forebay_engine::{
+    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Grammar, Options, PrefixOptions, Request, Result,
+};
+use serde_json::json;
+use served::{Ear, add, alone, ask, assert_same, finish, request};
 use slots::engine_with_slots;
 
 #[test]
@@ -20,6 +23,9 @@ fn memory_that_does_not_suffice_for_all_delays_and_changes_nothing() {
     who_waits_for_a_prompt_that_gives_way_is_answered(&engine);
     what_is_kept_gives_way_first(&engine);
     who_finds_no_room_alone_is_told(&engine);
+    let engine = engine_with_slots(6 << 20, Options { chunk: Some(64), ..Options::default() });
+    grammars_that_grow_wait_for_each_other(&engine);
+    who_is_alone_waits_for_what_requests_hold(&engine);
 }
 
 fn the_last_ones_give_way(engine: &Engine) {
@@ -103,4 +109,63 @@ fn who_finds_no_room_alone_is_told(engine: &Engine) {
     assert_same(&again, &alone(engine, &fits), "when there is memory");
     drop(crowd);
     assert_eq!(engine.slot_bytes(), slots, "all was given back");
+}
+
+/// A request whose answer follows a grammar, of which every answer has states of its own.
+fn by_schema(engine: &Engine, i: u64) -> Result<Request> {
+    let field =
+        |n: u64| (format!("f{i}{n}"), json!({ "type": "string", "pattern": "^([a-z]{1,9} ?){3,9}$" }));
+    let fields: serde_json::Map<_, _> = (0..3).map(field).collect();
+    let schema =
+        json!({ "type": "object", "required": fields.keys().collect::<Vec<_>>(), "properties": fields });
+    let grammar = Grammar::json_schema(engine, &schema)?;
+    Ok(Request { grammar: Some(grammar), ..request(&random_tokens(100, 4096, 80 + i), 40, i) })
+}
+
+/// Requests that wait hold their grammars. However many there are, memory is left to answer them.
+fn grammars_that_grow_wait_for_each_other(engine: &Engine) {
+    let mut requests: Vec<Request> = Vec::new();
+    let refusal = loop {
+        match by_schema(engine, requests.len() as u64) {
+            Ok(request) => requests.push(request),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refusal, Error::Budget { .. }) && requests.len() > 2, "{refusal}");
+    let expected: Vec<Answer> = requests.iter().map(|request| alone(engine, request)).collect();
+    let mut crowd = Crowd::new(engine, CrowdOptions::new(16));
+    let ears: Vec<Ear> = requests.iter().chain(&requests).map(|request| add(&mut crowd, request)).collect();
+    let ended = || ears.iter().filter(|ear| ear.has_ended()).count();
+    let (mut most, mut gave_way) = (0, 0);
+    while !crowd.is_empty() {
+        let before = crowd.running() + ended();
+        crowd.step(&Cancel::default()).unwrap();
+        most = most.max(crowd.running());
+        gave_way += usize::from(crowd.running() + ended() < before);
+    }
+    assert!(most >= 2 && most < ears.len() && gave_way > 0, "{most} at once, {gave_way} gave way");
+    for (ear, expected) in ears.iter().zip(expected.iter().chain(&expected)) {
+        assert_same(&ear.answer(), expected, "with little memory for grammars");
+    }
+}
+
+fn who_is_alone_waits_for_what_requests_hold(engine: &Engine) {
+    let request = request(&random_tokens(300, 4096, 90), 10, 1);
+    let expected = alone(engine, &request);
+    let mut crowd = Crowd::new(engine, CrowdOptions::new(4));
+    // A request that is not being answered yet.
+    let mut other = engine.hold_for_requests();
+    let mut bytes = 64 << 20;
+    while other.resize(bytes).is_err() {
+        bytes -= 64 << 10;
+    }
+    let ear = add(&mut crowd, &request);
+    let before = crowd.idle_steps();
+    for _ in 0..3 {
+        crowd.step(&Cancel::default()).unwrap();
+    }
+    assert!(!ear.has_ended() && crowd.idle_steps() > before, "it waits");
+    drop(other);
+    finish(&mut crowd);
+    assert_same(&ear.answer(), &expected, "when the other had its memory no longer");
 }

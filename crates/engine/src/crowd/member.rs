@@ -13,6 +13,9 @@ use crate::prefix::Ticket;
 use crate::session::Session;
 use crate::store::Meters;
 
+/// An answer needs at least so much more room than it has: memory grows by pages of so many positions.
+const AHEAD: usize = 64;
+
 /// A request that nothing has been done for.
 pub struct Asked {
     /// The order in which requests came.
@@ -154,6 +157,18 @@ impl Member {
     pub fn park(&mut self) {
         self.start = Start::Now;
         self.session = self.session.engine().session();
+        self.writing.let_go();
+    }
+
+    /// Has the last token computed again, whose logits led to nothing.
+    pub fn step_back(&mut self) {
+        let before = self.session.tokens().len() - 1;
+        self.session.go_back(self.session.reach(before));
+    }
+
+    /// Bytes that it takes soon, as far as can be said.
+    pub fn need(&self) -> u64 {
+        self.session.bytes_for(self.text.len() + AHEAD) + self.writing.matcher_bytes()
     }
 
     /// Whether it can have a part in the next pass.
@@ -171,15 +186,17 @@ impl Member {
         self.text.len() > self.prompt && self.rest().len() == 1
     }
 
-    /// More of the text has been computed.
-    pub fn tell_progress(&mut self) {
+    /// More of the text has been computed. Gives whether that is news.
+    pub fn tell_progress(&mut self) -> bool {
         let reused = self.reused.unwrap_or(0);
         let done = self.session.tokens().len().min(self.prompt).saturating_sub(reused);
         // What is computed again after it was lost is nobody's progress.
-        if done > self.told {
+        let is_news = done > self.told;
+        if is_news {
             self.told = done;
             self.listener.event(Event::Prompt { done, total: self.prompt - reused });
         }
+        is_news
     }
 
     /// The logits after the whole text led to this token, or to the end. Tells whether the answer goes on.

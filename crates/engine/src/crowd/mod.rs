@@ -31,8 +31,8 @@ const PACE: Duration = Duration::from_millis(500);
 /// How long a step waits for a file where nothing can be computed.
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// An answer needs at least so much more room than it has: memory grows by pages of so many positions.
-const AHEAD: usize = 64;
+/// How long an answer waits for memory that requests hold which are not being answered yet.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Takes what happens to a request.
 pub trait Listener: Send {
@@ -82,6 +82,8 @@ pub struct Crowd {
     warned: bool,
     /// Bytes that all conversations can have at once, where that turned out to be too little for all.
     room: Option<u64>,
+    /// Since when nobody can go on, because requests that are not being answered yet hold the memory.
+    stalled: Option<Instant>,
 }
 
 /// What a request has of a pass.
@@ -109,6 +111,7 @@ impl Crowd {
             written: 0,
             warned: false,
             room: None,
+            stalled: None,
         }
     }
 
@@ -226,12 +229,29 @@ impl Crowd {
                 Some(Waiting::New(asked)) => asked.begin(&self.engine),
                 Some(Waiting::Parked(member)) => Some(*member),
             };
-            let Some(member) = member else { continue };
+            let Some(mut member) = member else { continue };
             if !self.has_room_for(&member) {
                 self.waiting.insert(Waiting::Parked(Box::new(member)));
                 break;
             }
-            self.place(member);
+            match member.writing.prepare() {
+                Ok(()) => self.place(member),
+                Err(error @ Error::Budget { .. }) => {
+                    let room = match self.active.is_empty() {
+                        true => self.make_room_for_one(),
+                        false => Room::Soon,
+                    };
+                    match room {
+                        Room::None => self.end(member, Outcome::Failed(error)),
+                        Room::Made => self.waiting.insert(Waiting::Parked(Box::new(member))),
+                        Room::Soon => {
+                            self.waiting.insert(Waiting::Parked(Box::new(member)));
+                            break;
+                        }
+                    }
+                }
+                Err(error) => self.end(member, Outcome::Failed(error)),
+            }
         }
     }
 
@@ -257,35 +277,98 @@ impl Crowd {
         if self.active.is_empty() {
             self.room = None;
         }
-        let need = |member: &Member| member.session.bytes_for(member.text.len() + AHEAD);
-        self.room.is_none_or(|room| self.active.iter().map(need).sum::<u64>() + need(member) <= room)
+        self.room.is_none_or(|room| self.active_need() + member.need() <= room)
+    }
+
+    /// Bytes that those who are served take soon.
+    fn active_need(&self) -> u64 {
+        self.active.iter().map(Member::need).sum()
     }
 
     /// Memory has room for `have` bytes, and more was needed: what is kept for later goes, then the one that came last
     /// waits for better times.
     fn make_room(&mut self, have: u64) -> Room {
-        if let Some(prefixes) = &mut self.prefixes {
-            match prefixes.give_way() {
-                Room::Made => return Room::Made,
-                Room::Soon => {
-                    // The drive takes its time, in which requests can come and leave: only a moment at once.
-                    self.idle_steps += 1;
-                    prefixes.wait_for_write(MOMENT);
-                    return Room::Soon;
-                }
-                Room::None => {}
-            }
+        match self.take_from_kept() {
+            Room::None => {}
+            made => return made,
         }
-        let holds = |member: &Member| member.served == self.passes || !member.session.tokens().is_empty();
-        let mut holders: Vec<usize> = (0..self.active.len()).filter(|&i| holds(&self.active[i])).collect();
+        let mut holders: Vec<usize> =
+            (0..self.active.len()).filter(|&i| self.holds_memory(&self.active[i])).collect();
         holders.sort_by_key(|&i| self.active[i].number);
-        let [_, .., last] = holders[..] else { return Room::None };
-        let mut member = self.active.remove(last);
-        member.park();
-        self.waiting.insert(Waiting::Parked(Box::new(member)));
+        let [_, .., last] = holders[..] else { return self.wait_for_requests() };
+        self.park(last);
         self.room = Some(have);
         tracing::info!("memory has room for {} conversations at the moment", holders.len() - 1);
         Room::Made
+    }
+
+    /// The same where only one needs memory, and no other answer has any.
+    fn make_room_for_one(&mut self) -> Room {
+        match self.take_from_kept() {
+            Room::None => self.wait_for_requests(),
+            made => made,
+        }
+    }
+
+    /// Has one of those who are served wait for better times.
+    fn park(&mut self, i: usize) {
+        let mut member = self.active.remove(i);
+        member.park();
+        self.waiting.insert(Waiting::Parked(Box::new(member)));
+    }
+
+    /// Whether it has memory that parking it would free.
+    fn holds_memory(&self, member: &Member) -> bool {
+        member.served == self.passes
+            || !member.session.tokens().is_empty()
+            || member.writing.matcher_bytes() > 0
+    }
+
+    /// Takes memory from what is kept for later.
+    fn take_from_kept(&mut self) -> Room {
+        let Some(prefixes) = &mut self.prefixes else { return Room::None };
+        let room = prefixes.give_way();
+        if matches!(room, Room::Soon) {
+            // The drive takes its time, in which requests can come and leave: only a moment at once.
+            self.idle_steps += 1;
+            prefixes.wait_for_write(MOMENT);
+        }
+        room
+    }
+
+    /// Only one answer is left that has memory, and it needs more. Requests that are not being answered yet may have it: they
+    /// give it back before long, or wait for an answer themselves, so this one waits a moment, but not for ever.
+    fn wait_for_requests(&mut self) -> Room {
+        let own: u64 = self.active.iter().map(|member| member.writing.grammar_bytes()).sum();
+        let since = *self.stalled.get_or_insert_with(Instant::now);
+        if self.engine.held_by_requests() <= own || since.elapsed() > PATIENCE {
+            self.stalled = None;
+            return Room::None;
+        }
+        self.idle_steps += 1;
+        sleep(MOMENT);
+        Room::Soon
+    }
+
+    /// There was no memory for finding which tokens the grammars of these allow. They wait for better times, but one that is alone:
+    /// it tries again if there is hope.
+    fn wait_for_memory(&mut self, mut short: Vec<(u64, Error)>) {
+        short.sort_by_key(|(number, _)| *number);
+        while let Some((number, error)) = short.pop() {
+            let Some(i) = self.active.iter().position(|member| member.number == number) else { continue };
+            let is_alone =
+                !self.active.iter().enumerate().any(|(j, other)| j != i && self.holds_memory(other));
+            if !is_alone {
+                self.park(i);
+                self.room = Some(self.active_need());
+                continue;
+            }
+            self.active[i].step_back();
+            if let Room::None = self.make_room_for_one() {
+                let member = self.active.remove(i);
+                self.end(member, Outcome::Failed(error));
+            }
+        }
     }
 
     /// Ends the requests that took part in a pass that failed.
@@ -381,18 +464,22 @@ impl Crowd {
             Ok(())
         })?;
         self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
-        let mut ended = Vec::new();
+        let (mut ended, mut short) = (Vec::new(), Vec::new());
         for (i, chosen) in chosen {
             let member = &mut self.active[i];
-            member.tell_progress();
+            if member.tell_progress() {
+                self.stalled = None;
+            }
             match chosen {
                 None => {}
                 Some(Ok(token)) => {
+                    self.stalled = None;
                     self.written += 1;
                     if !member.take(token) {
                         ended.push((i, Outcome::Ended));
                     }
                 }
+                Some(Err(error @ Error::Budget { .. })) => short.push((member.number, error)),
                 Some(Err(error)) => ended.push((i, Outcome::Failed(error))),
             }
         }
@@ -400,6 +487,7 @@ impl Crowd {
             let member = self.active.remove(i);
             self.end(member, outcome);
         }
+        self.wait_for_memory(short);
         Ok(())
     }
 

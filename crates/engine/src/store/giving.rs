@@ -23,16 +23,35 @@ impl ExpertStore {
         self.give_until(|given| given.freed >= bytes)
     }
 
+    /// Bytes that [giving slots back](Self::give_back) could bring at most: more than the slots in use allow at the moment.
+    pub fn lendable(&self) -> u64 {
+        let state = self.shared.lock();
+        let mut bytes = 0;
+        for (class, arena) in self.shared.arenas.iter().enumerate() {
+            let mut left: Vec<usize> = (0..state.slots[class].len()).collect();
+            left.retain(|&slot| !state.slots[class][slot].given_back);
+            let spared = left.len().saturating_sub(self.least(class));
+            bytes += left.iter().rev().take(spared).map(|&slot| arena.returnable(slot)).sum::<u64>();
+        }
+        bytes
+    }
+
+    /// Slots of a class that a layer needs for a token.
+    fn least(&self, class: usize) -> usize {
+        let layers = self.shared.class_of_layer.iter().zip(&self.shared.layers);
+        let of_class = layers.filter(|(c, _)| **c == Some(class)).flat_map(|(_, layer)| layer);
+        of_class.map(|layer| layer.used).max().unwrap_or(0)
+    }
+
     fn give_until(&self, is_enough: impl Fn(&Given) -> bool) -> Given {
         self.populating.stop();
         let mut state = self.shared.lock();
         let mut given = Given::default();
         for (class, arena) in self.shared.arenas.iter().enumerate() {
-            let layers = self.shared.class_of_layer.iter().zip(&self.shared.layers);
-            let least = layers.filter(|(c, _)| **c == Some(class)).flat_map(|(_, l)| l).map(|l| l.used).max();
+            let least = self.least(class);
             let mut left = state.slots[class].iter().filter(|slot| !slot.given_back).count();
             for slot in (0..state.slots[class].len()).rev() {
-                if is_enough(&given) || left <= least.unwrap_or(0) {
+                if is_enough(&given) || left <= least {
                     break;
                 }
                 let Slot { expert, pins, given_back } = state.slots[class][slot];
