@@ -172,17 +172,19 @@ impl Session {
         let read = engine.meters();
         writing.stats().prompt_seconds = start.elapsed().as_secs_f64();
         writing.stats().prompt_experts = read - before;
-        let mut next = writing.choose(&mut Logits::of(self.logits()), on_event)?;
+        let choice = writing.choose(&mut Logits::of(self.logits()))?;
+        let mut next = writing.tell(choice, on_event);
         if !writing.answer.tokens.is_empty() {
             writing.stats().ttft_seconds = start.elapsed().as_secs_f64();
         }
         while let Some(token) = next.take() {
+            let mut choice = Choice::End;
             let mut choose = |logits: &mut Logits<'_>| {
-                next = writing.choose(logits, on_event)?;
+                choice = writing.choose(logits)?;
                 Ok(())
             };
             match self.push_for(token, &mut choose) {
-                Ok(()) => {}
+                Ok(()) => next = writing.tell(choice, on_event),
                 Err(Error::Cancelled) => writing.cancel(),
                 Err(error) => return Err(error),
             }
@@ -192,6 +194,20 @@ impl Session {
         answer.stats.experts = engine.meters() - read;
         Ok(answer)
     }
+}
+
+/// What was chosen by logits.
+pub enum Choice {
+    /// A token of the answer.
+    Token {
+        token: TokenId,
+        /// Whether only the end may follow in the grammar.
+        is_complete: bool,
+        /// How likely it was, if that was asked for.
+        scored: Option<Scored>,
+    },
+    /// The answer has ended.
+    End,
 }
 
 /// An answer that is being written: takes logits, gives tokens, and turns these into text.
@@ -289,20 +305,16 @@ impl Writing {
         self.grammar.as_ref().map_or(0, Grammar::bytes)
     }
 
-    /// Chooses the next token by the logits after the last one. `None` if nothing more is to be computed: the answer has
-    /// ended.
+    /// Chooses the next token by the logits after the last one. The caller hears of it when it is [told](Self::tell), after the
+    /// logits have been let go: nothing of the caller's runs while others wait to compute.
     ///
     /// # Errors
     /// If the logits cannot be had or are not numbers, or no token fits the grammar. [`Error::Budget`] if there is no memory for
     /// finding the tokens that fit: then nothing was chosen, and it may be tried again.
-    pub fn choose(
-        &mut self,
-        logits: &mut Logits<'_>,
-        on_event: &mut dyn FnMut(Event<'_>),
-    ) -> Result<Option<TokenId>> {
+    pub fn choose(&mut self, logits: &mut Logits<'_>) -> Result<Choice> {
         if self.ended || self.answer.tokens.len() == self.most {
             self.chosen += 1;
-            return Ok(None);
+            return Ok(Choice::End);
         }
         debug_assert_eq!(self.grammar.is_some(), self.matcher.is_some(), "it was not prepared");
         let allowed = self.matcher.as_mut().map(Matcher::allowed).transpose()?;
@@ -312,7 +324,7 @@ impl Writing {
             Some(Some(mask)) => Some(mask),
             Some(None) => {
                 self.stop();
-                return Ok(None);
+                return Ok(Choice::End);
             }
         };
         let forced = self.reasoning.as_ref().and_then(ReasoningLimit::next);
@@ -322,16 +334,25 @@ impl Writing {
         };
         if self.engine.tokenizer().end_tokens().contains(&token) {
             self.stop();
-            return Ok(None);
+            return Ok(Choice::End);
         }
-        let complete = match &mut self.matcher {
+        let is_complete = match &mut self.matcher {
             None => false,
             Some(matcher) => matcher.accept(token)?,
         };
+        let scored = match &mut self.scorer {
+            None => None,
+            Some(scorer) => Some(scorer.score(logits.all()?, token)),
+        };
         self.sampler.accept(token);
         self.answer.tokens.push(token);
-        if let Some(scorer) = &mut self.scorer {
-            let scored = scorer.score(logits.all()?, token);
+        Ok(Choice::Token { token, is_complete, scored })
+    }
+
+    /// Turns a choice into text and tells the caller. Gives the token if it is to be computed; `None` if the answer has ended.
+    pub fn tell(&mut self, choice: Choice, on_event: &mut dyn FnMut(Event<'_>)) -> Option<TokenId> {
+        let Choice::Token { token, is_complete, scored } = choice else { return None };
+        if let Some(scored) = scored {
             on_event(Event::Token(&scored));
             self.answer.logprobs.push(scored);
         }
@@ -339,10 +360,10 @@ impl Writing {
         if let Some(reasoning) = &mut self.reasoning {
             reasoning.take(token, &text);
         }
-        if self.text.push(&text, on_event) || complete {
+        if self.text.push(&text, on_event) || is_complete {
             self.stop();
         }
-        Ok((!self.ended && self.answer.tokens.len() < self.most).then_some(token))
+        (!self.ended && self.answer.tokens.len() < self.most).then_some(token)
     }
 
     fn stop(&mut self) {

@@ -52,6 +52,9 @@ pub async fn give_back_freed() {
 /// The memory of all requests to a model.
 pub struct RequestMemory {
     most: u64,
+    /// What the whole process may use, and how to see what it uses.
+    budget: u64,
+    resident: fn() -> u64,
     held: Mutex<Held>,
     /// Told when a request gives memory back.
     freed: Notify,
@@ -68,7 +71,8 @@ impl RequestMemory {
     pub fn new(engine: &Engine) -> RequestMemory {
         let most = (engine.plan().budget / SHARE).max(UNCOUNTED);
         let held = Held { used: 0, counted: engine.hold_for_requests() };
-        RequestMemory { most, held: Mutex::new(held), freed: Notify::new() }
+        let (budget, resident) = (engine.plan().budget, forebay_engine::plan::resident);
+        RequestMemory { most, budget, resident, held: Mutex::new(held), freed: Notify::new() }
     }
 
     /// What a request holds goes from `from` bytes to `to`.
@@ -79,8 +83,15 @@ impl RequestMemory {
             return Err(self.refusal(to));
         }
         let counted = used.saturating_sub(UNCOUNTED).next_multiple_of(STEP);
-        if counted != held.counted.bytes() {
+        let before = held.counted.bytes();
+        if counted != before {
             held.counted.resize(counted).map_err(|_| busy())?;
+        }
+        if counted > before && !self.fits(to - from) {
+            // Giving memory back does not fail.
+            let _ = held.counted.resize(before);
+            MUCH_FREED.notify_one();
+            return Err(busy());
         }
         held.used = used;
         if to < from {
@@ -90,6 +101,12 @@ impl RequestMemory {
             }
         }
         Ok(())
+    }
+
+    /// Whether the process stays within its budget with so many bytes more. Not all that it takes can be counted: an allocator
+    /// has gaps, and a program's own pages come as they are used.
+    fn fits(&self, bytes: u64) -> bool {
+        (self.resident)().saturating_add(bytes) <= self.budget
     }
 
     fn refusal(&self, bytes: u64) -> ApiError {
@@ -362,6 +379,18 @@ mod tests {
         assert!(second.add(&memory, 1).is_err(), "nobody waits for it");
         drop(second);
         assert_eq!(memory.lock().used, 0);
+    }
+
+    #[test]
+    fn large_requests_wait_while_the_process_has_all_it_may() {
+        let full = || 250 << 20;
+        let memory =
+            Arc::new(RequestMemory { resident: full, ..Arc::into_inner(memory(256 << 20)).unwrap() });
+        let (small, large) = (Account::new(), Account::new());
+        small.add(&memory, 3 << 20).unwrap();
+        assert_eq!(large.add(&memory, 10 << 20).unwrap_err().status.as_u16(), 429);
+        large.add(&memory, 5 << 20).unwrap();
+        assert_eq!(memory.lock().used, 8 << 20);
     }
 
     #[tokio::test]

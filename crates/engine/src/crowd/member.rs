@@ -8,7 +8,7 @@ use crate::blocks::Cancel;
 use crate::client::Client;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::generate::{Event, Request, Writing};
+use crate::generate::{Choice, Event, Request, Writing};
 use crate::prefix::Ticket;
 use crate::session::Session;
 use crate::store::Meters;
@@ -199,8 +199,8 @@ impl Member {
         is_news
     }
 
-    /// The logits after the whole text led to this token, or to the end. Tells whether the answer goes on.
-    pub fn take(&mut self, chosen: Option<TokenId>) -> bool {
+    /// The logits after the whole text led to this choice, of which the listener is told. Gives whether the answer goes on.
+    pub fn take(&mut self, choice: Choice) -> bool {
         if self.read.is_none() {
             let now = Moment::now(self.session.engine());
             self.read = Some(now);
@@ -209,8 +209,10 @@ impl Member {
             stats.prompt_experts = now.experts - self.begun.experts;
             stats.ttft_seconds = (now.at - self.came).as_secs_f64();
         }
-        self.text.extend(chosen);
-        chosen.is_some()
+        let Member { writing, listener, .. } = self;
+        let token = writing.tell(choice, &mut |event| listener.event(event));
+        self.text.extend(token);
+        token.is_some()
     }
 
     /// Ends the answer and tells its listener. Gives what was computed, and where its last turn begins.

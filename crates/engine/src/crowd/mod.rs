@@ -438,10 +438,10 @@ impl Crowd {
             prompt_rows += if writes { 0 } else { count };
             leaving.push((member.cancel.clone(), count));
             member.served = self.passes;
-            let Member { session, text, marks, writing, listener, .. } = member;
+            let Member { session, text, marks, writing, .. } = member;
             let rest = &text[session.tokens().len()..];
             turns.push(Turn { session, tokens: &rest[..count], logits: count == rest.len(), marks });
-            writings.push((writing, listener));
+            writings.push(writing);
             chosen.push((i, None));
         }
         let start = Instant::now();
@@ -454,8 +454,7 @@ impl Crowd {
         };
         self.engine.step(&mut turns, &give_up, |turn, logits| {
             told.store(true, Ordering::Relaxed);
-            let (writing, listener) = &mut writings[turn];
-            let choice = writing.choose(logits, &mut |event| listener.event(event));
+            let choice = writings[turn].choose(logits);
             // That concerns all.
             if let Err(error @ Error::DeviceLost(_)) = choice {
                 return Err(error);
@@ -472,10 +471,10 @@ impl Crowd {
             }
             match chosen {
                 None => {}
-                Some(Ok(token)) => {
+                Some(Ok(choice)) => {
                     self.stalled = None;
                     self.written += 1;
-                    if !member.take(token) {
+                    if !member.take(choice) {
                         ended.push((i, Outcome::Ended));
                     }
                 }

@@ -14,14 +14,15 @@ pub struct Machine {
     pub total: Option<u64>,
     /// What can be had without swapping, within the control group's limits; `None` where the system does not tell.
     pub available: Option<u64>,
-    /// What the process has resident.
+    /// What the process has resident, and what it will have when all of its program has been used.
     pub resident: u64,
 }
 
 impl Machine {
     /// Looks.
     pub fn now() -> Machine {
-        Machine { resident: resident(), ..Machine::at(Path::new("/")) }
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        Machine { resident: resident_in_the_end(&status), ..Machine::at(Path::new("/")) }
     }
 
     /// What the system's files below a folder tell. The smallest counts of what the machine and each control group above the
@@ -202,14 +203,18 @@ fn read(folder: &Path, name: &str) -> Option<String> {
     fs::read_to_string(folder.join(name)).ok()
 }
 
-/// The process's resident memory.
-fn resident() -> u64 {
-    let kib = || {
-        let status = fs::read_to_string("/proc/self/status").ok()?;
-        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    };
-    kib().unwrap_or(0) * 1024
+/// The process's resident memory at this moment; zero where the system does not tell.
+pub fn resident() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    meminfo(&status, "VmRSS:").unwrap_or(0)
+}
+
+/// The process's resident memory, with the parts of its program that have not been used yet: they come into memory when they
+/// are, and no budget should be exceeded then.
+fn resident_in_the_end(status: &str) -> u64 {
+    let bytes = |name| meminfo(status, name).unwrap_or(0);
+    let unused = (bytes("VmExe:") + bytes("VmLib:")).saturating_sub(bytes("RssFile:"));
+    bytes("VmRSS:") + unused
 }
 
 #[cfg(test)]
@@ -247,6 +252,21 @@ mod tests {
         assert_eq!(pressure.judge(8 << 30), Some(Relief::Take(85 << 20)), "no more than was given");
         let mut small = Pressure::on(1 << 20);
         assert!(small.relief().is_none() && small.looked.is_none());
+    }
+
+    #[test]
+    fn the_whole_program_counts_as_resident() {
+        let status = "VmRSS:\t 9000 kB\nRssFile:\t 3000 kB\nVmExe:\t 7000 kB\nVmLib:\t 1000 kB\n";
+        assert_eq!(resident_in_the_end(status), 14_000 << 10);
+        assert_eq!(
+            resident_in_the_end(&status.replace("3000", "8500")),
+            9000 << 10,
+            "other files are mapped, too"
+        );
+        assert_eq!(resident_in_the_end(""), 0);
+        if cfg!(target_os = "linux") {
+            assert!(resident() > 1 << 20 && Machine::now().resident >= resident() / 2);
+        }
     }
 
     #[test]

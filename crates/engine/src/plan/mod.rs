@@ -2,7 +2,7 @@
 
 mod machine;
 
-pub use machine::{GroupLimit, Machine, Pressure, Relief};
+pub use machine::{GroupLimit, Machine, Pressure, Relief, resident};
 
 use crate::backend::{KvShape, Precision, StateShape};
 use crate::error::{Bytes, Error, Result};
