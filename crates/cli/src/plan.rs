@@ -201,6 +201,7 @@ impl<'a> Forecast<'a> {
             "context": plan.reserved,
             "context_limit": plan.context,
             "scratch": plan.scratch,
+            "requests": plan.requests,
             "chunk": plan.chunk,
             "process": plan.process,
             "io_buffers": 0,

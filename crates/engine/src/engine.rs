@@ -16,16 +16,16 @@ use pinning::Pinning;
 use crate::backend::{Assistant, Backend, Device, Precision, Routing};
 use crate::bound::{Speeds, read_speed};
 use crate::chat::ChatTemplate;
-use crate::context_memory::{ContextMemory, HeldFor, Hold};
 use crate::error::{Error, Result};
 use crate::fingerprint::fingerprint;
 use crate::format::ModelFile;
 use crate::grammar::{Lexicon, Tree};
 use crate::heat::Heat;
+use crate::ledger::{Hold, Ledger, MemoryEntry, Purpose};
 use crate::logits::Kept;
 use crate::memory::Region;
 use crate::models::Model;
-use crate::plan::{DeviceWishes, ExpertMemory, Plan, Pressure, Traffic, Wishes};
+use crate::plan::{DeviceWishes, ExpertMemory, Machine, Plan, Pressure, Traffic, Wishes};
 use crate::session::Session;
 use crate::store::policy::PolicyKind;
 use crate::store::probe;
@@ -63,6 +63,8 @@ pub struct Options {
     pub chunk: Option<usize>,
     /// What the process may use; by default what is available less a margin.
     pub memory: Option<u64>,
+    /// What memory the machine has, if that is not to be looked up.
+    pub machine: Option<Machine>,
     /// What expert slots may use of it; by default all that is left.
     pub expert_memory: Option<ExpertMemory>,
     /// How experts are read.
@@ -84,6 +86,10 @@ pub struct Options {
 }
 
 impl Options {
+    fn machine(&self) -> Machine {
+        self.machine.unwrap_or_else(Machine::now)
+    }
+
     fn threads(&self) -> Result<usize> {
         match self.threads {
             Some(0) => Err(Error::Invalid("at least one thread is needed".into())),
@@ -125,7 +131,7 @@ struct Inner {
     template: std::result::Result<Option<ChatTemplate>, String>,
     model: Box<dyn Model>,
     store: ExpertStore,
-    context_memory: ContextMemory,
+    ledger: Ledger,
     plan: Plan,
     traffic: Traffic,
     routed: Vec<RoutedLayer>,
@@ -297,12 +303,12 @@ impl Engine {
 
     /// Memory for what a caller holds of requests, counted with all else: nothing yet.
     pub fn hold_for_requests(&self) -> Hold {
-        Hold::none(self, HeldFor::Request)
+        Hold::none(self, Purpose::Requests)
     }
 
     /// Bytes that requests hold which are prepared, or wait to be answered.
     pub(crate) fn held_by_requests(&self) -> u64 {
-        self.0.context_memory.held_by_requests()
+        self.0.ledger.held_by_requests()
     }
 
     /// Refuses a text that is too long for the context whatever its tokens are, before it is encoded.
@@ -333,9 +339,18 @@ impl Engine {
         Ok(hold)
     }
 
+    /// What all memory is used for at the moment.
+    pub fn memory(&self) -> Vec<MemoryEntry> {
+        self.0.ledger.entries(&self.0.store)
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.0.ledger
+    }
+
     /// What is held goes from `from` bytes to `to`.
-    pub(crate) fn hold(&self, held_for: HeldFor, from: u64, to: u64) -> Result<()> {
-        self.0.context_memory.resize(&self.0.store, held_for, from, to)?;
+    pub(crate) fn hold(&self, purpose: Purpose, from: u64, to: u64) -> Result<()> {
+        self.0.ledger.resize(&self.0.store, purpose, from, to)?;
         // What is needed now may be written to before anything is computed. Whoever computes looks when it begins.
         let lent = match self.0.compute.try_lock() {
             Ok(held) if to > from => ComputeGuard { inner: &self.0, held }.lend_device(),
@@ -343,7 +358,7 @@ impl Engine {
         };
         lent.inspect_err(|_| {
             // Giving memory back does not fail.
-            let _ = self.0.context_memory.resize(&self.0.store, held_for, to, from);
+            let _ = self.0.ledger.resize(&self.0.store, purpose, to, from);
         })
     }
 
@@ -367,11 +382,11 @@ impl Engine {
         }
         let tree = Tree::new(self.tokenizer(), self.vocab_size())?;
         let bytes = tree.all_bytes();
-        self.hold(HeldFor::Vocabulary, 0, bytes)?;
+        self.hold(Purpose::Vocabulary, 0, bytes)?;
         match Lexicon::new(tree) {
             Ok(made) => Ok(Arc::clone(lexicon.insert(Arc::new(made)))),
             Err(error) => {
-                self.hold(HeldFor::Vocabulary, bytes, 0)?;
+                self.hold(Purpose::Vocabulary, bytes, 0)?;
                 Err(error)
             }
         }

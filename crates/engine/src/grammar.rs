@@ -17,9 +17,9 @@ use llguidance::{JsonCompileOptions, TokenParser};
 use serde_json::{Value, json};
 
 use crate::TokenId;
-use crate::context_memory::{HeldFor, Hold};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::ledger::{Hold, Purpose};
 pub(crate) use lexicon::{Lexicon, Tree, likely_bytes};
 
 /// Between the parts of JSON: nothing, a space, or a line's end and its indentation. Models write JSON in one of these ways,
@@ -104,7 +104,7 @@ impl Grammar {
     }
 
     fn new(engine: &Engine, parser: TokenParser) -> Result<Grammar> {
-        let mut hold = Hold::none(engine, HeldFor::Grammar);
+        let mut hold = Hold::none(engine, Purpose::Grammars);
         hold.resize(memory(&parser))?;
         let grammar = Grammar(Arc::new(Compiled { engine: engine.clone(), parser, hold }));
         // Nothing can be an answer to some grammars, which shows when the first token is looked for.
@@ -118,7 +118,7 @@ impl Grammar {
     /// For an answer from its beginning. Matchers share nothing that changes.
     pub(crate) fn matcher(&self) -> Result<Matcher> {
         let Compiled { engine, parser, .. } = &*self.0;
-        let mut hold = Hold::none(engine, HeldFor::Matcher);
+        let mut hold = Hold::none(engine, Purpose::Matchers);
         hold.resize(memory(parser))?;
         Ok(Matcher { parser: parser.deep_clone(), hold, ends: engine.tokenizer().end_tokens().to_vec() })
     }
@@ -221,7 +221,7 @@ fn failure(parser: &TokenParser, message: &str) -> Error {
 
 /// What compiling a grammar of so many bytes takes, until it is dropped.
 fn hold_for_compiling(engine: &Engine, bytes: usize) -> Result<Hold> {
-    let mut hold = Hold::none(engine, HeldFor::Compiling);
+    let mut hold = Hold::none(engine, Purpose::Compiling);
     hold.resize(bytes as u64 * COMPILING)?;
     Ok(hold)
 }

@@ -15,9 +15,9 @@ pub use together::Turn;
 
 use crate::backend::Routing;
 use crate::blocks::{Cancel, RoutingObserver};
-use crate::context_memory::{HeldFor, Hold};
 use crate::engine::{Engine, Pass};
 use crate::error::{Error, Result};
+use crate::ledger::{Hold, Purpose};
 use crate::logits::Logits;
 use crate::store::trace::Phase;
 use crate::{LayerIdx, TokenId};
@@ -132,7 +132,7 @@ impl Session {
         let state = State::new(engine.model(), engine.compute().backend());
         Session {
             state,
-            hold: Hold::none(&engine, HeldFor::Conversation),
+            hold: Hold::none(&engine, Purpose::Conversations),
             shared: Vec::new(),
             tokens: Vec::with_capacity(engine.plan().reserved),
             logits: Vec::new(),
@@ -171,7 +171,7 @@ impl Session {
             self.shared.push((len, Arc::new(self.hold.split(common - counted))));
         }
         let shared = within(&self.shared);
-        let mut hold = Hold::none(&self.engine, HeldFor::Conversation);
+        let mut hold = Hold::none(&self.engine, Purpose::Conversations);
         hold.resize(all.saturating_sub(total(&shared)))?;
         let tokens = self.tokens[..len].to_vec();
         Ok(Session { state, hold, shared, tokens, ..Session::new(self.engine.clone()) })
@@ -304,6 +304,11 @@ impl Session {
     pub(crate) fn held_bytes(&self) -> u64 {
         let part = |(_, hold): &(usize, Arc<Hold>)| hold.bytes() / Arc::strong_count(hold) as u64;
         self.hold.bytes() + self.shared.iter().map(part).sum::<u64>()
+    }
+
+    /// What it holds alone is kept for later prompts from now on, or is a conversation's that goes on.
+    pub(crate) fn hold_for(&mut self, purpose: Purpose) {
+        self.hold.turn_to(purpose);
     }
 
     /// Has it able to go back to `len` tokens when they have been computed, however many follow.

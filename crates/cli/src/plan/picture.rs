@@ -33,7 +33,11 @@ pub fn picture(plan: &Plan, width: usize) -> String {
     let memory = [
         part('█', "dense weights", plan.dense),
         part('▓', format!("context of {}", plan.reserved), plan.kv),
-        part('#', "scratch, program", plan.scratch.saturating_add(plan.process)),
+        part(
+            '#',
+            "scratch, program",
+            plan.scratch.saturating_add(plan.requests).saturating_add(plan.process),
+        ),
         part('▒', "experts", plan.slot_bytes),
         part(' ', "free", if plan.budget == u64::MAX { 0 } else { free }),
     ];
@@ -108,6 +112,7 @@ mod tests {
             dense: 1 << 30,
             kv: 800 << 20,
             scratch: 100 << 20,
+            requests: 0,
             process: 60 << 20,
             slot_bytes: 4 << 30,
             slots: vec![1300],

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Answer, Crowd, Engine, PrefixMeters};
+use forebay_engine::{Answer, Crowd, Engine, MemoryEntry, PrefixMeters};
 
 use super::app::share;
 use crate::stats::resident;
@@ -301,6 +301,15 @@ impl Meters {
             }
             let help = "Time in which nothing could be computed for want of experts.";
             text.number("expert_wait_seconds_total", "counter", help, meters.wait_seconds);
+            text.head(
+                "forebay_memory_bytes",
+                "gauge",
+                "What memory is used for, in the computer and on the GPU.",
+            );
+            for MemoryEntry { tier, purpose, bytes } in engine.memory() {
+                let labels = format!("tier=\"{}\",purpose=\"{}\"", tier.name(), purpose.name());
+                text.line(&format!("forebay_memory_bytes{{{labels}}}"), bytes);
+            }
             let help = "Memory for experts at the moment.";
             text.number("expert_slot_bytes", "gauge", help, engine.slot_bytes());
             let budget = engine.plan().budget;

@@ -7,13 +7,13 @@ use super::pinning::Pinning;
 use super::{Compute, Engine, Inner, Options};
 use crate::backend::{ASSISTED_ROWS, Assistant, Backend, CpuBackend, Routing};
 use crate::chat::ChatTemplate;
-use crate::context_memory::ContextMemory;
 use crate::error::{Error, Result};
 use crate::format::ModelFile;
 use crate::heat::{Heat, hottest_first};
+use crate::ledger::Ledger;
 use crate::logits::Kept;
 use crate::models::{self, Blueprint};
-use crate::plan::{Machine, Plan, Pressure, Traffic};
+use crate::plan::{Plan, Pressure, Traffic};
 use crate::predict::{DriveSpeed, Outlook, Skew};
 use crate::preference;
 use crate::rehearsal::{ComputeTime, rehearse};
@@ -54,7 +54,7 @@ impl Prospect {
         let template = ChatTemplate::of(&file, &tokenizer).map_err(|error| error.to_string());
         let classes = SlotClasses::new(&blueprint.experts);
         // What is resident now is what the process needs besides the model.
-        let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &Machine::now())?;
+        let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &options.machine())?;
         Ok(Prospect { file, blueprint, classes, tokenizer, template, plan, traffic })
     }
 
@@ -82,7 +82,7 @@ impl Prospect {
             self.blueprint.check_device(&**device, self.file.path())?;
         }
         let wishes = options.wishes(self.blueprint.context)?;
-        Plan::new(&self.blueprint, &self.classes, &wishes, &Machine::now())
+        Plan::new(&self.blueprint, &self.classes, &wishes, &options.machine())
     }
 
     /// Where memory would go if the process might use so much.
@@ -204,7 +204,7 @@ impl Prospect {
     /// If memory cannot be had or reading fails; [`Error::Budget`] if [`Options::memory`] is more than the machine has.
     pub fn load(self, options: &Options) -> Result<Engine> {
         if let Some(memory) = options.memory {
-            Machine::now().check_budget(memory)?;
+            options.machine().check_budget(memory)?;
         }
         let Prospect { file, blueprint, classes, tokenizer, template, mut plan, traffic } = self;
         let threads = options.threads()?;
@@ -300,7 +300,7 @@ impl Prospect {
             template,
             model: blueprint.model,
             store,
-            context_memory: ContextMemory::new(&plan),
+            ledger: Ledger::new(&plan),
             // Slots of a device may be lent later, and experts move then.
             prefetch: !options.no_prefetch && (plan.moves_experts() || plan.device.is_some()),
             plan,

@@ -163,8 +163,11 @@ pub struct Plan {
     pub dense: u64,
     /// Keys and values of one conversation, as long as memory is set aside for.
     pub kv: u64,
-    /// Buffers of the forward pass; where a device computes, what grammars may take.
+    /// Buffers of the forward pass.
     pub scratch: u64,
+    /// The vocabulary as grammars see it, grammars, and requests, where a device computes: it copies from expert slots, so these
+    /// cannot lend any memory. Otherwise they do, and nothing is set aside.
+    pub requests: u64,
     /// The process besides: program, tokenizer, tables of the file, stacks, and room to move.
     pub process: u64,
     /// Expert slots.
@@ -210,6 +213,7 @@ impl Plan {
             dense: blueprint.dense_bytes(),
             kv: conversation_bytes(blueprint, wishes.precision, positions),
             scratch: 0,
+            requests: 0,
             process: machine.resident + headroom(budget),
             slot_bytes: 0,
             slots: Vec::new(),
@@ -265,6 +269,7 @@ impl Plan {
             dense: blueprint.dense_bytes(),
             kv: 0,
             scratch: 0,
+            requests: 0,
             process: machine.resident + headroom(budget),
             slot_bytes: 0,
             slots: Vec::new(),
@@ -295,7 +300,7 @@ impl Plan {
         // For these slots cannot give memory back; but a model that runs without them is not refused for them.
         let most = budget.saturating_sub(plan.fixed()).saturating_sub(least).min(budget / 8);
         let requests = (budget / 64).min(256 << 20);
-        plan.scratch = (likely_bytes(blueprint.model.head().vocab() as u64) + requests).min(most);
+        plan.requests = (likely_bytes(blueprint.model.head().vocab() as u64) + requests).min(most);
         let room = budget.saturating_sub(plan.fixed()).min(limit);
         match classes.divide(room) {
             Some(slots) if plan.fixed() <= budget => {
@@ -323,7 +328,7 @@ impl Plan {
 
     /// All but the expert slots.
     pub fn fixed(&self) -> u64 {
-        [self.kv, self.scratch, self.process].into_iter().fold(self.dense, u64::saturating_add)
+        [self.kv, self.scratch, self.requests, self.process].into_iter().fold(self.dense, u64::saturating_add)
     }
 
     /// Whether there is a slot for every expert.
@@ -477,6 +482,7 @@ mod tests {
             dense: 4 << 30,
             kv: 2 << 30,
             scratch: 1 << 20,
+            requests: 0,
             process: 0,
             slot_bytes: 0,
             slots: Vec::new(),

@@ -17,6 +17,7 @@ use crate::TokenId;
 use crate::client::Tenant;
 use crate::engine::Engine;
 use crate::error::{Bytes, Error};
+use crate::ledger::Purpose;
 use crate::session::Session;
 
 /// A conversation that was not used for so long is written to disk, lest it be lost.
@@ -185,6 +186,7 @@ impl Prefixes {
             }
         }
         kept.session.go_back(found.reach);
+        kept.session.hold_for(Purpose::Conversations);
         kept.session
     }
 
@@ -209,7 +211,7 @@ impl Prefixes {
     }
 
     /// Keeps a tenant's conversation, whose last turn begins after so many tokens.
-    pub fn keep(&mut self, tenant: Tenant, session: Session, turn: usize) {
+    pub fn keep(&mut self, tenant: Tenant, mut session: Session, turn: usize) {
         let tokens = session.tokens();
         let is_longer = |kept: &Kept| kept.tenant == tenant && kept.session.tokens().starts_with(tokens);
         if let Some(longer) = self.kept.iter().position(is_longer) {
@@ -218,6 +220,7 @@ impl Prefixes {
             return;
         }
         self.kept.retain(|kept| kept.tenant != tenant || !tokens.starts_with(kept.session.tokens()));
+        session.hold_for(Purpose::Prefixes);
         self.kept.push(Kept { tenant, session, turn, used: Instant::now(), written: false });
         while self.bytes() > self.options.memory {
             let Kept { tenant, mut session, written, .. } = self.kept.remove(0);

@@ -13,10 +13,10 @@ use crc32fast::Hasher;
 
 use super::{FROZEN, MARKS, Session, State};
 use crate::TokenId;
-use crate::context_memory::Hold;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files::write_whole;
+use crate::ledger::Hold;
 
 /// What the file is, and its version.
 const MAGIC: &[u8; 8] = b"FBCHAT\0\x01";
