@@ -4,7 +4,7 @@ llama.cpp is used through llama-cpp-python, twice: with and without repacking th
 (`use_extra_bufts`). Every round runs each program once in a process of its own, so that a busy moment of the
 machine falls on all alike; the figures are medians over the rounds of each round's median.
 
-Usage: python tools/compare_llama.py MODEL [--rounds 5] [--threads N] [--forebay target/release/forebay]
+Usage: python tools/compare_llama.py MODEL [--rounds 5] [--threads N] [--forebay target/dist/forebay]
            [--tests pp64,pp512,tg64,tg64@4096] [--repetitions 1]
 """
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repetitions", type=int, default=1, help="timed runs of each test in a round")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--forebay", type=Path, default=Path("target/release/forebay"))
+    parser.add_argument("--forebay", type=Path, default=Path("target/dist/forebay"))
     parser.add_argument("--tests", default="pp64,pp512,tg64,tg64@4096")
     # How this program calls itself: which llama.cpp to measure, with which tokens.
     parser.add_argument("--llama", choices=["plain", "repack"], help=argparse.SUPPRESS)

@@ -3,7 +3,7 @@
 
     pip install jinja2==3.1.6
     python3 tools/dialect_vectors.py TEMPLATES > OUT.json
-    FOREBAY_DIALECT_VECTORS=OUT.json cargo test -p forebay-engine --test dialect published
+    FOREBAY_DIALECT_VECTORS=OUT.json cargo test -p forebay-engine --test suite dialect::published
 
 TEMPLATES is a folder of other people's templates: what comes of those may not be committed. A vector has the template,
 the prompt, the answer as the template writes it, and what was put in.

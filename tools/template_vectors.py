@@ -4,7 +4,7 @@
     pip install transformers==5.22.2 jinja2==3.1.6
     python3 tools/template_vectors.py > crates/engine/tests/data/chat_vectors.json
     python3 tools/template_vectors.py TEMPLATES > OUT.json
-    FOREBAY_CHAT_VECTORS=OUT.json cargo test -p forebay-engine --test chat_vectors
+    FOREBAY_CHAT_VECTORS=OUT.json cargo test -p forebay-engine --test suite chat_vectors::
 
 Without an argument the templates are those of tools/chat_templates, which are our own and use every construct that
 published ones use. TEMPLATES is a folder of other people's: what comes of those may not be committed. A vector has

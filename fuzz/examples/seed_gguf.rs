@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
+#[allow(dead_code, reason = "the engine's tests use the rest")]
 #[path = "../../crates/engine/tests/common/gguf_builder.rs"]
 mod gguf_builder;
 

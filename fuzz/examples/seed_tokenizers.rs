@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 #[allow(dead_code)]
+#[allow(dead_code, reason = "the engine's tests use the rest")]
 #[path = "../../crates/engine/tests/common/gguf_builder.rs"]
 mod gguf_builder;
 

@@ -1,7 +1,7 @@
 //! How long a step takes on the GPU, and which kernels it takes: for one conversation, for several, and for a prompt.
 //!
 //! ```sh
-//! cargo run --release -p forebay-cuda --example profile -- MODEL [CONVERSATIONS…]
+//! cargo run --profile dist -p forebay-cuda --example profile -- MODEL [CONVERSATIONS…]
 //! ```
 //!
 //! Steps are timed as they are, as graphs; kernels are timed one by one, each after the one before has ended. With

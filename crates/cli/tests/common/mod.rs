@@ -1,7 +1,10 @@
 //! The program under test, and the files it is tested with.
 
-// Each test program uses a part of this.
-#![allow(dead_code)]
+#[allow(dead_code, reason = "the engine's tests use the rest")]
+#[path = "../../../engine/tests/common/gguf_builder.rs"]
+pub mod gguf_builder;
+pub mod hub;
+pub mod server;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

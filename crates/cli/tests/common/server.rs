@@ -1,8 +1,5 @@
 //! A server under test, and a client that can misbehave.
 
-// Each test program uses a part of this.
-#![allow(dead_code)]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -21,8 +18,8 @@ pub struct Server {
     child: Running,
     pub address: String,
     log: Arc<Mutex<String>>,
-    /// What it remembers from run to run.
-    cache: Option<tempfile::TempDir>,
+    /// What it remembers from run to run, removed with it.
+    _cache: Option<tempfile::TempDir>,
     /// Sent with every request.
     pub key: Option<&'static str>,
 }
@@ -42,7 +39,7 @@ impl Server {
     pub fn start_unready(args: &[&str]) -> Server {
         let cache = tempfile::tempdir().unwrap();
         let server = Server::listening(cache.path(), args);
-        Server { cache: Some(cache), ..server }
+        Server { _cache: Some(cache), ..server }
     }
 
     fn until_ready(self) -> Server {
@@ -70,7 +67,7 @@ impl Server {
                 writer.lock().unwrap().push_str(&format!("{line}\n"));
             }
         });
-        Server { child: Running(child), address, log, key, cache: None }
+        Server { child: Running(child), address, log, key, _cache: None }
     }
 
     /// What it has said.

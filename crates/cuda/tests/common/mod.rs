@@ -1,6 +1,6 @@
 //! What the tests on a GPU share.
 
-// Each test binary compiles this file for itself and uses only some of it.
+// Each test program uses a part of this.
 #![allow(dead_code)]
 
 use std::sync::Arc;
@@ -10,9 +10,13 @@ use forebay_engine::backend::Device;
 use forebay_testing::{Need, skipped};
 
 pub mod emulator;
+#[path = "../../../engine/tests/common/gguf_builder.rs"]
+pub mod gguf_builder;
 #[path = "../../../engine/tests/common/models.rs"]
 pub mod models;
 pub mod tiers;
+#[path = "../../../engine/tests/common/tiny_model.rs"]
+pub mod tiny_model;
 
 /// The first GPU; without one a test is skipped, and says so.
 pub fn gpu() -> Option<Arc<dyn Device>> {

@@ -1,5 +1,4 @@
 //! Dialects by the tags that templates show, and answers put together from pieces.
-#![allow(dead_code, reason = "each test uses its part")]
 
 use forebay_engine::chat::dialect::{Dialect, Parser, Piece};
 use serde_json::{Value, json};

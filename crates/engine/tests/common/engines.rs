@@ -1,11 +1,11 @@
-//! Models that write, loaded once for all tests of a file.
+//! Models that write, loaded once for all tests of a program.
 
 use std::sync::LazyLock;
 
 use forebay_engine::{Engine, Options};
 
-use crate::common::tiny_model::tiny_model;
-use crate::models;
+use super::models;
+use super::tiny_model::tiny_model;
 
 /// How the stories of the tests begin.
 pub const STORY: &str = "Once upon a time there was a little girl";

@@ -1,8 +1,5 @@
 //! Folders of a model, to be changed and written.
 
-// Each test binary compiles this file for itself and uses only some of it.
-#![allow(dead_code)]
-
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;

@@ -1,8 +1,5 @@
 //! Writes small GGUF files, sound ones and wrong ones, for tests.
 
-// Each test binary compiles this file for itself and uses only some of it.
-#![allow(dead_code)]
-
 use std::path::Path;
 
 use forebay_engine::format::ModelFile;

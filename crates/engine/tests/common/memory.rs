@@ -1,7 +1,4 @@
-//! An allocator that counts, in the place of the usual one, for the test programs that include this file.
-
-// Each test binary compiles this file for itself and uses only some of it.
-#![allow(dead_code)]
+//! An allocator that counts, in the place of the usual one.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -15,15 +12,24 @@ pub struct MemoryUse {
     pub kept: usize,
     /// The largest single allocation.
     pub largest: usize,
+    /// How many allocations there were.
+    pub allocations: usize,
 }
 
 pub fn measure<T>(work: impl FnOnce() -> T) -> (T, MemoryUse) {
     let before = LIVE.get();
     PEAK.set(before);
     LARGEST.set(0);
+    ALLOCATIONS.set(0);
     let result = work();
     let since = |bytes: isize| usize::try_from(bytes - before).unwrap_or(0);
-    (result, MemoryUse { peak: since(PEAK.get()), kept: since(LIVE.get()), largest: LARGEST.get() })
+    let used = MemoryUse {
+        peak: since(PEAK.get()),
+        kept: since(LIVE.get()),
+        largest: LARGEST.get(),
+        allocations: ALLOCATIONS.get(),
+    };
+    (result, used)
 }
 
 // By thread, so that tests do not disturb each other: the work must stay on the thread that measures it.
@@ -31,6 +37,7 @@ thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
     static LARGEST: Cell<usize> = const { Cell::new(0) };
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The system's allocator, counting what the current thread has live. A reallocation is the default one: a new
@@ -40,19 +47,31 @@ struct CountingAllocator;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
+fn count(bytes: usize) {
+    LIVE.set(LIVE.get() + bytes as isize);
+    PEAK.set(PEAK.get().max(LIVE.get()));
+    LARGEST.set(LARGEST.get().max(bytes));
+    ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+}
+
 // SAFETY: every call goes to the system's allocator unchanged; the counters neither allocate nor unwind.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.set(LIVE.get() + layout.size() as isize);
-        PEAK.set(PEAK.get().max(LIVE.get()));
-        LARGEST.set(LARGEST.get().max(layout.size()));
+        count(layout.size());
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
+    /// Not the default one, which would write to all pages and so make them resident.
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         LIVE.set(LIVE.get() - layout.size() as isize);
-        // SAFETY: the caller keeps the contract of `dealloc`, and the pointer came from `System.alloc`.
+        // SAFETY: the caller keeps the contract of `dealloc`, and the pointer came from `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

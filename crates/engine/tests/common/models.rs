@@ -1,8 +1,5 @@
 //! Models and reference logits that the tests share.
 
-// Each test binary compiles this file for itself and uses only some of it.
-#![allow(dead_code)]
-
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 

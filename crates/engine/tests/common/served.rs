@@ -1,8 +1,5 @@
 //! Requests to a crowd, and what is heard of them.
 
-// Each test binary compiles this file for itself and uses only some of it.
-#![allow(dead_code)]
-
 use std::sync::{Arc, Mutex};
 
 use forebay_engine::sampler::SamplingParams;

@@ -1,18 +1,25 @@
 //! Budgets that leave experts little room.
 
+use forebay_engine::plan::Machine;
 use forebay_engine::{Engine, Error, Options, Prospect};
+
+use super::models::demo_model;
 
 /// How near the room for slots comes to what was asked for.
 const NEAR: u64 = 128 << 10;
 
+/// What a plan starts from. It is not this process, in which other tests run.
+pub fn machine() -> Machine {
+    Machine { total: None, available: None, resident: 64 << 20 }
+}
+
 /// The demo model in memory for its fixed part and about so many bytes of slots.
 pub fn engine_with_slots(bytes: u64, options: Options) -> Engine {
-    let model = super::common::demo_model();
-    let plenty = Options { memory: Some(1 << 40), ..options };
+    let model = demo_model();
+    let plenty = Options { memory: Some(1 << 40), machine: Some(machine()), ..options };
     let plan = Prospect::new(&model, &plenty).unwrap().plan().clone();
     // The room to move is larger where the budget is.
     let mut memory = plan.total() - plan.slot_bytes - (256 << 20) + (16 << 20) + bytes;
-    // A plan starts from what the process has resident, which is more after each try, but less and less so.
     for _ in 0..16 {
         let options = Options { memory: Some(memory), chunk: Some(plan.chunk), ..plenty.clone() };
         match Engine::open(&model, &options) {

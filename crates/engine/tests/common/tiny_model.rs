@@ -1,8 +1,5 @@
 //! A whole Qwen3-MoE model of random F32 weights, made to be changed by a test.
 
-// Each test binary compiles this file for itself and uses only some of it.
-#![allow(dead_code)]
-
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 

@@ -1,0 +1,116 @@
+//! Calls that cannot work: the exit code, and one line that says why.
+
+use crate::common;
+use crate::common::{call, demo_model, forebay, golden, text};
+
+const COMMANDS: [&str; 6] = ["run", "inspect", "tokenize", "logits", "perplexity", "bench"];
+
+/// Every command that takes a model, with the arguments it needs.
+fn on_model(model: &str) -> [Vec<String>; 6] {
+    let folder = std::env::temp_dir().join("forebay-never-written.safetensors");
+    [
+        vec!["run", model, "-p", "Hi"],
+        vec!["inspect", model],
+        vec!["tokenize", model, "--text", "Hi"],
+        vec!["logits", model, "--tokens", "1,2", "--out", folder.to_str().unwrap()],
+        vec!["perplexity", model, "-f", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")],
+        vec!["bench", model, "-p", "1", "-n", "1", "-r", "1"],
+    ]
+    .map(|args| args.into_iter().map(str::to_owned).collect())
+}
+
+#[track_caller]
+fn every_command_names(model: &str, reason: &str) {
+    for args in on_model(model) {
+        let message = common::Outcome::from(forebay(&args).output().unwrap()).failure(1);
+        assert!(message.starts_with(model), "{args:?}: {message}");
+        assert_eq!(message.matches(reason).count(), 1, "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    every_command_names("no/such/model.gguf", "cannot open: No such file");
+}
+
+#[test]
+fn a_folder_without_a_model_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    every_command_names(&text(folder.path()), "it has no config.json");
+}
+
+#[test]
+fn a_file_that_is_no_model_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notes.txt");
+    std::fs::write(&path, "These are notes, and nothing but notes.").unwrap();
+    every_command_names(&text(&path), "not a GGUF file");
+    std::fs::write(&path, "").unwrap();
+    every_command_names(&text(&path), "the file is empty");
+}
+
+#[test]
+fn a_truncated_model_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("part.gguf");
+    let whole = std::fs::read(golden("qwen3moe.gguf")).unwrap();
+    std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    every_command_names(&text(&path), "the file is incomplete");
+    std::fs::write(&path, &whole[..100]).unwrap();
+    for args in on_model(&text(&path)) {
+        let message = common::Outcome::from(forebay(&args).output().unwrap()).failure(1);
+        assert!(message.starts_with(&text(&path)), "{message}");
+    }
+}
+
+#[test]
+fn calls_that_make_no_sense_exit_with_2_and_name_the_flag() {
+    let model = demo_model();
+    let calls: [(&[&str], &str); 20] = [
+        (&[], "Usage: forebay"),
+        (&["fly"], "'fly'"),
+        (&["run", "--fly"], "'--fly'"),
+        (&["run", "-p", "Hi", "-n", "many"], "--max-tokens"),
+        (&["run", "-p", "Hi", "-n", "-1"], "-1"),
+        (&["run", "-p", "Hi", "--ctx", "0"], "--ctx"),
+        (&["run", "-p", "Hi", "--threads", "0"], "--threads"),
+        (&["run", "-p", "Hi", "--temp", "-1"], "temperature is -1, but must be"),
+        (&["run", "-p", "Hi", "--temp", "NaN"], "temperature is NaN, but must be"),
+        (&["run", "-p", "Hi", "--top-p", "2"], "top_p is 2, but must be"),
+        (&["run", "-p", "Hi", "--logit-bias", "cat=1"], "--logit-bias"),
+        (&["inspect"], "<MODEL>"),
+        (&["tokenize", &model, "--text", "Hi", "--file", "x"], "cannot be used with"),
+        (&["logits", &model, "--tokens", "1,2"], "--out"),
+        (&["logits", &model, "--tokens", "1,cat", "--out", "x"], "\"cat\" is not a token's number"),
+        (&["logits", &model, "--tokens", "", "--out", "x"], "--tokens"),
+        (&["perplexity", &model], "--file"),
+        (&["bench", &model, "-p", "8,many"], "--prompt"),
+        (&["bench", &model, "-r", "0"], "--repetitions"),
+        (&["bench", &model, "-o", "xml"], "--output"),
+    ];
+    for (args, mention) in calls {
+        let outcome = call(args);
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{args:?}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains(mention), "{args:?}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_wrong_flag_is_found_before_the_model_is_opened() {
+    let message = call(&["run", "no/such/model.gguf", "-p", "Hi", "--min-p", "7"]).failure(2);
+    assert!(message.starts_with("min_p is 7"), "{message}");
+}
+
+#[test]
+fn help_is_there_for_every_command_and_fits_80_columns() {
+    for command in COMMANDS {
+        let args = [command, "--help"];
+        let help = common::Outcome::from(forebay(args).env("COLUMNS", "80").output().unwrap()).success();
+        assert!(help.contains(&format!("Usage: forebay {command}")) && help.contains("Examples:"), "{help}");
+        let wide = help.lines().find(|line| line.chars().count() > 80);
+        assert_eq!(wide, None, "{command}");
+    }
+    let help = call(&["--help"]).success();
+    assert!(COMMANDS.iter().all(|c| help.contains(&format!("  {c} "))));
+    assert!(call(&["--version"]).success().starts_with("forebay "));
+}

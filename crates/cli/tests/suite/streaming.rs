@@ -1,0 +1,77 @@
+//! Running in less memory than the model takes, through the program.
+
+use serde_json::Value;
+
+use crate::common::{call, demo_model};
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&call(args).success()).unwrap()
+}
+
+#[test]
+fn an_answer_does_not_depend_on_the_memory() {
+    let model = demo_model();
+    let run = |more: &[&str]| {
+        let args =
+            ["run", &model, "-p", "Tell me a story about a boat.", "-n", "40", "--seed", "3", "--json"];
+        json(&[&args, more].concat())
+    };
+    let resident = run(&[]);
+    let experts = |answer: &Value| answer["stats"]["experts"].clone();
+    assert_eq!(experts(&resident)["misses"], 0);
+    for more in [
+        &["--expert-memory", "4M", "--heat", "off"][..],
+        &["--expert-memory", "30%", "--heat", "off", "--io", "pool", "--policy", "lru", "--prefetch", "on"],
+    ] {
+        let streamed = run(more);
+        assert_eq!(streamed["text"], resident["text"], "{more:?}");
+        let experts = experts(&streamed);
+        assert!(experts["misses"].as_u64().unwrap() > 0 && experts["bytes_read"].as_u64().unwrap() > 0);
+        let memory = &streamed["stats"]["memory"];
+        assert!(memory["planned"].as_u64().unwrap() <= memory["budget"].as_u64().unwrap());
+        let bound = &streamed["stats"]["bound"];
+        assert_eq!(bound["name"], "drive", "a model this small is in the caches: {bound}");
+        assert!(bound["tokens_per_second"].as_f64().unwrap() > 0.0 && bound["ratio"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn a_plan_adds_up_and_says_what_it_means() {
+    let model = demo_model();
+    let plan = json(&["plan", &model, "--memory", "48M", "--no-probe", "--json"]);
+    let number = |key: &str| plan[key].as_u64().unwrap();
+    assert_eq!(number("budget"), 48 << 20);
+    let parts = number("dense") + number("kv") + number("scratch") + number("process");
+    assert_eq!(number("planned"), parts + plan["expert_slots"]["bytes"].as_u64().unwrap());
+    assert!(number("planned") <= number("budget"));
+    assert_eq!(plan["tokens_per_second"], Value::Null);
+
+    let text = call(&["plan", &model]).success();
+    for expected in ["budget", "dense weights", "everything fits", "memory reads", "drive reads", "tok/s"] {
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn a_budget_that_cannot_work_says_which_flag_to_change() {
+    let outcome = call(&["run", &demo_model(), "-p", "x", "--memory", "1M"]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""));
+    assert!(outcome.stderr.contains("--memory") && outcome.stderr.contains("1.0 MiB"), "{}", outcome.stderr);
+    for wrong in [["--memory", "lots"], ["--expert-memory", "0%"], ["--io", "tape"], ["--policy", "fifo"]] {
+        let outcome = call(&[&["plan", "--no-probe"][..], &wrong].concat());
+        assert_eq!(outcome.code, Some(2), "{wrong:?}: {}", outcome.stderr);
+    }
+}
+
+/// What the machine does not have cannot be meant, unless somebody asks what another machine would do.
+#[cfg(target_os = "linux")]
+#[test]
+fn more_memory_than_there_is_may_be_planned_with_but_not_used() {
+    let message = call(&["run", &demo_model(), "-p", "x", "--memory", "999T"]).failure(1);
+    assert!(
+        message.starts_with("needs 999.0 TiB of memory") && message.contains("set --memory to less"),
+        "{message}"
+    );
+    let plan = json(&["plan", &demo_model(), "--memory", "999T", "--no-probe", "--json"]);
+    assert_eq!(plan["budget"], 999u64 << 40);
+}

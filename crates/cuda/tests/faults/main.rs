@@ -1,0 +1,8 @@
+//! What a program meets when a GPU fails it. A test program of its own, because what fails in the emulator fails for the whole
+//! process; only the emulator fails when asked, and it does so for one test at a time.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod device;
+mod tiers;

@@ -1,0 +1,54 @@
+//! Computing and choosing a token allocate nothing once the buffers have grown.
+
+use forebay_engine::sampler::{Sampler, SamplingParams};
+use forebay_engine::{Engine, Options, TokenId};
+
+use crate::common::memory::measure;
+
+#[test]
+fn choosing_a_token_allocates_nothing_after_the_first_ones() {
+    const VOCAB: usize = 5000;
+    let params = SamplingParams {
+        temperature: 3.0,
+        top_k: 0,
+        repeat_penalty: 1.1,
+        frequency_penalty: 0.1,
+        seed: Some(1),
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::new(params, VOCAB).unwrap();
+    let logits: Vec<f32> = (0..VOCAB).map(|i| (i * 7919 % VOCAB) as f32 / 500.0).collect();
+    let mut generate = |tokens| {
+        let ((), used) = measure(|| {
+            for _ in 0..tokens {
+                let token = sampler.sample(&logits).unwrap();
+                sampler.accept(token);
+            }
+        });
+        used.allocations
+    };
+    generate(1);
+    assert_eq!(generate(2000), 0);
+}
+
+/// Other threads run the loops that the caller starts, so what they would allocate the caller would too.
+#[test]
+fn computing_a_token_allocates_nothing_but_a_page_of_context_now_and_then() {
+    for model in ["qwen3moe", "qwen3next", "qwen35moe", "gpt_oss", "deepseek_v3"] {
+        let path = format!("{}/tests/data/golden/{model}.gguf", env!("CARGO_MANIFEST_DIR"));
+        let options = Options { threads: Some(2), ..Options::default() };
+        let engine = Engine::open(path.as_ref(), &options).unwrap();
+        let mut session = engine.session();
+        session.extend(&[TokenId(1), TokenId(2), TokenId(3)]).unwrap();
+        // Whichever thread has not attended yet has no scratch memory yet.
+        for token in 0..8 {
+            session.push(TokenId(token)).unwrap();
+        }
+        let ((), used) = measure(|| {
+            for token in 0..40 {
+                session.push(TokenId(token)).unwrap();
+            }
+        });
+        assert_eq!(used.allocations, 0, "{model}");
+    }
+}

@@ -1,0 +1,122 @@
+//! Where a model goes when a device with memory of its own computes: planned, and refused, without one.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_engine::backend::{Backend, BufShape, Device};
+use forebay_engine::memory::SharedBytes;
+use forebay_engine::plan::{ExpertMemory, Plan};
+use forebay_engine::{Error, Options, Precision, Prospect, Result};
+use forebay_kernels::Encoding;
+
+use crate::common::gguf_builder::{GgufBuilder, tensor_type};
+use crate::common::models::{data, demo_model};
+
+/// A device of which only the size is known.
+struct Sized(u64);
+
+impl Device for Sized {
+    fn backend(&self, _: Precision, _: &[BufShape]) -> Result<Box<dyn Backend>> {
+        Err(Error::Backend("it is only planned with".into()))
+    }
+
+    fn computes(&self, _: Encoding) -> bool {
+        true
+    }
+
+    fn memory(&self) -> u64 {
+        self.0
+    }
+
+    fn chunk(&self) -> usize {
+        2048
+    }
+
+    fn link_speed(&self) -> Result<f64> {
+        Ok(1e9)
+    }
+
+    fn pin(&self, _: SharedBytes) -> Result<Box<dyn Send>> {
+        Ok(Box::new(()))
+    }
+}
+
+fn plan(model: &Path, vram: u64, options: &Options) -> Result<Plan> {
+    let device: Arc<dyn Device> = Arc::new(Sized(vram));
+    Prospect::new(model, &Options { device: Some(device), ..options.clone() }).map(|p| p.plan().clone())
+}
+
+#[test]
+fn experts_go_where_there_is_room() {
+    // Shorter chunks would leave more room.
+    let (model, options) =
+        (demo_model(), Options { context: Some(256), chunk: Some(32), ..Options::default() });
+    let whole = plan(&model, 64 << 30, &options).unwrap();
+    let there = whole.device.clone().unwrap();
+    assert!(whole.device_holds_all_experts() && !whole.streams() && !whole.moves_experts());
+    assert_eq!(there.slot_count(), whole.expert_count);
+    assert_eq!(there.room(), there.budget - there.total() + there.kv);
+
+    // A byte less than everything needs.
+    let less = plan(&model, there.total() - 1, &options).unwrap();
+    let on_device = less.device.as_ref().unwrap();
+    assert!(on_device.slot_count() < less.expert_count && on_device.total() < there.total());
+    // The rest is in the computer's memory.
+    assert!(less.holds_all_experts() && !less.streams() && less.moves_experts());
+
+    let both = Options { expert_memory: Some(ExpertMemory::Percent(30.0)), ..options.clone() };
+    let both = plan(&model, there.total() - 1, &both).unwrap();
+    assert!(both.streams() && both.slot_bytes <= both.experts * 3 / 10);
+}
+
+#[test]
+fn chunks_are_not_the_budgets_choice() {
+    let model = demo_model();
+    let whole = plan(&model, 64 << 30, &Options::default()).unwrap();
+    let Err(Error::Budget { need, .. }) = plan(&model, 1 << 20, &Options::default()) else {
+        panic!("a megabyte cannot hold it")
+    };
+    let least = plan(&model, need, &Options::default()).unwrap();
+    assert_eq!(least.chunk, whole.chunk);
+    let asked = Options { chunk: Some(100), ..Options::default() };
+    assert_eq!(plan(&model, need, &asked).unwrap().chunk, 100);
+}
+
+#[test]
+fn what_cannot_hold_the_least_is_refused_with_numbers() {
+    let (model, options) =
+        (demo_model(), Options { context: Some(256), chunk: Some(32), ..Options::default() });
+    let Err(Error::Budget { need, have, what, remedy }) = plan(&model, 1 << 20, &options) else {
+        panic!("a megabyte cannot hold it")
+    };
+    assert!(
+        have == 1 << 20 && what.contains("dense weights") && remedy.contains("--vram"),
+        "{what}: {remedy}"
+    );
+    let least = plan(&model, need, &options).unwrap();
+    assert_eq!(least.device.unwrap().total(), need);
+    assert!(plan(&model, need - 1, &options).is_err());
+    // The computer's memory is refused in its own words.
+    let little = Options { memory: Some(1 << 20), ..options };
+    let Err(Error::Budget { remedy, .. }) = plan(&model, need, &little) else { panic!("it needs more") };
+    assert!(remedy.contains("--memory"), "{remedy}");
+}
+
+/// The device would compute without the scale, whatever the type of the weights.
+#[test]
+fn a_matrix_with_a_scale_of_its_own_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("scaled.gguf");
+    for name in ["blk.0.attn_q", "blk.1.ffn_up_exps"] {
+        let count = if name.ends_with("exps") { 8 } else { 1 };
+        let scales = [2.0f32; 8].map(f32::to_le_bytes).concat()[..4 * count].to_vec();
+        let file = GgufBuilder::copy_of(&data("golden/qwen3moe.gguf"));
+        let file = file.tensor_of(format!("{name}.scale"), tensor_type::F32, &[count as u64], scales);
+        std::fs::write(&path, file.build()).unwrap();
+        assert!(Prospect::new(&path, &Options::default()).is_ok());
+        let Err(Error::Unsupported(message)) = plan(&path, 64 << 30, &Options::default()) else {
+            panic!("the device was given {name}")
+        };
+        assert!(message.contains(&format!("{name}.weight")) && message.contains("--device cpu"), "{message}");
+    }
+}

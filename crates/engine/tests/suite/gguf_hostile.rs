@@ -1,0 +1,129 @@
+//! Damaged headers never panic the parser, and never make it allocate much more than they have bytes.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use forebay_engine::format::{ModelFile, gguf};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use crate::common::gguf_builder::{GgufBuilder, sample, string, tensor_type, value_type};
+use crate::common::memory::measure;
+use crate::common::mutate::mutate;
+
+const MUTATIONS: usize = 10_000;
+
+/// What the parser may take beyond the size of the header.
+const SLACK: usize = 8 << 20;
+
+#[test]
+fn mutations_of_a_small_file_are_harmless() {
+    let file = sample().build();
+    let model = parse(&file, file.len() as u64).unwrap();
+    mutate_headers(&file[..data_start(&model)], file.len() as u64, 1);
+}
+
+#[test]
+fn mutations_of_a_real_header_are_harmless() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
+    let model = ModelFile::open(&path).unwrap();
+    let mut header = vec![0; data_start(&model)];
+    File::open(&path).unwrap().read_exact(&mut header).unwrap();
+    mutate_headers(&header, model.bytes(), 2);
+}
+
+/// Lengths and counts that the file is long enough for, over a header that is not.
+#[test]
+fn claims_within_the_file_allocate_nothing_ahead() {
+    let claim = 100u64 << 20;
+    for (name, builder) in [
+        ("text", GgufBuilder::new().raw("k", value_type::STRING, claim.to_le_bytes())),
+        ("bytes", GgufBuilder::new().array("k", value_type::U8, claim, [])),
+        ("numbers", GgufBuilder::new().array("k", value_type::U64, claim / 8, [])),
+        ("texts", GgufBuilder::new().array("k", value_type::STRING, claim / 8, string(b"a"))),
+        ("entries", GgufBuilder::new().claim_entries(gguf::MAX_METADATA_ENTRIES)),
+        ("tensors", GgufBuilder::new().claim_tensors(gguf::MAX_TENSORS)),
+    ] {
+        let file = builder.build();
+        let (result, memory) = measure(|| parse(&file, 1 << 40));
+        assert!(result.is_err(), "{name}");
+        assert!(memory.peak < 1 << 20, "{name}: {memory:?}");
+    }
+}
+
+/// As many entries and tensors as there may be, each as small as it may be: the worst ratio of memory to file.
+#[test]
+fn the_most_entries_take_a_bounded_amount() {
+    let mut builder = GgufBuilder::new().alignment(1);
+    for i in 1..gguf::MAX_METADATA_ENTRIES {
+        builder = builder.bool(&format!("{i:x}"), 1);
+    }
+    for i in 0..gguf::MAX_TENSORS {
+        builder = builder.tensor(format!("{i:x}"), tensor_type::F32, &[1], 4);
+    }
+    let file = builder.build();
+    let (model, memory) = measure(|| parse(&file, file.len() as u64));
+    assert_eq!(model.unwrap().tensors.len() as u64, gguf::MAX_TENSORS);
+    assert!(memory.peak < 24 << 20, "{memory:?} for a file of {}", file.len());
+}
+
+/// A large vocabulary, which is what fills real headers.
+#[test]
+fn a_large_vocabulary_takes_its_own_size() {
+    let tokens: Vec<String> = (0..300_000).map(|i| format!("token number {i}")).collect();
+    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    let file = GgufBuilder::new().strings("tokenizer.ggml.tokens", &tokens).build();
+    let (model, memory) = measure(|| parse(&file, file.len() as u64));
+    assert!(model.is_ok());
+    assert!(memory.kept < file.len() + 4096, "{memory:?} for a file of {}", file.len());
+    // Growing holds the old and the new for a moment.
+    assert!(memory.peak < 2 * file.len() + SLACK, "{memory:?} for a file of {}", file.len());
+}
+
+fn parse(header: &[u8], len: u64) -> forebay_engine::Result<ModelFile> {
+    gguf::parse(Path::new("hostile.gguf"), &mut &*header, len)
+}
+
+fn data_start(model: &ModelFile) -> usize {
+    model.tensors.iter().map(|t| t.offset).min().unwrap() as usize
+}
+
+/// Parses many damaged copies of `header`, which belongs to a file of `len` bytes.
+fn mutate_headers(header: &[u8], len: u64, seed: u64) {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut copy = Vec::new();
+    let mut refused = 0;
+    for round in 0..MUTATIONS {
+        copy.clear();
+        copy.extend_from_slice(header);
+        for _ in 0..1 + rng.next_u32() % 3 {
+            mutate(&mut copy, &mut rng);
+        }
+        // Half of the files are as long as the whole one, half end with the header.
+        let len = if rng.next_u32().is_multiple_of(2) { len } else { copy.len() as u64 };
+        let (result, memory) = measure(|| parse(&copy, len));
+        assert!(
+            memory.peak <= copy.len() + SLACK && memory.largest <= copy.len() + SLACK / 2,
+            "round {round} of seed {seed}: {memory:?} for a header of {}",
+            copy.len()
+        );
+        match result {
+            Ok(model) => assert_sound(&model, len),
+            Err(error) => {
+                refused += 1;
+                assert!(error.to_string().len() < 1000, "round {round} of seed {seed}: {error}");
+            }
+        }
+    }
+    assert!(refused > MUTATIONS / 4, "only {refused} of {MUTATIONS} mutations did any damage");
+}
+
+/// What everyone downstream relies on.
+fn assert_sound(model: &ModelFile, len: u64) {
+    for tensor in &model.tensors {
+        assert!(tensor.offset.checked_add(tensor.len).unwrap() <= len);
+        assert!(tensor.elements() > 0 && (1..=4).contains(&tensor.shape.len()));
+        assert_eq!(model.tensor(&tensor.name), Some(tensor));
+    }
+}

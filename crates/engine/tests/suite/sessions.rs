@@ -1,0 +1,454 @@
+//! A conversation keeps what it has computed, gives the bits of a fresh one whatever happened before, and
+//! survives every error.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+
+use forebay_engine::chat::{Message, RenderOptions};
+use forebay_engine::tokenizer::{Bos, EncodeOptions};
+use forebay_engine::{
+    Cancel, Engine, Error, Extended, Logits, Options, Precision, Session, TokenId, Turn, Watch,
+};
+use forebay_testing::assert_same_bits;
+
+use crate::common::models::{KEEPING, containers, data, demo_model, options, random_tokens, trained};
+
+fn open(options: Options) -> Engine {
+    Engine::open(&data("golden/qwen3moe.gguf"), &Options { threads: Some(2), ..options }).unwrap()
+}
+
+fn tokens(count: usize) -> Vec<TokenId> {
+    random_tokens(count, 160, 11)
+}
+
+/// Another token. The same one would hide that its predecessor was not forgotten.
+fn other_than(token: TokenId) -> TokenId {
+    TokenId((token.0 + 1) % 160)
+}
+
+/// The session's logits are those of a session that never saw anything else.
+fn assert_as_fresh(session: &Session, what: &str) {
+    let mut fresh = session.engine().session();
+    fresh.extend(session.tokens()).unwrap();
+    assert_same_bits(session.logits(), fresh.logits(), what);
+}
+
+#[test]
+fn only_what_follows_the_longest_common_prefix_is_computed() {
+    let engine = open(Options { chunk: Some(16), ..Options::default() });
+    let story = tokens(100);
+    let other = random_tokens(30, 160, 12);
+    assert_ne!(story[70], other[0]);
+    let mut session = engine.session();
+    assert!(session.tokens().is_empty() && session.logits().is_empty());
+
+    let branch = [&story[..70], &other].concat();
+    for (what, tokens, reused, computed) in [
+        ("the first prompt", &story[..80], 0, 80),
+        ("the same again", &story[..80], 80, 0),
+        ("a longer one", &story[..100], 80, 20),
+        ("another end", &branch, 70, 30),
+        // The last token is computed again, because only the logits after the very last one are kept.
+        ("back to a prefix", &story[..65], 64, 1),
+        ("forward again", &branch, 65, 35),
+        ("back to the first token", &story[..1], 0, 1),
+        ("another first token", &other, 0, 30),
+    ] {
+        let extended = session.extend(tokens).unwrap();
+        assert_eq!(extended, Extended { reused, computed }, "{what}");
+        assert_eq!(session.tokens(), tokens, "{what}");
+        assert_as_fresh(&session, what);
+    }
+    session.push(story[5]).unwrap();
+    assert_eq!(session.tokens().len(), 31);
+    assert_as_fresh(&session, "a token more");
+}
+
+#[test]
+fn progress_counts_what_is_computed() {
+    let engine = open(Options { chunk: Some(16), ..Options::default() });
+    let story = tokens(60);
+    let mut session = engine.session();
+    session.extend(&story[..20]).unwrap();
+    let mut seen = Vec::new();
+    let mut progress = |done, total| seen.push((done, total));
+    session.extend_watched(&story, Watch { progress: Some(&mut progress), logits: None }).unwrap();
+    assert_eq!(seen, [(16, 40), (32, 40), (40, 40)]);
+}
+
+#[test]
+fn every_position_is_watched_once_and_in_order() {
+    let engine = open(Options { chunk: Some(16), ..Options::default() });
+    let story = tokens(40);
+    let mut session = engine.session();
+    session.extend(&story[..20]).unwrap();
+    let mut seen = Vec::new();
+    let mut watch = |position: usize, logits: &[f32]| seen.push((position, logits.to_vec()));
+    let watch = Watch { logits: Some(&mut watch), ..Watch::default() };
+    let extended = session.extend_watched(&story, watch).unwrap();
+    assert_eq!(extended, Extended { reused: 0, computed: 40 });
+    assert!(seen.iter().map(|(position, _)| *position).eq(0..40));
+    assert_same_bits(session.logits(), &seen[39].1, "the last position's");
+}
+
+#[test]
+fn more_tokens_than_the_context_are_refused_with_both_numbers() {
+    let engine = open(Options { context: Some(16), ..Options::default() });
+    assert_eq!(engine.context(), 16);
+    let story = tokens(17);
+    let mut session = engine.session();
+    let assert_refused = |result: Result<(), Error>| match result {
+        Err(error @ Error::Context { tokens: 17, limit: 16 }) => {
+            let message = error.to_string();
+            assert!(message.contains("17") && message.contains("16"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_refused(session.extend(&story).map(drop));
+    session.extend(&story[..16]).unwrap();
+    assert_as_fresh(&session, "after too long a prompt");
+    assert_refused(session.push(story[16]));
+    assert_refused(session.extend(&story).map(drop));
+    assert_eq!(session.tokens(), &story[..16]);
+    assert_as_fresh(&session, "after a token too many");
+    session.extend(&story[1..]).unwrap();
+    assert_as_fresh(&session, "after making room");
+}
+
+#[test]
+fn a_refused_prompt_leaves_the_session_as_it_was() {
+    let engine = open(Options::default());
+    let story = tokens(20);
+    let vocab = engine.vocab_size();
+    let outside = TokenId(vocab as u32);
+    let mut session = engine.session();
+    session.extend(&story).unwrap();
+
+    let refusals = [
+        (session.extend(&[]).map(drop), "no tokens".to_owned()),
+        (session.extend(&[story[0], outside, story[1]]).map(drop), format!("token {vocab} ")),
+        (session.push(outside), format!("vocabulary of {vocab} ")),
+        (session.push(TokenId(u32::MAX)), "token 4294967295 ".to_owned()),
+    ];
+    for (result, expected) in refusals {
+        match result {
+            Err(Error::Invalid(message)) => assert!(message.contains(&expected), "{message}"),
+            other => panic!("{other:?} instead of {expected:?}"),
+        }
+    }
+    assert_eq!(session.tokens(), story);
+    assert_as_fresh(&session, "after refusals");
+    session.push(TokenId(vocab as u32 - 1)).unwrap();
+    assert_as_fresh(&session, "after the last token of the vocabulary");
+}
+
+#[test]
+fn another_thread_can_stop_a_long_prompt() {
+    let options = Options { threads: Some(2), chunk: Some(32), ..Options::default() };
+    let engine = Engine::open(&demo_model(), &options).unwrap();
+    let story = random_tokens(engine.context().min(4000), 4096, 13);
+    let mut session = engine.session();
+    let cancel = session.cancel().clone();
+    let (begun, has_begun) = mpsc::channel();
+    let (stopped, has_stopped) = mpsc::channel();
+    let stopper = std::thread::spawn(move || {
+        has_begun.recv().unwrap();
+        cancel.cancel();
+        stopped.send(()).unwrap();
+    });
+    // The next chunk is under way when it is stopped; a thread that is late is waited for, long before the last chunk.
+    let mut chunks = 0;
+    let mut progress = |_, _| {
+        chunks += 1;
+        match chunks {
+            1 => begun.send(()).unwrap(),
+            3 => has_stopped.recv().unwrap(),
+            _ => {}
+        }
+    };
+    let result = session.extend_watched(&story, Watch { progress: Some(&mut progress), logits: None });
+    assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+    assert!(chunks <= 3, "{chunks} chunks were computed");
+    stopper.join().unwrap();
+
+    // Whole chunks are kept, and nothing of the one that was interrupted.
+    let held = session.tokens().len();
+    assert!(held >= 32 && held.is_multiple_of(32) && held < story.len(), "{held} tokens are held");
+    assert!(matches!(session.push(story[0]), Err(Error::Cancelled)), "the request to stop holds");
+    session.cancel().reset();
+    let extended = session.extend(&story[..held + 9]).unwrap();
+    assert_eq!(extended, Extended { reused: held, computed: 9 });
+    assert_as_fresh(&session, "after a cancelled prompt");
+}
+
+#[test]
+fn a_cancelled_token_changes_nothing() {
+    let engine = open(Options::default());
+    let story = tokens(20);
+    let mut session = engine.session();
+    session.extend(&story).unwrap();
+    session.cancel().cancel();
+    assert!(matches!(session.push(story[0]), Err(Error::Cancelled)));
+    assert_eq!(session.tokens(), story);
+    assert_as_fresh(&session, "after a cancelled token");
+    session.cancel().reset();
+    session.push(story[1]).unwrap();
+    assert_as_fresh(&session, "after another token");
+}
+
+/// The logits of a chunk are computed when all its layers have remembered it already.
+#[test]
+fn a_chunk_that_is_cancelled_at_its_end_is_forgotten() {
+    let engine = open(Options { chunk: Some(32), ..Options::default() });
+    let story = tokens(64);
+    let mut session = engine.session();
+    let cancel = session.cancel().clone();
+    let mut watch = |position, _: &[f32]| {
+        if position == 40 {
+            cancel.cancel();
+        }
+    };
+    let result = session.extend_watched(&story, Watch { logits: Some(&mut watch), ..Watch::default() });
+    assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+    assert_eq!(session.tokens(), &story[..32]);
+    assert!(session.logits().is_empty());
+    session.cancel().reset();
+    session.push(other_than(story[32])).unwrap();
+    assert_as_fresh(&session, "after a cancelled chunk");
+}
+
+#[test]
+fn a_chunk_whose_watcher_panics_is_forgotten() {
+    let engine = open(Options { chunk: Some(32), ..Options::default() });
+    let story = tokens(64);
+    let mut session = engine.session();
+    let mut watch = |position, _: &[f32]| assert_ne!(position, 40, "this panic is part of the test");
+    let watch = Watch { logits: Some(&mut watch), ..Watch::default() };
+    assert!(catch_unwind(AssertUnwindSafe(|| session.extend_watched(&story, watch))).is_err());
+    assert_eq!(session.tokens(), &story[..32]);
+    session.push(other_than(story[32])).unwrap();
+    assert_as_fresh(&session, "after a panic");
+}
+
+#[test]
+fn sessions_in_two_threads_do_not_disturb_each_other() {
+    let engine = open(Options { chunk: Some(8), ..Options::default() });
+    let prompts = [tokens(90), random_tokens(70, 160, 14)];
+    let answers = prompts.each_ref().map(|prompt| {
+        let mut session = engine.session();
+        std::thread::spawn({
+            let prompt = prompt.clone();
+            move || {
+                session.extend(&prompt[..50]).unwrap();
+                prompt[50..].iter().for_each(|&token| session.push(token).unwrap());
+                session
+            }
+        })
+    });
+    for answer in answers {
+        assert_as_fresh(&answer.join().unwrap(), "beside another session");
+    }
+}
+
+/// Four conversations of different lengths take steps together: two read prompts, two write.
+#[test]
+fn conversations_that_step_together_give_the_bits_of_each_alone() {
+    for family in KEEPING {
+        for precision in [Precision::Fast, Precision::Exact] {
+            let [file, _] = containers(family);
+            let engine = Engine::open(&file, &options(precision)).unwrap();
+            let stories = [22, 23, 24, 25].map(|seed| random_tokens(60, 160, seed));
+            let mut sessions = [0, 7, 33, 1].map(|len| {
+                let mut session = engine.session();
+                if len > 0 {
+                    session.extend(&stories[0][..len]).unwrap();
+                }
+                session
+            });
+            for cuts in [[20, 1, 1, 1], [1, 1, 13, 1], [1, 1, 1, 1]] {
+                let mut turns: Vec<Turn<'_>> = sessions
+                    .iter_mut()
+                    .zip(&stories)
+                    .zip(cuts)
+                    .map(|((session, story), count)| {
+                        let at = session.tokens().len();
+                        Turn { tokens: &story[at..at + count], session, logits: count != 13, marks: &[] }
+                    })
+                    .collect();
+                let mut given = Vec::new();
+                let collect = |turn, logits: &mut Logits<'_>| {
+                    given.push((turn, logits.all()?.to_vec()));
+                    Ok(())
+                };
+                engine.step(&mut turns, &Cancel::default(), collect).unwrap();
+                for (i, logits) in &given {
+                    let mut fresh = engine.session();
+                    fresh.extend(sessions[*i].tokens()).unwrap();
+                    let what = format!("{family}, {precision:?}, {cuts:?}, turn {i}");
+                    assert_same_bits(logits, fresh.logits(), &what);
+                }
+                let wanted = (0..4).filter(|&i| cuts[i] != 13);
+                assert!(given.iter().map(|(turn, _)| *turn).eq(wanted));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_that_fails_changes_no_conversation() {
+    let engine = open(Options { chunk: Some(16), ..Options::default() });
+    let story = tokens(60);
+    let mut sessions = [engine.session(), engine.session()];
+    sessions[0].extend(&story[..10]).unwrap();
+    sessions[1].extend(&story[..30]).unwrap();
+    let cancelled = Cancel::default();
+    cancelled.cancel();
+    let outside = [TokenId(u32::MAX)];
+    for (first, second, cancel, expected) in [
+        (&story[10..11], &story[30..31], &cancelled, "cancelled"),
+        (&story[10..11], &outside[..], &Cancel::default(), "vocabulary"),
+        (&story[10..11], &story[..0], &Cancel::default(), "no tokens"),
+        (&story[10..20], &story[30..40], &Cancel::default(), "16 tokens at most, not 20"),
+    ] {
+        let [a, b] = &mut sessions;
+        let mut turns = [
+            Turn { session: a, tokens: first, logits: true, marks: &[] },
+            Turn { session: b, tokens: second, logits: true, marks: &[] },
+        ];
+        let error = engine.step(&mut turns, cancel, |_, _| Ok(())).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!((sessions[0].tokens(), sessions[1].tokens()), (&story[..10], &story[..30]));
+    }
+    let mut stranger = open(Options::default()).session();
+    let mut turns = [Turn { session: &mut stranger, tokens: &story[..1], logits: false, marks: &[] }];
+    assert!(engine.step(&mut turns, &Cancel::default(), |_, _| Ok(())).is_err());
+    for session in &mut sessions {
+        session.push(other_than(story[30])).unwrap();
+        assert_as_fresh(session, "after steps that failed");
+    }
+}
+
+#[test]
+fn forks_go_their_own_ways() {
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let engine = Engine::open(&file, &options(Precision::Fast)).unwrap();
+        let story = random_tokens(200, 160, 26);
+        let mut session = engine.session();
+        session.extend(&story[..150]).unwrap();
+        let mut fork = session.fork().unwrap();
+        assert_eq!(fork.tokens(), session.tokens());
+        assert_same_bits(fork.logits(), session.logits(), family);
+        let mut grandchild = fork.fork().unwrap();
+        session.push(story[150]).unwrap();
+        fork.push(other_than(story[150])).unwrap();
+        grandchild.extend(&[&story[..150], &story[..30]].concat()).unwrap();
+        assert_as_fresh(&session, family);
+        drop(session);
+        for token in &story[..20] {
+            fork.push(*token).unwrap();
+        }
+        fork.extend(&story[..100]).unwrap();
+        assert_as_fresh(&fork, family);
+        assert_as_fresh(&grandchild, family);
+    }
+}
+
+/// A batch that is cancelled in the middle has changed the states of some layers and not of others.
+#[test]
+fn a_batch_that_is_cancelled_between_layers_leaves_no_trace() {
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let engine = Engine::open(&file, &Options { chunk: Some(32), ..options(Precision::Fast) }).unwrap();
+        let story = random_tokens(100, 160, 27);
+        let mut session = engine.session();
+        session.extend(&story[..40]).unwrap();
+        for (batch, last_layer) in [(1, 0), (1, 1), (20, 0), (20, 1)] {
+            let cancel = session.cancel().clone();
+            session.watch_routing(Some(Box::new(move |routed| {
+                if routed.layer.0 >= last_layer {
+                    cancel.cancel();
+                }
+            })));
+            let held = session.tokens().to_vec();
+            let result = match batch {
+                1 => session.push(story[60]),
+                _ => session.extend(&[&held[..], &story[60..80]].concat()).map(drop),
+            };
+            assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+            assert_eq!(session.tokens(), held);
+            session.watch_routing(None);
+            session.cancel().reset();
+            session.push(other_than(story[60])).unwrap();
+            assert_as_fresh(
+                &session,
+                &format!("{family}, {batch} tokens cancelled after layer {last_layer}"),
+            );
+        }
+    }
+}
+
+/// Reasoning is dropped from the history with the next turn, so that each prompt diverges where the last answer began.
+#[test]
+fn a_history_without_its_reasoning_costs_no_more_than_the_last_answer() {
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let engine = Engine::open(&file, &options(Precision::Fast)).unwrap();
+        let mut session = engine.session();
+        let mut history: Vec<TokenId> = Vec::new();
+        for turn in 0..20 {
+            let question = random_tokens(4, 160, 100 + turn);
+            let prompt = [&history[..], &question].concat();
+            let before = session.tokens().len();
+            let extended = session.extend(&prompt).unwrap();
+            // What the last answer is without its reasoning, and the question.
+            let new = if turn == 0 { 4 } else { 3 + 4 };
+            assert_eq!(
+                extended,
+                Extended { reused: prompt.len() - new, computed: new },
+                "{family}, turn {turn}"
+            );
+            assert!(before == 0 || extended.reused < before, "there was reasoning to forget");
+            assert_as_fresh(&session, &format!("{family}, turn {turn}"));
+            let [reasoning, answer] =
+                [(5, 200), (3, 300)].map(|(n, seed)| random_tokens(n, 160, seed + turn));
+            for token in reasoning.into_iter().chain(answer.iter().copied()) {
+                session.push(token).unwrap();
+            }
+            history = [prompt, answer].concat();
+        }
+    }
+}
+
+/// The same with a trained model's own template, whose recurrent layers cannot go back but to marks.
+#[test]
+fn twenty_turns_of_a_trained_model_are_never_read_again() {
+    let Some(model) = trained("tales-qwen35moe-Q4_K_M.gguf") else { return };
+    let engine = Engine::open(&model, &options(Precision::Fast)).unwrap();
+    let template = engine.template().unwrap().unwrap();
+    let tokenizer = engine.tokenizer();
+    let render = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    let mut session = engine.session();
+    let mut messages: Vec<Message> = Vec::new();
+    let mut last_prompt = 0;
+    for turn in 0..20 {
+        messages.push(Message::new("user", format!("Tell me story number {turn}.")));
+        let text = template.render(&messages, &render).unwrap();
+        let prompt = tokenizer.encode(&text, EncodeOptions { special: true, bos: Bos::Never }).unwrap();
+        let held = session.tokens().len();
+        let extended = session.extend(&prompt).unwrap();
+        // What is new in the prompt: the last answer without its reasoning, and the question.
+        assert!(extended.computed <= prompt.len() - last_prompt, "turn {turn}: {extended:?}");
+        assert!(turn == 0 || extended.reused < held, "turn {turn}: there was reasoning to forget");
+        last_prompt = prompt.len();
+        let mut written = Vec::new();
+        for _ in 0..16 {
+            let logits = session.logits();
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+            written.push(TokenId(best as u32));
+            session.push(TokenId(best as u32)).unwrap();
+        }
+        messages.push(Message::new("assistant", tokenizer.decode(&written[10..], false)));
+    }
+    assert_as_fresh(&session, "after twenty turns");
+}

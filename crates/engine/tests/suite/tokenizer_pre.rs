@@ -1,0 +1,231 @@
+//! Pre-tokenisers and SentencePiece give the tokens that other people's libraries give, from either container.
+
+use std::path::Path;
+
+use forebay_engine::TokenId;
+use forebay_engine::format::{Metadata, NumberArray, NumberKind, StringArray, Value};
+use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
+use forebay_testing::vectors;
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+
+fn ids(tokenizer: &Tokenizer, text: &str, special: bool) -> Vec<u32> {
+    let options = EncodeOptions { special, bos: Bos::Never };
+    tokenizer.encode(text, options).unwrap().iter().map(|id| id.0).collect()
+}
+
+/// A tokenizer from a folder with this `tokenizer.json`.
+fn from_document(document: &Json) -> Tokenizer {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("tokenizer.json"), serde_json::to_vec(document).unwrap()).unwrap();
+    Tokenizer::from_folder(folder.path()).unwrap()
+}
+
+/// A vocabulary as a GGUF file has it.
+#[derive(Deserialize)]
+struct Gguf {
+    tokens: Vec<String>,
+    #[serde(default)]
+    scores: Vec<f32>,
+    types: Vec<i32>,
+    #[serde(default)]
+    merges: Vec<String>,
+}
+
+impl Gguf {
+    /// What a converter writes for a `tokenizer.json`.
+    fn of(document: &Json) -> Gguf {
+        let mut tokens: Vec<(u64, String, i32)> = document["model"]["vocab"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(text, id)| (id.as_u64().unwrap(), text.clone(), 1))
+            .collect();
+        for token in document["added_tokens"].as_array().unwrap() {
+            let (id, text) = (token["id"].as_u64().unwrap(), token["content"].as_str().unwrap());
+            let control = token["special"] == true || text.starts_with("<|") || text.starts_with("<｜");
+            tokens.retain(|(other, ..)| *other != id);
+            tokens.push((id, text.to_owned(), if control { 3 } else { 4 }));
+        }
+        tokens.sort();
+        let mut gguf = Gguf { tokens: vec![], scores: vec![], types: vec![], merges: vec![] };
+        for (id, text, kind) in tokens {
+            gguf.pad(id as usize);
+            gguf.tokens.push(text);
+            gguf.types.push(kind);
+        }
+        let merges = document["model"]["merges"].as_array().unwrap().iter();
+        gguf.merges = merges
+            .map(|merge| match merge {
+                Json::Array(pair) => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+                text => text.as_str().unwrap().to_owned(),
+            })
+            .collect();
+        gguf
+    }
+
+    /// Adds unused tokens until there are `count`.
+    fn pad(&mut self, count: usize) {
+        while self.tokens.len() < count {
+            self.tokens.push(format!("[PAD{}]", self.tokens.len()));
+            self.types.push(5);
+        }
+    }
+
+    fn tokenizer(&self, model: &str, pre: Option<&str>) -> Tokenizer {
+        let strings = |texts: &[String]| {
+            let mut all = StringArray::default();
+            texts.iter().for_each(|text| all.push(text));
+            Value::Strings(all)
+        };
+        let scores = self.scores.iter().flat_map(|score| score.to_le_bytes()).collect();
+        let types = self.types.iter().flat_map(|kind| kind.to_le_bytes()).collect();
+        let mut metadata = Metadata::default();
+        let mut set = |key: &str, value| metadata.insert(format!("tokenizer.ggml.{key}"), value).unwrap();
+        set("model", Value::String(model.to_owned()));
+        if let Some(pre) = pre {
+            set("pre", Value::String(pre.to_owned()));
+        }
+        set("tokens", strings(&self.tokens));
+        set("merges", strings(&self.merges));
+        set("scores", Value::Numbers(NumberArray::new(NumberKind::F32, scores)));
+        set("token_type", Value::Numbers(NumberArray::new(NumberKind::I32, types)));
+        set("bos_token_id", Value::Unsigned(1));
+        set("unknown_token_id", Value::Unsigned(0));
+        Tokenizer::from_metadata(Path::new("vectors.gguf"), &metadata).unwrap()
+    }
+}
+
+#[derive(Deserialize)]
+struct PreVectors {
+    tokenizer: Json,
+    texts: Vec<String>,
+    pre: Vec<PreVector>,
+}
+
+#[derive(Deserialize)]
+struct PreVector {
+    /// What GGUF files name these steps, with this normaliser, of which they do not speak.
+    names: Vec<String>,
+    ignore_merges: bool,
+    normalizer: Json,
+    steps: Json,
+    ids: Vec<Vec<u32>>,
+}
+
+#[test]
+fn pre_tokenisers_cut_where_their_own_tokenizers_cut() {
+    let data: PreVectors = serde_json::from_str(include_str!("../data/tokenizer_pre.json")).unwrap();
+    let mut document = data.tokenizer;
+    let mut gguf = Gguf::of(&document);
+    // As long as published vocabularies: a shorter one is not composed, whatever the name.
+    gguf.pad(50_000);
+    for vector in data.pre {
+        document["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": vector.steps});
+        document["normalizer"] = vector.normalizer.clone();
+        document["model"]["ignore_merges"] = vector.ignore_merges.into();
+        let mut tokenizers = vec![("folder", from_document(&document))];
+        tokenizers.extend(vector.names.iter().map(|name| (&**name, gguf.tokenizer("gpt2", Some(name)))));
+        assert_eq!(vector.ids.len(), data.texts.len());
+        for (container, tokenizer) in &tokenizers {
+            for (text, expected) in data.texts.iter().zip(&vector.ids) {
+                assert_eq!(
+                    ids(tokenizer, text, true),
+                    *expected,
+                    "{container}, {:?}: {text:?}",
+                    vector.names
+                );
+                let tokens: Vec<_> = expected.iter().copied().map(TokenId).collect();
+                if vector.normalizer.is_null() {
+                    assert_eq!(tokenizer.decode(&tokens, true), *text);
+                }
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct PieceVectors {
+    gguf: Gguf,
+    tokenizer: Json,
+    vectors: Vec<Vector>,
+}
+
+#[derive(Deserialize)]
+struct Vector {
+    text: String,
+    special: bool,
+    ids: Vec<u32>,
+    /// The tokens where only the start of the text gets a space in front.
+    prepend_first: Option<Vec<u32>>,
+}
+
+#[test]
+fn sentencepiece_merges_as_its_own_library_does() {
+    let data: PieceVectors =
+        serde_json::from_str(include_str!("../data/tokenizer_sentencepiece.json")).unwrap();
+    let gguf = data.gguf.tokenizer("llama", None);
+    let mut document = data.tokenizer;
+    let folder = from_document(&document);
+    document["normalizer"] = Json::Null;
+    document["pre_tokenizer"] =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
+    let first = from_document(&document);
+    for tokenizer in [&gguf, &folder, &first] {
+        assert!(tokenizer.adds_bos());
+        assert_eq!(tokenizer.encode("", EncodeOptions::default()).unwrap(), [TokenId(1)]);
+    }
+    let mut firsts = 0;
+    for v in data.vectors {
+        assert_eq!(ids(&gguf, &v.text, v.special), v.ids, "gguf: {:?}", v.text);
+        assert_eq!(ids(&folder, &v.text, v.special), v.ids, "folder: {:?}", v.text);
+        if let Some(expected) = v.prepend_first {
+            assert_eq!(ids(&first, &v.text, v.special), expected, "first: {:?}", v.text);
+            firsts += 1;
+        }
+        // After a control token the encoder puts a space that no decoder takes off.
+        if !v.special || !v.ids.iter().any(|&id| gguf.is_control(TokenId(id))) {
+            let tokens: Vec<_> = v.ids.iter().copied().map(TokenId).collect();
+            assert_eq!(gguf.decode(&tokens, true), v.text);
+            assert_eq!(folder.decode(&tokens, true), v.text);
+        }
+    }
+    assert!(firsts > 10);
+}
+
+#[derive(Deserialize)]
+struct RealVectors {
+    /// What a GGUF file of the model would name.
+    pre: Option<String>,
+    gguf: Option<Gguf>,
+    vectors: Vec<Vector>,
+}
+
+/// Compares with real vocabularies, which `tools/tokenizer_real.py` writes into a folder.
+#[test]
+fn real_vocabularies_give_the_tokens_of_their_own_libraries() {
+    let Some(folder) = vectors("FOREBAY_TOKENIZERS", "tokenizer_real.py") else { return };
+    let mut seen = 0;
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let data: RealVectors =
+            serde_json::from_slice(&std::fs::read(path.join("vectors.json")).unwrap()).unwrap();
+        let mut tokenizers = Vec::new();
+        if let Ok(document) = std::fs::read(path.join("tokenizer.json")) {
+            tokenizers.push(Tokenizer::from_folder(&path).unwrap());
+            if let Some(pre) = &data.pre {
+                let gguf = Gguf::of(&serde_json::from_slice(&document).unwrap());
+                tokenizers.push(gguf.tokenizer("gpt2", Some(pre)));
+            }
+        }
+        tokenizers.extend(data.gguf.map(|gguf| gguf.tokenizer("llama", None)));
+        assert!(!tokenizers.is_empty(), "{}", path.display());
+        for v in &data.vectors {
+            for tokenizer in &tokenizers {
+                let actual = ids(tokenizer, &v.text, v.special);
+                assert_eq!(actual, v.ids, "{}, special: {}: {:?}", path.display(), v.special, v.text);
+            }
+        }
+        seen += 1;
+    }
+    assert!(seen > 0);
+}

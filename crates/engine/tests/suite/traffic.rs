@@ -1,0 +1,35 @@
+//! What one token reads, counted by hand.
+
+use forebay_engine::plan::Traffic;
+use forebay_engine::{Engine, Options, Precision};
+
+use crate::common::tiny_model::tiny_model;
+
+/// Floats of a layer's dense weights with 32 hidden channels: norms, queries, keys, values, output, router.
+const LAYER: u64 = (32 + 8 + 8 + 32) + 32 * 32 + 16 * 32 + 16 * 32 + 32 * 32 + 4 * 32;
+
+/// Two layers with two of four experts, each of three matrices.
+const EXPERTS: u64 = 2 * 2 * (3 * 16 * 32) * 4;
+
+fn traffic(model: &[u8], precision: Precision) -> Traffic {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, model).unwrap();
+    Engine::open(&path, &Options { precision, ..Options::default() }).unwrap().traffic()
+}
+
+#[test]
+fn a_token_reads_one_row_of_the_embeddings_and_the_experts_it_uses() {
+    let model = tiny_model(32);
+    // The last norm, the output matrix of 16 tokens, a row of the table.
+    let dense = (2 * LAYER + 32 + 16 * 32 + 32) * 4;
+    // Two layers with keys and values of two heads of 8 channels.
+    let fast = Traffic { dense, experts: EXPERTS, position: 2 * 2 * (8 + 8) * 2, windows: 0, recurrent: 0 };
+    assert_eq!(traffic(&model.build(), Precision::Fast), fast);
+    assert_eq!(traffic(&model.build(), Precision::Exact), Traffic { position: 2 * fast.position, ..fast });
+    assert_eq!(fast.bytes(10), dense + EXPERTS + 10 * fast.position);
+
+    // A table that is the output matrix, too, is read whole for that: the same bytes.
+    let tied = model.without_tensor("output.weight").build();
+    assert_eq!(traffic(&tied, Precision::Fast), fast);
+}
