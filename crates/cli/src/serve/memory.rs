@@ -27,6 +27,9 @@ const STEP: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(250);
 
+/// What a request was granted is resident after so long.
+const SOON: Duration = Duration::from_millis(200);
+
 /// When there is no memory for a request, it may come again after so many seconds.
 const RETRY_SECONDS: u64 = 5;
 
@@ -63,6 +66,8 @@ pub struct RequestMemory {
 struct Held {
     /// By all requests.
     used: u64,
+    /// What requests were granted within the last [`SOON`], and when: the process may not have it resident yet.
+    granted: Vec<(Instant, u64)>,
     /// What of it the engine counts.
     counted: Hold,
 }
@@ -70,7 +75,7 @@ struct Held {
 impl RequestMemory {
     pub fn new(engine: &Engine) -> RequestMemory {
         let most = (engine.plan().budget / SHARE).max(UNCOUNTED);
-        let held = Held { used: 0, counted: engine.hold_for_requests() };
+        let held = Held { used: 0, granted: Vec::new(), counted: engine.hold_for_requests() };
         let (budget, resident) = (engine.plan().budget, forebay_engine::plan::resident);
         RequestMemory { most, budget, resident, held: Mutex::new(held), freed: Notify::new() }
     }
@@ -87,7 +92,7 @@ impl RequestMemory {
         if counted != before {
             held.counted.resize(counted).map_err(|_| busy())?;
         }
-        if counted > before && !self.fits(to - from) {
+        if counted > before && !self.fits(&mut held, to - from) {
             // Giving memory back does not fail.
             let _ = held.counted.resize(before);
             MUCH_FREED.notify_one();
@@ -103,10 +108,17 @@ impl RequestMemory {
         Ok(())
     }
 
-    /// Whether the process stays within its budget with so many bytes more. Not all that it takes can be counted: an allocator
-    /// has gaps, and a program's own pages come as they are used.
-    fn fits(&self, bytes: u64) -> bool {
-        (self.resident)().saturating_add(bytes) <= self.budget
+    /// Whether the process stays within its budget with so many bytes more, which are granted then. Not all that it takes can be
+    /// counted: an allocator has gaps, and a program's own pages come as they are used.
+    fn fits(&self, held: &mut Held, bytes: u64) -> bool {
+        let now = Instant::now();
+        held.granted.retain(|(when, _)| now - *when < SOON);
+        let soon: u64 = held.granted.iter().map(|(_, bytes)| bytes).sum();
+        let fits = (self.resident)().saturating_add(soon).saturating_add(bytes) <= self.budget;
+        if fits {
+            held.granted.push((now, bytes));
+        }
+        fits
     }
 
     fn refusal(&self, bytes: u64) -> ApiError {
@@ -391,6 +403,8 @@ mod tests {
         assert_eq!(large.add(&memory, 10 << 20).unwrap_err().status.as_u16(), 429);
         large.add(&memory, 5 << 20).unwrap();
         assert_eq!(memory.lock().used, 8 << 20);
+        // The process does not have these 5 MiB resident yet, but it will.
+        assert_eq!(Account::new().add(&memory, 2 << 20).unwrap_err().status.as_u16(), 429);
     }
 
     #[tokio::test]

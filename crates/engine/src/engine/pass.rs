@@ -97,8 +97,8 @@ impl ComputeGuard<'_> {
         };
         if one_each {
             cx.store.tick();
-            relieve(pressure, cx.store);
         }
+        relieve(pressure, cx.store);
         cx.store.lend_device(cx.backend)?;
         cx.backend.begin(batch.tokens.len());
         self.inner.model.forward(&mut cx, batch)?;
@@ -119,13 +119,13 @@ impl ComputeGuard<'_> {
     }
 }
 
-/// Gives slots back when the rest of the machine needs memory, and takes them again when there is plenty.
+/// Gives slots back when memory is short, the machine's or what the process may have, and takes them again when there is plenty.
 fn relieve(pressure: &mut Pressure, store: &ExpertStore) {
     match pressure.relief() {
         None => {}
         Some(Relief::Give(bytes)) => {
             let given = store.relieve(bytes);
-            tracing::info!("memory is short: {} of expert slots given back", Bytes(given.freed));
+            tracing::debug!("memory is short: {} of expert slots given back", Bytes(given.freed));
             pressure.done(Relief::Give(given.slots));
         }
         Some(Relief::Take(bytes)) => pressure.done(Relief::Take(store.take_again(bytes))),

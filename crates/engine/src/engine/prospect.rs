@@ -290,7 +290,11 @@ impl Prospect {
             expected: Routing::default(),
             assistant,
             // Memory that a device copies from cannot be given back.
-            pressure: Pressure::on(if plan.device.is_some() { 0 } else { plan.slot_bytes }),
+            pressure: Pressure::on(
+                if plan.device.is_some() { 0 } else { plan.slot_bytes },
+                // Whoever describes a machine has a process that is not it.
+                options.machine.is_none().then_some(plan.budget),
+            ),
             logits: Kept::default(),
         };
         Ok(Engine(Arc::new(Inner {

@@ -88,17 +88,21 @@ impl GroupLimit {
     }
 }
 
-/// Watches for others who need memory.
+/// Watches for memory that is short: the machine's, because others need it, or the process's own, because it has more resident than
+/// could be counted beforehand.
 #[derive(Debug)]
 pub struct Pressure {
-    /// Whether there is enough to give for it to matter.
-    watches: bool,
-    looked: Option<Instant>,
+    /// Whether slots have enough to give for the machine to notice.
+    watches_machine: bool,
+    /// What the process may have resident, if that is watched.
+    budget: Option<u64>,
+    looked_at_all: Option<Instant>,
+    looked_at_process: Option<Instant>,
     /// Bytes that were given back and not taken again.
     given: u64,
 }
 
-/// What expert slots are to do for the rest of the machine.
+/// What expert slots are to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relief {
     /// Memory is short: give back so many bytes.
@@ -108,27 +112,41 @@ pub enum Relief {
 }
 
 impl Pressure {
-    /// Looking costs a tenth of a millisecond, so not for every token.
+    /// Looking at the machine costs a tenth of a millisecond, so not for every token.
     const EVERY: Duration = Duration::from_secs(1);
 
-    /// What is left to others before slots are given back.
-    const LEAST: u64 = 128 << 20;
+    /// Looking at the process costs less, and requests can take much memory in a second.
+    const EVERY_PROCESS: Duration = Duration::from_millis(20);
 
-    /// What is left to others when slots are taken again: far more, so that memory does not go to and fro.
-    const PLENTY: u64 = 1 << 30;
-
-    /// For slots of so many bytes.
-    pub fn on(slot_bytes: u64) -> Pressure {
-        Pressure { watches: slot_bytes >= Pressure::LEAST, looked: None, given: 0 }
+    /// For slots of so many bytes, in a process that may have `budget` bytes resident, if the process is to be watched.
+    pub fn on(slot_bytes: u64, budget: Option<u64>) -> Pressure {
+        Pressure {
+            watches_machine: slot_bytes >= 128 << 20,
+            budget: budget.filter(|_| slot_bytes > 0),
+            looked_at_all: None,
+            looked_at_process: None,
+            given: 0,
+        }
     }
 
     /// What to do now, if anything. The caller [says](Self::done) what came of it.
     pub fn relief(&mut self) -> Option<Relief> {
-        if !self.watches || self.looked.is_some_and(|looked| looked.elapsed() < Pressure::EVERY) {
+        let is_due = |looked: Option<Instant>, every| looked.is_none_or(|looked| looked.elapsed() >= every);
+        let all = is_due(self.looked_at_all, Pressure::EVERY);
+        if self.budget.is_none() && !self.watches_machine
+            || !all && !is_due(self.looked_at_process, Pressure::EVERY_PROCESS)
+        {
             return None;
         }
-        self.looked = Some(Instant::now());
-        self.judge(Machine::now().available?)
+        self.looked_at_process = Some(Instant::now());
+        let process = self.budget.map(|budget| Left::of_process(resident(), budget));
+        let mut machine = None;
+        if all {
+            self.looked_at_all = self.looked_at_process;
+            machine = Machine::now().available.filter(|_| self.watches_machine).map(Left::of_machine);
+        }
+        // Whether slots can be taken again is known only after a look at everything.
+        self.judge(&[process, machine]).filter(|relief| all || matches!(relief, Relief::Give(_)))
     }
 
     /// Takes note of the bytes that were really given or taken.
@@ -139,14 +157,43 @@ impl Pressure {
         }
     }
 
-    fn judge(&self, available: u64) -> Option<Relief> {
-        if available < Pressure::LEAST {
-            // Twice the least is to be available afterwards.
-            return Some(Relief::Give(2 * Pressure::LEAST - available));
+    fn judge(&self, looked_at: &[Option<Left>]) -> Option<Relief> {
+        let looked_at = || looked_at.iter().flatten();
+        // Twice the least is to be left afterwards.
+        let short =
+            looked_at().filter(|left| left.bytes < left.least).map(|left| 2 * left.least - left.bytes);
+        if let Some(short) = short.max() {
+            return Some(Relief::Give(short as u64));
         }
-        let plenty = self.given.min(available.saturating_sub(Pressure::PLENTY));
+        let plenty = looked_at().map(|left| (left.bytes - left.plenty).max(0) as u64).min()?;
+        let plenty = plenty.min(self.given);
         (plenty > 0).then_some(Relief::Take(plenty))
     }
+}
+
+/// Memory that is left of the machine's, or of the process's budget.
+struct Left {
+    /// How much; less than nothing where a budget is exceeded.
+    bytes: i64,
+    /// With less than this, slots are given back.
+    least: i64,
+    /// With more than this, they are taken again: far more, so that memory does not go to and fro.
+    plenty: i64,
+}
+
+impl Left {
+    fn of_machine(available: u64) -> Left {
+        Left { bytes: signed(available), least: 128 << 20, plenty: 1 << 30 }
+    }
+
+    fn of_process(resident: u64, budget: u64) -> Left {
+        let least = signed(budget / 24).clamp(1 << 20, 64 << 20);
+        Left { bytes: signed(budget) - signed(resident), least, plenty: 3 * least }
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 fn meminfo(info: &str, name: &str) -> Option<u64> {
@@ -203,10 +250,16 @@ fn read(folder: &Path, name: &str) -> Option<String> {
     fs::read_to_string(folder.join(name)).ok()
 }
 
-/// The process's resident memory at this moment; zero where the system does not tell.
+/// The process's resident memory at this moment, without pages of files that the system can drop; zero where the system does not tell.
 pub fn resident() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    meminfo(&status, "VmRSS:").unwrap_or(0)
+    resident_now(&fs::read_to_string("/proc/self/status").unwrap_or_default())
+}
+
+fn resident_now(status: &str) -> u64 {
+    let bytes = |name| meminfo(status, name).unwrap_or(0);
+    // Of the files that are mapped only the program itself counts: a model that is mapped leaves memory when others need it.
+    let program = bytes("VmExe:") + bytes("VmLib:");
+    bytes("VmRSS:").saturating_sub(bytes("RssFile:").saturating_sub(program))
 }
 
 /// The process's resident memory, with the parts of its program that have not been used yet: they come into memory when they
@@ -239,19 +292,43 @@ mod tests {
 
     #[test]
     fn memory_is_given_back_only_when_it_is_short() {
-        let mut pressure = Pressure::on(1 << 30);
+        let mut pressure = Pressure::on(1 << 30, None);
+        let judge =
+            |pressure: &Pressure, available| pressure.judge(&[None, Some(Left::of_machine(available))]);
         pressure.relief();
-        assert!(pressure.looked.is_some());
+        assert!(pressure.looked_at_all.is_some());
         assert_eq!(pressure.relief(), None, "it looks once a second");
-        assert_eq!(pressure.judge(128 << 20), None);
-        assert_eq!(pressure.judge(100 << 20), Some(Relief::Give(156 << 20)));
+        assert_eq!(judge(&pressure, 128 << 20), None);
+        assert_eq!(judge(&pressure, 100 << 20), Some(Relief::Give(156 << 20)));
         pressure.done(Relief::Give(160 << 20));
-        assert_eq!(pressure.judge(1 << 30), None, "not plenty yet");
-        assert_eq!(pressure.judge(1100 << 20), Some(Relief::Take(76 << 20)));
+        assert_eq!(judge(&pressure, 1 << 30), None, "not plenty yet");
+        assert_eq!(judge(&pressure, 1100 << 20), Some(Relief::Take(76 << 20)));
         pressure.done(Relief::Take(75 << 20));
-        assert_eq!(pressure.judge(8 << 30), Some(Relief::Take(85 << 20)), "no more than was given");
-        let mut small = Pressure::on(1 << 20);
-        assert!(small.relief().is_none() && small.looked.is_none());
+        assert_eq!(judge(&pressure, 8 << 30), Some(Relief::Take(85 << 20)), "no more than was given");
+        let mut small = Pressure::on(1 << 20, None);
+        assert!(small.relief().is_none() && small.looked_at_all.is_none());
+    }
+
+    #[test]
+    fn slots_are_given_back_before_the_budget_is_exceeded() {
+        const MIB: u64 = 1 << 20;
+        let mut pressure = Pressure::on(40 * MIB, Some(120 * MIB));
+        let judge = |pressure: &Pressure, resident, machine: Option<u64>| {
+            pressure
+                .judge(&[Some(Left::of_process(resident * MIB, 120 * MIB)), machine.map(Left::of_machine)])
+        };
+        assert_eq!(judge(&pressure, 115, None), None);
+        assert_eq!(judge(&pressure, 116, None), Some(Relief::Give(6 * MIB)));
+        assert_eq!(judge(&pressure, 125, None), Some(Relief::Give(15 * MIB)), "it is exceeded");
+        pressure.done(Relief::Give(12 * MIB));
+        assert_eq!(judge(&pressure, 105, None), None, "memory does not go to and fro");
+        assert_eq!(judge(&pressure, 100, None), Some(Relief::Take(5 * MIB)));
+        assert_eq!(judge(&pressure, 100, Some(1 << 30)), None, "the machine has no plenty");
+        assert_eq!(judge(&pressure, 100, Some(MIB)), Some(Relief::Give(255 * MIB)));
+        if cfg!(target_os = "linux") {
+            let exceeded = Pressure::on(40 * MIB, Some(MIB)).relief();
+            assert!(matches!(exceeded, Some(Relief::Give(_))), "{exceeded:?}");
+        }
     }
 
     #[test]
@@ -264,6 +341,8 @@ mod tests {
             "other files are mapped, too"
         );
         assert_eq!(resident_in_the_end(""), 0);
+        assert_eq!(resident_now(status), 9000 << 10);
+        assert_eq!(resident_now(&status.replace("3000", "8500")), 8500 << 10, "500 KiB are of other files");
         if cfg!(target_os = "linux") {
             assert!(resident() > 1 << 20 && Machine::now().resident >= resident() / 2);
         }
