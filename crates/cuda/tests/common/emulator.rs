@@ -44,6 +44,12 @@ impl Emulator {
         unsafe { culib().get::<unsafe extern "C" fn()>(b"emulatorRepair\0").unwrap()() }
     }
 
+    /// Bytes of the GPU's memory in use, from which [`peak`](Self::peak) counts anew. Devices that were lost never give theirs back.
+    pub fn in_use(&self) -> u64 {
+        self.peak();
+        self.peak()
+    }
+
     /// The most bytes of the GPU's memory that were in use since this was last asked.
     pub fn peak(&self) -> u64 {
         // SAFETY: as above.
