@@ -49,6 +49,11 @@ impl LoadArgs {
         self.compute.open(path, self.ctx, None).context("the GPU was lost, and the processor cannot go on")
     }
 
+    /// The same, for a server with so many requests open at once.
+    pub fn with_open_requests(&self, open_requests: usize) -> LoadArgs {
+        LoadArgs { compute: ComputeArgs { open_requests, ..self.compute.clone() }, ..self.clone() }
+    }
+
     /// How the model is to be loaded.
     pub fn options(&self) -> Options {
         self.compute.options(self.ctx)
@@ -90,7 +95,13 @@ pub struct ComputeArgs {
     exact: bool,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Requests that may be open at once, for whose connections and tasks memory is set aside.
+    #[arg(skip)]
+    open_requests: usize,
 }
+
+/// What an open request takes besides what is counted for it: its connection's buffers, its task, and the allocator's gaps.
+const OPEN_REQUEST: u64 = 128 << 10;
 
 impl ComputeArgs {
     /// Loads the model for conversations of `context` tokens, with a progress bar if it takes longer than a moment.
@@ -148,6 +159,7 @@ impl ComputeArgs {
             no_prefetch: !self.prefetch,
             cpu_experts: self.device.cpu_experts,
             heat: if self.heat { cache_folder("heat") } else { None },
+            caller: self.open_requests as u64 * OPEN_REQUEST,
             ..Options::default()
         }
     }

@@ -65,6 +65,8 @@ pub struct Options {
     pub memory: Option<u64>,
     /// What memory the machine has, if that is not to be looked up.
     pub machine: Option<Machine>,
+    /// What the caller takes of it beside the engine, as a server does for its connections. At most a sixteenth of it counts.
+    pub caller: u64,
     /// What expert slots may use of it; by default all that is left.
     pub expert_memory: Option<ExpertMemory>,
     /// How experts are read.
@@ -111,6 +113,7 @@ impl Options {
             precision: self.precision,
             chunk: self.chunk,
             memory: self.memory,
+            caller: self.caller,
             expert_memory: self.expert_memory,
             device: self
                 .device

@@ -325,7 +325,8 @@ async fn load(
     signals: &mut Signals,
 ) -> Result<Option<Running>> {
     let (sender, loaded) = oneshot::channel();
-    let (load, path) = (args.load.clone(), path.to_owned());
+    let load = args.load.with_open_requests(args.parallel + args.queue);
+    let path = path.to_owned();
     std::thread::Builder::new()
         .name("loader".into())
         .spawn(move || {

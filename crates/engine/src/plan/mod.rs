@@ -45,6 +45,8 @@ pub struct Wishes {
     pub chunk: Option<usize>,
     /// What the process may use; by default what is available less a margin.
     pub memory: Option<u64>,
+    /// What the caller takes of it beside the engine.
+    pub caller: u64,
     /// What expert slots may use; by default what is left.
     pub expert_memory: Option<ExpertMemory>,
     /// The device that computes instead of the processor, if one does.
@@ -214,7 +216,7 @@ impl Plan {
             kv: conversation_bytes(blueprint, wishes.precision, positions),
             scratch: 0,
             requests: 0,
-            process: machine.resident + headroom(budget),
+            process: process_bytes(machine, budget, wishes.caller),
             slot_bytes: 0,
             slots: Vec::new(),
             experts: classes.all_bytes(),
@@ -270,7 +272,7 @@ impl Plan {
             kv: 0,
             scratch: 0,
             requests: 0,
-            process: machine.resident + headroom(budget),
+            process: process_bytes(machine, budget, wishes.caller),
             slot_bytes: 0,
             slots: Vec::new(),
             experts: classes.all_bytes(),
@@ -384,6 +386,11 @@ impl Plan {
 /// What is left to the rest of the machine when nobody says how much memory to use.
 fn margin(available: u64) -> u64 {
     (available / 16).clamp(64 << 20, 2 << 30)
+}
+
+/// What the process takes besides the model.
+fn process_bytes(machine: &Machine, budget: u64, caller: u64) -> u64 {
+    machine.resident + headroom(budget) + caller.min(budget / 16)
 }
 
 /// Room for what cannot be counted beforehand: stacks, the allocator's gaps, texts, page tables.
@@ -507,6 +514,7 @@ mod tests {
                 precision: Precision::Fast,
                 chunk: None,
                 memory: Some(memory),
+                caller: 0,
                 expert_memory: None,
                 device: None,
             };
