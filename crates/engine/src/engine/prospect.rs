@@ -17,6 +17,7 @@ use crate::plan::{Plan, Pressure, Traffic};
 use crate::predict::{DriveSpeed, Outlook, Skew};
 use crate::preference;
 use crate::rehearsal::{ComputeTime, rehearse};
+use crate::session::State;
 use crate::store::trace::RoutedLayer;
 use crate::store::{DriveProbe, ExpertStore, FileSource, IoMethod, SlotClasses, StoreOptions};
 use crate::tokenizer::Tokenizer;
@@ -284,6 +285,11 @@ impl Prospect {
         // From here on copies go past the buffer that is needed otherwise.
         pinned();
         let assisted = assistant.is_some();
+        let backend_name = match assisted {
+            true => format!("{} and CPU (--cpu-experts: other bits)", backend.name()),
+            false => backend.name(),
+        };
+        let blank = Mutex::new(State::new(&*blueprint.model, &*backend));
         let compute = Compute {
             backend,
             routing: Routing::default(),
@@ -292,6 +298,7 @@ impl Prospect {
             // Memory that a device copies from cannot be given back.
             pressure: Pressure::on(if plan.device.is_some() { 0 } else { plan.slot_bytes }),
             logits: Kept::default(),
+            wanted: Vec::new(),
         };
         Ok(Engine(Arc::new(Inner {
             vocab,
@@ -317,6 +324,8 @@ impl Prospect {
             precision: options.precision,
             assisted,
             lost: OnceLock::new(),
+            backend_name,
+            blank,
             compute: Mutex::new(compute),
             pinning,
         })))
