@@ -232,12 +232,6 @@ impl Test {
                     session.extend(text)?;
                 }
             }
-            // Whatever is chosen, it is chosen among the likeliest.
-            (Kind::Generation, [session]) => {
-                for &token in &texts[0][self.depth..] {
-                    session.push_for(token, &mut |logits| logits.best().map(drop))?;
-                }
-            }
             (Kind::Generation, sessions) => {
                 for at in self.depth..self.length() {
                     let turns = sessions.iter_mut().zip(texts).map(|(session, text)| Turn {
@@ -247,7 +241,12 @@ impl Test {
                         marks: &[],
                     });
                     let mut turns: Vec<_> = turns.collect();
-                    engine.step(&mut turns, &Cancel::default(), |_, logits| logits.best().map(drop))?;
+                    let mut step = engine.step(&mut turns, &Cancel::default())?;
+                    while let Some((_, mut logits)) = step.next_row()? {
+                        // Whatever is chosen, it is chosen among the likeliest.
+                        logits.best()?;
+                    }
+                    step.finish()?;
                 }
             }
         }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use forebay_engine::{TokenId, Watch};
+use forebay_engine::TokenId;
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::args::LoadArgs;
@@ -50,21 +50,24 @@ pub fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let out = Output::create(&args.out)?;
 
     let mut logits = Vec::new();
-    let mut collect = |_: usize, values: &[f32]| {
+    let mut collect = |values: &[f32]| {
         logits.extend(values.iter().flat_map(|v| v.to_le_bytes()));
     };
     let bar = Progress::reading(tokens.len());
-    let mut progress = |done, _| bar.set(done as u64, tokens.len() as u64);
+    let progress = |done| bar.set(done as u64, tokens.len() as u64);
     let failed = |error| errors::explain(&engine, error);
     if args.one_by_one {
         for (i, &token) in tokens.iter().enumerate() {
             session.push(token).map_err(failed)?;
-            collect(i, session.logits());
-            progress(i + 1, tokens.len());
+            collect(session.logits());
+            progress(i + 1);
         }
     } else {
-        let watch = Watch { progress: Some(&mut progress), logits: Some(&mut collect) };
-        session.extend_watched(tokens, watch).map_err(failed)?;
+        let mut rows = engine.all_logits(&mut session, tokens).map_err(failed)?;
+        while let Some((position, values)) = rows.next_row().map_err(failed)? {
+            collect(values);
+            progress(position + 1);
+        }
     }
     drop(bar);
 

@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 use clap::Args;
 use forebay_engine::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Session, TokenId, Watch};
+use forebay_engine::{Session, TokenId};
 use serde_json::json;
 
 use crate::args::{ComputeArgs, at_least_one, read_text};
@@ -128,19 +128,19 @@ impl Text {
     }
 
     fn score(&self, session: &mut Session) -> Result<Score> {
+        let engine = session.engine().clone();
         let mut score = Score::default();
         let total: usize = self.windows().map(|w| w.len()).sum();
         let mut done = 0;
         let bar = Progress::scoring(total);
         for window in self.windows() {
-            let mut progress = |computed, _| bar.set((done + computed) as u64, total as u64);
-            let mut predict = |position: usize, logits: &[f32]| {
+            let mut rows = engine.all_logits(session, &window)?;
+            while let Some((position, logits)) = rows.next_row()? {
                 if let Some(next) = window.get(position + 1) {
                     score.add(surprise(logits, *next));
                 }
-            };
-            let watch = Watch { progress: Some(&mut progress), logits: Some(&mut predict) };
-            session.extend_watched(&window, watch)?;
+                bar.set((done + position + 1) as u64, total as u64);
+            }
             done += window.len();
             bar.say(score.text());
         }

@@ -30,7 +30,11 @@ fn step(engine: &Engine, sessions: &mut [Session], number: usize) -> Result<()> 
     let mut turns: Vec<Turn<'_>> =
         turns.map(|(session, tokens)| Turn { session, tokens, logits: true, marks: &[] }).collect();
     // Somebody looks at the likeliest tokens: logits that nobody asks for are not computed.
-    engine.step(&mut turns, &Cancel::default(), |_, logits| logits.best().map(drop))
+    let mut step = engine.step(&mut turns, &Cancel::default())?;
+    while let Some((_, mut logits)) = step.next_row()? {
+        logits.best()?;
+    }
+    step.finish()
 }
 
 fn print(what: &str, lines: &[profile::Line], times: usize) {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-pub(crate) use pass::{ComputeGuard, Pass};
+pub(crate) use pass::{ComputeGuard, Computed, Pass, note_loss};
 pub use prospect::Prospect;
 
 use pinning::Pinning;
@@ -26,7 +26,7 @@ use crate::logits::Kept;
 use crate::memory::Region;
 use crate::models::Model;
 use crate::plan::{DeviceWishes, ExpertMemory, Machine, Plan, Pressure, Traffic, Wishes};
-use crate::session::Session;
+use crate::session::{Session, State};
 use crate::store::policy::PolicyKind;
 use crate::store::probe;
 use crate::store::trace::RoutedLayer;
@@ -156,6 +156,10 @@ struct Inner {
     assisted: bool,
     /// Why nothing is computed any more, if so.
     lost: OnceLock<String>,
+    /// What computes, for people.
+    backend_name: String,
+    /// A conversation's state before its first token. New ones are forks of it, so that none waits for the backend.
+    blank: Mutex<State>,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
     /// Expert slots that it copies from by itself; gone after it.
@@ -171,6 +175,8 @@ struct Compute {
     assistant: Option<Assistant>,
     pressure: Pressure,
     logits: Kept,
+    /// Rows of the batch at hand whose logits are wanted.
+    wanted: Vec<usize>,
 }
 
 impl Engine {
@@ -183,7 +189,7 @@ impl Engine {
         Prospect::new(path, options)?.load(options)
     }
 
-    /// A new conversation.
+    /// A new conversation. It is there at once, also while others compute.
     pub fn session(&self) -> Session {
         Session::new(self.clone())
     }
@@ -297,11 +303,7 @@ impl Engine {
 
     /// What computes, for people: the device and its instruction set.
     pub fn backend_name(&self) -> String {
-        let name = self.compute().backend().name();
-        match self.0.assisted {
-            true => format!("{name} and CPU (--cpu-experts: other bits)"),
-            false => name,
-        }
+        self.0.backend_name.clone()
     }
 
     /// Memory for what a caller holds of requests, counted with all else: nothing yet.
@@ -408,11 +410,20 @@ impl Engine {
         &*self.0.model
     }
 
+    /// A conversation's state before its first token.
+    pub(crate) fn blank_state(&self) -> State {
+        self.0.blank.lock().unwrap_or_else(PoisonError::into_inner).fork()
+    }
+
     /// The backend, when it is free.
     pub(crate) fn compute(&self) -> ComputeGuard<'_> {
         // Every batch begins with whole buffers and writes what it reads, so a panic in the last one leaves
         // nothing behind.
-        ComputeGuard { inner: &self.0, held: self.0.compute.lock().unwrap_or_else(PoisonError::into_inner) }
+        let held = self.0.compute.lock().unwrap_or_else(|poisoned| {
+            self.0.compute.clear_poison();
+            poisoned.into_inner()
+        });
+        ComputeGuard { inner: &self.0, held }
     }
 }
 

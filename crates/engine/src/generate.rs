@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::grammar::{Grammar, Mask, Matcher};
 use crate::logits::Logits;
 use crate::sampler::{Sampler, SamplingOverrides, SamplingParams, Scored, Scorer};
-use crate::session::{Session, Watch};
+use crate::session::Session;
 use crate::stop::StopMatcher;
 use crate::store::Meters;
 use crate::tokenizer::StreamDecoder;
@@ -163,8 +163,7 @@ impl Session {
         let start = Instant::now();
         let before = engine.meters();
         let mut progress = |done, total| on_event(Event::Prompt { done, total });
-        let watch = Watch { progress: Some(&mut progress), logits: None };
-        match self.extend_watched(&request.prompt, watch) {
+        match self.extend_watched(&request.prompt, &mut progress) {
             Ok(extended) => writing.stats().reused_tokens = extended.reused,
             Err(Error::Cancelled) => writing.cancel(),
             Err(error) => return Err(error),
@@ -178,13 +177,8 @@ impl Session {
             writing.stats().ttft_seconds = start.elapsed().as_secs_f64();
         }
         while let Some(token) = next.take() {
-            let mut choice = Choice::End;
-            let mut choose = |logits: &mut Logits<'_>| {
-                choice = writing.choose(logits)?;
-                Ok(())
-            };
-            match self.push_for(token, &mut choose) {
-                Ok(()) => next = writing.tell(choice, on_event),
+            match self.push_choosing(token, |logits| writing.choose(logits)) {
+                Ok(choice) => next = writing.tell(choice, on_event),
                 Err(Error::Cancelled) => writing.cancel(),
                 Err(error) => return Err(error),
             }

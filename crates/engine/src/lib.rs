@@ -61,9 +61,7 @@ pub use logits::{Best, Logits};
 pub use prefix::{PrefixMeters, PrefixOptions};
 pub use rehearsal::ComputeTime;
 pub use sampler::Scored;
-pub use session::{
-    Batch, Extended, LogitsTaker, LogitsWatch, Routed, RoutedWatch, Sequence, Session, State, Turn, Watch,
-};
+pub use session::{AllLogits, Batch, Extended, Routed, RoutedWatch, Sequence, Session, State, Step, Turn};
 
 /// A token of a model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

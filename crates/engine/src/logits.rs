@@ -1,6 +1,9 @@
 //! The logits after a token, wherever they were computed.
 
+use std::sync::OnceLock;
+
 use crate::backend::{Backend, Buf, Ranked};
+use crate::engine::note_loss;
 use crate::error::Result;
 
 /// How many of the likeliest tokens a device tells: mostly all that choosing one needs, and little to copy.
@@ -20,17 +23,21 @@ pub struct Best<'a> {
 
 enum Source<'a> {
     Here(&'a [f32]),
-    There { rows: &'a mut Rows<'a>, row: usize },
+    There(Row<'a>),
 }
 
-/// Rows of logits in a backend's buffer.
-pub(crate) struct Rows<'a> {
+/// A row of logits in a backend's buffer.
+pub(crate) struct Row<'a> {
     pub backend: &'a mut dyn Backend,
     pub buffer: Buf,
     pub kept: &'a mut Kept,
+    /// Where it is noted if the device is lost.
+    pub lost: &'a OnceLock<String>,
+    /// Which row of the buffer it is.
+    pub number: usize,
 }
 
-/// What was read of them, in memory that lasts from batch to batch.
+/// What was read of the buffer, in memory that lasts from batch to batch.
 #[derive(Default)]
 pub(crate) struct Kept {
     /// Of all rows, once they were asked for.
@@ -39,17 +46,29 @@ pub(crate) struct Kept {
     all: Vec<f32>,
 }
 
+impl Kept {
+    /// Other logits are in the buffer.
+    pub fn forget(&mut self) {
+        self.best.clear();
+    }
+}
+
 impl<'a> Logits<'a> {
     /// Those in a slice.
     pub fn of(logits: &'a [f32]) -> Logits<'a> {
         Logits(Source::Here(logits))
     }
 
+    /// Those of a row of a backend's buffer.
+    pub(crate) fn there(row: Row<'a>) -> Logits<'a> {
+        Logits(Source::There(row))
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         match &self.0 {
             Source::Here(logits) => logits.len(),
-            Source::There { rows, .. } => rows.buffer.width(),
+            Source::There(row) => row.buffer.width(),
         }
     }
 
@@ -60,7 +79,21 @@ impl<'a> Logits<'a> {
     pub fn all(&mut self) -> Result<&[f32]> {
         match &mut self.0 {
             Source::Here(logits) => Ok(logits),
-            Source::There { rows, row } => rows.read(*row),
+            Source::There(row) => {
+                row.read()?;
+                Ok(&row.kept.all)
+            }
+        }
+    }
+
+    /// All of them, for as long as the row is there.
+    pub(crate) fn into_all(self) -> Result<&'a [f32]> {
+        match self.0 {
+            Source::Here(logits) => Ok(logits),
+            Source::There(mut row) => {
+                row.read()?;
+                Ok(&row.kept.all)
+            }
         }
     }
 
@@ -71,40 +104,26 @@ impl<'a> Logits<'a> {
     pub fn best(&mut self) -> Result<Option<Best<'_>>> {
         match &mut self.0 {
             Source::Here(_) => Ok(None),
-            Source::There { rows, row } => rows.best(*row).map(Some),
+            Source::There(row) => row.best().map(Some),
         }
     }
 }
 
-impl Rows<'_> {
-    /// Has each row's logits taken.
-    pub fn each(
-        &mut self,
-        numbers: &[usize],
-        mut take: impl FnMut(usize, &mut Logits<'_>) -> Result<()>,
-    ) -> Result<()> {
-        self.kept.best.clear();
-        for (row, &number) in numbers.iter().enumerate() {
-            let Rows { backend, buffer, kept } = self;
-            let mut rows = Rows { backend: &mut **backend, buffer: *buffer, kept };
-            take(number, &mut Logits(Source::There { rows: &mut rows, row }))?;
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, row: usize) -> Result<&[f32]> {
+impl Row<'_> {
+    fn read(&mut self) -> Result<()> {
         self.kept.all.resize(self.buffer.width(), 0.0);
-        self.backend.read_row(self.buffer, row, &mut self.kept.all)?;
-        Ok(&self.kept.all)
+        let read = self.backend.read_row(self.buffer, self.number, &mut self.kept.all);
+        read.inspect_err(|error| note_loss(self.lost, error))
     }
 
-    fn best(&mut self, row: usize) -> Result<Best<'_>> {
+    fn best(&mut self) -> Result<Best<'_>> {
         let each = BEST.min(self.buffer.width());
         if self.kept.best.is_empty() {
             // All rows at once: the next one's are asked for next.
-            self.backend.best(self.buffer, each, &mut self.kept.best)?;
+            let found = self.backend.best(self.buffer, each, &mut self.kept.best);
+            found.inspect_err(|error| note_loss(self.lost, error))?;
         }
-        let ranked = &self.kept.best[row * each..][..each];
+        let ranked = &self.kept.best[self.number * each..][..each];
         let possible = ranked.partition_point(|ranked| ranked.logit > f32::NEG_INFINITY);
         let all = possible < each || each == self.buffer.width();
         let others = if all { f32::NEG_INFINITY } else { ranked[each - 1].logit };

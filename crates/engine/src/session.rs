@@ -1,5 +1,6 @@
 //! One conversation: the tokens it holds and what the layers remember of them.
 
+mod every;
 mod snapshot;
 mod state;
 mod together;
@@ -9,13 +10,14 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub use every::AllLogits;
 pub(crate) use snapshot::{Outline, Snapshot};
 pub use state::{MARKS, State};
-pub use together::Turn;
+pub use together::{Step, Turn};
 
 use crate::backend::Routing;
 use crate::blocks::{Cancel, RoutingObserver};
-use crate::engine::{Engine, Pass};
+use crate::engine::{Computed, Engine, Pass};
 use crate::error::{Error, Result};
 use crate::ledger::{Hold, Purpose};
 use crate::logits::Logits;
@@ -80,21 +82,6 @@ impl Engine {
     }
 }
 
-/// Watches [`Session::extend_watched`].
-#[derive(Default)]
-pub struct Watch<'a> {
-    /// Told after each chunk how many tokens are done, and of how many.
-    pub progress: Option<&'a mut dyn FnMut(usize, usize)>,
-    /// Given the logits of every computed position. Without it only the last position's are computed.
-    pub logits: Option<&'a mut LogitsWatch<'a>>,
-}
-
-/// Takes a position and its logits.
-pub type LogitsWatch<'a> = dyn FnMut(usize, &[f32]) + 'a;
-
-/// Takes the logits after a token.
-pub type LogitsTaker<'a> = dyn FnMut(&mut Logits<'_>) -> Result<()> + 'a;
-
 /// What the router of one layer chose for tokens that are computed together.
 pub struct Routed<'a> {
     /// What the tokens are.
@@ -107,6 +94,13 @@ pub struct Routed<'a> {
 
 /// Takes what routers choose.
 pub type RoutedWatch = dyn FnMut(Routed<'_>) + Send;
+
+/// A watch of routers, and what they chose in the batch at hand. It is told when the batch has ended, so that nothing of the
+/// caller's runs while others wait to compute.
+struct Routers {
+    watch: Box<RoutedWatch>,
+    chosen: Vec<(Phase, LayerIdx, Routing)>,
+}
 
 /// One conversation with an [`Engine`].
 pub struct Session {
@@ -121,25 +115,21 @@ pub struct Session {
     cancel: Cancel,
     /// Of the chunk at hand; kept for the next.
     positions: Vec<u32>,
-    /// Rows of the chunk at hand whose logits are wanted; kept for the next.
-    wanted: Vec<usize>,
-    routed: Option<Box<RoutedWatch>>,
+    routers: Option<Routers>,
     engine: Engine,
 }
 
 impl Session {
     pub(crate) fn new(engine: Engine) -> Session {
-        let state = State::new(engine.model(), engine.compute().backend());
         Session {
-            state,
+            state: engine.blank_state(),
             hold: Hold::none(&engine, Purpose::Conversations),
             shared: Vec::new(),
             tokens: Vec::with_capacity(engine.plan().reserved),
             logits: Vec::new(),
             cancel: Cancel::default(),
             positions: Vec::new(),
-            wanted: Vec::new(),
-            routed: None,
+            routers: None,
             engine,
         }
     }
@@ -218,10 +208,10 @@ impl Session {
         self.cancel = cancel.clone();
     }
 
-    /// Has a watch told what every router chooses, layer by layer, from now on; `None` ends that. A batch that
-    /// fails or is cancelled ends before its last layer.
+    /// Has a watch told what every router chooses, layer by layer, from now on; `None` ends that. It is told after each batch, when
+    /// others may compute already: what routers chose is copied meanwhile. A batch that fails or is cancelled ends before its last layer.
     pub fn watch_routing(&mut self, watch: Option<Box<RoutedWatch>>) {
-        self.routed = watch;
+        self.routers = watch.map(|watch| Routers { watch, chosen: Vec::new() });
     }
 
     /// Makes the session hold exactly these tokens, computing only those after the longest prefix it
@@ -231,34 +221,34 @@ impl Session {
     /// If there is no token, more than the context holds, or one that is not in the vocabulary; if the
     /// computation fails or is cancelled.
     pub fn extend(&mut self, tokens: &[TokenId]) -> Result<Extended> {
-        self.extend_watched(tokens, Watch::default())
+        self.extend_watched(tokens, &mut |_, _| {})
     }
 
-    /// As [`extend`](Self::extend), watched. If every position's logits are wanted nothing is reused.
+    /// As [`extend`](Self::extend), and tells after each chunk how many tokens are done, and of how many.
     ///
     /// # Errors
     /// As [`extend`](Self::extend).
-    pub fn extend_watched(&mut self, tokens: &[TokenId], mut watch: Watch<'_>) -> Result<Extended> {
+    pub fn extend_watched(
+        &mut self,
+        tokens: &[TokenId],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Extended> {
         self.check(tokens)?;
         let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        let reused = if watch.logits.is_some() {
-            0
-        } else if same == tokens.len() && same == self.tokens.len() && !self.logits.is_empty() {
+        if same == tokens.len() && same == self.tokens.len() && !self.logits.is_empty() {
             return Ok(Extended { reused: same, computed: 0 });
-        } else {
-            // The last token is computed again for its logits, if nothing else.
-            self.state.reach(same.min(tokens.len() - 1))
-        };
+        }
+        // The last token is computed again for its logits, if nothing else.
+        let reused = self.state.reach(same.min(tokens.len() - 1));
         self.go_back(reused);
+        let engine = self.engine.clone();
         while self.tokens.len() < tokens.len() {
-            let start = self.tokens.len();
-            let end = tokens.len().min(start + self.engine.chunk());
-            self.mark(end - start, &self.engine.turn_marks(&tokens[..end], start));
+            let end = tokens.len().min(self.tokens.len() + engine.chunk());
             let last = end == tokens.len();
-            self.compute(Phase::Prompt, &tokens[start..end], last, &mut watch, None)?;
-            if let Some(progress) = &mut watch.progress {
-                progress(end - reused, tokens.len() - reused);
-            }
+            let computed =
+                self.compute_chunk(&engine, &tokens[..end], if last { end - 1..end } else { 0..0 })?;
+            self.keep(computed, &tokens[self.tokens.len()..end])?;
+            progress(end - reused, tokens.len() - reused);
         }
         Ok(Extended { reused, computed: tokens.len() - reused })
     }
@@ -268,26 +258,29 @@ impl Session {
     /// # Errors
     /// As [`extend`](Self::extend).
     pub fn push(&mut self, token: TokenId) -> Result<()> {
-        self.add(token, None)
+        let engine = self.engine.clone();
+        let computed = self.compute_token(&engine, token)?;
+        self.keep(computed, &[token])
     }
 
-    /// As [`push`](Self::push), and has the logits taken, which it does not keep: where they are far away, only what is
-    /// asked of them is fetched.
+    /// As [`push`](Self::push), and has something chosen by the logits, which it does not keep: where they are far away, only
+    /// what is asked of them is fetched. `choose` runs while the backend is held, so nothing of a caller's may run in it.
     ///
     /// # Errors
-    /// As [`extend`](Self::extend), and those of `take`.
-    pub fn push_for(&mut self, token: TokenId, take: &mut LogitsTaker<'_>) -> Result<()> {
-        self.add(token, Some(take))
-    }
-
-    fn add(&mut self, token: TokenId, take: Option<&mut LogitsTaker<'_>>) -> Result<()> {
-        if self.tokens.len() == self.engine.context() {
-            return Err(Error::Context { tokens: self.tokens.len() + 1, limit: self.engine.context() });
-        }
-        self.check(&[token])?;
-        self.go_back(self.tokens.len());
-        self.mark(1, &[]);
-        self.compute(Phase::Answer, &[token], true, &mut Watch::default(), take)
+    /// As [`extend`](Self::extend), and those of `choose`.
+    pub(crate) fn push_choosing<T>(
+        &mut self,
+        token: TokenId,
+        choose: impl FnOnce(&mut Logits<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let engine = self.engine.clone();
+        let mut computed = self.compute_token(&engine, token)?;
+        let (_, mut logits) = computed.next_row()?.expect("the token's logits are wanted");
+        let chosen = choose(&mut logits)?;
+        computed.finish()?;
+        self.logits.clear();
+        self.commit(&[token]);
+        Ok(chosen)
     }
 
     /// The longest prefix of what it holds, of `len` tokens at most, that it can go back to.
@@ -370,56 +363,85 @@ impl Session {
         }
     }
 
-    /// Computes one chunk after the tokens held. If it fails, the session is as it was before the chunk.
-    fn compute(
+    /// Computes the next chunk of a text, up to its end, with the logits of the `wanted` positions.
+    fn compute_chunk<'e>(
         &mut self,
+        engine: &'e Engine,
+        text: &[TokenId],
+        wanted: Range<usize>,
+    ) -> Result<Computed<'e>> {
+        let start = self.tokens.len();
+        self.mark(text.len() - start, &engine.turn_marks(text, start));
+        let rows = wanted.start.saturating_sub(start)..wanted.end.saturating_sub(start);
+        self.compute(engine, Phase::Prompt, &text[start..], rows)
+    }
+
+    /// Computes a token after those held, with its logits.
+    fn compute_token<'e>(&mut self, engine: &'e Engine, token: TokenId) -> Result<Computed<'e>> {
+        if self.tokens.len() == engine.context() {
+            return Err(Error::Context { tokens: self.tokens.len() + 1, limit: engine.context() });
+        }
+        self.check(&[token])?;
+        self.go_back(self.tokens.len());
+        self.mark(1, &[]);
+        self.compute(engine, Phase::Answer, &[token], 0..1)
+    }
+
+    /// Computes tokens after those held. The session is as it was until they are [committed](Self::commit).
+    fn compute<'e>(
+        &mut self,
+        engine: &'e Engine,
         phase: Phase,
         tokens: &[TokenId],
-        last: bool,
-        watch: &mut Watch<'_>,
-        mut take: Option<&mut LogitsTaker<'_>>,
-    ) -> Result<()> {
+        wanted: Range<usize>,
+    ) -> Result<Computed<'e>> {
         let start = self.tokens.len();
         self.make_room(start + tokens.len())?;
         self.positions.clear();
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
-        self.wanted.clear();
-        self.wanted.extend(match (watch.logits.is_some(), last) {
-            (true, _) => 0..tokens.len(),
-            (false, true) => tokens.len() - 1..tokens.len(),
-            (false, false) => 0..0,
-        });
         let mut sequences = [Sequence { state: &mut self.state, rows: 0..tokens.len() }];
         let mut batch = Batch { tokens, positions: &self.positions, sequences: &mut sequences };
-        let kept = &mut self.logits;
-        let mut observe = self
-            .routed
-            .as_mut()
-            .map(|watch| move |layer: LayerIdx, routing: &Routing| watch(Routed { phase, layer, routing }));
-        let observer = observe.as_mut().map(|observe| observe as &mut RoutingObserver<'_>);
-        let pass = Pass { wanted: &self.wanted, cancel: &self.cancel, observer };
-        let result = self.engine.compute().forward(&mut batch, pass, |row, logits| {
-            if let Some(watch) = &mut watch.logits {
-                watch(start + row, logits.all()?);
-            }
-            if last && row + 1 == tokens.len() {
-                kept.clear();
-                match &mut take {
-                    Some(take) => take(logits)?,
-                    None => kept.extend_from_slice(logits.all()?),
-                }
-            }
-            Ok(())
+        let mut record = self.routers.as_mut().map(|routers| {
+            routers.chosen.clear();
+            |layer: LayerIdx, routing: &Routing| routers.chosen.push((phase, layer, routing.clone()))
         });
-        result?;
+        let observer = record.as_mut().map(|record| record as &mut RoutingObserver<'_>);
+        let pass = Pass { cancel: &self.cancel, observer };
+        let computed = engine.compute().forward(&mut batch, wanted, pass);
+        if computed.is_err() {
+            self.tell_routers();
+        }
+        computed
+    }
+
+    /// Keeps the logits after the last token, if these were asked for, and the tokens.
+    fn keep(&mut self, mut computed: Computed<'_>, tokens: &[TokenId]) -> Result<()> {
+        // Without tokens that were computed, nobody knows what they are of.
+        self.logits.clear();
+        let mut logits = std::mem::take(&mut self.logits);
+        if let Some((_, mut row)) = computed.next_row()? {
+            logits.extend_from_slice(row.all()?);
+        }
+        computed.finish()?;
+        self.logits = logits;
         self.commit(tokens);
         Ok(())
     }
 
-    /// The tokens have been computed.
+    /// The tokens have been computed, and the backend is free.
     fn commit(&mut self, tokens: &[TokenId]) {
         self.tokens.extend_from_slice(tokens);
         self.state.settle(self.tokens.len());
+        self.tell_routers();
+    }
+
+    /// Has the watch of routers told what was chosen in the last batch.
+    fn tell_routers(&mut self) {
+        if let Some(Routers { watch, chosen }) = &mut self.routers {
+            for (phase, layer, routing) in chosen.drain(..) {
+                watch(Routed { phase, layer, routing: &routing });
+            }
+        }
     }
 }
 

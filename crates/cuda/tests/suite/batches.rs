@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use forebay_engine::synth::{FAMILIES, Order, Shape, Synthesis, TypeChoice};
-use forebay_engine::{Cancel, Engine, Logits, Options, Precision, Session, TokenId, Turn};
+use forebay_engine::{Cancel, Engine, Options, Precision, Session, TokenId, Turn};
 use forebay_kernels::DType;
 use forebay_testing::{relative_error, worst};
 
@@ -51,11 +51,11 @@ fn errors_of_a_step(ours: &Engine, truth: &Engine, lengths: &[usize]) -> Vec<f64
     let mut turns: Vec<Turn<'_>> =
         turns.map(|(session, tokens)| Turn { session, tokens, logits: true, marks: &[] }).collect();
     let mut logits = vec![Vec::new(); count];
-    let keep = |i: usize, row: &mut Logits<'_>| {
-        logits[i] = row.all()?.to_vec();
-        Ok(())
-    };
-    ours.step(&mut turns, &Cancel::default(), keep).unwrap();
+    let mut step = ours.step(&mut turns, &Cancel::default()).unwrap();
+    while let Some((i, mut row)) = step.next_row().unwrap() {
+        logits[i] = row.all().unwrap().to_vec();
+    }
+    step.finish().unwrap();
     let error = |i: usize| {
         let mut alone = truth.session();
         alone.extend(&prompts[i]).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_engine::{Cancel, Engine, Logits, Options, Precision, Session, TokenId, Turn};
+use forebay_engine::{Cancel, Engine, Options, Precision, Session, TokenId, Turn};
 use forebay_testing::{Need, relative_error, skipped};
 
 use crate::common::emulator::is_emulated;
@@ -161,11 +161,11 @@ fn conversations_go_on_together() {
                 .zip(&tokens)
                 .map(|(session, tokens)| Turn { session, tokens, logits: true, marks: &[] })
                 .collect();
-            let keep = |i: usize, row: &mut Logits<'_>| {
-                logits[i] = row.all()?.to_vec();
-                Ok(())
-            };
-            engine.step(&mut turns, &Cancel::default(), keep).unwrap();
+            let mut taken = engine.step(&mut turns, &Cancel::default()).unwrap();
+            while let Some((i, mut row)) = taken.next_row().unwrap() {
+                logits[i] = row.all().unwrap().to_vec();
+            }
+            taken.finish().unwrap();
             for (i, history) in histories.iter_mut().enumerate() {
                 history.extend(tokens[i]);
                 let mut alone = engine.session();
@@ -316,7 +316,10 @@ fn the_plan_is_kept() {
         let mut session = engine.session();
         session.extend(&tokens[..tokens.len() - 5]).unwrap();
         for &token in &tokens[tokens.len() - 5..] {
-            session.push_for(token, &mut |logits| logits.best().map(drop)).unwrap();
+            let mut turns = [Turn { session: &mut session, tokens: &[token], logits: true, marks: &[] }];
+            let mut step = engine.step(&mut turns, &Cancel::default()).unwrap();
+            step.next_row().unwrap().unwrap().1.best().unwrap();
+            step.finish().unwrap();
         }
         let scratch = used(&["buffers", "scratch", "the lists of a batch"]);
         assert!(scratch <= planned.scratch, "{family}: {scratch} of {}", planned.scratch);

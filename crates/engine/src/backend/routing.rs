@@ -141,7 +141,7 @@ impl Router {
 /// A *pair* is a token and a rank among its choices, numbered `token · top_k + rank`. Experts work on buckets:
 /// all pairs that chose them. Buckets lie one after another, so that each expert reads and writes
 /// consecutive rows.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Routing {
     top_k: usize,
     /// `[tokens, top_k]`, the best first.

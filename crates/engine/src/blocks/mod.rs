@@ -56,7 +56,8 @@ struct Asked {
 type Condition = dyn Fn() -> bool + Send + Sync;
 
 impl Cancel {
-    /// A request that also counts as made whenever a condition holds. A forward pass looks after each layer.
+    /// A request that also counts as made whenever a condition holds. A forward pass asks before each layer, while others wait for it
+    /// to end: the condition must not compute anything.
     pub fn when(condition: impl Fn() -> bool + Send + Sync + 'static) -> Cancel {
         Cancel(Arc::new(Asked { condition: Some(Box::new(condition)), ..Asked::default() }))
     }

@@ -9,8 +9,6 @@ mod pace;
 mod place;
 mod queue;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -91,6 +89,14 @@ pub struct Crowd {
 struct Part {
     number: u64,
     tokens: usize,
+}
+
+/// Where a pass failed.
+enum Failure {
+    /// Before it gave logits: it may be repeated.
+    Pass(Error),
+    /// With its logits. Tokens may have been chosen by some of them, so it is not repeated.
+    Logits(Error),
 }
 
 impl Crowd {
@@ -401,12 +407,13 @@ impl Crowd {
     /// # Errors
     /// Those that concern all: that the pass was cancelled, that there is no memory, that the device is lost.
     fn compute(&mut self, parts: &[Part], cancel: &Cancel) -> Result<()> {
-        // Once somebody was told of a token, the pass is seen through, and is not repeated.
-        let told = Arc::new(AtomicBool::new(false));
-        match self.pass(parts, cancel, &told) {
+        match self.pass(parts, cancel) {
             Ok(()) => Ok(()),
-            Err(error @ (Error::Cancelled | Error::Budget { .. } | Error::DeviceLost(_))) => Err(error),
-            Err(error) if parts.len() > 1 && !told.load(Ordering::Relaxed) => {
+            Err(
+                Failure::Pass(error @ (Error::Cancelled | Error::Budget { .. } | Error::DeviceLost(_)))
+                | Failure::Logits(error @ Error::DeviceLost(_)),
+            ) => Err(error),
+            Err(Failure::Pass(error)) if parts.len() > 1 => {
                 tracing::warn!(
                     "what {} requests compute together failed, and is tried in halves: {error}",
                     parts.len()
@@ -415,14 +422,14 @@ impl Crowd {
                 self.compute(first, cancel)?;
                 self.compute(second, cancel)
             }
-            Err(error) => {
+            Err(Failure::Pass(error) | Failure::Logits(error)) => {
                 self.fail(parts, &error);
                 Ok(())
             }
         }
     }
 
-    fn pass(&mut self, parts: &[Part], cancel: &Cancel, told: &Arc<AtomicBool>) -> Result<()> {
+    fn pass(&mut self, parts: &[Part], cancel: &Cancel) -> Result<(), Failure> {
         let mut turns = Vec::new();
         let mut writings = Vec::new();
         let mut chosen = Vec::new();
@@ -446,22 +453,21 @@ impl Crowd {
         }
         let start = Instant::now();
         let give_up = {
-            let (all, told) = (cancel.clone(), told.clone());
+            let all = cancel.clone();
             let gone = move || {
                 leaving.iter().filter(|(cancel, _)| cancel.is_cancelled()).map(|(_, n)| n).sum::<usize>()
             };
-            Cancel::when(move || !told.load(Ordering::Relaxed) && (all.is_cancelled() || 2 * gone() > rows))
+            Cancel::when(move || all.is_cancelled() || 2 * gone() > rows)
         };
-        self.engine.step(&mut turns, &give_up, |turn, logits| {
-            told.store(true, Ordering::Relaxed);
-            let choice = writings[turn].choose(logits);
-            // That concerns all.
-            if let Err(error @ Error::DeviceLost(_)) = choice {
-                return Err(error);
-            }
-            chosen[turn].1 = Some(choice);
-            Ok(())
-        })?;
+        let mut step = self.engine.step(&mut turns, &give_up).map_err(Failure::Pass)?;
+        while let Some((turn, mut logits)) = step.next_row().map_err(Failure::Logits)? {
+            chosen[turn].1 = match writings[turn].choose(&mut logits) {
+                // That concerns all.
+                Err(error @ Error::DeviceLost(_)) => return Err(Failure::Logits(error)),
+                choice => Some(choice),
+            };
+        }
+        step.finish().map_err(Failure::Logits)?;
         self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
         let (mut ended, mut short) = (Vec::new(), Vec::new());
         for (i, chosen) in chosen {

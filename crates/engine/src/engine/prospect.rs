@@ -17,6 +17,7 @@ use crate::plan::{Plan, Pressure, Traffic};
 use crate::predict::{DriveSpeed, Outlook, Skew};
 use crate::preference;
 use crate::rehearsal::{ComputeTime, rehearse};
+use crate::session::State;
 use crate::store::trace::RoutedLayer;
 use crate::store::{DriveProbe, ExpertStore, FileSource, IoMethod, SlotClasses, StoreOptions};
 use crate::tokenizer::Tokenizer;
@@ -284,6 +285,11 @@ impl Prospect {
         // From here on copies go past the buffer that is needed otherwise.
         pinned();
         let assisted = assistant.is_some();
+        let backend_name = match assisted {
+            true => format!("{} and CPU (--cpu-experts: other bits)", backend.name()),
+            false => backend.name(),
+        };
+        let blank = Mutex::new(State::new(&*blueprint.model, &*backend));
         let compute = Compute {
             backend,
             routing: Routing::default(),
@@ -296,6 +302,7 @@ impl Prospect {
                 options.machine.is_none().then_some(plan.budget),
             ),
             logits: Kept::default(),
+            wanted: Vec::new(),
         };
         Ok(Engine(Arc::new(Inner {
             vocab,
@@ -321,6 +328,8 @@ impl Prospect {
             precision: options.precision,
             assisted,
             lost: OnceLock::new(),
+            backend_name,
+            blank,
             compute: Mutex::new(compute),
             pinning,
         })))

@@ -25,7 +25,7 @@ pub struct State {
 }
 
 impl State {
-    pub(super) fn new(model: &dyn Model, backend: &dyn Backend) -> State {
+    pub(crate) fn new(model: &dyn Model, backend: &dyn Backend) -> State {
         let layers = model.state().iter().map(|&shape| backend.new_state(shape)).collect();
         State { layers, len: 0, marks: SmallVec::new(), pins: SmallVec::new() }
     }
@@ -112,7 +112,7 @@ impl State {
         self.layers.iter_mut().for_each(|layer| layer.settle(&self.marks));
     }
 
-    pub(super) fn fork(&self) -> State {
+    pub(crate) fn fork(&self) -> State {
         let layers = self.layers.iter().map(|layer| layer.fork()).collect();
         let mut fork = State { layers, len: self.len, marks: self.marks.clone(), pins: self.pins.clone() };
         // The layers may hold more: of a batch that failed.

@@ -3,7 +3,7 @@
 use super::{Batch, Sequence, Session};
 use crate::TokenId;
 use crate::blocks::Cancel;
-use crate::engine::{Engine, Pass};
+use crate::engine::{Computed, Engine, Pass};
 use crate::error::{Error, Result};
 use crate::logits::Logits;
 
@@ -19,23 +19,53 @@ pub struct Turn<'a> {
     pub marks: &'a [usize],
 }
 
-impl Engine {
-    /// Adds each turn's tokens to its conversation, all in one pass. `logits` is given the number of each turn that wants
-    /// them and the logits after its last token, with the bits that the conversation would have computed alone. The
-    /// conversations do not keep them.
+/// A step that several conversations take together: gives the logits of those who want them. It holds what computes until it is
+/// [finished](Self::finish) or dropped, so a token is chosen by the logits, and told when the step has ended.
+#[must_use = "no conversation has changed until the step is finished"]
+pub struct Step<'a, 's> {
+    computed: Computed<'a>,
+    turns: &'a mut [Turn<'s>],
+    /// Numbers of the turns that want logits and have not been given them.
+    wanting: std::vec::IntoIter<usize>,
+}
+
+impl Step<'_, '_> {
+    /// The number of the next turn that wants logits, and those after its last token, with the bits that the conversation would have
+    /// computed alone.
     ///
-    /// A step takes no more tokens than [`step_size`](Self::step_size). Watches of routing are not told of it.
+    /// # Errors
+    /// If the device fails.
+    pub fn next_row(&mut self) -> Result<Option<(usize, Logits<'_>)>> {
+        let row = self.computed.next_row()?;
+        Ok(row.zip(self.wanting.next()).map(|((_, logits), turn)| (turn, logits)))
+    }
+
+    /// Lets others compute. The conversations hold their new tokens, and do not keep the logits.
+    ///
+    /// # Errors
+    /// If the device fails. Then no conversation has changed.
+    pub fn finish(self) -> Result<()> {
+        let Step { computed, turns, .. } = self;
+        computed.finish()?;
+        for turn in turns {
+            turn.session.logits.clear();
+            turn.session.commit(turn.tokens);
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Computes each turn's tokens after those of its conversation, all in one pass. The conversations have changed when the step is
+    /// [finished](Step::finish), and not before.
+    ///
+    /// A step takes no more tokens than [`step_size`](Self::step_size). Watches of routing are not told of it. Who computes with the same
+    /// engine before it is finished or dropped, in the same thread, waits for ever.
     ///
     /// # Errors
     /// If a turn has no tokens, too many for its context, or one outside the vocabulary; if all have more than a step
-    /// takes; if a conversation is another engine's; if the computation fails or is cancelled; those of `logits`. Then no conversation
-    /// has changed, whatever logits were given.
-    pub fn step(
-        &self,
-        turns: &mut [Turn<'_>],
-        cancel: &Cancel,
-        mut logits: impl FnMut(usize, &mut Logits<'_>) -> Result<()>,
-    ) -> Result<()> {
+    /// takes; if a conversation is another engine's; if the computation fails or is cancelled.
+    pub fn step<'a, 's>(&'a self, turns: &'a mut [Turn<'s>], cancel: &Cancel) -> Result<Step<'a, 's>> {
         let rows: usize = turns.iter().map(|turn| turn.tokens.len()).sum();
         if rows > self.step_size() {
             let most = self.step_size();
@@ -77,16 +107,8 @@ impl Engine {
             })
             .collect();
         let mut batch = Batch { tokens: &tokens, positions: &positions, sequences: &mut sequences };
-        let pass = Pass { wanted: &wanted, cancel, observer: None };
-        let mut wanting = wanting.into_iter();
-        self.compute().forward(&mut batch, pass, |_, row| {
-            logits(wanting.next().expect("rows come in the order in which they are wanted"), row)
-        })?;
-        for turn in turns.iter_mut() {
-            turn.session.commit(turn.tokens);
-            turn.session.logits.clear();
-        }
-        Ok(())
+        let computed = self.compute().forward(&mut batch, wanted, Pass { cancel, observer: None })?;
+        Ok(Step { computed, turns, wanting: wanting.into_iter() })
     }
 
     /// The most tokens of one [step](Self::step).

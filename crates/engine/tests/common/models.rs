@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use forebay_engine::{Engine, Options, Precision, Routed, TokenId, Watch};
+use forebay_engine::{Engine, Options, Precision, Routed, TokenId};
 use forebay_testing::{relative_error, worst};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -104,10 +104,11 @@ pub fn distance(model: &Path, options: &Options, reference: &Reference) -> f64 {
 /// The logits of every position.
 pub fn logits(model: &Path, options: &Options, tokens: &[TokenId]) -> Vec<f32> {
     let engine = Engine::open(model, options).unwrap();
-    let mut all = Vec::new();
-    let mut collect = |_: usize, logits: &[f32]| all.extend_from_slice(logits);
-    let watch = Watch { logits: Some(&mut collect), ..Watch::default() };
-    engine.session().extend_watched(tokens, watch).unwrap();
+    let (mut session, mut all) = (engine.session(), Vec::new());
+    let mut rows = engine.all_logits(&mut session, tokens).unwrap();
+    while let Some((_, row)) = rows.next_row().unwrap() {
+        all.extend_from_slice(row);
+    }
     all
 }
 
@@ -127,8 +128,11 @@ fn logits_and_experts(engine: &Engine, tokens: &[TokenId]) -> (Vec<Vec<f32>>, Ve
         }
     })));
     let mut logits = Vec::new();
-    let mut collect = |_: usize, row: &[f32]| logits.push(row.to_vec());
-    session.extend_watched(tokens, Watch { logits: Some(&mut collect), ..Watch::default() }).unwrap();
+    let mut rows = engine.all_logits(&mut session, tokens).unwrap();
+    while let Some((_, row)) = rows.next_row().unwrap() {
+        logits.push(row.to_vec());
+    }
+    drop(rows);
     drop(session);
     (logits, Arc::into_inner(experts).unwrap().into_inner().unwrap())
 }

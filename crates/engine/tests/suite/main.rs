@@ -6,6 +6,7 @@ mod common;
 mod allocations;
 mod bits;
 mod budget;
+mod callbacks;
 mod chat_control;
 mod chat_template;
 mod chat_vectors;

@@ -2,13 +2,12 @@
 //! survives every error.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use forebay_engine::chat::{Message, RenderOptions};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{
-    Cancel, Engine, Error, Extended, Logits, Options, Precision, Session, TokenId, Turn, Watch,
-};
+use forebay_engine::{Cancel, Engine, Error, Extended, Options, Precision, Session, TokenId, Turn};
 use forebay_testing::assert_same_bits;
 
 use crate::common::models::{KEEPING, containers, data, demo_model, options, random_tokens, trained};
@@ -72,7 +71,7 @@ fn progress_counts_what_is_computed() {
     session.extend(&story[..20]).unwrap();
     let mut seen = Vec::new();
     let mut progress = |done, total| seen.push((done, total));
-    session.extend_watched(&story, Watch { progress: Some(&mut progress), logits: None }).unwrap();
+    session.extend_watched(&story, &mut progress).unwrap();
     assert_eq!(seen, [(16, 40), (32, 40), (40, 40)]);
 }
 
@@ -83,10 +82,12 @@ fn every_position_is_watched_once_and_in_order() {
     let mut session = engine.session();
     session.extend(&story[..20]).unwrap();
     let mut seen = Vec::new();
-    let mut watch = |position: usize, logits: &[f32]| seen.push((position, logits.to_vec()));
-    let watch = Watch { logits: Some(&mut watch), ..Watch::default() };
-    let extended = session.extend_watched(&story, watch).unwrap();
-    assert_eq!(extended, Extended { reused: 0, computed: 40 });
+    let mut rows = engine.all_logits(&mut session, &story).unwrap();
+    while let Some((position, logits)) = rows.next_row().unwrap() {
+        seen.push((position, logits.to_vec()));
+    }
+    drop(rows);
+    assert_eq!(session.tokens(), story);
     assert!(seen.iter().map(|(position, _)| *position).eq(0..40));
     assert_same_bits(session.logits(), &seen[39].1, "the last position's");
 }
@@ -166,7 +167,7 @@ fn another_thread_can_stop_a_long_prompt() {
             _ => {}
         }
     };
-    let result = session.extend_watched(&story, Watch { progress: Some(&mut progress), logits: None });
+    let result = session.extend_watched(&story, &mut progress);
     assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
     assert!(chunks <= 3, "{chunks} chunks were computed");
     stopper.join().unwrap();
@@ -203,13 +204,16 @@ fn a_chunk_that_is_cancelled_at_its_end_is_forgotten() {
     let story = tokens(64);
     let mut session = engine.session();
     let cancel = session.cancel().clone();
-    let mut watch = |position, _: &[f32]| {
-        if position == 40 {
-            cancel.cancel();
+    let mut rows = engine.all_logits(&mut session, &story).unwrap();
+    let error = loop {
+        match rows.next_row() {
+            Ok(row) if row.unwrap().0 == 40 => cancel.cancel(),
+            Ok(_) => {}
+            Err(error) => break error,
         }
     };
-    let result = session.extend_watched(&story, Watch { logits: Some(&mut watch), ..Watch::default() });
-    assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+    assert!(matches!(error, Error::Cancelled), "{error:?}");
+    drop(rows);
     assert_eq!(session.tokens(), &story[..32]);
     assert!(session.logits().is_empty());
     session.cancel().reset();
@@ -218,13 +222,17 @@ fn a_chunk_that_is_cancelled_at_its_end_is_forgotten() {
 }
 
 #[test]
-fn a_chunk_whose_watcher_panics_is_forgotten() {
+fn a_chunk_whose_reader_panics_is_forgotten() {
     let engine = open(Options { chunk: Some(32), ..Options::default() });
     let story = tokens(64);
     let mut session = engine.session();
-    let mut watch = |position, _: &[f32]| assert_ne!(position, 40, "this panic is part of the test");
-    let watch = Watch { logits: Some(&mut watch), ..Watch::default() };
-    assert!(catch_unwind(AssertUnwindSafe(|| session.extend_watched(&story, watch))).is_err());
+    let read = || {
+        let mut rows = engine.all_logits(&mut session, &story).unwrap();
+        while let Some((position, _)) = rows.next_row().unwrap() {
+            assert_ne!(position, 40, "this panic is part of the test");
+        }
+    };
+    assert!(catch_unwind(AssertUnwindSafe(read)).is_err());
     assert_eq!(session.tokens(), &story[..32]);
     session.push(other_than(story[32])).unwrap();
     assert_as_fresh(&session, "after a panic");
@@ -276,11 +284,11 @@ fn conversations_that_step_together_give_the_bits_of_each_alone() {
                     })
                     .collect();
                 let mut given = Vec::new();
-                let collect = |turn, logits: &mut Logits<'_>| {
-                    given.push((turn, logits.all()?.to_vec()));
-                    Ok(())
-                };
-                engine.step(&mut turns, &Cancel::default(), collect).unwrap();
+                let mut step = engine.step(&mut turns, &Cancel::default()).unwrap();
+                while let Some((turn, mut logits)) = step.next_row().unwrap() {
+                    given.push((turn, logits.all().unwrap().to_vec()));
+                }
+                step.finish().unwrap();
                 for (i, logits) in &given {
                     let mut fresh = engine.session();
                     fresh.extend(sessions[*i].tokens()).unwrap();
@@ -315,13 +323,23 @@ fn a_step_that_fails_changes_no_conversation() {
             Turn { session: a, tokens: first, logits: true, marks: &[] },
             Turn { session: b, tokens: second, logits: true, marks: &[] },
         ];
-        let error = engine.step(&mut turns, cancel, |_, _| Ok(())).unwrap_err().to_string();
+        let error = engine.step(&mut turns, cancel).err().unwrap().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!((sessions[0].tokens(), sessions[1].tokens()), (&story[..10], &story[..30]));
     }
     let mut stranger = open(Options::default()).session();
     let mut turns = [Turn { session: &mut stranger, tokens: &story[..1], logits: false, marks: &[] }];
-    assert!(engine.step(&mut turns, &Cancel::default(), |_, _| Ok(())).is_err());
+    assert!(engine.step(&mut turns, &Cancel::default()).is_err());
+    // One that is not finished changes nothing either.
+    let [a, b] = &mut sessions;
+    let mut turns = [
+        Turn { session: a, tokens: &story[10..14], logits: true, marks: &[] },
+        Turn { session: b, tokens: &story[30..31], logits: true, marks: &[] },
+    ];
+    let mut step = engine.step(&mut turns, &Cancel::default()).unwrap();
+    assert_eq!(step.next_row().unwrap().unwrap().0, 0);
+    drop(step);
+    assert_eq!((sessions[0].tokens(), sessions[1].tokens()), (&story[..10], &story[..30]));
     for session in &mut sessions {
         session.push(other_than(story[30])).unwrap();
         assert_as_fresh(session, "after steps that failed");
@@ -364,12 +382,9 @@ fn a_batch_that_is_cancelled_between_layers_leaves_no_trace() {
         let mut session = engine.session();
         session.extend(&story[..40]).unwrap();
         for (batch, last_layer) in [(1, 0), (1, 1), (20, 0), (20, 1)] {
-            let cancel = session.cancel().clone();
-            session.watch_routing(Some(Box::new(move |routed| {
-                if routed.layer.0 >= last_layer {
-                    cancel.cancel();
-                }
-            })));
+            // It is asked before each layer, and before the logits.
+            let asked = AtomicUsize::new(0);
+            session.obey(&Cancel::when(move || asked.fetch_add(1, Ordering::Relaxed) > last_layer));
             let held = session.tokens().to_vec();
             let result = match batch {
                 1 => session.push(story[60]),
@@ -377,8 +392,7 @@ fn a_batch_that_is_cancelled_between_layers_leaves_no_trace() {
             };
             assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
             assert_eq!(session.tokens(), held);
-            session.watch_routing(None);
-            session.cancel().reset();
+            session.obey(&Cancel::default());
             session.push(other_than(story[60])).unwrap();
             assert_as_fresh(
                 &session,

@@ -1,0 +1,81 @@
+//! The logits after every token of a text.
+
+use super::Session;
+use crate::TokenId;
+use crate::engine::{Computed, Engine};
+use crate::error::{Error, Result};
+
+/// The logits after every token of a text, in order: see [`Engine::all_logits`].
+///
+/// All of them together would need far more memory than the model's buffers, so they are computed a few at a time from what the
+/// last layer gave, which stays where it is meanwhile: between two rows of a chunk nobody else computes. Who computes with another
+/// conversation of the same engine before this is dropped, in the same thread, waits for ever.
+pub struct AllLogits<'a> {
+    engine: &'a Engine,
+    session: &'a mut Session,
+    text: &'a [TokenId],
+    /// The chunk at hand, which ends before this token.
+    end: usize,
+    chunk: Option<Computed<'a>>,
+    /// After the last token.
+    last: Vec<f32>,
+}
+
+impl Engine {
+    /// Makes a conversation hold exactly these tokens, all of them computed anew, and gives the logits after each as they are asked
+    /// for. It holds the tokens of a chunk when the first row of the next one is asked for, and all of them when there are no more rows.
+    ///
+    /// # Errors
+    /// If there is no token, more than the context holds, or one that is not in the vocabulary; if the conversation is another
+    /// engine's.
+    pub fn all_logits<'a>(&'a self, session: &'a mut Session, text: &'a [TokenId]) -> Result<AllLogits<'a>> {
+        if !session.engine.is(self) {
+            return Err(Error::Invalid("a conversation belongs to another model".into()));
+        }
+        session.check(text)?;
+        session.go_back(0);
+        Ok(AllLogits { engine: self, session, text, end: 0, chunk: None, last: Vec::new() })
+    }
+}
+
+impl AllLogits<'_> {
+    /// The next position and the logits after its token; `None` after the last.
+    ///
+    /// # Errors
+    /// If the computation fails or is [cancelled](Session::cancel). Then the conversation holds the chunks before this one.
+    pub fn next_row(&mut self) -> Result<Option<(usize, &[f32])>> {
+        if self.chunk.as_ref().is_some_and(|chunk| !chunk.has_more()) {
+            self.end_chunk()?;
+        }
+        if self.chunk.is_none() {
+            let start = self.end;
+            if start == self.text.len() {
+                return Ok(None);
+            }
+            self.end = self.text.len().min(start + self.engine.chunk());
+            let text = &self.text[..self.end];
+            self.chunk = Some(self.session.compute_chunk(self.engine, text, start..self.end)?);
+        }
+        let Some(chunk) = &mut self.chunk else { return Ok(None) };
+        if chunk.must_compute() {
+            self.session.cancel.check()?;
+        }
+        let Some((row, logits)) = chunk.next_row()? else { return Ok(None) };
+        let position = self.session.tokens.len() + row;
+        let logits = logits.into_all()?;
+        if position + 1 == self.text.len() {
+            self.last.extend_from_slice(logits);
+        }
+        Ok(Some((position, logits)))
+    }
+
+    /// The chunk at hand has been read.
+    fn end_chunk(&mut self) -> Result<()> {
+        if let Some(chunk) = self.chunk.take() {
+            chunk.finish()?;
+            self.session.logits = std::mem::take(&mut self.last);
+            self.session.commit(&self.text[self.session.tokens.len()..self.end]);
+        }
+        Ok(())
+    }
+}

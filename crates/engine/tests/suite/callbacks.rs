@@ -1,0 +1,222 @@
+//! Nothing of the caller's runs while a batch is computed: callbacks may do anything with the engine, and a conversation is
+//! opened, forked, saved and loaded at any time.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use forebay_engine::{
+    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Options, Result, Session, TokenId,
+    Turn,
+};
+use forebay_testing::assert_same_bits;
+
+use crate::common::models::{data, random_tokens};
+use crate::common::served::{alone, request};
+
+/// Ends a test that hangs; none takes so long.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Does something in a thread of its own, and fails if that never ends.
+fn ending(body: impl FnOnce() + Send + 'static) {
+    let (ended, end) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        body();
+        // Whoever waits has gone if it took too long.
+        let _ = ended.send(());
+    });
+    match end.recv_timeout(LIMIT) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
+        Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
+    }
+}
+
+fn open() -> Engine {
+    let options = Options { threads: Some(2), chunk: Some(16), ..Options::default() };
+    Engine::open(&data("golden/qwen3moe.gguf"), &options).unwrap()
+}
+
+fn story(len: usize) -> Vec<TokenId> {
+    random_tokens(len, 160, 31)
+}
+
+/// A conversation that others are forks of.
+fn begun(engine: &Engine) -> Session {
+    let mut session = engine.session();
+    session.extend(&story(20)).unwrap();
+    session
+}
+
+/// Opens, forks, saves and loads, without computing anything.
+fn handle(session: &mut Session, folder: &Path) -> Session {
+    let engine = session.engine().clone();
+    assert!(engine.session().tokens().is_empty() && !engine.backend_name().is_empty());
+    let fork = session.fork().unwrap();
+    let path = folder.join("conversation");
+    fork.save(&path).unwrap();
+    let loaded = Session::load(&engine, &path).unwrap();
+    assert_eq!(loaded.tokens(), session.tokens());
+    assert_same_bits(loaded.logits(), session.logits(), "loaded");
+    loaded
+}
+
+/// The same, and goes on with all of them.
+fn handle_and_compute(session: &mut Session, folder: &Path) {
+    let mut loaded = handle(session, folder);
+    loaded.push(TokenId(3)).unwrap();
+    let mut fresh = session.engine().session();
+    fresh.extend(loaded.tokens()).unwrap();
+    assert_same_bits(loaded.logits(), fresh.logits(), "in a callback");
+}
+
+#[test]
+fn anything_may_be_done_in_the_callbacks_of_an_answer() {
+    ending(|| {
+        let engine = open();
+        let folder = tempfile::tempdir().unwrap();
+        let request = request(&story(40), 12, 5);
+        let expected = alone(&engine, &request);
+        let mut other = begun(&engine);
+        let (mut prompts, mut texts) = (0, 0);
+        let answer = engine.session().generate(&request, &mut |event| {
+            match event {
+                Event::Prompt { .. } => prompts += 1,
+                Event::Text(_) | Event::Token(_) => texts += 1,
+            }
+            handle_and_compute(&mut other, folder.path());
+        });
+        assert_eq!(answer.unwrap().tokens, expected.tokens);
+        assert!(prompts == 3 && texts > 0, "{prompts}, {texts}");
+    });
+}
+
+#[test]
+fn anything_may_be_done_where_routers_are_watched() {
+    ending(|| {
+        let engine = open();
+        let folder = tempfile::tempdir().unwrap();
+        let request = request(&story(40), 4, 6);
+        let expected = alone(&engine, &request);
+        let mut other = begun(&engine);
+        let told = Arc::new(AtomicUsize::new(0));
+        let count = told.clone();
+        let mut session = engine.session();
+        let place = folder.path().to_owned();
+        session.watch_routing(Some(Box::new(move |routed| {
+            assert!(!routed.routing.experts().is_empty());
+            count.fetch_add(1, Ordering::Relaxed);
+            handle_and_compute(&mut other, &place);
+        })));
+        assert_eq!(session.generate(&request, &mut |_| {}).unwrap().tokens, expected.tokens);
+        let layers = engine.routed_layers().len();
+        assert_eq!(told.load(Ordering::Relaxed), (3 + 3) * layers, "three chunks and three tokens");
+        // Of a batch that is cancelled, what was chosen before is told.
+        let asked = AtomicUsize::new(0);
+        session.obey(&Cancel::when(move || asked.fetch_add(1, Ordering::Relaxed) == 1));
+        assert!(matches!(session.push(TokenId(1)), Err(Error::Cancelled)));
+        assert_eq!(told.load(Ordering::Relaxed), (3 + 3) * layers + 1);
+    });
+}
+
+/// While the logits of a step are held, all others who want to compute wait. Who does not compute does not wait.
+#[test]
+fn conversations_are_opened_forked_saved_and_loaded_while_a_batch_is_held() {
+    ending(|| {
+        let engine = open();
+        let folder = tempfile::tempdir().unwrap();
+        let mut other = begun(&engine);
+        let mut session = engine.session();
+        let tokens = story(5);
+        let mut turns = [Turn { session: &mut session, tokens: &tokens, logits: true, marks: &[] }];
+        let mut step = engine.step(&mut turns, &Cancel::default()).unwrap();
+        let (_, mut logits) = step.next_row().unwrap().unwrap();
+        let before = logits.all().unwrap().to_vec();
+        drop(handle(&mut other, folder.path()));
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(handle(&mut other, folder.path())));
+        });
+        assert_same_bits(logits.all().unwrap(), &before, "nothing else was computed");
+        step.finish().unwrap();
+        assert_eq!(session.tokens(), tokens);
+
+        let text = story(40);
+        let mut rows = engine.all_logits(&mut session, &text).unwrap();
+        while rows.next_row().unwrap().is_some_and(|(position, _)| position < 20) {}
+        drop(handle(&mut other, folder.path()));
+        drop(rows);
+        assert_eq!(session.tokens(), &text[..16], "whole chunks");
+    });
+}
+
+#[test]
+fn conversations_are_handled_by_some_threads_while_others_compute() {
+    ending(|| {
+        let engine = open();
+        let request = request(&story(40), 12, 7);
+        let expected = alone(&engine, &request);
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let computing = [(); 2].map(|()| {
+                scope.spawn(|| {
+                    for _ in 0..4 {
+                        assert_eq!(alone(&engine, &request).tokens, expected.tokens);
+                    }
+                })
+            });
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let folder = tempfile::tempdir().unwrap();
+                    let mut session = begun(&engine);
+                    while !ended.load(Ordering::Relaxed) {
+                        handle_and_compute(&mut session, folder.path());
+                    }
+                });
+            }
+            let results = computing.map(|thread| thread.join());
+            ended.store(true, Ordering::Relaxed);
+            results.into_iter().for_each(|result| result.unwrap());
+        });
+    });
+}
+
+/// Does everything whenever it hears something.
+struct Busy {
+    other: Session,
+    folder: tempfile::TempDir,
+    answers: mpsc::Sender<Result<Answer>>,
+}
+
+impl Listener for Busy {
+    fn event(&mut self, _: Event<'_>) {
+        handle_and_compute(&mut self.other, self.folder.path());
+    }
+
+    fn end(mut self: Box<Self>, answer: Result<Answer>) {
+        handle_and_compute(&mut self.other, self.folder.path());
+        self.answers.send(answer).unwrap();
+    }
+}
+
+#[test]
+fn anything_may_be_done_by_those_who_listen_to_a_crowd() {
+    ending(|| {
+        let engine = open();
+        let request = request(&story(30), 6, 8);
+        let expected = alone(&engine, &request);
+        let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
+        let (answers, came) = mpsc::channel();
+        for _ in 0..3 {
+            let folder = tempfile::tempdir().unwrap();
+            let busy = Busy { other: begun(&engine), folder, answers: answers.clone() };
+            crowd.add(request.clone(), Cancel::default(), Box::new(busy));
+        }
+        while !crowd.is_empty() {
+            crowd.step(&Cancel::default()).unwrap();
+        }
+        let answers: Vec<_> = came.try_iter().map(|answer| answer.unwrap().tokens).collect();
+        assert_eq!(answers, [&expected.tokens; 3].map(Clone::clone));
+    });
+}
