@@ -9,11 +9,11 @@ use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use forebay_cuda::Cuda;
 use forebay_engine::backend::Device;
+use forebay_engine::experts::IoMethod;
+use forebay_engine::experts::policy::PolicyKind;
 use forebay_engine::format::Metadata;
+use forebay_engine::generate::sampler::{SamplingOverrides, SamplingParams};
 use forebay_engine::plan::ExpertMemory;
-use forebay_engine::sampler::{SamplingOverrides, SamplingParams};
-use forebay_engine::store::IoMethod;
-use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 
 use crate::device::{self, DeviceArgs};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use forebay_engine::predict::{DriveSpeed, Outlook, Prediction, Range};
-use forebay_engine::store::DriveProbe;
+use forebay_engine::forecast::DriveProbe;
+use forebay_engine::forecast::predict::{DriveSpeed, Outlook, Prediction, Range};
 use forebay_engine::{ComputeTime, Options, Prospect};
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 use std::thread;
 
 use anyhow::Result;
-use forebay_engine::bound::read_speed;
+use forebay_engine::forecast::bound::read_speed;
 use forebay_engine::memory::Region;
 
 /// Far more than caches hold, so that the reads come from memory.

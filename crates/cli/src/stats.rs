@@ -2,8 +2,8 @@
 
 use std::io::IsTerminal;
 
-use forebay_engine::bound::{Bottleneck, Bound, TokenCost};
-use forebay_engine::store::Meters;
+use forebay_engine::experts::Meters;
+use forebay_engine::forecast::bound::{Bottleneck, Bound, TokenCost};
 use forebay_engine::{Answer, Engine, FinishReason, Stats};
 use serde_json::{Value, json};
 

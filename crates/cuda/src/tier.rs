@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
-use forebay_engine::store::tier::part_of;
-use forebay_engine::store::{DevicePart, DeviceSlot, ExpertLayer, Lease, Leases, SlotClasses};
+use forebay_engine::experts::tier::part_of;
+use forebay_engine::experts::{DevicePart, DeviceSlot, ExpertLayer, Lease, Leases, SlotClasses};
 use forebay_engine::{Bytes, Error, Result};
 
 use crate::driver::{Address, Gpu, Line, Memory, Moment, Pinned};

@@ -18,50 +18,38 @@
 
 pub mod backend;
 pub mod blocks;
-pub mod bound;
 pub mod chat;
-mod client;
-mod crowd;
+pub mod driver;
 mod engine;
 mod error;
+pub mod experts;
 mod files;
-mod fingerprint;
+pub mod forecast;
 pub mod format;
-mod generate;
-mod grammar;
-mod heat;
-mod ledger;
-mod logits;
+pub mod generate;
+mod hash;
 pub mod memory;
 pub mod models;
 pub mod plan;
-pub mod predict;
-mod preference;
-mod prefix;
-mod rehearsal;
-pub mod sampler;
 mod session;
-pub mod stop;
-pub mod store;
 pub mod synth;
 pub mod tokenizer;
 
-pub use backend::Precision;
+pub use backend::{Batch, Best, Logits, Precision, Sequence, SequenceState};
 pub use blocks::Cancel;
-pub use client::{Client, Tenant};
-pub use crowd::{Crowd, CrowdOptions, Listener};
+pub use driver::crowd::{Crowd, CrowdOptions, Listener};
+pub use driver::prefix::{PrefixMeters, PrefixOptions};
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
 pub use files::{make_private, private_options};
-pub use fingerprint::Fnv;
+pub use forecast::ComputeTime;
+pub use generate::client::{Client, Tenant};
+pub use generate::grammar::Grammar;
+pub use generate::sampler::Scored;
 pub use generate::{Answer, Event, FinishReason, Request, Stats, Writing};
-pub use grammar::Grammar;
-pub use ledger::{Hold, MemoryEntry, MemoryTier, Purpose};
-pub use logits::{Best, Logits};
-pub use prefix::{PrefixMeters, PrefixOptions};
-pub use rehearsal::ComputeTime;
-pub use sampler::Scored;
-pub use session::{AllLogits, Batch, Extended, Routed, RoutedWatch, Sequence, Session, State, Step, Turn};
+pub use hash::Fnv;
+pub use memory::{Hold, MemoryEntry, MemoryTier, Purpose};
+pub use session::{AllLogits, Extended, Routed, RoutedWatch, Session, Step, Turn};
 
 /// A token of a model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

@@ -288,7 +288,7 @@ fn set(request: &mut Request, name: &str, value: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_engine::sampler::SamplingParams;
+    use forebay_engine::generate::sampler::SamplingParams;
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use forebay_cuda::Cuda;
+use forebay_engine::forecast::predict::{Outlook, Range};
 use forebay_engine::plan::{DevicePlan, Plan};
-use forebay_engine::predict::{Outlook, Range};
 use forebay_engine::{Bytes, Error, Options, Prospect};
 use serde_json::{Value, json};
 

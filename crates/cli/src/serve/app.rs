@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_engine::chat::ChatTemplate;
 use forebay_engine::chat::dialect::Dialect;
-use forebay_engine::sampler::SamplingOverrides;
+use forebay_engine::generate::sampler::SamplingOverrides;
 use forebay_engine::{Engine, Error};
 use tokio::sync::watch;
 

@@ -76,7 +76,7 @@ impl RequestMemory {
     pub fn new(engine: &Engine) -> RequestMemory {
         let most = (engine.plan().budget / SHARE).max(UNCOUNTED);
         let held = Held { used: 0, granted: Vec::new(), counted: engine.hold_for_requests() };
-        let (budget, resident) = (engine.plan().budget, forebay_engine::plan::resident);
+        let (budget, resident) = (engine.plan().budget, forebay_engine::memory::resident);
         RequestMemory { most, budget, resident, held: Mutex::new(held), freed: Notify::new() }
     }
 

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use forebay_engine::chat::Message;
 use forebay_engine::chat::dialect::{Parser, Piece};
-use forebay_engine::sampler::{SamplingOverrides, Scored};
-use forebay_engine::store::Meters as ExpertMeters;
+use forebay_engine::experts::Meters as ExpertMeters;
+use forebay_engine::generate::sampler::{SamplingOverrides, Scored};
 use forebay_engine::tokenizer::StreamDecoder;
 use forebay_engine::{Answer, Cancel, Client, Engine, Event, FinishReason, Listener, Request, TokenId};
 use serde_json::{Map, Value, json};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_engine::backend::{ExpertBuffers, Experts, Outputs, Routing};
-use forebay_engine::store::{DeviceSlot, Lease, Leases};
+use forebay_engine::experts::{DeviceSlot, Lease, Leases};
 use forebay_engine::{Error, ExpertIdx, LayerIdx, Result};
 use smallvec::SmallVec;
 

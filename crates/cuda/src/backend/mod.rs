@@ -15,7 +15,7 @@ use forebay_engine::backend::{
     Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
     Mixture, Outputs, Part, Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
-use forebay_engine::store::{DevicePart, DeviceSlot, ExpertLayer, Leases, SlotClasses};
+use forebay_engine::experts::{DevicePart, DeviceSlot, ExpertLayer, Leases, SlotClasses};
 use forebay_engine::{Batch, ExpertIdx, LayerIdx, Result, TokenId};
 use forebay_kernels::RopePairs;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use forebay_cuda::Cuda;
 use forebay_engine::backend::{Backend, BufShape, Device};
+use forebay_engine::experts::{Meters, Picture, Place};
 use forebay_engine::memory::SharedBytes;
-use forebay_engine::store::{Meters, Picture, Place};
 use forebay_engine::{Cancel, Engine, Error, Grammar, Options, Precision, Prospect, Session, TokenId, Turn};
 use forebay_kernels::Encoding;
 use forebay_testing::{assert_same_bits, relative_error};

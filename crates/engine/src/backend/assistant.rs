@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{Backend, CpuBackend, Experts, Routing};
 use crate::error::Result;
-use crate::store::Leases;
+use crate::experts::Leases;
 
 /// Rows of the largest batch that it helps with. More of them share their experts, which are better brought to the device.
 pub(crate) const ASSISTED_ROWS: usize = 4;

@@ -20,9 +20,9 @@ use super::{
     Matrix, Part, Ranked, Rope, Router, Routing, StateShape, Vector, Weight, rank,
 };
 use crate::TokenId;
+use crate::backend::Batch;
 use crate::error::{Error, Result};
-use crate::session::Batch;
-use crate::store::{ExpertPart, Lease, Leases};
+use crate::experts::{ExpertPart, Lease, Leases};
 
 /// How products with quantised weights are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,10 +10,12 @@ mod cpu;
 mod delta;
 mod heads;
 mod kv;
+mod logits;
 mod pieces;
 mod ranking;
 mod recurrent;
 mod routing;
+mod sequence;
 
 use std::any::Any;
 use std::io::{self, Read, Write};
@@ -26,16 +28,19 @@ pub(crate) use assistant::ASSISTED_ROWS;
 pub use assistant::{Assistant, Outputs};
 pub use cpu::{CpuBackend, Precision};
 pub use kv::{KvPages, KvType};
+pub use logits::{Best, Logits};
+pub(crate) use logits::{Kept, Row, note_loss};
 pub use pieces::Pieces;
 pub(crate) use ranking::buffer as rank_buffer;
 pub use ranking::{Ranked, rank, tame};
 pub use recurrent::{Advance, Recurrent};
 pub use routing::{GroupScore, Groups, Router, Routing, Scores};
+pub(crate) use sequence::MARKS;
+pub use sequence::{Batch, Sequence, SequenceState};
 
 use crate::error::Result;
+use crate::experts::{DevicePart, DeviceSlot, ExpertLayer, Leases, SlotClasses};
 use crate::memory::SharedBytes;
-use crate::session::Batch;
-use crate::store::{DevicePart, DeviceSlot, ExpertLayer, Leases, SlotClasses};
 use crate::{ExpertIdx, LayerIdx, TokenId};
 
 /// A weight matrix of the dense part.
@@ -492,7 +497,7 @@ pub trait Backend: Send {
         unreachable!("only a device with memory of its own is asked")
     }
 
-    /// Brings experts to their [places](crate::store::Lease::place) in the device's memory.
+    /// Brings experts to their [places](crate::experts::Lease::place) in the device's memory.
     fn lift(&mut self, leases: Leases) -> Result<()> {
         let _ = leases;
         unreachable!("only a device with memory of its own is asked")
@@ -610,7 +615,7 @@ pub trait Backend: Send {
     }
 
     /// Computes `W_d( activation(W_g x, W_u x) )`, with biases if there are any, for the leased experts and the rows
-    /// routed to them. Where leases have [places](crate::store::Lease::place) the experts are brought there first.
+    /// routed to them. Where leases have [places](crate::experts::Lease::place) the experts are brought there first.
     fn experts(&mut self, experts: &Experts, routing: &Routing, leases: Leases) -> Result<()>;
 
     /// The same, for experts that are in the device's memory.

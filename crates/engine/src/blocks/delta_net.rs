@@ -3,10 +3,10 @@
 use smallvec::SmallVec;
 
 use crate::LayerIdx;
+use crate::backend::Batch;
 use crate::backend::{Buf, DeltaRule, DeltaShape, Matrix, Part, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
-use crate::session::Batch;
 
 /// The sizes and buffers of linear attention, alike in all layers of a model.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,10 @@
 //! Grouped-query attention: several query heads share a key and a value head.
 
 use crate::LayerIdx;
+use crate::backend::Batch;
 use crate::backend::{Attention, Buf, Heads, KvShape, Matrix, Part, Rope, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
-use crate::session::Batch;
 
 /// The sizes and buffers of attention, alike in all layers of a model.
 #[derive(Clone, Debug)]

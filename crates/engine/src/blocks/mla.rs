@@ -6,10 +6,10 @@
 //! same keys, `[k_rotated | c]`, whose values are the latents inside them.
 
 use crate::LayerIdx;
+use crate::backend::Batch;
 use crate::backend::{Attention, Buf, HeadMatrices, KvShape, Matrix, Rope, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
-use crate::session::Batch;
 
 /// The sizes and buffers of attention, alike in all layers of a model.
 #[derive(Clone, Debug)]

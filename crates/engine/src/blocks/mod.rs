@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::LayerIdx;
 use crate::backend::{Assistant, Backend, Routing};
 use crate::error::{Error, Result};
-use crate::store::{ExpertStore, Purpose};
+use crate::experts::{ExpertStore, Purpose};
 
 /// What a forward pass works with.
 pub struct Context<'a> {

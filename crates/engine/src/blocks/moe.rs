@@ -8,7 +8,7 @@ use crate::backend::{
 use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
-use crate::store::{Acquisition, Leases, Purpose};
+use crate::experts::{Acquisition, Leases, Purpose};
 use crate::{ExpertIdx, LayerIdx};
 
 /// The router and the buffers of a mixture, alike in all layers of a model.

@@ -1,17 +1,15 @@
 //! One batch through the model, and the logits that come of it.
 
 use std::ops::Range;
-use std::sync::{MutexGuard, OnceLock};
+use std::sync::MutexGuard;
 
 use super::{Compute, FEW_TOKENS, Inner};
-use crate::backend::ASSISTED_ROWS;
+use crate::backend::{ASSISTED_ROWS, Batch, Logits, Row, note_loss};
 use crate::blocks::head::Head;
 use crate::blocks::{Cancel, Context, RoutingObserver};
 use crate::error::{Bytes, Error, Result};
-use crate::logits::{Logits, Row};
-use crate::plan::{Pressure, Relief};
-use crate::session::Batch;
-use crate::store::{ExpertStore, Purpose};
+use crate::experts::{ExpertStore, Purpose};
+use crate::memory::{Pressure, Relief};
 
 /// What is asked of a batch besides computing it.
 pub(crate) struct Pass<'a> {
@@ -179,13 +177,6 @@ impl Computed<'_> {
         done.inspect_err(|error| note_loss(&self.inner.lost, error))?;
         self.ready = next;
         Ok(())
-    }
-}
-
-/// Has everybody know it if the device is lost.
-pub(crate) fn note_loss(lost: &OnceLock<String>, error: &Error) {
-    if let Error::DeviceLost(why) = error {
-        lost.get_or_init(|| why.clone());
     }
 }
 

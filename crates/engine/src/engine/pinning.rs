@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::backend::Device;
+use crate::experts::ExpertStore;
 use crate::memory::SharedBytes;
-use crate::store::ExpertStore;
 
 /// Bytes that are pinned at a time: enough to be worth a call, and little enough to stop soon.
 const STEP: usize = 64 << 20;

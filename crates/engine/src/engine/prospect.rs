@@ -5,21 +5,19 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::pinning::Pinning;
 use super::{Compute, Engine, Inner, Options};
-use crate::backend::{ASSISTED_ROWS, Assistant, Backend, CpuBackend, Routing};
+use crate::backend::{ASSISTED_ROWS, Assistant, Backend, CpuBackend, Kept, Routing, SequenceState};
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
+use crate::experts::heat::{Heat, hottest_first};
+use crate::experts::{ExpertStore, FileSource, IoMethod, SlotClasses, StoreOptions};
+use crate::forecast::predict::{DriveSpeed, Outlook, Skew};
+use crate::forecast::rehearsal::{ComputeTime, rehearse};
+use crate::forecast::trace::RoutedLayer;
+use crate::forecast::{DriveProbe, preference};
 use crate::format::ModelFile;
-use crate::heat::{Heat, hottest_first};
-use crate::ledger::Ledger;
-use crate::logits::Kept;
+use crate::memory::{Ledger, Pressure};
 use crate::models::{self, Blueprint};
-use crate::plan::{Plan, Pressure, Traffic};
-use crate::predict::{DriveSpeed, Outlook, Skew};
-use crate::preference;
-use crate::rehearsal::{ComputeTime, rehearse};
-use crate::session::State;
-use crate::store::trace::RoutedLayer;
-use crate::store::{DriveProbe, ExpertStore, FileSource, IoMethod, SlotClasses, StoreOptions};
+use crate::plan::{Plan, Traffic};
 use crate::tokenizer::Tokenizer;
 
 /// A model that could be loaded: described and planned, but none of its weights read.
@@ -289,7 +287,7 @@ impl Prospect {
             true => format!("{} and CPU (--cpu-experts: other bits)", backend.name()),
             false => backend.name(),
         };
-        let blank = Mutex::new(State::new(&*blueprint.model, &*backend));
+        let blank = Mutex::new(SequenceState::new(&blueprint.model.state(), &*backend));
         let compute = Compute {
             backend,
             routing: Routing::default(),

@@ -16,13 +16,13 @@ use super::declared::{Declared, Planes, Prepared, elements};
 use super::experts::{self, ExpertShape};
 use super::names::{ExpertNames, Name};
 use super::needs::{Discovery, Need, NeedKind};
+use super::product::Product;
 use super::{Model, keys};
 use crate::backend::{Backend, Buf, BufShape, Device, HostMatrix, Matrix, Router, Vector, Weight};
 use crate::error::{Error, Result};
+use crate::experts::{ByteRange, ByteSource, ExpertLayer, PartShape};
 use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
 use crate::memory::{ALIGNMENT, Region};
-use crate::rehearsal::Product;
-use crate::store::{ByteRange, ByteSource, ExpertLayer, PartShape};
 
 /// No real model has more experts in a layer. The limit keeps the lists of them far smaller than the model.
 const MAX_EXPERTS: usize = 1 << 16;

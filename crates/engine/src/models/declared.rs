@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use forebay_kernels::Encoding;
 
+use crate::experts::ByteRange;
 use crate::format::{StoredWeight, TensorInfo};
-use crate::store::ByteRange;
 
 /// A dense weight that a family asks for.
 pub(super) enum Declared {

@@ -8,6 +8,7 @@ pub use super::attention::{AttentionKind, NormSpan, Q_NORM, has_qkv_bias};
 use super::linear::Linear;
 use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
+use crate::backend::Batch;
 use crate::backend::{
     Activation, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Router, Scores, StateShape, Vector,
 };
@@ -17,7 +18,6 @@ use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
 use crate::blocks::rope::RopeScaling;
 use crate::error::Result;
-use crate::session::Batch;
 
 const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
 const NORM: Name = Name::new("output_norm.weight", "model.norm.weight");

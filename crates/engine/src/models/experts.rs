@@ -12,8 +12,8 @@ use super::names::{ExpertNames, Fused};
 use super::needs::NeedKind;
 use crate::backend::Vector;
 use crate::error::{Error, Result};
+use crate::experts::{ByteRange, ExpertLayer, PartShape, Ranges, RowPick};
 use crate::format::{Format, StoredWeight};
-use crate::store::{ByteRange, ExpertLayer, PartShape, Ranges, RowPick};
 
 /// What an expert looks like.
 #[derive(Clone, Copy, Debug)]
@@ -292,9 +292,9 @@ mod tests {
     use forebay_kernels::{MatRef, Planes};
 
     use super::*;
+    use crate::experts::policy::PolicyKind;
+    use crate::experts::{ExpertPart, ExpertStore, IoMethod, Purpose, SlotClasses, StoreOptions};
     use crate::format::ModelFile;
-    use crate::store::policy::PolicyKind;
-    use crate::store::{ExpertPart, ExpertStore, IoMethod, Purpose, SlotClasses, StoreOptions};
     use crate::{ExpertIdx, LayerIdx};
 
     const SHAPE: ExpertShape = ExpertShape { experts: 3, used: 2, hidden: 64, inner: 32 };

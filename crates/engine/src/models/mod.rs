@@ -19,6 +19,7 @@ mod minimax_m2;
 mod names;
 mod needs;
 mod olmoe;
+mod product;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
@@ -29,13 +30,14 @@ pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
 pub use names::{BiasNames, ExpertNames, Fused, Name};
 pub use needs::{Need, NeedKind, needs};
+pub use product::Product;
 
+use crate::backend::Batch;
 use crate::backend::StateShape;
 use crate::blocks::Context;
 use crate::blocks::head::Head;
 use crate::error::{Error, Result};
 use crate::format::{Format, ModelFile, Quoted, Value};
-use crate::session::Batch;
 
 /// All families that can be run.
 pub const ARCHS: &[Arch] = &[

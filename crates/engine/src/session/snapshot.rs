@@ -11,12 +11,13 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use crc32fast::Hasher;
 
-use super::{FROZEN, MARKS, Session, State};
+use super::{FROZEN, Session};
 use crate::TokenId;
+use crate::backend::{MARKS, SequenceState};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files::write_whole;
-use crate::ledger::Hold;
+use crate::memory::Hold;
 
 /// What the file is, and its version.
 const MAGIC: &[u8; 8] = b"FBCHAT\0\x01";
@@ -27,7 +28,7 @@ const CHECKSUM: u64 = 4;
 /// A conversation as it was, to be written while that one goes on.
 pub(crate) struct Snapshot {
     engine: Engine,
-    state: State,
+    state: SequenceState,
     tokens: Vec<TokenId>,
     logits: Vec<f32>,
     /// The memory that is counted for it, for as long as one of both is there.
@@ -62,7 +63,7 @@ fn write(
     fingerprint: u64,
     tokens: &[TokenId],
     logits: &[f32],
-    state: &State,
+    state: &SequenceState,
     to: &mut dyn Write,
 ) -> io::Result<()> {
     to.write_all(MAGIC)?;

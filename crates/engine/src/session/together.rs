@@ -1,11 +1,12 @@
 //! Several conversations computed together, so that weights are read once for all of them.
 
-use super::{Batch, Sequence, Session};
+use super::Session;
 use crate::TokenId;
+use crate::backend::Logits;
+use crate::backend::{Batch, Sequence};
 use crate::blocks::Cancel;
 use crate::engine::{Computed, Engine, Pass};
 use crate::error::{Error, Result};
-use crate::logits::Logits;
 
 /// A conversation's part in a step that several take together.
 pub struct Turn<'a> {

@@ -5,6 +5,7 @@ mod bytes;
 pub(crate) mod folder;
 mod gguf;
 mod json;
+pub(crate) mod lexicon;
 mod normalise;
 mod pre;
 mod sentencepiece;

@@ -7,8 +7,8 @@ use forebay_engine::backend::{
     Attention, Backend, Buf, BufShape, CpuBackend, DeltaRule, Device, Experts, HeadMatrices, LayerState,
     Matrix, Part, Ranked, Rope, Router, Routing, StateShape, Vector, Weight,
 };
+use forebay_engine::experts::Leases;
 use forebay_engine::memory::SharedBytes;
-use forebay_engine::store::Leases;
 use forebay_engine::{
     Answer, Batch, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Options, Precision, Request,
     Result, TokenId,

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use forebay_engine::format::FileIdx;
-use forebay_engine::store::ExpertPart::{self, Down, Gate, Up};
-use forebay_engine::store::policy::PolicyKind;
-use forebay_engine::store::{
+use forebay_engine::experts::ExpertPart::{self, Down, Gate, Up};
+use forebay_engine::experts::policy::PolicyKind;
+use forebay_engine::experts::{
     Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, Given, IoMethod, PartShape, Picture, Place,
     Purpose, RowPick, Sight, SlotClasses, StoreOptions,
 };
+use forebay_engine::format::FileIdx;
 use forebay_engine::{Error, ExpertIdx, LayerIdx};
 use forebay_kernels::DType;
 

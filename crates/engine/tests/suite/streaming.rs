@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use forebay_engine::experts::IoMethod;
+use forebay_engine::experts::policy::PolicyKind;
 use forebay_engine::format::ModelFile;
 use forebay_engine::models::describe;
 use forebay_engine::plan::ExpertMemory;
-use forebay_engine::store::IoMethod;
-use forebay_engine::store::policy::PolicyKind;
 use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 use forebay_testing::assert_same_bits;
 

@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use forebay_engine::Client;
-use forebay_engine::sampler::Scored;
+use forebay_engine::generate::sampler::Scored;
 use serde_json::{Map, Value, json};
 
 use super::{Envelope, Total, about_schema, answering, finish_reason, logprobs};

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::turn::{Answering, Finish, Format, Timings, TurnEnd, Usage, experts_json};
 use crate::openai::{Body, Endpoint};
-use forebay_engine::store::Meters as ExpertMeters;
+use forebay_engine::experts::Meters as ExpertMeters;
 
 /// Answers to one request.
 const MOST_ANSWERS: u64 = 128;

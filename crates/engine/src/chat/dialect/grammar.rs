@@ -9,7 +9,10 @@ use super::values::{Kinds, Reading, Tools, name, parameters, quoted};
 use super::xml::Layout;
 use super::{Dialect, Format, harmony, sections, xml};
 use crate::error::{Error, Result};
-use crate::grammar::WHITESPACE;
+
+/// Between the parts of JSON: nothing, a space, or a line's end and its indentation. Models write JSON in one of these ways,
+/// and a weak one cannot go on for ever with blanks.
+pub(crate) const WHITESPACE: &str = r"\x20|\n(\x20{0,32}|\t{0,8})";
 
 /// A grammar for an answer that calls one of the tools.
 pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<String> {

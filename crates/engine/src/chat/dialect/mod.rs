@@ -24,6 +24,7 @@ mod xml;
 
 use serde_json::Value;
 
+pub(crate) use self::grammar::WHITESPACE;
 pub use self::limit::ReasoningLimit;
 
 use self::harmony::Harmony;

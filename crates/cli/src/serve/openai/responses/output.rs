@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use forebay_engine::Engine;
-use forebay_engine::sampler::Scored;
+use forebay_engine::generate::sampler::Scored;
 use serde_json::{Value, json};
 
 use super::tools::Name;

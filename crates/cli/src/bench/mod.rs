@@ -1,0 +1,293 @@
+//! `forebay bench`: how fast a model runs on this machine, and how near that is to what its memory allows.
+
+mod report;
+mod tokens;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Args;
+use forebay_engine::forecast::bound::TokenCost;
+use forebay_engine::{Cancel, Engine, Session, TokenId, Turn};
+
+use self::report::{Format, Row, Setting};
+use crate::args::{ComputeArgs, at_least_one};
+use crate::memory_speed::memory_speed;
+use crate::output::print;
+use crate::progress::Progress;
+use crate::{demo, errors};
+
+/// Measure how fast a model runs here
+///
+/// Two kinds of tests: `pp512` reads a prompt of 512 tokens at once, `tg128` computes 128 tokens one after the
+/// other, as an answer is written. With a depth the session holds that many tokens already, which are not timed:
+/// `tg128 @ d4096`. Every test runs once untimed, then -r times; the table gives tokens per second as mean ±
+/// standard deviation, csv and json also the median, which a busy machine disturbs less. Where experts are streamed
+/// the first run is a row of its own (cold), and the rows say how many experts were found in memory, what was read
+/// from the drive, and the bound: 1 / (time of all but experts + the larger of bytes read / the drive's measured speed
+/// and bytes of experts / the memory's). On a GPU that experts come to while it computes, the bound is the slowest of PCIe, drive and
+/// memory alone, for prompts too.
+///
+/// With --parallel several answers are written together, as `serve` and `batch` do: `tg128 x32` computes the next token
+/// of 32 conversations in each step, 128 times, and the speed is that of all of them. Their tokens are different ones.
+///
+/// Writing is bound by memory, so it is also given in bytes: those that a token reads (the dense weights, of the
+/// embedding table only one row, the chosen experts, keys and values at that depth), times the speed, beside the memory's
+/// read bandwidth as measured at the start of this run; on a GPU, beside what a copy inside its memory reads and writes. A prompt shares its reads between tokens, so there is no such
+/// figure for it. What a model writes does not matter: tokens are pseudo-random over its vocabulary (SplitMix64 from
+/// the state 0), the same in every run.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  forebay bench model.gguf                              the usual two tests
+  forebay bench model.gguf -p 0 -n 64 -d 0,4096         writing, early and late
+  forebay bench model.gguf -p 64,512 -n 0 --threads 4   reading
+  forebay bench model.gguf -p 0 --parallel 1,8,32       writing one, eight and 32 answers at a time
+  forebay bench model.gguf -o jsonl >> results.jsonl")]
+pub struct BenchArgs {
+    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
+    /// OWNER/NAME:QUANT [default: the demo model]
+    model: Option<PathBuf>,
+    /// Lengths of prompts to read; 0 for none
+    #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
+    prompt: Vec<usize>,
+    /// Numbers of tokens to write; 0 for none
+    #[arg(short = 'n', long, value_name = "N,…", value_delimiter = ',', default_value = "128")]
+    generate: Vec<usize>,
+    /// Tokens that the session holds before each test
+    #[arg(short, long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    depth: Vec<usize>,
+    /// Numbers of answers to write together
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = at_least_one, default_value = "1")]
+    parallel: Vec<usize>,
+    /// Timed runs of each test
+    #[arg(short, long, value_name = "N", value_parser = at_least_one, default_value = "5")]
+    repetitions: usize,
+    /// Take the tokens from a file: numbers between spaces or commas, from the start again at its end
+    #[arg(long, value_name = "FILE")]
+    tokens: Option<PathBuf>,
+    /// How the results are written
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value = "md")]
+    output: Format,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// More do not fit one step of every model.
+const MOST_TOGETHER: usize = 256;
+
+/// Runs the command.
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let tests = args.tests();
+    let Some(longest) = tests.iter().map(Test::length).max() else {
+        return Err(errors::usage("there is nothing to measure: give a number above 0 with -p or -n"));
+    };
+    let most = tests.iter().map(|test| test.answers).fold(1, usize::max);
+    if most > MOST_TOGETHER {
+        return Err(errors::usage(format!("--parallel takes {MOST_TOGETHER} answers at most, not {most}")));
+    }
+    // A step takes no more tokens than a context.
+    let context = longest.max(most);
+    let (engine, gpu) = args.compute.load_on(&demo::or_demo(args.model.as_deref())?, Some(context))?;
+    let count = tests.iter().map(|test| test.length() * test.answers).max().unwrap_or(0);
+    let tokens = match &args.tokens {
+        Some(path) => tokens::from_file(path, engine.vocab_size(), count)?,
+        None => tokens::random(engine.vocab_size(), count),
+    };
+    let bar = Progress::measuring();
+    bar.say("nothing yet: memory is being taken".into());
+    engine.settle();
+    bar.say("the memory's and the drive's speed".into());
+    let speeds = engine.speeds()?;
+    let bandwidth = match (&gpu, speeds.memory) {
+        (Some(gpu), _) => gpu.memory_speed()?,
+        (None, Some(speed)) => speed,
+        (None, None) => memory_speed(engine.threads())?,
+    };
+    drop(bar);
+
+    let setting = Setting::new(&engine, args.compute.precision(), bandwidth, &speeds);
+    print(&args.output.begin(&setting))?;
+    let mut rows = Vec::new();
+    for test in tests {
+        let measured = test.measure(&engine, &tokens, args.repetitions)?;
+        for row in Row::of(&engine, test, measured) {
+            print(&args.output.row(&setting, &row))?;
+            rows.push(row);
+        }
+    }
+    print(&args.output.end(&setting, &rows))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl BenchArgs {
+    fn tests(&self) -> Vec<Test> {
+        let mut tests = Vec::new();
+        for &depth in &self.depth {
+            let test = |kind, tokens, answers| Test { kind, tokens, depth, answers };
+            tests.extend(self.prompt.iter().map(|&tokens| test(Kind::Prompt, tokens, 1)));
+            for &tokens in &self.generate {
+                tests.extend(self.parallel.iter().map(|&answers| test(Kind::Generation, tokens, answers)));
+            }
+        }
+        tests.retain(|test| test.tokens > 0);
+        tests
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Tokens read together.
+    Prompt,
+    /// Tokens computed one after the other.
+    Generation,
+}
+
+/// What one run gave.
+struct Sample {
+    tokens_per_second: f64,
+    cost: TokenCost,
+}
+
+/// One thing to measure.
+#[derive(Clone, Copy)]
+struct Test {
+    kind: Kind,
+    /// Tokens that are timed, of each conversation.
+    tokens: usize,
+    /// Tokens that a conversation holds before.
+    depth: usize,
+    /// Conversations that go on together.
+    answers: usize,
+}
+
+impl Test {
+    fn name(&self) -> String {
+        let kind = match self.kind {
+            Kind::Prompt => "pp",
+            Kind::Generation => "tg",
+        };
+        let mut name = format!("{kind}{}", self.tokens);
+        if self.answers > 1 {
+            name += &format!(" x{}", self.answers);
+        }
+        if self.depth > 0 {
+            name += &format!(" @ d{}", self.depth);
+        }
+        name
+    }
+
+    /// Tokens that a conversation holds in the end.
+    fn length(&self) -> usize {
+        self.depth.saturating_add(self.tokens)
+    }
+
+    /// The tokens of each conversation.
+    fn texts<'a>(&self, tokens: &'a [TokenId]) -> Vec<&'a [TokenId]> {
+        tokens.chunks_exact(self.length()).take(self.answers).collect()
+    }
+
+    /// One run that finds things as they are, and `runs` after it.
+    fn measure(&self, engine: &Engine, tokens: &[TokenId], runs: usize) -> Result<Vec<Sample>> {
+        let bar = Progress::measuring();
+        let texts = self.texts(tokens);
+        let mut sessions: Vec<Session> = Vec::new();
+        let mut samples = Vec::new();
+        // The first run counts only where experts are streamed: it brings weights and code into reach.
+        for run in 0..=runs {
+            bar.say(match run {
+                0 => format!("{}, first run", self.name()),
+                _ => format!("{}, run {run} of {runs}", self.name()),
+            });
+            if self.depth == 0 || sessions.is_empty() {
+                sessions = texts.iter().map(|_| engine.session()).collect();
+            }
+            if self.depth > 0 {
+                for (session, text) in sessions.iter_mut().zip(&texts) {
+                    session.extend(&text[..self.depth])?;
+                }
+            }
+            let before = engine.meters();
+            let start = Instant::now();
+            self.compute(engine, &mut sessions, &texts)?;
+            let seconds = start.elapsed().as_secs_f64();
+            let experts = engine.meters() - before;
+            let tokens = self.tokens * self.answers;
+            samples.push(Sample {
+                tokens_per_second: tokens as f64 / seconds,
+                cost: TokenCost::new(tokens, seconds, &experts),
+            });
+        }
+        Ok(samples)
+    }
+
+    /// Computes the tokens after those that the conversations hold.
+    fn compute(&self, engine: &Engine, sessions: &mut [Session], texts: &[&[TokenId]]) -> Result<()> {
+        match (self.kind, &mut *sessions) {
+            (Kind::Prompt, sessions) => {
+                for (session, text) in sessions.iter_mut().zip(texts) {
+                    session.extend(text)?;
+                }
+            }
+            (Kind::Generation, sessions) => {
+                for at in self.depth..self.length() {
+                    let turns = sessions.iter_mut().zip(texts).map(|(session, text)| Turn {
+                        session,
+                        tokens: &text[at..=at],
+                        logits: true,
+                        marks: &[],
+                    });
+                    let mut turns: Vec<_> = turns.collect();
+                    let mut step = engine.step(&mut turns, &Cancel::default())?;
+                    while let Some((_, mut logits)) = step.next_row()? {
+                        // Whatever is chosen, it is chosen among the likeliest.
+                        logits.best()?;
+                    }
+                    step.finish()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether each token is computed alone, so that it is known what it reads.
+    fn one_by_one(&self) -> bool {
+        self.kind == Kind::Generation && self.answers == 1
+    }
+
+    /// Bytes that the middle one of the test's tokens reads, where each is computed alone.
+    fn bytes_per_token(&self, engine: &Engine) -> Option<u64> {
+        let (depth, tokens) = (self.depth as u64, self.tokens as u64);
+        // A token attends to itself, too.
+        self.one_by_one().then(|| engine.traffic().bytes(depth + tokens.div_ceil(2)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_engine::Options;
+
+    use super::*;
+
+    #[test]
+    fn every_conversation_computes_its_own_tokens() {
+        let path =
+            PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+        let engine = Engine::open(&path, &Options { threads: Some(1), ..Options::default() }).unwrap();
+        for (kind, answers) in [(Kind::Prompt, 1), (Kind::Generation, 1), (Kind::Generation, 3)] {
+            let test = Test { kind, tokens: 4, depth: 2, answers };
+            let tokens = tokens::random(engine.vocab_size(), 18);
+            let texts = test.texts(&tokens);
+            assert_eq!(texts.concat(), tokens[..6 * answers]);
+            let mut sessions: Vec<Session> = texts.iter().map(|_| engine.session()).collect();
+            for (session, text) in sessions.iter_mut().zip(&texts) {
+                session.extend(&text[..2]).unwrap();
+            }
+            test.compute(&engine, &mut sessions, &texts).unwrap();
+            assert!(sessions.iter().map(Session::tokens).eq(texts), "{}", test.name());
+        }
+    }
+}

@@ -1,0 +1,532 @@
+//! Many answers at once: all who are served take every pass together, so that each expert is read once for all.
+//!
+//! Requests come and go between passes. A pass holds one token for everybody who writes, and pieces of the prompts of
+//! others: as large as there is room for if nobody writes, and so large that those who write do not wait for long if
+//! somebody does (`pace.rs`).
+
+mod member;
+mod pace;
+mod place;
+mod queue;
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use member::{Asked, Member, Outcome, Start};
+use pace::{Pace, divide};
+use queue::{Queue, Waiting};
+
+use crate::blocks::Cancel;
+use crate::driver::prefix::{PrefixMeters, PrefixOptions, Prefixes, Room};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::generate::{Answer, Event, Request};
+use crate::session::Turn;
+
+/// The time between two tokens of an answer while prompts are read, where the machine can do it.
+const PACE: Duration = Duration::from_millis(500);
+
+/// How long a step waits for a file where nothing can be computed.
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// How long an answer waits for memory that requests hold which are not being answered yet.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Takes what happens to a request.
+pub trait Listener: Send {
+    /// Something happened.
+    fn event(&mut self, event: Event<'_>);
+
+    /// The request has been answered, or cannot be.
+    fn end(self: Box<Self>, answer: Result<Answer>);
+}
+
+/// How requests are served.
+#[derive(Clone, Debug)]
+pub struct CrowdOptions {
+    /// The most that are answered at once, if memory has room for them.
+    pub most: usize,
+    /// The most of them that are of one [client](crate::Client).
+    pub share: usize,
+    /// How long those who write should wait for a token while the prompts of others are read.
+    pub pace: Duration,
+    /// What is kept of conversations for later prompts.
+    pub prefixes: Option<PrefixOptions>,
+}
+
+impl CrowdOptions {
+    /// So many at once, all of them of one client if nobody else asks, and nothing kept.
+    pub fn new(most: usize) -> CrowdOptions {
+        CrowdOptions { most, share: most, pace: PACE, prefixes: None }
+    }
+}
+
+/// Requests that are answered together. What an answer is does not depend on what else is answered meanwhile.
+pub struct Crowd {
+    engine: Engine,
+    options: CrowdOptions,
+    waiting: Queue,
+    active: Vec<Member>,
+    prefixes: Option<Prefixes>,
+    pace: Pace,
+    /// Requests so far.
+    came: u64,
+    /// Passes so far.
+    passes: u64,
+    idle_steps: u64,
+    /// Tokens of answers so far.
+    written: usize,
+    /// Whether it was logged that requests wait for each other.
+    warned: bool,
+    /// Bytes that all conversations can have at once, where that turned out to be too little for all.
+    room: Option<u64>,
+    /// Since when nobody can go on, because requests that are not being answered yet hold the memory.
+    stalled: Option<Instant>,
+}
+
+/// What a request has of a pass.
+#[derive(Clone, Copy)]
+struct Part {
+    number: u64,
+    tokens: usize,
+}
+
+/// Where a pass failed.
+enum Failure {
+    /// Before it gave logits: it may be repeated.
+    Pass(Error),
+    /// With its logits. Tokens may have been chosen by some of them, so it is not repeated.
+    Logits(Error),
+}
+
+impl Crowd {
+    /// Nobody yet.
+    pub fn new(engine: &Engine, mut options: CrowdOptions) -> Crowd {
+        options.most = options.most.max(1);
+        options.share = options.share.max(1);
+        Crowd {
+            engine: engine.clone(),
+            pace: Pace::new(options.pace),
+            prefixes: options.prefixes.clone().map(|prefixes| Prefixes::new(engine, prefixes)),
+            options,
+            waiting: Queue::default(),
+            active: Vec::new(),
+            came: 0,
+            passes: 0,
+            idle_steps: 0,
+            written: 0,
+            warned: false,
+            room: None,
+            stalled: None,
+        }
+    }
+
+    /// Adds a request. `cancel` ends its answer alone, early.
+    pub fn add(&mut self, request: Request, cancel: Cancel, listener: Box<dyn Listener>) {
+        let number = self.came;
+        self.came += 1;
+        let asked = Asked { number, request, cancel, listener, came: Instant::now() };
+        self.waiting.insert(Waiting::New(Box::new(asked)));
+    }
+
+    /// Requests that are being answered.
+    pub fn running(&self) -> usize {
+        self.active.len()
+    }
+
+    /// Requests that wait for their turn.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether all have been answered.
+    pub fn is_empty(&self) -> bool {
+        self.active.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Steps so far in which nothing could be computed, although there were requests.
+    pub fn idle_steps(&self) -> u64 {
+        self.idle_steps
+    }
+
+    /// What keeping conversations did.
+    pub fn prefix_meters(&self) -> PrefixMeters {
+        self.prefixes.as_ref().map_or_else(PrefixMeters::default, Prefixes::meters)
+    }
+
+    /// Has the conversations that are kept written to disk, in the background: before leaving, and when nothing is
+    /// going on. Dropping the crowd waits until they are.
+    pub fn save_prefixes(&mut self) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.save();
+        }
+    }
+
+    /// Computes one pass: a token for everybody who writes, and pieces of the prompts of others. Gives the number of
+    /// tokens written. What happens to a request its listener is told; an error of the computation ends the
+    /// requests that it concerns, and others go on, unless [the device is lost](Engine::lost).
+    ///
+    /// A pass that is mostly for requests that are cancelled meanwhile is given up. Where nobody can compute, because
+    /// all wait for files, it waits a little instead and counts as [idle](Self::idle_steps).
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if that was asked of all by `cancel`. Then all is as it was before the step.
+    pub fn step(&mut self, cancel: &Cancel) -> Result<usize> {
+        self.dismiss();
+        self.take_files(Duration::ZERO);
+        self.follow();
+        self.admit();
+        if !self.active.iter().any(Member::is_ready) {
+            self.rest();
+            return Ok(0);
+        }
+        let before = self.written;
+        loop {
+            self.passes += 1;
+            let parts = self.parts();
+            match self.compute(&parts, cancel) {
+                Ok(()) => break,
+                Err(Error::Cancelled) => {
+                    cancel.check()?;
+                    break;
+                }
+                Err(error @ Error::Budget { have, .. }) => match self.make_room(have) {
+                    Room::Made => {}
+                    Room::Soon => break,
+                    Room::None => {
+                        self.fail(&parts, &error);
+                        break;
+                    }
+                },
+                Err(error) => {
+                    self.fail_all(&error);
+                    break;
+                }
+            }
+        }
+        self.dismiss();
+        Ok(self.written - before)
+    }
+
+    /// Ends the requests that are cancelled.
+    fn dismiss(&mut self) {
+        while let Some(i) = self.active.iter().position(|member| member.cancel.is_cancelled()) {
+            let member = self.active.remove(i);
+            self.end(member, Outcome::Cancelled);
+        }
+        for waiting in self.waiting.take_cancelled() {
+            let member = match waiting {
+                Waiting::New(asked) => asked.begin(&self.engine),
+                Waiting::Parked(member) => Some(*member),
+            };
+            if let Some(member) = member {
+                self.end(member, Outcome::Cancelled);
+            }
+        }
+    }
+
+    /// Begins with those who wait, as far as there is room.
+    fn admit(&mut self) {
+        while self.active.len() < self.options.most {
+            let active = &self.active;
+            let places = |client| active.iter().filter(|member| member.client.number == client).count();
+            let member = match self.waiting.next(places, self.options.share) {
+                None => break,
+                Some(Waiting::New(asked)) => asked.begin(&self.engine),
+                Some(Waiting::Parked(member)) => Some(*member),
+            };
+            let Some(mut member) = member else { continue };
+            if !self.has_room_for(&member) {
+                self.waiting.insert(Waiting::Parked(Box::new(member)));
+                break;
+            }
+            match member.writing.prepare() {
+                Ok(()) => self.place(member),
+                Err(error @ Error::Budget { .. }) => {
+                    let room = match self.active.is_empty() {
+                        true => self.make_room_for_one(),
+                        false => Room::Soon,
+                    };
+                    match room {
+                        Room::None => self.end(member, Outcome::Failed(error)),
+                        Room::Made => self.waiting.insert(Waiting::Parked(Box::new(member))),
+                        Room::Soon => {
+                            self.waiting.insert(Waiting::Parked(Box::new(member)));
+                            break;
+                        }
+                    }
+                }
+                Err(error) => self.end(member, Outcome::Failed(error)),
+            }
+        }
+    }
+
+    /// Nobody who is served can compute, because all wait for files: waits a little, too.
+    fn rest(&mut self) {
+        if self.active.is_empty() {
+            return;
+        }
+        self.idle_steps += 1;
+        if self.active.iter().any(|member| matches!(member.start, Start::Reading { .. })) {
+            self.take_files(MOMENT);
+            return;
+        }
+        // `leader` says why this cannot happen. If it does, it must not occupy a processor, and somebody should know.
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::error!("{} requests wait for each other, which is a bug", self.active.len());
+        }
+        sleep(MOMENT);
+    }
+
+    /// Whether another fits, as far as is known from when something did not.
+    fn has_room_for(&mut self, member: &Member) -> bool {
+        if self.active.is_empty() {
+            self.room = None;
+        }
+        self.room.is_none_or(|room| self.active_need() + member.need() <= room)
+    }
+
+    /// Bytes that those who are served take soon.
+    fn active_need(&self) -> u64 {
+        self.active.iter().map(Member::need).sum()
+    }
+
+    /// Memory has room for `have` bytes, and more was needed: what is kept for later goes, then the one that came last
+    /// waits for better times.
+    fn make_room(&mut self, have: u64) -> Room {
+        match self.take_from_kept() {
+            Room::None => {}
+            made => return made,
+        }
+        let mut holders: Vec<usize> =
+            (0..self.active.len()).filter(|&i| self.holds_memory(&self.active[i])).collect();
+        holders.sort_by_key(|&i| self.active[i].number);
+        let [_, .., last] = holders[..] else { return self.wait_for_requests() };
+        self.park(last);
+        self.room = Some(have);
+        tracing::info!("memory has room for {} conversations at the moment", holders.len() - 1);
+        Room::Made
+    }
+
+    /// The same where only one needs memory, and no other answer has any.
+    fn make_room_for_one(&mut self) -> Room {
+        match self.take_from_kept() {
+            Room::None => self.wait_for_requests(),
+            made => made,
+        }
+    }
+
+    /// Has one of those who are served wait for better times.
+    fn park(&mut self, i: usize) {
+        let mut member = self.active.remove(i);
+        member.park();
+        self.waiting.insert(Waiting::Parked(Box::new(member)));
+    }
+
+    /// Whether it has memory that parking it would free.
+    fn holds_memory(&self, member: &Member) -> bool {
+        member.served == self.passes
+            || !member.session.tokens().is_empty()
+            || member.writing.matcher_bytes() > 0
+    }
+
+    /// Takes memory from what is kept for later.
+    fn take_from_kept(&mut self) -> Room {
+        let Some(prefixes) = &mut self.prefixes else { return Room::None };
+        let room = prefixes.give_way();
+        if matches!(room, Room::Soon) {
+            // The drive takes its time, in which requests can come and leave: only a moment at once.
+            self.idle_steps += 1;
+            prefixes.wait_for_write(MOMENT);
+        }
+        room
+    }
+
+    /// Only one answer is left that has memory, and it needs more. Requests that are not being answered yet may have it: they
+    /// give it back before long, or wait for an answer themselves, so this one waits a moment, but not for ever.
+    fn wait_for_requests(&mut self) -> Room {
+        let own: u64 = self.active.iter().map(|member| member.writing.grammar_bytes()).sum();
+        let since = *self.stalled.get_or_insert_with(Instant::now);
+        if self.engine.held_by_requests() <= own || since.elapsed() > PATIENCE {
+            self.stalled = None;
+            return Room::None;
+        }
+        self.idle_steps += 1;
+        sleep(MOMENT);
+        Room::Soon
+    }
+
+    /// There was no memory for finding which tokens the grammars of these allow. They wait for better times, but one that is alone:
+    /// it tries again if there is hope.
+    fn wait_for_memory(&mut self, mut short: Vec<(u64, Error)>) {
+        short.sort_by_key(|(number, _)| *number);
+        while let Some((number, error)) = short.pop() {
+            let Some(i) = self.active.iter().position(|member| member.number == number) else { continue };
+            let is_alone =
+                !self.active.iter().enumerate().any(|(j, other)| j != i && self.holds_memory(other));
+            if !is_alone {
+                self.park(i);
+                self.room = Some(self.active_need());
+                continue;
+            }
+            self.active[i].step_back();
+            if let Room::None = self.make_room_for_one() {
+                let member = self.active.remove(i);
+                self.end(member, Outcome::Failed(error));
+            }
+        }
+    }
+
+    /// Ends the requests that took part in a pass that failed.
+    fn fail(&mut self, parts: &[Part], error: &Error) {
+        for i in (0..self.active.len()).rev() {
+            if parts.iter().any(|part| part.number == self.active[i].number) {
+                let member = self.active.remove(i);
+                self.end(member, Outcome::Failed(error.repeat()));
+            }
+        }
+    }
+
+    /// Ends all requests.
+    fn fail_all(&mut self, error: &Error) {
+        for member in std::mem::take(&mut self.active) {
+            self.end(member, Outcome::Failed(error.repeat()));
+        }
+        for waiting in self.waiting.take_all() {
+            match waiting {
+                Waiting::New(asked) => asked.listener.end(Err(error.repeat())),
+                Waiting::Parked(member) => self.end(*member, Outcome::Failed(error.repeat())),
+            }
+        }
+    }
+
+    /// Computes these parts of those who are served. What fails for some of them, such as an expert that cannot be
+    /// read, need not fail for others, who may not need it: each half is tried again without the other, until only those
+    /// are left who fail alone. Bits do not depend on who computes beside whom.
+    ///
+    /// # Errors
+    /// Those that concern all: that the pass was cancelled, that there is no memory, that the device is lost.
+    fn compute(&mut self, parts: &[Part], cancel: &Cancel) -> Result<()> {
+        match self.pass(parts, cancel) {
+            Ok(()) => Ok(()),
+            Err(
+                Failure::Pass(error @ (Error::Cancelled | Error::Budget { .. } | Error::DeviceLost(_)))
+                | Failure::Logits(error @ Error::DeviceLost(_)),
+            ) => Err(error),
+            Err(Failure::Pass(error)) if parts.len() > 1 => {
+                tracing::warn!(
+                    "what {} requests compute together failed, and is tried in halves: {error}",
+                    parts.len()
+                );
+                let (first, second) = parts.split_at(parts.len() / 2);
+                self.compute(first, cancel)?;
+                self.compute(second, cancel)
+            }
+            Err(Failure::Pass(error) | Failure::Logits(error)) => {
+                self.fail(parts, &error);
+                Ok(())
+            }
+        }
+    }
+
+    fn pass(&mut self, parts: &[Part], cancel: &Cancel) -> Result<(), Failure> {
+        let mut turns = Vec::new();
+        let mut writings = Vec::new();
+        let mut chosen = Vec::new();
+        let mut leaving = Vec::new();
+        let (mut rows, mut prompt_rows) = (0, 0);
+        for (i, member) in self.active.iter_mut().enumerate() {
+            let Some(&Part { tokens: count, .. }) = parts.iter().find(|part| part.number == member.number)
+            else {
+                continue;
+            };
+            let writes = member.writes();
+            rows += count;
+            prompt_rows += if writes { 0 } else { count };
+            leaving.push((member.cancel.clone(), count));
+            member.served = self.passes;
+            let Member { session, text, marks, writing, .. } = member;
+            let rest = &text[session.tokens().len()..];
+            turns.push(Turn { session, tokens: &rest[..count], logits: count == rest.len(), marks });
+            writings.push(writing);
+            chosen.push((i, None));
+        }
+        let start = Instant::now();
+        let give_up = {
+            let all = cancel.clone();
+            let gone = move || {
+                leaving.iter().filter(|(cancel, _)| cancel.is_cancelled()).map(|(_, n)| n).sum::<usize>()
+            };
+            Cancel::when(move || all.is_cancelled() || 2 * gone() > rows)
+        };
+        let mut step = self.engine.step(&mut turns, &give_up).map_err(Failure::Pass)?;
+        while let Some((turn, mut logits)) = step.next_row().map_err(Failure::Logits)? {
+            chosen[turn].1 = match writings[turn].choose(&mut logits) {
+                // That concerns all.
+                Err(error @ Error::DeviceLost(_)) => return Err(Failure::Logits(error)),
+                choice => Some(choice),
+            };
+        }
+        step.finish().map_err(Failure::Logits)?;
+        self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
+        let (mut ended, mut short) = (Vec::new(), Vec::new());
+        for (i, chosen) in chosen {
+            let member = &mut self.active[i];
+            if member.tell_progress() {
+                self.stalled = None;
+            }
+            match chosen {
+                None => {}
+                Some(Ok(choice)) => {
+                    self.stalled = None;
+                    self.written += 1;
+                    if !member.take(choice) {
+                        ended.push((i, Outcome::Ended));
+                    }
+                }
+                Some(Err(error @ Error::Budget { .. })) => short.push((member.number, error)),
+                Some(Err(error)) => ended.push((i, Outcome::Failed(error))),
+            }
+        }
+        for (i, outcome) in ended.into_iter().rev() {
+            let member = self.active.remove(i);
+            self.end(member, outcome);
+        }
+        self.wait_for_memory(short);
+        Ok(())
+    }
+
+    /// What those who are served have of the next pass.
+    fn parts(&self) -> Vec<Part> {
+        let mut shares = vec![0; self.active.len()];
+        let all = self.engine.step_size();
+        let ready = (0..self.active.len()).filter(|&i| self.active[i].is_ready());
+        let (mut writers, mut readers): (Vec<usize>, Vec<usize>) =
+            ready.partition(|&i| self.active[i].writes());
+        // If a pass is too small for all who write, who had a part in the last one waits, and prompts get a quarter.
+        writers.sort_by_key(|&i| self.active[i].served);
+        writers.truncate(if readers.is_empty() { all } else { all - all / 4 });
+        writers.iter().for_each(|&i| shares[i] = 1);
+        readers.sort_by_key(|&i| self.active[i].number);
+        let room = all - writers.len();
+        let room = if writers.is_empty() { room } else { room.min(self.pace.share()) };
+        let needs: Vec<usize> = readers.iter().map(|&i| self.active[i].rest().len()).collect();
+        for (i, share) in readers.into_iter().zip(divide(room, &needs)) {
+            shares[i] = share;
+        }
+        let parts = self.active.iter().zip(shares).filter(|(_, tokens)| *tokens > 0);
+        parts.map(|(member, tokens)| Part { number: member.number, tokens }).collect()
+    }
+
+    fn end(&mut self, member: Member, outcome: Outcome) {
+        // What a failure left behind nobody should go on with.
+        let sound = !matches!(outcome, Outcome::Failed(_));
+        let tenant = member.client.tenant;
+        let (session, turn) = member.end(outcome);
+        if let Some(prefixes) = self.prefixes.as_mut().filter(|_| sound && !session.tokens().is_empty()) {
+            prefixes.keep(tenant, session, turn);
+        }
+        // Others may have grown or shrunk since: what fits is tried again, a little more at a time.
+        self.room = self.room.map(|room| room + room / 16);
+    }
+}

@@ -1,0 +1,59 @@
+//! Telling models apart.
+
+use std::fs::File;
+use std::io::Read;
+
+use crate::error::{Error, Result};
+use crate::experts::{ByteSource, ExpertLayer, FileSource};
+use crate::format::{FileIdx, Format, ModelFile};
+use crate::hash::Fnv;
+
+/// How many places of the dense weights are looked at, and how many of the experts, which are on the drive.
+const DENSE_SAMPLES: usize = 1 << 14;
+const EXPERT_SAMPLES: usize = 64;
+
+/// Bytes looked at in each place.
+const SAMPLE: usize = 64;
+
+/// The number of a model by its settings, its table of tensors, and its weights at many places. It is the same
+/// wherever the model lies.
+///
+/// # Errors
+/// If reading fails.
+pub fn fingerprint(model: &ModelFile, dense: &[u8], experts: &[Option<ExpertLayer>]) -> Result<u64> {
+    let mut hash = Fnv::default();
+    hash.add_table(model);
+    add_settings(model, &mut hash)?;
+    let step = (dense.len() / DENSE_SAMPLES).max(SAMPLE);
+    for sample in dense.chunks(step) {
+        hash.add(&sample[..sample.len().min(SAMPLE)]);
+    }
+    let source: &dyn ByteSource = &FileSource::open(model)?;
+    let all: Vec<_> = experts.iter().flatten().flat_map(|layer| &layer.experts).collect();
+    for expert in all.iter().step_by(all.len().div_ceil(EXPERT_SAMPLES).max(1)) {
+        for range in expert.iter() {
+            let mut sample = [0; SAMPLE];
+            let sample = &mut sample[..range.len.min(SAMPLE)];
+            source.read_exact_at(range.file, range.offset + (range.len - sample.len()) as u64 / 2, sample)?;
+            hash.add(sample);
+        }
+    }
+    Ok(hash.0)
+}
+
+/// The file of settings, or what stands before the weights.
+fn add_settings(model: &ModelFile, hash: &mut Fnv) -> Result<()> {
+    let path = model.settings_path();
+    let len = match model.format {
+        Format::Gguf => {
+            let here = model.tensors.iter().filter(|tensor| tensor.file == FileIdx(0));
+            here.map(|tensor| tensor.offset).min().unwrap_or(0)
+        }
+        Format::HuggingFace | Format::Mlx => u64::MAX,
+    };
+    let mut bytes = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(len).read_to_end(&mut bytes));
+    read.map_err(|error| Error::io(&path, "cannot read the settings", error))?;
+    hash.add(&bytes);
+    Ok(())
+}

@@ -1,0 +1,442 @@
+//! A loaded model, ready for conversations.
+
+mod fingerprint;
+mod pass;
+mod pinning;
+mod prospect;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+pub(crate) use pass::{ComputeGuard, Computed, Pass};
+pub use prospect::Prospect;
+
+use fingerprint::fingerprint;
+use pinning::Pinning;
+
+use crate::backend::{Assistant, Backend, Device, Kept, Precision, Routing, SequenceState};
+use crate::chat::ChatTemplate;
+use crate::error::{Error, Result};
+use crate::experts::heat::Heat;
+use crate::forecast::bound::{Speeds, read_speed};
+use crate::format::ModelFile;
+use crate::memory::{Hold, Ledger, Machine, MemoryEntry, Pressure, Purpose, Region};
+
+use crate::experts::policy::PolicyKind;
+use crate::experts::{ExpertStore, IoMethod, Meters, Picture};
+use crate::forecast::probe;
+use crate::forecast::trace::RoutedLayer;
+use crate::models::Model;
+use crate::plan::{DeviceWishes, ExpertMemory, Plan, Traffic, Wishes};
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::lexicon::{Lexicon, Tree};
+
+/// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
+/// memory from expert slots.
+const DEFAULT_CONTEXT: usize = 8192;
+
+/// So many tokens of different conversations choose experts like one does: few, and mostly those they chose before.
+const FEW_TOKENS: usize = 8;
+
+/// Long enough for a drive's own cache not to matter, short enough to wait for.
+const MOMENT: Duration = Duration::from_millis(800);
+
+/// Bytes of weights that no processor's caches hold.
+const BEYOND_CACHES: usize = 512 << 20;
+
+/// Far more than what makes a chunk faster; the limit keeps the sizes of buffers in range.
+const MAX_CHUNK: usize = 1 << 16;
+
+/// How a model is loaded.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Tokens that a conversation may have, for which memory is set aside. By default as many as the model was made for,
+    /// with memory for 8192; what is beyond takes memory from expert slots as it comes.
+    pub context: Option<usize>,
+    /// Threads that compute; by default one for each processor.
+    pub threads: Option<usize>,
+    /// How products with quantised weights are computed.
+    pub precision: Precision,
+    /// Tokens computed together when a prompt is read; by default as many as is good and memory allows.
+    pub chunk: Option<usize>,
+    /// What the process may use; by default what is available less a margin.
+    pub memory: Option<u64>,
+    /// What memory the machine has, if that is not to be looked up.
+    pub machine: Option<Machine>,
+    /// What the caller takes of it beside the engine, as a server does for its connections. At most a sixteenth of it counts.
+    pub caller: u64,
+    /// What expert slots may use of it; by default all that is left.
+    pub expert_memory: Option<ExpertMemory>,
+    /// How experts are read.
+    pub io: IoMethod,
+    /// Who leaves when an expert needs room.
+    pub policy: PolicyKind,
+    /// Whether experts that a token's next layer will probably ask for are not read while the drive is idle, nor sent to a device while
+    /// the way there is.
+    pub no_prefetch: bool,
+    /// Whether the processor computes experts that are in its memory and not in the device's, where that is quicker than to bring them
+    /// there. It changes bits.
+    pub cpu_experts: bool,
+    /// A folder where it is remembered how hot the experts of each model were, for the next start.
+    pub heat: Option<PathBuf>,
+    /// What computes instead of the processor, with the dense weights and as many experts as it has room for in its own memory.
+    pub device: Option<Arc<dyn Device>>,
+    /// Told how many bytes have been loaded, and of how many.
+    pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+}
+
+impl Options {
+    fn machine(&self) -> Machine {
+        self.machine.unwrap_or_else(Machine::now)
+    }
+
+    fn threads(&self) -> Result<usize> {
+        match self.threads {
+            Some(0) => Err(Error::Invalid("at least one thread is needed".into())),
+            Some(threads) => Ok(threads),
+            None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+        }
+    }
+
+    fn wishes(&self, limit: usize) -> Result<Wishes> {
+        if let Some(chunk) = self.chunk.filter(|chunk| !(1..=MAX_CHUNK).contains(chunk)) {
+            return Err(Error::Invalid(format!(
+                "a chunk of {chunk} tokens was asked for; it has 1 to {MAX_CHUNK}"
+            )));
+        }
+        let context = context_length(self.context, limit)?;
+        Ok(Wishes {
+            context,
+            reserved: self.context.unwrap_or(context.min(DEFAULT_CONTEXT)),
+            precision: self.precision,
+            chunk: self.chunk,
+            memory: self.memory,
+            caller: self.caller,
+            expert_memory: self.expert_memory,
+            device: self
+                .device
+                .as_ref()
+                .map(|device| DeviceWishes { memory: device.memory(), chunk: device.chunk() }),
+        })
+    }
+}
+
+/// A loaded model. Clones share it.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+struct Inner {
+    file: ModelFile,
+    tokenizer: Tokenizer,
+    /// A template that does not compile is an error for those who want to chat, not for the others.
+    template: std::result::Result<Option<ChatTemplate>, String>,
+    model: Box<dyn Model>,
+    store: ExpertStore,
+    ledger: Ledger,
+    plan: Plan,
+    traffic: Traffic,
+    routed: Vec<RoutedLayer>,
+    threads: usize,
+    heat: Option<Heat>,
+    prefetch: bool,
+    io: IoMethod,
+    /// All dense weights.
+    dense: Arc<Region>,
+    /// What computes, if it is not the processor.
+    device: Option<Arc<dyn Device>>,
+    speeds: OnceLock<Speeds>,
+    fingerprint: OnceLock<u64>,
+    /// Made when the first grammar is.
+    lexicon: Mutex<Option<Arc<Lexicon>>>,
+    precision: Precision,
+    vocab: usize,
+    /// Whether the processor computes some experts beside a device.
+    assisted: bool,
+    /// Why nothing is computed any more, if so.
+    lost: OnceLock<String>,
+    /// What computes, for people.
+    backend_name: String,
+    /// A conversation's state before its first token. New ones are forks of it, so that none waits for the backend.
+    blank: Mutex<SequenceState>,
+    /// The backend computes one batch at a time.
+    compute: Mutex<Compute>,
+    /// Expert slots that it copies from by itself; gone after it.
+    pinning: Option<Pinning>,
+}
+
+struct Compute {
+    backend: Box<dyn Backend>,
+    routing: Routing,
+    /// What the next layer will probably choose.
+    expected: Routing,
+    /// Computes experts beside the backend, if that was asked for.
+    assistant: Option<Assistant>,
+    pressure: Pressure,
+    logits: Kept,
+    /// Rows of the batch at hand whose logits are wanted.
+    wanted: Vec<usize>,
+}
+
+impl Engine {
+    /// Loads a model from its file or folder; any part of one will do.
+    ///
+    /// # Errors
+    /// If the file is damaged or holds something unsupported, if memory does not suffice, if reading fails.
+    /// All but the last are found before any weight is read.
+    pub fn open(path: &Path, options: &Options) -> Result<Engine> {
+        Prospect::new(path, options)?.load(options)
+    }
+
+    /// What the file says about itself.
+    pub fn file(&self) -> &ModelFile {
+        &self.0.file
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.0.tokenizer
+    }
+
+    /// The model's chat template, if its file has one.
+    ///
+    /// # Errors
+    /// If the file's template is not a valid one.
+    pub fn template(&self) -> Result<Option<&ChatTemplate>> {
+        self.0.template.as_ref().map(Option::as_ref).map_err(|message| Error::Unsupported(message.clone()))
+    }
+
+    /// Tokens that a conversation may have.
+    pub fn context(&self) -> usize {
+        self.0.plan.context
+    }
+
+    /// The number of logits: at least as many as the tokenizer has tokens.
+    pub fn vocab_size(&self) -> usize {
+        self.0.vocab
+    }
+
+    /// What is resident.
+    pub fn plan(&self) -> &Plan {
+        &self.0.plan
+    }
+
+    /// What one token reads when it is computed alone.
+    pub fn traffic(&self) -> Traffic {
+        self.0.traffic
+    }
+
+    /// What the expert store has counted since the model was loaded.
+    pub fn meters(&self) -> Meters {
+        self.0.store.meters()
+    }
+
+    /// Takes a picture of where the experts are and which were asked for since it was last taken.
+    pub fn look(&self, picture: &mut Picture) {
+        self.0.store.look(picture);
+    }
+
+    /// Bytes of expert slots at the moment: fewer than planned while conversations or the rest of the machine need the
+    /// memory.
+    pub fn slot_bytes(&self) -> u64 {
+        self.0.store.slot_bytes()
+    }
+
+    /// Waits until all memory that was set aside has been taken from the system, which goes on in the background
+    /// after loading, so that measurements are not disturbed.
+    pub fn settle(&self) {
+        self.0.store.settle();
+        self.0.pinning.iter().for_each(Pinning::wait);
+    }
+
+    /// What bounds the speed of writing: the drive's speed, if experts are streamed, and the memory's, which is read
+    /// where the dense weights lie, so that nothing more is taken. Measured when first asked for, in about a second; a
+    /// bad moment for that is while tokens are computed.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn speeds(&self) -> Result<Speeds> {
+        if let Some(speeds) = self.0.speeds.get() {
+            return Ok(*speeds);
+        }
+        let streams = self.0.plan.streams();
+        let drive = |layers| probe::drive_speed(&self.0.file, layers, self.0.io, MOMENT);
+        // A device's memory is not the computer's.
+        let dense = self.0.dense.get(..BEYOND_CACHES).filter(|_| self.0.plan.device.is_none());
+        let speeds = Speeds {
+            memory: dense.map(|bytes| read_speed(bytes, self.0.threads)),
+            drive: if streams { drive(self.0.store.layers())? } else { None },
+            link: match &self.0.device {
+                Some(device) if !self.0.plan.device_holds_all_experts() => Some(device.link_speed()?),
+                _ => None,
+            },
+        };
+        Ok(*self.0.speeds.get_or_init(|| speeds))
+    }
+
+    /// Why nothing can be computed any more, if the device that did was lost. Conversations can be had again with a model
+    /// that is opened anew, by their tokens.
+    pub fn lost(&self) -> Option<&str> {
+        self.0.lost.get().map(String::as_str)
+    }
+
+    /// How experts are read, for people.
+    pub fn io_description(&self) -> String {
+        self.0.store.io_description()
+    }
+
+    /// The routed experts of each layer, in numbers.
+    pub fn routed_layers(&self) -> &[RoutedLayer] {
+        &self.0.routed
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.0.threads
+    }
+
+    /// What computes, for people: the device and its instruction set.
+    pub fn backend_name(&self) -> String {
+        self.0.backend_name.clone()
+    }
+
+    /// Memory for what a caller holds of requests, counted with all else: nothing yet.
+    pub fn hold_for_requests(&self) -> Hold {
+        Hold::none(self, Purpose::Requests)
+    }
+
+    /// Bytes that requests hold which are prepared, or wait to be answered.
+    pub(crate) fn held_by_requests(&self) -> u64 {
+        self.0.ledger.held_by_requests()
+    }
+
+    /// Refuses a text that is too long for the context whatever its tokens are, before it is encoded.
+    ///
+    /// # Errors
+    /// [`Error::Context`], with a number of tokens that the text has at least.
+    pub fn check_length(&self, text: &str) -> Result<()> {
+        let tokens = self.tokenizer().fewest_tokens(text);
+        if tokens > self.context() {
+            return Err(Error::Context { tokens, limit: self.context() });
+        }
+        Ok(())
+    }
+
+    /// Holds the memory that encoding a text takes, until it is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if there is no memory for it.
+    pub fn hold_for_encoding(&self, text: &str) -> Result<Hold> {
+        // The plan leaves so much to texts that are not counted.
+        const UNCOUNTED: u64 = 1 << 20;
+        const SHORT: usize = 4 << 10;
+        let mut hold = self.hold_for_requests();
+        if text.len() > SHORT {
+            let bytes = self.tokenizer().encoding_bytes(text)?;
+            hold.resize(if bytes > UNCOUNTED { bytes } else { 0 })?;
+        }
+        Ok(hold)
+    }
+
+    /// What all memory is used for at the moment.
+    pub fn memory(&self) -> Vec<MemoryEntry> {
+        self.0.ledger.entries(&self.0.store)
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.0.ledger
+    }
+
+    /// What is held goes from `from` bytes to `to`.
+    pub(crate) fn hold(&self, purpose: Purpose, from: u64, to: u64) -> Result<()> {
+        self.0.ledger.resize(&self.0.store, purpose, from, to)?;
+        // What is needed now may be written to before anything is computed. Whoever computes looks when it begins.
+        let lent = match self.0.compute.try_lock() {
+            Ok(held) if to > from => ComputeGuard { inner: &self.0, held }.lend_device(),
+            _ => Ok(()),
+        };
+        lent.inspect_err(|_| {
+            // Giving memory back does not fail.
+            let _ = self.0.ledger.resize(&self.0.store, purpose, to, from);
+        })
+    }
+
+    /// The number that tells this model, computed with this precision and by the same processors, from others. Found when first asked for.
+    pub(crate) fn fingerprint(&self) -> Result<u64> {
+        if let Some(number) = self.0.fingerprint.get() {
+            return Ok(*number);
+        }
+        let number = fingerprint(&self.0.file, &self.0.dense, self.0.store.layers())?;
+        let number = number ^ self.0.precision as u64 ^ u64::from(self.0.assisted) << 32;
+        Ok(*self.0.fingerprint.get_or_init(|| number))
+    }
+
+    /// The vocabulary as grammars see it. Made when first asked for, and kept. If the plan has left no memory for it, expert slots
+    /// give some, where they can.
+    pub(crate) fn lexicon(&self) -> Result<Arc<Lexicon>> {
+        // Filled at once, after everything that can fail.
+        let mut lexicon = self.0.lexicon.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lexicon) = &*lexicon {
+            return Ok(Arc::clone(lexicon));
+        }
+        let tree = Tree::new(self.tokenizer(), self.vocab_size())?;
+        let bytes = tree.all_bytes();
+        self.hold(Purpose::Vocabulary, 0, bytes)?;
+        match Lexicon::new(tree) {
+            Ok(made) => Ok(Arc::clone(lexicon.insert(Arc::new(made)))),
+            Err(error) => {
+                self.hold(Purpose::Vocabulary, bytes, 0)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether both are the same loaded model.
+    pub(crate) fn is(&self, other: &Engine) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn chunk(&self) -> usize {
+        self.0.plan.chunk
+    }
+
+    pub(crate) fn model(&self) -> &dyn Model {
+        &*self.0.model
+    }
+
+    /// A conversation's state before its first token.
+    pub(crate) fn blank_state(&self) -> SequenceState {
+        self.0.blank.lock().unwrap_or_else(PoisonError::into_inner).fork()
+    }
+
+    /// The backend, when it is free.
+    pub(crate) fn compute(&self) -> ComputeGuard<'_> {
+        // Every batch begins with whole buffers and writes what it reads, so a panic in the last one leaves
+        // nothing behind.
+        let held = self.0.compute.lock().unwrap_or_else(|poisoned| {
+            self.0.compute.clear_poison();
+            poisoned.into_inner()
+        });
+        ComputeGuard { inner: &self.0, held }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(heat) = &self.heat {
+            heat.write(&self.store.heat());
+        }
+    }
+}
+
+fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {
+    match asked {
+        None => Ok(limit),
+        Some(0) => Err(Error::Invalid("a context holds at least one token".into())),
+        Some(asked) if asked > limit => Err(Error::Invalid(format!(
+            "a context of {asked} tokens was asked for, but the model was made for at most {limit}; \
+             ask for fewer with --ctx"
+        ))),
+        Some(asked) => Ok(asked),
+    }
+}

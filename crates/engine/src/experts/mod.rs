@@ -1,0 +1,633 @@
+//! The expert store: hands out the weights of experts, wherever they are.
+//!
+//! Only the MoE block asks it for anything. It [acquires](ExpertStore::acquire) the experts that the router
+//! chose and computes with each batch of leases as it becomes ready: those in memory at once, the others as they
+//! arrive from the drive. A lease keeps its expert in place until it is dropped. Experts live in slots that
+//! are allocated once; when all are taken, a [`Policy`] says who leaves. Where there are slots for all experts,
+//! they are all read at the start and nobody ever leaves.
+
+mod device;
+mod giving;
+pub(crate) mod heat;
+pub mod io;
+mod lease;
+mod meters;
+mod picture;
+pub mod policy;
+mod populate;
+pub(crate) mod slots;
+pub mod tier;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_kernels::Encoding;
+use smallvec::SmallVec;
+
+pub use giving::Given;
+pub use io::{ByteSource, FileSource, IoMethod};
+pub use lease::{Acquisition, Lease, Leases};
+pub use meters::Meters;
+pub use picture::{Asked, Picture, Place, Sight};
+pub use slots::{SlotClass, SlotClasses};
+pub use tier::{DevicePart, DeviceSlot};
+
+use crate::error::{Error, Result};
+use crate::format::{FileIdx, ModelFile};
+use crate::{ExpertIdx, LayerIdx};
+use io::{OnDone, Priority, Read, ReadId, Reader};
+use picture::LastAsked;
+use policy::{Policy, PolicyKind};
+use populate::Populating;
+use slots::{Arena, Numbering, Placement, reads_at_once};
+use tier::Tier;
+
+/// One matrix of an expert: what it is, and which of the expert's ranges hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartShape {
+    /// How its weights are stored.
+    pub encoding: Encoding,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// The ranges of its codes, scales and biases among the expert's; `None` where the encoding has no such plane.
+    pub planes: [Option<usize>; 3],
+    /// Which of the rows stored there are the matrix's.
+    pub pick: RowPick,
+}
+
+/// Rows of what is stored: two matrices may share their ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowPick {
+    /// The first row.
+    pub first: usize,
+    /// From each to the next.
+    pub step: usize,
+}
+
+impl RowPick {
+    /// All rows.
+    pub const ALL: RowPick = RowPick { first: 0, step: 1 };
+}
+
+/// A part of an expert: where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteRange {
+    /// The file.
+    pub file: FileIdx,
+    /// The first byte.
+    pub offset: u64,
+    /// The number of bytes.
+    pub len: usize,
+}
+
+/// The matrices that make up an expert, in the order of [`ExpertLayer::parts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertPart {
+    /// `W_g`
+    Gate,
+    /// `W_u`
+    Up,
+    /// `W_d`
+    Down,
+}
+
+/// The places of an expert's bytes: three where each matrix is one plane, up to [`MAX_RANGES`].
+pub type Ranges = SmallVec<[ByteRange; 3]>;
+
+/// The most ranges an expert has: three matrices of three planes.
+pub const MAX_RANGES: usize = 9;
+
+/// The routed experts of one layer: what they are made of and where their bytes are.
+#[derive(Clone, Debug)]
+pub struct ExpertLayer {
+    /// Gate, up and down, alike for all experts of the layer.
+    pub parts: [PartShape; 3],
+    /// For each expert the places of its bytes; as many and as long for all.
+    pub experts: Vec<Ranges>,
+    /// How many of them a token uses.
+    pub used: usize,
+}
+
+impl ExpertLayer {
+    /// Bytes of one expert.
+    pub fn expert_bytes(&self) -> u64 {
+        self.experts.first().map_or(0, |ranges| ranges.iter().map(|r| r.len as u64).sum())
+    }
+}
+
+/// How a store works.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Slots of each class, in the order of [`SlotClasses::classes`].
+    pub slots: Vec<usize>,
+    /// How bytes are read.
+    pub io: IoMethod,
+    /// Who leaves when room is needed.
+    pub policy: PolicyKind,
+    /// How long the drive may be silent while somebody waits for it.
+    pub patience: Duration,
+}
+
+impl StoreOptions {
+    /// Drives that sleep need a few seconds to wake up.
+    pub const PATIENCE: Duration = Duration::from_secs(15);
+}
+
+/// Holds experts and hands them out.
+pub struct ExpertStore {
+    shared: Arc<Shared>,
+    reader: Box<dyn Reader>,
+    populating: Populating,
+}
+
+/// What leases, acquisitions and the reader's threads share.
+struct Shared {
+    layers: Vec<Option<ExpertLayer>>,
+    /// Of the model's files, for messages.
+    paths: Vec<PathBuf>,
+    numbering: Numbering,
+    /// The class of each layer that has experts.
+    class_of_layer: Vec<Option<usize>>,
+    /// By class.
+    arenas: Vec<Arena>,
+    state: Mutex<State>,
+    patience: Duration,
+    /// Told when an expert has arrived, a read has failed or a slot is free.
+    changed: Condvar,
+}
+
+struct State {
+    /// By number.
+    experts: Vec<Residence>,
+    /// By class and slot.
+    slots: Vec<Vec<Slot>>,
+    /// By number: whether it was prefetched and not asked for since.
+    foreseen: Vec<bool>,
+    /// Experts that were sent ahead to the device and not brought to their slots since.
+    sent: Vec<usize>,
+    /// By number: for those who look on.
+    asked: Vec<LastAsked>,
+    /// Pictures that were taken.
+    pictures: u32,
+    /// Slots without an expert, by class.
+    free: Vec<Vec<usize>>,
+    /// What is in the memory of the device that computes, if it has slots of its own.
+    tier: Option<Tier>,
+    /// Bytes of it that conversations need.
+    asked_of_device: u64,
+    policy: Box<dyn Policy>,
+    /// Reads that failed, by expert, until somebody is told.
+    failures: Vec<(usize, Error)>,
+    /// Reads under way.
+    in_flight: usize,
+    /// When a read last ended, or the first one began.
+    last_news: Instant,
+    /// Since when there has been one under way.
+    busy_since: Instant,
+    meters: Meters,
+}
+
+impl State {
+    /// The slot of an expert in the device's memory, if it is there.
+    fn on_device(&self, expert: usize) -> Option<usize> {
+        self.tier.as_ref()?.find(expert)
+    }
+
+    /// Of what was sent ahead only these experts are asked for.
+    fn forget_sent(&mut self, asked: impl Iterator<Item = usize> + Clone) {
+        self.sent.retain(|&sent| asked.clone().any(|expert| expert == sent));
+        self.meters.sent_used += self.sent.len() as u64;
+    }
+
+    /// Reads are about to start.
+    fn reading(&mut self, reads: usize) {
+        if self.in_flight == 0 {
+            self.busy_since = Instant::now();
+            self.last_news = self.busy_since;
+        }
+        self.in_flight += reads;
+    }
+
+    /// A read has ended.
+    fn ended(&mut self) {
+        self.last_news = Instant::now();
+        self.in_flight -= 1;
+        if self.in_flight == 0 {
+            self.meters.read_seconds += self.busy_since.elapsed().as_secs_f64();
+        }
+    }
+}
+
+/// Where an expert is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Residence {
+    Drive,
+    /// On its way to a slot; `left` of its parts have not arrived.
+    Reading {
+        slot: usize,
+        left: usize,
+    },
+    Memory {
+        slot: usize,
+    },
+}
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    expert: Option<usize>,
+    /// Leases and acquisitions that need it to stay.
+    pins: usize,
+    /// Whether its memory is the system's again.
+    given_back: bool,
+}
+
+impl ExpertStore {
+    /// Reserves the slots and opens the files. Nothing is read yet.
+    ///
+    /// # Errors
+    /// If memory cannot be reserved or the files cannot be opened as the I/O method wants.
+    pub fn new(
+        model: &ModelFile,
+        layers: Vec<Option<ExpertLayer>>,
+        classes: &SlotClasses,
+        options: &StoreOptions,
+    ) -> Result<ExpertStore> {
+        let paths = model.files.iter().map(|part| part.path.clone()).collect();
+        ExpertStore::with_reader(layers, paths, classes, options, |on_done| {
+            // Slots are not registered with the kernel: that would take all their pages at once, and they could
+            // not be given back.
+            io::open(model, options.io, &[], on_done)
+        })
+    }
+
+    /// A store over any source of bytes, read by a few threads.
+    ///
+    /// # Errors
+    /// If memory cannot be reserved or threads cannot be started.
+    pub fn over(
+        source: Arc<dyn ByteSource>,
+        layers: Vec<Option<ExpertLayer>>,
+        classes: &SlotClasses,
+        options: &StoreOptions,
+    ) -> Result<ExpertStore> {
+        let ranges = layers.iter().flatten().flat_map(|layer| layer.experts.iter().flatten());
+        let files = ranges.map(|range| range.file.0 + 1).max().unwrap_or(0);
+        let paths = (0..files).map(|file| source.path(FileIdx(file)).to_owned()).collect();
+        ExpertStore::with_reader(layers, paths, classes, options, |on_done| io::pool(source, 4, on_done))
+    }
+
+    /// A store that reads through `open`'s reader.
+    fn with_reader(
+        layers: Vec<Option<ExpertLayer>>,
+        paths: Vec<PathBuf>,
+        classes: &SlotClasses,
+        options: &StoreOptions,
+        open: impl FnOnce(OnDone) -> Result<Box<dyn Reader>>,
+    ) -> Result<ExpertStore> {
+        let arenas = classes.classes.iter().zip(&options.slots).map(|(c, &n)| Arena::new(c.bytes, n));
+        let numbering = Numbering::new(&layers);
+        let state = State {
+            experts: vec![Residence::Drive; numbering.count()],
+            foreseen: vec![false; numbering.count()],
+            sent: Vec::new(),
+            asked: vec![LastAsked::default(); numbering.count()],
+            pictures: 0,
+            slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
+            free: options.slots.iter().map(|&n| (0..n).rev().collect()).collect(),
+            tier: None,
+            asked_of_device: 0,
+            policy: policy::make(options.policy, numbering.count()),
+            failures: Vec::new(),
+            in_flight: 0,
+            last_news: Instant::now(),
+            busy_since: Instant::now(),
+            meters: Meters::default(),
+        };
+        let shared = Arc::new(Shared {
+            numbering,
+            layers,
+            paths,
+            class_of_layer: classes.of_layer.clone(),
+            arenas: arenas.collect::<Result<_>>()?,
+            state: Mutex::new(state),
+            patience: options.patience,
+            changed: Condvar::new(),
+        });
+        // A reader that is left behind with a drive that does not answer keeps the memory it writes to.
+        let weak = Arc::downgrade(&shared);
+        let populating = Populating::start(shared.arenas.iter().map(|arena| Arc::clone(arena.region())));
+        let memory: Vec<_> = shared.arenas.iter().map(|arena| Arc::clone(arena.region())).collect();
+        let reader = open(Arc::new(move |id, result| {
+            let _ = &memory;
+            if let Some(shared) = weak.upgrade() {
+                shared.arrived(id, result);
+            }
+        }))?;
+        Ok(ExpertStore { shared, reader, populating })
+    }
+
+    /// Reads experts into free slots, in the order given, as long as there is room. `progress` is told of the bytes
+    /// of each.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn preload(&self, experts: impl Iterator<Item = usize>, progress: &mut dyn FnMut(u64)) -> Result<()> {
+        /// Enough to keep the drive busy while progress is told.
+        const AHEAD: usize = 32;
+        let mut wanted: Vec<usize> = experts.collect();
+        wanted.retain({
+            let state = self.shared.lock();
+            let mut room: Vec<usize> = state.free.iter().map(Vec::len).collect();
+            let on_drive = |(number, &place)| place == Residence::Drive && state.on_device(number).is_none();
+            let mut absent: Vec<bool> = state.experts.iter().enumerate().map(on_drive).collect();
+            move |&expert| {
+                let class = self.shared.class(expert);
+                let fits = room[class] > 0 && std::mem::take(&mut absent[expert]);
+                room[class] -= usize::from(fits);
+                fits
+            }
+        });
+        for some in wanted.chunks(AHEAD) {
+            let mut acquisition = self.acquire_numbered(some.iter().copied(), Purpose::Preload);
+            acquisition.lifts = false;
+            while let Some(leases) = acquisition.next_ready()? {
+                for lease in leases {
+                    progress(self.shared.expert_bytes(lease.number));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the experts are, and where.
+    pub(crate) fn layers(&self) -> &[Option<ExpertLayer>] {
+        &self.shared.layers
+    }
+
+    /// The number of all experts, which [`preload`](Self::preload) and the heat are about.
+    pub fn experts(&self) -> usize {
+        self.shared.numbering.count()
+    }
+
+    /// Waits until the pages of all slots are there, so that what is measured afterwards is not disturbed.
+    pub fn settle(&self) {
+        self.populating.wait();
+    }
+
+    /// Copies to the device were waited for.
+    pub fn note_copy_wait(&self, waited: Duration) {
+        if !waited.is_zero() {
+            self.shared.lock().meters.copy_wait_seconds += waited.as_secs_f64();
+        }
+    }
+
+    /// A new token begins.
+    pub fn tick(&self) {
+        self.shared.lock().policy.tick();
+    }
+
+    /// Asks for experts of a layer. Reading what is missing starts at once.
+    pub fn acquire(&self, layer: LayerIdx, experts: &[ExpertIdx], purpose: Purpose) -> Acquisition<'_> {
+        let first = self.shared.numbering.layer(layer.0).start;
+        let numbers = experts.iter().map(|e| first + e.0 as usize);
+        self.shared.lock().forget_sent(numbers.clone());
+        self.acquire_numbered(numbers, purpose)
+    }
+
+    /// Reads experts that a layer will probably ask for, while the drive has nothing else to do.
+    pub fn prefetch(&self, layer: LayerIdx, experts: &[ExpertIdx]) {
+        let first = self.shared.numbering.layer(layer.0).start;
+        let mut reads: SmallVec<[Read; 96]> = SmallVec::new();
+        let mut state = self.shared.lock();
+        for expert in experts.iter().map(|e| first + e.0 as usize) {
+            if state.experts[expert] == Residence::Drive && state.on_device(expert).is_none() {
+                let Some(slot) = self.shared.take_slot(&mut state, expert) else { break };
+                // Nobody waits for it, but a slot that is written to is no candidate to leave.
+                self.shared.unpin(&mut state, expert);
+                state.foreseen[expert] = true;
+                state.meters.prefetches += 1;
+                reads.extend(self.reads(expert, slot));
+            }
+        }
+        drop(state);
+        if !reads.is_empty() {
+            // SAFETY: a slot stays its expert's until the reads have ended, and the arenas outlive the reader.
+            unsafe { self.reader.submit(&reads, Priority::Prefetch) };
+        }
+    }
+
+    /// What has been counted so far.
+    pub fn meters(&self) -> Meters {
+        self.shared.lock().meters
+    }
+
+    /// How often experts are used, by number.
+    pub fn heat(&self) -> Vec<f32> {
+        self.shared.lock().policy.heat()
+    }
+
+    /// Starts with the heat of an earlier run.
+    pub fn warm(&self, heat: &[f32]) {
+        self.shared.lock().policy.warm(heat);
+    }
+
+    /// How bytes are read, for people.
+    pub fn io_description(&self) -> String {
+        self.reader.describe()
+    }
+
+    fn acquire_numbered(&self, experts: impl Iterator<Item = usize>, purpose: Purpose) -> Acquisition<'_> {
+        let mut acquisition = Acquisition {
+            store: self,
+            ready: Leases::new(),
+            on_device: SmallVec::new(),
+            lifts: false,
+            reading: SmallVec::new(),
+            waiting: SmallVec::new(),
+            at_once: usize::MAX,
+            start: Instant::now(),
+        };
+        // What was only expected is now waited for.
+        let mut promoted: SmallVec<[ReadId; 96]> = SmallVec::new();
+        {
+            let mut state = self.shared.lock();
+            acquisition.lifts = state.tier.is_some();
+            for expert in experts {
+                let lifted = state.on_device(expert);
+                let hit = lifted.is_some() || matches!(state.experts[expert], Residence::Memory { .. });
+                if purpose == Purpose::Token {
+                    state.policy.used(expert);
+                    acquisition.at_once = reads_at_once(state.slots[self.shared.class(expert)].len());
+                }
+                if purpose != Purpose::Preload {
+                    state.meters.count(hit, self.shared.expert_bytes(expert));
+                    state.meters.device_hits += u64::from(lifted.is_some());
+                    let pictures = state.pictures;
+                    state.asked[expert].note(pictures, hit);
+                }
+                if let Some(slot) = lifted {
+                    let (_, index) = self.shared.numbering.place(expert);
+                    let place = DeviceSlot { class: self.shared.class(expert), slot };
+                    acquisition.on_device.push((ExpertIdx(index as u32), place));
+                    continue;
+                }
+                match state.experts[expert] {
+                    Residence::Memory { slot } => {
+                        state.slots[self.shared.class(expert)][slot].pins += 1;
+                        acquisition.ready.push(self.shared.lease(expert, slot));
+                    }
+                    Residence::Reading { slot, .. } => {
+                        state.slots[self.shared.class(expert)][slot].pins += 1;
+                        acquisition.reading.push(expert);
+                        promoted
+                            .extend((0..self.shared.ranges(expert).len()).map(|part| read_id(expert, part)));
+                    }
+                    Residence::Drive => acquisition.waiting.push(expert),
+                }
+                if std::mem::take(&mut state.foreseen[expert]) && state.experts[expert] != Residence::Drive {
+                    state.meters.prefetch_used += 1;
+                }
+            }
+            // The first that is taken is the last of the list.
+            acquisition.waiting.reverse();
+        }
+        if !promoted.is_empty() {
+            self.reader.promote(&promoted);
+        }
+        acquisition.start_reads();
+        acquisition
+    }
+}
+
+/// Names the read of one part of an expert.
+pub(crate) fn read_id(expert: usize, part: usize) -> ReadId {
+    ReadId((expert * MAX_RANGES + part) as u64)
+}
+
+/// What experts are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A token, or one each of several conversations: what they use is worth keeping.
+    Token,
+    /// A chunk of a prompt, which needs nearly all experts once: it passes through without changing what is kept.
+    Prompt,
+    /// To have them there.
+    Preload,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is sound at every moment somebody could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn class(&self, expert: usize) -> usize {
+        let (layer, _) = self.numbering.place(expert);
+        self.class_of_layer[layer].expect("a layer with experts has a class")
+    }
+
+    fn ranges(&self, expert: usize) -> &[ByteRange] {
+        let (layer, index) = self.numbering.place(expert);
+        &self.layers[layer].as_ref().expect("it has experts").experts[index]
+    }
+
+    fn expert_bytes(&self, expert: usize) -> u64 {
+        self.ranges(expert).iter().map(|r| r.len as u64).sum()
+    }
+
+    fn lease(self: &Arc<Self>, expert: usize, slot: usize) -> Lease {
+        Lease { shared: Arc::clone(self), number: expert, slot, place: None }
+    }
+
+    /// A slot for an expert: a free one, or that of an expert who leaves. The slot is pinned once.
+    fn take_slot(&self, state: &mut State, expert: usize) -> Option<usize> {
+        let class = self.class(expert);
+        let slot = match state.free[class].pop() {
+            Some(slot) => slot,
+            None => {
+                let State { slots, experts, policy, tier, .. } = state;
+                let resident = |slot: &Slot| {
+                    let expert = slot.expert.filter(|_| slot.pins == 0)?;
+                    matches!(experts[expert], Residence::Memory { .. }).then_some(expert)
+                };
+                let candidates = || slots[class].iter().filter_map(resident);
+                candidates().next()?;
+                // What is on the device anyway is needed here least.
+                let leaves = match tier {
+                    Some(tier) => tier.leaves(class, &mut candidates(), &**policy),
+                    None => policy.victim(&mut candidates()),
+                };
+                let Residence::Memory { slot } = experts[leaves] else { unreachable!("it was a candidate") };
+                experts[leaves] = Residence::Drive;
+                slot
+            }
+        };
+        state.slots[class][slot] = Slot { expert: Some(expert), pins: 1, given_back: false };
+        let reads = self.ranges(expert).len();
+        state.experts[expert] = Residence::Reading { slot, left: reads };
+        // An earlier failure that nobody waited for says nothing about this read.
+        state.failures.retain(|(failed, _)| *failed != expert);
+        state.reading(reads);
+        Some(slot)
+    }
+
+    /// A read has ended.
+    fn arrived(&self, id: ReadId, result: Result<()>) {
+        let (expert, part) = (id.0 as usize / MAX_RANGES, id.0 as usize % MAX_RANGES);
+        let mut state = self.lock();
+        state.ended();
+        let Residence::Reading { slot, left } = state.experts[expert] else {
+            unreachable!("an expert is read until all its parts have arrived")
+        };
+        match result {
+            Ok(()) => state.meters.bytes_read += self.ranges(expert)[part].len as u64,
+            Err(error) => state.failures.push((expert, error)),
+        }
+        state.experts[expert] = match left {
+            1 if state.failures.iter().any(|(failed, _)| *failed == expert) => {
+                // The slot stays pinned by those who wait for the expert; they learn of the failure.
+                Residence::Drive
+            }
+            1 => Residence::Memory { slot },
+            _ => Residence::Reading { slot, left: left - 1 },
+        };
+        if left == 1 {
+            if state.experts[expert] == Residence::Drive {
+                let class = self.class(expert);
+                state.slots[class][slot] = Slot::default();
+                state.free[class].push(slot);
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Takes one pin off a slot.
+    fn unpin(&self, state: &mut State, expert: usize) {
+        let (Residence::Memory { slot } | Residence::Reading { slot, .. }) = state.experts[expert] else {
+            // Its read failed, and the slot went with it.
+            return;
+        };
+        state.slots[self.class(expert)][slot].pins -= 1;
+    }
+}
+
+impl ExpertStore {
+    /// The reads that bring an expert into a slot.
+    fn reads(&self, expert: usize, slot: usize) -> impl Iterator<Item = Read> {
+        let ranges = self.shared.ranges(expert);
+        let start = self.shared.arenas[self.shared.class(expert)].slot(slot);
+        Placement::new(ranges).extents.into_iter().enumerate().map(move |(part, extent)| Read {
+            id: read_id(expert, part),
+            file: ranges[part].file,
+            offset: extent.offset,
+            to: start.wrapping_add(extent.place),
+            len: extent.len,
+            needed: extent.lead + extent.part,
+        })
+    }
+}

@@ -1,0 +1,12 @@
+//! How fast a model runs and what bounds it: measured in a run, predicted before one, simulated on recorded routing.
+
+pub mod bound;
+pub mod predict;
+pub(crate) mod preference;
+pub(crate) mod probe;
+pub(crate) mod rehearsal;
+pub mod simulate;
+pub mod trace;
+
+pub use probe::DriveProbe;
+pub use rehearsal::ComputeTime;

@@ -1,0 +1,116 @@
+//! How long a token's products take on this machine, tried out on memory that holds nothing of the model.
+//!
+//! A type of few bits is bound by unpacking, one of many by the memory, so no table tells: the same kernels run on weights
+//! of the same types and shapes, far more of them than caches hold where the model has that many.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::backend::{Backend, Buf, BufShape, CpuBackend, HostMatrix, Matrix, Precision, Weight};
+use crate::error::Result;
+use crate::memory::{ALIGNMENT, Machine, Region};
+use crate::models::Product;
+
+/// Seconds of a token's products, without waiting for a drive.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ComputeTime {
+    /// Of the dense part.
+    pub dense: f64,
+    /// Of the experts.
+    pub experts: f64,
+}
+
+/// Weights that are read from end to end for a trial: more than most caches hold.
+const TRIAL: u64 = 128 << 20;
+
+/// How long each type is tried.
+const DURATION: Duration = Duration::from_millis(250);
+
+/// In every type of scale this is a small number: neither zero, nor so small that processors are slow with it, nor
+/// infinite.
+const FILLING: u8 = 0x3c;
+
+/// Seconds that these products take.
+///
+/// # Errors
+/// If there is no memory or no thread for the trial.
+pub fn rehearse(products: &[Product], threads: usize, precision: Precision) -> Result<f64> {
+    let mut seconds = 0.0;
+    for product in products {
+        seconds += product.read as f64 / speed(product, threads, precision)?;
+    }
+    Ok(seconds)
+}
+
+/// Bytes of weights a second.
+fn speed(product: &Product, threads: usize, precision: Precision) -> Result<f64> {
+    let Product { encoding, rows, cols, together, stored, .. } = *product;
+    let planes = encoding.plane_bytes(rows, cols).expect("the model has such a matrix");
+    let bytes: usize = planes.iter().sum();
+    let most = Machine::now().available.map_or(TRIAL, |available| TRIAL.min(available / 4));
+    let count = (stored.min(most) as usize / bytes).max(together);
+    let size = planes.map(|plane| plane.next_multiple_of(ALIGNMENT));
+    let mut region = Region::new(count * size.iter().sum::<usize>())?;
+    region.fill(FILLING);
+    let region = Arc::new(region);
+
+    let shape = |width| BufShape { rows: 1, width };
+    let mut shapes = vec![shape(cols)];
+    shapes.resize(1 + together, shape(rows));
+    let mut backend = CpuBackend::new(threads, precision, &shapes)?;
+    let mut end = 0;
+    for _ in 0..count {
+        let planes = [0, 1, 2].map(|plane| {
+            let start = end;
+            end += size[plane];
+            region.share(start..start + planes[plane])
+        });
+        backend.load(Weight::Matrix(HostMatrix { encoding, rows, cols, planes, scale: 1.0 }))?;
+    }
+
+    let x = Buf { id: 0, width: cols };
+    let sets: Vec<Vec<(Matrix, Buf)>> = (0..count / together)
+        .map(|set| {
+            let each = |i| (Matrix(set * together + i), Buf { id: 1 + i, width: rows });
+            (0..together).map(each).collect()
+        })
+        .collect();
+    let mut pass = || -> Result<()> {
+        backend.begin(1);
+        sets.iter().try_for_each(|set| backend.matmul(x, set))
+    };
+    // The first pass brings code and threads into reach.
+    pass()?;
+    let start = Instant::now();
+    let mut times = Vec::new();
+    while times.is_empty() || start.elapsed() < DURATION {
+        let start = Instant::now();
+        pass()?;
+        times.push(start.elapsed());
+    }
+    // The median: a pass in which another program had the processor is not the model's.
+    times.sort_unstable();
+    let median = times[times.len() / 2];
+    Ok((sets.len() * together * bytes) as f64 / median.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_kernels::{Affine, DType, Encoding, Tiles};
+
+    #[test]
+    fn every_encoding_can_be_tried() {
+        let mut encodings: Vec<Encoding> = DType::computable().map(Encoding::from).collect();
+        encodings.push(Encoding::Affine(Affine { bits: 4, group: 64, scales: DType::BF16 }));
+        encodings.push(Encoding::Tiles(Tiles { rows: 128, cols: 128, scales: DType::F32 }));
+        encodings.extend([Encoding::Mxfp4, Encoding::Columns(DType::BF16)]);
+        for encoding in encodings {
+            let product = Product { encoding, rows: 64, cols: 256, together: 2, read: 1000, stored: 1 };
+            for precision in [Precision::Fast, Precision::Exact] {
+                let seconds = rehearse(&[product], 1, precision).unwrap();
+                assert!(seconds > 0.0 && seconds.is_finite(), "{encoding}");
+            }
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! An answer to a prompt: the loop of sampling and computing, and when it ends.
+
+pub mod client;
+pub mod grammar;
+pub mod sampler;
+pub mod stop;
+
+use std::time::Instant;
+
+use crate::TokenId;
+use crate::backend::Logits;
+use crate::chat::dialect::ReasoningLimit;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::experts::Meters;
+use crate::generate::client::Client;
+use crate::generate::grammar::{Grammar, Mask, Matcher};
+use crate::generate::sampler::{Sampler, SamplingOverrides, SamplingParams, Scored, Scorer};
+use crate::generate::stop::StopMatcher;
+use crate::session::Session;
+use crate::tokenizer::StreamDecoder;
+
+/// What to generate.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The whole conversation so far.
+    pub prompt: Vec<TokenId>,
+    /// Who asks, where [several](crate::Crowd) do.
+    pub client: Client,
+    /// The most tokens to generate; without it, until the context is full.
+    pub max_tokens: Option<usize>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Texts that end the answer and are not part of it.
+    pub stop: Vec<String>,
+    /// Control tokens that are part of the text, for whoever reads it as a [dialect](crate::chat::dialect::Dialect::shown).
+    /// Others are none.
+    pub shown: Vec<TokenId>,
+    /// How long the model may reason, if not for ever: see [`Dialect::limit`](crate::chat::dialect::Dialect::limit). What a
+    /// grammar forbids is not forced.
+    pub reasoning: Option<ReasoningLimit>,
+    /// Never choose the model's end tokens.
+    pub ignore_end: bool,
+    /// What the answer must be, if it must be something.
+    pub grammar: Option<Grammar>,
+    /// How many of the likeliest tokens are told with each token; `None`: none, and not the token's own probability
+    /// either.
+    pub logprobs: Option<usize>,
+}
+
+impl Request {
+    /// A request for an answer with the sampling parameters that the model's file recommends.
+    ///
+    /// # Errors
+    /// If the file's recommendations make no sense.
+    pub fn new(engine: &Engine, prompt: Vec<TokenId>) -> Result<Request> {
+        let file = engine.file();
+        let sampling = SamplingOverrides::default().resolve(&file.metadata, file.path())?;
+        Ok(Request { prompt, sampling, ..Request::default() })
+    }
+}
+
+/// What happens while an answer is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event<'a> {
+    /// The prompt is being read.
+    Prompt {
+        /// Tokens read.
+        done: usize,
+        /// Tokens to read.
+        total: usize,
+    },
+    /// A token of the answer, before the text it leads to; only if [probabilities](Request::logprobs) were asked for.
+    /// The token that ends the answer is none of it; those of a stop string are, although their text is not.
+    Token(&'a Scored),
+    /// More text of the answer: whole characters.
+    Text(&'a str),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model chose an end token, a stop string came up, or the grammar has come to its end.
+    Stop,
+    /// As many tokens as were asked for, or as fit the context.
+    Length,
+    /// Somebody [cancelled](crate::Cancel) it.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// The name for people and for JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Measured while an answer was made. Times are in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, the ones the session already held.
+    pub reused_tokens: usize,
+    /// Reading the prompt.
+    pub prompt_seconds: f64,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// Tokens that were computed after the prompt, each of which led to the next one or to the end. The first token comes
+    /// of the prompt, and one that fills the answer is not computed.
+    pub decode_steps: usize,
+    /// From the end of the prompt to the end of the answer.
+    pub decode_seconds: f64,
+    /// From the start to the first token.
+    pub ttft_seconds: f64,
+    /// What the expert store did while the prompt was read.
+    pub prompt_experts: Meters,
+    /// What it did while the answer was written.
+    pub experts: Meters,
+}
+
+impl Stats {
+    /// Steps of writing in a second; zero where there were none.
+    pub fn steps_per_second(&self) -> f64 {
+        if self.decode_seconds > 0.0 { self.decode_steps as f64 / self.decode_seconds } else { 0.0 }
+    }
+}
+
+/// A finished answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Its tokens, without the end token.
+    pub tokens: Vec<TokenId>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// The stop string that ended it, if one did.
+    pub stop: Option<String>,
+    /// The seed that repeats it.
+    pub seed: u64,
+    /// What it took.
+    pub stats: Stats,
+    /// How likely its tokens were, if that was asked for.
+    pub logprobs: Vec<Scored>,
+}
+
+impl Session {
+    /// Answers a prompt. A cancelled answer is not an error: it ends where it was. Its end takes the request to stop back,
+    /// which concerned this answer and not the next.
+    ///
+    /// # Errors
+    /// If the request makes no sense, the prompt does not fit the context, or the computation fails.
+    pub fn generate(&mut self, request: &Request, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Answer> {
+        let answer = self.answer(request, on_event);
+        self.cancel().reset();
+        answer
+    }
+
+    fn answer(&mut self, request: &Request, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Answer> {
+        let engine = self.engine().clone();
+        let mut writing = Writing::new(&engine, request)?;
+        writing.prepare()?;
+        let start = Instant::now();
+        let before = engine.meters();
+        let mut progress = |done, total| on_event(Event::Prompt { done, total });
+        match self.extend_watched(&request.prompt, &mut progress) {
+            Ok(extended) => writing.stats().reused_tokens = extended.reused,
+            Err(Error::Cancelled) => writing.cancel(),
+            Err(error) => return Err(error),
+        }
+        let read = engine.meters();
+        writing.stats().prompt_seconds = start.elapsed().as_secs_f64();
+        writing.stats().prompt_experts = read - before;
+        let choice = writing.choose(&mut Logits::of(self.logits()))?;
+        let mut next = writing.tell(choice, on_event);
+        if !writing.answer.tokens.is_empty() {
+            writing.stats().ttft_seconds = start.elapsed().as_secs_f64();
+        }
+        while let Some(token) = next.take() {
+            match self.push_choosing(token, |logits| writing.choose(logits)) {
+                Ok(choice) => next = writing.tell(choice, on_event),
+                Err(Error::Cancelled) => writing.cancel(),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut answer = writing.finish(on_event);
+        answer.stats.decode_seconds = start.elapsed().as_secs_f64() - answer.stats.prompt_seconds;
+        answer.stats.experts = engine.meters() - read;
+        Ok(answer)
+    }
+}
+
+/// What was chosen by logits.
+pub enum Choice {
+    /// A token of the answer.
+    Token {
+        /// The token itself.
+        token: TokenId,
+        /// Whether only the end may follow in the grammar.
+        is_complete: bool,
+        /// How likely it was, if that was asked for.
+        scored: Option<Scored>,
+    },
+    /// The answer has ended.
+    End,
+}
+
+/// An answer that is being written: takes logits, gives tokens, and turns these into text.
+pub struct Writing {
+    engine: Engine,
+    sampler: Sampler,
+    scorer: Option<Scorer>,
+    grammar: Option<Grammar>,
+    /// Where the answer is in the grammar, once that is [prepared](Self::prepare).
+    matcher: Option<Matcher>,
+    /// What a matcher took when there was one last.
+    matcher_bytes: u64,
+    reasoning: Option<ReasoningLimit>,
+    text: TextStream,
+    answer: Answer,
+    /// The most tokens of the answer.
+    most: usize,
+    /// How often logits were taken.
+    chosen: usize,
+    ended: bool,
+}
+
+impl Writing {
+    /// The beginning of an answer.
+    ///
+    /// # Errors
+    /// If the request makes no sense.
+    pub fn new(engine: &Engine, request: &Request) -> Result<Writing> {
+        let mut sampling = request.sampling.clone();
+        if request.ignore_end {
+            let ends = engine.tokenizer().end_tokens().iter();
+            sampling.logit_bias.extend(ends.map(|&t| (t, f32::NEG_INFINITY)));
+        }
+        let mut sampler = Sampler::new(sampling, engine.vocab_size())?;
+        sampler.accept_prompt(&request.prompt);
+        let room = engine.context().saturating_sub(request.prompt.len());
+        let answer = Answer {
+            text: String::new(),
+            tokens: Vec::new(),
+            finish_reason: FinishReason::Length,
+            stop: None,
+            seed: sampler.seed(),
+            stats: Stats { prompt_tokens: request.prompt.len(), ..Stats::default() },
+            logprobs: Vec::new(),
+        };
+        Ok(Writing {
+            sampler,
+            scorer: request.logprobs.map(Scorer::new),
+            matcher: None,
+            matcher_bytes: request.grammar.as_ref().map_or(0, Grammar::bytes),
+            grammar: request.grammar.clone(),
+            reasoning: request.reasoning.clone(),
+            text: TextStream {
+                decoder: StreamDecoder::continuing(false).showing(request.shown.clone()),
+                stops: StopMatcher::new(request.stop.clone())?,
+                text: String::new(),
+            },
+            answer,
+            most: request.max_tokens.map_or(room, |n| n.min(room)),
+            chosen: 0,
+            ended: false,
+            engine: engine.clone(),
+        })
+    }
+
+    /// Takes the memory that following the grammar takes, before the next token is chosen.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if there is none. Then nothing has changed.
+    pub fn prepare(&mut self) -> Result<()> {
+        if let (Some(grammar), None) = (&self.grammar, &self.matcher) {
+            let mut matcher = grammar.matcher()?;
+            for &token in &self.answer.tokens {
+                matcher.accept(token)?;
+            }
+            self.matcher = Some(matcher);
+        }
+        Ok(())
+    }
+
+    /// Gives that memory back. What it held is made again from the tokens of the answer when it is next prepared.
+    pub fn let_go(&mut self) {
+        if let Some(matcher) = self.matcher.take() {
+            self.matcher_bytes = matcher.bytes();
+        }
+    }
+
+    /// Bytes that following the grammar takes, now or when it is next prepared.
+    pub fn matcher_bytes(&self) -> u64 {
+        self.matcher.as_ref().map_or(self.matcher_bytes, Matcher::bytes)
+    }
+
+    /// Bytes that the grammar itself takes.
+    pub fn grammar_bytes(&self) -> u64 {
+        self.grammar.as_ref().map_or(0, Grammar::bytes)
+    }
+
+    /// Chooses the next token by the logits after the last one. The caller hears of it when it is [told](Self::tell), after the
+    /// logits have been let go: nothing of the caller's runs while others wait to compute.
+    ///
+    /// # Errors
+    /// If the logits cannot be had or are not numbers, or no token fits the grammar. [`Error::Budget`] if there is no memory for
+    /// finding the tokens that fit: then nothing was chosen, and it may be tried again.
+    pub fn choose(&mut self, logits: &mut Logits<'_>) -> Result<Choice> {
+        if self.ended || self.answer.tokens.len() == self.most {
+            self.chosen += 1;
+            return Ok(Choice::End);
+        }
+        debug_assert_eq!(self.grammar.is_some(), self.matcher.is_some(), "it was not prepared");
+        let allowed = self.matcher.as_mut().map(Matcher::allowed).transpose()?;
+        self.chosen += 1;
+        let mask = match allowed {
+            None => None,
+            Some(Some(mask)) => Some(mask),
+            Some(None) => {
+                self.stop();
+                return Ok(Choice::End);
+            }
+        };
+        let forced = self.reasoning.as_ref().and_then(ReasoningLimit::next);
+        let token = match forced.filter(|&token| mask.as_ref().is_none_or(|mask| mask.allows(token))) {
+            Some(token) => token,
+            None => self.sampler.choose(logits, mask.as_ref().map(Mask::bits))?,
+        };
+        if self.engine.tokenizer().end_tokens().contains(&token) {
+            self.stop();
+            return Ok(Choice::End);
+        }
+        let is_complete = match &mut self.matcher {
+            None => false,
+            Some(matcher) => matcher.accept(token)?,
+        };
+        let scored = match &mut self.scorer {
+            None => None,
+            Some(scorer) => Some(scorer.score(logits.all()?, token)),
+        };
+        self.sampler.accept(token);
+        self.answer.tokens.push(token);
+        Ok(Choice::Token { token, is_complete, scored })
+    }
+
+    /// Turns a choice into text and tells the caller. Gives the token if it is to be computed; `None` if the answer has ended.
+    pub fn tell(&mut self, choice: Choice, on_event: &mut dyn FnMut(Event<'_>)) -> Option<TokenId> {
+        let Choice::Token { token, is_complete, scored } = choice else { return None };
+        if let Some(scored) = scored {
+            on_event(Event::Token(&scored));
+            self.answer.logprobs.push(scored);
+        }
+        let text = self.text.decoder.push(self.engine.tokenizer(), token);
+        if let Some(reasoning) = &mut self.reasoning {
+            reasoning.take(token, &text);
+        }
+        if self.text.push(&text, on_event) || is_complete {
+            self.stop();
+        }
+        (!self.ended && self.answer.tokens.len() < self.most).then_some(token)
+    }
+
+    fn stop(&mut self) {
+        self.answer.finish_reason = FinishReason::Stop;
+        self.ended = true;
+    }
+
+    /// Ends the answer where it is.
+    pub fn cancel(&mut self) {
+        self.answer.finish_reason = FinishReason::Cancelled;
+        self.ended = true;
+    }
+
+    /// What was measured so far; whoever computes fills it in.
+    pub fn stats(&mut self) -> &mut Stats {
+        &mut self.answer.stats
+    }
+
+    /// The answer, after the text that was held back.
+    pub fn finish(self, on_event: &mut dyn FnMut(Event<'_>)) -> Answer {
+        let mut answer = self.answer;
+        // The first logits are the prompt's.
+        answer.stats.decode_steps = self.chosen.saturating_sub(1);
+        (answer.text, answer.stop) = self.text.finish(on_event);
+        if answer.stop.is_some() {
+            answer.finish_reason = FinishReason::Stop;
+        }
+        answer.stats.generated_tokens = answer.tokens.len();
+        answer
+    }
+}
+
+/// Tokens in, text out: whole characters, up to a stop string.
+struct TextStream {
+    decoder: StreamDecoder,
+    stops: StopMatcher,
+    text: String,
+}
+
+impl TextStream {
+    /// Takes the text of a token; true if a stop string came up.
+    fn push(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) -> bool {
+        let outcome = self.stops.push(text);
+        self.emit(&outcome.emit, on_event);
+        outcome.stopped
+    }
+
+    /// Emits what was held back; gives the whole text, and the stop string before which it ends, if it does.
+    fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, Option<String>) {
+        let tail = self.decoder.finish();
+        let outcome = self.stops.push(&tail);
+        self.emit(&outcome.emit, on_event);
+        let held = self.stops.finish();
+        self.emit(&held, on_event);
+        (self.text, self.stops.met().map(str::to_owned))
+    }
+
+    fn emit(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) {
+        if !text.is_empty() {
+            self.text.push_str(text);
+            on_event(Event::Text(text));
+        }
+    }
+}

@@ -1,0 +1,538 @@
+//! The memory plan: what a model needs and where it goes, known before any weight is read.
+
+use crate::backend::{KvShape, MARKS, Precision, StateShape};
+use crate::error::{Bytes, Error, Result};
+use crate::experts::SlotClasses;
+use crate::memory::Machine;
+use crate::models::Blueprint;
+use crate::tokenizer::lexicon::likely_bytes;
+
+/// Tokens computed together when a prompt is read and memory is no concern.
+const CHUNK: usize = 512;
+
+/// When experts are streamed, a chunk is one pass over the drive, so chunks are as large as this if memory allows.
+const STREAMED_CHUNK: usize = 2048;
+
+/// Smaller chunks would read experts for a few tokens each.
+const LEAST_CHUNK: usize = 32;
+
+/// Slots by way of which experts go to a device: enough to keep the drive busy.
+const HANDING_OVER: u64 = 512 << 20;
+
+/// What a device's driver, its kernels and the lists of a batch take beside the buffers.
+const DEVICE_RESERVE: u64 = 256 << 20;
+
+/// The most scratch memory that a chunk takes on a device: of larger models chunks are shorter.
+const DEVICE_SCRATCH: u64 = 1 << 30;
+
+/// Positions of attention memory come in pages of this many.
+const PAGE: u64 = forebay_kernels::KEY_BLOCK as u64;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    /// The most tokens of a conversation.
+    pub context: usize,
+    /// Tokens of a conversation that memory is set aside for.
+    pub reserved: usize,
+    /// How products are computed, which says how large keys and values are.
+    pub precision: Precision,
+    /// Tokens computed together when a prompt is read; by default what the memory allows.
+    pub chunk: Option<usize>,
+    /// What the process may use; by default what is available less a margin.
+    pub memory: Option<u64>,
+    /// What the caller takes of it beside the engine.
+    pub caller: u64,
+    /// What expert slots may use; by default what is left.
+    pub expert_memory: Option<ExpertMemory>,
+    /// The device that computes instead of the processor, if one does.
+    pub device: Option<DeviceWishes>,
+}
+
+/// What a device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceWishes {
+    /// Bytes that the model may use there.
+    pub memory: u64,
+    /// Tokens of a prompt that are best computed together.
+    pub chunk: usize,
+}
+
+/// Bytes in a device's memory, by purpose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePlan {
+    /// What may be used.
+    pub budget: u64,
+    /// Dense weights.
+    pub dense: u64,
+    /// Expert slots.
+    pub slot_bytes: u64,
+    /// Slots of each class.
+    pub slots: Vec<usize>,
+    /// Buffers of the forward pass, and places through which experts come.
+    pub scratch: u64,
+    /// Keys and values of one conversation.
+    pub kv: u64,
+}
+
+impl DevicePlan {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.fixed().saturating_add(self.slot_bytes)
+    }
+
+    /// All but the expert slots.
+    pub fn fixed(&self) -> u64 {
+        [self.scratch, self.kv].into_iter().fold(self.dense, u64::saturating_add)
+    }
+
+    /// All but slots, with prompts in such chunks.
+    fn new(
+        blueprint: &Blueprint,
+        classes: &SlotClasses,
+        wishes: &Wishes,
+        device: &DeviceWishes,
+        chunk: usize,
+    ) -> DevicePlan {
+        let positions = (wishes.reserved as u64).next_multiple_of(PAGE);
+        let (places, bytes) = classes.staging();
+        let scratch = blueprint.scratch_bytes(chunk).saturating_add((places * bytes) as u64);
+        DevicePlan {
+            budget: device.memory,
+            dense: blueprint.dense_bytes(),
+            slot_bytes: 0,
+            slots: Vec::new(),
+            // Halves of what products read are copies, and routing has tables.
+            scratch: scratch.saturating_add(DEVICE_RESERVE),
+            kv: conversation_bytes(blueprint, wishes.precision, positions),
+        }
+    }
+
+    /// Divides what is left into slots.
+    fn give_slots(&mut self, classes: &SlotClasses, reserved: usize) -> Result<()> {
+        let room = self.budget.checked_sub(self.fixed());
+        let Some(slots) = room.and_then(|room| classes.divide_device(room)) else {
+            let least = classes.device_bytes(&classes.least());
+            return Err(Error::Budget {
+                need: self.fixed().saturating_add(least),
+                have: self.budget,
+                what: format!(
+                    "on the GPU: dense weights {}, context of {reserved} tokens {}, scratch {}, the experts that a token \
+                     uses in one layer {}",
+                    Bytes(self.dense),
+                    Bytes(self.kv),
+                    Bytes(self.scratch),
+                    Bytes(least)
+                ),
+                remedy: "raise --vram, ask for a shorter context with --ctx, or use --device cpu".into(),
+            });
+        };
+        self.slot_bytes = classes.device_bytes(&slots);
+        self.slots = slots;
+        Ok(())
+    }
+
+    /// What conversations may hold in all.
+    pub fn room(&self) -> u64 {
+        self.budget.saturating_sub(self.total() - self.kv)
+    }
+
+    /// The number of expert slots.
+    pub fn slot_count(&self) -> usize {
+        self.slots.iter().sum()
+    }
+}
+
+/// A limit for expert slots.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertMemory {
+    /// In bytes.
+    Bytes(u64),
+    /// In percent of all experts.
+    Percent(f64),
+}
+
+/// Bytes by purpose, and what they are divided into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What the process may use. The largest number where nobody knows.
+    pub budget: u64,
+    /// Dense weights: attention, norms, routers, embeddings.
+    pub dense: u64,
+    /// Keys and values of one conversation, as long as memory is set aside for.
+    pub kv: u64,
+    /// Buffers of the forward pass.
+    pub scratch: u64,
+    /// The vocabulary as grammars see it, grammars, and requests, where a device computes: it copies from expert slots, so these
+    /// cannot lend any memory. Otherwise they do, and nothing is set aside.
+    pub requests: u64,
+    /// The process besides: program, tokenizer, tables of the file, stacks, and room to move.
+    pub process: u64,
+    /// Expert slots.
+    pub slot_bytes: u64,
+    /// Slots of each class.
+    pub slots: Vec<usize>,
+    /// What slots for all experts would take.
+    pub experts: u64,
+    /// The number of all experts.
+    pub expert_count: usize,
+    /// Tokens that are computed together when a prompt is read.
+    pub chunk: usize,
+    /// The most tokens of a conversation.
+    pub context: usize,
+    /// Tokens of a conversation that memory is set aside for; beyond that it takes expert slots.
+    pub reserved: usize,
+    /// What is in the memory of the device that computes, if it is not the processor.
+    pub device: Option<DevicePlan>,
+}
+
+impl Plan {
+    /// Divides the memory.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if it does not hold the fixed part and the experts that a token uses in one layer.
+    pub fn new(
+        blueprint: &Blueprint,
+        classes: &SlotClasses,
+        wishes: &Wishes,
+        machine: &Machine,
+    ) -> Result<Plan> {
+        let budget = match (wishes.memory, machine.available) {
+            (Some(memory), _) => memory,
+            (None, Some(available)) => machine.resident + available.saturating_sub(margin(available)),
+            (None, None) => u64::MAX,
+        };
+        if let Some(device) = wishes.device {
+            return Plan::for_device(blueprint, classes, wishes, machine, budget, device);
+        }
+        let positions = (wishes.reserved as u64).next_multiple_of(PAGE);
+        let mut plan = Plan {
+            budget,
+            dense: blueprint.dense_bytes(),
+            kv: conversation_bytes(blueprint, wishes.precision, positions),
+            scratch: 0,
+            requests: 0,
+            process: process_bytes(machine, budget, wishes.caller),
+            slot_bytes: 0,
+            slots: Vec::new(),
+            experts: classes.all_bytes(),
+            expert_count: classes.classes.iter().map(|c| c.experts).sum(),
+            chunk: 0,
+            context: wishes.context,
+            reserved: wishes.reserved,
+            device: None,
+        };
+        let limit = plan.expert_limit(wishes);
+        let everything = plan.experts <= limit && {
+            plan.choose_chunk(blueprint, wishes.chunk.unwrap_or(CHUNK));
+            plan.fixed().saturating_add(plan.experts) <= budget
+        };
+        let least = classes.bytes(&classes.least());
+        if !everything {
+            // Up to an eighth of the memory goes to scratch, of what the rest leaves.
+            plan.scratch = 0;
+            let most = budget.saturating_sub(plan.fixed()).saturating_sub(least).min(budget / 8);
+            let chunk = match wishes.chunk {
+                Some(chunk) => chunk,
+                None => (0..)
+                    .map(|halvings| STREAMED_CHUNK >> halvings)
+                    .find(|&c| c <= LEAST_CHUNK || blueprint.scratch_bytes(c) <= most)
+                    .expect("the numbers end below the least"),
+            };
+            plan.choose_chunk(blueprint, chunk.min(wishes.context));
+        }
+        let room = budget.saturating_sub(plan.fixed()).min(limit);
+        match classes.divide(room) {
+            Some(slots) if plan.fixed() <= budget => {
+                plan.slot_bytes = classes.bytes(&slots);
+                plan.slots = slots;
+                Ok(plan)
+            }
+            _ => Err(plan.refusal(least, limit)),
+        }
+    }
+
+    /// Divides the device's memory, then the computer's. That holds the dense weights once more, and experts: as many as fit where the
+    /// device does not hold all, else a few slots by way of which they go there.
+    fn for_device(
+        blueprint: &Blueprint,
+        classes: &SlotClasses,
+        wishes: &Wishes,
+        machine: &Machine,
+        budget: u64,
+        device: DeviceWishes,
+    ) -> Result<Plan> {
+        let mut plan = Plan {
+            budget,
+            dense: blueprint.dense_bytes(),
+            kv: 0,
+            scratch: 0,
+            requests: 0,
+            process: process_bytes(machine, budget, wishes.caller),
+            slot_bytes: 0,
+            slots: Vec::new(),
+            experts: classes.all_bytes(),
+            expert_count: classes.classes.iter().map(|c| c.experts).sum(),
+            chunk: 0,
+            context: wishes.context,
+            reserved: wishes.reserved,
+            device: None,
+        };
+        // Not the budget's choice: there, the number of tokens that are computed together may change bits.
+        let mut chunk = wishes.chunk.unwrap_or(device.chunk);
+        while wishes.chunk.is_none() && chunk > LEAST_CHUNK && blueprint.scratch_bytes(chunk) > DEVICE_SCRATCH
+        {
+            chunk /= 2;
+        }
+        let chunk = chunk.min(wishes.context).max(1);
+        let mut on_device = DevicePlan::new(blueprint, classes, wishes, &device, chunk);
+        plan.chunk = chunk;
+        on_device.give_slots(classes, wishes.reserved)?;
+        let least = classes.bytes(&classes.least());
+        let limit = plan.expert_limit(wishes);
+        let limit = match on_device.slot_count() == plan.expert_count {
+            true => limit.min(HANDING_OVER.max(least)),
+            false => limit,
+        };
+        plan.device = Some(on_device);
+        // For these slots cannot give memory back; but a model that runs without them is not refused for them.
+        let most = budget.saturating_sub(plan.fixed()).saturating_sub(least).min(budget / 8);
+        let requests = (budget / 64).min(256 << 20);
+        plan.requests = (likely_bytes(blueprint.model.head().vocab() as u64) + requests).min(most);
+        let room = budget.saturating_sub(plan.fixed()).min(limit);
+        match classes.divide(room) {
+            Some(slots) if plan.fixed() <= budget => {
+                plan.slot_bytes = classes.bytes(&slots);
+                plan.slots = slots;
+                Ok(plan)
+            }
+            _ => Err(plan.refusal(least, limit)),
+        }
+    }
+
+    /// The most bytes that slots may take.
+    fn expert_limit(&self, wishes: &Wishes) -> u64 {
+        match wishes.expert_memory {
+            None => u64::MAX,
+            Some(ExpertMemory::Bytes(bytes)) => bytes,
+            Some(ExpertMemory::Percent(percent)) => (self.experts as f64 * percent / 100.0) as u64,
+        }
+    }
+
+    /// All of it. A sum beyond any memory stays at the largest number.
+    pub fn total(&self) -> u64 {
+        self.fixed().saturating_add(self.slot_bytes)
+    }
+
+    /// All but the expert slots.
+    pub fn fixed(&self) -> u64 {
+        [self.kv, self.scratch, self.requests, self.process].into_iter().fold(self.dense, u64::saturating_add)
+    }
+
+    /// Whether there is a slot for every expert.
+    pub fn holds_all_experts(&self) -> bool {
+        self.slots.iter().sum::<usize>() == self.expert_count
+    }
+
+    /// Whether the device that computes has a slot for every expert.
+    pub fn device_holds_all_experts(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.slot_count() == self.expert_count)
+    }
+
+    /// Whether experts move while tokens are computed: from the drive, or to a device.
+    pub fn moves_experts(&self) -> bool {
+        self.streams() || self.device.is_some() && !self.device_holds_all_experts()
+    }
+
+    /// Whether experts are read from the drive while tokens are computed.
+    pub fn streams(&self) -> bool {
+        !self.holds_all_experts() && !self.device_holds_all_experts()
+    }
+
+    fn choose_chunk(&mut self, blueprint: &Blueprint, chunk: usize) {
+        self.chunk = chunk;
+        self.scratch = blueprint.scratch_bytes(chunk);
+    }
+
+    fn refusal(&self, least: u64, limit: u64) -> Error {
+        let what = format!(
+            "dense weights {}, context of {} tokens {}, scratch {}, the program itself {}, the experts that a \
+             token uses in one layer {}",
+            Bytes(self.dense),
+            self.reserved,
+            Bytes(self.kv),
+            Bytes(self.scratch),
+            Bytes(self.process),
+            Bytes(least)
+        );
+        if least > limit && self.fixed().saturating_add(least) <= self.budget {
+            let remedy = format!("raise --expert-memory to at least {}", Bytes(least));
+            return Error::Budget { need: least, have: limit, what, remedy };
+        }
+        let need = self.fixed().saturating_add(least);
+        let remedy = if need - self.kv <= self.budget {
+            "ask for a shorter context with --ctx, or for more memory with --memory"
+        } else {
+            "give it more memory with --memory, or use a smaller model"
+        };
+        Error::Budget { need, have: self.budget, what, remedy: remedy.into() }
+    }
+}
+
+/// What is left to the rest of the machine when nobody says how much memory to use.
+fn margin(available: u64) -> u64 {
+    (available / 16).clamp(64 << 20, 2 << 30)
+}
+
+/// What the process takes besides the model.
+fn process_bytes(machine: &Machine, budget: u64, caller: u64) -> u64 {
+    machine.resident + headroom(budget) + caller.min(budget / 16)
+}
+
+/// Room for what cannot be counted beforehand: stacks, the allocator's gaps, texts, page tables.
+fn headroom(budget: u64) -> u64 {
+    (budget / 64).clamp(16 << 20, 256 << 20)
+}
+
+/// What one token reads when it is computed alone, as in decoding: a bound on its speed is the memory's bandwidth
+/// divided by this. Activations are not counted, for they stay in the processor's caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// Dense weights: all but the rows of the embedding table that are other tokens'. The output matrix is
+    /// read once, also where it is the embedding table.
+    pub dense: u64,
+    /// The experts that the router chooses, in all layers.
+    pub experts: u64,
+    /// Keys and values of one position, in their stored type, in the layers that see all positions.
+    pub position: u64,
+    /// Keys and values that layers with a window see when it is full.
+    pub windows: u64,
+    /// Recurrent states, which are read and written.
+    pub recurrent: u64,
+}
+
+impl Traffic {
+    /// The traffic of a model.
+    pub fn new(blueprint: &Blueprint, precision: Precision) -> Traffic {
+        let mut traffic = Traffic {
+            dense: blueprint.dense_bytes_per_token(),
+            experts: blueprint.expert_bytes_per_token(),
+            position: 0,
+            windows: 0,
+            recurrent: 0,
+        };
+        for shape in blueprint.model.state() {
+            match shape {
+                StateShape::Attention(kv) => {
+                    let position = position_bytes(&kv, precision);
+                    match kv.window {
+                        None => traffic.position = traffic.position.saturating_add(position),
+                        Some(window) => {
+                            let window = position.saturating_mul(window as u64);
+                            traffic.windows = traffic.windows.saturating_add(window);
+                        }
+                    }
+                }
+                StateShape::Recurrent(floats) => {
+                    traffic.recurrent = traffic.recurrent.saturating_add(floats as u64 * 8);
+                }
+            }
+        }
+        traffic
+    }
+
+    /// Bytes that a token reads when it attends to `positions` positions, its own among them, more than any window.
+    pub fn bytes(&self, positions: u64) -> u64 {
+        self.dense + self.experts + self.windows + self.recurrent + self.position * positions
+    }
+}
+
+/// Bytes of the keys and values of one position in one layer.
+fn position_bytes(kv: &KvShape, precision: Precision) -> u64 {
+    let cell = match precision {
+        Precision::Fast => 2,
+        Precision::Exact => 4,
+    };
+    (kv.position() as u64).saturating_mul(cell)
+}
+
+/// Bytes of what a conversation of so many positions keeps, with all its marks.
+fn conversation_bytes(blueprint: &Blueprint, precision: Precision, positions: u64) -> u64 {
+    let layer = |shape: StateShape| match shape {
+        StateShape::Attention(kv) => {
+            let seen = kv.window.map_or(positions, |window| {
+                let window = window as u64 + 2 * PAGE;
+                positions.min(STREAMED_CHUNK as u64 + (MARKS as u64 + 1).saturating_mul(window))
+            });
+            position_bytes(&kv, precision).saturating_mul(seen)
+        }
+        // The last state and the one before.
+        StateShape::Recurrent(floats) => (floats as u64).saturating_mul(4 * (MARKS as u64 + 2)),
+    };
+    blueprint.model.state().into_iter().map(layer).fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::format::ModelFile;
+
+    fn plan() -> Plan {
+        Plan {
+            budget: 6 << 30,
+            dense: 4 << 30,
+            kv: 2 << 30,
+            scratch: 1 << 20,
+            requests: 0,
+            process: 0,
+            slot_bytes: 0,
+            slots: Vec::new(),
+            experts: 9 << 30,
+            expert_count: 9,
+            chunk: 1,
+            context: 100,
+            reserved: 100,
+            device: None,
+        }
+    }
+
+    #[test]
+    fn more_memory_is_not_refused_where_less_suffices() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
+        let blueprint = crate::models::describe(&ModelFile::open(&path).unwrap()).unwrap();
+        let classes = SlotClasses::new(&blueprint.experts);
+        let plan = |memory: u64| {
+            let wishes = Wishes {
+                context: 1024,
+                reserved: 1024,
+                precision: Precision::Fast,
+                chunk: None,
+                memory: Some(memory),
+                caller: 0,
+                expert_memory: None,
+                device: None,
+            };
+            Plan::new(&blueprint, &classes, &wishes, &Machine { resident: 16 << 20, ..Machine::default() })
+        };
+        let budgets = (1 << 20..80 << 20).step_by(64 << 10);
+        let mut plans = budgets.map(plan).skip_while(Result::is_err).map(Result::unwrap).peekable();
+        assert_eq!(plans.peek().map(|plan| plan.chunk), Some(LEAST_CHUNK), "the least memory is the least");
+        assert!(plans.all(|plan| plan.total() <= plan.budget));
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_change() {
+        let message = plan().refusal(1 << 30, u64::MAX).to_string();
+        assert!(message.starts_with("needs 7.0 GiB of memory (dense weights 4.0 GiB, context"), "{message}");
+        assert!(
+            message.contains("but 6.0 GiB is available; ask for a shorter context with --ctx"),
+            "{message}"
+        );
+        let message = Plan { budget: 4 << 30, ..plan() }.refusal(1 << 30, u64::MAX).to_string();
+        assert!(message.ends_with("with --memory, or use a smaller model"), "{message}");
+        let message = Plan { kv: 0, ..plan() }.refusal(1 << 30, 5).to_string();
+        assert!(message.ends_with("raise --expert-memory to at least 1.0 GiB"), "{message}");
+    }
+}
