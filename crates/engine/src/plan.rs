@@ -1,9 +1,11 @@
 //! The memory plan: what a model needs and where it goes, known before any weight is read.
 
+use std::sync::Arc;
+
 use crate::backend::{KvShape, MARKS, Precision, StateShape};
 use crate::error::{Bytes, Error, Result};
 use crate::experts::SlotClasses;
-use crate::memory::Machine;
+use crate::memory::{Ledger, Lender, Machine, Purpose, TierPlan};
 use crate::models::Blueprint;
 use crate::tokenizer::lexicon::likely_bytes;
 
@@ -317,6 +319,28 @@ impl Plan {
             Some(ExpertMemory::Bytes(bytes)) => bytes,
             Some(ExpertMemory::Percent(percent)) => (self.experts as f64 * percent / 100.0) as u64,
         }
+    }
+
+    /// The ledger that starts with it. Holders may have what is set aside for them, and what is left unused.
+    pub(crate) fn ledger(&self, slots: Arc<dyn Lender>) -> Ledger {
+        let unused = self.budget.saturating_sub(self.total());
+        let computer = TierPlan {
+            fixed: vec![
+                (Purpose::Dense, self.dense),
+                (Purpose::Scratch, self.scratch),
+                (Purpose::Process, self.process),
+            ],
+            room: unused.saturating_add(self.kv).saturating_add(self.requests),
+        };
+        let device = self.device.as_ref().map(|there| TierPlan {
+            fixed: vec![
+                (Purpose::Dense, there.dense),
+                (Purpose::Experts, there.slot_bytes),
+                (Purpose::Scratch, there.scratch),
+            ],
+            room: there.room(),
+        });
+        Ledger::new(computer, device, slots)
     }
 
     /// All of it. A sum beyond any memory stays at the largest number.

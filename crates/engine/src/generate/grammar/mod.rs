@@ -100,7 +100,7 @@ impl Grammar {
     }
 
     fn new(engine: &Engine, parser: TokenParser) -> Result<Grammar> {
-        let mut hold = Hold::none(engine, Purpose::Grammars);
+        let mut hold = Hold::none(engine.ledger(), Purpose::Grammars);
         hold.resize(memory(&parser))?;
         let grammar = Grammar(Arc::new(Compiled { engine: engine.clone(), parser, hold }));
         // Nothing can be an answer to some grammars, which shows when the first token is looked for.
@@ -114,7 +114,7 @@ impl Grammar {
     /// For an answer from its beginning. Matchers share nothing that changes.
     pub(crate) fn matcher(&self) -> Result<Matcher> {
         let Compiled { engine, parser, .. } = &*self.0;
-        let mut hold = Hold::none(engine, Purpose::Matchers);
+        let mut hold = Hold::none(engine.ledger(), Purpose::Matchers);
         hold.resize(memory(parser))?;
         Ok(Matcher { parser: parser.deep_clone(), hold, ends: engine.tokenizer().end_tokens().to_vec() })
     }
@@ -217,7 +217,7 @@ fn failure(parser: &TokenParser, message: &str) -> Error {
 
 /// What compiling a grammar of so many bytes takes, until it is dropped.
 fn hold_for_compiling(engine: &Engine, bytes: usize) -> Result<Hold> {
-    let mut hold = Hold::none(engine, Purpose::Compiling);
+    let mut hold = Hold::none(engine.ledger(), Purpose::Compiling);
     hold.resize(bytes as u64 * COMPILING)?;
     Ok(hold)
 }
