@@ -7,6 +7,7 @@ use crate::error::{Bytes, Error, Result};
 use crate::experts::SlotClasses;
 use crate::memory::{Ledger, Lender, Machine, Purpose, TierPlan};
 use crate::models::Blueprint;
+#[cfg(feature = "grammar")]
 use crate::tokenizer::lexicon::likely_bytes;
 
 /// Tokens computed together when a prompt is read and memory is no concern.
@@ -29,6 +30,11 @@ const DEVICE_SCRATCH: u64 = 1 << 30;
 
 /// Positions of attention memory come in pages of this many.
 const PAGE: u64 = forebay_kernels::KEY_BLOCK as u64;
+
+#[cfg(not(feature = "grammar"))]
+fn likely_bytes(_: u64) -> u64 {
+    0
+}
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, Default)]

@@ -31,6 +31,7 @@ use crate::forecast::trace::RoutedLayer;
 use crate::models::Model;
 use crate::plan::{DeviceWishes, ExpertMemory, Plan, Traffic, Wishes};
 use crate::tokenizer::Tokenizer;
+#[cfg(feature = "grammar")]
 use crate::tokenizer::lexicon::{Lexicon, Tree};
 
 /// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
@@ -199,6 +200,7 @@ struct MeasuredLater {
     speeds: OnceLock<Speeds>,
     fingerprint: OnceLock<u64>,
     /// Made when the first grammar is, with the memory that it takes.
+    #[cfg(feature = "grammar")]
     lexicon: Mutex<Option<(Arc<Lexicon>, Hold)>>,
 }
 
@@ -402,6 +404,7 @@ impl Engine {
 
     /// The vocabulary as grammars see it. Made when first asked for, and kept. If the plan has left no memory for it, expert slots
     /// give some, where they can.
+    #[cfg(feature = "grammar")]
     pub(crate) fn lexicon(&self) -> Result<Arc<Lexicon>> {
         // Filled at once, after everything that can fail.
         let mut lexicon = self.0.later.lexicon.lock().unwrap_or_else(PoisonError::into_inner);

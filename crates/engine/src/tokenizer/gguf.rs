@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use tokenizers::models::bpe::Vocab;
-
 use super::bpe::{self, Bpe, MergeRules};
+use super::merger::Vocab;
 use super::pre::{self, Pre};
 use super::sentencepiece::SentencePiece;
 use super::special::{Literal, Literals};
@@ -51,7 +50,7 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
     file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
     let rules = MergeRules { ignores_merges: pre.ignores_merges, ..MergeRules::default() };
     let merges = merges(file)?;
-    let model = bpe::model(words(texts), merges.into_iter(), rules)
+    let merger = bpe::merger(words(texts), merges.into_iter(), rules)
         .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?;
     let encoder = Bpe {
         normaliser: pre.normaliser(texts.len()),
@@ -59,7 +58,7 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
         splitter: pre.splitter(),
         spelled_splitter: pre.spelled_splitter(),
         spelling: Spelling::ByteAlphabet,
-        model,
+        merger,
     };
     let vocabulary = vocabulary(file, texts, Spelling::ByteAlphabet)?;
     assemble(

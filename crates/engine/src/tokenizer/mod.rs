@@ -5,7 +5,9 @@ mod bytes;
 pub(crate) mod folder;
 mod gguf;
 mod json;
+#[cfg(feature = "grammar")]
 pub(crate) mod lexicon;
+mod merger;
 mod normalise;
 mod pre;
 mod sentencepiece;
