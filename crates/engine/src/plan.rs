@@ -132,7 +132,7 @@ impl DevicePlan {
                     Bytes(self.scratch),
                     Bytes(least)
                 ),
-                remedy: "raise --vram, ask for a shorter context with --ctx, or use --device cpu".into(),
+                remedy: "raise the device's memory limit, ask for a shorter context with Options::context, or use Options::device = None".into(),
             });
         };
         self.slot_bytes = classes.device_bytes(&slots);
@@ -396,14 +396,14 @@ impl Plan {
             Bytes(least)
         );
         if least > limit && self.fixed().saturating_add(least) <= self.budget {
-            let remedy = format!("raise --expert-memory to at least {}", Bytes(least));
+            let remedy = format!("raise Options::expert_memory to at least {}", Bytes(least));
             return Error::Budget { need: least, have: limit, what, remedy };
         }
         let need = self.fixed().saturating_add(least);
         let remedy = if need - self.kv <= self.budget {
-            "ask for a shorter context with --ctx, or for more memory with --memory"
+            "ask for a shorter context with Options::context, or for more memory with Options::memory"
         } else {
-            "give it more memory with --memory, or use a smaller model"
+            "give it more memory with Options::memory, or use a smaller model"
         };
         Error::Budget { need, have: self.budget, what, remedy: remedy.into() }
     }
@@ -557,12 +557,12 @@ mod tests {
         let message = plan().refusal(1 << 30, u64::MAX).to_string();
         assert!(message.starts_with("needs 7.0 GiB of memory (dense weights 4.0 GiB, context"), "{message}");
         assert!(
-            message.contains("but 6.0 GiB is available; ask for a shorter context with --ctx"),
+            message.contains("but 6.0 GiB is available; ask for a shorter context with Options::context"),
             "{message}"
         );
         let message = Plan { budget: 4 << 30, ..plan() }.refusal(1 << 30, u64::MAX).to_string();
-        assert!(message.ends_with("with --memory, or use a smaller model"), "{message}");
+        assert!(message.ends_with("with Options::memory, or use a smaller model"), "{message}");
         let message = Plan { kv: 0, ..plan() }.refusal(1 << 30, 5).to_string();
-        assert!(message.ends_with("raise --expert-memory to at least 1.0 GiB"), "{message}");
+        assert!(message.ends_with("raise Options::expert_memory to at least 1.0 GiB"), "{message}");
     }
 }

@@ -455,7 +455,7 @@ fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {
         Some(0) => Err(Error::Invalid("a context holds at least one token".into())),
         Some(asked) if asked > limit => Err(Error::Invalid(format!(
             "a context of {asked} tokens was asked for, but the model was made for at most {limit}; \
-             ask for fewer with --ctx"
+             ask for fewer with Options::context"
         ))),
         Some(asked) => Ok(asked),
     }

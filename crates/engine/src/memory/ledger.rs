@@ -309,13 +309,14 @@ impl Account {
         let (who, remedy) = match self.source {
             LendingSlots::Computer => (
                 "all conversations, grammars and requests",
-                "shorten the conversation, or give it more memory with --memory",
+                "shorten the conversation, or give it more memory with Options::memory",
             ),
-            LendingSlots::Device => {
-                ("all conversations", "shorten the conversation, or give it more memory with --vram")
-            }
+            LendingSlots::Device => (
+                "all conversations",
+                "shorten the conversation, or give it more memory with the device's memory limit",
+            ),
             LendingSlots::None => {
-                ("all grammars, their vocabulary and requests", "give it more memory with --memory")
+                ("all grammars, their vocabulary and requests", "give it more memory with Options::memory")
             }
         };
         let what = format!("{who}, this one's {}", Bytes(this));
