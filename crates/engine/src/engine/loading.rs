@@ -57,7 +57,7 @@ impl DenseLoaded {
     /// If memory cannot be had, reading fails, or the device refuses.
     pub fn load(prospect: Prospect, options: &Options, progress: &mut Progress<'_>) -> Result<DenseLoaded> {
         let Prospect { model, blueprint, classes, plan } = prospect;
-        let threads = options.threads()?;
+        let threads = options.thread_count()?;
         let buffers = blueprint.buffers(plan.chunk);
         let mut backend: Box<dyn Backend> = match &options.device {
             Some(device) => device.backend(options.precision, &buffers)?,
@@ -162,7 +162,7 @@ impl TiersReady {
             precision: options.precision,
             io: options.io,
             // Slots of a device may be lent later, and experts move then.
-            prefetch: !options.no_prefetch && (plan.moves_experts() || plan.device.is_some()),
+            prefetch: options.prefetch && (plan.moves_experts() || plan.device.is_some()),
             assisted: assistant.is_some(),
             backend_name,
             device: options.device.clone(),

@@ -2,14 +2,16 @@
 
 mod fingerprint;
 mod loading;
+mod options;
 mod pass;
 mod pinning;
 mod prospect;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+pub use options::Options;
 pub(crate) use pass::{ComputeGuard, Computed, Pass};
 pub use prospect::Prospect;
 
@@ -22,21 +24,16 @@ use crate::error::{Error, Result};
 use crate::experts::heat::Heat;
 use crate::forecast::bound::{Speeds, read_speed};
 use crate::format::ModelFile;
-use crate::memory::{Hold, Ledger, Machine, MemoryEntry, Pressure, Purpose, Region};
+use crate::memory::{Hold, Ledger, MemoryEntry, Pressure, Purpose, Region};
 
-use crate::experts::policy::PolicyKind;
 use crate::experts::{ExpertStore, IoMethod, Meters, Picture};
 use crate::forecast::probe;
 use crate::forecast::trace::RoutedLayer;
 use crate::models::Model;
-use crate::plan::{DeviceWishes, ExpertMemory, Plan, Traffic, Wishes};
+use crate::plan::{Plan, Traffic};
 use crate::tokenizer::Tokenizer;
 #[cfg(feature = "grammar")]
 use crate::tokenizer::lexicon::{Lexicon, Tree};
-
-/// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
-/// memory from expert slots.
-const DEFAULT_CONTEXT: usize = 8192;
 
 /// So many tokens of different conversations choose experts like one does: few, and mostly those they chose before.
 const FEW_TOKENS: usize = 8;
@@ -46,83 +43,6 @@ const MOMENT: Duration = Duration::from_millis(800);
 
 /// Bytes of weights that no processor's caches hold.
 const BEYOND_CACHES: usize = 512 << 20;
-
-/// Far more than what makes a chunk faster; the limit keeps the sizes of buffers in range.
-const MAX_CHUNK: usize = 1 << 16;
-
-/// How a model is loaded.
-#[derive(Clone, Default)]
-pub struct Options {
-    /// Tokens that a conversation may have, for which memory is set aside. By default as many as the model was made for,
-    /// with memory for 8192; what is beyond takes memory from expert slots as it comes.
-    pub context: Option<usize>,
-    /// Threads that compute; by default one for each processor.
-    pub threads: Option<usize>,
-    /// How products with quantised weights are computed.
-    pub precision: Precision,
-    /// Tokens computed together when a prompt is read; by default as many as is good and memory allows.
-    pub chunk: Option<usize>,
-    /// What the process may use; by default what is available less a margin.
-    pub memory: Option<u64>,
-    /// What memory the machine has, if that is not to be looked up.
-    pub machine: Option<Machine>,
-    /// What the caller takes of it beside the engine, as a server does for its connections. At most a sixteenth of it counts.
-    pub caller: u64,
-    /// What expert slots may use of it; by default all that is left.
-    pub expert_memory: Option<ExpertMemory>,
-    /// How experts are read.
-    pub io: IoMethod,
-    /// Who leaves when an expert needs room.
-    pub policy: PolicyKind,
-    /// Whether experts that a token's next layer will probably ask for are not read while the drive is idle, nor sent to a device while
-    /// the way there is.
-    pub no_prefetch: bool,
-    /// Whether the processor computes experts that are in its memory and not in the device's, where that is quicker than to bring them
-    /// there. It changes bits.
-    pub cpu_experts: bool,
-    /// A folder where it is remembered how hot the experts of each model were, for the next start.
-    pub heat: Option<PathBuf>,
-    /// What computes instead of the processor, with the dense weights and as many experts as it has room for in its own memory.
-    pub device: Option<Arc<dyn Device>>,
-    /// Told how many bytes have been loaded, and of how many.
-    pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
-}
-
-impl Options {
-    fn machine(&self) -> Machine {
-        self.machine.unwrap_or_else(Machine::now)
-    }
-
-    fn threads(&self) -> Result<usize> {
-        match self.threads {
-            Some(0) => Err(Error::Invalid("at least one thread is needed".into())),
-            Some(threads) => Ok(threads),
-            None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
-        }
-    }
-
-    fn wishes(&self, limit: usize) -> Result<Wishes> {
-        if let Some(chunk) = self.chunk.filter(|chunk| !(1..=MAX_CHUNK).contains(chunk)) {
-            return Err(Error::Invalid(format!(
-                "a chunk of {chunk} tokens was asked for; it has 1 to {MAX_CHUNK}"
-            )));
-        }
-        let context = context_length(self.context, limit)?;
-        Ok(Wishes {
-            context,
-            reserved: self.context.unwrap_or(context.min(DEFAULT_CONTEXT)),
-            precision: self.precision,
-            chunk: self.chunk,
-            memory: self.memory,
-            caller: self.caller,
-            expert_memory: self.expert_memory,
-            device: self
-                .device
-                .as_ref()
-                .map(|device| DeviceWishes { memory: device.memory(), chunk: device.chunk() }),
-        })
-    }
-}
 
 /// A loaded model. Clones share it.
 #[derive(Clone)]
@@ -446,17 +366,5 @@ impl Engine {
             poisoned.into_inner()
         });
         ComputeGuard { inner: &self.0, held }
-    }
-}
-
-fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {
-    match asked {
-        None => Ok(limit),
-        Some(0) => Err(Error::Invalid("a context holds at least one token".into())),
-        Some(asked) if asked > limit => Err(Error::Invalid(format!(
-            "a context of {asked} tokens was asked for, but the model was made for at most {limit}; \
-             ask for fewer with Options::context"
-        ))),
-        Some(asked) => Ok(asked),
     }
 }

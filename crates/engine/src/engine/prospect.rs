@@ -47,7 +47,8 @@ impl Prospect {
         let template = ChatTemplate::of(&file, &tokenizer).map_err(|error| error.to_string());
         let classes = SlotClasses::new(&blueprint.experts);
         // What is resident now is what the process needs besides the model.
-        let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &options.machine())?;
+        let plan =
+            Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &options.machine_now())?;
         let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
         let model = ModelInfo { file, tokenizer, template, traffic, routed, vocab };
         Ok(Prospect { model, blueprint, classes, plan })
@@ -77,7 +78,7 @@ impl Prospect {
             self.blueprint.check_device(&**device, self.model.file.path())?;
         }
         let wishes = options.wishes(self.blueprint.context)?;
-        Plan::new(&self.blueprint, &self.classes, &wishes, &options.machine())
+        Plan::new(&self.blueprint, &self.classes, &wishes, &options.machine_now())
     }
 
     /// Where memory would go if the process might use so much.
@@ -163,7 +164,7 @@ impl Prospect {
     /// # Errors
     /// If there is no memory or no thread for it.
     pub fn compute_time(&self, options: &Options) -> Result<ComputeTime> {
-        let threads = options.threads()?;
+        let threads = options.thread_count()?;
         let (dense, experts) = self.blueprint.products();
         Ok(ComputeTime {
             dense: rehearse(&dense, threads, options.precision)?,
@@ -199,7 +200,7 @@ impl Prospect {
     /// If memory cannot be had or reading fails; [`Error::Budget`] if [`Options::memory`] is more than the machine has.
     pub fn load(self, options: &Options) -> Result<Engine> {
         if let Some(memory) = options.memory {
-            options.machine().check_budget(memory)?;
+            options.machine_now().check_budget(memory)?;
         }
         let mut progress = Progress::of(&self, options);
         let dense = DenseLoaded::load(self, options, &mut progress)?;
