@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod grammar;
+mod request;
 pub mod sampler;
 pub mod stop;
 
@@ -13,52 +14,13 @@ use crate::chat::dialect::ReasoningLimit;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::experts::Meters;
-use crate::generate::client::Client;
 use crate::generate::grammar::{Grammar, Mask, Matcher};
-use crate::generate::sampler::{Sampler, SamplingOverrides, SamplingParams, Scored, Scorer};
+use crate::generate::sampler::{Sampler, Scored, Scorer};
 use crate::generate::stop::StopMatcher;
 use crate::session::Session;
 use crate::tokenizer::StreamDecoder;
 
-/// What to generate.
-#[derive(Clone, Debug, Default)]
-pub struct Request {
-    /// The whole conversation so far.
-    pub prompt: Vec<TokenId>,
-    /// Who asks, where [several](crate::Crowd) do.
-    pub client: Client,
-    /// The most tokens to generate; without it, until the context is full.
-    pub max_tokens: Option<usize>,
-    /// How tokens are chosen.
-    pub sampling: SamplingParams,
-    /// Texts that end the answer and are not part of it.
-    pub stop: Vec<String>,
-    /// Control tokens that are part of the text, for whoever reads it as a [dialect](crate::chat::dialect::Dialect::shown).
-    /// Others are none.
-    pub shown: Vec<TokenId>,
-    /// How long the model may reason, if not for ever: see [`Dialect::limit`](crate::chat::dialect::Dialect::limit). What a
-    /// grammar forbids is not forced.
-    pub reasoning: Option<ReasoningLimit>,
-    /// Never choose the model's end tokens.
-    pub ignore_end: bool,
-    /// What the answer must be, if it must be something.
-    pub grammar: Option<Grammar>,
-    /// How many of the likeliest tokens are told with each token; `None`: none, and not the token's own probability
-    /// either.
-    pub logprobs: Option<usize>,
-}
-
-impl Request {
-    /// A request for an answer with the sampling parameters that the model's file recommends.
-    ///
-    /// # Errors
-    /// If the file's recommendations make no sense.
-    pub fn new(engine: &Engine, prompt: Vec<TokenId>) -> Result<Request> {
-        let file = engine.file();
-        let sampling = SamplingOverrides::default().resolve(&file.metadata, file.path())?;
-        Ok(Request { prompt, sampling, ..Request::default() })
-    }
-}
+pub use request::Request;
 
 /// What happens while an answer is made.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,0 +1,131 @@
+//! What to generate.
+
+use crate::TokenId;
+use crate::chat::dialect::ReasoningLimit;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::generate::client::Client;
+use crate::generate::grammar::Grammar;
+use crate::generate::sampler::{SamplingOverrides, SamplingParams};
+
+/// What to generate.
+///
+/// ```no_run
+/// # fn main() -> forebay_engine::Result<()> {
+/// use forebay_engine::{Engine, Options, Request};
+///
+/// let engine = Engine::open("model.gguf".as_ref(), &Options::new())?;
+/// let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let request = Request::new(&engine, prompt)?.max_tokens(100).stop(vec!["The end".into()]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Request {
+    /// The whole conversation so far.
+    pub prompt: Vec<TokenId>,
+    /// Who asks, where [several](crate::Crowd) do.
+    pub client: Client,
+    /// The most tokens to generate; without it, until the context is full.
+    pub max_tokens: Option<usize>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Texts that end the answer and are not part of it.
+    pub stop: Vec<String>,
+    /// Control tokens that are part of the text, for whoever reads it as a [dialect](crate::chat::dialect::Dialect::shown).
+    /// Others are none.
+    pub shown: Vec<TokenId>,
+    /// How long the model may reason, if not for ever: see [`Dialect::limit`](crate::chat::dialect::Dialect::limit). What a
+    /// grammar forbids is not forced.
+    pub reasoning: Option<ReasoningLimit>,
+    /// Never choose the model's end tokens.
+    pub ignore_end: bool,
+    /// What the answer must be, if it must be something.
+    pub grammar: Option<Grammar>,
+    /// How many of the likeliest tokens are told with each token; `None`: none, and not the token's own probability
+    /// either.
+    pub logprobs: Option<usize>,
+}
+
+impl Request {
+    /// A request for an answer with the sampling parameters that the model's file recommends.
+    ///
+    /// # Errors
+    /// If the file's recommendations make no sense.
+    pub fn new(engine: &Engine, prompt: Vec<TokenId>) -> Result<Request> {
+        let file = engine.file();
+        let sampling = SamplingOverrides::default().resolve(&file.metadata, file.path())?;
+        Ok(Request { prompt, sampling, ..Request::default() })
+    }
+
+    /// Sets [`prompt`](Self::prompt).
+    #[must_use]
+    pub fn prompt(mut self, prompt: Vec<TokenId>) -> Request {
+        self.prompt = prompt;
+        self
+    }
+
+    /// Sets [`client`](Self::client).
+    #[must_use]
+    pub fn client(mut self, client: Client) -> Request {
+        self.client = client;
+        self
+    }
+
+    /// Sets [`max_tokens`](Self::max_tokens).
+    #[must_use]
+    pub fn max_tokens(mut self, max_tokens: impl Into<Option<usize>>) -> Request {
+        self.max_tokens = max_tokens.into();
+        self
+    }
+
+    /// Sets [`sampling`](Self::sampling).
+    #[must_use]
+    pub fn sampling(mut self, sampling: SamplingParams) -> Request {
+        self.sampling = sampling;
+        self
+    }
+
+    /// Sets [`stop`](Self::stop).
+    #[must_use]
+    pub fn stop(mut self, stop: Vec<String>) -> Request {
+        self.stop = stop;
+        self
+    }
+
+    /// Sets [`shown`](Self::shown).
+    #[must_use]
+    pub fn shown(mut self, shown: Vec<TokenId>) -> Request {
+        self.shown = shown;
+        self
+    }
+
+    /// Sets [`reasoning`](Self::reasoning).
+    #[must_use]
+    pub fn reasoning(mut self, reasoning: Option<ReasoningLimit>) -> Request {
+        self.reasoning = reasoning;
+        self
+    }
+
+    /// Sets [`ignore_end`](Self::ignore_end).
+    #[must_use]
+    pub fn ignore_end(mut self, ignore_end: bool) -> Request {
+        self.ignore_end = ignore_end;
+        self
+    }
+
+    /// Sets [`grammar`](Self::grammar).
+    #[must_use]
+    pub fn grammar(mut self, grammar: Option<Grammar>) -> Request {
+        self.grammar = grammar;
+        self
+    }
+
+    /// Sets [`logprobs`](Self::logprobs).
+    #[must_use]
+    pub fn logprobs(mut self, logprobs: impl Into<Option<usize>>) -> Request {
+        self.logprobs = logprobs.into();
+        self
+    }
+}
