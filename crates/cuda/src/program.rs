@@ -10,7 +10,7 @@ use cudarc::driver::{DriverError, result, sys};
 use forebay_engine::{Error, Result};
 
 use crate::compile::Kernel;
-use crate::driver::{Address, Gpu, Line, Memory, Moment, Pinned, failed};
+use crate::driver::{Address, Event, Gpu, Memory, Pinned, Stream, failed};
 use crate::profile;
 
 /// Facts of one start.
@@ -127,7 +127,7 @@ unsafe impl Send for Graph {}
 struct Facts {
     here: Pinned,
     there: Memory,
-    copied: [Moment; 2],
+    copied: [Event; 2],
     half: usize,
     used: usize,
     /// How many of them have been sent.
@@ -142,7 +142,7 @@ impl Facts {
     /// All of them are on their way.
     fn are_sent(&mut self) -> Result<()> {
         self.sent = self.used;
-        self.copied[self.half].set(Line::Compute)
+        self.copied[self.half].set(Stream::Compute)
     }
 
     /// Goes on in the other place, when what was there last has been copied.
@@ -163,7 +163,7 @@ impl Recorder {
         let facts = Facts {
             here: Pinned::new(gpu, 2 * FACTS)?,
             there: gpu.allocate(2 * FACTS, "the lists of a batch")?,
-            copied: [Moment::new(gpu)?, Moment::new(gpu)?],
+            copied: [Event::new(gpu)?, Event::new(gpu)?],
             half: 0,
             used: 0,
             sent: 0,
@@ -302,7 +302,7 @@ impl Recorder {
             let at = *half * FACTS;
             let (to, bytes) = (there.address() + (at + *sent) as u64, &here.bytes()[at + *sent..at + *used]);
             self.gpu.enter()?;
-            // SAFETY: the bytes are not written to before the moment set below has passed.
+            // SAFETY: the bytes are not written to before the event set below has passed.
             unsafe { result::memcpy_htod_async(to, bytes, self.gpu.stream()) }
                 .map_err(|error| failed("take data", error))?;
             self.facts.are_sent()?;

@@ -15,7 +15,7 @@ pub use prospect::Prospect;
 use fingerprint::fingerprint;
 use pinning::Pinning;
 
-use crate::backend::{Assistant, Backend, Device, Kept, Precision, Routing, SequenceState};
+use crate::backend::{Kept, Precision, SequenceState};
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::experts::heat::Heat;
@@ -24,7 +24,7 @@ use crate::format::ModelFile;
 use crate::memory::{Hold, Ledger, Machine, MemoryEntry, Pressure, Purpose, Region};
 
 use crate::experts::policy::PolicyKind;
-use crate::experts::{ExpertStore, IoMethod, Meters, Picture};
+use crate::experts::{Device, ExpertExecutor, ExpertStore, IoMethod, Meters, Picture};
 use crate::forecast::probe;
 use crate::forecast::trace::RoutedLayer;
 use crate::models::Model;
@@ -35,9 +35,6 @@ use crate::tokenizer::lexicon::{Lexicon, Tree};
 /// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
 /// memory from expert slots.
 const DEFAULT_CONTEXT: usize = 8192;
-
-/// So many tokens of different conversations choose experts like one does: few, and mostly those they chose before.
-const FEW_TOKENS: usize = 8;
 
 /// Long enough for a drive's own cache not to matter, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(800);
@@ -132,14 +129,14 @@ struct Inner {
     /// A template that does not compile is an error for those who want to chat, not for the others.
     template: std::result::Result<Option<ChatTemplate>, String>,
     model: Box<dyn Model>,
-    store: ExpertStore,
+    /// For meters, pictures and heat, and as what lends memory to the ledger. Only the executor asks it for experts.
+    store: Arc<ExpertStore>,
     ledger: Ledger,
     plan: Plan,
     traffic: Traffic,
     routed: Vec<RoutedLayer>,
     threads: usize,
     heat: Option<Heat>,
-    prefetch: bool,
     io: IoMethod,
     /// All dense weights.
     dense: Arc<Region>,
@@ -159,19 +156,14 @@ struct Inner {
     backend_name: String,
     /// A conversation's state before its first token. New ones are forks of it, so that none waits for the backend.
     blank: Mutex<SequenceState>,
-    /// The backend computes one batch at a time.
+    /// One batch is computed at a time.
     compute: Mutex<Compute>,
     /// Expert slots that it copies from by itself; gone after it.
     pinning: Option<Pinning>,
 }
 
 struct Compute {
-    backend: Box<dyn Backend>,
-    routing: Routing,
-    /// What the next layer will probably choose.
-    expected: Routing,
-    /// Computes experts beside the backend, if that was asked for.
-    assistant: Option<Assistant>,
+    executor: Box<dyn ExpertExecutor>,
     pressure: Pressure,
     logits: Kept,
     /// Rows of the batch at hand whose logits are wanted.

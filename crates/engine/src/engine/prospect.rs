@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::pinning::Pinning;
 use super::{Compute, Engine, Inner, Options};
-use crate::backend::{ASSISTED_ROWS, Assistant, Backend, CpuBackend, Kept, Routing, SequenceState};
+use crate::backend::{CpuBackend, Kept, SequenceState};
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::experts::heat::{Heat, hottest_first};
-use crate::experts::{ExpertStore, FileSource, IoMethod, SlotClasses, StoreOptions};
+use crate::experts::{
+    Assistant, ExecutorBuilder, ExpertSetup, ExpertStore, FileSource, IoMethod, SlotClasses, StoreOptions,
+};
 use crate::forecast::predict::{DriveSpeed, Outlook, Skew};
 use crate::forecast::rehearsal::{ComputeTime, rehearse};
 use crate::forecast::trace::RoutedLayer;
@@ -208,10 +210,10 @@ impl Prospect {
         let Prospect { file, blueprint, classes, tokenizer, template, mut plan, traffic } = self;
         let threads = options.threads()?;
         let buffers = blueprint.buffers(plan.chunk);
-        // Gone after the backend, which copies from what is pinned.
+        // Gone after the executor, which copies from what is pinned.
         let mut pinning = None;
-        let mut backend: Box<dyn Backend> = match &options.device {
-            Some(device) => device.backend(options.precision, &buffers)?,
+        let mut builder: Box<dyn ExecutorBuilder> = match &options.device {
+            Some(device) => device.executor(options.precision, &buffers)?,
             None => Box::new(CpuBackend::new(threads, options.precision, &buffers)?),
         };
         // Where everything fits there is nothing to choose.
@@ -228,12 +230,12 @@ impl Prospect {
             }
         };
         let source = FileSource::open(&file)?;
-        let dense = blueprint.load_dense(&source, &mut *backend, &mut progress)?;
+        let dense = blueprint.load_dense(&source, builder.backend(), &mut progress)?;
         source.forget();
         let mut assistant = None;
         if let Some(device) = options.device.as_ref().filter(|_| options.cpu_experts && plan.moves_experts())
         {
-            let buffers = blueprint.buffers(ASSISTED_ROWS);
+            let buffers = blueprint.buffers(Assistant::ROWS);
             let mut processor = CpuBackend::new(threads, options.precision, &buffers)?;
             blueprint.hand_over(&dense, &mut processor)?;
             let used: usize = blueprint.experts.iter().flatten().map(|layer| layer.used).sum();
@@ -249,16 +251,24 @@ impl Prospect {
         };
         let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
         let vocab = blueprint.model.head().vocab();
-        let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
-        if let (Some(device), Some(there)) = (&options.device, &mut plan.device) {
+        let store = Arc::new(ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?);
+        if let Some(device) = &options.device {
             pinning = Some(Pinning::start(Arc::clone(device), &store));
-            if let Some(slots) = backend.make_slots(store.layers(), &classes, &there.slots)? {
-                // What others have taken is nobody's here.
-                let had = std::mem::replace(&mut there.slot_bytes, classes.device_bytes(&slots));
-                there.budget -= had - there.slot_bytes;
-                there.slots = slots;
-                store.use_device_slots(&classes, &there.slots);
-            }
+        }
+        let assisted = assistant.is_some();
+        let mut executor = builder.build(ExpertSetup {
+            store: Arc::clone(&store),
+            classes: &classes,
+            device_slots: plan.device.as_ref().map_or(&[], |there| &there.slots[..]),
+            // Slots of a device may be lent later, and experts move then.
+            prefetch: !options.no_prefetch && (plan.moves_experts() || plan.device.is_some()),
+            assistant,
+        })?;
+        if let (Some(slots), Some(there)) = (store.device_slots(), &mut plan.device) {
+            // What others have taken is nobody's here.
+            let had = std::mem::replace(&mut there.slot_bytes, classes.device_bytes(&slots));
+            there.budget -= had - there.slot_bytes;
+            there.slots = slots;
         }
         let remembered = remembered.filter(|heat| heat.len() == store.experts());
         if let Some(heat) = &remembered {
@@ -268,31 +278,26 @@ impl Prospect {
         let pinned = || pinning.iter().for_each(Pinning::wait);
         if plan.device_holds_all_experts() {
             pinned();
-            store.lift(0..store.experts(), &mut *backend, &mut progress)?;
+            executor.upload(&mut (0..store.experts()), &mut progress)?;
         } else if plan.holds_all_experts() {
-            store.preload(0..store.experts(), &mut progress)?;
+            executor.preload(&mut (0..store.experts()), &mut progress)?;
             pinned();
-            store.lift(hottest.into_iter().flatten(), &mut *backend, &mut |_| ())?;
+            executor.upload(&mut hottest.into_iter().flatten(), &mut |_| ())?;
         } else if let Some(hottest) = hottest {
             pinned();
-            store.lift(hottest.iter().copied(), &mut *backend, &mut progress)?;
-            while backend.let_go(true)? {}
-            store.drop_doubles();
-            store.preload(hottest.into_iter(), &mut progress)?;
+            executor.upload(&mut hottest.iter().copied(), &mut progress)?;
+            executor.preload(&mut hottest.into_iter(), &mut progress)?;
         }
         // From here on copies go past the buffer that is needed otherwise.
         pinned();
-        let assisted = assistant.is_some();
+        let backend = executor.backend();
         let backend_name = match assisted {
             true => format!("{} and CPU (--cpu-experts: other bits)", backend.name()),
             false => backend.name(),
         };
-        let blank = Mutex::new(SequenceState::new(&blueprint.model.state(), &*backend));
+        let blank = Mutex::new(SequenceState::new(&blueprint.model.state(), backend));
         let compute = Compute {
-            backend,
-            routing: Routing::default(),
-            expected: Routing::default(),
-            assistant,
+            executor,
             // Memory that a device copies from cannot be given back.
             pressure: Pressure::on(
                 if plan.device.is_some() { 0 } else { plan.slot_bytes },
@@ -310,8 +315,6 @@ impl Prospect {
             model: blueprint.model,
             store,
             ledger: Ledger::new(&plan),
-            // Slots of a device may be lent later, and experts move then.
-            prefetch: !options.no_prefetch && (plan.moves_experts() || plan.device.is_some()),
             plan,
             traffic,
             routed,
