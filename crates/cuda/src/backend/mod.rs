@@ -23,7 +23,7 @@ use crate::state::DevicePieces;
 use crate::weights::{DeviceMatrix, Kind};
 use choice::Told;
 use deferred::{Deferred, Rotation};
-use sequences::RowFacts;
+use sequences::RowParams;
 
 /// Threads that norm a row together.
 const NORM_THREADS: usize = 256;
@@ -48,8 +48,8 @@ pub struct CudaBackend {
     pub rows: usize,
     /// Whether the first layers of the batch at hand were started.
     started: bool,
-    /// Of the batch at hand, once they are among the facts: good for this turn of theirs.
-    row_facts: Option<(u64, RowFacts)>,
+    /// Of the batch at hand, once they are among the step parameters: good for this turn of theirs.
+    row_params: Option<(u64, RowParams)>,
     /// What was asked for and not yet recorded, in order.
     deferred: Vec<Deferred>,
     /// The buffer that is in the spare place.
@@ -106,7 +106,7 @@ impl CudaBackend {
             recorder: Recorder::new(gpu)?,
             rows: 0,
             started: false,
-            row_facts: None,
+            row_params: None,
             deferred: Vec::new(),
             moved: None,
             counters,
@@ -235,7 +235,7 @@ impl Backend for CudaBackend {
     fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {
         let kernels = self.kernels()?;
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
-        let ids = self.recorder.facts(&ids)?;
+        let ids = self.recorder.params(&ids)?;
         // It starts anew where there is room for all rows.
         self.moved = self.moved.filter(|&moved| moved != out.index());
         let table = &self.matrices[table.index()];
@@ -258,8 +258,8 @@ impl Backend for CudaBackend {
 
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()> {
         let kernels = self.kernels()?;
-        let frequencies = self.recorder.facts(&rope.frequencies)?;
-        let positions = self.recorder.facts(positions)?;
+        let frequencies = self.recorder.params(&rope.frequencies)?;
+        let positions = self.recorder.params(positions)?;
         let half = rope.frequencies.len();
         let args = Args::new().at(frequencies).at(self.optional(rope.divisors)).at(positions);
         let args = args.at(self.at(out)).int(half).float(rope.scale);
@@ -349,7 +349,7 @@ impl Backend for CudaBackend {
     fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()> {
         let kernels = self.kernels()?;
         let numbers: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
-        let numbers = self.recorder.facts(&numbers)?;
+        let numbers = self.recorder.params(&numbers)?;
         let args = Args::new().at(self.at(x)).at(self.at(out)).at(numbers).int(x.width());
         self.record(kernels.pick, Shape::new([rows.len(), 1, 1], 256), args)?;
         self.rows = rows.len();

@@ -121,13 +121,13 @@ impl GpuExperts {
         let place = |lease: &Lease| Some((lease.expert(), lease.place()?));
         let there: SmallVec<[(ExpertIdx, DeviceSlot); 16]> = leases.iter().filter_map(place).collect();
         let (planes, arrivals) = slots.bring(leases)?;
-        let args = Args::new().at(backend.recorder.facts(planes)?).at(backend.recorder.facts(arrivals)?);
+        let args = Args::new().at(backend.recorder.params(planes)?).at(backend.recorder.params(arrivals)?);
         let shape = Shape::new([ARRANGING, planes.len(), 1], 256);
         let args = args.at(slots.whole_table()).int(there.len());
         let table = with.map(|(experts, _)| self.table_of(experts.layer, &there)).transpose()?;
         let GpuExperts { backend, slots, .. } = self;
         // Nor do the lists.
-        backend.recorder.send_facts()?;
+        backend.recorder.send_params()?;
         slots.await_copies()?;
         backend.recorder.waits_for_copies();
         backend.record(kernels.arrange, shape, args)?;
@@ -157,7 +157,7 @@ impl GpuExperts {
         let kernels = backend.kernels()?;
         let width = buffers.x.width();
         let recorder = &mut backend.recorder;
-        let args = Args::new().at(recorder.facts(&outputs.values)?).at(recorder.facts(&outputs.pairs)?);
+        let args = Args::new().at(recorder.params(&outputs.values)?).at(recorder.params(&outputs.pairs)?);
         let args = args.at(backend.at(buffers.out)).int(width);
         let shape = Shape::new([width.div_ceil(256), outputs.pairs.len(), 1], 256);
         backend.record(kernels.put_rows, shape, args)
@@ -171,7 +171,7 @@ impl GpuExperts {
         for &(expert, place) in there {
             table[expert.0 as usize] = slots.address(place);
         }
-        backend.recorder.facts(&table)
+        backend.recorder.params(&table)
     }
 
     /// Where the choices of a layer are told, to be looked at after the batch.
