@@ -72,7 +72,7 @@ impl<'a> ComputeGuard<'a> {
     fn pass_layers(&mut self, batch: &mut Batch<'_>, pass: Pass<'_>) -> Result<()> {
         let Pass { cancel, mut observer } = pass;
         let Compute { executor, pressure, .. } = &mut *self.held;
-        relieve(pressure, &self.inner.store);
+        relieve(pressure, &self.inner.experts.store);
         executor.begin(BatchShape { rows: batch.tokens.len(), sequences: batch.sequences.len() })?;
         let mut cx = Context {
             executor: &mut **executor,
@@ -83,7 +83,7 @@ impl<'a> ComputeGuard<'a> {
                 None => None,
             },
         };
-        self.inner.model.forward(&mut cx, batch)?;
+        self.inner.decoder.forward(&mut cx, batch)?;
         executor.end()
     }
 }
@@ -128,7 +128,7 @@ impl Computed<'_> {
         let Compute { executor, logits, wanted, .. } = &mut *self.held;
         let row = Row {
             backend: executor.backend(),
-            buffer: self.inner.model.head().logits,
+            buffer: self.inner.decoder.head().logits,
             kept: logits,
             lost: &self.inner.lost,
             number: place - self.ready.start,
@@ -151,7 +151,7 @@ impl Computed<'_> {
         logits.forget();
         let backend = executor.backend();
         backend.begin(self.rows);
-        let done = self.inner.model.head().forward(backend, &wanted[next.clone()]);
+        let done = self.inner.decoder.head().forward(backend, &wanted[next.clone()]);
         done.inspect_err(|error| note_loss(&self.inner.lost, error))?;
         self.ready = next;
         Ok(())

@@ -130,9 +130,18 @@ fn shared(b: &mut dyn Backend) -> Result<()> {
     b.embed(Matrix::nth(0), &TOKENS, Buf::nth(6, HIDDEN))
 }
 
-/// A pass of two layers, the second of which reads what the first gave: the sums, and the experts that were chosen.
+/// A step of two layers, the second of which reads what the first gave: the sums, and the experts that were chosen.
+fn step(
+    executor: &mut CpuExecutor,
+    meanwhile: &mut dyn FnMut(&mut dyn Backend) -> Result<()>,
+) -> Result<(Vec<f32>, Vec<u32>)> {
+    pass(executor, TOKENS.len(), meanwhile)
+}
+
+/// The same, of tokens of so many sequences.
 fn pass(
     executor: &mut CpuExecutor,
+    sequences: usize,
     meanwhile: &mut dyn FnMut(&mut dyn Backend) -> Result<()>,
 ) -> Result<(Vec<f32>, Vec<u32>)> {
     let [x, gate, up, each, logits, out, other] = std::array::from_fn(|i| Buf::nth(i, WIDTHS[i]));
@@ -141,7 +150,7 @@ fn pass(
     let router =
         |layer: usize| RouterWeights { matrix: Matrix::nth(1 + layer), bias: None, correction: None };
     let mut chosen = Vec::new();
-    executor.begin(BatchShape { rows: TOKENS.len(), sequences: TOKENS.len() })?;
+    executor.begin(BatchShape { rows: TOKENS.len(), sequences })?;
     executor.backend().embed(Matrix::nth(0), &TOKENS, x)?;
     for layer in 0..LAYERS {
         let mut observer = |layer: LayerIdx, routing: &Routing| {
@@ -176,7 +185,7 @@ fn pass(
 /// What a pass gives where all experts are in memory.
 fn truth() -> (Vec<f32>, Vec<u32>) {
     let all: Vec<usize> = (0..LAYERS * EXPERTS).collect();
-    pass(&mut executor(&Arc::default(), LAYERS * EXPERTS, &all), &mut shared).unwrap()
+    step(&mut executor(&Arc::default(), LAYERS * EXPERTS, &all), &mut shared).unwrap()
 }
 
 #[test]
@@ -187,19 +196,19 @@ fn where_experts_are_and_in_which_order_they_come_changes_no_bit() {
         let resident: Vec<usize> = resident.collect();
         let mut executor = executor(&Arc::default(), slots, &resident);
         for _ in 0..2 {
-            let (sums, again) = pass(&mut executor, &mut shared).unwrap();
+            let (sums, again) = step(&mut executor, &mut shared).unwrap();
             assert_eq!(again, chosen);
             assert_same_bits(&sums, &expected, &format!("{slots} slots, {resident:?} resident"));
         }
     }
-    // One after the other is the last of the first layer's to come.
+    // A prompt's experts are read together, and one after the other is the last of the first layer's to come.
     let mut first: Vec<u32> = chosen.into_iter().filter(|&e| (e as usize) < EXPERTS).collect();
     first.sort_unstable();
     first.dedup();
     for &slow in &first {
         let slow = Some((slow.into(), 3 * (first.len() - 1)));
         let drive = Arc::new(Drive { slow, ..Drive::default() });
-        let (sums, _) = pass(&mut executor(&drive, LAYERS * EXPERTS, &[]), &mut shared).unwrap();
+        let (sums, _) = pass(&mut executor(&drive, LAYERS * EXPERTS, &[]), 1, &mut shared).unwrap();
         assert_same_bits(&sums, &expected, &format!("{slow:?} comes last"));
     }
 }
@@ -213,7 +222,7 @@ fn an_executor_goes_on_after_its_drive_failed() {
     drive.fails.store(true, SeqCst);
     for _ in 0..2 {
         let mut times = 0;
-        let error = pass(&mut executor, &mut |b| {
+        let error = step(&mut executor, &mut |b| {
             times += 1;
             shared(b)
         });
@@ -222,7 +231,7 @@ fn an_executor_goes_on_after_its_drive_failed() {
         assert_eq!(times, 1, "what needs no expert is computed before they are waited for");
     }
     drive.fails.store(false, SeqCst);
-    let (sums, again) = pass(&mut executor, &mut shared).unwrap();
+    let (sums, again) = step(&mut executor, &mut shared).unwrap();
     assert_eq!(again, chosen);
     assert_same_bits(&sums, &expected, "the drive is repaired");
 }
@@ -230,8 +239,8 @@ fn an_executor_goes_on_after_its_drive_failed() {
 #[test]
 fn work_that_fails_meanwhile_ends_the_pass_alone() {
     let mut executor = executor(&Arc::default(), 4, &[]);
-    let error = pass(&mut executor, &mut |_| Err(Error::Backend("it cannot be".into()))).unwrap_err();
+    let error = step(&mut executor, &mut |_| Err(Error::Backend("it cannot be".into()))).unwrap_err();
     assert!(error.to_string().contains("it cannot be"), "{error}");
     // Its experts' slots are free again.
-    assert_same_bits(&pass(&mut executor, &mut shared).unwrap().0, &truth().0, "afterwards");
+    assert_same_bits(&step(&mut executor, &mut shared).unwrap().0, &truth().0, "afterwards");
 }
