@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use forebay_cuda::Cuda;
-use forebay_engine::backend::Device;
+use forebay_engine::experts::Device;
 use forebay_engine::experts::IoMethod;
 use forebay_engine::experts::policy::PolicyKind;
 use forebay_engine::format::Metadata;

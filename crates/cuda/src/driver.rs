@@ -43,9 +43,9 @@ pub struct Gpu {
     pinned: Mutex<BTreeMap<usize, usize>>,
 }
 
-/// What the GPU does one after the other, beside another such line.
+/// A CUDA stream: what is started on it happens in order, beside what happens on the other one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum Stream {
     /// Everything but the following.
     Compute,
     /// Experts on their way.
@@ -255,10 +255,10 @@ impl Gpu {
         self.recording
     }
 
-    fn line(&self, line: Line) -> sys::CUstream {
-        match line {
-            Line::Compute => self.stream,
-            Line::Copies => self.copies,
+    fn handle(&self, stream: Stream) -> sys::CUstream {
+        match stream {
+            Stream::Compute => self.stream,
+            Stream::Copies => self.copies,
         }
     }
 
@@ -267,17 +267,17 @@ impl Gpu {
     /// # Errors
     /// If any of it failed.
     pub fn wait(&self) -> Result<()> {
-        self.wait_for(Line::Compute)
+        self.wait_for(Stream::Compute)
     }
 
-    /// Waits until everything that was started in a line has ended.
+    /// Waits until everything that was started on a stream has ended.
     ///
     /// # Errors
     /// If any of it failed.
-    pub fn wait_for(&self, line: Line) -> Result<()> {
+    pub fn wait_for(&self, stream: Stream) -> Result<()> {
         self.enter()?;
         // SAFETY: the stream lives as long as the GPU.
-        unsafe { result::stream::synchronize(self.line(line)) }.map_err(|error| failed("compute", error))
+        unsafe { result::stream::synchronize(self.handle(stream)) }.map_err(|error| failed("compute", error))
     }
 
     /// Memory of so many bytes, for `what`.
@@ -594,41 +594,41 @@ impl Drop for Registered {
     }
 }
 
-/// A moment in a line.
-pub struct Moment {
+/// A CUDA event: a place among what is started on a stream.
+pub struct Event {
     gpu: Arc<Gpu>,
     event: sys::CUevent,
 }
 
 // SAFETY: the handle is the driver's, which any thread may use.
-unsafe impl Send for Moment {}
+unsafe impl Send for Event {}
 
-impl Moment {
+impl Event {
     /// One that has passed.
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Moment> {
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Event> {
         gpu.enter()?;
         let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)
             .map_err(|error| failed("be used", error))?;
-        Ok(Moment { gpu: gpu.clone(), event })
+        Ok(Event { gpu: gpu.clone(), event })
     }
 
-    /// It is when everything that was started so far in a line has ended.
-    pub fn set(&self, line: Line) -> Result<()> {
+    /// It is when everything that was started so far on a stream has ended.
+    pub fn set(&self, stream: Stream) -> Result<()> {
         self.gpu.enter()?;
         // SAFETY: both live.
-        unsafe { result::event::record(self.event, self.gpu.line(line)) }
+        unsafe { result::event::record(self.event, self.gpu.handle(stream)) }
             .map_err(|error| failed("compute", error))
     }
 
-    /// What is started in a line from now on waits for it; the caller does not.
-    pub fn hold_up(&self, line: Line) -> Result<()> {
+    /// What is started on a stream from now on waits for it; the caller does not.
+    pub fn hold_up(&self, stream: Stream) -> Result<()> {
         self.gpu.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live.
-        unsafe { result::stream::wait_event(self.gpu.line(line), self.event, flags) }
+        unsafe { result::stream::wait_event(self.gpu.handle(stream), self.event, flags) }
             .map_err(|error| failed("compute", error))
     }
 
@@ -654,7 +654,7 @@ impl Moment {
     }
 }
 
-impl Drop for Moment {
+impl Drop for Event {
     fn drop(&mut self) {
         if self.gpu.enter().is_ok() {
             // SAFETY: it was created once and is destroyed once.

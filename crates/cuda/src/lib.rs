@@ -7,24 +7,25 @@
 mod backend;
 mod compile;
 mod driver;
+mod executor;
 mod grids;
 pub mod profile;
 mod program;
 mod state;
-mod tier;
 mod weights;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_engine::backend::{Backend, BufShape, Device, Precision};
+use forebay_engine::backend::{BufShape, Precision};
+use forebay_engine::experts::{Device, ExecutorBuilder};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::{Error, Result};
 
-pub use backend::CudaBackend;
 pub use compile::compiler_is_there;
 pub use driver::{Found, find};
 
+use backend::CudaBackend;
 use driver::{Gpu, Memory, Pinned, Registered};
 use forebay_kernels::Encoding;
 use weights::Kind;
@@ -118,7 +119,7 @@ impl Cuda {
 }
 
 impl Device for Cuda {
-    fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>> {
+    fn executor(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn ExecutorBuilder>> {
         Ok(Box::new(CudaBackend::new(&self.0, precision, buffers)?))
     }
 

@@ -1,7 +1,7 @@
 //! Operations are recorded first and started together: as a graph, if the same was recorded before.
 //!
 //! What differs from token to token (tokens, positions, pages) is never an argument of a kernel. It is put among the
-//! *facts*, which are copied to the same place before every start, so that a batch of the same shape records the same.
+//! *step parameters*, which are copied to the same place before every start, so that a batch of the same shape records the same.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use cudarc::driver::{DriverError, result, sys};
 use forebay_engine::{Error, Result};
 
 use crate::compile::Kernel;
-use crate::driver::{Address, Gpu, Line, Memory, Moment, Pinned, failed};
+use crate::driver::{Address, Event, Gpu, Memory, Pinned, Stream, failed};
 use crate::profile;
 
-/// Facts of one start.
-const FACTS: usize = 16 << 20;
+/// Step parameters of one start.
+const STEP_PARAMS: usize = 16 << 20;
 
 /// Where this is set, kernels start when the one before has ended, on every GPU. To compare, and to look for errors.
 const APART: &str = "FOREBAY_GPU_APART";
 
-/// The most bytes of facts that a kernel fetches.
+/// The most bytes of step parameters that a kernel fetches.
 const FETCHED: usize = 512 << 10;
 
 /// The most graphs that are kept.
@@ -103,10 +103,10 @@ pub struct Recorder {
     graphs: Vec<Graph>,
     /// Counts starts.
     clock: u64,
-    facts: Facts,
-    /// The kernel that fetches facts, once it is there.
+    params: StepParams,
+    /// The kernel that fetches step parameters, once it is there.
     fetch: Option<Kernel>,
-    /// Whether what is started next waits for all before it: for copies, or for facts that are being fetched.
+    /// Whether what is started next waits for all before it: for copies, or for step parameters that are being fetched.
     waits: bool,
     /// Whether a kernel starts while the one before it ends: what it does before it reads anything is then done meanwhile.
     overlap: bool,
@@ -122,12 +122,12 @@ struct Graph {
 // SAFETY: the handle is the driver's, which any thread may use.
 unsafe impl Send for Graph {}
 
-/// Two places for facts: a batch's are in one, and stay there for all that it starts, while those of the next are written to the
+/// Two places for step parameters: a batch's are in one, and stay there for all that it starts, while those of the next are written to the
 /// other.
-struct Facts {
+struct StepParams {
     here: Pinned,
     there: Memory,
-    copied: [Moment; 2],
+    copied: [Event; 2],
     half: usize,
     used: usize,
     /// How many of them have been sent.
@@ -138,11 +138,11 @@ struct Facts {
     turn: u64,
 }
 
-impl Facts {
+impl StepParams {
     /// All of them are on their way.
     fn are_sent(&mut self) -> Result<()> {
         self.sent = self.used;
-        self.copied[self.half].set(Line::Compute)
+        self.copied[self.half].set(Stream::Compute)
     }
 
     /// Goes on in the other place, when what was there last has been copied.
@@ -158,12 +158,12 @@ impl Recorder {
     /// Nothing recorded.
     ///
     /// # Errors
-    /// If there is no memory for facts.
+    /// If there is no memory for step parameters.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Recorder> {
-        let facts = Facts {
-            here: Pinned::new(gpu, 2 * FACTS)?,
-            there: gpu.allocate(2 * FACTS, "the lists of a batch")?,
-            copied: [Moment::new(gpu)?, Moment::new(gpu)?],
+        let params = StepParams {
+            here: Pinned::new(gpu, 2 * STEP_PARAMS)?,
+            there: gpu.allocate(2 * STEP_PARAMS, "the lists of a batch")?,
+            copied: [Event::new(gpu)?, Event::new(gpu)?],
             half: 0,
             used: 0,
             sent: 0,
@@ -176,14 +176,14 @@ impl Recorder {
             words: Vec::new(),
             graphs: Vec::new(),
             clock: 0,
-            facts,
+            params,
             fetch: None,
             waits: false,
             overlap,
         })
     }
 
-    /// From now on this kernel fetches facts while experts are on their way.
+    /// From now on this kernel fetches step parameters while experts are on their way.
     pub fn fetch_by(&mut self, fetch: Kernel) {
         self.fetch = Some(fetch);
     }
@@ -192,40 +192,40 @@ impl Recorder {
     pub fn clear(&mut self) {
         self.words.clear();
         self.waits = false;
-        self.facts.used = self.facts.sent;
-        self.facts.turns = self.facts.sent > 0;
-        self.facts.turn += 1;
+        self.params.used = self.params.sent;
+        self.params.turns = self.params.sent > 0;
+        self.params.turn += 1;
     }
 
-    /// Whether there are so many facts that what was recorded should be started: the next ones may have no room.
-    pub fn has_many_facts(&self) -> bool {
-        self.facts.used > FACTS / 2
+    /// Whether there are so many step parameters that what was recorded should be started: the next ones may have no room.
+    pub fn has_many_params(&self) -> bool {
+        self.params.used > STEP_PARAMS / 2
     }
 
-    /// Facts of the same turn are where they were.
+    /// Step parameters of the same turn are where they were.
     pub fn turn(&self) -> u64 {
-        self.facts.turn
+        self.params.turn
     }
 
-    /// Puts facts where kernels will find them.
+    /// Puts step parameters where kernels will find them.
     ///
     /// # Errors
     /// If there is no room for them.
-    pub fn facts<T: Pod>(&mut self, facts: &[T]) -> Result<Address> {
-        let bytes: &[u8] = cast_slice(facts);
-        if self.facts.turns {
-            self.facts.turn()?;
+    pub fn params<T: Pod>(&mut self, params: &[T]) -> Result<Address> {
+        let bytes: &[u8] = cast_slice(params);
+        if self.params.turns {
+            self.params.turn()?;
         }
-        let start = self.facts.used.next_multiple_of(16);
-        if start + bytes.len() > FACTS {
+        let start = self.params.used.next_multiple_of(16);
+        if start + bytes.len() > STEP_PARAMS {
             return Err(Error::Backend(
                 "the batch has more pages than the GPU's lists hold; use shorter ones".into(),
             ));
         }
-        let at = self.facts.half * FACTS + start;
-        self.facts.here.bytes()[at..at + bytes.len()].copy_from_slice(bytes);
-        self.facts.used = start + bytes.len();
-        Ok(self.facts.there.address() + at as u64)
+        let at = self.params.half * STEP_PARAMS + start;
+        self.params.here.bytes()[at..at + bytes.len()].copy_from_slice(bytes);
+        self.params.used = start + bytes.len();
+        Ok(self.params.there.address() + at as u64)
     }
 
     /// Records a start of a kernel.
@@ -244,7 +244,7 @@ impl Recorder {
         if self.waits {
             return self.submit_once();
         }
-        let copied = self.copy_facts()?;
+        let copied = self.copy_params()?;
         self.send(|recorder, words| recorder.start(words, copied))
     }
 
@@ -256,7 +256,7 @@ impl Recorder {
         if self.words.is_empty() {
             return Ok(());
         }
-        self.send_facts()?;
+        self.send_params()?;
         self.send(|recorder, words| {
             let waits = std::mem::take(&mut recorder.waits);
             launch(words, recorder.gpu.stream(), recorder.overlap, waits)
@@ -268,44 +268,44 @@ impl Recorder {
         self.waits = true;
     }
 
-    /// Sends what was put among the facts before what is recorded is started. Not by a copy, unless they are many: that would have
+    /// Sends what was put among the step parameters before what is recorded is started. Not by a copy, unless they are many: that would have
     /// to wait for the copies of experts.
     ///
     /// # Errors
     /// If the GPU refuses.
-    pub fn send_facts(&mut self) -> Result<()> {
-        let Facts { here, there, half, used, sent, .. } = &self.facts;
+    pub fn send_params(&mut self) -> Result<()> {
+        let StepParams { here, there, half, used, sent, .. } = &self.params;
         let first = sent.next_multiple_of(16);
         let bytes = used.saturating_sub(first).next_multiple_of(16);
         let Some(fetch) = self.fetch.filter(|_| bytes <= FETCHED) else {
-            self.waits |= self.copy_facts()?;
+            self.waits |= self.copy_params()?;
             return Ok(());
         };
         if bytes > 0 {
-            let at = (half * FACTS + first) as u64;
+            let at = (half * STEP_PARAMS + first) as u64;
             let args = Args::new().at(here.address() + at).at(there.address() + at).int(bytes / 8);
             let mut words = Vec::with_capacity(8);
             put(&mut words, fetch, Shape::each(bytes / 8), args);
             self.gpu.enter()?;
             launch(&words, self.gpu.stream(), self.overlap, false).map_err(|e| failed("compute", e))?;
-            // Kernels may read facts before they wait for the one before them.
+            // Kernels may read step parameters before they wait for the one before them.
             self.waits = true;
-            self.facts.are_sent()?;
+            self.params.are_sent()?;
         }
         Ok(())
     }
 
     /// Says whether there was something to copy.
-    fn copy_facts(&mut self) -> Result<bool> {
-        let Facts { here, there, half, used, sent, .. } = &mut self.facts;
+    fn copy_params(&mut self) -> Result<bool> {
+        let StepParams { here, there, half, used, sent, .. } = &mut self.params;
         if *used > *sent {
-            let at = *half * FACTS;
+            let at = *half * STEP_PARAMS;
             let (to, bytes) = (there.address() + (at + *sent) as u64, &here.bytes()[at + *sent..at + *used]);
             self.gpu.enter()?;
-            // SAFETY: the bytes are not written to before the moment set below has passed.
+            // SAFETY: the bytes are not written to before the event set below has passed.
             unsafe { result::memcpy_htod_async(to, bytes, self.gpu.stream()) }
                 .map_err(|error| failed("take data", error))?;
-            self.facts.are_sent()?;
+            self.params.are_sent()?;
             return Ok(true);
         }
         Ok(false)
@@ -319,7 +319,7 @@ impl Recorder {
         self.words.clear();
         started.map_err(|error| failed("compute", error))?;
         // A batch that starts often has many.
-        if self.has_many_facts() { self.facts.turn() } else { Ok(()) }
+        if self.has_many_params() { self.params.turn() } else { Ok(()) }
     }
 
     /// Starts a record: one by one when it comes first, the first one when all before it has ended if it `waits`, and as a graph from

@@ -1,35 +1,29 @@
 //! The operations of a forward pass, recorded for the GPU.
 
 mod best;
+pub mod choice;
 mod deferred;
-mod lifting;
-mod mixture;
-mod products;
+pub mod products;
 mod sequences;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytemuck::cast_slice_mut;
 use forebay_engine::backend::{
-    Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, Heads, KvPages, LayerState, Matrix,
-    Mixture, Outputs, Part, Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
+    Attention, Backend, Buf, BufShape, DeltaRule, HeadMatrices, Heads, KvPages, LayerState, Matrix, Part,
+    Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
-use forebay_engine::experts::{DevicePart, DeviceSlot, ExpertLayer, Leases, SlotClasses};
-use forebay_engine::{Batch, ExpertIdx, LayerIdx, Result, TokenId};
+use forebay_engine::{Batch, Result, TokenId};
 use forebay_kernels::RopePairs;
 
 use crate::compile::{Compiled, Kernel, Kernels, cache_folder};
-use crate::driver::{Address, Gpu, Line, Memory};
+use crate::driver::{Address, Gpu, Memory, Stream};
 use crate::program::{Args, Recorder, Shape};
 use crate::state::DevicePieces;
-use crate::tier::ExpertSlots;
 use crate::weights::{DeviceMatrix, Kind};
+use choice::Told;
 use deferred::{Deferred, Rotation};
-use lifting::{Notes, Told};
-use mixture::{Chosen, MOST_APART};
-use products::Halves;
-use sequences::RowFacts;
+use sequences::RowParams;
 
 /// Threads that norm a row together.
 const NORM_THREADS: usize = 256;
@@ -39,33 +33,23 @@ const COUNTERS: usize = 16384;
 
 /// Computes on a GPU.
 pub struct CudaBackend {
-    gpu: Arc<Gpu>,
-    precision: Precision,
+    pub gpu: Arc<Gpu>,
+    pub precision: Precision,
     /// Known when all weights are, since kernels are compiled for their kinds.
     compiled: Option<Compiled>,
     kinds: u32,
     buffers: Vec<Memory>,
     matrices: Vec<DeviceMatrix>,
     vectors: Vec<(Memory, usize)>,
-    /// Made when all dense weights are there.
-    slots: Option<ExpertSlots>,
-    /// What the host was told last.
-    chosen: Option<Chosen>,
-    /// What the experts of the layer at hand read, once it is halved.
-    expert_halves: Option<Halves>,
     told: Told,
-    /// The same of what is only foreseen.
-    foreseen: Option<Chosen>,
-    told_ahead: Told,
-    notes: Notes,
     /// What operations need for themselves, by purpose; grows as needed.
     scratch: [Option<Memory>; SCRATCHES],
-    recorder: Recorder,
-    rows: usize,
+    pub recorder: Recorder,
+    pub rows: usize,
     /// Whether the first layers of the batch at hand were started.
     started: bool,
-    /// Of the batch at hand, once they are among the facts: good for this turn of theirs.
-    row_facts: Option<(u64, RowFacts)>,
+    /// Of the batch at hand, once they are among the step parameters: good for this turn of theirs.
+    row_params: Option<(u64, RowParams)>,
     /// What was asked for and not yet recorded, in order.
     deferred: Vec<Deferred>,
     /// The buffer that is in the spare place.
@@ -76,7 +60,7 @@ pub struct CudaBackend {
 
 /// What scratch memory is for.
 #[derive(Clone, Copy)]
-enum Scratch {
+pub enum Scratch {
     /// Activations as halves.
     Halves,
     /// What multiplies them, by row.
@@ -117,18 +101,12 @@ impl CudaBackend {
             buffers: buffers.iter().map(buffer).collect::<Result<_>>()?,
             matrices: Vec::new(),
             vectors: Vec::new(),
-            slots: None,
-            chosen: None,
-            expert_halves: None,
             told: Told::new(gpu)?,
-            foreseen: None,
-            told_ahead: Told::new(gpu)?,
-            notes: Notes::default(),
             scratch: Default::default(),
             recorder: Recorder::new(gpu)?,
             rows: 0,
             started: false,
-            row_facts: None,
+            row_params: None,
             deferred: Vec::new(),
             moved: None,
             counters,
@@ -136,7 +114,7 @@ impl CudaBackend {
     }
 
     /// The kernels, compiled when first asked for.
-    fn kernels(&mut self) -> Result<Kernels> {
+    pub fn kernels(&mut self) -> Result<Kernels> {
         if self.compiled.is_none() {
             let compiled = Compiled::load(&self.gpu, cache_folder().as_deref(), self.kinds)?;
             self.recorder.fetch_by(compiled.kernels.fetch);
@@ -145,7 +123,7 @@ impl CudaBackend {
         Ok(self.compiled.as_ref().expect("it was just loaded").kernels)
     }
 
-    fn at(&self, buf: Buf) -> Address {
+    pub fn at(&self, buf: Buf) -> Address {
         match &self.scratch[Scratch::Spare as usize] {
             Some(spare) if self.moved == Some(buf.index()) => spare.address(),
             _ => self.buffers[buf.index()].address(),
@@ -174,10 +152,16 @@ impl CudaBackend {
     }
 
     /// Records a kernel, after what was put off.
-    fn record(&mut self, kernel: Kernel, shape: Shape, args: Args) -> Result<()> {
+    pub fn record(&mut self, kernel: Kernel, shape: Shape, args: Args) -> Result<()> {
         self.flush()?;
         self.recorder.record(kernel, shape, args);
         Ok(())
+    }
+
+    /// Starts all that was asked for, which will hardly come again in this form.
+    pub fn start_once(&mut self) -> Result<()> {
+        self.flush()?;
+        self.recorder.submit_once()
     }
 
     /// Records an operation on each number of `x` with `y`.
@@ -201,7 +185,7 @@ impl CudaBackend {
         self.record(kernels.norm_and_rotate, Shape::new([blocks, self.rows, 1], 128), args)
     }
 
-    fn note_kind(&mut self, kind: Kind) {
+    pub fn note_kind(&mut self, kind: Kind) {
         self.kinds |= 1 << kind as u32;
     }
 }
@@ -228,42 +212,6 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn make_slots(
-        &mut self,
-        layers: &[Option<ExpertLayer>],
-        classes: &SlotClasses,
-        slots: &[usize],
-    ) -> Result<Option<Vec<usize>>> {
-        let (made, slots) = ExpertSlots::new(&self.gpu, layers, classes, slots)?;
-        for part in made.layers.iter().flatten().flat_map(|layer| &layer.parts) {
-            self.kinds |= 1 << part.kind as u32;
-        }
-        self.slots = Some(made);
-        // All kinds are known. The first answer need not wait for what takes a while.
-        self.kernels()?;
-        Ok(Some(slots))
-    }
-
-    fn lift(&mut self, leases: Leases) -> Result<()> {
-        self.bring(leases, None)
-    }
-
-    fn lend(&mut self, part: DevicePart) -> Result<()> {
-        self.slots.as_mut().expect("slots were made").lend(part)
-    }
-
-    fn take_back(&mut self, part: DevicePart) -> Result<bool> {
-        Ok(self.slots.as_mut().expect("slots were made").take_back(part))
-    }
-
-    fn copy_wait(&mut self) -> Duration {
-        self.slots.as_mut().map_or(Duration::ZERO, ExpertSlots::copy_wait)
-    }
-
-    fn let_go(&mut self, wait: bool) -> Result<bool> {
-        self.slots.as_mut().map_or(Ok(false), |slots| slots.let_go(wait))
-    }
-
     fn new_state(&self, shape: StateShape) -> Box<dyn LayerState> {
         match shape {
             StateShape::Attention(shape) => {
@@ -286,9 +234,8 @@ impl Backend for CudaBackend {
 
     fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {
         let kernels = self.kernels()?;
-        self.notes.forget();
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
-        let ids = self.recorder.facts(&ids)?;
+        let ids = self.recorder.params(&ids)?;
         // It starts anew where there is room for all rows.
         self.moved = self.moved.filter(|&moved| moved != out.index());
         let table = &self.matrices[table.index()];
@@ -311,8 +258,8 @@ impl Backend for CudaBackend {
 
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()> {
         let kernels = self.kernels()?;
-        let frequencies = self.recorder.facts(&rope.frequencies)?;
-        let positions = self.recorder.facts(positions)?;
+        let frequencies = self.recorder.params(&rope.frequencies)?;
+        let positions = self.recorder.params(positions)?;
         let half = rope.frequencies.len();
         let args = Args::new().at(frequencies).at(self.optional(rope.divisors)).at(positions);
         let args = args.at(self.at(out)).int(half).float(rope.scale);
@@ -332,13 +279,13 @@ impl Backend for CudaBackend {
         self.record(kernels.rope, Shape::new([each.div_ceil(128), self.rows, 1], 128), args)
     }
 
-    fn norm_and_rotate(&mut self, buffers: &[(Buf, Option<Vector>)], heads: &Heads) -> Result<()> {
+    fn norm_and_rotate(&mut self, buffers: [(Buf, Option<Vector>); 2], heads: &Heads) -> Result<()> {
         let by_head = |&(_, norm): &(Buf, Option<Vector>)| {
             norm.is_none_or(|w: Vector| self.vectors[w.index()].1 == heads.dim)
         };
-        let [(q, q_norm), (k, k_norm)] = *buffers else { unreachable!("queries and keys") };
+        let [(q, q_norm), (k, k_norm)] = buffers;
         if !buffers.iter().all(by_head) {
-            for (buf, norm) in [(q, q_norm), (k, k_norm)] {
+            for (buf, norm) in buffers {
                 if let Some(norm) = norm {
                     self.rms_norm(buf, norm, heads.eps, buf)?;
                 }
@@ -377,61 +324,7 @@ impl Backend for CudaBackend {
         correction: Option<Vector>,
         routing: &mut Routing,
     ) -> Result<()> {
-        self.route_and_tell(logits, router, correction, routing)
-    }
-
-    fn foresee(&mut self, logits: Buf, router: &Router, correction: Option<Vector>) -> Result<()> {
-        self.ask_ahead(logits, router, correction)
-    }
-
-    fn foreseen(&mut self, _: Buf, _: &Router, _: Option<Vector>, routing: &mut Routing) -> Result<()> {
-        self.hear_ahead(routing)
-    }
-
-    fn demand(&mut self, leases: Leases) -> Result<()> {
-        self.send_demanded(leases)
-    }
-
-    fn room_ahead(&self) -> usize {
-        self.slots.as_ref().map_or(0, ExpertSlots::room)
-    }
-
-    fn send_ahead(&mut self, leases: Leases) -> Result<()> {
-        self.slots.as_mut().expect("slots were made").send(leases)
-    }
-
-    fn experts(&mut self, experts: &Experts, _: &Routing, leases: Leases) -> Result<()> {
-        self.bring(leases, Some(experts))
-    }
-
-    fn experts_there(
-        &mut self,
-        experts: &Experts,
-        _: &Routing,
-        there: &[(ExpertIdx, DeviceSlot)],
-    ) -> Result<()> {
-        self.compute_there(experts, there)
-    }
-
-    fn takes_outputs(&self) -> bool {
-        self.slots.is_some() && self.rows <= MOST_APART
-    }
-
-    fn put_outputs(&mut self, experts: &Experts, outputs: &Outputs) -> Result<()> {
-        self.scatter(experts.buffers, outputs)
-    }
-
-    fn combine(&mut self, _: &Routing, experts: Buf, out: Buf) -> Result<()> {
-        let chosen = self.chosen.expect("experts were chosen");
-        self.sum(&chosen, experts, out)
-    }
-
-    fn mixture(&mut self, mixture: &Mixture<'_>) -> Result<()> {
-        self.mix(mixture)
-    }
-
-    fn tell(&mut self, listener: &mut dyn FnMut(LayerIdx, &[u32])) -> Result<()> {
-        self.tell_notes(listener)
+        self.choose_and_tell(logits, router, correction, routing).map(drop)
     }
 
     fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
@@ -456,7 +349,7 @@ impl Backend for CudaBackend {
     fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()> {
         let kernels = self.kernels()?;
         let numbers: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
-        let numbers = self.recorder.facts(&numbers)?;
+        let numbers = self.recorder.params(&numbers)?;
         let args = Args::new().at(self.at(x)).at(self.at(out)).at(numbers).int(x.width());
         self.record(kernels.pick, Shape::new([rows.len(), 1, 1], 256), args)?;
         self.rows = rows.len();
@@ -488,7 +381,7 @@ impl Backend for CudaBackend {
 impl Drop for CudaBackend {
     fn drop(&mut self) {
         // Memory goes back only when nothing uses it any more. A device that is lost uses nothing.
-        let _ = self.gpu.wait_for(Line::Copies);
+        let _ = self.gpu.wait_for(Stream::Copies);
         let _ = self.gpu.wait();
     }
 }

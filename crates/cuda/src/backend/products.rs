@@ -196,7 +196,7 @@ pub fn tile_for(rows: usize) -> usize {
 
 impl CudaBackend {
     /// Whether rows are multiplied one by one, in full precision.
-    pub(super) fn by_vector(&self, rows: usize) -> bool {
+    pub fn by_vector(&self, rows: usize) -> bool {
         rows == 1 || self.precision == Precision::Exact
     }
 
@@ -266,7 +266,7 @@ impl CudaBackend {
     }
 
     /// Products of rows one by one; of one row, it may be normed first.
-    pub(super) fn vector_products(
+    pub fn vector_products(
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
@@ -295,12 +295,12 @@ impl CudaBackend {
     }
 
     /// How many rows a warp takes one after the other, so that all blocks run at once if so many do on a processor.
-    pub(super) fn turns(&self, rows: usize, blocks: usize) -> usize {
+    pub fn turns(&self, rows: usize, blocks: usize) -> usize {
         rows.div_ceil(VECTOR_WARPS * blocks * self.gpu.multiprocessors as usize).clamp(1, MOST_TURNS)
     }
 
     /// Products of tiles of rows with experts.
-    pub(super) fn tiled_products(
+    pub fn tiled_products(
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
@@ -353,14 +353,14 @@ impl CudaBackend {
     }
 
     /// Whether a block has the shared memory for so many rows of activations, which are read eight at a time.
-    pub(super) fn few_fit(&self, cols: usize, rows: usize) -> bool {
+    pub fn few_fit(&self, cols: usize, rows: usize) -> bool {
         let shared = few_shared(cols, rows) + few_parts(rows, 1);
         cols.is_multiple_of(8) && shared <= self.gpu.shared_limit as usize
     }
 
     /// Products of tiles of eight rows with experts; `gated`, of gate and up together, after which comes the product with
     /// another matrix of the same experts.
-    pub(super) fn few_products(
+    pub fn few_products(
         &self,
         kernels: &Kernels,
         products: &[Product<'_>],
@@ -397,7 +397,7 @@ impl CudaBackend {
 
     /// As [`halve`](Self::halve), to this scratch memory; of rows of experts only those whose expert is in a table: the list of
     /// their experts, and the table.
-    pub(super) fn halve_to(
+    pub fn halve_to(
         &mut self,
         scratch: [Scratch; 2],
         x: Address,
@@ -427,7 +427,7 @@ impl CudaBackend {
     }
 
     /// Where a layer's biases are.
-    pub(super) fn bias_addresses(&self, biases: Option<[Vector; 3]>) -> [Address; 3] {
+    pub fn bias_addresses(&self, biases: Option<[Vector; 3]>) -> [Address; 3] {
         biases.map_or([0; 3], |biases| biases.map(|w| self.vector(w)))
     }
 }

@@ -51,7 +51,7 @@ const CHUNKS_SHARED: usize = (CHUNK * (CHUNK + 1) + 2 * CHUNK) * 4;
 
 /// Which sequence each row of the batch belongs to, and its position there.
 #[derive(Clone, Copy)]
-pub struct RowFacts {
+pub struct RowParams {
     sequence: Address,
     position: Address,
 }
@@ -87,29 +87,29 @@ fn step_shared(shape: &KvShape) -> usize {
 }
 
 impl CudaBackend {
-    fn row_facts(&mut self, batch: &Batch<'_>) -> Result<RowFacts> {
-        if let Some((_, facts)) = self.row_facts.filter(|(turn, _)| *turn == self.recorder.turn()) {
-            return Ok(facts);
+    fn row_params(&mut self, batch: &Batch<'_>) -> Result<RowParams> {
+        if let Some((_, params)) = self.row_params.filter(|(turn, _)| *turn == self.recorder.turn()) {
+            return Ok(params);
         }
         let mut sequence = vec![0u32; batch.tokens.len()];
         for (i, s) in batch.sequences.iter().enumerate() {
             sequence[s.rows.clone()].fill(i as u32);
         }
-        let sequence = self.recorder.facts(&sequence)?;
-        let position = self.recorder.facts(batch.positions)?;
-        let facts = RowFacts { sequence, position };
-        self.row_facts = Some((self.recorder.turn(), facts));
-        Ok(facts)
+        let sequence = self.recorder.params(&sequence)?;
+        let position = self.recorder.params(batch.positions)?;
+        let params = RowParams { sequence, position };
+        self.row_params = Some((self.recorder.turn(), params));
+        Ok(params)
     }
 
     /// As [`Backend::attention`](forebay_engine::backend::Backend::attention).
     pub(super) fn attend(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
         let begins = a.layer.0 >= FIRST_LAYERS && !self.started;
-        if begins || self.recorder.has_many_facts() {
+        if begins || self.recorder.has_many_params() {
             // What was put off stays so: it names no places.
             self.recorder.submit()?;
-            self.row_facts = None;
+            self.row_params = None;
             self.started = true;
         }
         let mut shape = None;
@@ -123,7 +123,7 @@ impl CudaBackend {
             shape = Some(kv.shape());
         }
         let Some(shape) = shape else { return Ok(()) };
-        let facts = self.row_facts(batch)?;
+        let params = self.row_params(batch)?;
         let capacity = pages.next_power_of_two().max(FEWEST_PAGES);
         let mut tables = vec![0u64; batch.sequences.len() * capacity];
         for (sequence, table) in batch.sequences.iter_mut().zip(tables.chunks_exact_mut(capacity)) {
@@ -132,11 +132,11 @@ impl CudaBackend {
                 *address = kv.piece(i).map_or(0, |page| page.address());
             }
         }
-        let tables = self.recorder.facts(&tables)?;
+        let tables = self.recorder.params(&tables)?;
 
         let single = self.precision == Precision::Exact;
         let KvShape { heads, key_dim, value_dim, window, latent } = shape;
-        let kv = Args::new().at(facts.sequence).at(facts.position).at(tables).int(capacity);
+        let kv = Args::new().at(params.sequence).at(params.position).at(tables).int(capacity);
         let kv = kv.int(heads).int(key_dim).int(value_dim).flag(latent).flag(single);
         let q_heads = a.q.width() / key_dim;
         if let Some(rotation) = self.rotation_of_a_step(a, batch, &shape) {
@@ -162,7 +162,7 @@ impl CudaBackend {
                 rows.clone().step_by(each).map(tile)
             };
             let tokens: Vec<[u32; 2]> = batch.sequences.iter().flat_map(|s| cut(s.rows.clone())).collect();
-            let listed = self.recorder.facts(&tokens.concat())?;
+            let listed = self.recorder.params(&tokens.concat())?;
             let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(self.optional(a.sinks)).at(listed);
             let args = args.int(q_heads).int(window.unwrap_or(0)).float(a.scale);
             return self.record(kernel, Shape::new([heads, tokens.len(), 1], PROMPT_THREADS), args);
@@ -305,7 +305,7 @@ impl CudaBackend {
                 true => self.scratch(Scratch::Chunks, chunks * s.value_heads * CHUNK_BYTES)?,
                 false => 0,
             };
-            let listed = self.recorder.facts(&stretches.concat())?;
+            let listed = self.recorder.params(&stretches.concat())?;
             let args = Args::new().at(listed).at(self.at(d.qkv)).at(self.at(d.convolved));
             let args = args.at(self.at(d.a)).at(self.at(d.b)).at(self.at(d.out)).at(self.vector(d.filters));
             let args = args.int(s.key_heads).int(s.value_heads).int(s.key_dim).int(s.value_dim).int(s.kernel);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use forebay_cuda::Cuda;
-use forebay_engine::backend::Device;
+use forebay_engine::experts::Device;
 use forebay_testing::{Need, skipped};
 
 pub mod emulator;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_cuda::Cuda;
-use forebay_engine::backend::Device;
+use forebay_engine::experts::Device;
 use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 use forebay_testing::assert_same_bits;
 

@@ -5,6 +5,7 @@ use forebay_engine::backend::{
     Backend, Buf, BufShape, CpuBackend, GroupScore, Groups, HostMatrix, Matrix, Precision, Router, Routing,
     Scores, Vector, Weight, rank,
 };
+use forebay_engine::experts::ExecutorBuilder;
 use forebay_kernels::{Affine, DType, Encoding, Tiles};
 use forebay_testing::{assert_same_bits, relative_error};
 use rand_chacha::ChaCha8Rng;
@@ -147,23 +148,28 @@ fn dequantised(matrix: &HostMatrix) -> Vec<f32> {
     weights
 }
 
-/// A backend that has these matrices, with a buffer of the columns' width and one of the rows'.
-fn backend(precision: Precision, tokens: usize, matrix: HostMatrix) -> Option<(Box<dyn Backend>, [Buf; 2])> {
+/// What has a backend with this matrix, a buffer of the columns' width and one of the rows'.
+fn loaded(
+    precision: Precision,
+    tokens: usize,
+    matrix: HostMatrix,
+) -> Option<(Box<dyn ExecutorBuilder>, [Buf; 2])> {
     let (rows, cols) = (matrix.rows, matrix.cols);
     let buffers = [BufShape { rows: tokens, width: cols }, BufShape { rows: tokens, width: rows }];
-    let mut backend = gpu()?.backend(precision, &buffers).unwrap();
-    backend.load(Weight::Matrix(matrix)).unwrap();
-    Some((backend, [Buf::nth(0, cols), Buf::nth(1, rows)]))
+    let mut builder = gpu()?.executor(precision, &buffers).unwrap();
+    builder.backend().load(Weight::Matrix(matrix)).unwrap();
+    Some((builder, [Buf::nth(0, cols), Buf::nth(1, rows)]))
 }
 
 fn assert_unpacked_to_the_processors_bits(encodings: Vec<Encoding>) {
     for (i, encoding) in encodings.into_iter().enumerate() {
         let truth = dequantised(&matrix(encoding, ROWS, COLS, i as u64));
-        let Some((mut backend, [out, _])) =
-            backend(Precision::Exact, ROWS, matrix(encoding, ROWS, COLS, i as u64))
+        let Some((mut builder, [out, _])) =
+            loaded(Precision::Exact, ROWS, matrix(encoding, ROWS, COLS, i as u64))
         else {
             return;
         };
+        let backend = builder.backend();
         // Backwards, so that rows are looked for.
         let tokens: Vec<TokenId> = (0..ROWS as u32).rev().map(TokenId).collect();
         backend.begin(ROWS);
@@ -194,11 +200,12 @@ fn assert_products_are_those_of_the_weights(encodings: Vec<Encoding>) {
                 // The activations are rows of a table.
                 let x = matrix(Encoding::Blocks(DType::F32), MOST_TOKENS, cols, 1000 + seed);
                 let activations = dequantised(&x);
-                let Some((mut backend, [input, out])) =
-                    backend(precision, MOST_TOKENS, matrix(encoding, rows, cols, seed))
+                let Some((mut builder, [input, out])) =
+                    loaded(precision, MOST_TOKENS, matrix(encoding, rows, cols, seed))
                 else {
                     return;
                 };
+                let backend = builder.backend();
                 backend.load(Weight::Matrix(x)).unwrap();
                 for tokens in [1, 5, 20, MOST_TOKENS] {
                     let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
@@ -280,7 +287,8 @@ fn assert_products(dtype: DType, [rows, cols]: [usize; 2], tokens: usize) {
     let truth = dequantised(&weights());
     let table = some_large(matrix(Encoding::Blocks(DType::F32), tokens, cols, 2));
     let activations = dequantised(&table);
-    let Some((mut backend, [x, out])) = backend(Precision::Fast, tokens, weights()) else { return };
+    let Some((mut builder, [x, out])) = loaded(Precision::Fast, tokens, weights()) else { return };
+    let backend = builder.backend();
     backend.load(Weight::Matrix(table)).unwrap();
     let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
     backend.begin(tokens);
@@ -326,7 +334,8 @@ fn a_sum_is_normed_and_multiplied() {
             let Some(gpu) = gpu() else { return };
             let wide = BufShape { rows: 4, width: COLS };
             let shapes = [wide, wide, wide, BufShape { rows: 4, width: ROWS }];
-            let mut backend = gpu.backend(precision, &shapes).unwrap();
+            let mut builder = gpu.executor(precision, &shapes).unwrap();
+            let backend = builder.backend();
             backend.load(Weight::Matrix(weights)).unwrap();
             backend.load(Weight::Matrix(table)).unwrap();
             backend.load(Weight::Vector(norm.clone())).unwrap();
@@ -430,8 +439,8 @@ fn routers_choose_what_the_processor_chooses() {
             let wide = BufShape { rows: tokens, width: cols };
             let shapes = [wide, wide, wide, BufShape { rows: tokens, width: router.experts }];
             let Some(gpu) = gpu() else { return };
-            let mut ours = gpu.backend(Precision::Fast, &shapes).unwrap();
-            let (experts, weights_of, sum, normed) = routed(ours.as_mut(), &weights, &router, tokens);
+            let mut ours = gpu.executor(Precision::Fast, &shapes).unwrap();
+            let (experts, weights_of, sum, normed) = routed(ours.backend(), &weights, &router, tokens);
             let mut truth = CpuBackend::new(1, Precision::Exact, &shapes).unwrap();
             let truth = routed(&mut truth, &weights, &router, tokens);
             let what = format!("{tokens} rows of {cols}, {router:?}");
@@ -475,7 +484,8 @@ fn the_likeliest_tokens_are_those_that_the_processor_finds() {
     let planes = [&table[..], &[], &[]].map(Into::into);
     let encoding = Encoding::Blocks(DType::F32);
     let matrix = HostMatrix { encoding, rows: rows.len(), cols: VOCAB, planes, scale: 1.0 };
-    let Some((mut backend, [logits, _])) = backend(Precision::Fast, rows.len(), matrix) else { return };
+    let Some((mut builder, [logits, _])) = loaded(Precision::Fast, rows.len(), matrix) else { return };
+    let backend = builder.backend();
     let tokens: Vec<TokenId> = (0..rows.len() as u32).map(TokenId).collect();
     let mut best = Vec::new();
     for k in [1, 40, 256] {

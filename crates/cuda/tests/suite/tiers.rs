@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_cuda::Cuda;
-use forebay_engine::backend::{Backend, BufShape, Device};
-use forebay_engine::experts::{Meters, Picture, Residency};
+use forebay_engine::backend::BufShape;
+use forebay_engine::experts::{Device, ExecutorBuilder, Meters, Picture, Residency};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::{Cancel, Engine, Error, Grammar, Options, Precision, Prospect, Session, TokenId, Turn};
 use forebay_kernels::Encoding;
@@ -284,8 +284,12 @@ impl Altered {
 }
 
 impl Device for Altered {
-    fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>, Error> {
-        self.device.backend(precision, buffers)
+    fn executor(
+        &self,
+        precision: Precision,
+        buffers: &[BufShape],
+    ) -> Result<Box<dyn ExecutorBuilder>, Error> {
+        self.device.executor(precision, buffers)
     }
 
     fn computes(&self, encoding: Encoding) -> bool {

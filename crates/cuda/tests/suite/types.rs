@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use forebay_engine::backend::{Backend, BufShape, Device, Precision};
+use forebay_engine::backend::{BufShape, Precision};
+use forebay_engine::experts::{Device, ExecutorBuilder};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::{Error, Options, Prospect, Result};
 use forebay_kernels::{Affine, DType, Encoding, Tiles};
@@ -15,7 +16,7 @@ const HIDDEN: u64 = 256;
 struct Without(Encoding);
 
 impl Device for Without {
-    fn backend(&self, _: Precision, _: &[BufShape]) -> Result<Box<dyn Backend>> {
+    fn executor(&self, _: Precision, _: &[BufShape]) -> Result<Box<dyn ExecutorBuilder>> {
         panic!("nothing is to be loaded")
     }
 

@@ -4,7 +4,9 @@ use forebay_kernels::Kernels;
 use forebay_kernels::math::sigmoid;
 use smallvec::SmallVec;
 
+use super::{Backend, Buf, Matrix, Vector};
 use crate::ExpertIdx;
+use crate::error::Result;
 
 /// How a layer chooses experts from its router's logits.
 #[derive(Clone, Copy, Debug)]
@@ -136,6 +138,31 @@ impl Router {
     }
 }
 
+/// The weights of one layer's router.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterWeights {
+    /// `[experts, hidden]`
+    pub matrix: Matrix,
+    /// `[experts]` Added to the logits.
+    pub bias: Option<Vector>,
+    /// `[experts]` Added to the scores for the choice alone.
+    pub correction: Option<Vector>,
+}
+
+impl RouterWeights {
+    /// `logits = W x + bias`
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn logits(&self, b: &mut dyn Backend, x: Buf, logits: Buf) -> Result<()> {
+        b.matmul(x, &[(self.matrix, logits)])?;
+        match self.bias {
+            Some(bias) => b.add_bias(logits, bias),
+            None => Ok(()),
+        }
+    }
+}
+
 /// The experts of every token of a batch.
 ///
 /// A *pair* is a token and a rank among its choices, numbered `token · top_k + rank`. Experts work on buckets:
@@ -202,6 +229,14 @@ impl Routing {
     /// The experts of every token, `[tokens, top_k]`, the best first.
     pub fn experts(&self) -> &[u32] {
         &self.experts
+    }
+
+    /// The first half of each token's choices, the best first. Where choices are foreseen, these nearly always come true, and the
+    /// others hardly more often than not.
+    pub fn likeliest(&self) -> impl Iterator<Item = ExpertIdx> {
+        let firsts = self.top_k.div_ceil(2);
+        let rows = self.experts.chunks_exact(self.top_k);
+        rows.flat_map(move |row| &row[..firsts]).map(|&expert| ExpertIdx(expert))
     }
 
     /// The distinct experts, ascending.

@@ -74,7 +74,7 @@ impl DeltaNet {
         out: Buf,
     ) -> Result<()> {
         self.project(cx, w, x)?;
-        let b = &mut *cx.backend;
+        let b = cx.backend();
         let rule = DeltaRule {
             layer,
             shape: self.shape,
@@ -103,7 +103,7 @@ impl DeltaNet {
                 Pair::Woven(both, buf) => products.push((both, buf)),
             }
         }
-        cx.backend.matmul(x, &products)?;
+        cx.backend().matmul(x, &products)?;
 
         let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = self.shape;
         let group = value_heads / key_heads;
@@ -115,11 +115,11 @@ impl DeltaNet {
                 Part { width: group * value_dim, to: self.qkv, at: 2 * keys },
                 Part { width: group * value_dim, to: self.z, at: 0 },
             ];
-            cx.backend.ungroup(buf, key_heads, &parts)?;
+            cx.backend().ungroup(buf, key_heads, &parts)?;
         }
         if let Pair::Woven(_, buf) = w.b_a {
             let parts = [self.b, self.a].map(|to| Part { width: group, to, at: 0 });
-            cx.backend.ungroup(buf, key_heads, &parts)?;
+            cx.backend().ungroup(buf, key_heads, &parts)?;
         }
         Ok(())
     }

@@ -67,7 +67,7 @@ impl Gqa {
     /// # Errors
     /// The backend's.
     pub fn begin(&self, cx: &mut Context<'_>, batch: &Batch<'_>) -> Result<()> {
-        cx.backend.rope_angles(&self.rope, batch.positions, self.angles)
+        cx.backend().rope_angles(&self.rope, batch.positions, self.angles)
     }
 
     /// `out = W_o · attention(x)`
@@ -83,7 +83,7 @@ impl Gqa {
         x: Buf,
         out: Buf,
     ) -> Result<()> {
-        let b = &mut *cx.backend;
+        let b = cx.backend();
         let q = self.gate.map_or(self.q, |gate| gate.queries_and_gate);
         b.matmul(x, &[(w.q, q), (w.k, self.k), (w.v, self.v)])?;
         if let Some(AttentionGate { queries_and_gate, gate }) = self.gate {
@@ -96,7 +96,7 @@ impl Gqa {
         let [q_norm, k_norm] = w.norms.map_or([None; 2], |norms| norms.map(Some));
         let heads =
             Heads { dim: self.kv.key_dim, eps: self.eps, pairs: self.rope.pairs, angles: self.angles };
-        b.norm_and_rotate(&[(self.q, q_norm), (self.k, k_norm)], &heads)?;
+        b.norm_and_rotate([(self.q, q_norm), (self.k, k_norm)], &heads)?;
         let attention = Attention {
             layer,
             q: self.q,

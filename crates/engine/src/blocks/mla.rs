@@ -81,7 +81,7 @@ impl Mla {
     /// # Errors
     /// The backend's.
     pub fn begin(&self, cx: &mut Context<'_>, batch: &Batch<'_>) -> Result<()> {
-        cx.backend.rope_angles(&self.rope, batch.positions, self.angles)
+        cx.backend().rope_angles(&self.rope, batch.positions, self.angles)
     }
 
     /// `out = W_o · attention(x)`
@@ -97,7 +97,7 @@ impl Mla {
         x: Buf,
         out: Buf,
     ) -> Result<()> {
-        let b = &mut *cx.backend;
+        let b = cx.backend();
         match (w.q, self.q_latent) {
             (QueryWeights::Latent { down, norm, up }, Some(q_latent)) => {
                 b.matmul(x, &[(down, q_latent), (w.latent, self.latent), (w.k, self.k)])?;

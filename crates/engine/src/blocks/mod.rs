@@ -14,33 +14,26 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::LayerIdx;
-use crate::backend::{Assistant, Backend, Routing};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::experts::{ExpertStore, Purpose};
+use crate::experts::{ExpertExecutor, RoutingObserver};
 
 /// What a forward pass works with.
 pub struct Context<'a> {
-    /// Who computes.
-    pub backend: &'a mut dyn Backend,
-    /// Where experts come from.
-    pub store: &'a ExpertStore,
-    /// Memory for the router's choices, reused from layer to layer.
-    pub routing: &'a mut Routing,
-    /// What the batch is.
-    pub purpose: Purpose,
-    /// Where the next layer's experts are foreseen, if they are to be prefetched.
-    pub expected: Option<&'a mut Routing>,
-    /// Who computes experts beside the backend, if somebody does.
-    pub assistant: Option<&'a mut Assistant>,
+    /// Who computes: mixtures, and on its backend all else.
+    pub executor: &'a mut dyn ExpertExecutor,
     /// Asks the pass to end early.
     pub cancel: &'a Cancel,
     /// Told of each layer's choices, if somebody wants to know.
     pub observer: Option<&'a mut RoutingObserver<'a>>,
 }
 
-/// Takes a layer and what its router chose.
-pub type RoutingObserver<'a> = dyn FnMut(LayerIdx, &Routing) + 'a;
+impl Context<'_> {
+    /// The arithmetic of whoever computes.
+    pub fn backend(&mut self) -> &mut dyn Backend {
+        self.executor.backend()
+    }
+}
 
 /// A request to stop, made from another thread. Clones ask the same thing.
 #[derive(Clone, Default)]

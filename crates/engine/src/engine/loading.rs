@@ -5,13 +5,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::pinning::Pinning;
 use super::{Compute, Engine, Experts, Inner, MeasuredLater, Memory, ModelInfo, Options, Prospect, Setup};
-use crate::backend::{ASSISTED_ROWS, Assistant, Backend, CpuBackend, Kept, Routing, SequenceState};
+use crate::backend::{CpuBackend, Kept, SequenceState};
 use crate::error::Result;
 use crate::experts::heat::{Heat, hottest_first};
-use crate::experts::{ExpertStore, FileSource, SlotClasses, StoreOptions};
+use crate::experts::{
+    Assistant, ExecutorBuilder, ExpertExecutor, ExpertSetup, ExpertStore, FileSource, SlotClasses,
+    StoreOptions,
+};
 use crate::forecast::rehearsal::rehearse;
 use crate::memory::{Pressure, Region};
-use crate::models::Blueprint;
+use crate::models::{Blueprint, Model};
 use crate::plan::Plan;
 
 /// Tells the caller how far loading has come.
@@ -44,7 +47,7 @@ pub(super) struct DenseLoaded {
     classes: SlotClasses,
     plan: Plan,
     threads: usize,
-    backend: Box<dyn Backend>,
+    builder: Box<dyn ExecutorBuilder>,
     dense: Arc<Region>,
     /// Computes experts beside a device, if that was asked for.
     assistant: Option<Assistant>,
@@ -59,17 +62,17 @@ impl DenseLoaded {
         let Prospect { model, blueprint, classes, plan } = prospect;
         let threads = options.thread_count()?;
         let buffers = blueprint.buffers(plan.chunk);
-        let mut backend: Box<dyn Backend> = match &options.device {
-            Some(device) => device.backend(options.precision, &buffers)?,
+        let mut builder: Box<dyn ExecutorBuilder> = match &options.device {
+            Some(device) => device.executor(options.precision, &buffers)?,
             None => Box::new(CpuBackend::new(threads, options.precision, &buffers)?),
         };
         let source = FileSource::open(&model.file)?;
-        let dense = blueprint.load_dense(&source, &mut *backend, &mut |bytes| progress.add(bytes))?;
+        let dense = blueprint.load_dense(&source, builder.backend(), &mut |bytes| progress.add(bytes))?;
         source.forget();
         let mut assistant = None;
         if let Some(device) = options.device.as_ref().filter(|_| options.cpu_experts && plan.moves_experts())
         {
-            let buffers = blueprint.buffers(ASSISTED_ROWS);
+            let buffers = blueprint.buffers(Assistant::ROWS);
             let mut processor = CpuBackend::new(threads, options.precision, &buffers)?;
             blueprint.hand_over(&dense, &mut processor)?;
             let used: usize = blueprint.experts.iter().flatten().map(|layer| layer.used).sum();
@@ -77,13 +80,20 @@ impl DenseLoaded {
             let here = rehearse(&blueprint.products().1, threads, options.precision)? / used.max(1) as f64;
             assistant = Some(Assistant::new(processor, bytes / device.link_speed()?, here));
         }
-        Ok(DenseLoaded { model, blueprint, classes, plan, threads, backend, dense, assistant })
+        Ok(DenseLoaded { model, blueprint, classes, plan, threads, builder, dense, assistant })
     }
 }
 
 /// A model with its expert slots, and in them the experts that are resident from the start.
 pub(super) struct TiersReady {
-    loaded: DenseLoaded,
+    model: ModelInfo,
+    decoder: Box<dyn Model>,
+    plan: Plan,
+    threads: usize,
+    executor: Box<dyn ExpertExecutor>,
+    /// Whether the processor computes some experts beside a device.
+    assisted: bool,
+    dense: Arc<Region>,
     store: Arc<ExpertStore>,
     heat: Option<Heat>,
     pinning: Option<Pinning>,
@@ -95,30 +105,30 @@ impl TiersReady {
     ///
     /// # Errors
     /// If memory cannot be had, reading fails, or the device refuses.
-    pub fn fill(
-        mut loaded: DenseLoaded,
-        options: &Options,
-        progress: &mut Progress<'_>,
-    ) -> Result<TiersReady> {
-        let DenseLoaded { model, blueprint, classes, plan, backend, .. } = &mut loaded;
+    pub fn fill(loaded: DenseLoaded, options: &Options, progress: &mut Progress<'_>) -> Result<TiersReady> {
+        let DenseLoaded { model, blueprint, classes, mut plan, threads, builder, dense, assistant } = loaded;
         let store_options = StoreOptions {
             slots: plan.slots.clone(),
             io: options.io,
             policy: options.policy,
             patience: StoreOptions::PATIENCE,
         };
-        let layers = std::mem::take(&mut blueprint.experts);
-        let store = Arc::new(ExpertStore::new(&model.file, layers, classes, &store_options)?);
-        let mut pinning = None;
-        if let (Some(device), Some(there)) = (&options.device, &mut plan.device) {
-            pinning = Some(Pinning::start(Arc::clone(device), &store));
-            if let Some(slots) = backend.make_slots(store.layers(), classes, &there.slots)? {
-                // Others may have taken memory since it was planned.
-                let had = std::mem::replace(&mut there.slot_bytes, classes.device_bytes(&slots));
-                there.budget -= had - there.slot_bytes;
-                there.slots = slots;
-                store.use_device_slots(classes, &there.slots);
-            }
+        let store = Arc::new(ExpertStore::new(&model.file, blueprint.experts, &classes, &store_options)?);
+        let pinning = options.device.as_ref().map(|device| Pinning::start(Arc::clone(device), &store));
+        let assisted = assistant.is_some();
+        let mut executor = builder.build(ExpertSetup {
+            store: Arc::clone(&store),
+            classes: &classes,
+            device_slots: plan.device.as_ref().map_or(&[], |there| &there.slots[..]),
+            // Slots of a device may be lent later, and experts move then.
+            prefetch: options.prefetch && (plan.moves_experts() || plan.device.is_some()),
+            assistant,
+        })?;
+        if let (Some(slots), Some(there)) = (store.device_slots(), &mut plan.device) {
+            // Others may have taken memory since it was planned.
+            let had = std::mem::replace(&mut there.slot_bytes, classes.device_bytes(&slots));
+            there.budget -= had - there.slot_bytes;
+            there.slots = slots;
         }
         // Where everything fits there is nothing to choose.
         let folder = options.heat.as_ref().filter(|_| plan.moves_experts());
@@ -132,62 +142,52 @@ impl TiersReady {
         let mut report = |bytes| progress.add(bytes);
         if plan.device_holds_all_experts() {
             pinned();
-            store.lift(0..store.experts(), &mut **backend, &mut report)?;
+            executor.upload(&mut (0..store.experts()), &mut report)?;
         } else if plan.holds_all_experts() {
-            store.preload(0..store.experts(), &mut report)?;
+            executor.preload(&mut (0..store.experts()), &mut report)?;
             pinned();
-            store.lift(hottest.into_iter().flatten(), &mut **backend, &mut |_| ())?;
+            executor.upload(&mut hottest.into_iter().flatten(), &mut |_| ())?;
         } else if let Some(hottest) = hottest {
             pinned();
-            store.lift(hottest.iter().copied(), &mut **backend, &mut report)?;
-            while backend.let_go(true)? {}
-            store.drop_doubles();
-            store.preload(hottest.into_iter(), &mut report)?;
+            executor.upload(&mut hottest.iter().copied(), &mut report)?;
+            executor.preload(&mut hottest.into_iter(), &mut report)?;
         }
         // From here on copies go past the buffer that is needed otherwise.
         pinned();
-        Ok(TiersReady { loaded, store, heat, pinning })
+        let decoder = blueprint.model;
+        Ok(TiersReady { model, decoder, plan, threads, executor, assisted, dense, store, heat, pinning })
     }
 
     /// The engine.
     pub fn into_engine(self, options: &Options) -> Engine {
-        let TiersReady { loaded, store, heat, pinning } = self;
-        let DenseLoaded { model, blueprint, plan, threads, backend, dense, assistant, .. } = loaded;
-        let backend_name = match &assistant {
-            Some(_) => format!("{} and CPU (--cpu-experts: other bits)", backend.name()),
-            None => backend.name(),
+        let TiersReady { model, decoder, plan, threads, mut executor, assisted, dense, store, heat, pinning } =
+            self;
+        let backend = executor.backend();
+        let backend_name = match assisted {
+            true => format!("{} and CPU (--cpu-experts: other bits)", backend.name()),
+            false => backend.name(),
         };
+        let blank = SequenceState::new(&decoder.state(), backend);
         let setup = Setup {
             threads,
             precision: options.precision,
             io: options.io,
-            // Slots of a device may be lent later, and experts move then.
-            prefetch: options.prefetch && (plan.moves_experts() || plan.device.is_some()),
-            assisted: assistant.is_some(),
+            assisted,
             backend_name,
             device: options.device.clone(),
         };
-        let blank = SequenceState::new(&blueprint.model.state(), &*backend);
         let pressure = Pressure::on(
             // Memory that a device copies from cannot be given back.
             if plan.device.is_some() { 0 } else { plan.slot_bytes },
             // Whoever describes a machine has a process that is not it.
             options.machine.is_none().then_some(plan.budget),
         );
-        let compute = Compute {
-            backend,
-            _pinning: pinning,
-            routing: Routing::default(),
-            expected: Routing::default(),
-            assistant,
-            pressure,
-            logits: Kept::default(),
-            wanted: Vec::new(),
-        };
+        let compute =
+            Compute { executor, _pinning: pinning, pressure, logits: Kept::default(), wanted: Vec::new() };
         let ledger = Arc::new(plan.ledger(Arc::clone(&store) as _));
         Engine(Arc::new(Inner {
             model,
-            decoder: blueprint.model,
+            decoder,
             setup,
             experts: Experts { store, heat },
             memory: Memory { plan, ledger, dense },

@@ -18,7 +18,7 @@ pub use prospect::Prospect;
 use fingerprint::fingerprint;
 use pinning::Pinning;
 
-use crate::backend::{Assistant, Backend, Device, Kept, Precision, Routing, SequenceState};
+use crate::backend::{Kept, Precision, SequenceState};
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::experts::heat::Heat;
@@ -26,7 +26,7 @@ use crate::forecast::bound::{Speeds, read_speed};
 use crate::format::ModelFile;
 use crate::memory::{Hold, Ledger, MemoryEntry, Pressure, Purpose, Region};
 
-use crate::experts::{ExpertStore, IoMethod, Meters, Picture};
+use crate::experts::{Device, ExpertExecutor, ExpertStore, IoMethod, Meters, Picture};
 use crate::forecast::probe;
 use crate::forecast::trace::RoutedLayer;
 use crate::models::Model;
@@ -34,9 +34,6 @@ use crate::plan::{Plan, Traffic};
 use crate::tokenizer::Tokenizer;
 #[cfg(feature = "grammar")]
 use crate::tokenizer::lexicon::{Lexicon, Tree};
-
-/// So many tokens of different conversations choose experts like one does: few, and mostly those they chose before.
-const FEW_TOKENS: usize = 8;
 
 /// Long enough for a drive's own cache not to matter, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(800);
@@ -60,7 +57,7 @@ struct Inner {
     lost: OnceLock<String>,
     /// A conversation's state before its first token. New ones are forks of it, so that none waits for the backend.
     blank: Mutex<SequenceState>,
-    /// The backend computes one batch at a time.
+    /// One batch is computed at a time.
     compute: Mutex<Compute>,
 }
 
@@ -83,7 +80,6 @@ struct Setup {
     threads: usize,
     precision: Precision,
     io: IoMethod,
-    prefetch: bool,
     /// Whether the processor computes some experts beside a device.
     assisted: bool,
     /// What computes, for people.
@@ -94,6 +90,7 @@ struct Setup {
 
 /// Where the routed experts are. What was hot is written to a file when the model is dropped.
 struct Experts {
+    /// For meters, pictures and heat. Only the executor asks it for experts.
     store: Arc<ExpertStore>,
     heat: Option<Heat>,
 }
@@ -125,14 +122,9 @@ struct MeasuredLater {
 }
 
 struct Compute {
-    backend: Box<dyn Backend>,
-    /// Expert slots that the backend copies from by itself; dropped after it.
+    executor: Box<dyn ExpertExecutor>,
+    /// Expert slots that a device copies from by itself; dropped after the executor.
     _pinning: Option<Pinning>,
-    routing: Routing,
-    /// What the next layer will probably choose.
-    expected: Routing,
-    /// Computes experts beside the backend, if that was asked for.
-    assistant: Option<Assistant>,
     pressure: Pressure,
     logits: Kept,
     /// Rows of the batch at hand whose logits are wanted.
@@ -357,7 +349,7 @@ impl Engine {
         self.0.blank.lock().unwrap_or_else(PoisonError::into_inner).fork()
     }
 
-    /// The backend, when it is free.
+    /// The executor, when it is free.
     pub(crate) fn compute(&self) -> ComputeGuard<'_> {
         // Every batch begins with whole buffers and writes what it reads, so a panic in the last one leaves
         // nothing behind.

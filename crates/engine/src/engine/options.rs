@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::backend::{Device, Precision};
+use crate::backend::Precision;
 use crate::error::{Error, Result};
-use crate::experts::IoMethod;
 use crate::experts::policy::PolicyKind;
+use crate::experts::{Device, IoMethod};
 use crate::memory::Machine;
 use crate::plan::{DeviceWishes, ExpertMemory, Wishes};
 

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::MutexGuard;
 
-use super::{Compute, FEW_TOKENS, Inner};
-use crate::backend::{ASSISTED_ROWS, Batch, Logits, Row, note_loss};
+use super::{Compute, Inner};
+use crate::backend::{Batch, Logits, Row, note_loss};
 use crate::blocks::head::Head;
-use crate::blocks::{Cancel, Context, RoutingObserver};
+use crate::blocks::{Cancel, Context};
 use crate::error::{Bytes, Error, Result};
-use crate::experts::{ExpertStore, Purpose};
+use crate::experts::{BatchShape, ExpertStore, RoutingObserver};
 use crate::memory::{Pressure, Relief};
 
 /// What is asked of a batch besides computing it.
@@ -31,7 +31,7 @@ impl<'a> ComputeGuard<'a> {
     /// # Errors
     /// If the device fails.
     pub fn lend_device(&mut self) -> Result<()> {
-        self.inner.experts.store.lend_device(&mut *self.held.backend)
+        self.held.executor.lend()
     }
 
     /// Computes a batch, and the logits of the first of the `wanted` rows, which are ascending.
@@ -51,19 +51,16 @@ impl<'a> ComputeGuard<'a> {
         self.held.wanted.clear();
         self.held.wanted.extend(wanted);
         let rows = batch.tokens.len();
-        // Many tokens together need nearly all experts, whether they are a prompt or the next ones of many answers.
-        let few = rows == batch.sequences.len() && rows <= FEW_TOKENS;
-        let purpose = if few { Purpose::Token } else { Purpose::Prompt };
         let cancel = pass.cancel;
-        self.pass_layers(batch, purpose, pass).inspect_err(|error| match error {
+        self.pass_layers(batch, pass).inspect_err(|error| match error {
             Error::DeviceLost(_) => note_loss(&self.inner.lost, error),
             // These end a batch between two layers, or before an expert was given a place there.
             Error::Cancelled | Error::Io { .. } => {}
             // What was on its way to the device may not have come there.
-            _ => self.inner.experts.store.forget_device(),
+            _ => self.held.executor.forget(),
         })?;
         let ComputeGuard { inner, held } = self;
-        let mut computed = Computed { inner, held, rows, purpose, given: 0, ready: 0..0 };
+        let mut computed = Computed { inner, held, rows, given: 0, ready: 0..0 };
         if computed.has_more() {
             cancel.check()?;
             computed.compute_more()?;
@@ -72,19 +69,13 @@ impl<'a> ComputeGuard<'a> {
     }
 
     /// Takes a batch through all layers. Afterwards all experts that they used have come to where they are computed.
-    fn pass_layers(&mut self, batch: &mut Batch<'_>, purpose: Purpose, pass: Pass<'_>) -> Result<()> {
+    fn pass_layers(&mut self, batch: &mut Batch<'_>, pass: Pass<'_>) -> Result<()> {
         let Pass { cancel, mut observer } = pass;
-        let Compute { backend, routing, expected, assistant, pressure, .. } = &mut *self.held;
-        let few = purpose == Purpose::Token;
-        // A prompt needs nearly all experts, which the store reads far ahead as it is.
-        let expected = (self.inner.setup.prefetch && few).then_some(expected);
+        let Compute { executor, pressure, .. } = &mut *self.held;
+        relieve(pressure, &self.inner.experts.store);
+        executor.begin(BatchShape { rows: batch.tokens.len(), sequences: batch.sequences.len() })?;
         let mut cx = Context {
-            backend: &mut **backend,
-            store: &self.inner.experts.store,
-            routing,
-            purpose,
-            expected,
-            assistant: assistant.as_mut().filter(|_| few && batch.tokens.len() <= ASSISTED_ROWS),
+            executor: &mut **executor,
             cancel,
             // With its lifetime cut to that of the context.
             observer: match &mut observer {
@@ -92,16 +83,8 @@ impl<'a> ComputeGuard<'a> {
                 None => None,
             },
         };
-        if batch.tokens.len() == batch.sequences.len() {
-            cx.store.tick();
-        }
-        relieve(pressure, cx.store);
-        cx.store.lend_device(cx.backend)?;
-        cx.backend.begin(batch.tokens.len());
         self.inner.decoder.forward(&mut cx, batch)?;
-        cx.backend.submit()?;
-        cx.store.note_copy_wait(cx.backend.copy_wait());
-        Ok(())
+        executor.end()
     }
 }
 
@@ -112,7 +95,6 @@ pub(crate) struct Computed<'a> {
     held: MutexGuard<'a, Compute>,
     /// Rows of the batch.
     rows: usize,
-    purpose: Purpose,
     /// How many of the wanted rows have been given.
     given: usize,
     /// Which of the wanted rows have their logits in the backend's buffer, which has room for a few.
@@ -143,9 +125,9 @@ impl Computed<'_> {
         }
         let place = self.given;
         self.given += 1;
-        let Compute { backend, logits, wanted, .. } = &mut *self.held;
+        let Compute { executor, logits, wanted, .. } = &mut *self.held;
         let row = Row {
-            backend: &mut **backend,
+            backend: executor.backend(),
             buffer: self.inner.decoder.head().logits,
             kept: logits,
             lost: &self.inner.lost,
@@ -159,21 +141,17 @@ impl Computed<'_> {
     /// # Errors
     /// If the device fails.
     pub fn finish(mut self) -> Result<()> {
-        let store = &self.inner.experts.store;
-        if self.purpose == Purpose::Token {
-            let told = self.held.backend.tell(&mut |layer, experts| store.note_used(layer, experts));
-            told.inspect_err(|error| note_loss(&self.inner.lost, error))?;
-        }
-        Ok(())
+        self.held.executor.count_used().inspect_err(|error| note_loss(&self.inner.lost, error))
     }
 
     /// Computes the logits of the next rows, as many as there is room for.
     fn compute_more(&mut self) -> Result<()> {
-        let Compute { backend, logits, wanted, .. } = &mut *self.held;
+        let Compute { executor, logits, wanted, .. } = &mut *self.held;
         let next = self.given..wanted.len().min(self.given + Head::ROWS);
         logits.forget();
+        let backend = executor.backend();
         backend.begin(self.rows);
-        let done = self.inner.decoder.head().forward(&mut **backend, &wanted[next.clone()]);
+        let done = self.inner.decoder.head().forward(backend, &wanted[next.clone()]);
         done.inspect_err(|error| note_loss(&self.inner.lost, error))?;
         self.ready = next;
         Ok(())

@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::backend::Device;
-use crate::experts::ExpertStore;
+use crate::experts::{Device, ExpertStore};
 use crate::memory::SharedBytes;
 
 /// Bytes that are pinned at a time: enough to be worth a call, and little enough to stop soon.

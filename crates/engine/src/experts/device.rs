@@ -4,11 +4,26 @@ use smallvec::SmallVec;
 
 use super::slots::Arena;
 use super::tier::Tier;
-use super::{ExpertStore, Leases, Purpose, Residence, Slot, SlotClass, SlotClasses};
-use crate::backend::Backend;
+use super::{Access, DevicePart, ExpertStore, Leases, Residence, Slot, SlotClass, SlotClasses};
 use crate::error::Result;
 use crate::memory::SharedBytes;
 use crate::{ExpertIdx, LayerIdx};
+
+/// Slots in a device's memory, as the store moves experts into them and lends them to conversations.
+#[allow(clippy::missing_errors_doc)]
+pub trait DeviceSlots {
+    /// Starts to bring experts to their [places](super::Lease::place).
+    fn upload(&mut self, leases: Leases) -> Result<()>;
+
+    /// Drops leases that are kept while experts are on their way, and says whether it did. It may be told to `wait` until it can.
+    fn let_go(&mut self, wait: bool) -> Result<bool>;
+
+    /// Gives up the memory of some slots, which hold nobody, to conversations.
+    fn lend(&mut self, part: DevicePart) -> Result<()>;
+
+    /// Makes slots again whose memory was lent; `false` if there is none for them.
+    fn take_back(&mut self, part: DevicePart) -> Result<bool>;
+}
 
 impl ExpertStore {
     /// From now on experts are computed in slots of the device's memory, of which it has so many of each class. A quarter of them is
@@ -20,21 +35,26 @@ impl ExpertStore {
         self.shared.lock().tier = Some(Tier::new(self.experts(), slots, sizes));
     }
 
+    /// Slots of each class in the device's memory, if it has some.
+    pub fn device_slots(&self) -> Option<Vec<usize>> {
+        self.shared.lock().tier.as_ref().map(Tier::slot_counts)
+    }
+
     /// Lends conversations what they need of the device's slots, and takes back what they do not. To be called while nothing is computed.
     ///
     /// # Errors
-    /// The backend's.
-    pub fn lend_device(&self, backend: &mut dyn Backend) -> Result<()> {
+    /// The device's.
+    pub fn lend_device(&self, device: &mut dyn DeviceSlots) -> Result<()> {
         let mut state = self.shared.lock();
         let asked = state.asked_of_device;
         let Some(tier) = &mut state.tier else { return Ok(()) };
         while tier.lent_bytes() < asked {
             let Some(part) = tier.lend() else { break };
-            backend.lend(part)?;
+            device.lend(part)?;
         }
         while let Some(part) = tier.comes_back(asked) {
             // Where others have taken the memory meanwhile, there are fewer slots.
-            if !backend.take_back(part)? {
+            if !device.take_back(part)? {
                 break;
             }
             tier.take_back();
@@ -47,10 +67,10 @@ impl ExpertStore {
     ///
     /// # Errors
     /// If reading fails or the device refuses.
-    pub fn lift(
+    pub fn upload(
         &self,
         experts: impl Iterator<Item = usize>,
-        backend: &mut dyn Backend,
+        device: &mut dyn DeviceSlots,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         /// Enough to keep the drive busy.
@@ -68,10 +88,10 @@ impl ExpertStore {
             });
         }
         for some in wanted.chunks(AHEAD) {
-            let mut acquisition = self.acquire_numbered(some.iter().copied(), Purpose::Preload);
-            while let Some(leases) = acquisition.next_ready_letting_go(&mut |wait| backend.let_go(wait))? {
+            let mut acquisition = self.acquire_numbered(some.iter().copied(), Access::Preload);
+            while let Some(leases) = acquisition.next_ready_letting_go(&mut |wait| device.let_go(wait))? {
                 let bytes: u64 = leases.iter().map(|lease| self.shared.expert_bytes(lease.number)).sum();
-                backend.lift(leases)?;
+                device.upload(leases)?;
                 progress(bytes);
             }
         }

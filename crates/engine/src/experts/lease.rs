@@ -23,7 +23,7 @@ pub struct Acquisition<'a> {
     /// In the device's memory.
     pub(super) on_device: SmallVec<[(ExpertIdx, DeviceSlot); 16]>,
     /// Whether those that are handed out are given places in the device's memory.
-    pub(super) lifts: bool,
+    pub(super) uploads: bool,
     /// Pinned and on their way.
     pub(super) reading: SmallVec<[usize; 16]>,
     /// Without a slot yet, the next one last.
@@ -119,7 +119,7 @@ impl Acquisition<'_> {
     /// Leases of those that are to be brought to the device and are in memory already: to start with, while the slots that they get
     /// there are chosen.
     pub fn demanded(&self) -> Leases {
-        if self.lifts { self.ready.iter().map(Lease::again).collect() } else { Leases::new() }
+        if self.uploads { self.ready.iter().map(Lease::again).collect() } else { Leases::new() }
     }
 
     /// How many can be handed out without waiting.
@@ -138,7 +138,7 @@ impl Acquisition<'_> {
     /// Those that are ready: all of them, or as many as are brought to the device at a time.
     fn hand_out(&mut self) -> Leases {
         let mut leases = std::mem::take(&mut self.ready);
-        if !self.lifts {
+        if !self.uploads {
             return leases;
         }
         let shared = &self.store.shared;

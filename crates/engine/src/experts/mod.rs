@@ -1,12 +1,15 @@
-//! The expert store: hands out the weights of experts, wherever they are.
+//! Experts: the store that hands them out, wherever they are, and the executors that compute with them.
 //!
-//! Only the MoE block asks it for anything. It [acquires](ExpertStore::acquire) the experts that the router
+//! Only an [executor](ExpertExecutor) asks the store for anything. It [acquires](ExpertStore::acquire) the experts that the router
 //! chose and computes with each batch of leases as it becomes ready: those in memory at once, the others as they
 //! arrive from the drive. A lease keeps its expert in place until it is dropped. Experts live in slots that
 //! are allocated once; when all are taken, a [`Policy`] says who leaves. Where there are slots for all experts,
 //! they are all read at the start and nobody ever leaves.
 
+mod assistant;
+mod cpu;
 mod device;
+mod executor;
 mod giving;
 pub(crate) mod heat;
 pub mod io;
@@ -25,6 +28,13 @@ use std::time::{Duration, Instant};
 use forebay_kernels::Encoding;
 use smallvec::SmallVec;
 
+pub use assistant::{Assistant, Outputs};
+pub use cpu::CpuExecutor;
+pub use device::DeviceSlots;
+pub use executor::{
+    Access, BatchShape, Device, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture,
+    RoutingObserver,
+};
 pub use giving::Given;
 pub use io::{ByteSource, FileSource, IoMethod};
 pub use lease::{Acquisition, Lease, Leases};
@@ -352,8 +362,8 @@ impl ExpertStore {
             }
         });
         for some in wanted.chunks(AHEAD) {
-            let mut acquisition = self.acquire_numbered(some.iter().copied(), Purpose::Preload);
-            acquisition.lifts = false;
+            let mut acquisition = self.acquire_numbered(some.iter().copied(), Access::Preload);
+            acquisition.uploads = false;
             while let Some(leases) = acquisition.next_ready()? {
                 for lease in leases {
                     progress(self.shared.expert_bytes(lease.number));
@@ -364,7 +374,7 @@ impl ExpertStore {
     }
 
     /// What the experts are, and where.
-    pub(crate) fn layers(&self) -> &[Option<ExpertLayer>] {
+    pub fn layers(&self) -> &[Option<ExpertLayer>] {
         &self.shared.layers
     }
 
@@ -391,11 +401,11 @@ impl ExpertStore {
     }
 
     /// Asks for experts of a layer. Reading what is missing starts at once.
-    pub fn acquire(&self, layer: LayerIdx, experts: &[ExpertIdx], purpose: Purpose) -> Acquisition<'_> {
+    pub fn acquire(&self, layer: LayerIdx, experts: &[ExpertIdx], access: Access) -> Acquisition<'_> {
         let first = self.shared.numbering.layer(layer.0).start;
         let numbers = experts.iter().map(|e| first + e.0 as usize);
         self.shared.lock().forget_sent(numbers.clone());
-        self.acquire_numbered(numbers, purpose)
+        self.acquire_numbered(numbers, access)
     }
 
     /// Reads experts that a layer will probably ask for, while the drive has nothing else to do.
@@ -440,12 +450,12 @@ impl ExpertStore {
         self.reader.describe()
     }
 
-    fn acquire_numbered(&self, experts: impl Iterator<Item = usize>, purpose: Purpose) -> Acquisition<'_> {
+    fn acquire_numbered(&self, experts: impl Iterator<Item = usize>, access: Access) -> Acquisition<'_> {
         let mut acquisition = Acquisition {
             store: self,
             ready: Leases::new(),
             on_device: SmallVec::new(),
-            lifts: false,
+            uploads: false,
             reading: SmallVec::new(),
             waiting: SmallVec::new(),
             at_once: usize::MAX,
@@ -455,21 +465,21 @@ impl ExpertStore {
         let mut promoted: SmallVec<[ReadId; 96]> = SmallVec::new();
         {
             let mut state = self.shared.lock();
-            acquisition.lifts = state.tier.is_some();
+            acquisition.uploads = state.tier.is_some();
             for expert in experts {
-                let lifted = state.on_device(expert);
-                let hit = lifted.is_some() || matches!(state.experts[expert], Residence::Memory { .. });
-                if purpose == Purpose::Token {
+                let uploaded = state.on_device(expert);
+                let hit = uploaded.is_some() || matches!(state.experts[expert], Residence::Memory { .. });
+                if access == Access::Token {
                     state.policy.used(expert);
                     acquisition.at_once = reads_at_once(state.slots[self.shared.class(expert)].len());
                 }
-                if purpose != Purpose::Preload {
+                if access != Access::Preload {
                     state.meters.count(hit, self.shared.expert_bytes(expert));
-                    state.meters.device_hits += u64::from(lifted.is_some());
+                    state.meters.device_hits += u64::from(uploaded.is_some());
                     let pictures = state.pictures;
                     state.asked[expert].note(pictures, hit);
                 }
-                if let Some(slot) = lifted {
+                if let Some(slot) = uploaded {
                     let (_, index) = self.shared.numbering.place(expert);
                     let place = DeviceSlot { class: self.shared.class(expert), slot };
                     acquisition.on_device.push((ExpertIdx(index as u32), place));
@@ -506,17 +516,6 @@ impl ExpertStore {
 /// Names the read of one part of an expert.
 pub(crate) fn read_id(expert: usize, part: usize) -> ReadId {
     ReadId((expert * MAX_RANGES + part) as u64)
-}
-
-/// What experts are asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// A token, or one each of several conversations: what they use is worth keeping.
-    Token,
-    /// A chunk of a prompt, which needs nearly all experts once: it passes through without changing what is kept.
-    Prompt,
-    /// To have them there.
-    Preload,
 }
 
 impl Shared {

@@ -80,6 +80,11 @@ impl Tier {
         Some(self.place[expert]).filter(|&slot| slot != NONE).map(|slot| slot as usize)
     }
 
+    /// Slots of each class.
+    pub fn slot_counts(&self) -> Vec<usize> {
+        self.slots.iter().map(Vec::len).collect()
+    }
+
     /// All slots.
     pub fn slot_count(&self) -> usize {
         self.slots.iter().map(Vec::len).sum()

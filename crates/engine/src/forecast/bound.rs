@@ -108,8 +108,8 @@ impl Bound {
     pub fn of(cost: &TokenCost, speeds: &Speeds) -> Option<Bound> {
         let read = speeds.drive.map(|drive| (Bottleneck::Drive, cost.bytes_read / drive));
         let compute = speeds.memory.map(|memory| (Bottleneck::Memory, cost.bytes_used / memory));
-        let lift = speeds.link.map(|link| (Bottleneck::Link, cost.bytes_lifted / link));
-        let all = read.into_iter().chain(compute).chain(lift);
+        let upload = speeds.link.map(|link| (Bottleneck::Link, cost.bytes_lifted / link));
+        let all = read.into_iter().chain(compute).chain(upload);
         let (by, seconds) = all.max_by(|a, b| a.1.total_cmp(&b.1))?;
         let before = if speeds.link.is_some() { 0.0 } else { cost.dense_seconds };
         // Where nothing had to come, nothing bounds.

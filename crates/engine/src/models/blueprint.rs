@@ -18,9 +18,9 @@ use super::names::{ExpertNames, Name};
 use super::needs::{Discovery, Need, NeedKind};
 use super::product::Product;
 use super::{Model, keys};
-use crate::backend::{Backend, Buf, BufShape, Device, HostMatrix, Matrix, Router, Vector, Weight};
+use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Router, Vector, Weight};
 use crate::error::{Error, Result};
-use crate::experts::{ByteRange, ByteSource, ExpertLayer, PartShape};
+use crate::experts::{ByteRange, ByteSource, Device, ExpertLayer, PartShape};
 use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
 use crate::memory::{ALIGNMENT, Region};
 

@@ -8,14 +8,14 @@ pub use super::attention::{AttentionKind, NormSpan, Q_NORM, has_qkv_bias};
 use super::linear::Linear;
 use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, keys};
 use crate::LayerIdx;
-use crate::backend::Batch;
 use crate::backend::{
-    Activation, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Router, Scores, StateShape, Vector,
+    Activation, Batch, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Router, RouterWeights,
+    Scores, StateShape, Vector,
 };
 use crate::blocks::Context;
 use crate::blocks::head::Head;
 use crate::blocks::mlp::{Mlp, MlpWeights};
-use crate::blocks::moe::{Gate, Gates, Moe, SharedExpert, SharedWeights};
+use crate::blocks::moe::{Moe, MoeLayer, MoeWeights, SharedExpert, SharedWeights};
 use crate::blocks::rope::RopeScaling;
 use crate::error::Result;
 
@@ -249,21 +249,15 @@ struct Layer {
 /// A layer's feed-forward block.
 enum Ffn {
     Dense(Mlp, MlpWeights),
-    Mixture {
-        moe: Box<Moe>,
-        gate: Gate,
-        shared: Option<SharedWeights>,
-        biases: Option<[Vector; 3]>,
-        scales: [Option<Vector>; 3],
-    },
+    Mixture(Box<(Moe, MoeWeights)>),
 }
 
 impl Layer {
     /// The router, if it has one.
-    fn gate(&self) -> Option<Gate> {
-        match self.ffn {
+    fn router(&self) -> Option<RouterWeights> {
+        match &self.ffn {
             Ffn::Dense(..) => None,
-            Ffn::Mixture { gate, .. } => Some(gate),
+            Ffn::Mixture(mixture) => Some(mixture.1.router),
         }
     }
 }
@@ -399,7 +393,7 @@ impl<'r> Blocks<'r> {
                 let Mixture { router, inner, .. } = *mixture;
                 let hidden = moe.buffers.x.width;
                 let scales = b.experts(&mixture.names, &router, hidden, inner)?;
-                let weights = b.router(mixture.gate.of_layer(l), router.experts, hidden)?;
+                let matrix = b.router(mixture.gate.of_layer(l), router.experts, hidden)?;
                 let bias =
                     mixture.gate_bias.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()?;
                 let correction =
@@ -407,8 +401,8 @@ impl<'r> Blocks<'r> {
                 let shared =
                     mixture.shared.as_ref().map(|shared| shared.weights(b, l, hidden)).transpose()?;
                 let biases = mixture.biases.map(|names| names.vectors(b, l, mixture, hidden)).transpose()?;
-                let gate = Gate { weights, bias, correction };
-                Ok(Ffn::Mixture { moe: Box::new(moe), gate, shared, biases, scales })
+                let router = RouterWeights { matrix, bias, correction };
+                Ok(Ffn::Mixture(Box::new((moe, MoeWeights { router, shared, biases, scales }))))
             }
             Blocks::DenseFirst { layers, dense, mixtures } => {
                 if l < *layers {
@@ -445,7 +439,7 @@ fn mlp_weights(b: &mut Builder<'_>, names: [Name; 3], inner: usize, hidden: usiz
 
 impl Model for Decoder {
     fn forward(&self, cx: &mut Context<'_>, batch: &mut Batch<'_>) -> Result<()> {
-        cx.backend.embed(self.embed, batch.tokens, self.x)?;
+        cx.backend().embed(self.embed, batch.tokens, self.x)?;
         match &self.attention {
             Attention::Grouped(gqa) => gqa.begin(cx, batch)?,
             Attention::Latent(mla) => mla.begin(cx, batch)?,
@@ -453,7 +447,7 @@ impl Model for Decoder {
         for (i, layer) in self.layers.iter().enumerate() {
             cx.cancel.check()?;
             let i = LayerIdx(i);
-            cx.backend.rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
+            cx.backend().rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
             let (x, out) = (self.normed, self.added);
             match (&layer.mixer, &self.attention) {
                 (Mixer::Grouped(w), Attention::Grouped(gqa)) => gqa.forward(cx, batch, i, w, x, out)?,
@@ -461,17 +455,18 @@ impl Model for Decoder {
                 (Mixer::Linear(net, w), _) => net.forward(cx, batch, i, w, x, out)?,
                 _ => unreachable!("all layers have the same attention"),
             }
-            cx.backend.add(self.x, self.added)?;
+            cx.backend().add(self.x, self.added)?;
 
-            cx.backend.rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
-            match layer.ffn {
-                Ffn::Dense(mlp, ref w) => mlp.forward(cx.backend, w, self.normed, self.added)?,
-                Ffn::Mixture { ref moe, gate, shared, biases, scales } => {
-                    let next = self.layers.get(i.0 + 1).and_then(Layer::gate);
-                    moe.forward(cx, i, Gates { here: gate, next, shared, biases, scales }, self.added)?;
+            cx.backend().rms_norm(self.x, layer.ffn_norm, self.eps, self.normed)?;
+            match &layer.ffn {
+                Ffn::Dense(mlp, w) => mlp.forward(cx.backend(), w, self.normed, self.added)?,
+                Ffn::Mixture(mixture) => {
+                    let (moe, weights) = &**mixture;
+                    let next = self.layers.get(i.0 + 1).and_then(Layer::router);
+                    moe.forward(cx, MoeLayer { layer: i, weights, next }, self.added)?;
                 }
             }
-            cx.backend.add(self.x, self.added)?;
+            cx.backend().add(self.x, self.added)?;
         }
         Ok(())
     }

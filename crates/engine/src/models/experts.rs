@@ -293,7 +293,7 @@ mod tests {
 
     use super::*;
     use crate::experts::policy::PolicyKind;
-    use crate::experts::{ExpertPart, ExpertStore, IoMethod, Purpose, SlotClasses, StoreOptions};
+    use crate::experts::{Access, ExpertPart, ExpertStore, IoMethod, SlotClasses, StoreOptions};
     use crate::format::ModelFile;
     use crate::{ExpertIdx, LayerIdx};
 
@@ -335,7 +335,7 @@ mod tests {
         };
         let store = ExpertStore::new(model, layers, &classes, &options).unwrap();
         let weights = |expert: u32| {
-            let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Purpose::Token);
+            let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Access::Token);
             let leases = acquisition.next_ready().unwrap().unwrap();
             [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down].map(|part| values(leases[0].part(part)))
         };

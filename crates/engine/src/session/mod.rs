@@ -15,9 +15,10 @@ pub(crate) use snapshot::{Outline, Snapshot};
 pub use together::{Step, Turn};
 
 use crate::backend::{Batch, Logits, Routing, Sequence, SequenceState};
-use crate::blocks::{Cancel, RoutingObserver};
+use crate::blocks::Cancel;
 use crate::engine::{Computed, Engine, Pass};
 use crate::error::{Error, Result};
+use crate::experts::RoutingObserver;
 use crate::forecast::trace::Phase;
 use crate::memory::{Hold, Purpose};
 use crate::{LayerIdx, TokenId};

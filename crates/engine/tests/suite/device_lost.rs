@@ -3,17 +3,15 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
-use forebay_engine::backend::{
-    Attention, Backend, Buf, BufShape, CpuBackend, DeltaRule, Device, Experts, HeadMatrices, LayerState,
-    Matrix, Part, Ranked, Rope, Router, Routing, StateShape, Vector, Weight,
+use forebay_engine::backend::{Backend, BufShape, CpuBackend};
+use forebay_engine::experts::{
+    BatchShape, CpuExecutor, Device, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture,
 };
-use forebay_engine::experts::Leases;
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::{
-    Answer, Batch, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Options, Precision, Request,
-    Result, TokenId,
+    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Options, Precision, Request, Result,
 };
-use forebay_kernels::{Encoding, RopePairs};
+use forebay_kernels::Encoding;
 
 use crate::common::models::{demo_model, options};
 
@@ -21,8 +19,8 @@ use crate::common::models::{demo_model, options};
 struct Frail(Arc<AtomicUsize>);
 
 impl Device for Frail {
-    fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>> {
-        Ok(Box::new(FrailBackend { backend: CpuBackend::new(2, precision, buffers)?, left: self.0.clone() }))
+    fn executor(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn ExecutorBuilder>> {
+        Ok(Box::new(FrailBuilder { backend: CpuBackend::new(2, precision, buffers)?, left: self.0.clone() }))
     }
 
     fn computes(&self, _: Encoding) -> bool {
@@ -46,61 +44,73 @@ impl Device for Frail {
     }
 }
 
-struct FrailBackend {
+struct FrailBuilder {
     backend: CpuBackend,
     left: Arc<AtomicUsize>,
 }
 
-macro_rules! passed_on {
-    ($($name:ident($($arg:ident: $kind:ty),*);)*) => {
-        $(fn $name(&mut self, $($arg: $kind),*) -> Result<()> {
-            self.backend.$name($($arg),*)
-        })*
-    };
+impl ExecutorBuilder for FrailBuilder {
+    fn backend(&mut self) -> &mut dyn Backend {
+        &mut self.backend
+    }
+
+    fn build(self: Box<Self>, experts: ExpertSetup<'_>) -> Result<Box<dyn ExpertExecutor>> {
+        let executor = CpuExecutor::new(self.backend, experts.store, experts.prefetch);
+        Ok(Box::new(FrailExecutor { executor, left: self.left }))
+    }
 }
 
-impl Backend for FrailBackend {
-    fn name(&self) -> String {
-        "frail".into()
+struct FrailExecutor {
+    executor: CpuExecutor,
+    left: Arc<AtomicUsize>,
+}
+
+impl ExpertExecutor for FrailExecutor {
+    fn backend(&mut self) -> &mut dyn Backend {
+        self.executor.backend()
     }
 
-    fn new_state(&self, shape: StateShape) -> Box<dyn LayerState> {
-        self.backend.new_state(shape)
+    fn upload(
+        &mut self,
+        experts: &mut dyn Iterator<Item = usize>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        self.executor.upload(experts, progress)
     }
 
-    fn begin(&mut self, rows: usize) {
-        self.backend.begin(rows);
+    fn preload(
+        &mut self,
+        experts: &mut dyn Iterator<Item = usize>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        self.executor.preload(experts, progress)
     }
 
-    fn submit(&mut self) -> Result<()> {
+    fn lend(&mut self) -> Result<()> {
+        self.executor.lend()
+    }
+
+    fn begin(&mut self, batch: BatchShape) -> Result<()> {
+        self.executor.begin(batch)
+    }
+
+    fn mixture(&mut self, mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
+        self.executor.mixture(mixture, meanwhile)
+    }
+
+    fn end(&mut self) -> Result<()> {
         match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
-            Ok(_) => Ok(()),
+            Ok(_) => self.executor.end(),
             Err(_) => Err(Error::DeviceLost("it fell off the bus".into())),
         }
     }
 
-    passed_on! {
-        load(weight: Weight);
-        embed(table: Matrix, tokens: &[TokenId], out: Buf);
-        rms_norm(x: Buf, w: Vector, eps: f32, out: Buf);
-        matmul(x: Buf, products: &[(Matrix, Buf)]);
-        head_products(x: Buf, w: &HeadMatrices, out: Buf);
-        rope_angles(rope: &Rope, positions: &[u32], out: Buf);
-        rope(x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf);
-        attention(attention: &Attention, batch: &mut Batch<'_>);
-        delta_rule(rule: &DeltaRule, batch: &mut Batch<'_>);
-        ungroup(x: Buf, groups: usize, parts: &[Part]);
-        route(logits: Buf, router: &Router, correction: Option<Vector>, routing: &mut Routing);
-        experts(experts: &Experts, routing: &Routing, leases: Leases);
-        combine(routing: &Routing, experts: Buf, out: Buf);
-        add(x: Buf, y: Buf);
-        add_bias(x: Buf, w: Vector);
-        swiglu(gate: Buf, up: Buf);
-        sigmoid_gate(x: Buf, gate: Buf);
-        pick(x: Buf, rows: &[usize], out: Buf);
-        read(x: Buf, out: &mut [f32]);
-        read_row(x: Buf, row: usize, out: &mut [f32]);
-        best(logits: Buf, k: usize, out: &mut Vec<Ranked>);
+    fn count_used(&mut self) -> Result<()> {
+        self.executor.count_used()
+    }
+
+    fn forget(&mut self) {
+        self.executor.forget();
     }
 }
 

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_engine::backend::{Backend, BufShape, Device};
+use forebay_engine::backend::BufShape;
+use forebay_engine::experts::{Device, ExecutorBuilder};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::plan::{ExpertMemory, Plan};
 use forebay_engine::{Error, Options, Precision, Prospect, Result};
@@ -16,7 +17,7 @@ use crate::common::models::{data, demo_model};
 struct Sized(u64);
 
 impl Device for Sized {
-    fn backend(&self, _: Precision, _: &[BufShape]) -> Result<Box<dyn Backend>> {
+    fn executor(&self, _: Precision, _: &[BufShape]) -> Result<Box<dyn ExecutorBuilder>> {
         Err(Error::Backend("it is only planned with".into()))
     }
 

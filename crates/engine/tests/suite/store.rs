@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::experts::ExpertPart::{self, Down, Gate, Up};
 use forebay_engine::experts::policy::PolicyKind;
 use forebay_engine::experts::{
-    Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, Given, IoMethod, PartShape, Picture, Purpose,
+    Access, Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, Given, IoMethod, PartShape, Picture,
     Residency, RowPick, Sight, SlotClasses, StoreOptions,
 };
 use forebay_engine::format::FileIdx;
@@ -115,7 +115,7 @@ fn open_patient(drive: &Arc<Drive>, slots: usize, patience: Duration) -> ExpertS
 /// Acquires experts and checks every byte of them.
 fn check(store: &ExpertStore, layer: usize, experts: &[u32]) -> Result<(), Error> {
     let wanted: Vec<_> = experts.iter().map(|&e| ExpertIdx(e)).collect();
-    let mut acquisition = store.acquire(LayerIdx(layer), &wanted, Purpose::Token);
+    let mut acquisition = store.acquire(LayerIdx(layer), &wanted, Access::Token);
     let mut seen = Vec::new();
     while let Some(leases) = acquisition.next_ready()? {
         for lease in &leases {
@@ -211,7 +211,7 @@ fn two_that_wait_for_a_read_both_hear_that_it_failed() {
     let drive = Arc::new(Drive { fails_from: Some(end_of(3, 4, Up) - 100), ..Drive::default() });
     let store = open(&drive, 6);
     *drive.silent.lock().unwrap() = true;
-    let mut waiting = [0, 1].map(|_| store.acquire(LayerIdx(3), &[ExpertIdx(4)], Purpose::Token));
+    let mut waiting = [0, 1].map(|_| store.acquire(LayerIdx(3), &[ExpertIdx(4)], Access::Token));
     *drive.silent.lock().unwrap() = false;
     drive.speaks.notify_all();
     for acquisition in &mut waiting {
@@ -251,7 +251,7 @@ fn a_silent_drive_is_an_error_after_a_while_and_may_come_back() {
 fn an_acquisition_that_is_given_up_leaves_nothing_pinned() {
     let store = open(&Arc::new(Drive::default()), 2);
     for expert in 0..EXPERTS as u32 {
-        let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Purpose::Prompt);
+        let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Access::Prompt);
         if expert % 2 == 0 {
             drop(acquisition.next_ready().unwrap());
         }
@@ -277,15 +277,15 @@ fn with_few_slots_a_tokens_misses_come_one_after_another_and_a_prompts_together(
         }
         acquisition.next_ready().unwrap().unwrap().len()
     };
-    assert_eq!(together(Purpose::Token), 1);
-    assert_eq!(together(Purpose::Prompt), 3);
+    assert_eq!(together(Access::Token), 1);
+    assert_eq!(together(Access::Prompt), 3);
 }
 
 #[test]
 fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
     let store = open(&Arc::new(Drive::default()), LAYERS * EXPERTS);
     store.preload(0..LAYERS * EXPERTS, &mut |_| {}).unwrap();
-    let mut acquisition = store.acquire(LayerIdx(3), &[ExpertIdx(7)], Purpose::Token);
+    let mut acquisition = store.acquire(LayerIdx(3), &[ExpertIdx(7)], Access::Token);
     let lease = acquisition.next_ready().unwrap();
     // All but the two that a layer needs, and not the one that is leased.
     let given = store.give_back(u64::MAX);
@@ -373,7 +373,7 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
 
     // On its way, seen while somebody waits for it.
     *drive.silent.lock().unwrap() = true;
-    let acquisition = store.acquire(LayerIdx(2), &[ExpertIdx(5)], Purpose::Token);
+    let acquisition = store.acquire(LayerIdx(2), &[ExpertIdx(5)], Access::Token);
     store.look(&mut one);
     assert_eq!(seen(&one, 1, 5), sight(Residency::Arriving, Asked::Missed));
     *drive.silent.lock().unwrap() = false;

@@ -2,12 +2,10 @@
 
 use std::time::Instant;
 
-use super::{Backend, CpuBackend, Experts, Routing};
-use crate::error::Result;
-use crate::experts::Leases;
+use smallvec::SmallVec;
 
-/// Rows of the largest batch that it helps with. More of them share their experts, which are better brought to the device.
-pub(crate) const ASSISTED_ROWS: usize = 4;
+use super::{Lease, Leases};
+use crate::backend::{Backend, CpuBackend, Experts, Routing};
 
 /// Seconds that it takes beside the computing: activations come here, and results go back.
 const THERE_AND_BACK: f64 = 30e-6;
@@ -37,6 +35,9 @@ pub struct Outputs {
 }
 
 impl Assistant {
+    /// Rows of the largest batch that it helps with. More of them share their experts, which are better brought to the device.
+    pub const ROWS: usize = 4;
+
     /// One that computes with this backend, which has a model's weights, and buffers for a few rows. An expert takes so many
     /// seconds to the device, and here.
     pub fn new(backend: CpuBackend, link: f64, here: f64) -> Assistant {
@@ -59,29 +60,26 @@ impl Assistant {
     }
 
     /// Computes experts with what was put into [`input`](Self::input).
-    ///
-    /// # Errors
-    /// The backend's.
-    pub fn compute(&mut self, experts: &Experts, routing: &Routing, mut leases: Leases) -> Result<&Outputs> {
+    pub fn compute(&mut self, experts: &Experts, routing: &Routing, mut leases: Leases) -> &Outputs {
         let begun = Instant::now();
-        leases.sort_unstable_by_key(|lease| lease.expert());
+        leases.sort_unstable_by_key(Lease::expert);
         let buffers = experts.buffers;
         let width = buffers.x.width();
-        let chosen: Vec<_> = leases.iter().map(|lease| lease.expert()).collect();
+        let weights: SmallVec<[_; 16]> = leases.iter().map(Lease::weights).collect();
         self.backend.begin(self.x.len() / width);
         self.backend.fill(buffers.x, &self.x);
-        self.backend.experts(experts, routing, leases)?;
+        self.backend.experts(experts, routing, &weights);
         let Outputs { pairs, values } = &mut self.outputs;
         pairs.clear();
         values.clear();
         let all = self.backend.rows_of(buffers.out);
-        for (pair, place) in chosen.iter().flat_map(|&expert| routing.pairs(expert)) {
+        for (pair, place) in weights.iter().flat_map(|w| routing.pairs(w.expert)) {
             pairs.push(pair as u32);
             values.extend_from_slice(&all[place * width..][..width]);
         }
-        let seconds = begun.elapsed().as_secs_f64() / chosen.len() as f64;
+        let seconds = begun.elapsed().as_secs_f64() / weights.len() as f64;
         self.here += NEWEST * (seconds - self.here);
-        Ok(&self.outputs)
+        &self.outputs
     }
 }
 

@@ -3,6 +3,8 @@
 //! Every output element is computed by one kernel call from the whole of its inputs, so neither the cut nor
 //! the number of threads changes a bit.
 
+mod experts;
+
 use std::ops::Range;
 use std::slice;
 
@@ -16,13 +18,14 @@ use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
 use super::recurrent::CpuRecurrent;
 use super::{
-    Activation, Attention, Backend, Buf, BufShape, DeltaRule, Experts, HeadMatrices, HostMatrix, LayerState,
-    Matrix, Part, Ranked, Rope, Router, Routing, StateShape, Vector, Weight, rank,
+    Attention, Backend, Batch, Buf, BufShape, DeltaRule, HeadMatrices, HostMatrix, LayerState, Matrix, Part,
+    Ranked, Rope, Router, Routing, StateShape, Vector, Weight, rank,
 };
 use crate::TokenId;
-use crate::backend::Batch;
 use crate::error::{Error, Result};
-use crate::experts::{ExpertPart, Lease, Leases};
+use experts::bucket_tiles;
+
+pub use experts::ExpertWeights;
 
 /// How products with quantised weights are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,12 +98,12 @@ impl CpuBackend {
     }
 
     /// All of a buffer.
-    pub(super) fn rows_of(&self, buf: Buf) -> &[f32] {
+    pub(crate) fn rows_of(&self, buf: Buf) -> &[f32] {
         self.get(buf)
     }
 
     /// Writes the live rows of a buffer.
-    pub(super) fn fill(&mut self, buf: Buf, values: &[f32]) {
+    pub(crate) fn fill(&mut self, buf: Buf, values: &[f32]) {
         self.buffers[buf.id][..self.rows * buf.width].copy_from_slice(values);
     }
 
@@ -358,103 +361,6 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn experts(&mut self, experts: &Experts, routing: &Routing, leases: Leases) -> Result<()> {
-        let Experts { buffers: b, activation, biases, scales, .. } = *experts;
-        let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
-        let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
-        let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
-        let buckets: Few<Range<usize>> = leases.iter().map(|l| routing.bucket(l.expert())).collect();
-        let inner = b.gate.width / routing.top_k();
-        let scale = |part: ExpertPart, lease: &Lease| {
-            scales[part as usize].map_or(1.0, |scales| self.vectors[scales.0][lease.expert().0 as usize])
-        };
-
-        let reads_x: Few<Job<'_>> = [ExpertPart::Gate, ExpertPart::Up]
-            .iter()
-            .flat_map(|&part| leases.iter().map(move |lease| (part, lease)))
-            .zip(buckets.iter().cycle())
-            .map(|((part, lease), bucket)| Job {
-                w: lease.part(part),
-                scale: scale(part, lease),
-                reads: Reads::Indexed(routing.tokens(bucket.clone())),
-            })
-            .collect();
-        if self.expert_input != Some(b.x.id) {
-            let encodings = reads_x.iter().map(|job| job.w.encoding);
-            compute.quantise(x, slice::from_ref(&(0..self.rows)), encodings, &mut self.expert_panels);
-            self.expert_input = Some(b.x.id);
-        }
-        let mut outs = bucket_tiles(&mut gate, inner, &buckets);
-        outs.extend(bucket_tiles(&mut up, inner, &buckets));
-        compute.matmul(x, &self.expert_panels, &reads_x, &mut outs);
-        drop(outs);
-
-        // Each expert adds its own part of a vector to its rows.
-        let add_bias = |data: &mut [f32], width: usize, bias: Vector| {
-            let bias = &self.vectors[bias.0];
-            let mut tiles = bucket_tiles(data, width, &buckets);
-            self.pool.for_tiles(&mut tiles, Grain { rows: 1, cols: width }, |piece, mut tile| {
-                let expert = leases[piece.matrix].expert().0 as usize;
-                (self.kernels.add)(tile.row(0), &bias[expert * width..][..width]);
-            });
-        };
-        if let Some([gate_bias, up_bias, _]) = biases {
-            add_bias(&mut gate, inner, gate_bias);
-            add_bias(&mut up, inner, up_bias);
-        }
-
-        let mut gates = bucket_tiles(&mut gate, inner, &buckets);
-        let whole_rows = Grain { rows: 1, cols: inner };
-        self.pool.for_tiles(&mut gates, whole_rows, |piece, mut tile| {
-            let row = buckets[piece.matrix].start + piece.rows.start;
-            let up = &up[row * inner..][..inner];
-            match activation {
-                Activation::SwiGlu => (self.kernels.swiglu)(tile.row(0), up),
-                Activation::Clamped { alpha, limit } => {
-                    (self.kernels.clamped_swiglu)(tile.row(0), up, alpha, limit);
-                }
-            }
-        });
-        drop(gates);
-
-        let hidden = b.out.width / routing.top_k();
-        let reads_gate: Few<Job<'_>> = leases
-            .iter()
-            .zip(&buckets)
-            .map(|(lease, bucket)| Job {
-                w: lease.part(ExpertPart::Down),
-                scale: scale(ExpertPart::Down, lease),
-                reads: Reads::Rows(bucket.clone()),
-            })
-            .collect();
-        let places = self.rows * routing.top_k();
-        let activated = Activations { rows: &gate[..places * inner], width: inner };
-        compute.quantise(activated, &buckets, reads_gate.iter().map(|job| job.w.encoding), &mut self.panels);
-        let mut outs = bucket_tiles(&mut out, hidden, &buckets);
-        compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
-        drop(outs);
-        if let Some([.., down_bias]) = biases {
-            add_bias(&mut out, hidden, down_bias);
-        }
-
-        self.put(b.gate, gate);
-        self.put(b.up, up);
-        self.put(b.out, out);
-        Ok(())
-    }
-
-    fn combine(&mut self, routing: &Routing, experts: Buf, out: Buf) -> Result<()> {
-        self.each_row(out, |this, token, values| {
-            values.fill(0.0);
-            let width = values.len();
-            let outputs = this.get(experts);
-            for (place, weight) in routing.ranks(token) {
-                (this.kernels.add_scaled)(values, weight, &outputs[place * width..][..width]);
-            }
-        });
-        Ok(())
-    }
-
     fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
         self.each_row(x, |this, row, values| {
             (this.kernels.add)(values, &this.get(y)[row * y.width..][..y.width]);
@@ -518,20 +424,6 @@ impl Backend for CpuBackend {
         });
         Ok(())
     }
-}
-
-/// The rows of each bucket as a matrix of its own. Buckets are ascending and do not overlap.
-fn bucket_tiles<'a, T>(mut data: &'a mut [T], width: usize, buckets: &[Range<usize>]) -> Few<TileMut<'a, T>> {
-    let mut consumed = 0;
-    let mut tiles = Few::new();
-    for bucket in buckets {
-        let (_, rest) = data.split_at_mut((bucket.start - consumed) * width);
-        let (rows, rest) = rest.split_at_mut(bucket.len() * width);
-        tiles.push(TileMut::new(rows, width));
-        consumed = bucket.end;
-        data = rest;
-    }
-    tiles
 }
 
 /// Multiplies values by the scale of their matrix. Most matrices have none.

@@ -1,7 +1,7 @@
 //! Experts in slots of the GPU's memory, and on their way there.
 //!
-//! They come as they lie in the computer's slots: the copies are a line of their own, beside the computing, to places on the GPU.
-//! From there a kernel, in the line of computing, puts them in order in their slots. So whoever had a slot before has been
+//! They come as they lie in the computer's slots: the copies have a stream of their own, beside the computing, and go to places on the
+//! GPU. From there a kernel, on the stream of computing, puts them in order in their slots. So whoever had a slot before has been
 //! computed with when the next one is put there, and a place is free when that kernel has run. A copy needs no slot, so it may
 //! start long before it is known whose slot the expert gets, or whether it is asked for at all.
 
@@ -14,8 +14,8 @@ use forebay_engine::experts::tier::part_of;
 use forebay_engine::experts::{DevicePart, DeviceSlot, ExpertLayer, Lease, Leases, SlotClasses};
 use forebay_engine::{Bytes, Error, Result};
 
-use crate::driver::{Address, Gpu, Line, Memory, Moment, Pinned};
-use crate::weights::{LayerExperts, PlaneSource};
+use crate::driver::{Address, Event, Gpu, Memory, Pinned, Stream};
+use crate::weights::{DeviceMatrix, LayerExperts, PlaneSource};
 
 /// A part of a slot that a kernel puts in order, as it reads it.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -114,9 +114,9 @@ struct Staging {
 
 struct Place {
     /// When its content had come.
-    come: Moment,
+    come: Event,
     /// When that was put in order.
-    arranged: Moment,
+    arranged: Event,
     /// The number of the copy that brought it.
     copy: u64,
 }
@@ -172,7 +172,17 @@ impl ExpertSlots {
         self.arenas[place.class].address(place.slot)
     }
 
-    /// As [`Backend::lend`](forebay_engine::backend::Backend::lend).
+    /// A layer's experts: gate, up and down.
+    pub fn products(&self, layer: usize) -> [&DeviceMatrix; 3] {
+        self.layers[layer].as_ref().expect("it has experts").parts.each_ref()
+    }
+
+    /// From now on kernels look for a layer's experts in this table.
+    pub fn look_in(&mut self, layer: usize, table: Address) {
+        self.layers[layer].as_mut().expect("it has experts").look_in(table);
+    }
+
+    /// As [`DeviceSlots::lend`](forebay_engine::experts::DeviceSlots::lend).
     ///
     /// # Errors
     /// If the GPU fails.
@@ -183,7 +193,7 @@ impl ExpertSlots {
         Ok(())
     }
 
-    /// As [`Backend::take_back`](forebay_engine::backend::Backend::take_back).
+    /// As [`DeviceSlots::take_back`](forebay_engine::experts::DeviceSlots::take_back).
     pub fn take_back(&mut self, DevicePart { class, part }: DevicePart) -> bool {
         let gpu = &self.staging.gpu;
         gpu.trim_pieces();
@@ -277,7 +287,7 @@ impl ExpertSlots {
         let places = &self.staging.places;
         // Copies end in order.
         let last = self.batch.iter().max_by_key(|&&place| places[place].copy);
-        last.map_or(Ok(()), |&last| places[last].come.hold_up(Line::Compute))
+        last.map_or(Ok(()), |&last| places[last].come.hold_up(Stream::Compute))
     }
 
     /// What was brought last has been put in order when what was started so far has ended.
@@ -286,7 +296,7 @@ impl ExpertSlots {
     /// If the GPU refuses.
     pub fn arranged(&mut self) -> Result<()> {
         let Staging { places, free, .. } = &mut self.staging;
-        let set = self.batch.iter().try_for_each(|&place| places[place].arranged.set(Line::Compute));
+        let set = self.batch.iter().try_for_each(|&place| places[place].arranged.set(Stream::Compute));
         free.extend(self.batch.drain(..));
         set
     }
@@ -319,7 +329,7 @@ impl ExpertSlots {
 
 impl Staging {
     fn new(gpu: &Arc<Gpu>, (places, bytes): (usize, usize)) -> Result<Staging> {
-        let place = |_| Ok(Place { come: Moment::new(gpu)?, arranged: Moment::new(gpu)?, copy: 0 });
+        let place = |_| Ok(Place { come: Event::new(gpu)?, arranged: Event::new(gpu)?, copy: 0 });
         Ok(Staging {
             gpu: gpu.clone(),
             bytes,
@@ -363,7 +373,7 @@ impl Staging {
             // What was started needs its lease until it has ended, and nobody knows what has come.
             self.free.push_front(place);
             self.free.extend(self.sent.drain(..).map(|sent| sent.place));
-            let _ = self.gpu.wait_for(Line::Copies);
+            let _ = self.gpu.wait_for(Stream::Copies);
         }
         started.map(|()| place)
     }
@@ -371,7 +381,7 @@ impl Staging {
     fn start_copy(&mut self, lease: &Lease, place: usize) -> Result<()> {
         let (raw, _) = lease.raw();
         assert!(raw.len() <= self.bytes);
-        // What kept the last copy's bytes goes before its moment is set anew.
+        // What kept the last copy's bytes goes before its event is set anew.
         while self.on_the_way.iter().any(|(taken, _)| *taken == place) {
             let (oldest, lease) = self.on_the_way.pop_front().expect("there is one");
             let asked = Instant::now();
@@ -383,7 +393,7 @@ impl Staging {
         let to = self.address(place);
         let Place { come, arranged, copy } = &mut self.places[place];
         *copy = self.copies;
-        arranged.hold_up(Line::Copies)?;
+        arranged.hold_up(Stream::Copies)?;
         if self.gpu.is_pinned(raw) {
             // SAFETY: the lease keeps the bytes until the copy has ended, and the place is nobody else's.
             unsafe { self.gpu.bring(to, raw) }?;
@@ -397,7 +407,7 @@ impl Staging {
             // SAFETY: the bytes are written to again when the copy has ended, which was waited for above.
             unsafe { self.gpu.bring(to, here) }?;
         }
-        come.set(Line::Copies)
+        come.set(Stream::Copies)
     }
 }
 

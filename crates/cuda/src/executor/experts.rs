@@ -1,0 +1,223 @@
+//! Experts that come to the device while others are computed.
+
+use std::sync::atomic::Ordering;
+
+use forebay_engine::backend::{Backend, ExpertBuffers, Experts, RouterWeights, Routing};
+use forebay_engine::experts::{DevicePart, DeviceSlot, DeviceSlots, Lease, Leases, Mixture, Outputs};
+use forebay_engine::{ExpertIdx, LayerIdx, Result};
+use smallvec::SmallVec;
+
+use super::slots::ExpertSlots;
+use crate::backend::choice::{Chosen, MOST_APART, Told, row_words};
+use crate::backend::products::Halves;
+use crate::backend::{CudaBackend, Scratch};
+use crate::driver::{Address, Pinned};
+use crate::program::{Args, Shape};
+
+/// Experts that are brought together for a few rows: the first of them are computed while the last are on their way.
+const FEW_TOGETHER: usize = 2;
+
+/// Blocks that put a plane in order.
+const ARRANGING: usize = 32;
+
+/// Numbers of a layer that are noted: rows that were told, of a few tokens.
+const NOTED: usize = 2048;
+
+/// What routers chose, of layers that are on the device as a whole: told after the batch.
+#[derive(Default)]
+pub struct Notes {
+    /// `[layers, NOTED]`
+    memory: Option<Pinned>,
+    /// The layers, and rows and experts of each.
+    layers: Vec<(LayerIdx, usize, usize)>,
+}
+
+impl Notes {
+    /// Those of a batch that failed are nobody's.
+    pub fn forget(&mut self) {
+        self.layers.clear();
+    }
+}
+
+/// The experts of a model on a GPU: the slots that they are in, and the backend that computes with them.
+pub struct GpuExperts {
+    /// Gone first: it waits for all that was started.
+    pub backend: CudaBackend,
+    pub slots: ExpertSlots,
+    /// What the experts of the layer at hand read, once it is halved.
+    pub(super) halves: Option<Halves>,
+    told_ahead: Told,
+    notes: Notes,
+}
+
+impl GpuExperts {
+    /// Nothing is in the slots yet.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn new(backend: CudaBackend, slots: ExpertSlots) -> Result<GpuExperts> {
+        let told_ahead = Told::new(&backend.gpu)?;
+        Ok(GpuExperts { backend, slots, halves: None, told_ahead, notes: Notes::default() })
+    }
+
+    /// A batch begins.
+    pub fn begin(&mut self, rows: usize) {
+        self.notes.forget();
+        self.backend.begin(rows);
+    }
+
+    /// The logits of a mixture's router.
+    pub fn router_logits(&mut self, mixture: &Mixture<'_>) -> Result<()> {
+        mixture.weights.logits(&mut self.backend, mixture.experts.buffers.x, mixture.logits)
+    }
+
+    /// The choice of a mixture's router, by its logits. The host is told.
+    pub fn route(&mut self, mixture: &Mixture<'_>, routing: &mut Routing) -> Result<Chosen> {
+        self.halves = None;
+        self.backend.choose_and_tell(mixture.logits, mixture.router, mixture.weights.correction, routing)
+    }
+
+    /// Starts to choose for the next layer. The choice of this layer still counts.
+    pub fn foresee(&mut self, mixture: &Mixture<'_>, next: RouterWeights) -> Result<Chosen> {
+        let Mixture { router, logits, ref experts, .. } = *mixture;
+        let backend = &mut self.backend;
+        next.logits(backend, experts.buffers.x, logits)?;
+        let told = self.told_ahead.ask(&backend.gpu, backend.rows, router.top_k)?;
+        backend.choose(logits, router, next.correction, Scratch::Foreseen, Some(told))
+    }
+
+    /// Tells the host what was [foreseen](Self::foresee).
+    pub fn hear_ahead(&mut self, foreseen: &Chosen, routing: &mut Routing) -> Result<()> {
+        self.backend.start_once()?;
+        self.told_ahead.started()?;
+        self.told_ahead.hear(foreseen, routing)
+    }
+
+    /// These experts are asked for, and in the computer's memory: starts to copy them, before it is known to which slots they go. What was
+    /// sent ahead and is not among them is given up.
+    pub fn demand(&mut self, leases: Leases) -> Result<()> {
+        self.slots.keep_sent(&leases);
+        self.slots.send(leases)
+    }
+
+    /// Brings experts to their slots, and computes with them, if that is wanted.
+    pub fn bring(&mut self, mut leases: Leases, with: Option<(&Experts, &Chosen)>) -> Result<()> {
+        let together = match with {
+            Some(_) if self.backend.rows <= MOST_APART => FEW_TOGETHER.min(self.slots.together()),
+            _ => self.slots.together(),
+        };
+        while !leases.is_empty() {
+            let some: Leases = leases.drain(..together.min(leases.len())).collect();
+            self.bring_some(some, with)?;
+        }
+        Ok(())
+    }
+
+    fn bring_some(&mut self, leases: Leases, with: Option<(&Experts, &Chosen)>) -> Result<()> {
+        let GpuExperts { backend, slots, .. } = self;
+        let kernels = backend.kernels()?;
+        // What was recorded before need not wait for copies.
+        backend.start_once()?;
+        let place = |lease: &Lease| Some((lease.expert(), lease.place()?));
+        let there: SmallVec<[(ExpertIdx, DeviceSlot); 16]> = leases.iter().filter_map(place).collect();
+        let (planes, arrivals) = slots.bring(leases)?;
+        let args = Args::new().at(backend.recorder.params(planes)?).at(backend.recorder.params(arrivals)?);
+        let shape = Shape::new([ARRANGING, planes.len(), 1], 256);
+        let args = args.at(slots.whole_table()).int(there.len());
+        let table = with.map(|(experts, _)| self.table_of(experts.layer, &there)).transpose()?;
+        let GpuExperts { backend, slots, .. } = self;
+        // Nor do the lists.
+        backend.recorder.send_params()?;
+        slots.await_copies()?;
+        backend.recorder.waits_for_copies();
+        backend.record(kernels.arrange, shape, args)?;
+        if let (Some((experts, chosen)), Some(table)) = (with, table) {
+            self.compute(experts, chosen, table)?;
+        }
+        self.backend.recorder.submit_once()?;
+        self.slots.arranged()
+    }
+
+    /// Computes experts that are in their slots.
+    pub fn compute_there(
+        &mut self,
+        experts: &Experts,
+        chosen: &Chosen,
+        there: &[(ExpertIdx, DeviceSlot)],
+    ) -> Result<()> {
+        let table = self.table_of(experts.layer, there)?;
+        self.compute(experts, chosen, table)?;
+        // They are computed while others come.
+        self.backend.recorder.submit_once()
+    }
+
+    /// Puts what experts gave elsewhere to what they gave here.
+    pub fn put_outputs(&mut self, buffers: ExpertBuffers, outputs: &Outputs) -> Result<()> {
+        let backend = &mut self.backend;
+        let kernels = backend.kernels()?;
+        let width = buffers.x.width();
+        let recorder = &mut backend.recorder;
+        let args = Args::new().at(recorder.params(&outputs.values)?).at(recorder.params(&outputs.pairs)?);
+        let args = args.at(backend.at(buffers.out)).int(width);
+        let shape = Shape::new([width.div_ceil(256), outputs.pairs.len(), 1], 256);
+        backend.record(kernels.put_rows, shape, args)
+    }
+
+    /// A table of a layer's experts that has only these, so that nothing is computed of the others.
+    fn table_of(&mut self, layer: LayerIdx, there: &[(ExpertIdx, DeviceSlot)]) -> Result<Address> {
+        let GpuExperts { backend, slots, .. } = self;
+        let count = slots.layers[layer.0].as_ref().expect("it has experts").count;
+        let mut table: SmallVec<[Address; 256]> = SmallVec::from_elem(0, count);
+        for &(expert, place) in there {
+            table[expert.0 as usize] = slots.address(place);
+        }
+        backend.recorder.params(&table)
+    }
+
+    /// Where the choices of a layer are told, to be looked at after the batch.
+    pub(super) fn note(&mut self, layer: LayerIdx, top_k: usize) -> Result<Address> {
+        let words = self.backend.rows * row_words(top_k);
+        assert!(words <= NOTED, "{words} numbers of a layer are noted");
+        let layers = self.slots.layers.len();
+        let memory = match &mut self.notes.memory {
+            Some(memory) => memory,
+            none => none.insert(Pinned::new(&self.backend.gpu, layers * NOTED * 4)?),
+        };
+        self.notes.layers.push((layer, self.backend.rows, top_k));
+        Ok(memory.address() + (layer.0 * NOTED * 4) as u64)
+    }
+
+    /// Tells what mixtures of the last batch chose that were noted: the layer, and an expert for each row and rank.
+    pub fn tell(&mut self, listener: &mut dyn FnMut(LayerIdx, &[u32])) -> Result<()> {
+        let noted = std::mem::take(&mut self.notes.layers);
+        let Some(memory) = self.notes.memory.as_ref().filter(|_| !noted.is_empty()) else { return Ok(()) };
+        self.backend.gpu.wait()?;
+        let mut chosen: SmallVec<[u32; 64]> = SmallVec::new();
+        for (layer, rows, top_k) in noted {
+            let first = |row: usize| layer.0 * NOTED + row * row_words(top_k) + 1;
+            let experts = (0..rows).flat_map(|row| first(row)..first(row) + top_k);
+            chosen.clear();
+            chosen.extend(experts.map(|i| memory.number(i).load(Ordering::Relaxed)));
+            listener(layer, &chosen);
+        }
+        Ok(())
+    }
+}
+
+impl DeviceSlots for GpuExperts {
+    fn upload(&mut self, leases: Leases) -> Result<()> {
+        self.bring(leases, None)
+    }
+
+    fn let_go(&mut self, wait: bool) -> Result<bool> {
+        self.slots.let_go(wait)
+    }
+
+    fn lend(&mut self, part: DevicePart) -> Result<()> {
+        self.slots.lend(part)
+    }
+
+    fn take_back(&mut self, part: DevicePart) -> Result<bool> {
+        Ok(self.slots.take_back(part))
+    }
+}

@@ -1,0 +1,121 @@
+//! Mixtures on the processor, which computes experts where the store has them.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::executor::{Access, BatchShape, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture};
+use super::{ExpertPart, ExpertStore, Lease};
+use crate::backend::{Backend, CpuBackend, ExpertWeights, Routing};
+use crate::error::Result;
+use crate::{ExpertIdx, LayerIdx};
+
+/// Computes mixtures on the processor.
+pub struct CpuExecutor {
+    backend: CpuBackend,
+    store: Arc<ExpertStore>,
+    prefetch: bool,
+    access: Access,
+    /// The choices of the layer at hand, and what the next one will probably choose. They keep their memory from layer to layer.
+    routing: Routing,
+    expected: Routing,
+}
+
+impl ExecutorBuilder for CpuBackend {
+    fn backend(&mut self) -> &mut dyn Backend {
+        self
+    }
+
+    fn build(self: Box<Self>, experts: ExpertSetup<'_>) -> Result<Box<dyn ExpertExecutor>> {
+        let ExpertSetup { store, prefetch, .. } = experts;
+        Ok(Box::new(CpuExecutor::new(*self, store, prefetch)))
+    }
+}
+
+impl CpuExecutor {
+    /// Computes with the experts of a store. `prefetch` says whether those that a token's next layer will probably ask for are read while
+    /// the drive is idle.
+    pub fn new(backend: CpuBackend, store: Arc<ExpertStore>, prefetch: bool) -> CpuExecutor {
+        let (routing, expected) = (Routing::default(), Routing::default());
+        CpuExecutor { backend, store, prefetch, access: Access::Prompt, routing, expected }
+    }
+}
+
+impl ExpertExecutor for CpuExecutor {
+    fn backend(&mut self) -> &mut dyn Backend {
+        &mut self.backend
+    }
+
+    fn upload(&mut self, _: &mut dyn Iterator<Item = usize>, _: &mut dyn FnMut(u64)) -> Result<()> {
+        Ok(())
+    }
+
+    fn preload(
+        &mut self,
+        experts: &mut dyn Iterator<Item = usize>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        self.store.preload(experts, progress)
+    }
+
+    fn lend(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn begin(&mut self, batch: BatchShape) -> Result<()> {
+        self.access = batch.access();
+        if batch.is_step() {
+            self.store.tick();
+        }
+        self.backend.begin(batch.rows);
+        Ok(())
+    }
+
+    /// Experts are computed in the order in which the store has them ready. Their outputs are kept apart and added in rank order, so
+    /// that the order of arrival changes no bit.
+    fn mixture(&mut self, mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
+        let Mixture { router, weights, next, logits, experts, out, observer } = mixture;
+        let CpuExecutor { backend, store, routing, expected, .. } = self;
+        let (layer, x) = (experts.layer, experts.buffers.x);
+        weights.logits(backend, x, logits)?;
+        backend.route(logits, router, weights.correction, routing)?;
+        if let Some(observer) = observer {
+            observer(layer, routing);
+        }
+        let mut acquisition = store.acquire(layer, routing.chosen(), self.access);
+        // A prompt needs nearly all experts, which the store reads far ahead as it is.
+        if let Some(next) = next.filter(|_| self.prefetch && self.access == Access::Token) {
+            next.logits(backend, x, logits)?;
+            backend.route(logits, router, next.correction, expected)?;
+            let likely: SmallVec<[ExpertIdx; 32]> = expected.likeliest().collect();
+            store.prefetch(LayerIdx(layer.0 + 1), &likely);
+        }
+        // The drive is at work.
+        meanwhile(backend)?;
+        while let Some(mut leases) = acquisition.next_ready()? {
+            leases.sort_unstable_by_key(Lease::expert);
+            let weights: SmallVec<[ExpertWeights<'_>; 16]> = leases.iter().map(Lease::weights).collect();
+            backend.experts(&experts, routing, &weights);
+        }
+        backend.combine(routing, experts.buffers.out, out);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.backend.submit()
+    }
+
+    fn count_used(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn forget(&mut self) {}
+}
+
+impl Lease {
+    /// The matrices of the expert.
+    pub fn weights(&self) -> ExpertWeights<'_> {
+        let parts = [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down].map(|part| self.part(part));
+        ExpertWeights { expert: self.expert(), parts }
+    }
+}
