@@ -13,15 +13,16 @@ use anyhow::{Result, bail};
 use clap::Args;
 use forebay_engine::conversation::{Draft, ReplyOptions};
 use forebay_engine::driver::{Ending, Observer, Ticket};
-use forebay_engine::{Cancel, Driver, DriverOptions, Error, Fnv, Question, Reply, ReplyEvent};
+use forebay_engine::{Cancel, Driver, DriverOptions, Error, Fnv, Prompter, Question, Reply, ReplyEvent};
 use serde_json::Value;
 
 use self::files::{Answers, Earlier, Line, Requests};
-use crate::args::{LoadArgs, at_least_one};
+use crate::args::{LoadArgs, at_least_one, on_off};
 use crate::openai::answer::{Envelope, Form};
 use crate::openai::{Body, Endpoint};
 use crate::output::print;
 use crate::progress::Progress;
+use crate::prompting::read_template;
 use crate::serve::error::ApiError;
 use crate::{demo, interrupt, serve};
 
@@ -31,12 +32,17 @@ const DEFAULT_PARALLEL: usize = 128;
 /// Answer a file of requests, overnight
 ///
 /// IN has a line of JSON for each request, in the shape of OpenAI's batches: custom_id, and a body with messages; or,
-/// where the url is /v1/completions, with a prompt that is continued as it is. OUT gets a line for each answer when it is ready. Many requests go through the model together, so that each expert is
-/// read once per step for all of them: that is much faster than one after another.
+/// where the url is /v1/completions, with a prompt that is continued as it is. A body may ask for all that `serve` answers there
+/// (docs/server.md), but for a stream: response_format, tools and tool_choice, logprobs, n. OUT gets a line for each
+/// answer when it is ready, with the body that `serve` would give, but for what was measured. Many requests go through
+/// the model together, so that each expert is read once per step for all of them: that is much faster than one after
+/// another.
+///
 ///
 /// If a run is interrupted, run the same command again: it continues, and answers that OUT already holds are not computed
 /// again. IN is read line by line, so it may have millions of lines. The exit code is 1 if any request of IN was refused, in this run
 /// or in an earlier one.
+///
 /// An answer does not depend on what else is answered: without a seed of its own, a request has one that follows from its
 /// custom_id.
 #[derive(Args)]
@@ -70,6 +76,13 @@ pub struct BatchArgs {
     /// Conversations that take steps together, if memory has room for them
     #[arg(long, value_name = "N", default_value_t = DEFAULT_PARALLEL, value_parser = at_least_one)]
     parallel: usize,
+    /// Let the model reason first or not, where a request does not say and its chat template can [default: the
+    /// template's]
+    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    think: Option<bool>,
+    /// A chat template to use instead of the model's, in Jinja
+    #[arg(long, value_name = "FILE")]
+    chat_template_file: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -102,6 +115,9 @@ pub fn run(args: &BatchArgs) -> Result<ExitCode> {
     let (tell, told) = channel();
     let mut options = DriverOptions::new(args.parallel);
     options.leave = cancel.clone();
+    let template = args.chat_template_file.as_ref().map(|path| read_template(path, &engine)).transpose()?;
+    let prompter = Prompter::new(&engine).with_template(template.map(Arc::new)).with_think(args.think);
+    options.prompter = Some(prompter);
     options.observer = Some(Arc::new(Counter(tell.clone())));
     let driver = Driver::start(&engine, options)?;
     // The batch's driver has it now.

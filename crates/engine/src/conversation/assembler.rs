@@ -52,6 +52,13 @@ impl Assembler {
         }
     }
 
+    /// Reads the answer of this number to the same question: its calls have ids of their own.
+    pub fn number(&mut self, number: usize) {
+        if let (Some(start), 1..) = (&mut self.call_ids, number) {
+            *start = format!("{start}{number}_");
+        }
+    }
+
     /// Takes what happens to the answer. Gives whether more of it is wanted.
     pub fn push(&mut self, event: Event<'_>, emit: &mut dyn FnMut(ReplyEvent)) -> bool {
         match event {

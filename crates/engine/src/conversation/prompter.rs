@@ -51,6 +51,7 @@ impl Question {
         let mut question = self.clone();
         let seed = &mut question.request.sampling.seed;
         *seed = seed.map(|seed| seed.wrapping_add(number as u64));
+        question.assembler.number(number);
         question
     }
 
