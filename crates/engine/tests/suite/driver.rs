@@ -281,7 +281,8 @@ fn calls_of_tools_come_in_pieces_and_end_the_answer() {
     let tools = vec![tool("take"), tool("leave")];
     let request =
         question("balls", 200, 5).tools(tools.clone()).tool_choice(ToolChoice::Named("leave".into()));
-    let one = ChatRequest { parallel_tool_calls: false, ..request.clone() };
+    let mut one = request.clone();
+    one.parallel_tool_calls = false;
     let reply = driver.chat(one).unwrap().whole().unwrap();
     assert_eq!(reply.answer.finish_reason, FinishReason::Calls);
     let [(name, arguments)] = &calls(&reply)[..] else { panic!("{reply:?}") };
