@@ -7,25 +7,29 @@ use forebay_engine::backend::{Backend, BufShape, Device};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::plan::{ExpertMemory, Plan};
 use forebay_engine::{Error, Options, Precision, Prospect, Result};
-use forebay_kernels::Encoding;
+use forebay_kernels::{DType, Encoding};
 
 use crate::common::gguf_builder::{GgufBuilder, tensor_type};
 use crate::common::models::{data, demo_model};
+use crate::common::tiny_model::{EXPERTS, HEAD_DIM, HEADS, INNER, tiny_model};
 
-/// A device of which only the size is known.
-struct Sized(u64);
+/// A device that is planned with and never used. It computes all types but one, if that is given.
+struct Planned {
+    memory: u64,
+    without: Option<Encoding>,
+}
 
-impl Device for Sized {
+impl Device for Planned {
     fn backend(&self, _: Precision, _: &[BufShape]) -> Result<Box<dyn Backend>> {
         Err(Error::Backend("it is only planned with".into()))
     }
 
-    fn computes(&self, _: Encoding) -> bool {
-        true
+    fn computes(&self, encoding: Encoding) -> bool {
+        Some(encoding) != self.without
     }
 
     fn memory(&self) -> u64 {
-        self.0
+        self.memory
     }
 
     fn chunk(&self) -> usize {
@@ -42,7 +46,7 @@ impl Device for Sized {
 }
 
 fn plan(model: &Path, vram: u64, options: &Options) -> Result<Plan> {
-    let device: Arc<dyn Device> = Arc::new(Sized(vram));
+    let device: Arc<dyn Device> = Arc::new(Planned { memory: vram, without: None });
     Prospect::new(model, &Options { device: Some(device), ..options.clone() }).map(|p| p.plan().clone())
 }
 
@@ -118,5 +122,38 @@ fn a_matrix_with_a_scale_of_its_own_is_refused_by_name() {
             panic!("the device was given {name}")
         };
         assert!(message.contains(&format!("{name}.weight")) && message.contains("--device cpu"), "{message}");
+    }
+}
+
+#[test]
+fn a_type_that_the_device_does_not_compute_is_refused_by_name() {
+    const HIDDEN: u64 = 256;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let dense = ("blk.1.attn_q.weight", &[HIDDEN, HEADS * HEAD_DIM][..]);
+    let experts = ("blk.1.ffn_up_exps.weight", &[HIDDEN, INNER, EXPERTS][..]);
+    // The rest of the model is F32.
+    for dtype in DType::computable().filter(|&dtype| dtype != DType::F32) {
+        let device =
+            Some(Arc::new(Planned { memory: 1 << 40, without: Some(dtype.into()) }) as Arc<dyn Device>);
+        let options = Options { device, threads: Some(1), ..Options::default() };
+        let id = (0..).find(|&id| DType::from_ggml(id) == Some(dtype)).expect("every type has an identifier");
+        for (tensor, dims) in [dense, experts] {
+            let weights: u64 = dims.iter().product();
+            let bytes = weights as usize / dtype.block_len() * dtype.block_bytes();
+            let file = tiny_model(HIDDEN).without_tensor(tensor).tensor(tensor, id, dims, bytes);
+            std::fs::write(&path, file.build()).unwrap();
+            match Prospect::new(&path, &options) {
+                Err(Error::Unsupported(message)) => {
+                    for part in ["model.gguf", tensor, dtype.name(), "--device cpu"] {
+                        assert!(message.contains(part), "no {part:?} in: {message}");
+                    }
+                }
+                Ok(_) => panic!("{dtype} in {tensor} is taken"),
+                Err(other) => panic!("{other:?}"),
+            }
+            // The processor computes it.
+            Prospect::new(&path, &Options::default()).unwrap();
+        }
     }
 }

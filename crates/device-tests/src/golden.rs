@@ -1,24 +1,18 @@
-//! Logits on a GPU against code we did not write, and against the processor.
+//! Logits on a device against code we did not write, and against the processor.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_engine::{Cancel, Engine, Options, Precision, Session, TokenId, Turn};
 use forebay_testing::{Need, relative_error, skipped};
 
-use crate::common::emulator::is_emulated;
-use crate::common::models::{
+use crate::device::{TestDevice, at_most, on, open, with};
+use crate::models::{
     DEMO_LOGITS, KEEPING, Reference, assert_close_by_default, containers, data, demo_model, distance, logits,
     options, random_tokens, tiny_models, trained,
 };
-use crate::common::{at_most, gpu};
 
-fn on_gpu(precision: Precision) -> Option<Options> {
-    Some(Options { device: Some(gpu()?), ..options(precision) })
-}
-
-#[test]
-fn exact_logits_of_the_tiny_models_equal_those_of_others() {
-    let Some(options) = on_gpu(Precision::Exact) else { return };
+pub fn exact_logits_of_the_tiny_models_equal_those_of_others<D: TestDevice>() {
+    let options = on::<D>(Precision::Exact);
     for (model, reference) in tiny_models() {
         let error = distance(&model, &options, &Reference::read(&reference));
         println!("{}: {error:.2e}", model.display());
@@ -26,10 +20,9 @@ fn exact_logits_of_the_tiny_models_equal_those_of_others() {
     }
 }
 
-#[test]
-fn logits_of_quantised_folders_equal_those_of_others() {
+pub fn logits_of_quantised_folders_equal_those_of_others<D: TestDevice>() {
     for name in ["qwen3moe-mlx", "qwen3moe-fp8"] {
-        let Some(options) = on_gpu(Precision::Exact) else { return };
+        let options = on::<D>(Precision::Exact);
         let model = data(&format!("golden/{name}"));
         let error =
             distance(&model, &options, &Reference::read(&format!("golden/{name}.logits.safetensors")));
@@ -39,19 +32,17 @@ fn logits_of_quantised_folders_equal_those_of_others() {
     }
 }
 
-#[test]
-fn logits_of_the_tiny_models_are_close_by_default() {
-    let Some(options) = on_gpu(Precision::Fast) else { return };
+pub fn logits_of_the_tiny_models_are_close_by_default<D: TestDevice>() {
+    let options = on::<D>(Precision::Fast);
     for (model, _) in tiny_models() {
         assert_close_by_default(&model, &options);
     }
 }
 
-#[test]
-fn logits_of_the_demo_model_equal_those_of_transformers() {
+pub fn logits_of_the_demo_model_equal_those_of_transformers<D: TestDevice>() {
     let reference = Reference::read(DEMO_LOGITS);
     for (precision, tolerance) in [(Precision::Exact, 1e-3), (Precision::Fast, 1e-2)] {
-        let Some(options) = on_gpu(precision) else { return };
+        let options = on::<D>(precision);
         let error = distance(&demo_model(), &options, &reference);
         println!("{precision:?}: {error:.2e}");
         assert!(error < tolerance, "{precision:?}: relative error {error}");
@@ -66,12 +57,11 @@ const STORY: &str = "Once upon a time there was a little boy named Tom. Tom had 
     ran around him and barked. They played until the sun went down. Tom's mom called him for dinner. \"Can the dog come, too?\" \
     he asked. His mom smiled and said yes. From that day on, Tom and the dog were best friends.";
 
-#[test]
-fn logits_of_trained_models_equal_the_processors() {
-    if is_emulated() {
+pub fn logits_of_trained_models_equal_the_processors<D: TestDevice>() {
+    if D::is_emulated() {
         return skipped(Need::RealGpu, "on the emulator the demo model stands for the trained ones");
     }
-    let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
+    let on_device = on::<D>(Precision::Fast);
     for name in ["tales-qwen35moe", "tales-deepseek_v3", "tales-qwen3moe"] {
         for model in [format!("{name}-Q4_K_M.gguf"), format!("{name}-mlx-4bit"), name.to_owned()] {
             let Some(model) = trained(&model) else { continue };
@@ -79,7 +69,7 @@ fn logits_of_trained_models_equal_the_processors() {
             let tokens =
                 Engine::open(&model, &exact).unwrap().tokenizer().encode(STORY, Default::default()).unwrap();
             assert!(tokens.len() > 100);
-            let [ours, truth] = [&on_gpu, &exact].map(|options| logits(&model, options, &tokens));
+            let [ours, truth] = [&on_device, &exact].map(|options| logits(&model, options, &tokens));
             let error = relative_error(&ours, &truth);
             println!("{}: {error:.2e}", model.display());
             assert!(error < 1e-2, "{}: relative error {error}", model.display());
@@ -99,16 +89,16 @@ fn lead(logits: &[f32]) -> f32 {
     (logits[best] - next) / spread
 }
 
-#[test]
-fn greedy_text_is_the_processors_until_two_tokens_are_as_likely() {
-    let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
+pub fn greedy_text_is_the_processors_until_two_tokens_are_as_likely<D: TestDevice>() {
+    let on_device = on::<D>(Precision::Fast);
     let models = [
         Some(demo_model()),
         trained("tales-qwen35moe-Q4_K_M.gguf"),
         trained("tales-deepseek_v3-Q4_K_M.gguf"),
     ];
-    for model in models.into_iter().flatten().take(at_most(3, 1)) {
-        let engines = [on_gpu.clone(), options(Precision::Exact)].map(|o| Engine::open(&model, &o).unwrap());
+    for model in models.into_iter().flatten().take(at_most::<D>(3, 1)) {
+        let engines =
+            [on_device.clone(), options(Precision::Exact)].map(|o| Engine::open(&model, &o).unwrap());
         let prompt = engines[0].tokenizer().encode("Once upon a time", Default::default()).unwrap();
         let [mut ours, mut truth] = engines.map(|engine| {
             let mut session = engine.session();
@@ -116,7 +106,7 @@ fn greedy_text_is_the_processors_until_two_tokens_are_as_likely() {
             session
         });
         let mut written = 0;
-        for _ in 0..at_most(200, 30) {
+        for _ in 0..at_most::<D>(200, 30) {
             let next = likeliest(truth.logits());
             if likeliest(ours.logits()) != next {
                 let lead = lead(truth.logits());
@@ -133,9 +123,8 @@ fn greedy_text_is_the_processors_until_two_tokens_are_as_likely() {
 }
 
 /// Conversations of different lengths go on together, one of them a fork, as each would alone.
-#[test]
-fn conversations_go_on_together() {
-    let Some(options) = on_gpu(Precision::Fast) else { return };
+pub fn conversations_go_on_together<D: TestDevice>() {
+    let options = on::<D>(Precision::Fast);
     for family in KEEPING {
         let [file, _] = containers(family);
         let engine = Engine::open(&file, &options).unwrap();
@@ -153,7 +142,7 @@ fn conversations_go_on_together() {
         together.push(fork);
         let mut histories = prompts.clone();
         histories.push(prompts[2].clone());
-        for step in 0..at_most(3, 1) as u32 {
+        for step in 0..at_most::<D>(3, 1) as u32 {
             let tokens: Vec<[TokenId; 1]> = (0..6).map(|i| [TokenId((7 * i + step) % 50)]).collect();
             let mut logits = vec![Vec::new(); 6];
             let mut turns: Vec<Turn<'_>> = together
@@ -179,12 +168,11 @@ fn conversations_go_on_together() {
 
 /// Prompts of linear attention are computed in chunks, which need not be whole, and cut where a state is kept. Token by token
 /// and with `exact` it is the recurrence.
-#[test]
-fn linear_attention_in_chunks_is_the_recurrence() {
-    let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
+pub fn linear_attention_in_chunks_is_the_recurrence<D: TestDevice>() {
+    let on_device = on::<D>(Precision::Fast);
     for family in ["qwen3next", "qwen35moe"] {
         let [file, _] = containers(family);
-        let engines = [on_gpu.clone(), options(Precision::Fast)].map(|o| Engine::open(&file, &o).unwrap());
+        let engines = [on_device.clone(), options(Precision::Fast)].map(|o| Engine::open(&file, &o).unwrap());
         for length in [70, 131, 190] {
             let tokens = random_tokens(length, 50, length as u64);
             let [ours, truth] = [0, 1].map(|i: usize| {
@@ -196,19 +184,18 @@ fn linear_attention_in_chunks_is_the_recurrence() {
             });
             let error = relative_error(&ours, &truth);
             println!("{family}, {length} tokens: {error:.1e}");
-            assert!(error < 1e-4, "{family}, {length} tokens: {error}");
+            assert!(error < D::RECURRENCE, "{family}, {length} tokens: {error}");
         }
     }
 }
 
 /// A conversation goes on where another device saved it.
-#[test]
-fn snapshots_move_between_devices() {
-    let Some(on_gpu) = on_gpu(Precision::Fast) else { return };
+pub fn snapshots_move_between_devices<D: TestDevice>() {
+    let on_device = on::<D>(Precision::Fast);
     let folder = tempfile::tempdir().unwrap();
     for family in KEEPING {
         let [file, _] = containers(family);
-        let engines = [on_gpu.clone(), options(Precision::Fast)].map(|o| Engine::open(&file, &o).unwrap());
+        let engines = [on_device.clone(), options(Precision::Fast)].map(|o| Engine::open(&file, &o).unwrap());
         let tokens = random_tokens(100, 50, 3);
         for (here, there) in [(&engines[0], &engines[1]), (&engines[1], &engines[0])] {
             let path = folder.path().join("conversation");
@@ -227,9 +214,8 @@ fn snapshots_move_between_devices() {
 }
 
 /// What one thread copies while another one records what it computes is no part of that.
-#[test]
-fn conversations_are_saved_and_loaded_while_others_compute() {
-    let Some(options) = on_gpu(Precision::Fast) else { return };
+pub fn conversations_are_saved_and_loaded_while_others_compute<D: TestDevice>() {
+    let options = on::<D>(Precision::Fast);
     let folder = tempfile::tempdir().unwrap();
     let [file, _] = containers("qwen3moe");
     let engine = Engine::open(&file, &options).unwrap();
@@ -269,9 +255,8 @@ impl<F: Fn()> Drop for Finally<F> {
 }
 
 /// Going back, and going on from there, with windows and recurrent states.
-#[test]
-fn a_conversation_goes_back() {
-    let Some(options) = on_gpu(Precision::Fast) else { return };
+pub fn a_conversation_goes_back<D: TestDevice>() {
+    let options = on::<D>(Precision::Fast);
     for family in KEEPING {
         let [file, _] = containers(family);
         let engine = Engine::open(&file, &options).unwrap();
@@ -287,60 +272,10 @@ fn a_conversation_goes_back() {
     }
 }
 
-/// What is planned is what is allocated, and a budget of so much is enough.
-#[test]
-fn the_plan_is_kept() {
-    if gpu().is_none() {
-        return;
-    }
-    for family in KEEPING {
-        let [file, _] = containers(family);
-        let open = |memory| {
-            let gpu = std::sync::Arc::new(forebay_cuda::Cuda::open(0, memory).unwrap());
-            let options = Options { device: Some(gpu.clone()), ..options(Precision::Fast) };
-            (Engine::open(&file, &options).unwrap(), gpu)
-        };
-        let (engine, _) = open(None);
-        let planned = engine.plan().device.clone().unwrap();
-        drop(engine);
-        // As much as is planned and not a byte more.
-        let (engine, gpu) = open(Some(planned.total()));
-        let used = |purposes: &[&str]| -> u64 {
-            gpu.used().iter().filter(|(what, _)| purposes.contains(what)).map(|(_, bytes)| bytes).sum()
-        };
-        let (weights, expected) = (used(&["dense weights", "experts"]), planned.dense + planned.slot_bytes);
-        assert!(weights >= expected, "{family}: {weights} of {expected}");
-        // A little more than planned, as each plane of a matrix ends with a few bytes that nobody writes.
-        assert!(weights <= expected + (1 << 20), "{family}: {weights} of {expected}");
-        let tokens = random_tokens(engine.context().min(300), 50, 3);
-        let mut session = engine.session();
-        session.extend(&tokens[..tokens.len() - 5]).unwrap();
-        for &token in &tokens[tokens.len() - 5..] {
-            let mut turns = [Turn { session: &mut session, tokens: &[token], logits: true, marks: &[] }];
-            let mut step = engine.step(&mut turns, &Cancel::default()).unwrap();
-            step.next_row().unwrap().unwrap().1.best().unwrap();
-            step.finish().unwrap();
-        }
-        let scratch = used(&["buffers", "scratch", "the lists of a batch"]);
-        assert!(scratch <= planned.scratch, "{family}: {scratch} of {}", planned.scratch);
-        let all: u64 = gpu.used().iter().map(|(_, bytes)| bytes).sum();
-        println!("{family}: {all} of {}: {:?}", planned.total(), gpu.used());
-        assert!(all <= planned.total());
-        // All of it comes back.
-        drop((session, engine));
-        assert_eq!(used(&["dense weights", "experts", "buffers", "scratch", "the lists of a batch"]), 0);
-    }
-}
-
 /// What does not fit is refused, and the next model is none the worse for it.
-#[test]
-fn too_little_memory_is_an_error() {
-    if gpu().is_none() {
-        return;
-    }
-    let device = std::sync::Arc::new(forebay_cuda::Cuda::open(0, Some(1 << 20)).unwrap());
-    let refused = Options { device: Some(device), ..options(Precision::Fast) };
+pub fn too_little_memory_is_an_error<D: TestDevice>() {
+    let refused = with(open::<D>(Some(1 << 20)), Precision::Fast);
     let Err(error) = Engine::open(&demo_model(), &refused) else { panic!("a megabyte cannot hold it") };
     assert!(error.to_string().contains("--vram"), "{error}");
-    assert!(Engine::open(&demo_model(), &on_gpu(Precision::Fast).unwrap()).is_ok());
+    assert!(Engine::open(&demo_model(), &on::<D>(Precision::Fast)).is_ok());
 }

@@ -1,0 +1,84 @@
+//! The suite on the processor: it asks nothing of a device that only a GPU has, and it finds a device that is wrong.
+
+use forebay_device_tests::TestDevice;
+use forebay_engine::Result;
+use forebay_engine::backend::{Backend, BufShape, CpuBackend, Device, Precision};
+use forebay_engine::memory::SharedBytes;
+use forebay_kernels::Encoding;
+
+/// The processor as a device, which computes as precisely as this says, whatever is asked for. It computes experts where the store
+/// has them, and has no memory of its own: the parts of the suite about that are not for it.
+struct Processor {
+    precision: Precision,
+    memory: u64,
+}
+
+impl Device for Processor {
+    fn backend(&self, _: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>> {
+        Ok(Box::new(CpuBackend::new(2, self.precision, buffers)?))
+    }
+
+    fn computes(&self, encoding: Encoding) -> bool {
+        encoding.is_computable()
+    }
+
+    fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    fn chunk(&self) -> usize {
+        512
+    }
+
+    fn link_speed(&self) -> Result<f64> {
+        Ok(1e9)
+    }
+
+    fn pin(&self, _: SharedBytes) -> Result<Box<dyn Send>> {
+        Ok(Box::new(()))
+    }
+}
+
+macro_rules! processors {
+    ($($(#[$doc:meta])* $name:ident: $precision:ident;)+) => {
+        $(
+            $(#[$doc])*
+            struct $name;
+
+            impl TestDevice for $name {
+                type Device = Processor;
+
+                // It computes in f32, and is compared with keys and values that are rounded to halves.
+                const ATTENTION: f64 = 5e-4;
+                const RECURRENCE: f64 = 5e-4;
+
+                fn is_there() -> bool {
+                    true
+                }
+
+                fn open(memory: Option<u64>) -> Result<Processor> {
+                    Ok(Processor { precision: Precision::$precision, memory: memory.unwrap_or(1 << 40) })
+                }
+            }
+        )+
+    };
+}
+
+processors! {
+    /// By default the processor rounds activations to eight bits where weights are quantised, which devices do not.
+    Careful: Exact;
+    /// Promises to be exact and is not.
+    Careless: Fast;
+}
+
+forebay_device_tests::device_suite!(crate::Careful: golden, batches);
+
+/// Which also shows that what is compared is what the device computed.
+#[test]
+fn a_device_that_is_less_exact_than_it_should_be_is_found() {
+    use forebay_device_tests::golden::exact_logits_of_the_tiny_models_equal_those_of_others;
+    let test = exact_logits_of_the_tiny_models_equal_those_of_others::<Careless>;
+    let panic = std::panic::catch_unwind(test).expect_err("it is found");
+    let message = panic.downcast_ref::<String>().unwrap();
+    assert!(message.contains("relative error"), "{message}");
+}
