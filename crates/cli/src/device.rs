@@ -9,6 +9,7 @@ use forebay_cuda::Cuda;
 use forebay_engine::Error;
 
 use crate::args::size;
+use crate::errors::in_flags;
 
 /// Which device computes, and with how much of its memory.
 #[derive(Clone, Args)]
@@ -63,7 +64,7 @@ impl DeviceArgs {
                 Ok(_) => match Cuda::open(0, self.vram) {
                     Ok(gpu) => Ok(Some(gpu)),
                     Err(error) => {
-                        eprintln!("The processor computes: {error}");
+                        eprintln!("The processor computes: {}", in_flags(&error.to_string()));
                         Ok(None)
                     }
                 },

@@ -16,11 +16,11 @@ Examples:
   forebay docs man ~/.local/share/man/man1")]
 pub struct DocsArgs {
     #[command(subcommand)]
-    kind: Kind,
+    kind: Format,
 }
 
 #[derive(Subcommand)]
-enum Kind {
+enum Format {
     /// Print one page of Markdown
     Markdown,
     /// Write a man page for each command
@@ -33,11 +33,11 @@ enum Kind {
 /// Runs the command for a program of these definitions.
 pub fn run(args: &DocsArgs, mut program: Command) -> Result<ExitCode> {
     match &args.kind {
-        Kind::Markdown => {
+        Format::Markdown => {
             program.build();
             print(&page(&program))?;
         }
-        Kind::Man { folder } => {
+        Format::Man { folder } => {
             std::fs::create_dir_all(folder)
                 .and_then(|()| clap_mangen::generate_to(program, folder))
                 .with_context(|| format!("cannot write man pages to {}", folder.display()))?;

@@ -48,6 +48,21 @@ pub fn explain(engine: &Engine, error: Error) -> anyhow::Error {
     }
 }
 
+/// What the engine's messages call the options of a library's caller, and the flags that set them.
+const FLAGS: [(&str, &str); 6] = [
+    ("Options::device = None", "--device cpu"),
+    ("Options::io = IoMethod::Pool", "--io pool"),
+    ("Options::expert_memory", "--expert-memory"),
+    ("Options::memory", "--memory"),
+    ("Options::context", "--ctx"),
+    ("the device's memory limit", "--vram"),
+];
+
+/// A message of the engine, in terms of our flags.
+pub fn in_flags(message: &str) -> String {
+    FLAGS.iter().fold(message.to_owned(), |text, (option, flag)| text.replace(option, flag))
+}
+
 /// Reports an error on stderr.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
@@ -66,7 +81,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 
 /// The error and its causes, less those that it quotes already.
 pub fn message(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
+    error.chain().map(|cause| in_flags(&cause.to_string())).fold(String::new(), |text, cause| {
         if text.is_empty() {
             cause
         } else if text.contains(&cause) {

@@ -194,7 +194,7 @@ fn compile(name: &str, source: &str, (major, minor): (i32, i32)) -> Result<Vec<u
     if !compiler_is_there() {
         return Err(Error::Backend(
             "the GPU's kernels cannot be compiled: NVRTC, a part of the CUDA toolkit, was not found; install it, or use \
-             --device cpu"
+             Options::device = None"
                 .into(),
         ));
     }
@@ -202,7 +202,7 @@ fn compile(name: &str, source: &str, (major, minor): (i32, i32)) -> Result<Vec<u
     let file = CString::new(format!("{name}.cu")).expect("names have no zeros");
     let refused = |error: nvrtc::result::NvrtcError| {
         Error::Backend(format!(
-            "the GPU's kernels cannot be compiled: {:?}; --device cpu goes without it",
+            "the GPU's kernels cannot be compiled: {:?}; Options::device = None goes without it",
             error.0
         ))
     };
@@ -215,7 +215,7 @@ fn compile(name: &str, source: &str, (major, minor): (i32, i32)) -> Result<Vec<u
             let bytes: Vec<u8> = log.iter().map(|&c| c as u8).collect();
             let log = CStr::from_bytes_until_nul(&bytes).map(CStr::to_string_lossy).unwrap_or_default();
             Error::Backend(format!(
-                "the GPU's kernels ({name}) cannot be compiled for sm_{major}{minor}: {:?}: {}; --device cpu goes \
+                "the GPU's kernels ({name}) cannot be compiled for sm_{major}{minor}: {:?}: {}; Options::device = None goes \
                  without it",
                 error.0,
                 log.trim()

@@ -158,7 +158,8 @@ fn usable_memory() -> std::result::Result<u64, DriverError> {
 
 /// An engine's error for a driver's.
 pub fn failed(doing: &str, error: DriverError) -> Error {
-    let message = format!("the GPU cannot {doing}: {}; --device cpu goes without it", reason(error));
+    let message =
+        format!("the GPU cannot {doing}: {}; Options::device = None goes without it", reason(error));
     if is_fatal(error.0) { Error::DeviceLost(message) } else { Error::Backend(message) }
 }
 
@@ -326,7 +327,7 @@ impl Gpu {
                 need: used.saturating_add(bytes),
                 have: self.budget,
                 what: format!("on the GPU, {} of it for {what}", Bytes(bytes)),
-                remedy: "raise --vram, or use --device cpu".into(),
+                remedy: "raise the device's memory limit, or use Options::device = None".into(),
             });
         }
         self.enter()?;
@@ -334,8 +335,8 @@ impl Gpu {
         let address = unsafe { result::malloc_sync((bytes as usize).max(16)) }
             .map_err(|error| match error.0 {
                 sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Backend(format!(
-                    "the GPU is out of memory: {} for {what} are not free; end other programs that use it, give a lower --vram, \
-                     or use --device cpu",
+                    "the GPU is out of memory: {} for {what} are not free; end other programs that use it, lower the device's memory limit, \
+                     or use Options::device = None",
                     Bytes(bytes)
                 )),
                 _ => failed(&format!("find {} of its memory for {what}", Bytes(bytes)), error),

@@ -54,7 +54,7 @@ impl Cuda {
         if gpu.capability < (8, 0) {
             let (major, minor) = gpu.capability;
             return Err(Error::Unsupported(format!(
-                "{} is of compute capability {major}.{minor}, and at least 8.0 is needed; use --device cpu",
+                "{} is of compute capability {major}.{minor}, and at least 8.0 is needed; use Options::device = None",
                 gpu.name
             )));
         }

@@ -151,7 +151,7 @@ fn sharing(encoding: Encoding, pick: RowPick) -> Result<usize> {
     match encoding {
         Encoding::Tiles(tiles) if tiles.rows.is_multiple_of(pick.step) => Ok(tiles.rows / pick.step),
         Encoding::Tiles(_) => Err(Error::Unsupported(format!(
-            "every {} rows of {encoding} on the GPU; use --device cpu",
+            "every {} rows of {encoding} on the GPU; use Options::device = None",
             pick.step
         ))),
         _ => Ok(1),

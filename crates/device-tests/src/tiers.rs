@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_engine::backend::{Backend, BufShape, Device};
-use forebay_engine::experts::{Meters, Picture, Place};
+use forebay_engine::experts::{Meters, Picture, Residency};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::{Cancel, Engine, Error, Grammar, Options, Precision, Prospect, Session, TokenId, Turn};
 use forebay_kernels::Encoding;
@@ -127,8 +127,8 @@ pub fn a_warm_start_fills_both_tiers_with_different_experts<D: TestDevice>() {
     engine.look(&mut picture);
     let count = |place| picture.experts().iter().filter(|sight| sight.place == place).count();
     let plan = engine.plan();
-    assert_eq!(count(Place::Device), plan.device.as_ref().unwrap().slot_count());
-    assert_eq!(count(Place::Resident), plan.slots.iter().sum::<usize>());
+    assert_eq!(count(Residency::Device), plan.device.as_ref().unwrap().slot_count());
+    assert_eq!(count(Residency::Resident), plan.slots.iter().sum::<usize>());
     drop(engine);
     assert_same_bits(&run(&model, &options).0, &expected, "after a warm start");
 }

@@ -1,10 +1,13 @@
 //! The memory plan: what a model needs and where it goes, known before any weight is read.
 
+use std::sync::Arc;
+
 use crate::backend::{KvShape, MARKS, Precision, StateShape};
 use crate::error::{Bytes, Error, Result};
 use crate::experts::SlotClasses;
-use crate::memory::Machine;
+use crate::memory::{Ledger, Lender, Machine, Purpose, TierPlan};
 use crate::models::Blueprint;
+#[cfg(feature = "grammar")]
 use crate::tokenizer::lexicon::likely_bytes;
 
 /// Tokens computed together when a prompt is read and memory is no concern.
@@ -27,6 +30,11 @@ const DEVICE_SCRATCH: u64 = 1 << 30;
 
 /// Positions of attention memory come in pages of this many.
 const PAGE: u64 = forebay_kernels::KEY_BLOCK as u64;
+
+#[cfg(not(feature = "grammar"))]
+fn likely_bytes(_: u64) -> u64 {
+    0
+}
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -124,7 +132,7 @@ impl DevicePlan {
                     Bytes(self.scratch),
                     Bytes(least)
                 ),
-                remedy: "raise --vram, ask for a shorter context with --ctx, or use --device cpu".into(),
+                remedy: "raise the device's memory limit, ask for a shorter context with Options::context, or use Options::device = None".into(),
             });
         };
         self.slot_bytes = classes.device_bytes(&slots);
@@ -319,6 +327,28 @@ impl Plan {
         }
     }
 
+    /// The ledger that starts with it. Holders may have what is set aside for them, and what is left unused.
+    pub(crate) fn ledger(&self, slots: Arc<dyn Lender>) -> Ledger {
+        let unused = self.budget.saturating_sub(self.total());
+        let computer = TierPlan {
+            fixed: vec![
+                (Purpose::Dense, self.dense),
+                (Purpose::Scratch, self.scratch),
+                (Purpose::Process, self.process),
+            ],
+            room: unused.saturating_add(self.kv).saturating_add(self.requests),
+        };
+        let device = self.device.as_ref().map(|there| TierPlan {
+            fixed: vec![
+                (Purpose::Dense, there.dense),
+                (Purpose::Experts, there.slot_bytes),
+                (Purpose::Scratch, there.scratch),
+            ],
+            room: there.room(),
+        });
+        Ledger::new(computer, device, slots)
+    }
+
     /// All of it. A sum beyond any memory stays at the largest number.
     pub fn total(&self) -> u64 {
         self.fixed().saturating_add(self.slot_bytes)
@@ -366,14 +396,14 @@ impl Plan {
             Bytes(least)
         );
         if least > limit && self.fixed().saturating_add(least) <= self.budget {
-            let remedy = format!("raise --expert-memory to at least {}", Bytes(least));
+            let remedy = format!("raise Options::expert_memory to at least {}", Bytes(least));
             return Error::Budget { need: least, have: limit, what, remedy };
         }
         let need = self.fixed().saturating_add(least);
         let remedy = if need - self.kv <= self.budget {
-            "ask for a shorter context with --ctx, or for more memory with --memory"
+            "ask for a shorter context with Options::context, or for more memory with Options::memory"
         } else {
-            "give it more memory with --memory, or use a smaller model"
+            "give it more memory with Options::memory, or use a smaller model"
         };
         Error::Budget { need, have: self.budget, what, remedy: remedy.into() }
     }
@@ -527,12 +557,12 @@ mod tests {
         let message = plan().refusal(1 << 30, u64::MAX).to_string();
         assert!(message.starts_with("needs 7.0 GiB of memory (dense weights 4.0 GiB, context"), "{message}");
         assert!(
-            message.contains("but 6.0 GiB is available; ask for a shorter context with --ctx"),
+            message.contains("but 6.0 GiB is available; ask for a shorter context with Options::context"),
             "{message}"
         );
         let message = Plan { budget: 4 << 30, ..plan() }.refusal(1 << 30, u64::MAX).to_string();
-        assert!(message.ends_with("with --memory, or use a smaller model"), "{message}");
+        assert!(message.ends_with("with Options::memory, or use a smaller model"), "{message}");
         let message = Plan { kv: 0, ..plan() }.refusal(1 << 30, 5).to_string();
-        assert!(message.ends_with("raise --expert-memory to at least 1.0 GiB"), "{message}");
+        assert!(message.ends_with("raise Options::expert_memory to at least 1.0 GiB"), "{message}");
     }
 }

@@ -127,9 +127,10 @@ impl BenchArgs {
         let mut tests = Vec::new();
         for &depth in &self.depth {
             let test = |kind, tokens, answers| Test { kind, tokens, depth, answers };
-            tests.extend(self.prompt.iter().map(|&tokens| test(Kind::Prompt, tokens, 1)));
+            tests.extend(self.prompt.iter().map(|&tokens| test(TestKind::Prompt, tokens, 1)));
             for &tokens in &self.generate {
-                tests.extend(self.parallel.iter().map(|&answers| test(Kind::Generation, tokens, answers)));
+                tests
+                    .extend(self.parallel.iter().map(|&answers| test(TestKind::Generation, tokens, answers)));
             }
         }
         tests.retain(|test| test.tokens > 0);
@@ -139,7 +140,7 @@ impl BenchArgs {
 
 /// What is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum TestKind {
     /// Tokens read together.
     Prompt,
     /// Tokens computed one after the other.
@@ -155,7 +156,7 @@ struct Sample {
 /// One thing to measure.
 #[derive(Clone, Copy)]
 struct Test {
-    kind: Kind,
+    kind: TestKind,
     /// Tokens that are timed, of each conversation.
     tokens: usize,
     /// Tokens that a conversation holds before.
@@ -167,8 +168,8 @@ struct Test {
 impl Test {
     fn name(&self) -> String {
         let kind = match self.kind {
-            Kind::Prompt => "pp",
-            Kind::Generation => "tg",
+            TestKind::Prompt => "pp",
+            TestKind::Generation => "tg",
         };
         let mut name = format!("{kind}{}", self.tokens);
         if self.answers > 1 {
@@ -227,12 +228,12 @@ impl Test {
     /// Computes the tokens after those that the conversations hold.
     fn compute(&self, engine: &Engine, sessions: &mut [Session], texts: &[&[TokenId]]) -> Result<()> {
         match (self.kind, &mut *sessions) {
-            (Kind::Prompt, sessions) => {
+            (TestKind::Prompt, sessions) => {
                 for (session, text) in sessions.iter_mut().zip(texts) {
                     session.extend(text)?;
                 }
             }
-            (Kind::Generation, sessions) => {
+            (TestKind::Generation, sessions) => {
                 for at in self.depth..self.length() {
                     let turns = sessions.iter_mut().zip(texts).map(|(session, text)| Turn {
                         session,
@@ -255,7 +256,7 @@ impl Test {
 
     /// Whether each token is computed alone, so that it is known what it reads.
     fn one_by_one(&self) -> bool {
-        self.kind == Kind::Generation && self.answers == 1
+        self.kind == TestKind::Generation && self.answers == 1
     }
 
     /// Bytes that the middle one of the test's tokens reads, where each is computed alone.
@@ -277,7 +278,7 @@ mod tests {
         let path =
             PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
         let engine = Engine::open(&path, &Options { threads: Some(1), ..Options::default() }).unwrap();
-        for (kind, answers) in [(Kind::Prompt, 1), (Kind::Generation, 1), (Kind::Generation, 3)] {
+        for (kind, answers) in [(TestKind::Prompt, 1), (TestKind::Generation, 1), (TestKind::Generation, 3)] {
             let test = Test { kind, tokens: 4, depth: 2, answers };
             let tokens = tokens::random(engine.vocab_size(), 18);
             let texts = test.texts(&tokens);

@@ -315,7 +315,7 @@ impl Row {
     /// A row of ordinary width.
     fn example() -> Row {
         Row {
-            test: Test { kind: super::Kind::Prompt, tokens: 1, depth: 0, answers: 1 },
+            test: Test { kind: super::TestKind::Prompt, tokens: 1, depth: 0, answers: 1 },
             samples: vec![0.0],
             bytes_per_token: None,
             streaming: None,
@@ -343,8 +343,8 @@ fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
         ),
         ("threads", json!(setting.threads)),
         ("test", json!(row.test.name())),
-        ("n_prompt", json!(if kind == super::Kind::Prompt { tokens } else { 0 })),
-        ("n_gen", json!(if kind == super::Kind::Generation { tokens } else { 0 })),
+        ("n_prompt", json!(if kind == super::TestKind::Prompt { tokens } else { 0 })),
+        ("n_gen", json!(if kind == super::TestKind::Generation { tokens } else { 0 })),
         ("depth", json!(depth)),
         ("parallel", json!(answers)),
         ("repetitions", json!(row.samples.len())),
@@ -398,10 +398,10 @@ fn giga(bytes: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Kind;
+    use crate::bench::TestKind;
 
     fn row(samples: &[f64]) -> Row {
-        let test = Test { kind: Kind::Generation, tokens: 16, depth: 512, answers: 1 };
+        let test = Test { kind: TestKind::Generation, tokens: 16, depth: 512, answers: 1 };
         Row {
             test,
             samples: samples.to_vec(),

@@ -21,6 +21,7 @@ use self::card::Card;
 use self::drive::{Drive, Effort};
 use self::system::{Gpu, Memory, Processor};
 use crate::args::ComputeArgs;
+use crate::errors::in_flags;
 use crate::hub;
 use crate::interrupt;
 use crate::measured::{hits_text, prediction_json, rate, speed_text, threads};
@@ -421,7 +422,7 @@ impl Diagnosis {
         let plan = match prospect.plan_with(options) {
             Ok(plan) => plan,
             Err(error @ Error::Budget { .. }) => {
-                diagnosis.outcome = Err(error.to_string());
+                diagnosis.outcome = Err(in_flags(&error.to_string()));
                 return Ok(diagnosis);
             }
             Err(error) => return Err(error.into()),

@@ -36,7 +36,7 @@ pub fn fetch(
     if let Some(folder) = blob.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    let mut part = Part::open(&partial(blob), wanted)?;
+    let mut part = PartialFile::open(&partial(blob), wanted)?;
     let resumed = part.have > 0;
     part.hash_what_is_there(client, watcher)?;
     part.complete(client, listing, watcher)?;
@@ -79,7 +79,7 @@ pub fn is_sound(client: &Client, path: &Path, wanted: &RemoteFile, watcher: &dyn
 }
 
 /// A file that is not complete.
-struct Part<'a> {
+struct PartialFile<'a> {
     wanted: &'a RemoteFile,
     path: PathBuf,
     /// Locked, so that two programs do not write it together.
@@ -88,8 +88,8 @@ struct Part<'a> {
     sum: Sum,
 }
 
-impl Part<'_> {
-    fn open<'a>(path: &Path, wanted: &'a RemoteFile) -> Result<Part<'a>> {
+impl PartialFile<'_> {
+    fn open<'a>(path: &Path, wanted: &'a RemoteFile) -> Result<PartialFile<'a>> {
         let failed = || format!("cannot write {}", path.display());
         let file = OpenOptions::new().read(true).append(true).create(true).open(path).with_context(failed)?;
         match file.try_lock() {
@@ -103,7 +103,7 @@ impl Part<'_> {
             Err(TryLockError::Error(_)) => {}
         }
         let have = file.metadata().with_context(failed)?.len();
-        let mut part = Part { wanted, path: path.to_owned(), file, have, sum: Sum::new(wanted) };
+        let mut part = PartialFile { wanted, path: path.to_owned(), file, have, sum: Sum::new(wanted) };
         if have > wanted.file.bytes {
             part.restart()?;
         }

@@ -10,6 +10,7 @@ use forebay_engine::{Bytes, Error, Options, Prospect};
 use serde_json::{Value, json};
 
 use super::share;
+use crate::errors::in_flags;
 use crate::measured::{hits_text, range_json, rate};
 
 /// What the GPU of the machine makes of a model.
@@ -61,7 +62,7 @@ impl OnGpu {
     pub fn short(&self) -> String {
         let (plan, gpu) = match &self.plan {
             Ok(plan) => (plan, plan.device.as_ref()),
-            Err(error) => return format!("does not compute: {error}"),
+            Err(error) => return format!("does not compute: {}", in_flags(&error.to_string())),
         };
         let Some(gpu) = gpu else { return "does not compute: it is not asked to".into() };
         format!(
@@ -135,7 +136,7 @@ impl OnGpu {
                 "streams": plan.streams(),
                 "flow": self.flow.as_ref().map(Flow::json),
             }),
-            Err(error) => json!({ "name": self.name, "error": error.to_string() }),
+            Err(error) => json!({ "name": self.name, "error": in_flags(&error.to_string()) }),
         }
     }
 }

@@ -10,14 +10,14 @@ const WIDEST: usize = 100;
 const NARROWEST: usize = 40;
 
 /// A part of a bar.
-struct Part {
+struct Segment {
     mark: char,
     name: String,
     bytes: u64,
 }
 
-fn part(mark: char, name: impl Into<String>, bytes: u64) -> Part {
-    Part { mark, name: name.into(), bytes }
+fn part(mark: char, name: impl Into<String>, bytes: u64) -> Segment {
+    Segment { mark, name: name.into(), bytes }
 }
 
 /// Columns of the terminal, if standard output is one.
@@ -54,7 +54,7 @@ pub fn picture(plan: &Plan, width: usize) -> String {
 }
 
 /// A bar with what its marks mean below it.
-fn bar(name: &str, parts: &[Part], width: usize) -> String {
+fn bar(name: &str, parts: &[Segment], width: usize) -> String {
     const MARGIN: usize = 10;
     let cells = cells(&parts.iter().map(|p| p.bytes).collect::<Vec<_>>(), width - MARGIN - 2);
     let drawn: String =

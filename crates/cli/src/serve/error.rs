@@ -5,6 +5,7 @@ use axum::response::{IntoResponse, Response};
 use forebay_engine::Error;
 use serde_json::{Value, json};
 
+use crate::errors::in_flags;
 use crate::openai::Refusal;
 
 /// Tells OpenAI's and Anthropic's clients whether to ask again.
@@ -223,7 +224,10 @@ impl From<Error> for ApiError {
             Error::Invalid(message) | Error::Unsupported(message) => ApiError::bad_request(message),
             Error::Budget { .. } => ApiError {
                 code: Some(INSUFFICIENT_MEMORY),
-                ..ApiError::bad_request(format!("the conversation is too long for this server: it {error}"))
+                ..ApiError::bad_request(format!(
+                    "the conversation is too long for this server: it {}",
+                    in_flags(&error.to_string())
+                ))
             },
             Error::Cancelled => ApiError::unavailable("the server is shutting down", 30),
             Error::DeviceLost(why) => {
@@ -231,7 +235,7 @@ impl From<Error> for ApiError {
                 ApiError::unavailable("the device that computes was lost", 30)
             }
             error => {
-                tracing::error!("{error}");
+                tracing::error!("{}", in_flags(&error.to_string()));
                 ApiError::internal("the model could not be computed; the server's log says why")
             }
         }

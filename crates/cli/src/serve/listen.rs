@@ -179,14 +179,14 @@ struct Taken {
 }
 
 /// A connection's place among all, until it is dropped.
-struct Place {
+struct ConnectionPlace {
     places: Arc<Places>,
     address: ClientAddress,
 }
 
 impl Places {
     /// `None` if an address has as many as are free.
-    fn take(self: &Arc<Places>, address: ClientAddress) -> Option<Place> {
+    fn take(self: &Arc<Places>, address: ClientAddress) -> Option<ConnectionPlace> {
         let mut taken = self.lock();
         let free = self.most - taken.all;
         if taken.each.get(&address).copied().unwrap_or(0) >= free {
@@ -194,7 +194,7 @@ impl Places {
         }
         taken.all += 1;
         *taken.each.entry(address).or_default() += 1;
-        Some(Place { places: Arc::clone(self), address })
+        Some(ConnectionPlace { places: Arc::clone(self), address })
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
@@ -203,7 +203,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut taken = self.places.lock();
         taken.all -= 1;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::response::Response;
 use forebay_engine::Engine;
-use forebay_engine::experts::{Asked, Picture, Place, Sight};
+use forebay_engine::experts::{Asked, Picture, Residency, Sight};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
@@ -108,10 +108,10 @@ impl Camera {
 /// An expert in a byte: two bits for where it is, two for how it was asked for.
 fn code(sight: &Sight) -> u8 {
     let place = match sight.place {
-        Place::Absent => 0,
-        Place::Arriving => 1,
-        Place::Resident => 2,
-        Place::Device => 3,
+        Residency::Absent => 0,
+        Residency::Arriving => 1,
+        Residency::Resident => 2,
+        Residency::Device => 3,
     };
     let asked = match sight.asked {
         Asked::Not => 0,

@@ -1,6 +1,7 @@
 //! A loaded model, ready for conversations.
 
 mod fingerprint;
+mod loading;
 mod pass;
 mod pinning;
 mod prospect;
@@ -30,6 +31,7 @@ use crate::forecast::trace::RoutedLayer;
 use crate::models::Model;
 use crate::plan::{DeviceWishes, ExpertMemory, Plan, Traffic, Wishes};
 use crate::tokenizer::Tokenizer;
+#[cfg(feature = "grammar")]
 use crate::tokenizer::lexicon::{Lexicon, Tree};
 
 /// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
@@ -127,46 +129,85 @@ impl Options {
 pub struct Engine(Arc<Inner>);
 
 struct Inner {
-    file: ModelFile,
-    tokenizer: Tokenizer,
-    /// A template that does not compile is an error for those who want to chat, not for the others.
-    template: std::result::Result<Option<ChatTemplate>, String>,
-    model: Box<dyn Model>,
-    store: ExpertStore,
-    ledger: Ledger,
-    plan: Plan,
-    traffic: Traffic,
-    routed: Vec<RoutedLayer>,
-    threads: usize,
-    heat: Option<Heat>,
-    prefetch: bool,
-    io: IoMethod,
-    /// All dense weights.
-    dense: Arc<Region>,
-    /// What computes, if it is not the processor.
-    device: Option<Arc<dyn Device>>,
-    speeds: OnceLock<Speeds>,
-    fingerprint: OnceLock<u64>,
-    /// Made when the first grammar is.
-    lexicon: Mutex<Option<Arc<Lexicon>>>,
-    precision: Precision,
-    vocab: usize,
-    /// Whether the processor computes some experts beside a device.
-    assisted: bool,
+    model: ModelInfo,
+    /// The layers.
+    decoder: Box<dyn Model>,
+    setup: Setup,
+    experts: Experts,
+    memory: Memory,
+    later: MeasuredLater,
     /// Why nothing is computed any more, if so.
     lost: OnceLock<String>,
-    /// What computes, for people.
-    backend_name: String,
     /// A conversation's state before its first token. New ones are forks of it, so that none waits for the backend.
     blank: Mutex<SequenceState>,
     /// The backend computes one batch at a time.
     compute: Mutex<Compute>,
-    /// Expert slots that it copies from by itself; gone after it.
-    pinning: Option<Pinning>,
+}
+
+/// What a model's file says.
+struct ModelInfo {
+    file: ModelFile,
+    tokenizer: Tokenizer,
+    /// A template that does not compile is an error for those who want to chat, not for the others.
+    template: std::result::Result<Option<ChatTemplate>, String>,
+    /// What one token reads.
+    traffic: Traffic,
+    /// The routed experts of each layer, in numbers.
+    routed: Vec<RoutedLayer>,
+    /// The number of logits.
+    vocab: usize,
+}
+
+/// How the model is computed.
+struct Setup {
+    threads: usize,
+    precision: Precision,
+    io: IoMethod,
+    prefetch: bool,
+    /// Whether the processor computes some experts beside a device.
+    assisted: bool,
+    /// What computes, for people.
+    backend_name: String,
+    /// What computes, if it is not the processor.
+    device: Option<Arc<dyn Device>>,
+}
+
+/// Where the routed experts are. What was hot is written to a file when the model is dropped.
+struct Experts {
+    store: Arc<ExpertStore>,
+    heat: Option<Heat>,
+}
+
+impl Drop for Experts {
+    fn drop(&mut self) {
+        if let Some(heat) = &self.heat {
+            heat.write(&self.store.heat());
+        }
+    }
+}
+
+/// Whose memory is whose.
+struct Memory {
+    plan: Plan,
+    ledger: Arc<Ledger>,
+    /// All dense weights.
+    dense: Arc<Region>,
+}
+
+/// What is found when it is first asked for.
+#[derive(Default)]
+struct MeasuredLater {
+    speeds: OnceLock<Speeds>,
+    fingerprint: OnceLock<u64>,
+    /// Made when the first grammar is, with the memory that it takes.
+    #[cfg(feature = "grammar")]
+    lexicon: Mutex<Option<(Arc<Lexicon>, Hold)>>,
 }
 
 struct Compute {
     backend: Box<dyn Backend>,
+    /// Expert slots that the backend copies from by itself; dropped after it.
+    _pinning: Option<Pinning>,
     routing: Routing,
     /// What the next layer will probably choose.
     expected: Routing,
@@ -190,12 +231,12 @@ impl Engine {
 
     /// What the file says about itself.
     pub fn file(&self) -> &ModelFile {
-        &self.0.file
+        &self.0.model.file
     }
 
     /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
-        &self.0.tokenizer
+        &self.0.model.tokenizer
     }
 
     /// The model's chat template, if its file has one.
@@ -203,50 +244,54 @@ impl Engine {
     /// # Errors
     /// If the file's template is not a valid one.
     pub fn template(&self) -> Result<Option<&ChatTemplate>> {
-        self.0.template.as_ref().map(Option::as_ref).map_err(|message| Error::Unsupported(message.clone()))
+        self.0
+            .model
+            .template
+            .as_ref()
+            .map(Option::as_ref)
+            .map_err(|message| Error::Unsupported(message.clone()))
     }
 
     /// Tokens that a conversation may have.
     pub fn context(&self) -> usize {
-        self.0.plan.context
+        self.0.memory.plan.context
     }
 
     /// The number of logits: at least as many as the tokenizer has tokens.
     pub fn vocab_size(&self) -> usize {
-        self.0.vocab
+        self.0.model.vocab
     }
 
     /// What is resident.
     pub fn plan(&self) -> &Plan {
-        &self.0.plan
+        &self.0.memory.plan
     }
 
     /// What one token reads when it is computed alone.
     pub fn traffic(&self) -> Traffic {
-        self.0.traffic
+        self.0.model.traffic
     }
 
     /// What the expert store has counted since the model was loaded.
     pub fn meters(&self) -> Meters {
-        self.0.store.meters()
+        self.0.experts.store.meters()
     }
 
     /// Takes a picture of where the experts are and which were asked for since it was last taken.
     pub fn look(&self, picture: &mut Picture) {
-        self.0.store.look(picture);
+        self.0.experts.store.look(picture);
     }
 
     /// Bytes of expert slots at the moment: fewer than planned while conversations or the rest of the machine need the
     /// memory.
     pub fn slot_bytes(&self) -> u64 {
-        self.0.store.slot_bytes()
+        self.0.experts.store.slot_bytes()
     }
 
     /// Waits until all memory that was set aside has been taken from the system, which goes on in the background
     /// after loading, so that measurements are not disturbed.
     pub fn settle(&self) {
-        self.0.store.settle();
-        self.0.pinning.iter().for_each(Pinning::wait);
+        self.0.experts.store.settle();
     }
 
     /// What bounds the speed of writing: the drive's speed, if experts are streamed, and the memory's, which is read
@@ -256,22 +301,22 @@ impl Engine {
     /// # Errors
     /// If reading fails.
     pub fn speeds(&self) -> Result<Speeds> {
-        if let Some(speeds) = self.0.speeds.get() {
+        if let Some(speeds) = self.0.later.speeds.get() {
             return Ok(*speeds);
         }
-        let streams = self.0.plan.streams();
-        let drive = |layers| probe::drive_speed(&self.0.file, layers, self.0.io, MOMENT);
+        let streams = self.0.memory.plan.streams();
+        let drive = |layers| probe::drive_speed(&self.0.model.file, layers, self.0.setup.io, MOMENT);
         // A device's memory is not the computer's.
-        let dense = self.0.dense.get(..BEYOND_CACHES).filter(|_| self.0.plan.device.is_none());
+        let dense = self.0.memory.dense.get(..BEYOND_CACHES).filter(|_| self.0.memory.plan.device.is_none());
         let speeds = Speeds {
-            memory: dense.map(|bytes| read_speed(bytes, self.0.threads)),
-            drive: if streams { drive(self.0.store.layers())? } else { None },
-            link: match &self.0.device {
-                Some(device) if !self.0.plan.device_holds_all_experts() => Some(device.link_speed()?),
+            memory: dense.map(|bytes| read_speed(bytes, self.0.setup.threads)),
+            drive: if streams { drive(self.0.experts.store.layers())? } else { None },
+            link: match &self.0.setup.device {
+                Some(device) if !self.0.memory.plan.device_holds_all_experts() => Some(device.link_speed()?),
                 _ => None,
             },
         };
-        Ok(*self.0.speeds.get_or_init(|| speeds))
+        Ok(*self.0.later.speeds.get_or_init(|| speeds))
     }
 
     /// Why nothing can be computed any more, if the device that did was lost. Conversations can be had again with a model
@@ -282,32 +327,32 @@ impl Engine {
 
     /// How experts are read, for people.
     pub fn io_description(&self) -> String {
-        self.0.store.io_description()
+        self.0.experts.store.io_description()
     }
 
     /// The routed experts of each layer, in numbers.
     pub fn routed_layers(&self) -> &[RoutedLayer] {
-        &self.0.routed
+        &self.0.model.routed
     }
 
     /// Threads that compute.
     pub fn threads(&self) -> usize {
-        self.0.threads
+        self.0.setup.threads
     }
 
     /// What computes, for people: the device and its instruction set.
     pub fn backend_name(&self) -> String {
-        self.0.backend_name.clone()
+        self.0.setup.backend_name.clone()
     }
 
     /// Memory for what a caller holds of requests, counted with all else: nothing yet.
     pub fn hold_for_requests(&self) -> Hold {
-        Hold::none(self, Purpose::Requests)
+        Hold::none(self.ledger(), Purpose::Requests)
     }
 
     /// Bytes that requests hold which are prepared, or wait to be answered.
     pub(crate) fn held_by_requests(&self) -> u64 {
-        self.0.ledger.held_by_requests()
+        self.0.memory.ledger.held_by_requests()
     }
 
     /// Refuses a text that is too long for the context whatever its tokens are, before it is encoded.
@@ -340,55 +385,38 @@ impl Engine {
 
     /// What all memory is used for at the moment.
     pub fn memory(&self) -> Vec<MemoryEntry> {
-        self.0.ledger.entries(&self.0.store)
+        self.0.memory.ledger.entries()
     }
 
-    pub(crate) fn ledger(&self) -> &Ledger {
-        &self.0.ledger
-    }
-
-    /// What is held goes from `from` bytes to `to`.
-    pub(crate) fn hold(&self, purpose: Purpose, from: u64, to: u64) -> Result<()> {
-        self.0.ledger.resize(&self.0.store, purpose, from, to)?;
-        // What is needed now may be written to before anything is computed. Whoever computes looks when it begins.
-        let lent = match self.0.compute.try_lock() {
-            Ok(held) if to > from => ComputeGuard { inner: &self.0, held }.lend_device(),
-            _ => Ok(()),
-        };
-        lent.inspect_err(|_| {
-            // Giving memory back does not fail.
-            let _ = self.0.ledger.resize(&self.0.store, purpose, to, from);
-        })
+    pub(crate) fn ledger(&self) -> &Arc<Ledger> {
+        &self.0.memory.ledger
     }
 
     /// The number that tells this model, computed with this precision and by the same processors, from others. Found when first asked for.
     pub(crate) fn fingerprint(&self) -> Result<u64> {
-        if let Some(number) = self.0.fingerprint.get() {
+        if let Some(number) = self.0.later.fingerprint.get() {
             return Ok(*number);
         }
-        let number = fingerprint(&self.0.file, &self.0.dense, self.0.store.layers())?;
-        let number = number ^ self.0.precision as u64 ^ u64::from(self.0.assisted) << 32;
-        Ok(*self.0.fingerprint.get_or_init(|| number))
+        let number = fingerprint(&self.0.model.file, &self.0.memory.dense, self.0.experts.store.layers())?;
+        let number = number ^ self.0.setup.precision as u64 ^ u64::from(self.0.setup.assisted) << 32;
+        Ok(*self.0.later.fingerprint.get_or_init(|| number))
     }
 
     /// The vocabulary as grammars see it. Made when first asked for, and kept. If the plan has left no memory for it, expert slots
     /// give some, where they can.
+    #[cfg(feature = "grammar")]
     pub(crate) fn lexicon(&self) -> Result<Arc<Lexicon>> {
         // Filled at once, after everything that can fail.
-        let mut lexicon = self.0.lexicon.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lexicon) = &*lexicon {
+        let mut lexicon = self.0.later.lexicon.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((lexicon, _)) = &*lexicon {
             return Ok(Arc::clone(lexicon));
         }
         let tree = Tree::new(self.tokenizer(), self.vocab_size())?;
         let bytes = tree.all_bytes();
-        self.hold(Purpose::Vocabulary, 0, bytes)?;
-        match Lexicon::new(tree) {
-            Ok(made) => Ok(Arc::clone(lexicon.insert(Arc::new(made)))),
-            Err(error) => {
-                self.hold(Purpose::Vocabulary, bytes, 0)?;
-                Err(error)
-            }
-        }
+        let mut hold = Hold::none(self.ledger(), Purpose::Vocabulary);
+        hold.resize(bytes)?;
+        let made = Lexicon::new(tree)?;
+        Ok(Arc::clone(&lexicon.insert((Arc::new(made), hold)).0))
     }
 
     /// Whether both are the same loaded model.
@@ -397,11 +425,11 @@ impl Engine {
     }
 
     pub(crate) fn chunk(&self) -> usize {
-        self.0.plan.chunk
+        self.0.memory.plan.chunk
     }
 
     pub(crate) fn model(&self) -> &dyn Model {
-        &*self.0.model
+        &*self.0.decoder
     }
 
     /// A conversation's state before its first token.
@@ -421,21 +449,13 @@ impl Engine {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Some(heat) = &self.heat {
-            heat.write(&self.store.heat());
-        }
-    }
-}
-
 fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {
     match asked {
         None => Ok(limit),
         Some(0) => Err(Error::Invalid("a context holds at least one token".into())),
         Some(asked) if asked > limit => Err(Error::Invalid(format!(
             "a context of {asked} tokens was asked for, but the model was made for at most {limit}; \
-             ask for fewer with --ctx"
+             ask for fewer with Options::context"
         ))),
         Some(asked) => Ok(asked),
     }

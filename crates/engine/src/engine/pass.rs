@@ -31,7 +31,7 @@ impl<'a> ComputeGuard<'a> {
     /// # Errors
     /// If the device fails.
     pub fn lend_device(&mut self) -> Result<()> {
-        self.inner.store.lend_device(&mut *self.held.backend)
+        self.inner.experts.store.lend_device(&mut *self.held.backend)
     }
 
     /// Computes a batch, and the logits of the first of the `wanted` rows, which are ascending.
@@ -60,7 +60,7 @@ impl<'a> ComputeGuard<'a> {
             // These end a batch between two layers, or before an expert was given a place there.
             Error::Cancelled | Error::Io { .. } => {}
             // What was on its way to the device may not have come there.
-            _ => self.inner.store.forget_device(),
+            _ => self.inner.experts.store.forget_device(),
         })?;
         let ComputeGuard { inner, held } = self;
         let mut computed = Computed { inner, held, rows, purpose, given: 0, ready: 0..0 };
@@ -77,10 +77,10 @@ impl<'a> ComputeGuard<'a> {
         let Compute { backend, routing, expected, assistant, pressure, .. } = &mut *self.held;
         let few = purpose == Purpose::Token;
         // A prompt needs nearly all experts, which the store reads far ahead as it is.
-        let expected = (self.inner.prefetch && few).then_some(expected);
+        let expected = (self.inner.setup.prefetch && few).then_some(expected);
         let mut cx = Context {
             backend: &mut **backend,
-            store: &self.inner.store,
+            store: &self.inner.experts.store,
             routing,
             purpose,
             expected,
@@ -98,7 +98,7 @@ impl<'a> ComputeGuard<'a> {
         relieve(pressure, cx.store);
         cx.store.lend_device(cx.backend)?;
         cx.backend.begin(batch.tokens.len());
-        self.inner.model.forward(&mut cx, batch)?;
+        self.inner.decoder.forward(&mut cx, batch)?;
         cx.backend.submit()?;
         cx.store.note_copy_wait(cx.backend.copy_wait());
         Ok(())
@@ -146,7 +146,7 @@ impl Computed<'_> {
         let Compute { backend, logits, wanted, .. } = &mut *self.held;
         let row = Row {
             backend: &mut **backend,
-            buffer: self.inner.model.head().logits,
+            buffer: self.inner.decoder.head().logits,
             kept: logits,
             lost: &self.inner.lost,
             number: place - self.ready.start,
@@ -159,7 +159,7 @@ impl Computed<'_> {
     /// # Errors
     /// If the device fails.
     pub fn finish(mut self) -> Result<()> {
-        let store = &self.inner.store;
+        let store = &self.inner.experts.store;
         if self.purpose == Purpose::Token {
             let told = self.held.backend.tell(&mut |layer, experts| store.note_used(layer, experts));
             told.inspect_err(|error| note_loss(&self.inner.lost, error))?;
@@ -173,7 +173,7 @@ impl Computed<'_> {
         let next = self.given..wanted.len().min(self.given + Head::ROWS);
         logits.forget();
         backend.begin(self.rows);
-        let done = self.inner.model.head().forward(&mut **backend, &wanted[next.clone()]);
+        let done = self.inner.decoder.head().forward(&mut **backend, &wanted[next.clone()]);
         done.inspect_err(|error| note_loss(&self.inner.lost, error))?;
         self.ready = next;
         Ok(())

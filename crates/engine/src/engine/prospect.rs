@@ -1,34 +1,28 @@
 //! A model before it is loaded.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
 
-use super::pinning::Pinning;
-use super::{Compute, Engine, Inner, Options};
-use crate::backend::{ASSISTED_ROWS, Assistant, Backend, CpuBackend, Kept, Routing, SequenceState};
+use super::loading::{DenseLoaded, Progress, TiersReady};
+use super::{Engine, ModelInfo, Options};
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
-use crate::experts::heat::{Heat, hottest_first};
-use crate::experts::{ExpertStore, FileSource, IoMethod, SlotClasses, StoreOptions};
+use crate::experts::heat::Heat;
+use crate::experts::{FileSource, IoMethod, SlotClasses};
 use crate::forecast::predict::{DriveSpeed, Outlook, Skew};
 use crate::forecast::rehearsal::{ComputeTime, rehearse};
 use crate::forecast::trace::RoutedLayer;
 use crate::forecast::{DriveProbe, preference};
 use crate::format::ModelFile;
-use crate::memory::{Ledger, Pressure};
 use crate::models::{self, Blueprint};
 use crate::plan::{Plan, Traffic};
 use crate::tokenizer::Tokenizer;
 
 /// A model that could be loaded: described and planned, but none of its weights read.
 pub struct Prospect {
-    file: ModelFile,
-    blueprint: Blueprint,
-    classes: SlotClasses,
-    tokenizer: Tokenizer,
-    template: std::result::Result<Option<ChatTemplate>, String>,
-    plan: Plan,
-    traffic: Traffic,
+    pub(super) model: ModelInfo,
+    pub(super) blueprint: Blueprint,
+    pub(super) classes: SlotClasses,
+    pub(super) plan: Plan,
 }
 
 impl Prospect {
@@ -54,12 +48,14 @@ impl Prospect {
         let classes = SlotClasses::new(&blueprint.experts);
         // What is resident now is what the process needs besides the model.
         let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &options.machine())?;
-        Ok(Prospect { file, blueprint, classes, tokenizer, template, plan, traffic })
+        let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
+        let model = ModelInfo { file, tokenizer, template, traffic, routed, vocab };
+        Ok(Prospect { model, blueprint, classes, plan })
     }
 
     /// The model's file.
     pub fn file(&self) -> &ModelFile {
-        &self.file
+        &self.model.file
     }
 
     /// Where memory would go.
@@ -69,7 +65,7 @@ impl Prospect {
 
     /// What one token would read.
     pub fn traffic(&self) -> Traffic {
-        self.traffic
+        self.model.traffic
     }
 
     /// Where memory would go with other options.
@@ -78,7 +74,7 @@ impl Prospect {
     /// [`Error::Budget`] if memory does not suffice, [`Error::Unsupported`] if a device cannot compute the model.
     pub fn plan_with(&self, options: &Options) -> Result<Plan> {
         if let Some(device) = &options.device {
-            self.blueprint.check_device(&**device, self.file.path())?;
+            self.blueprint.check_device(&**device, self.model.file.path())?;
         }
         let wishes = options.wishes(self.blueprint.context)?;
         Plan::new(&self.blueprint, &self.classes, &wishes, &options.machine())
@@ -126,13 +122,13 @@ impl Prospect {
     }
 
     /// The routed experts of each layer, in numbers.
-    pub fn routed_layers(&self) -> Vec<RoutedLayer> {
-        self.blueprint.experts.iter().map(RoutedLayer::of).collect()
+    pub fn routed_layers(&self) -> &[RoutedLayer] {
+        &self.model.routed
     }
 
     /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
+        &self.model.tokenizer
     }
 
     /// What is known of how unevenly the model uses its experts: from earlier runs, or from its routers.
@@ -141,13 +137,13 @@ impl Prospect {
     /// If the routers cannot be read.
     pub fn skew(&self, options: &Options) -> Result<Skew> {
         let heat = options.heat.as_ref().and_then(|folder| {
-            let heat = Heat::of(folder, &self.file, self.traffic.experts).read();
+            let heat = Heat::of(folder, &self.model.file, self.model.traffic.experts).read();
             heat.filter(|heat| heat.len() == self.plan.expert_count)
         });
         match Skew::known(heat.unwrap_or_default()) {
             Some(skew) => Ok(skew),
             None => {
-                let source = FileSource::open(&self.file)?;
+                let source = FileSource::open(&self.model.file)?;
                 let routers = self.blueprint.router_lengths(&source, preference::LAYERS)?;
                 Ok(Skew::of_routers(&routers))
             }
@@ -159,7 +155,7 @@ impl Prospect {
     /// # Errors
     /// If they cannot be read.
     pub fn drive_probe(&self, io: IoMethod) -> Result<Option<DriveProbe>> {
-        DriveProbe::of_experts(&self.file, &self.blueprint.experts, io)
+        DriveProbe::of_experts(&self.model.file, &self.blueprint.experts, io)
     }
 
     /// How long a token's products would take here, tried for a moment on memory of no content.
@@ -192,7 +188,7 @@ impl Prospect {
             drive,
             layers: layers.len(),
             used: used as f64 / layers.len().max(1) as f64,
-            expert_bytes: self.traffic.experts as f64 / used.max(1) as f64,
+            expert_bytes: self.model.traffic.experts as f64 / used.max(1) as f64,
             skew: self.skew(options)?,
         })
     }
@@ -205,131 +201,9 @@ impl Prospect {
         if let Some(memory) = options.memory {
             options.machine().check_budget(memory)?;
         }
-        let Prospect { file, blueprint, classes, tokenizer, template, mut plan, traffic } = self;
-        let threads = options.threads()?;
-        let buffers = blueprint.buffers(plan.chunk);
-        // Gone after the backend, which copies from what is pinned.
-        let mut pinning = None;
-        let mut backend: Box<dyn Backend> = match &options.device {
-            Some(device) => device.backend(options.precision, &buffers)?,
-            None => Box::new(CpuBackend::new(threads, options.precision, &buffers)?),
-        };
-        // Where everything fits there is nothing to choose.
-        let folder = options.heat.as_ref().filter(|_| plan.moves_experts());
-        let heat = folder.map(|folder| Heat::of(folder, &file, traffic.experts));
-        let remembered = heat.as_ref().and_then(Heat::read);
-        let there = plan.device.as_ref().map_or(0, |there| there.slot_bytes);
-        let total = plan.dense + (plan.slot_bytes + there).min(blueprint.expert_bytes());
-        let mut done = 0;
-        let mut progress = |bytes| {
-            done += bytes;
-            if let Some(report) = &options.progress {
-                report(done, total);
-            }
-        };
-        let source = FileSource::open(&file)?;
-        let dense = blueprint.load_dense(&source, &mut *backend, &mut progress)?;
-        source.forget();
-        let mut assistant = None;
-        if let Some(device) = options.device.as_ref().filter(|_| options.cpu_experts && plan.moves_experts())
-        {
-            let buffers = blueprint.buffers(ASSISTED_ROWS);
-            let mut processor = CpuBackend::new(threads, options.precision, &buffers)?;
-            blueprint.hand_over(&dense, &mut processor)?;
-            let used: usize = blueprint.experts.iter().flatten().map(|layer| layer.used).sum();
-            let bytes = traffic.experts as f64 / used.max(1) as f64;
-            let here = rehearse(&blueprint.products().1, threads, options.precision)? / used.max(1) as f64;
-            assistant = Some(Assistant::new(processor, bytes / device.link_speed()?, here));
-        }
-        let store_options = StoreOptions {
-            slots: plan.slots.clone(),
-            io: options.io,
-            policy: options.policy,
-            patience: StoreOptions::PATIENCE,
-        };
-        let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
-        let vocab = blueprint.model.head().vocab();
-        let store = ExpertStore::new(&file, blueprint.experts, &classes, &store_options)?;
-        if let (Some(device), Some(there)) = (&options.device, &mut plan.device) {
-            pinning = Some(Pinning::start(Arc::clone(device), &store));
-            if let Some(slots) = backend.make_slots(store.layers(), &classes, &there.slots)? {
-                // What others have taken is nobody's here.
-                let had = std::mem::replace(&mut there.slot_bytes, classes.device_bytes(&slots));
-                there.budget -= had - there.slot_bytes;
-                there.slots = slots;
-                store.use_device_slots(&classes, &there.slots);
-            }
-        }
-        let remembered = remembered.filter(|heat| heat.len() == store.experts());
-        if let Some(heat) = &remembered {
-            store.warm(heat);
-        }
-        let hottest = remembered.as_deref().map(hottest_first);
-        let pinned = || pinning.iter().for_each(Pinning::wait);
-        if plan.device_holds_all_experts() {
-            pinned();
-            store.lift(0..store.experts(), &mut *backend, &mut progress)?;
-        } else if plan.holds_all_experts() {
-            store.preload(0..store.experts(), &mut progress)?;
-            pinned();
-            store.lift(hottest.into_iter().flatten(), &mut *backend, &mut |_| ())?;
-        } else if let Some(hottest) = hottest {
-            pinned();
-            store.lift(hottest.iter().copied(), &mut *backend, &mut progress)?;
-            while backend.let_go(true)? {}
-            store.drop_doubles();
-            store.preload(hottest.into_iter(), &mut progress)?;
-        }
-        // From here on copies go past the buffer that is needed otherwise.
-        pinned();
-        let assisted = assistant.is_some();
-        let backend_name = match assisted {
-            true => format!("{} and CPU (--cpu-experts: other bits)", backend.name()),
-            false => backend.name(),
-        };
-        let blank = Mutex::new(SequenceState::new(&blueprint.model.state(), &*backend));
-        let compute = Compute {
-            backend,
-            routing: Routing::default(),
-            expected: Routing::default(),
-            assistant,
-            // Memory that a device copies from cannot be given back.
-            pressure: Pressure::on(
-                if plan.device.is_some() { 0 } else { plan.slot_bytes },
-                // Whoever describes a machine has a process that is not it.
-                options.machine.is_none().then_some(plan.budget),
-            ),
-            logits: Kept::default(),
-            wanted: Vec::new(),
-        };
-        Ok(Engine(Arc::new(Inner {
-            vocab,
-            file,
-            tokenizer,
-            template,
-            model: blueprint.model,
-            store,
-            ledger: Ledger::new(&plan),
-            // Slots of a device may be lent later, and experts move then.
-            prefetch: !options.no_prefetch && (plan.moves_experts() || plan.device.is_some()),
-            plan,
-            traffic,
-            routed,
-            threads,
-            heat,
-            io: options.io,
-            dense,
-            device: options.device.clone(),
-            speeds: OnceLock::new(),
-            fingerprint: OnceLock::new(),
-            lexicon: Mutex::new(None),
-            precision: options.precision,
-            assisted,
-            lost: OnceLock::new(),
-            backend_name,
-            blank,
-            compute: Mutex::new(compute),
-            pinning,
-        })))
+        let mut progress = Progress::of(&self, options);
+        let dense = DenseLoaded::load(self, options, &mut progress)?;
+        let ready = TiersReady::fill(dense, options, &mut progress)?;
+        Ok(ready.into_engine(options))
     }
 }

@@ -20,16 +20,6 @@ impl ExpertStore {
         self.shared.lock().tier = Some(Tier::new(self.experts(), slots, sizes));
     }
 
-    /// Bytes of the device's slots that can be lent to conversations.
-    pub fn device_lendable(&self) -> u64 {
-        self.shared.lock().tier.as_ref().map_or(0, Tier::lendable_bytes)
-    }
-
-    /// Conversations need so many bytes of the device's slots. They are [lent](Self::lend_device) when nobody computes.
-    pub fn ask_device_for(&self, bytes: u64) {
-        self.shared.lock().asked_of_device = bytes;
-    }
-
     /// Lends conversations what they need of the device's slots, and takes back what they do not. To be called while nothing is computed.
     ///
     /// # Errors

@@ -1,6 +1,42 @@
 //! Slots that are given back to the system, and taken into use again.
 
+use super::tier::Tier;
 use super::{ExpertStore, Residence, Slot, State};
+use crate::memory::Lender;
+
+impl Lender for ExpertStore {
+    fn slot_bytes(&self) -> u64 {
+        ExpertStore::slot_bytes(self)
+    }
+
+    fn lendable(&self) -> u64 {
+        let state = self.shared.lock();
+        let mut bytes = 0;
+        for (class, arena) in self.shared.arenas.iter().enumerate() {
+            let mut left: Vec<usize> = (0..state.slots[class].len()).collect();
+            left.retain(|&slot| !state.slots[class][slot].given_back);
+            let spared = left.len().saturating_sub(self.least(class));
+            bytes += left.iter().rev().take(spared).map(|&slot| arena.returnable(slot)).sum::<u64>();
+        }
+        bytes
+    }
+
+    fn give_back(&self, bytes: u64) -> u64 {
+        ExpertStore::give_back(self, bytes)
+    }
+
+    fn take_again(&self, bytes: u64) -> u64 {
+        ExpertStore::take_again(self, bytes)
+    }
+
+    fn device_lendable(&self) -> u64 {
+        self.shared.lock().tier.as_ref().map_or(0, Tier::lendable_bytes)
+    }
+
+    fn lend_of_device(&self, bytes: u64) {
+        self.shared.lock().asked_of_device = bytes;
+    }
+}
 
 /// What giving slots back has brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,19 +57,6 @@ impl ExpertStore {
     /// As [`give_back`](Self::give_back), until the machine has `bytes` more.
     pub fn relieve(&self, bytes: u64) -> Given {
         self.give_until(|given| given.freed >= bytes)
-    }
-
-    /// Bytes that [giving slots back](Self::give_back) could bring at most: more than the slots in use allow at the moment.
-    pub fn lendable(&self) -> u64 {
-        let state = self.shared.lock();
-        let mut bytes = 0;
-        for (class, arena) in self.shared.arenas.iter().enumerate() {
-            let mut left: Vec<usize> = (0..state.slots[class].len()).collect();
-            left.retain(|&slot| !state.slots[class][slot].given_back);
-            let spared = left.len().saturating_sub(self.least(class));
-            bytes += left.iter().rev().take(spared).map(|&slot| arena.returnable(slot)).sum::<u64>();
-        }
-        bytes
     }
 
     /// Slots of a class that a layer needs for a token.

@@ -29,7 +29,7 @@ pub use giving::Given;
 pub use io::{ByteSource, FileSource, IoMethod};
 pub use lease::{Acquisition, Lease, Leases};
 pub use meters::Meters;
-pub use picture::{Asked, Picture, Place, Sight};
+pub use picture::{Asked, Picture, Residency, Sight};
 pub use slots::{SlotClass, SlotClasses};
 pub use tier::{DevicePart, DeviceSlot};
 

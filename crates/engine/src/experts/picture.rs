@@ -4,7 +4,7 @@ use super::{ExpertStore, Residence};
 
 /// Where an expert is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum Residency {
     /// On the drive alone.
     #[default]
     Absent,
@@ -34,7 +34,7 @@ pub enum Asked {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sight {
     /// Where it is.
-    pub place: Place,
+    pub place: Residency,
     /// Whether it was asked for.
     pub asked: Asked,
 }
@@ -75,10 +75,10 @@ impl ExpertStore {
             let state = self.shared.lock();
             for expert in experts {
                 let place = match state.experts[expert] {
-                    _ if state.on_device(expert).is_some() => Place::Device,
-                    Residence::Drive => Place::Absent,
-                    Residence::Reading { .. } => Place::Arriving,
-                    Residence::Memory { .. } => Place::Resident,
+                    _ if state.on_device(expert).is_some() => Residency::Device,
+                    Residence::Drive => Residency::Absent,
+                    Residence::Reading { .. } => Residency::Arriving,
+                    Residence::Memory { .. } => Residency::Resident,
                 };
                 picture.experts[expert] = Sight { place, asked: state.asked[expert].since(since) };
             }

@@ -1,16 +1,13 @@
 //! Who has how much memory, of the computer's and of a device's.
 //!
-//! The [`Plan`] is the ledger's first state: it divides all memory among dense weights, experts, scratch, the process, and
-//! holders. Holders are what comes and goes afterwards, such as conversations, grammars and requests. Each has a [`Hold`], which
-//! pays back when it is dropped. Holders that need more than the plan set aside for them borrow from expert slots: memory
-//! goes from one account to the other, and no sum ever exceeds the budget.
+//! The [plan](crate::plan::Plan) is the ledger's first state: it divides all memory among dense weights, experts, scratch, the
+//! process, and holders. Holders are what comes and goes afterwards, such as conversations, grammars and requests. Each has a
+//! [`Hold`], which pays back when it is dropped. Holders that need more than the plan set aside for them borrow from expert
+//! slots: memory goes from one account to the other, and no sum ever exceeds the budget.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::engine::Engine;
 use crate::error::{Bytes, Error, Result};
-use crate::experts::ExpertStore;
-use crate::plan::Plan;
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,11 +108,41 @@ pub struct MemoryEntry {
     pub bytes: u64,
 }
 
+/// Expert slots, which lend their memory to holders.
+pub(crate) trait Lender: Send + Sync {
+    /// Bytes of the slots in the computer's memory, less what they have given back.
+    fn slot_bytes(&self) -> u64;
+
+    /// Bytes that these slots could give back at most.
+    fn lendable(&self) -> u64;
+
+    /// Gives slots back until others may use so many bytes, or none can be spared. Says how many bytes others may use.
+    fn give_back(&self, bytes: u64) -> u64;
+
+    /// Takes slots that were given back into use again, as far as they fit. Says how many bytes they have.
+    fn take_again(&self, bytes: u64) -> u64;
+
+    /// Bytes of the device's slots that can be lent.
+    fn device_lendable(&self) -> u64;
+
+    /// So many bytes of the device's slots are lent from the next pass on.
+    fn lend_of_device(&self, bytes: u64);
+}
+
 /// The memory of a loaded model.
 pub(crate) struct Ledger {
     computer: Account,
     /// If a device computes. Conversations are in its memory then.
     device: Option<Account>,
+    slots: Arc<dyn Lender>,
+}
+
+/// What a plan says of one tier.
+pub(crate) struct TierPlan {
+    /// What it sets aside by purpose, whatever holders come.
+    pub fixed: Vec<(Purpose, u64)>,
+    /// What holders may have before slots are asked.
+    pub room: u64,
 }
 
 /// The memory of one tier.
@@ -124,18 +151,16 @@ struct Account {
     planned: [u64; Purpose::ALL.len()],
     /// What holders may have before slots are asked.
     room: u64,
-    lender: Lender,
+    source: LendingSlots,
     held: Mutex<Held>,
 }
 
+/// Which expert slots lend to an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lender {
-    /// Expert slots in the computer's memory.
-    Slots,
-    /// Those in the device's.
-    DeviceSlots,
-    /// Memory that a device copies from stays where it is.
-    Nobody,
+enum LendingSlots {
+    Computer,
+    Device,
+    None,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -156,33 +181,14 @@ impl Held {
 }
 
 impl Ledger {
-    /// As planned. Holders may have what the plan sets aside for them, and what it leaves unused.
-    pub fn new(plan: &Plan) -> Ledger {
-        let account = |fixed: &[(Purpose, u64)], room, lender| {
-            let mut planned = [0; Purpose::ALL.len()];
-            fixed.iter().for_each(|&(purpose, bytes)| planned[purpose as usize] = bytes);
-            Account { planned, room, lender, held: Mutex::default() }
-        };
-        let fixed = [
-            (Purpose::Dense, plan.dense),
-            (Purpose::Scratch, plan.scratch),
-            (Purpose::Process, plan.process),
-        ];
-        let unused = plan.budget.saturating_sub(plan.total());
-        let room = unused.saturating_add(plan.kv).saturating_add(plan.requests);
-        match &plan.device {
-            None => Ledger { computer: account(&fixed, room, Lender::Slots), device: None },
-            Some(device) => {
-                let there = [
-                    (Purpose::Dense, device.dense),
-                    (Purpose::Experts, device.slot_bytes),
-                    (Purpose::Scratch, device.scratch),
-                ];
-                Ledger {
-                    computer: account(&fixed, room, Lender::Nobody),
-                    device: Some(account(&there, device.room(), Lender::DeviceSlots)),
-                }
-            }
+    /// The ledger of a model whose memory was planned so, with the expert slots that lend to holders. Slots that a device copies
+    /// from lend nothing: they stay where they are.
+    pub fn new(computer: TierPlan, device: Option<TierPlan>, slots: Arc<dyn Lender>) -> Ledger {
+        let source = if device.is_some() { LendingSlots::None } else { LendingSlots::Computer };
+        Ledger {
+            computer: Account::new(computer, source),
+            device: device.map(|there| Account::new(there, LendingSlots::Device)),
+            slots,
         }
     }
 
@@ -191,8 +197,8 @@ impl Ledger {
     ///
     /// # Errors
     /// [`Error::Budget`] if slots cannot give enough. Then nothing has changed.
-    pub fn resize(&self, store: &ExpertStore, purpose: Purpose, from: u64, to: u64) -> Result<()> {
-        self.account(purpose).resize(store, purpose, from, to)
+    pub fn resize(&self, purpose: Purpose, from: u64, to: u64) -> Result<()> {
+        self.account(purpose).resize(&*self.slots, purpose, from, to)
     }
 
     /// What was held for one purpose is held for another in the same memory.
@@ -210,7 +216,7 @@ impl Ledger {
     }
 
     /// All that is held, by tier and purpose. Expert slots have what they have not lent.
-    pub fn entries(&self, store: &ExpertStore) -> Vec<MemoryEntry> {
+    pub fn entries(&self) -> Vec<MemoryEntry> {
         let tiers =
             [(MemoryTier::Computer, Some(&self.computer)), (MemoryTier::Device, self.device.as_ref())];
         let mut entries = Vec::new();
@@ -220,7 +226,7 @@ impl Ledger {
                 let number = purpose as usize;
                 let bytes = match (purpose, tier) {
                     // The rest of the machine may have some of them, too.
-                    (Purpose::Experts, MemoryTier::Computer) => store.slot_bytes(),
+                    (Purpose::Experts, MemoryTier::Computer) => self.slots.slot_bytes(),
                     (Purpose::Experts, MemoryTier::Device) => {
                         account.planned[number].saturating_sub(held.borrowed)
                     }
@@ -238,7 +244,13 @@ impl Ledger {
 }
 
 impl Account {
-    fn resize(&self, store: &ExpertStore, purpose: Purpose, from: u64, to: u64) -> Result<()> {
+    fn new(plan: TierPlan, source: LendingSlots) -> Account {
+        let mut planned = [0; Purpose::ALL.len()];
+        plan.fixed.iter().for_each(|&(purpose, bytes)| planned[purpose as usize] = bytes);
+        Account { planned, room: plan.room, source, held: Mutex::default() }
+    }
+
+    fn resize(&self, slots: &dyn Lender, purpose: Purpose, from: u64, to: u64) -> Result<()> {
         if from == to {
             return Ok(());
         }
@@ -250,7 +262,7 @@ impl Account {
         // the memory without which nobody is answered.
         let waiting = after.while_waiting();
         if to > from && Purpose::WHILE_WAITING.contains(&purpose) && waiting > to {
-            let half = (self.room + held.borrowed + self.lendable(store)) / 2;
+            let half = (self.room + held.borrowed + self.lendable(slots)) / 2;
             if waiting > half {
                 return Err(self.refusal(waiting, half, to));
             }
@@ -259,50 +271,52 @@ impl Account {
         let beyond = used.saturating_sub(self.room);
         if beyond > held.borrowed {
             let missing = beyond - held.borrowed;
-            let given = match self.lender {
-                Lender::DeviceSlots => store.device_lendable().saturating_sub(held.borrowed).min(missing),
-                Lender::Slots => store.give_back(missing),
-                Lender::Nobody => 0,
+            let given = match self.source {
+                LendingSlots::Device => slots.device_lendable().saturating_sub(held.borrowed).min(missing),
+                LendingSlots::Computer => slots.give_back(missing),
+                LendingSlots::None => 0,
             };
             if given < missing {
-                if self.lender == Lender::Slots {
-                    store.take_again(given);
+                if self.source == LendingSlots::Computer {
+                    slots.take_again(given);
                 }
                 return Err(self.refusal(used, self.room + held.borrowed + given, to));
             }
             after.borrowed += given;
         } else {
             let no_longer = held.borrowed - beyond;
-            let taken = if self.lender == Lender::Slots { store.take_again(no_longer) } else { no_longer };
+            let taken =
+                if self.source == LendingSlots::Computer { slots.take_again(no_longer) } else { no_longer };
             after.borrowed -= taken;
         }
-        if self.lender == Lender::DeviceSlots {
-            store.ask_device_for(after.borrowed);
+        if self.source == LendingSlots::Device {
+            slots.lend_of_device(after.borrowed);
         }
         *held = after;
         Ok(())
     }
 
     /// What slots could give, besides what they gave.
-    fn lendable(&self, store: &ExpertStore) -> u64 {
-        match self.lender {
-            Lender::Slots => store.lendable(),
-            Lender::DeviceSlots => store.device_lendable(),
-            Lender::Nobody => 0,
+    fn lendable(&self, slots: &dyn Lender) -> u64 {
+        match self.source {
+            LendingSlots::Computer => slots.lendable(),
+            LendingSlots::Device => slots.device_lendable(),
+            LendingSlots::None => 0,
         }
     }
 
     fn refusal(&self, need: u64, have: u64, this: u64) -> Error {
-        let (who, remedy) = match self.lender {
-            Lender::Slots => (
+        let (who, remedy) = match self.source {
+            LendingSlots::Computer => (
                 "all conversations, grammars and requests",
-                "shorten the conversation, or give it more memory with --memory",
+                "shorten the conversation, or give it more memory with Options::memory",
             ),
-            Lender::DeviceSlots => {
-                ("all conversations", "shorten the conversation, or give it more memory with --vram")
-            }
-            Lender::Nobody => {
-                ("all grammars, their vocabulary and requests", "give it more memory with --memory")
+            LendingSlots::Device => (
+                "all conversations",
+                "shorten the conversation, or give it more memory with the device's memory limit",
+            ),
+            LendingSlots::None => {
+                ("all grammars, their vocabulary and requests", "give it more memory with Options::memory")
             }
         };
         let what = format!("{who}, this one's {}", Bytes(this));
@@ -317,15 +331,15 @@ impl Account {
 
 /// Bytes that an engine counts against its memory, until this is dropped.
 pub struct Hold {
-    engine: Engine,
+    ledger: Arc<Ledger>,
     purpose: Purpose,
     bytes: u64,
 }
 
 impl Hold {
     /// Nothing yet.
-    pub(crate) fn none(engine: &Engine, purpose: Purpose) -> Hold {
-        Hold { engine: engine.clone(), purpose, bytes: 0 }
+    pub(crate) fn none(ledger: &Arc<Ledger>, purpose: Purpose) -> Hold {
+        Hold { ledger: Arc::clone(ledger), purpose, bytes: 0 }
     }
 
     /// How many.
@@ -338,14 +352,14 @@ impl Hold {
     /// # Errors
     /// [`Error::Budget`] if there is no room for them. Then nothing has changed.
     pub fn resize(&mut self, bytes: u64) -> Result<()> {
-        self.engine.hold(self.purpose, self.bytes, bytes)?;
+        self.ledger.resize(self.purpose, self.bytes, bytes)?;
         self.bytes = bytes;
         Ok(())
     }
 
     /// Holds the same bytes for another purpose.
     pub(crate) fn turn_to(&mut self, purpose: Purpose) {
-        self.engine.ledger().transfer(self.purpose, purpose, self.bytes);
+        self.ledger.transfer(self.purpose, purpose, self.bytes);
         self.purpose = purpose;
     }
 
@@ -353,7 +367,7 @@ impl Hold {
     pub(crate) fn split(&mut self, bytes: u64) -> Hold {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        Hold { engine: self.engine.clone(), purpose: self.purpose, bytes }
+        Hold { ledger: Arc::clone(&self.ledger), purpose: self.purpose, bytes }
     }
 
     /// Takes over what another one holds.

@@ -47,8 +47,8 @@ impl Machine {
             return Err(Error::Budget {
                 need: budget,
                 have: total,
-                what: "the whole budget that --memory sets".into(),
-                remedy: "set --memory to less than the machine and its control groups have, or leave it out: then \
+                what: "the whole budget, Options::memory".into(),
+                remedy: "set Options::memory to less than the machine and its control groups have, or leave it out: then \
                          what is free is used, less a margin"
                     .into(),
             });
@@ -56,7 +56,7 @@ impl Machine {
         let free = self.available.map(|available| available.saturating_add(self.resident));
         if let Some(free) = free.filter(|&free| budget > free) {
             tracing::warn!(
-                "--memory allows {}, but only {} is free: if the model needs more, the system swaps or ends the process",
+                "the budget is {}, but only {} is free: if the model needs more, the system swaps or ends the process",
                 Bytes(budget),
                 Bytes(free)
             );
@@ -407,7 +407,7 @@ mod tests {
         let refusal = machine.check_budget(999 << 30).unwrap_err().to_string();
         assert!(
             refusal.starts_with(
-                "needs 999.0 GiB of memory (the whole budget that --memory sets), but 24.0 GiB is"
+                "needs 999.0 GiB of memory (the whole budget, Options::memory), but 24.0 GiB is"
             ),
             "{refusal}"
         );

@@ -4,7 +4,7 @@ mod ledger;
 mod machine;
 mod region;
 
-pub(crate) use ledger::Ledger;
 pub use ledger::{Hold, MemoryEntry, MemoryTier, Purpose};
+pub(crate) use ledger::{Ledger, Lender, TierPlan};
 pub use machine::{GroupLimit, Machine, Pressure, Relief, resident};
 pub use region::*;

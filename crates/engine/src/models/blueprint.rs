@@ -59,14 +59,14 @@ impl Blueprint {
         if let Some(name) = &self.scaled {
             return Err(Error::Unsupported(format!(
                 "{}: tensor {name} is multiplied by a scale of its own, which cannot be computed on the GPU; \
-                 use --device cpu",
+                 use Options::device = None",
                 file.display()
             )));
         }
         match self.encodings.iter().find(|(encoding, _)| !device.computes(*encoding)) {
             None => Ok(()),
             Some((encoding, name)) => Err(Error::Unsupported(format!(
-                "{}: tensor {name} has type {encoding}, which cannot be computed on the GPU; use --device cpu",
+                "{}: tensor {name} has type {encoding}, which cannot be computed on the GPU; use Options::device = None",
                 file.display()
             ))),
         }

@@ -108,7 +108,7 @@ impl Session {
     pub(crate) fn new(engine: Engine) -> Session {
         Session {
             state: engine.blank_state(),
-            hold: Hold::none(&engine, Purpose::Conversations),
+            hold: Hold::none(engine.ledger(), Purpose::Conversations),
             shared: Vec::new(),
             tokens: Vec::with_capacity(engine.plan().reserved),
             logits: Vec::new(),
@@ -146,7 +146,7 @@ impl Session {
             self.shared.push((len, Arc::new(self.hold.split(common - counted))));
         }
         let shared = within(&self.shared);
-        let mut hold = Hold::none(&self.engine, Purpose::Conversations);
+        let mut hold = Hold::none(self.engine.ledger(), Purpose::Conversations);
         hold.resize(all.saturating_sub(total(&shared)))?;
         let tokens = self.tokens[..len].to_vec();
         Ok(Session { state, hold, shared, tokens, ..Session::new(self.engine.clone()) })

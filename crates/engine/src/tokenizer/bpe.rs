@@ -2,10 +2,8 @@
 
 use std::borrow::Cow;
 
-use tokenizers::Model as _;
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
-
 use super::ALPHABET;
+use super::merger::{Merger, Vocab};
 use super::normalise::{Normalise, Prepend, metaspace};
 use super::split::Splitter;
 use super::vocabulary::Spelling;
@@ -22,7 +20,7 @@ pub(super) struct Bpe {
     /// Cuts pieces further once they are spelled.
     pub(super) spelled_splitter: Splitter,
     pub(super) spelling: Spelling,
-    pub(super) model: BPE,
+    pub(super) merger: Merger,
 }
 
 impl Bpe {
@@ -67,7 +65,7 @@ impl Bpe {
     /// How many times shorter normalising may make a text; `None` where there is no saying.
     pub(super) fn shrinks_by(&self, text: &str) -> Option<usize> {
         // Neighbours that cannot be spelled become one token.
-        if self.model.fuse_unk && self.model.unk_token.is_some() {
+        if self.merger.fuses_unknown() {
             return None;
         }
         Some(self.normaliser.iter().map(|step| step.shrinks_by(text)).product())
@@ -75,17 +73,16 @@ impl Bpe {
 
     /// The token whose spelling is `word`.
     pub(super) fn find(&self, word: &str) -> Option<TokenId> {
-        self.model.token_to_id(word).map(TokenId)
+        self.merger.find(word).map(TokenId)
     }
 
     fn merge(&self, word: &str, tokens: &mut Vec<TokenId>) -> Result<()> {
-        let merged =
-            self.model.tokenize(word).map_err(|e| Error::Invalid(format!("cannot tokenise: {e}")))?;
+        let end =
+            self.merger.merge(word, tokens).map_err(|e| Error::Invalid(format!("cannot tokenise: {e}")))?;
         // The library passes over what it has no token for.
-        if merged.last().map_or(0, |token| token.offsets.1) != word.len() && !self.may_shorten(word) {
+        if end != word.len() && !self.may_shorten(word) {
             return Err(self.unspellable(word));
         }
-        tokens.extend(merged.iter().map(|token| TokenId(token.id)));
         Ok(())
     }
 
@@ -109,8 +106,10 @@ impl Bpe {
             let is_byte = self.spelling == Spelling::ByteAlphabet;
             (is_byte && ALPHABET.read(c.encode_utf8(&mut [0; 4]), &mut bytes)).then(|| bytes[0])
         };
-        let has_token =
-            |c: &char| self.model.tokenize(c.encode_utf8(&mut [0; 4])).is_ok_and(|tokens| !tokens.is_empty());
+        let has_token = |c: &char| {
+            let mut tokens = Vec::new();
+            self.merger.merge(c.encode_utf8(&mut [0; 4]), &mut tokens).is_ok() && !tokens.is_empty()
+        };
         let mut lacking = word.chars().filter(|c| !has_token(c));
         let missing = lacking.find(|&c| !byte_of(c).is_some_and(is_rare)).unwrap_or_default();
         let what = match byte_of(missing) {
@@ -129,6 +128,7 @@ fn is_rare(byte: u8) -> bool {
 
 /// How merging is done.
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(not(feature = "tokenizers"), expect(dead_code))]
 pub(super) struct MergeRules {
     /// The token for what cannot be spelled.
     pub(super) unknown: Option<String>,
@@ -140,14 +140,17 @@ pub(super) struct MergeRules {
     pub(super) ignores_merges: bool,
 }
 
-/// Builds the merging model. `merges` are two tokens each, in the order of their rank; fails with the reason.
-pub(super) fn model<'a>(
+/// The merges of a vocabulary: two tokens each, in the order of their rank.
+///
+/// # Errors
+/// With the reason, if they make no sense.
+pub(super) fn merger<'a>(
     words: Vocab,
     merges: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
     rules: MergeRules,
-) -> Result<BPE, String> {
+) -> Result<Merger, String> {
     let all = merges.len();
-    let mut kept = Merges::with_capacity(all);
+    let mut kept = Vec::with_capacity(all);
     let mut merged = String::new();
     for (left, right) in merges {
         merged.clear();
@@ -166,15 +169,5 @@ pub(super) fn model<'a>(
     {
         return Err(format!("the unknown token {unknown:?} is not in the vocabulary"));
     }
-    let mut builder = BPE::builder()
-        .vocab_and_merges(words, kept)
-        .fuse_unk(rules.fuses_unknown)
-        .byte_fallback(rules.byte_fallback)
-        .ignore_merges(rules.ignores_merges)
-        // The cache is one per thread, outlives the tokenizer and is outside the memory plan.
-        .cache_capacity(0);
-    if let Some(unknown) = rules.unknown {
-        builder = builder.unk_token(unknown);
-    }
-    builder.build().map_err(|e| e.to_string())
+    Merger::new(words, kept, rules)
 }

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use tokenizers::models::bpe::Vocab;
-
 use super::bpe::{self, Bpe, MergeRules};
+use super::merger::Vocab;
 use super::pre::{self, Pre};
 use super::sentencepiece::SentencePiece;
 use super::special::{Literal, Literals};
-use super::vocabulary::{Kind, Spelling, Vocabulary, byte_token};
+use super::vocabulary::{Spelling, TokenKind, Vocabulary, byte_token};
 use super::{Encoder, LiteralSets, Tokenizer};
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -51,7 +50,7 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
     file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
     let rules = MergeRules { ignores_merges: pre.ignores_merges, ..MergeRules::default() };
     let merges = merges(file)?;
-    let model = bpe::model(words(texts), merges.into_iter(), rules)
+    let merger = bpe::merger(words(texts), merges.into_iter(), rules)
         .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?;
     let encoder = Bpe {
         normaliser: pre.normaliser(texts.len()),
@@ -59,7 +58,7 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
         splitter: pre.splitter(),
         spelled_splitter: pre.spelled_splitter(),
         spelling: Spelling::ByteAlphabet,
-        model,
+        merger,
     };
     let vocabulary = vocabulary(file, texts, Spelling::ByteAlphabet)?;
     assemble(
@@ -86,14 +85,14 @@ fn sentencepiece(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
         let score = score.as_f64().filter(|s| s.is_finite());
         let score = score.ok_or_else(|| file.wrong(format!("{SCORES} has no number for token {}", id.0)))?;
         match kind {
-            Kind::Normal | Kind::UserDefined => encoder.add_word(id, text, score as f32),
-            Kind::Byte => match byte_token(text) {
+            TokenKind::Normal | TokenKind::UserDefined => encoder.add_word(id, text, score as f32),
+            TokenKind::Byte => match byte_token(text) {
                 Some(byte) => encoder.add_byte(id, byte),
                 None => {
                     return Err(file.wrong(format!("token {}, `{text}`, is of type byte and is none", id.0)));
                 }
             },
-            Kind::Control | Kind::Unknown | Kind::Unused => {}
+            TokenKind::Control | TokenKind::Unknown | TokenKind::Unused => {}
         }
     }
     let encoder = Encoder::SentencePiece(Box::new(encoder));
@@ -121,7 +120,7 @@ fn assemble(
     let phi_3 = matches!(encoder, Encoder::SentencePiece(_))
         && matches!(file.metadata.str("general.architecture"), Some("phi3" | "phimoe"));
     let strips_right = |text: &str| phi_3 && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
-    let literals = |wanted: fn(Kind) -> bool| {
+    let literals = |wanted: fn(TokenKind) -> bool| {
         let all = (0u32..).map(TokenId).zip(texts.iter()).zip(vocabulary.kinds());
         let wanted = all.filter(|&(_, &kind)| wanted(kind));
         let literal = |id, text| Literal { strips_right: strips_right(text), ..Literal::plain(id, text) };
@@ -129,8 +128,8 @@ fn assemble(
             .map_err(|e| file.wrong(format!("cannot index the special tokens: {e}")))?;
         Ok(LiteralSets { raw, normalised: Literals::default() })
     };
-    let literal = literals(Kind::is_literal)?;
-    let user_defined = literals(|kind| kind == Kind::UserDefined)?;
+    let literal = literals(TokenKind::is_literal)?;
+    let user_defined = literals(|kind| kind == TokenKind::UserDefined)?;
     let bos = file.token("tokenizer.ggml.bos_token_id", texts.len())?;
     let adds_bos = file.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(defaults.bos);
     if adds_bos && bos.is_none() {
@@ -167,7 +166,7 @@ fn vocabulary(file: &Keys, texts: &StringArray, spelling: Spelling) -> Result<Vo
     }
     let mut vocabulary = Vocabulary::new(spelling);
     let Some(types) = file.metadata.get(TYPES) else {
-        texts.iter().for_each(|text| vocabulary.push(Kind::Normal, text));
+        texts.iter().for_each(|text| vocabulary.push(TokenKind::Normal, text));
         return Ok(vocabulary);
     };
     let types = types.as_numbers().ok_or_else(|| file.wrong(format!("{TYPES} is not a list of numbers")))?;
@@ -175,7 +174,7 @@ fn vocabulary(file: &Keys, texts: &StringArray, spelling: Spelling) -> Result<Vo
         return Err(file.wrong(format!("{TYPES} has {} entries for {} tokens", types.len(), texts.len())));
     }
     for (id, (text, number)) in texts.iter().zip(types.iter()).enumerate() {
-        let kind = number.as_u64().and_then(Kind::from_number);
+        let kind = number.as_u64().and_then(TokenKind::from_number);
         let kind = kind.ok_or_else(|| file.wrong(format!("{TYPES} gives token {id} the type {number:?}")))?;
         vocabulary.push(kind, text);
     }

@@ -11,14 +11,14 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use tokenizers::models::bpe::Vocab;
 
 use super::bpe::{self, Bpe, MergeRules};
+use super::merger::Vocab;
 use super::normalise::{Form, Normalise, Prepend};
 use super::pre::{DIGIT, DIGITS, GPT_2, PUNCTUATION, PUNCTUATION_MARK};
 use super::special::{Literal, Literals};
 use super::split::Splitter;
-use super::vocabulary::{Kind, SPACE, Spelling, Vocabulary};
+use super::vocabulary::{SPACE, Spelling, TokenKind, Vocabulary};
 use super::{Encoder, LiteralSets, Tokenizer};
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -62,7 +62,7 @@ pub(super) fn tokenizer(path: &Path, document: &[u8]) -> Result<Tokenizer> {
     let literals = |control: bool| {
         let wanted = |normalised: bool| {
             let tokens = added.iter().filter(move |token| {
-                token.normalized == normalised && (control || token.kind() == Kind::UserDefined)
+                token.normalized == normalised && (control || token.kind() == TokenKind::UserDefined)
             });
             let literals = tokens.map(|token| Literal {
                 id: id_of(token),
@@ -93,7 +93,7 @@ pub(super) fn tokenizer(path: &Path, document: &[u8]) -> Result<Tokenizer> {
         spelled_splitter: compile(&cuts.spelled_expressions)?,
         metaspace: cuts.metaspace,
         spelling,
-        model: bpe::model(model.vocab, merges, rules)
+        merger: bpe::merger(model.vocab, merges, rules)
             .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?,
         normaliser,
     };
@@ -148,14 +148,14 @@ struct AddedToken<'a> {
 impl AddedToken<'_> {
     /// Converters to GGUF take a token that looks like a control token for one, whatever the file says, and so
     /// does this: what a user types must not become one.
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> TokenKind {
         let text = &*self.content;
         let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
         let looks_special = between("<|", "|>")
             || between("<｜", "｜>")
             || between("<unused", ">")
             || ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text);
-        if self.special || looks_special { Kind::Control } else { Kind::UserDefined }
+        if self.special || looks_special { TokenKind::Control } else { TokenKind::UserDefined }
     }
 }
 
@@ -250,9 +250,9 @@ fn vocabulary(file: &File, words: &Vocab, added: &[AddedToken], spelling: Spelli
     if len > words.len() + added.len() + MAX_GAPS {
         return Err(file.wrong(format!("the highest token id is {}, but there are few tokens", len - 1)));
     }
-    let mut texts: Vec<Option<(Kind, &str)>> = vec![None; len];
+    let mut texts: Vec<Option<(TokenKind, &str)>> = vec![None; len];
     for (word, &id) in words {
-        texts[id as usize] = Some((Kind::Normal, word));
+        texts[id as usize] = Some((TokenKind::Normal, word));
     }
     for token in added {
         let id = *words.get(&*token.content).unwrap_or(&token.id);
@@ -260,7 +260,7 @@ fn vocabulary(file: &File, words: &Vocab, added: &[AddedToken], spelling: Spelli
     }
     let mut vocabulary = Vocabulary::new(spelling);
     for text in texts {
-        let (kind, text) = text.unwrap_or((Kind::Unused, ""));
+        let (kind, text) = text.unwrap_or((TokenKind::Unused, ""));
         vocabulary.push(kind, text);
     }
     Ok(vocabulary)

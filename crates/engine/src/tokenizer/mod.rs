@@ -5,7 +5,9 @@ mod bytes;
 pub(crate) mod folder;
 mod gguf;
 mod json;
+#[cfg(feature = "grammar")]
 pub(crate) mod lexicon;
+mod merger;
 mod normalise;
 mod pre;
 mod sentencepiece;
@@ -24,8 +26,8 @@ pub use stream::StreamDecoder;
 use self::bpe::Bpe;
 use self::bytes::ByteAlphabet;
 use self::sentencepiece::SentencePiece;
-use self::special::{Literals, Part};
-use self::vocabulary::{Kind, SPACE, Spelling, Vocabulary};
+use self::special::{Literals, Span};
+use self::vocabulary::{SPACE, Spelling, TokenKind, Vocabulary};
 use crate::TokenId;
 use crate::error::{Error, Result};
 use crate::format::{Metadata, ModelFile};
@@ -118,8 +120,8 @@ impl Tokenizer {
         let mut first = true;
         for part in literals.raw.parts(text) {
             match part {
-                Part::Token(id) => tokens.push(id),
-                Part::Text(text) => self.encode_plain(text, &literals.normalised, first, &mut tokens)?,
+                Span::Token(id) => tokens.push(id),
+                Span::Text(text) => self.encode_plain(text, &literals.normalised, first, &mut tokens)?,
             }
             first = false;
         }
@@ -150,8 +152,8 @@ impl Tokenizer {
             Encoder::Bpe(encoder) => encoder.longest_piece(text)?,
             Encoder::SentencePiece(_) => {
                 let stretch = |part| match part {
-                    Part::Text(text) => text.len(),
-                    Part::Token(_) => 0,
+                    Span::Text(text) => text.len(),
+                    Span::Token(_) => 0,
                 };
                 self.literals.raw.parts(text).map(stretch).max().unwrap_or(0)
             }
@@ -172,8 +174,8 @@ impl Tokenizer {
         let mut first = true;
         for part in self.literals.raw.parts_where(text, allowed) {
             match part {
-                Part::Token(id) => tokens.push(id),
-                Part::Text(part) => {
+                Span::Token(id) => tokens.push(id),
+                Span::Text(part) => {
                     // Tokens may swallow white space between parts.
                     let at = part.as_ptr() as usize - text.as_ptr() as usize;
                     let is_own = |found: Range<usize>| is_own(at + found.start..at + found.end);
@@ -207,7 +209,7 @@ impl Tokenizer {
 
     /// Whether a token steers the model and is no text: a control token or the unknown token.
     pub fn is_control(&self, id: TokenId) -> bool {
-        self.vocabulary.kind(id).is_some_and(Kind::is_control)
+        self.vocabulary.kind(id).is_some_and(TokenKind::is_control)
     }
 
     /// The token that stands for exactly `text`.
@@ -319,8 +321,8 @@ impl Tokenizer {
         };
         for part in literals.parts_where(&normalised, allowed) {
             match part {
-                Part::Token(id) => tokens.push(id),
-                Part::Text(text) => encoder.encode(text, first, tokens)?,
+                Span::Token(id) => tokens.push(id),
+                Span::Text(text) => encoder.encode(text, first, tokens)?,
             }
             first = false;
         }
@@ -341,8 +343,8 @@ impl Tokenizer {
         };
         for part in literals.parts(&encoder.normalise(text)) {
             match part {
-                Part::Token(id) => tokens.push(id),
-                Part::Text(text) => encoder.encode(text, first, tokens)?,
+                Span::Token(id) => tokens.push(id),
+                Span::Text(text) => encoder.encode(text, first, tokens)?,
             }
             first = false;
         }

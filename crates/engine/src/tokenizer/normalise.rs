@@ -1,8 +1,6 @@
 //! What some tokenizers do to a text before they cut it.
 
-use tokenizers::normalizers::{NFC, NFD, NFKC, NFKD};
-use tokenizers::{NormalizedString, Normalizer as _};
-
+use super::merger::normal_form;
 use super::vocabulary::SPACE;
 
 /// One step of a normaliser.
@@ -45,23 +43,8 @@ impl Normalise {
             Normalise::Replace { from, to } => text.replace(from, to),
             // ASCII is in every normal form.
             Normalise::Form(_) if text.is_ascii() => text,
-            Normalise::Form(form) => form.apply(text),
+            Normalise::Form(form) => normal_form(*form, text),
         }
-    }
-}
-
-impl Form {
-    /// The library's tables, so that a form means what it meant when the model was trained.
-    fn apply(self, text: String) -> String {
-        let mut text = NormalizedString::from(text);
-        let result = match self {
-            Form::Nfc => NFC.normalize(&mut text),
-            Form::Nfd => NFD.normalize(&mut text),
-            Form::Nfkc => NFKC.normalize(&mut text),
-            Form::Nfkd => NFKD.normalize(&mut text),
-        };
-        result.expect("normal forms know no error");
-        text.get().to_owned()
     }
 }
 

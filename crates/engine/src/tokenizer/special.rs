@@ -35,7 +35,7 @@ pub(super) struct Literals {
 
 /// A stretch of the text.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Part<'t> {
+pub(super) enum Span<'t> {
     /// Plain text, never empty.
     Text(&'t str),
     /// A literal token.
@@ -58,7 +58,7 @@ impl Literals {
     }
 
     /// The parts of `text` in order.
-    pub(super) fn parts<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Part<'t>> {
+    pub(super) fn parts<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Span<'t>> {
         self.parts_where(text, |_, _| true)
     }
 
@@ -102,7 +102,7 @@ impl Literals {
         &'t self,
         text: &'t str,
         allowed: impl Fn(Range<usize>, TokenId) -> bool + 't,
-    ) -> impl Iterator<Item = Part<'t>> {
+    ) -> impl Iterator<Item = Span<'t>> {
         let mut at = 0;
         let mut matches = self.matches(text, allowed).peekable();
         std::iter::from_fn(move || {
@@ -111,7 +111,7 @@ impl Literals {
             let Some(found) = matches.peek() else {
                 let rest = &text[at..];
                 at = text.len();
-                return (!rest.is_empty()).then_some(Part::Text(rest));
+                return (!rest.is_empty()).then_some(Span::Text(rest));
             };
             let token = &self.tokens[found.pattern()];
             let before = &text[at..found.start()];
@@ -119,14 +119,14 @@ impl Literals {
             if !before.is_empty() {
                 // What is left before the token is white space that it swallows.
                 at = found.start();
-                return Some(Part::Text(before));
+                return Some(Span::Text(before));
             }
             at = found.end();
             if token.strips_right {
                 at = text.len() - text[at..].trim_start().len();
             }
             matches.next();
-            Some(Part::Token(token.id))
+            Some(Span::Token(token.id))
         })
     }
 
@@ -134,7 +134,7 @@ impl Literals {
     pub(super) fn find(&self, text: &str) -> Option<TokenId> {
         let mut parts = self.parts(text);
         match (parts.next(), parts.next()) {
-            (Some(Part::Token(id)), None) => Some(id),
+            (Some(Span::Token(id)), None) => Some(id),
             _ => None,
         }
     }
@@ -152,8 +152,8 @@ mod tests {
     fn the_leftmost_and_longest_literal_wins() {
         let set = literals(&["<a>", "<a><b>", "", "<b>c"]);
         let parts: Vec<_> = set.parts("x<a><b>c<b>c<a>").collect();
-        let token = |i| Part::Token(TokenId(i));
-        assert_eq!(parts, [Part::Text("x"), token(1), Part::Text("c"), token(3), token(0)]);
+        let token = |i| Span::Token(TokenId(i));
+        assert_eq!(parts, [Span::Text("x"), token(1), Span::Text("c"), token(3), token(0)]);
     }
 
     #[test]
@@ -161,9 +161,9 @@ mod tests {
         let left = Literal { strips_left: true, ..Literal::plain(TokenId(0), "<l>") };
         let right = Literal { strips_right: true, ..Literal::plain(TokenId(1), "<r>") };
         let set = Literals::new([left, right, Literal::plain(TokenId(2), "\n<n>")].into_iter()).unwrap();
-        let token = |i| Part::Token(TokenId(i));
+        let token = |i| Span::Token(TokenId(i));
         let parts: Vec<_> = set.parts("a <l> b <r> c <r>  <l>").collect();
-        let text = |t| Part::Text(t);
+        let text = |t| Span::Text(t);
         assert_eq!(parts, [text("a"), token(0), text(" b "), token(1), text("c "), token(1), token(0)]);
         let parts: Vec<_> = set.parts("<r> \n<n>\n<n>").collect();
         assert_eq!(parts, [token(1), text("<n>"), token(2)]);
@@ -173,20 +173,20 @@ mod tests {
     #[test]
     fn a_token_that_is_not_allowed_hides_no_other() {
         let set = literals(&["<a>", "<a><b>", "<b>", "><"]);
-        let token = |i| Part::Token(TokenId(i));
+        let token = |i| Span::Token(TokenId(i));
         let allowed = |wanted: &'static [u32]| {
             set.parts_where("x<a><b>", move |_, id| wanted.contains(&id.0)).collect::<Vec<_>>()
         };
-        assert_eq!(allowed(&[0, 2, 3]), [Part::Text("x"), token(0), token(2)]);
-        assert_eq!(allowed(&[2, 3]), [Part::Text("x<a"), token(3), Part::Text("b>")]);
-        assert_eq!(allowed(&[2]), [Part::Text("x<a>"), token(2)]);
-        assert_eq!(allowed(&[]), [Part::Text("x<a><b>")]);
+        assert_eq!(allowed(&[0, 2, 3]), [Span::Text("x"), token(0), token(2)]);
+        assert_eq!(allowed(&[2, 3]), [Span::Text("x<a"), token(3), Span::Text("b>")]);
+        assert_eq!(allowed(&[2]), [Span::Text("x<a>"), token(2)]);
+        assert_eq!(allowed(&[]), [Span::Text("x<a><b>")]);
     }
 
     #[test]
     fn no_literals_leave_the_text_whole() {
         let set = literals(&[]);
-        assert_eq!(set.parts("abc").collect::<Vec<_>>(), [Part::Text("abc")]);
+        assert_eq!(set.parts("abc").collect::<Vec<_>>(), [Span::Text("abc")]);
         assert_eq!(set.parts("").count(), 0);
     }
 

@@ -5,7 +5,7 @@ use crate::TokenId;
 
 /// What a token is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenKind {
     /// Made by merging.
     Normal,
     /// Stands for what the vocabulary cannot spell.
@@ -20,29 +20,29 @@ pub(super) enum Kind {
     Byte,
 }
 
-impl Kind {
+impl TokenKind {
     /// The kind that GGUF means by a number.
-    pub(super) fn from_number(number: u64) -> Option<Kind> {
+    pub(super) fn from_number(number: u64) -> Option<TokenKind> {
         Some(match number {
             // 0 is "undefined", which files use for ordinary tokens.
-            0 | 1 => Kind::Normal,
-            2 => Kind::Unknown,
-            3 => Kind::Control,
-            4 => Kind::UserDefined,
-            5 => Kind::Unused,
-            6 => Kind::Byte,
+            0 | 1 => TokenKind::Normal,
+            2 => TokenKind::Unknown,
+            3 => TokenKind::Control,
+            4 => TokenKind::UserDefined,
+            5 => TokenKind::Unused,
+            6 => TokenKind::Byte,
             _ => return None,
         })
     }
 
     /// Whether the token is no text unless control tokens are asked for.
     pub(super) fn is_control(self) -> bool {
-        matches!(self, Kind::Control | Kind::Unknown)
+        matches!(self, TokenKind::Control | TokenKind::Unknown)
     }
 
     /// Whether the file has the token's text as it stands, and not in the vocabulary's spelling.
     pub(super) fn is_literal(self) -> bool {
-        self.is_control() || self == Kind::UserDefined
+        self.is_control() || self == TokenKind::UserDefined
     }
 }
 
@@ -62,7 +62,7 @@ pub(super) const SPACE: char = '▁';
 #[derive(Debug)]
 pub(super) struct Vocabulary {
     spelling: Spelling,
-    kinds: Vec<Kind>,
+    kinds: Vec<TokenKind>,
     /// The bytes of all tokens, in order.
     bytes: Vec<u8>,
     /// Where each token's bytes end; they start where the bytes of the token before it end.
@@ -76,7 +76,7 @@ impl Vocabulary {
     }
 
     /// Adds the token that the file writes as `text`.
-    pub(super) fn push(&mut self, kind: Kind, text: &str) {
+    pub(super) fn push(&mut self, kind: TokenKind, text: &str) {
         match self.spelling {
             _ if kind.is_literal() => self.bytes.extend_from_slice(text.as_bytes()),
             // Files hold padding tokens marked as ordinary ones whose text is not of the alphabet; those are
@@ -105,11 +105,11 @@ impl Vocabulary {
         self.kinds.len()
     }
 
-    pub(super) fn kind(&self, id: TokenId) -> Option<Kind> {
+    pub(super) fn kind(&self, id: TokenId) -> Option<TokenKind> {
         self.kinds.get(id.0 as usize).copied()
     }
 
-    pub(super) fn kinds(&self) -> &[Kind] {
+    pub(super) fn kinds(&self) -> &[TokenKind] {
         &self.kinds
     }
 
@@ -153,9 +153,9 @@ mod tests {
     fn literals_are_plain_text_in_either_spelling() {
         let texts = |spelling| {
             let mut vocabulary = Vocabulary::new(spelling);
-            vocabulary.push(Kind::Normal, "▁aĠ");
-            vocabulary.push(Kind::Control, "▁aĠ");
-            vocabulary.push(Kind::Byte, "<0x41>");
+            vocabulary.push(TokenKind::Normal, "▁aĠ");
+            vocabulary.push(TokenKind::Control, "▁aĠ");
+            vocabulary.push(TokenKind::Byte, "<0x41>");
             [0, 1, 2].map(|id| String::from_utf8(vocabulary.bytes(TokenId(id)).to_vec()).unwrap())
         };
         // `▁` is not of the alphabet, so the first token is read as plain text.

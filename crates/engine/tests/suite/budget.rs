@@ -15,7 +15,7 @@ fn a_budget_that_cannot_work_is_refused_with_what_it_needs() {
         Err(error @ Error::Budget { need, have, .. }) => {
             assert_eq!(have, 1 << 20);
             let message = error.to_string();
-            assert!(message.contains("--memory") && message.contains("dense weights"), "{message}");
+            assert!(message.contains("Options::memory") && message.contains("dense weights"), "{message}");
             // With a little less than it says it does not work, and with that it does.
             assert!(open(need - (1 << 20)).is_err());
             let engine = open(need).unwrap();

@@ -74,7 +74,7 @@ fn a_conversation_that_finds_no_memory_is_refused_and_others_go_on() {
     let mut second = engine.session();
     match second.extend(&tokens) {
         Err(error @ Error::Budget { need, have, .. }) => {
-            assert!(need > have && error.to_string().contains("--memory"), "{error}");
+            assert!(need > have && error.to_string().contains("Options::memory"), "{error}");
         }
         other => panic!("{other:?}"),
     }

@@ -51,7 +51,9 @@ fn grammars_share_the_budget_with_experts() {
     let mut first = engine.session();
     first.extend(&tokens).unwrap();
     match Grammar::json_object(&engine) {
-        Err(error @ Error::Budget { .. }) => assert!(error.to_string().contains("--memory"), "{error}"),
+        Err(error @ Error::Budget { .. }) => {
+            assert!(error.to_string().contains("Options::memory"), "{error}")
+        }
         other => panic!("{other:?}"),
     }
     let request = Request { max_tokens: Some(3), ..Request::new(&engine, tokens[..5].to_vec()).unwrap() };

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use forebay_engine::experts::ExpertPart::{self, Down, Gate, Up};
 use forebay_engine::experts::policy::PolicyKind;
 use forebay_engine::experts::{
-    Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, Given, IoMethod, PartShape, Picture, Place,
-    Purpose, RowPick, Sight, SlotClasses, StoreOptions,
+    Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, Given, IoMethod, PartShape, Picture, Purpose,
+    Residency, RowPick, Sight, SlotClasses, StoreOptions,
 };
 use forebay_engine::format::FileIdx;
 use forebay_engine::{Error, ExpertIdx, LayerIdx};
@@ -269,7 +269,7 @@ fn with_few_slots_a_tokens_misses_come_one_after_another_and_a_prompts_together(
         let (mut picture, start) = (Picture::default(), Instant::now());
         let mut are_arriving = || {
             store.look(&mut picture);
-            picture.experts().iter().any(|sight| sight.place == Place::Arriving)
+            picture.experts().iter().any(|sight| sight.place == Residency::Arriving)
         };
         while are_arriving() {
             assert!(start.elapsed() < Duration::from_secs(60), "nothing arrives");
@@ -348,34 +348,34 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
     // What was before the first picture is no news, and two onlookers do not take news from each other.
     let (mut one, mut other) = (Picture::default(), Picture::default());
     store.look(&mut one);
-    assert_eq!(seen(&one, 0, 0), sight(Place::Resident, Asked::Not));
-    assert_eq!(seen(&one, 0, 2), sight(Place::Absent, Asked::Not));
+    assert_eq!(seen(&one, 0, 0), sight(Residency::Resident, Asked::Not));
+    assert_eq!(seen(&one, 0, 2), sight(Residency::Absent, Asked::Not));
     check(&store, 0, &[0, 2]).unwrap();
     store.look(&mut other);
     store.look(&mut one);
     assert!(other.experts().iter().all(|sight| sight.asked == Asked::Not));
-    assert_eq!(seen(&one, 0, 0), sight(Place::Resident, Asked::Hit));
-    assert_eq!(seen(&one, 0, 1), sight(Place::Resident, Asked::Not));
-    assert_eq!(seen(&one, 0, 2), sight(Place::Resident, Asked::Missed));
-    assert_eq!(seen(&other, 0, 2), sight(Place::Resident, Asked::Not));
+    assert_eq!(seen(&one, 0, 0), sight(Residency::Resident, Asked::Hit));
+    assert_eq!(seen(&one, 0, 1), sight(Residency::Resident, Asked::Not));
+    assert_eq!(seen(&one, 0, 2), sight(Residency::Resident, Asked::Missed));
+    assert_eq!(seen(&other, 0, 2), sight(Residency::Resident, Asked::Not));
 
     // A miss is not hidden by the hit that follows it, nor the hit by the miss. Dense layers are left out.
     check(&store, 3, &[7]).unwrap();
     check(&store, 3, &[7]).unwrap();
     store.look(&mut one);
-    assert_eq!(seen(&one, 2, 7), sight(Place::Resident, Asked::Both));
-    assert_eq!(seen(&one, 0, 0), sight(Place::Resident, Asked::Not));
+    assert_eq!(seen(&one, 2, 7), sight(Residency::Resident, Asked::Both));
+    assert_eq!(seen(&one, 0, 0), sight(Residency::Resident, Asked::Not));
     check(&store, 3, &[7]).unwrap();
     store.look(&mut one);
     store.look(&mut other);
-    assert_eq!(seen(&one, 2, 7), sight(Place::Resident, Asked::Hit));
-    assert_eq!(seen(&other, 2, 7), sight(Place::Resident, Asked::Both));
+    assert_eq!(seen(&one, 2, 7), sight(Residency::Resident, Asked::Hit));
+    assert_eq!(seen(&other, 2, 7), sight(Residency::Resident, Asked::Both));
 
     // On its way, seen while somebody waits for it.
     *drive.silent.lock().unwrap() = true;
     let acquisition = store.acquire(LayerIdx(2), &[ExpertIdx(5)], Purpose::Token);
     store.look(&mut one);
-    assert_eq!(seen(&one, 1, 5), sight(Place::Arriving, Asked::Missed));
+    assert_eq!(seen(&one, 1, 5), sight(Residency::Arriving, Asked::Missed));
     *drive.silent.lock().unwrap() = false;
     drive.speaks.notify_all();
     drop(acquisition);
@@ -383,7 +383,7 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
     // Those who leave are absent again.
     check(&store, 2, &[0, 1, 2, 3, 4, 6, 7]).unwrap();
     store.look(&mut one);
-    let resident = one.experts().iter().filter(|sight| sight.place == Place::Resident).count();
+    let resident = one.experts().iter().filter(|sight| sight.place == Residency::Resident).count();
     assert_eq!(resident, 6);
 }
 

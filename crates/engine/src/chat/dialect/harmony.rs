@@ -36,13 +36,13 @@ pub(super) fn is_in_message(prompt: &str) -> bool {
 #[derive(Clone, Debug)]
 pub(super) struct Harmony {
     tools: Tools,
-    state: State,
+    state: HarmonyState,
     /// What has been said, in reasoning and to the user.
     said: [bool; 2],
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum HarmonyState {
     Header,
     /// A message; nothing of it has come if `fresh`.
     Text {
@@ -61,7 +61,7 @@ enum Channel {
 impl Harmony {
     /// For what follows a prompt.
     pub(super) fn after(prompt: &str, tools: Tools) -> Harmony {
-        let mut harmony = Harmony { tools, state: State::Header, said: [false; 2] };
+        let mut harmony = Harmony { tools, state: HarmonyState::Header, said: [false; 2] };
         // The prompt may have begun a message.
         if let Some((_, begun)) = prompt.rsplit_once(START) {
             let mut input = Input::default();
@@ -73,15 +73,15 @@ impl Harmony {
     }
 
     pub(super) fn is_reasoning(&self) -> bool {
-        matches!(self.state, State::Text { channel: Channel::Reasoning, .. })
+        matches!(self.state, HarmonyState::Text { channel: Channel::Reasoning, .. })
     }
 
     pub(super) fn step(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) {
         loop {
             let goes_on = match &mut self.state {
-                State::Header => self.header(input, emit),
-                State::Text { .. } => self.text(input, emit),
-                State::Call(arguments) => match arguments.step(input, ENDS, true, emit) {
+                HarmonyState::Header => self.header(input, emit),
+                HarmonyState::Text { .. } => self.text(input, emit),
+                HarmonyState::Call(arguments) => match arguments.step(input, ENDS, true, emit) {
                     Some(Ended::ByTag(which)) => {
                         self.end(input, which);
                         true
@@ -103,7 +103,7 @@ impl Harmony {
             Begins::With(which) => rest.len() - inner.len() + HEADS[which].len(),
             Begins::Maybe if rest.len() <= MOST_HEADER => return false,
             Begins::Maybe | Begins::Without => {
-                self.state = State::Text { channel: Channel::Content, fresh: true };
+                self.state = HarmonyState::Text { channel: Channel::Content, fresh: true };
                 return !rest.is_empty();
             }
         };
@@ -119,10 +119,10 @@ impl Harmony {
                 self.state = match called(header) {
                     Some(name) if !self.tools.is_empty() => {
                         emit(Piece::Call { name });
-                        State::Call(Arguments::Start)
+                        HarmonyState::Call(Arguments::Start)
                     }
-                    Some(_) => State::Text { channel: Channel::Reasoning, fresh: true },
-                    None => State::Text { channel: Channel::of(header), fresh: true },
+                    Some(_) => HarmonyState::Text { channel: Channel::Reasoning, fresh: true },
+                    None => HarmonyState::Text { channel: Channel::of(header), fresh: true },
                 };
                 input.advance(at + MESSAGE.len());
             }
@@ -135,7 +135,7 @@ impl Harmony {
             }
             // What begins like a header and is none is text.
             _ => {
-                self.state = State::Text { channel: Channel::Content, fresh: true };
+                self.state = HarmonyState::Text { channel: Channel::Content, fresh: true };
                 self.say(input, lead, emit);
             }
         }
@@ -156,7 +156,7 @@ impl Harmony {
 
     /// Passes on text of a message.
     fn say(&mut self, input: &mut Input, count: usize, emit: &mut dyn FnMut(Piece<'_>)) {
-        let State::Text { channel, fresh } = &mut self.state else { return };
+        let HarmonyState::Text { channel, fresh } = &mut self.state else { return };
         if count == 0 {
             return;
         }
@@ -179,7 +179,7 @@ impl Harmony {
         if ![START, CHANNEL].contains(&tag) {
             input.advance(tag.len());
         }
-        self.state = State::Header;
+        self.state = HarmonyState::Header;
     }
 }
 

@@ -238,7 +238,7 @@ fn pass_on(input: &mut Input, count: usize, emit: &mut dyn FnMut(Piece<'_>)) {
 pub(super) struct Call {
     /// The tags around it. Without them only a name that is known makes it a call.
     tags: Option<&'static Tags>,
-    state: State,
+    state: JsonState,
     /// Up to where the object has been read before it is certain to be a call.
     read: usize,
     /// Where the value that is being read starts.
@@ -250,7 +250,7 @@ pub(super) struct Call {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum JsonState {
     Open,
     KeyOrEnd,
     Key(Scan),
@@ -280,7 +280,15 @@ enum Head {
 
 impl Call {
     pub(super) fn new(tags: Option<&'static Tags>) -> Call {
-        Call { tags, state: State::Open, read: 0, start: 0, key: String::new(), name: None, arguments: None }
+        Call {
+            tags,
+            state: JsonState::Open,
+            read: 0,
+            start: 0,
+            key: String::new(),
+            name: None,
+            arguments: None,
+        }
     }
 
     fn close(&self) -> Option<&'static str> {
@@ -299,25 +307,25 @@ impl Call {
     ) -> Progress {
         loop {
             match &mut self.state {
-                State::Arguments(scan) => {
+                JsonState::Arguments(scan) => {
                     let (count, status) = scan.feed(input.rest().as_bytes());
                     pass_on(input, count, emit);
                     match status {
                         Status::Open => return Progress::Wait,
-                        Status::Complete => self.state = State::Rest(Scan::inside_object()),
-                        Status::Broken => self.state = State::Broken,
+                        Status::Complete => self.state = JsonState::Rest(Scan::inside_object()),
+                        Status::Broken => self.state = JsonState::Broken,
                     }
                 }
-                State::Rest(scan) => {
+                JsonState::Rest(scan) => {
                     let (count, status) = scan.feed(input.rest().as_bytes());
                     input.advance(count);
                     match status {
                         Status::Open => return Progress::Wait,
                         // Models forget the last bracket.
-                        Status::Complete | Status::Broken => self.state = State::Close,
+                        Status::Complete | Status::Broken => self.state = JsonState::Close,
                     }
                 }
-                State::Broken => {
+                JsonState::Broken => {
                     // What is left of the call is passed on, for whoever wants to mend it.
                     let Some(close) = self.close() else { return Progress::Done };
                     return match input.find(&[close]) {
@@ -332,7 +340,7 @@ impl Call {
                         }
                     };
                 }
-                State::Close => {
+                JsonState::Close => {
                     if self.tags.is_none() {
                         return Progress::Done;
                     }
@@ -358,13 +366,13 @@ impl Call {
                     Head::Streams => {
                         emit(Piece::Call { name: self.name.as_deref().unwrap_or_default() });
                         input.advance(self.read);
-                        self.state = State::Arguments(Scan::default());
+                        self.state = JsonState::Arguments(Scan::default());
                     }
                     Head::Over => {
                         emit(Piece::Call { name: self.name.as_deref().unwrap_or_default() });
                         emit(Piece::Arguments(&plain(self.arguments.take())));
                         input.advance(self.read);
-                        self.state = State::Close;
+                        self.state = JsonState::Close;
                     }
                 },
             }
@@ -374,7 +382,9 @@ impl Call {
     /// What a call that the end of the text cuts off has come to.
     pub(super) fn cut(&self, emit: &mut dyn FnMut(Piece<'_>)) -> Progress {
         match (&self.state, &self.name, self.tags) {
-            (State::Arguments(_) | State::Broken | State::Rest(_) | State::Close, _, _) => Progress::Done,
+            (JsonState::Arguments(_) | JsonState::Broken | JsonState::Rest(_) | JsonState::Close, _, _) => {
+                Progress::Done
+            }
             (_, Some(name), Some(_)) => {
                 emit(Piece::Call { name });
                 Progress::Done
@@ -391,7 +401,7 @@ impl Call {
             if self.read > MOST_HELD {
                 return Head::NotACall;
             }
-            if let State::Key(scan) | State::OtherValue(scan) = &mut self.state {
+            if let JsonState::Key(scan) | JsonState::OtherValue(scan) = &mut self.state {
                 let (count, status) = scan.feed(&bytes[self.read..]);
                 self.read += count;
                 match status {
@@ -400,12 +410,12 @@ impl Call {
                     Status::Complete => {}
                 }
                 let value = &rest[self.start..self.read];
-                if matches!(self.state, State::Key(_)) {
+                if matches!(self.state, JsonState::Key(_)) {
                     let Ok(key) = serde_json::from_str(value) else { return Head::NotACall };
                     self.key = key;
-                    self.state = State::Colon;
+                    self.state = JsonState::Colon;
                 } else if self.take(value, tools) {
-                    self.state = State::CommaOrEnd;
+                    self.state = JsonState::CommaOrEnd;
                 } else {
                     return Head::NotACall;
                 }
@@ -417,30 +427,30 @@ impl Call {
                 continue;
             }
             self.state = match (&self.state, byte) {
-                (State::Open, b'{') => State::KeyOrEnd,
-                (State::Open, b'[') if self.is_in_list() => State::Open,
-                (State::KeyOrEnd, b'"') => {
+                (JsonState::Open, b'{') => JsonState::KeyOrEnd,
+                (JsonState::Open, b'[') if self.is_in_list() => JsonState::Open,
+                (JsonState::KeyOrEnd, b'"') => {
                     self.start = self.read;
-                    State::Key(Scan::default())
+                    JsonState::Key(Scan::default())
                 }
-                (State::Colon, b':') => State::Value,
-                (State::Value, _) => {
+                (JsonState::Colon, b':') => JsonState::Value,
+                (JsonState::Value, _) => {
                     if byte == b'{' && is_arguments(&self.key) && self.name.is_some() {
                         return Head::Streams;
                     }
                     self.start = self.read;
-                    State::OtherValue(Scan::default())
+                    JsonState::OtherValue(Scan::default())
                 }
-                (State::CommaOrEnd, b',') => State::KeyOrEnd,
-                (State::KeyOrEnd | State::CommaOrEnd, b'}') => {
+                (JsonState::CommaOrEnd, b',') => JsonState::KeyOrEnd,
+                (JsonState::KeyOrEnd | JsonState::CommaOrEnd, b'}') => {
                     self.read += 1;
                     return self.over();
                 }
-                (State::CommaOrEnd, b'<') => return self.over(),
+                (JsonState::CommaOrEnd, b'<') => return self.over(),
                 _ => return Head::NotACall,
             };
             // A value is read from its first byte on.
-            if !matches!(self.state, State::Key(_) | State::OtherValue(_)) {
+            if !matches!(self.state, JsonState::Key(_) | JsonState::OtherValue(_)) {
                 self.read += 1;
             }
         }

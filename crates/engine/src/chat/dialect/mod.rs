@@ -24,6 +24,7 @@ mod xml;
 
 use serde_json::Value;
 
+#[cfg(feature = "grammar")]
 pub(crate) use self::grammar::WHITESPACE;
 pub use self::limit::ReasoningLimit;
 

@@ -10,24 +10,28 @@ pub(super) const END: &str = "<|python_end|>";
 
 /// The JSON of a Python literal, if the text is one with brackets.
 pub(super) fn json(text: &str) -> Option<String> {
-    let mut value = Calls { state: State::Value, ..Calls::new() };
+    let mut value = Calls { state: PythonicState::Value, ..Calls::new() };
     let mut json = String::new();
     for c in text.chars() {
         value.take(c, &mut json);
         if !matches!(
             value.state,
-            State::Value | State::Text { .. } | State::Escape { .. } | State::Word | State::AfterValue
+            PythonicState::Value
+                | PythonicState::Text { .. }
+                | PythonicState::Escape { .. }
+                | PythonicState::Word
+                | PythonicState::AfterValue
         ) {
             return None;
         }
     }
-    (value.state == State::AfterValue && value.open.is_empty()).then_some(json)
+    (value.state == PythonicState::AfterValue && value.open.is_empty()).then_some(json)
 }
 
 /// A list of calls. Its values are written as JSON while they come.
 #[derive(Clone, Debug)]
 pub(super) struct Calls {
-    state: State,
+    state: PythonicState,
     /// Whether a call is certain: only a name that is known makes the first one a call.
     certain: bool,
     /// The brackets of values that are open.
@@ -39,7 +43,7 @@ pub(super) struct Calls {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum PythonicState {
     /// Before the list: nothing has been left behind.
     Start,
     /// Before the name of another call, inside it, and after it.
@@ -79,7 +83,7 @@ enum Bracket {
 
 impl Calls {
     pub(super) fn new() -> Calls {
-        Calls { state: State::Start, certain: false, open: Vec::new(), count: 0, text: String::new() }
+        Calls { state: PythonicState::Start, certain: false, open: Vec::new(), count: 0, text: String::new() }
     }
 
     pub(super) fn step(
@@ -88,13 +92,13 @@ impl Calls {
         tools: &Tools,
         emit: &mut dyn FnMut(Piece<'_>),
     ) -> Progress {
-        if self.state == State::Start {
+        if self.state == PythonicState::Start {
             match first_name(input.rest()) {
                 Some((name, skip)) if tools.knows(name) => {
                     emit(Piece::Call { name });
                     input.advance(skip);
                     self.certain = true;
-                    self.state = State::Key;
+                    self.state = PythonicState::Key;
                 }
                 None if !input.ended() && may_be_a_list(input.rest()) => return Progress::Wait,
                 _ => return Progress::NotACall,
@@ -106,19 +110,19 @@ impl Calls {
         for (at, c) in input.rest().char_indices() {
             read = at;
             if !self.goes_on_with(c) {
-                self.state = State::AfterList;
+                self.state = PythonicState::AfterList;
                 break;
             }
-            if self.state == State::Name && c == '(' {
+            if self.state == PythonicState::Name && c == '(' {
                 emit(Piece::Call { name: trim(&self.text) });
                 self.text.clear();
                 self.count = 0;
-                self.state = State::Key;
+                self.state = PythonicState::Key;
             } else {
                 self.take(c, &mut json);
             }
             // A call's arguments come before the name of the next.
-            if self.state == State::AfterCall && !json.is_empty() {
+            if self.state == PythonicState::AfterCall && !json.is_empty() {
                 emit(Piece::Arguments(&std::mem::take(&mut json)));
             }
             read = at + c.len_utf8();
@@ -129,7 +133,7 @@ impl Calls {
         if !json.is_empty() {
             emit(Piece::Arguments(&json));
         }
-        if self.state != State::AfterList {
+        if self.state != PythonicState::AfterList {
             return Progress::Wait;
         }
         input.skip_space();
@@ -152,9 +156,9 @@ impl Calls {
     fn goes_on_with(&self, c: char) -> bool {
         let space = c.is_ascii() && is_space(c as u8);
         match self.state {
-            State::AfterList => false,
-            State::AfterCall => space || matches!(c, ',' | ']'),
-            State::Name => space || is_name_char(c) || (c == '(' && is_name(trim(&self.text))),
+            PythonicState::AfterList => false,
+            PythonicState::AfterCall => space || matches!(c, ',' | ']'),
+            PythonicState::Name => space || is_name_char(c) || (c == '(' && is_name(trim(&self.text))),
             _ => true,
         }
     }
@@ -163,15 +167,15 @@ impl Calls {
     fn take(&mut self, c: char, json: &mut String) {
         let space = c.is_ascii() && is_space(c as u8);
         self.state = match self.state {
-            State::Start | State::AfterList => return,
-            State::Name => {
+            PythonicState::Start | PythonicState::AfterList => return,
+            PythonicState::Name => {
                 self.text.push(c);
                 return;
             }
-            State::Key => match c {
+            PythonicState::Key => match c {
                 ')' if trim(&self.text).is_empty() => {
                     json.push_str(if self.count == 0 { "{}" } else { "}" });
-                    State::AfterCall
+                    PythonicState::AfterCall
                 }
                 '=' => {
                     let key = std::mem::take(&mut self.text);
@@ -179,32 +183,32 @@ impl Calls {
                     json.push_str(&quoted(trim(&key)));
                     json.push(':');
                     self.count += 1;
-                    State::Value
+                    PythonicState::Value
                 }
                 _ if c.is_alphanumeric() || c == '_' || space => {
                     self.text.push(c);
-                    State::Key
+                    PythonicState::Key
                 }
                 _ => self.give_up(c, json),
             },
-            State::Value => match c {
-                _ if space => State::Value,
+            PythonicState::Value => match c {
+                _ if space => PythonicState::Value,
                 '\'' | '"' => {
                     self.begin(json);
                     json.push('"');
-                    State::Text { quote: c }
+                    PythonicState::Text { quote: c }
                 }
                 '[' | '(' => {
                     self.begin(json);
                     json.push('[');
                     self.open.push(Bracket::List { empty: true });
-                    State::Value
+                    PythonicState::Value
                 }
                 '{' => {
                     self.begin(json);
                     json.push('{');
                     self.open.push(Bracket::Keys { empty: true });
-                    State::Value
+                    PythonicState::Value
                 }
                 // An empty one, or a comma after the last.
                 ']' | ')' | '}' if !self.open.is_empty() => self.close(c, json),
@@ -212,38 +216,38 @@ impl Calls {
                 _ => {
                     self.begin(json);
                     self.text.push(c);
-                    State::Word
+                    PythonicState::Word
                 }
             },
-            State::Text { quote } => match c {
-                '\\' => State::Escape { quote },
+            PythonicState::Text { quote } => match c {
+                '\\' => PythonicState::Escape { quote },
                 _ if c == quote => {
                     json.push('"');
-                    State::AfterValue
+                    PythonicState::AfterValue
                 }
                 _ => {
                     json.push_str(&escaped(c.encode_utf8(&mut [0; 4])));
-                    State::Text { quote }
+                    PythonicState::Text { quote }
                 }
             },
             // Python leaves a backslash that means nothing, and so does this for a code that is cut short.
-            State::Escape { quote } if !self.text.is_empty() && !c.is_ascii_hexdigit() => {
+            PythonicState::Escape { quote } if !self.text.is_empty() && !c.is_ascii_hexdigit() => {
                 json.push_str(&escaped(&format!("\\{}", std::mem::take(&mut self.text))));
-                self.state = State::Text { quote };
+                self.state = PythonicState::Text { quote };
                 return self.take(c, json);
             }
-            State::Escape { quote } => {
+            PythonicState::Escape { quote } => {
                 self.text.push(c);
                 match unescaped(&self.text) {
-                    None => State::Escape { quote },
+                    None => PythonicState::Escape { quote },
                     Some(text) => {
                         json.push_str(&text);
                         self.text.clear();
-                        State::Text { quote }
+                        PythonicState::Text { quote }
                     }
                 }
             }
-            State::Word => match c {
+            PythonicState::Word => match c {
                 ',' | ']' | ')' | '}' => {
                     self.end_word(json);
                     self.after_value(c, json)
@@ -254,19 +258,19 @@ impl Calls {
                 }
                 _ => {
                     self.text.push(c);
-                    State::Word
+                    PythonicState::Word
                 }
             },
-            State::AfterValue if space => State::AfterValue,
-            State::AfterValue => self.after_value(c, json),
-            State::AfterCall => match c {
-                ',' => State::Name,
-                ']' => State::AfterList,
-                _ => State::AfterCall,
+            PythonicState::AfterValue if space => PythonicState::AfterValue,
+            PythonicState::AfterValue => self.after_value(c, json),
+            PythonicState::AfterCall => match c {
+                ',' => PythonicState::Name,
+                ']' => PythonicState::AfterList,
+                _ => PythonicState::AfterCall,
             },
-            State::Raw => {
+            PythonicState::Raw => {
                 json.push(c);
-                State::Raw
+                PythonicState::Raw
             }
         };
     }
@@ -284,22 +288,22 @@ impl Calls {
     }
 
     /// Takes what follows a value.
-    fn after_value(&mut self, c: char, json: &mut String) -> State {
+    fn after_value(&mut self, c: char, json: &mut String) -> PythonicState {
         match (c, self.open.last_mut()) {
-            (',', None) => State::Key,
+            (',', None) => PythonicState::Key,
             (')', None) => {
                 json.push('}');
-                State::AfterCall
+                PythonicState::AfterCall
             }
-            (',', Some(Bracket::List { .. })) => State::Value,
+            (',', Some(Bracket::List { .. })) => PythonicState::Value,
             (':', Some(bracket @ Bracket::Keys { .. })) => {
                 json.push(':');
                 *bracket = Bracket::Values;
-                State::Value
+                PythonicState::Value
             }
             (',', Some(bracket @ Bracket::Values)) => {
                 *bracket = Bracket::Keys { empty: false };
-                State::Value
+                PythonicState::Value
             }
             (']' | ')' | '}', Some(_)) => self.close(c, json),
             _ => self.give_up(c, json),
@@ -307,14 +311,14 @@ impl Calls {
     }
 
     /// Closes the innermost bracket.
-    fn close(&mut self, c: char, json: &mut String) -> State {
+    fn close(&mut self, c: char, json: &mut String) -> PythonicState {
         match (c, self.open.last()) {
             (']' | ')', Some(Bracket::List { .. })) => json.push(']'),
             ('}', Some(Bracket::Keys { .. } | Bracket::Values)) => json.push('}'),
             _ => return self.give_up(c, json),
         }
         self.open.pop();
-        State::AfterValue
+        PythonicState::AfterValue
     }
 
     fn end_word(&mut self, json: &mut String) {
@@ -331,10 +335,10 @@ impl Calls {
     }
 
     /// This is not Python: what the model wrote is passed on.
-    fn give_up(&mut self, c: char, json: &mut String) -> State {
+    fn give_up(&mut self, c: char, json: &mut String) -> PythonicState {
         json.push_str(&std::mem::take(&mut self.text));
         json.push(c);
-        State::Raw
+        PythonicState::Raw
     }
 }
 

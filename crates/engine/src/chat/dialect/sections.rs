@@ -102,7 +102,7 @@ pub(super) static SOLAR: Tags = Tags {
 #[derive(Clone, Debug)]
 pub(super) struct Calls {
     tags: &'static Tags,
-    state: State,
+    state: SectionState,
     /// Whether there was a call.
     certain: bool,
     /// How many bytes are before the name.
@@ -110,7 +110,7 @@ pub(super) struct Calls {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum SectionState {
     /// Before a call, or after the last.
     Between,
     /// Before the separator.
@@ -121,7 +121,7 @@ enum State {
 impl Calls {
     /// After a tag that opens the section, or a call.
     pub(super) fn new(tags: &'static Tags, opened: &str) -> Calls {
-        let state = if opened == tags.call { State::Head } else { State::Between };
+        let state = if opened == tags.call { SectionState::Head } else { SectionState::Between };
         Calls { tags, state, certain: false, lead: 0 }
     }
 
@@ -129,7 +129,7 @@ impl Calls {
         let tags = self.tags;
         loop {
             match &mut self.state {
-                State::Between => {
+                SectionState::Between => {
                     let rest = input.rest();
                     let inner = trim_start(rest);
                     let space = rest.len() - inner.len();
@@ -138,7 +138,7 @@ impl Calls {
                     match begins(inner, &known, input.ended()) {
                         Begins::With(0) => {
                             self.lead = space + tags.call.len();
-                            self.state = State::Head;
+                            self.state = SectionState::Head;
                         }
                         Begins::With(which) => {
                             input.advance(space + known[which].len());
@@ -148,17 +148,17 @@ impl Calls {
                         Begins::Maybe | Begins::Without => return self.cut(),
                     }
                 }
-                State::Head => match head(tags, &input.rest()[self.lead..], input.ended()) {
+                SectionState::Head => match head(tags, &input.rest()[self.lead..], input.ended()) {
                     Head::Wait => return Progress::Wait,
                     Head::Nameless => return self.cut(),
                     Head::Name { name, skip } => {
                         emit(Piece::Call { name });
                         input.advance(self.lead + skip);
                         self.certain = true;
-                        self.state = State::Arguments(Arguments::Start);
+                        self.state = SectionState::Arguments(Arguments::Start);
                     }
                 },
-                State::Arguments(arguments) => {
+                SectionState::Arguments(arguments) => {
                     let section_end = tags.section.map(|[_, end]| end);
                     let ends: Vec<&str> =
                         tags.call_end.into_iter().chain(section_end).chain([tags.call]).collect();
@@ -168,7 +168,7 @@ impl Calls {
                             if let (Ended::ByTag(0), Some(end)) = (ended, tags.call_end) {
                                 input.advance(end.len());
                             }
-                            self.state = State::Between;
+                            self.state = SectionState::Between;
                         }
                     }
                 }

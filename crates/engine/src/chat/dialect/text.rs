@@ -35,7 +35,7 @@ pub(super) struct Text {
     /// Tags outside calls that are no text.
     silent: &'static [&'static str],
     tools: Tools,
-    state: State,
+    state: TextState,
     /// White space that comes next is no part of what follows.
     trim: bool,
     /// Whether there was a call.
@@ -45,7 +45,7 @@ pub(super) struct Text {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum TextState {
     /// Nothing but white space has come.
     Start {
         reasoning: Opened,
@@ -93,7 +93,7 @@ impl Text {
             think,
             silent: dialect.format.silent(),
             tools,
-            state: State::Start { reasoning },
+            state: TextState::Start { reasoning },
             trim: reasoning == Opened::ByPrompt || prompt.ends_with(think.close),
             called: false,
             unended: false,
@@ -101,21 +101,21 @@ impl Text {
     }
 
     pub(super) fn is_reasoning(&self) -> bool {
-        matches!(self.state, State::Reasoning | State::Start { reasoning: Opened::ByPrompt })
+        matches!(self.state, TextState::Reasoning | TextState::Start { reasoning: Opened::ByPrompt })
     }
 
     pub(super) fn step(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) {
         while match &mut self.state {
-            State::Start { .. } => self.start(input),
-            State::Reasoning => self.reasoning(input, emit),
-            State::Content => self.content(input, emit),
-            State::Call { .. } => self.call(input, emit),
+            TextState::Start { .. } => self.start(input),
+            TextState::Reasoning => self.reasoning(input, emit),
+            TextState::Content => self.content(input, emit),
+            TextState::Call { .. } => self.call(input, emit),
         } {}
     }
 
     /// Finds out what the answer begins with.
     fn start(&mut self, input: &mut Input) -> bool {
-        let State::Start { reasoning } = self.state else { return true };
+        let TextState::Start { reasoning } = self.state else { return true };
         if self.trim {
             input.skip_space();
         }
@@ -134,17 +134,17 @@ impl Text {
             Begins::With(which) if tags[which] == self.think.open => {
                 input.advance(space + self.think.open.len());
                 self.trim = true;
-                State::Reasoning
+                TextState::Reasoning
             }
             Begins::With(which) => {
                 let lead = space + tags[which].trim_end_matches(['{', '[']).len();
                 let before = input.rest()[..lead].to_owned();
                 input.advance(lead);
-                State::Call { call: self.format.call(""), before, inside: false }
+                TextState::Call { call: self.format.call(""), before, inside: false }
             }
             Begins::Maybe if space <= MOST_SPACE => return false,
-            _ if reasoning == Opened::ByPrompt => State::Reasoning,
-            _ => State::Content,
+            _ if reasoning == Opened::ByPrompt => TextState::Reasoning,
+            _ => TextState::Content,
         };
         true
     }
@@ -171,7 +171,7 @@ impl Text {
             Found::Tag { at, which: 0 } => {
                 input.advance(at + tags[0].len());
                 self.trim = true;
-                self.state = State::Start { reasoning: Opened::Over };
+                self.state = TextState::Start { reasoning: Opened::Over };
                 true
             }
             Found::Tag { at, which } => {
@@ -220,7 +220,7 @@ impl Text {
                 self.trim = true;
                 // A message begins or ends, and the next may be reasoning.
                 if self.silent.contains(&tags[which]) {
-                    self.state = State::Start { reasoning: Opened::Not };
+                    self.state = TextState::Start { reasoning: Opened::Not };
                 }
                 true
             }
@@ -237,11 +237,11 @@ impl Text {
     fn open(&mut self, input: &mut Input, place: Range<usize>, tag: &str, inside: bool) {
         let before = input.rest()[place.clone()].to_owned();
         input.advance(place.end);
-        self.state = State::Call { call: self.format.call(tag), before, inside };
+        self.state = TextState::Call { call: self.format.call(tag), before, inside };
     }
 
     fn call(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> bool {
-        let State::Call { call, before, inside } = &mut self.state else { return true };
+        let TextState::Call { call, before, inside } = &mut self.state else { return true };
         let inside = *inside;
         let mut progress = match call {
             Call::Json(call) => call.step(input, &self.tools, emit),
@@ -268,15 +268,15 @@ impl Text {
                 emit(if inside { Piece::Reasoning(before) } else { Piece::Content(before) });
             }
             self.trim = false;
-            self.state = if inside { State::Reasoning } else { State::Content };
+            self.state = if inside { TextState::Reasoning } else { TextState::Content };
         } else {
             self.trim = true;
             self.called = true;
             self.unended |= inside;
             // Where nothing but itself says that an object is a call, another may follow.
             self.state = match self.format {
-                Format::Llama => State::Start { reasoning: Opened::Over },
-                _ => State::Content,
+                Format::Llama => TextState::Start { reasoning: Opened::Over },
+                _ => TextState::Content,
             };
         }
         true

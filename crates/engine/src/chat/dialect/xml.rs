@@ -146,7 +146,7 @@ pub(super) const SECTION: [&str; 2] = ["<![CDATA[", "]]>"];
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     tags: &'static Tags,
-    state: State,
+    state: XmlState,
     /// Whether the tag around all calls has not come: then only a known name makes it a call.
     alone: bool,
     /// Whether a call is certain.
@@ -164,7 +164,7 @@ pub(super) struct Call {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum XmlState {
     /// Before a call, or after the last.
     Function,
     /// Inside the name.
@@ -200,7 +200,7 @@ impl Call {
     /// A call after the tag around calls, or after that of the call itself.
     pub(super) fn new(tags: &'static Tags, opened: &str) -> Call {
         let alone = tags.function.as_ref().is_some_and(|function| function.open == opened);
-        let state = if alone { State::Name } else { State::Function };
+        let state = if alone { XmlState::Name } else { XmlState::Function };
         Call {
             tags,
             state,
@@ -223,12 +223,12 @@ impl Call {
     ) -> Progress {
         loop {
             let done = match &mut self.state {
-                State::Function => self.function(input),
-                State::Name => self.name(input, tools, emit),
-                State::Parameters => self.parameters(input, emit),
-                State::Key => self.key(input),
-                State::BeforeValue => self.before_value(input, tools),
-                State::Value(_) => self.value(input, emit),
+                XmlState::Function => self.function(input),
+                XmlState::Name => self.name(input, tools, emit),
+                XmlState::Parameters => self.parameters(input, emit),
+                XmlState::Key => self.key(input),
+                XmlState::BeforeValue => self.before_value(input, tools),
+                XmlState::Value(_) => self.value(input, emit),
             };
             if let Some(progress) = done {
                 return progress;
@@ -249,7 +249,7 @@ impl Call {
             return Some(self.cut());
         }
         let Some(function) = &self.tags.function else {
-            self.state = State::Name;
+            self.state = XmlState::Name;
             return None;
         };
         let known: Vec<&str> =
@@ -257,7 +257,7 @@ impl Call {
         match begins(inner, &known, input.ended()) {
             Begins::With(0) => {
                 self.lead += function.open.len();
-                self.state = State::Name;
+                self.state = XmlState::Name;
                 None
             }
             Begins::With(which) if self.certain => {
@@ -281,7 +281,7 @@ impl Call {
         let Some(end) = rest.find(ends) else {
             // The white space before a name without tags has not all been seen.
             if self.tags.function.is_none() && rest.is_empty() {
-                self.state = State::Function;
+                self.state = XmlState::Function;
             }
             return Some(if rest.len() > MOST_NAME { self.cut() } else { Progress::Wait });
         };
@@ -307,7 +307,7 @@ impl Call {
         self.count = 0;
         emit(Piece::Call { name });
         input.advance(self.lead + end + usize::from(self.tags.function.is_some()));
-        self.state = State::Parameters;
+        self.state = XmlState::Parameters;
         None
     }
 
@@ -332,14 +332,14 @@ impl Call {
         match which {
             0 => {
                 input.advance(tags.key[0].len());
-                self.state = State::Key;
+                self.state = XmlState::Key;
                 return None;
             }
             1 => input.advance(known[1].len()),
             _ => {}
         }
         emit(Piece::Arguments(if self.count == 0 { "{}" } else { "}" }));
-        self.state = State::Function;
+        self.state = XmlState::Function;
         // Without tags around each call, the one that ended it ended all.
         if tags.function.is_none() { Some(Progress::Done) } else { None }
     }
@@ -358,11 +358,11 @@ impl Call {
                 }
                 self.key = unquoted(key).to_owned();
                 input.advance(at + end.len());
-                self.state = State::BeforeValue;
+                self.state = XmlState::BeforeValue;
                 None
             }
             None if near < rest.len() => {
-                self.state = State::Parameters;
+                self.state = XmlState::Parameters;
                 None
             }
             None => Some(Progress::Wait),
@@ -376,7 +376,7 @@ impl Call {
                 Begins::With(_) => input.advance(tag.len()),
                 Begins::Maybe => return Some(Progress::Wait),
                 Begins::Without => {
-                    self.state = State::Parameters;
+                    self.state = XmlState::Parameters;
                     return None;
                 }
             }
@@ -387,12 +387,12 @@ impl Call {
         };
         self.in_section = false;
         let value = Value::Waiting { reading: kinds.reading(), kinds, started: false };
-        self.state = State::Value(value);
+        self.state = XmlState::Value(value);
         None
     }
 
     fn value(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> Option<Progress> {
-        let State::Value(value) = &mut self.state else { return None };
+        let XmlState::Value(value) = &mut self.state else { return None };
         let lines = self.tags.layout == Layout::TagsAndValues;
         if let Value::Waiting { started: started @ false, .. } = value {
             match start(self.tags, input) {
@@ -462,7 +462,7 @@ impl Call {
         if which == 0 {
             input.advance(ends[0].len());
         }
-        self.state = State::Parameters;
+        self.state = XmlState::Parameters;
         None
     }
 }

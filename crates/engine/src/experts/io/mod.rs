@@ -188,7 +188,7 @@ pub(crate) fn open_paths(
             Err(reason) if method == IoMethod::Uring => {
                 return Err(Error::Unsupported(format!(
                     "io_uring is refused here: {reason}; allow it (sysctl kernel.io_uring_disabled=0, or the \
-                     container's seccomp profile), or run with --io pool"
+                     container's seccomp profile), or run with Options::io = IoMethod::Pool"
                 )));
             }
             Err(reason) => why = format!(" (io_uring is refused: {reason})"),
@@ -224,7 +224,9 @@ fn open_mmap(paths: &[PathBuf], on_done: OnDone) -> Result<Box<dyn Reader>> {
 
 #[cfg(not(unix))]
 fn open_mmap(_: &[PathBuf], _: OnDone) -> Result<Box<dyn Reader>> {
-    Err(Error::Unsupported("files cannot be mapped on this system: run with --io pool".into()))
+    Err(Error::Unsupported(
+        "files cannot be mapped on this system: run with Options::io = IoMethod::Pool".into(),
+    ))
 }
 
 /// The one reader there is: a queue, the threads that work it off, and how to wake them.

@@ -59,7 +59,7 @@ impl Drives {
 /// A part of a read that is given to the drive as one request.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// Index into [`State::reads`].
+    /// Index into [`QueueState::reads`].
     read: usize,
     pub file: FileIdx,
     pub offset: u64,
@@ -74,7 +74,7 @@ unsafe impl Send for Piece {}
 
 /// Reads by priority, shared by those who submit them and the threads that work them off.
 pub(super) struct Queue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// Something may be taken that could not be before.
     changed: Condvar,
     drives: Drives,
@@ -85,7 +85,7 @@ impl Queue {
     /// A queue that has at most `places` pieces under way on each drive.
     pub fn new(drives: Drives, places: usize, on_done: OnDone) -> Queue {
         let lanes = (0..drives.count()).map(|_| Lane::new(places)).collect();
-        let state = State { lanes, reads: Vec::new(), free: Vec::new(), turn: 0, stopped: false };
+        let state = QueueState { lanes, reads: Vec::new(), free: Vec::new(), turn: 0, stopped: false };
         Queue { state: Mutex::new(state), changed: Condvar::new(), drives, on_done }
     }
 
@@ -101,7 +101,7 @@ impl Queue {
     /// Removes reads of which nothing has started.
     pub fn withdraw(&self, ids: &[ReadId]) -> Vec<ReadId> {
         let mut state = self.lock();
-        let State { lanes, reads, free, .. } = &mut *state;
+        let QueueState { lanes, reads, free, .. } = &mut *state;
         let mut withdrawn = Vec::new();
         for waiting in lanes.iter_mut().flat_map(|lane| &mut lane.waiting) {
             waiting.retain(|piece| {
@@ -120,7 +120,7 @@ impl Queue {
     /// Turns prefetches into demand reads.
     pub fn promote(&self, ids: &[ReadId]) {
         let mut state = self.lock();
-        let State { lanes, reads, .. } = &mut *state;
+        let QueueState { lanes, reads, .. } = &mut *state;
         for read in reads.iter_mut().filter(|read| read.unfinished > 0 && ids.contains(&read.id)) {
             let lane = &mut lanes[read.lane];
             lane.under_way[read.priority as usize] -= read.under_way;
@@ -195,13 +195,13 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         // No code of others runs under the lock, so the state is sound also after a panic elsewhere.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct State {
+struct QueueState {
     /// By drive.
     lanes: Vec<Lane>,
     /// Reads under way or waiting; those without unfinished pieces are free for the next.
@@ -234,7 +234,7 @@ impl Progress {
     }
 }
 
-impl State {
+impl QueueState {
     fn add(&mut self, read: &Read, lane: usize, priority: Priority) {
         let pieces = read.len.div_ceil(PIECE).max(1);
         let stride = read.len.div_ceil(pieces).next_multiple_of(BLOCK);

@@ -312,7 +312,7 @@ fn readers_say_what_is_in_effect_and_why() {
         Err(refused) => {
             let refused = refused.to_string();
             assert!(refused.starts_with("io_uring is refused here: "), "{refused}");
-            assert!(refused.ends_with("run with --io pool"), "{refused}");
+            assert!(refused.ends_with("run with Options::io = IoMethod::Pool"), "{refused}");
             assert!(auto.starts_with(&format!("{pool} (io_uring is refused: ")), "{auto}");
         }
     }

@@ -274,8 +274,10 @@ impl Driver {
         tracing::error!("io_uring has failed: {error}");
         let fail = |piece: Piece| {
             let path = &self.source.files()[piece.file.0].path;
-            let reason =
-                io::Error::new(error.kind(), format!("io_uring has failed ({error}): use --io pool"));
+            let reason = io::Error::new(
+                error.kind(),
+                format!("io_uring has failed ({error}): use Options::io = IoMethod::Pool"),
+            );
             let failed = cannot_read(path, piece.offset, piece.needed, reason);
             self.queue.finish(piece, Err(failed));
         };

@@ -16,7 +16,7 @@ const ARCHITECTURE_KEY: &str = "general.architecture";
 /// Gives back `named` if it is a whole model; otherwise joins it with the other parts, which `load` reads.
 pub(super) fn complete(named: ModelFile, load: impl Fn(&Path) -> Result<ModelFile>) -> Result<ModelFile> {
     let path = named.path().to_owned();
-    let (place, name) = match (Place::in_metadata(&named)?, PartName::of(&path)) {
+    let (place, name) = match (SplitPosition::in_metadata(&named)?, PartName::of(&path)) {
         (None, Some(name)) if name.place.count > 1 => {
             let message = format!("it is named as {}, but it has no {COUNT_KEY}", name.place);
             return Err(Error::format(&path, message));
@@ -52,14 +52,14 @@ pub(super) fn complete(named: ModelFile, load: impl Fn(&Path) -> Result<ModelFil
 
 /// Which part of how many. The parts are counted from zero here and in metadata, from one for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct SplitPosition {
     index: u64,
     count: u64,
 }
 
-impl Place {
+impl SplitPosition {
     /// The place that a file's metadata gives it; none if the file is a whole model.
-    fn in_metadata(part: &ModelFile) -> Result<Option<Place>> {
+    fn in_metadata(part: &ModelFile) -> Result<Option<SplitPosition>> {
         let count = integer(part, COUNT_KEY)?.unwrap_or(0);
         let index = integer(part, INDEX_KEY)?.unwrap_or(0);
         // Tools that merge parts leave a count of zero behind.
@@ -69,7 +69,7 @@ impl Place {
                 format!("{INDEX_KEY} is {index}, but {COUNT_KEY} says that there are {count} parts");
             return Err(Error::format(part.path(), message));
         }
-        Ok((count > 1).then_some(Place { index, count }))
+        Ok((count > 1).then_some(SplitPosition { index, count }))
     }
 
     /// How the name of this part ends.
@@ -78,7 +78,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SplitPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "part {} of {} of a split model", self.index + 1, self.count)
     }
@@ -88,7 +88,7 @@ impl fmt::Display for Place {
 #[derive(Debug, PartialEq, Eq)]
 struct PartName {
     base: String,
-    place: Place,
+    place: SplitPosition,
 }
 
 impl PartName {
@@ -98,7 +98,8 @@ impl PartName {
         let (base, number) = rest.rsplit_once('-')?;
         let (number, count) = (five_digits(number)?, five_digits(count)?);
         let in_range = (1..=count).contains(&number);
-        in_range.then(|| PartName { base: base.to_owned(), place: Place { index: number - 1, count } })
+        in_range
+            .then(|| PartName { base: base.to_owned(), place: SplitPosition { index: number - 1, count } })
     }
 }
 
@@ -114,7 +115,7 @@ fn load_sibling(
     index: u64,
     load: &impl Fn(&Path) -> Result<ModelFile>,
 ) -> Result<ModelFile> {
-    let expected = Place { index, ..name.place };
+    let expected = SplitPosition { index, ..name.place };
     let path = path.with_file_name(name.base.clone() + &expected.suffix());
     let part = load(&path).map_err(|error| match error {
         Error::Io { path, source, .. } if source.kind() == io::ErrorKind::NotFound => {
@@ -122,7 +123,7 @@ fn load_sibling(
         }
         other => other,
     })?;
-    match Place::in_metadata(&part)? {
+    match SplitPosition::in_metadata(&part)? {
         Some(place) if place == expected => Ok(part),
         Some(place) => Err(Error::format(
             &path,
@@ -202,7 +203,7 @@ mod tests {
     #[test]
     fn a_part_is_recognised_by_its_name() {
         let name = PartName::of(Path::new("/models/a-of-b-00002-of-00010.gguf")).unwrap();
-        assert_eq!(name, PartName { base: "a-of-b".into(), place: Place { index: 1, count: 10 } });
+        assert_eq!(name, PartName { base: "a-of-b".into(), place: SplitPosition { index: 1, count: 10 } });
         assert_eq!(name.place.suffix(), "-00002-of-00010.gguf");
     }
 
