@@ -15,7 +15,7 @@ pub trait TestDevice {
     /// How far the logits of long conversations may be from exact ones because of how the device attends. Weights are F32.
     const ATTENTION: f64;
 
-    /// How far linear attention of a prompt may be from the same, token by token, on the processor.
+    /// How far linear attention of a prompt, which may be computed in chunks, may be from the processor's, which goes token by token.
     const RECURRENCE: f64;
 
     /// Whether this machine has one. If not, it calls [`skipped`](forebay_testing::skipped) with the reason.
@@ -92,6 +92,12 @@ pub trait Faults {
     /// The most bytes of the device's memory that were in use since this, or [`in_use`](Self::in_use), was last asked.
     fn peak(&self) -> u64;
 }
+
+/// What errors name that more memory of the device would prevent.
+pub(crate) const MEMORY_LIMIT: &str = "the device's memory limit";
+
+/// How every device's errors say that the processor computes without it.
+pub(crate) const WITHOUT: &str = "Options::device = None";
 
 /// Runs a test if the machine has the device.
 pub fn run<D: TestDevice>(test: fn()) {

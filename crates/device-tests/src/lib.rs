@@ -1,10 +1,10 @@
-//! One suite of tests for every device that computes Forebay's models: logits, batches, memory, experts in tiers, failures.
+//! One suite of tests for every device that computes Forebay's models: logits, conversations, batches, memory, experts in tiers, failures.
 //!
 //! A crate with a device implements [`TestDevice`] in its tests, and [`CountingDevice`] and [`FaultyDevice`] as far as the device
 //! can do that, and names the parts of the suite that apply:
 //!
-//! ```ignore
-//! forebay_device_tests::device_suite!(crate::common::Gpu: golden, batches, memory, tiers);
+//! ```text
+//! forebay_device_tests::device_suite!(crate::common::Gpu: golden, conversations, batches, memory, tiers);
 //! ```
 //!
 //! Each part is a module of tests. The suite knows devices through the engine alone: what it asserts is what anybody who computes on
@@ -14,6 +14,7 @@
 #![allow(missing_docs)]
 
 pub mod batches;
+pub mod conversations;
 mod device;
 pub mod faults;
 pub mod golden;
@@ -51,12 +52,21 @@ macro_rules! golden {
             logits_of_the_demo_model_equal_those_of_transformers
             logits_of_trained_models_equal_the_processors
             greedy_text_is_the_processors_until_two_tokens_are_as_likely
-            conversations_go_on_together
             linear_attention_in_chunks_is_the_recurrence
+            too_little_memory_is_an_error
+        }
+    };
+}
+
+/// Conversations: together, forked, saved, loaded, and taken back. For a [`TestDevice`].
+#[macro_export]
+macro_rules! conversations {
+    ($device:path) => {
+        $crate::tests! { run conversations $device:
+            conversations_go_on_together
             snapshots_move_between_devices
             conversations_are_saved_and_loaded_while_others_compute
             a_conversation_goes_back
-            too_little_memory_is_an_error
         }
     };
 }
@@ -156,7 +166,7 @@ mod tests {
     #[test]
     fn every_test_of_a_part_is_in_its_list() {
         let lists = include_str!("lib.rs");
-        for part in ["golden", "batches", "memory", "tiers", "faults", "tier_faults"] {
+        for part in ["golden", "conversations", "batches", "memory", "tiers", "faults", "tier_faults"] {
             let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/{part}.rs"));
             let file = fs::read_to_string(file).unwrap();
             let mut tests: Vec<&str> = file

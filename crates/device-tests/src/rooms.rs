@@ -23,7 +23,7 @@ fn with_memory<D: TestDevice>(vram: Option<u64>, precision: Precision) -> Option
 }
 
 /// What a refusal says is needed.
-fn need(model: &Path, options: &Options) -> u64 {
+pub(crate) fn need(model: &Path, options: &Options) -> u64 {
     match Prospect::new(model, options) {
         Err(Error::Budget { need, .. }) => need,
         Err(other) => panic!("{other}"),

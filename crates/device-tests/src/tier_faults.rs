@@ -3,7 +3,7 @@
 use forebay_engine::{Engine, Error, Precision};
 use forebay_testing::assert_same_bits;
 
-use crate::device::{Fault, Faults, FaultyDevice};
+use crate::device::{Fault, Faults, FaultyDevice, MEMORY_LIMIT, WITHOUT};
 use crate::models::{data, demo_model, options};
 use crate::rooms::{Room, answer, tiers};
 
@@ -44,7 +44,7 @@ pub fn a_lost_device_ends_the_answer_and_the_processor_goes_on<D: FaultyDevice>(
     let engine = Engine::open(&model, &on_device).unwrap();
     faults.fail(Fault::Lost, 150);
     let error = answer(&engine).unwrap_err().to_string();
-    assert!(error.contains("--device cpu"), "{error}");
+    assert!(error.contains(WITHOUT), "{error}");
     answer(&Engine::open(&model, &options(Precision::Fast)).unwrap()).unwrap();
     drop(engine);
     faults.repair();
@@ -63,7 +63,7 @@ pub fn fewer_slots_than_planned_are_enough<D: FaultyDevice>(faults: &D::Faults) 
         faults.fail(Fault::Allocation, after);
         match Engine::open(&model, &options) {
             Err(error) => {
-                assert!(error.to_string().contains("--vram"), "{error}");
+                assert!(error.to_string().contains(MEMORY_LIMIT), "{error}");
                 refused += 1;
             }
             Ok(engine) => {

@@ -214,7 +214,10 @@ pub fn grammars_take_no_memory_of_the_device<D: CountingDevice>() {
         }
         assert!(many.len() < 10_000, "memory ends some time");
     };
-    assert!(matches!(refused, Error::Budget { .. }) && refused.to_string().contains("--memory"), "{refused}");
+    assert!(
+        matches!(refused, Error::Budget { .. }) && refused.to_string().contains("Options::memory"),
+        "{refused}"
+    );
     assert_eq!(D::used(&device), used);
     // A conversation needs none of it.
     engine.session().push(TokenId(1)).unwrap();

@@ -22,7 +22,7 @@ fn pinned_memory_that_is_not_there_is_an_error() {
     let Some(emulator) = emulator() else { return };
     emulator.fail_call("pinned", 1);
     let error = answer(&on(&gpu())).unwrap_err().to_string();
-    assert!(error.contains("pin memory") && error.contains("--device cpu"), "{error}");
+    assert!(error.contains("pin memory") && error.contains("Options::device = None"), "{error}");
     answer(&on(&gpu())).unwrap();
 }
 
@@ -38,7 +38,7 @@ fn kernels_that_do_not_compile_are_named() {
     let named = |error: &str| {
         let (_, rest) = error.split_once("kernels (")?;
         let (name, rest) = rest.split_once(") cannot be compiled for sm_90")?;
-        Some(rest.contains(&format!("{name}.cu(1): error")) && rest.contains("--device cpu"))
+        Some(rest.contains(&format!("{name}.cu(1): error")) && rest.contains("Options::device = None"))
     };
     assert_eq!(named(&error), Some(true), "{error}");
     answer(&on(&device)).unwrap();

@@ -6,4 +6,4 @@ mod common;
 mod kernels;
 mod types;
 
-forebay_device_tests::device_suite!(crate::common::Gpu: golden, batches, memory, tiers);
+forebay_device_tests::device_suite!(crate::common::Gpu: golden, conversations, batches, memory, tiers);

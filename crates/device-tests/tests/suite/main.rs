@@ -6,16 +6,17 @@ use forebay_engine::backend::{Backend, BufShape, CpuBackend, Device, Precision};
 use forebay_engine::memory::SharedBytes;
 use forebay_kernels::Encoding;
 
-/// The processor as a device, which computes as precisely as this says, whatever is asked for. It computes experts where the store
-/// has them, and has no memory of its own: the parts of the suite about that are not for it.
+/// The processor as a device. It computes experts where the store has them, and has no memory of its own: the parts of the suite
+/// about that are not for it.
 struct Processor {
-    precision: Precision,
+    /// The precision of everything, if not what is asked for.
+    precision: Option<Precision>,
     memory: u64,
 }
 
 impl Device for Processor {
-    fn backend(&self, _: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>> {
-        Ok(Box::new(CpuBackend::new(2, self.precision, buffers)?))
+    fn backend(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn Backend>> {
+        Ok(Box::new(CpuBackend::new(2, self.precision.unwrap_or(precision), buffers)?))
     }
 
     fn computes(&self, encoding: Encoding) -> bool {
@@ -40,7 +41,7 @@ impl Device for Processor {
 }
 
 macro_rules! processors {
-    ($($(#[$doc:meta])* $name:ident: $precision:ident;)+) => {
+    ($($(#[$doc:meta])* $name:ident: $precision:expr;)+) => {
         $(
             $(#[$doc])*
             struct $name;
@@ -57,7 +58,7 @@ macro_rules! processors {
                 }
 
                 fn open(memory: Option<u64>) -> Result<Processor> {
-                    Ok(Processor { precision: Precision::$precision, memory: memory.unwrap_or(1 << 40) })
+                    Ok(Processor { precision: $precision, memory: memory.unwrap_or(1 << 40) })
                 }
             }
         )+
@@ -65,13 +66,16 @@ macro_rules! processors {
 }
 
 processors! {
-    /// By default the processor rounds activations to eight bits where weights are quantised, which devices do not.
-    Careful: Exact;
-    /// Promises to be exact and is not.
-    Careless: Fast;
+    /// By default it rounds activations to eight bits where weights are quantised, so its logits are not as near as a device's.
+    Plain: None;
+    /// Is exact even where it need not be.
+    Careful: Some(Precision::Exact);
+    /// Is not exact even where it should be.
+    Careless: Some(Precision::Fast);
 }
 
 forebay_device_tests::device_suite!(crate::Careful: golden, batches);
+forebay_device_tests::device_suite!(crate::Plain: conversations);
 
 /// Which also shows that what is compared is what the device computed.
 #[test]
