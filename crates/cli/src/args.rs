@@ -138,7 +138,7 @@ impl ComputeArgs {
         device: Option<Arc<dyn Device>>,
     ) -> forebay_engine::Result<Engine> {
         let bar = Progress::loading();
-        Engine::open(path, &Options { progress: Some(bar.callback()), device, ..self.options(context) })
+        Engine::open(path, &self.options(context).progress(Some(bar.callback())).device(device))
     }
 
     /// The GPU that would compute, if one would.
@@ -148,20 +148,18 @@ impl ComputeArgs {
 
     /// How the model is to be loaded for conversations of `context` tokens.
     pub fn options(&self, context: Option<usize>) -> Options {
-        Options {
-            context,
-            threads: self.threads,
-            precision: self.precision(),
-            memory: self.memory,
-            expert_memory: self.expert_memory,
-            io: self.io,
-            policy: self.policy,
-            no_prefetch: !self.prefetch,
-            cpu_experts: self.device.cpu_experts,
-            heat: if self.heat { cache_folder("heat") } else { None },
-            caller: self.open_requests as u64 * OPEN_REQUEST,
-            ..Options::default()
-        }
+        Options::default()
+            .context(context)
+            .threads(self.threads)
+            .precision(self.precision())
+            .memory(self.memory)
+            .expert_memory(self.expert_memory)
+            .io(self.io)
+            .policy(self.policy)
+            .prefetch(self.prefetch)
+            .cpu_experts(self.device.cpu_experts)
+            .heat(if self.heat { cache_folder("heat") } else { None })
+            .caller(self.open_requests as u64 * OPEN_REQUEST)
     }
 
     /// How products with quantised weights are computed.

@@ -54,7 +54,7 @@ fn main() -> Result<()> {
     if counts.is_empty() {
         counts = vec![1, 8, 32];
     }
-    let options = Options { device: Some(Arc::new(Cuda::open(0, None)?)), ..Options::default() };
+    let options = Options::default().device(Some(Arc::new(Cuda::open(0, None)?)));
     let engine = Engine::open(Path::new(&model), &options)?;
 
     for count in counts {

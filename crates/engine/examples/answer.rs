@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let engine = Engine::open(&model, &Options::default())?;
     let tokens = engine.tokenizer().encode(&prompt, Default::default())?;
-    let request = Request { max_tokens: Some(64), ..Request::new(&engine, tokens)? };
+    let request = Request::new(&engine, tokens)?.max_tokens(64);
     print!("{prompt}");
     let answer = engine.session().generate(&request, &mut |event| {
         if let Event::Text(text) = event {

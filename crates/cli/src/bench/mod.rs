@@ -277,7 +277,7 @@ mod tests {
     fn every_conversation_computes_its_own_tokens() {
         let path =
             PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
-        let engine = Engine::open(&path, &Options { threads: Some(1), ..Options::default() }).unwrap();
+        let engine = Engine::open(&path, &Options::default().threads(1)).unwrap();
         for (kind, answers) in [(TestKind::Prompt, 1), (TestKind::Generation, 1), (TestKind::Generation, 3)] {
             let test = Test { kind, tokens: 4, depth: 2, answers };
             let tokens = tokens::random(engine.vocab_size(), 18);

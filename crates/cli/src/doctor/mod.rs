@@ -65,7 +65,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     interrupt::install(&cancel)?;
     let options = args.compute.options(None);
     // What the model needs is to be told also where there is not so much.
-    let unlimited = Options { memory: Some(u64::MAX), ..options.clone() };
+    let unlimited = options.clone().memory(u64::MAX);
     let path = args.model.as_deref().map(hub::locate).transpose()?;
     let prospect = path.map(|path| Prospect::new(&path, &unlimited)).transpose()?;
     let report = Report::new(args, &options, prospect.as_ref(), &cancel)?;

@@ -172,7 +172,7 @@ impl Portrait {
 impl Needs {
     fn of(file: &ModelFile) -> forebay_engine::Result<Needs> {
         // Whether this machine has the memory is not the question.
-        let options = Options { memory: Some(u64::MAX), ..Options::default() };
+        let options = Options::default().memory(u64::MAX);
         let prospect = Prospect::new(file.path(), &options)?;
         let traffic = prospect.traffic();
         Ok(Needs {

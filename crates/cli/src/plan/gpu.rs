@@ -43,7 +43,7 @@ impl OnGpu {
     ) -> Result<OnGpu> {
         let name = device.name().to_owned();
         let device = Arc::new(device);
-        let plan = prospect.plan_with(&Options { device: Some(device.clone()), ..options.clone() });
+        let plan = prospect.plan_with(&options.clone().device(Some(device.clone())));
         let flow = match (&plan, outlook) {
             (Ok(plan), Some(outlook)) if plan.moves_experts() => {
                 Some(Flow::new(plan, outlook, prospect.traffic().experts, device.link_speed()?))

@@ -365,7 +365,7 @@ mod tests {
 
     fn memory(budget: u64) -> Arc<RequestMemory> {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
-        let options = Options { threads: Some(1), memory: Some(budget), ..Options::default() };
+        let options = Options::default().threads(1).memory(budget);
         Arc::new(RequestMemory::new(&Engine::open(&model, &options).unwrap()))
     }
 

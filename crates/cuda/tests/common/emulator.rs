@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char, c_long};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{culib, is_culib_present};
+use forebay_device_tests::{Fault, Faults};
 use forebay_testing::{Need, skipped};
 
 /// The emulator, for one test at a time: what fails, fails for the whole process.
@@ -29,7 +30,7 @@ pub fn emulator() -> Option<Emulator> {
 
 impl Emulator {
     /// The `after`-th of a kind of calls from now fails.
-    pub fn fail(&self, kind: &str, after: usize) {
+    pub fn fail_call(&self, kind: &str, after: usize) {
         let kind = CString::new(kind).unwrap();
         // SAFETY: the library is the emulator, whose function has this signature.
         unsafe {
@@ -37,21 +38,30 @@ impl Emulator {
             fail(kind.as_ptr(), after as c_long);
         }
     }
+}
 
-    /// Nothing fails any more.
-    pub fn repair(&self) {
+impl Faults for Emulator {
+    fn fail(&self, fault: Fault, after: usize) {
+        let kind = match fault {
+            Fault::Allocation => "allocation",
+            Fault::Copy => "copy",
+            Fault::Launch => "launch",
+            Fault::Lost => "lost",
+        };
+        self.fail_call(kind, after);
+    }
+
+    fn repair(&self) {
         // SAFETY: as above.
         unsafe { culib().get::<unsafe extern "C" fn()>(b"emulatorRepair\0").unwrap()() }
     }
 
-    /// Bytes of the GPU's memory in use, from which [`peak`](Self::peak) counts anew. Devices that were lost never give theirs back.
-    pub fn in_use(&self) -> u64 {
+    fn in_use(&self) -> u64 {
         self.peak();
         self.peak()
     }
 
-    /// The most bytes of the GPU's memory that were in use since this was last asked.
-    pub fn peak(&self) -> u64 {
+    fn peak(&self) -> u64 {
         // SAFETY: as above.
         unsafe { culib().get::<unsafe extern "C" fn() -> usize>(b"emulatorPeak\0").unwrap()() as u64 }
     }

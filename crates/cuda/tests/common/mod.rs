@@ -1,4 +1,4 @@
-//! What the tests on a GPU share.
+//! The GPU as the suite for all devices (crates/device-tests) meets it, and what CUDA's own tests share.
 
 // Each test program uses a part of this.
 #![allow(dead_code)]
@@ -6,30 +6,69 @@
 use std::sync::Arc;
 
 use forebay_cuda::Cuda;
+use forebay_device_tests::{CountingDevice, Fault, FaultyDevice, TestDevice, Use};
+use forebay_engine::Result;
 use forebay_engine::experts::Device;
 use forebay_testing::{Need, skipped};
 
 pub mod emulator;
-#[path = "../../../engine/tests/common/gguf_builder.rs"]
-pub mod gguf_builder;
-#[path = "../../../engine/tests/common/models.rs"]
-pub mod models;
-pub mod tiers;
-#[path = "../../../engine/tests/common/tiny_model.rs"]
-pub mod tiny_model;
 
-/// The first GPU; without one a test is skipped, and says so.
-pub fn gpu() -> Option<Arc<dyn Device>> {
-    match forebay_cuda::find() {
-        Ok(_) => Some(Arc::new(Cuda::open(0, None).unwrap())),
-        Err(why) => {
-            skipped(Need::Gpu, why);
-            None
+use emulator::Emulator;
+
+/// The first GPU.
+pub struct Gpu;
+
+impl TestDevice for Gpu {
+    type Device = Cuda;
+
+    // Queries and weights are two halves each, which are as good as f32; keys and values are rounded to one.
+    const ATTENTION: f64 = 5e-4;
+    // Both are in f32, and sums in another order.
+    const RECURRENCE: f64 = 1e-4;
+
+    fn is_there() -> bool {
+        forebay_cuda::find().map_err(|why| skipped(Need::Gpu, why)).is_ok()
+    }
+
+    fn is_emulated() -> bool {
+        emulator::is_emulated()
+    }
+
+    fn open(memory: Option<u64>) -> Result<Cuda> {
+        Cuda::open(0, memory)
+    }
+}
+
+impl CountingDevice for Gpu {
+    fn used(gpu: &Cuda) -> Vec<(Use, u64)> {
+        let purpose = |what| match what {
+            "dense weights" => Use::Dense,
+            "experts" => Use::Experts,
+            "buffers" | "scratch" | "the lists of a batch" => Use::Scratch,
+            other => Use::Other(other),
+        };
+        gpu.used().into_iter().map(|(what, bytes)| (purpose(what), bytes)).collect()
+    }
+}
+
+impl FaultyDevice for Gpu {
+    type Faults = Emulator;
+
+    fn faults() -> Option<Emulator> {
+        emulator::emulator()
+    }
+
+    fn words(fault: Fault) -> &'static [&'static str] {
+        match fault {
+            Fault::Allocation => &["out of memory"],
+            Fault::Copy => &["the GPU cannot"],
+            Fault::Launch => &["the GPU cannot compute", "too many resources"],
+            Fault::Lost => &["the GPU cannot", "CUDA_ERROR_LAUNCH_FAILED"],
         }
     }
 }
 
-/// So many, or fewer on the emulator, which takes thousands of times as long.
-pub fn at_most(all: usize, emulated: usize) -> usize {
-    if emulator::is_emulated() { emulated } else { all }
+/// The first GPU; without one a test is skipped, and says so.
+pub fn gpu() -> Option<Arc<dyn Device>> {
+    Gpu::is_there().then(|| Arc::new(Gpu::open(None).unwrap()) as Arc<dyn Device>)
 }

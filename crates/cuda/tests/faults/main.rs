@@ -4,5 +4,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod device;
-mod tiers;
+mod driver;
+
+forebay_device_tests::device_suite!(crate::common::Gpu: faults, tier_faults);

@@ -3,8 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod batches;
-mod golden;
 mod kernels;
-mod tiers;
 mod types;
+
+forebay_device_tests::device_suite!(crate::common::Gpu: golden, conversations, batches, memory, tiers);

@@ -12,7 +12,7 @@ pub const STORY: &str = "Once upon a time there was a little girl";
 
 /// The demo model, which writes stories.
 pub static DEMO: LazyLock<Engine> = LazyLock::new(|| {
-    let options = Options { threads: Some(2), chunk: Some(16), ..Options::default() };
+    let options = Options::default().threads(2).chunk(16);
     Engine::open(&models::demo_model(), &options).unwrap()
 });
 
@@ -21,5 +21,5 @@ pub static TINY: LazyLock<Engine> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     std::fs::write(&path, tiny_model(32).build()).unwrap();
-    Engine::open(&path, &Options { threads: Some(1), ..Options::default() }).unwrap()
+    Engine::open(&path, &Options::default().threads(1)).unwrap()
 });

@@ -71,7 +71,7 @@ pub fn trained(name: &str) -> Option<PathBuf> {
 }
 
 pub fn options(precision: Precision) -> Options {
-    Options { precision, threads: Some(2), ..Options::default() }
+    Options::default().precision(precision).threads(2)
 }
 
 /// Logits that another program computed.

@@ -63,13 +63,7 @@ impl Ear {
 /// A request with randomness of its own that ends after so many tokens.
 pub fn request(prompt: &[TokenId], max_tokens: usize, seed: u64) -> Request {
     let sampling = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
-    Request {
-        prompt: prompt.to_vec(),
-        max_tokens: Some(max_tokens),
-        sampling,
-        ignore_end: true,
-        ..Request::default()
-    }
+    Request::default().prompt(prompt.to_vec()).max_tokens(max_tokens).sampling(sampling).ignore_end(true)
 }
 
 /// What a new session answers.

@@ -16,12 +16,12 @@ pub fn machine() -> Machine {
 /// The demo model in memory for its fixed part and about so many bytes of slots.
 pub fn engine_with_slots(bytes: u64, options: Options) -> Engine {
     let model = demo_model();
-    let plenty = Options { memory: Some(1 << 40), machine: Some(machine()), ..options };
+    let plenty = options.memory(1 << 40).machine(machine());
     let plan = Prospect::new(&model, &plenty).unwrap().plan().clone();
     // The room to move is larger where the budget is.
     let mut memory = plan.total() - plan.slot_bytes - (256 << 20) + (16 << 20) + bytes;
     for _ in 0..16 {
-        let options = Options { memory: Some(memory), chunk: Some(plan.chunk), ..plenty.clone() };
+        let options = plenty.clone().memory(memory).chunk(plan.chunk);
         match Engine::open(&model, &options) {
             Ok(engine) => {
                 let room = engine.plan().budget - engine.plan().fixed();

@@ -36,7 +36,7 @@ fn choosing_a_token_allocates_nothing_after_the_first_ones() {
 fn computing_a_token_allocates_nothing_but_a_page_of_context_now_and_then() {
     for model in ["qwen3moe", "qwen3next", "qwen35moe", "gpt_oss", "deepseek_v3"] {
         let path = format!("{}/tests/data/golden/{model}.gguf", env!("CARGO_MANIFEST_DIR"));
-        let options = Options { threads: Some(2), ..Options::default() };
+        let options = Options::default().threads(2);
         let engine = Engine::open(path.as_ref(), &options).unwrap();
         let mut session = engine.session();
         session.extend(&[TokenId(1), TokenId(2), TokenId(3)]).unwrap();

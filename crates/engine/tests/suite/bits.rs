@@ -84,7 +84,7 @@ fn tokens_that_come_one_by_one_or_in_pieces_give_the_bits_of_the_whole() {
 }
 
 fn options(precision: Precision, chunk: usize, threads: usize) -> Options {
-    Options { precision, chunk: Some(chunk), threads: Some(threads), ..Options::default() }
+    Options::default().precision(precision).chunk(chunk).threads(threads)
 }
 
 /// The logits of every position, with each chunk size and number of threads.

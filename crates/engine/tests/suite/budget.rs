@@ -8,7 +8,7 @@ use crate::common::slots::machine;
 #[test]
 fn a_budget_that_cannot_work_is_refused_with_what_it_needs() {
     let open = |memory| {
-        let options = Options { memory: Some(memory), machine: Some(machine()), ..Options::default() };
+        let options = Options::default().memory(memory).machine(machine());
         Engine::open(&demo_model(), &options)
     };
     match open(1 << 20).map(drop) {

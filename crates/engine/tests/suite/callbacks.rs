@@ -35,7 +35,7 @@ fn ending(body: impl FnOnce() + Send + 'static) {
 }
 
 fn open() -> Engine {
-    let options = Options { threads: Some(2), chunk: Some(16), ..Options::default() };
+    let options = Options::default().threads(2).chunk(16);
     Engine::open(&data("golden/qwen3moe.gguf"), &options).unwrap()
 }
 

@@ -17,7 +17,7 @@ use crate::common::served::{Ear, add, add_leaving, alone, assert_same, finish, r
 
 fn open(family: &str, chunk: usize) -> Engine {
     let [file, _] = containers(family);
-    Engine::open(&file, &Options { chunk: Some(chunk), ..options(Precision::Fast) }).unwrap()
+    Engine::open(&file, &options(Precision::Fast).chunk(chunk)).unwrap()
 }
 
 /// Requests of many lengths, some of which begin alike.
@@ -89,7 +89,7 @@ fn nobodys_text_depends_on_who_else_is_served() {
 
 #[test]
 fn those_who_write_get_a_token_with_every_pass_and_short_prompts_pass_long_ones() {
-    let engine = Engine::open(&demo_model(), &Options { chunk: Some(32), ..Options::default() }).unwrap();
+    let engine = Engine::open(&demo_model(), &Options::default().chunk(32)).unwrap();
     let mut crowd = Crowd::new(&engine, CrowdOptions::new(8));
     let step = |crowd: &mut Crowd| crowd.step(&Cancel::default()).unwrap();
     let story = random_tokens(1000, 4096, 2);
@@ -213,7 +213,7 @@ fn whoever_comes_and_leaves_nobody_waits_for_ever() {
 
 /// A request of a client, who is a tenant of its own.
 fn from_client(number: u128, request: Request) -> Request {
-    Request { client: Client { tenant: Tenant(number), number }, ..request }
+    request.client(Client { tenant: Tenant(number), number })
 }
 
 #[test]
@@ -338,9 +338,7 @@ fn all_can_be_stopped_and_go_on() {
 
 #[test]
 fn what_is_wrong_with_a_request_is_its_own_matter() {
-    let engine =
-        Engine::open(&data("golden/qwen3moe.gguf"), &Options { context: Some(64), ..Options::default() })
-            .unwrap();
+    let engine = Engine::open(&data("golden/qwen3moe.gguf"), &Options::default().context(64)).unwrap();
     let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
     let good = request(&random_tokens(20, 160, 9), 10, 1);
     let full = request(&random_tokens(64, 160, 9), 10, 1);
@@ -376,7 +374,7 @@ fn a_drive_that_fails_ends_the_answers_and_not_the_crowd() {
     let path = folder.path().join("shrinking.gguf");
     let whole = std::fs::read(demo_model()).unwrap();
     std::fs::write(&path, &whole).unwrap();
-    let options = Options { expert_memory: Some(ExpertMemory::Percent(25.0)), ..Options::default() };
+    let options = Options::default().expert_memory(ExpertMemory::Percent(25.0));
     let engine = Engine::open(&path, &options).unwrap();
     let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
     let requests: Vec<Request> = (0..3).map(|i| request(&random_tokens(12, 4096, 30 + i), 40, i)).collect();
@@ -434,7 +432,7 @@ fn an_expert_that_cannot_be_read_fails_those_who_need_it_and_nobody_else() {
         .partition(|((needs, _), _)| *needs);
     assert!(needing.len() >= 3 && others.len() >= 4, "{} and {}", needing.len(), others.len());
 
-    let options = Options { expert_memory: Some(ExpertMemory::Percent(25.0)), ..Options::default() };
+    let options = Options::default().expert_memory(ExpertMemory::Percent(25.0));
     let engine = Engine::open(&path, &options).unwrap();
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(end).unwrap();
     let mut crowd = Crowd::new(&engine, CrowdOptions::new(8));

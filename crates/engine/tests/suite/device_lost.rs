@@ -9,7 +9,7 @@ use forebay_engine::experts::{
 };
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::{
-    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Options, Precision, Request, Result,
+    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Precision, Request, Result,
 };
 use forebay_kernels::Encoding;
 
@@ -117,7 +117,7 @@ impl ExpertExecutor for FrailExecutor {
 /// The demo model on a device that takes so many batches.
 fn frail(batches: usize) -> Engine {
     let device: Arc<dyn Device> = Arc::new(Frail(Arc::new(AtomicUsize::new(batches))));
-    Engine::open(&demo_model(), &Options { device: Some(device), ..options(Precision::Fast) }).unwrap()
+    Engine::open(&demo_model(), &options(Precision::Fast).device(Some(device))).unwrap()
 }
 
 fn request(engine: &Engine) -> Request {
@@ -151,7 +151,7 @@ fn a_conversation_goes_on_with_a_model_that_is_opened_anew() {
     let tokens = session.tokens();
     assert!(tokens.len() > request.prompt.len());
     let mut rest = anew.session();
-    let again = Request { prompt: tokens.to_vec(), ..request.clone() };
+    let again = request.clone().prompt(tokens.to_vec());
     let answer = rest.generate(&again, &mut |_| {}).unwrap();
     let known = tokens.len() - request.prompt.len();
     assert_eq!(answer.tokens[..20 - known], whole.tokens[known..]);

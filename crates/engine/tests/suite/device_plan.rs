@@ -8,25 +8,29 @@ use forebay_engine::experts::{Device, ExecutorBuilder};
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::plan::{ExpertMemory, Plan};
 use forebay_engine::{Error, Options, Precision, Prospect, Result};
-use forebay_kernels::Encoding;
+use forebay_kernels::{DType, Encoding};
 
 use crate::common::gguf_builder::{GgufBuilder, tensor_type};
 use crate::common::models::{data, demo_model};
+use crate::common::tiny_model::{EXPERTS, HEAD_DIM, HEADS, INNER, tiny_model};
 
-/// A device of which only the size is known.
-struct Sized(u64);
+/// A device that is planned with and never used. It computes all types but one, if that is given.
+struct Planned {
+    memory: u64,
+    without: Option<Encoding>,
+}
 
-impl Device for Sized {
+impl Device for Planned {
     fn executor(&self, _: Precision, _: &[BufShape]) -> Result<Box<dyn ExecutorBuilder>> {
         Err(Error::Backend("it is only planned with".into()))
     }
 
-    fn computes(&self, _: Encoding) -> bool {
-        true
+    fn computes(&self, encoding: Encoding) -> bool {
+        Some(encoding) != self.without
     }
 
     fn memory(&self) -> u64 {
-        self.0
+        self.memory
     }
 
     fn chunk(&self) -> usize {
@@ -43,15 +47,14 @@ impl Device for Sized {
 }
 
 fn plan(model: &Path, vram: u64, options: &Options) -> Result<Plan> {
-    let device: Arc<dyn Device> = Arc::new(Sized(vram));
-    Prospect::new(model, &Options { device: Some(device), ..options.clone() }).map(|p| p.plan().clone())
+    let device: Arc<dyn Device> = Arc::new(Planned { memory: vram, without: None });
+    Prospect::new(model, &options.clone().device(Some(device))).map(|p| p.plan().clone())
 }
 
 #[test]
 fn experts_go_where_there_is_room() {
     // Shorter chunks would leave more room.
-    let (model, options) =
-        (demo_model(), Options { context: Some(256), chunk: Some(32), ..Options::default() });
+    let (model, options) = (demo_model(), Options::default().context(256).chunk(32));
     let whole = plan(&model, 64 << 30, &options).unwrap();
     let there = whole.device.clone().unwrap();
     assert!(whole.device_holds_all_experts() && !whole.streams() && !whole.moves_experts());
@@ -65,7 +68,7 @@ fn experts_go_where_there_is_room() {
     // The rest is in the computer's memory.
     assert!(less.holds_all_experts() && !less.streams() && less.moves_experts());
 
-    let both = Options { expert_memory: Some(ExpertMemory::Percent(30.0)), ..options.clone() };
+    let both = options.clone().expert_memory(ExpertMemory::Percent(30.0));
     let both = plan(&model, there.total() - 1, &both).unwrap();
     assert!(both.streams() && both.slot_bytes <= both.experts * 3 / 10);
 }
@@ -79,14 +82,13 @@ fn chunks_are_not_the_budgets_choice() {
     };
     let least = plan(&model, need, &Options::default()).unwrap();
     assert_eq!(least.chunk, whole.chunk);
-    let asked = Options { chunk: Some(100), ..Options::default() };
+    let asked = Options::default().chunk(100);
     assert_eq!(plan(&model, need, &asked).unwrap().chunk, 100);
 }
 
 #[test]
 fn what_cannot_hold_the_least_is_refused_with_numbers() {
-    let (model, options) =
-        (demo_model(), Options { context: Some(256), chunk: Some(32), ..Options::default() });
+    let (model, options) = (demo_model(), Options::default().context(256).chunk(32));
     let Err(Error::Budget { need, have, what, remedy }) = plan(&model, 1 << 20, &options) else {
         panic!("a megabyte cannot hold it")
     };
@@ -98,7 +100,7 @@ fn what_cannot_hold_the_least_is_refused_with_numbers() {
     assert_eq!(least.device.unwrap().total(), need);
     assert!(plan(&model, need - 1, &options).is_err());
     // The computer's memory is refused in its own words.
-    let little = Options { memory: Some(1 << 20), ..options };
+    let little = options.memory(1 << 20);
     let Err(Error::Budget { remedy, .. }) = plan(&model, need, &little) else { panic!("it needs more") };
     assert!(remedy.contains("Options::memory"), "{remedy}");
 }
@@ -122,5 +124,38 @@ fn a_matrix_with_a_scale_of_its_own_is_refused_by_name() {
             message.contains(&format!("{name}.weight")) && message.contains("Options::device = None"),
             "{message}"
         );
+    }
+}
+
+#[test]
+fn a_type_that_the_device_does_not_compute_is_refused_by_name() {
+    const HIDDEN: u64 = 256;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let dense = ("blk.1.attn_q.weight", &[HIDDEN, HEADS * HEAD_DIM][..]);
+    let experts = ("blk.1.ffn_up_exps.weight", &[HIDDEN, INNER, EXPERTS][..]);
+    // The rest of the model is F32.
+    for dtype in DType::computable().filter(|&dtype| dtype != DType::F32) {
+        let device =
+            Some(Arc::new(Planned { memory: 1 << 40, without: Some(dtype.into()) }) as Arc<dyn Device>);
+        let options = Options::default().device(device).threads(1);
+        let id = (0..).find(|&id| DType::from_ggml(id) == Some(dtype)).expect("every type has an identifier");
+        for (tensor, dims) in [dense, experts] {
+            let weights: u64 = dims.iter().product();
+            let bytes = weights as usize / dtype.block_len() * dtype.block_bytes();
+            let file = tiny_model(HIDDEN).without_tensor(tensor).tensor(tensor, id, dims, bytes);
+            std::fs::write(&path, file.build()).unwrap();
+            match Prospect::new(&path, &options) {
+                Err(Error::Unsupported(message)) => {
+                    for part in ["model.gguf", tensor, dtype.name(), "Options::device = None"] {
+                        assert!(message.contains(part), "no {part:?} in: {message}");
+                    }
+                }
+                Ok(_) => panic!("{dtype} in {tensor} is taken"),
+                Err(other) => panic!("{other:?}"),
+            }
+            // The processor computes it.
+            Prospect::new(&path, &Options::default()).unwrap();
+        }
     }
 }

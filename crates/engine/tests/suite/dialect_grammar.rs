@@ -91,7 +91,7 @@ fn no_call_is_forced_that_cannot_be_written() {
 /// The demo model knows nothing of tools: grammars alone make it call them.
 #[test]
 fn a_forced_model_calls() {
-    let options = Options { threads: Some(2), ..Options::default() };
+    let options = Options::default().threads(2);
     let engine = Engine::open(&demo_model(), &options).unwrap();
     let prompt = engine.tokenizer().encode("Once upon a time", EncodeOptions::default()).unwrap();
     let parameters = json!({
@@ -112,13 +112,8 @@ fn a_forced_model_calls() {
     let write_at = |temperature, source: &str, seed| {
         let sampling = SamplingParams { seed: Some(seed), temperature, ..SamplingParams::default() };
         let grammar = Some(Grammar::lark(&engine, source).unwrap());
-        let request = Request {
-            prompt: prompt.clone(),
-            sampling,
-            grammar,
-            max_tokens: Some(300),
-            ..Request::default()
-        };
+        let request =
+            Request::default().prompt(prompt.clone()).sampling(sampling).grammar(grammar).max_tokens(300);
         let answer = engine.session().generate(&request, &mut |_| {}).unwrap();
         (answer.text, answer.finish_reason)
     };

@@ -11,20 +11,18 @@ use crate::common::models::demo_model;
 
 /// The demo model, which never ends reasoning by itself.
 fn engine() -> Engine {
-    Engine::open(&demo_model(), &Options { threads: Some(2), ..Options::default() }).unwrap()
+    Engine::open(&demo_model(), &Options::default().threads(2)).unwrap()
 }
 
 /// What it answers with so many tokens of reasoning.
 fn write(engine: &Engine, dialect: &Dialect, prompt: &str, most: Option<usize>, more: Request) -> Answer {
     let limit = |most| dialect.limit(most, prompt, &[], engine.tokenizer()).unwrap();
-    let request = Request {
-        prompt: engine.tokenizer().encode(prompt, EncodeOptions::default()).unwrap(),
-        reasoning: most.map(limit),
-        max_tokens: Some(80),
-        sampling: SamplingParams { seed: Some(1), ..SamplingParams::default() },
-        ignore_end: true,
-        ..more
-    };
+    let request = more
+        .prompt(engine.tokenizer().encode(prompt, EncodeOptions::default()).unwrap())
+        .reasoning(most.map(limit))
+        .max_tokens(80)
+        .sampling(SamplingParams { seed: Some(1), ..SamplingParams::default() })
+        .ignore_end(true);
     engine.session().generate(&request, &mut |_| {}).unwrap()
 }
 
@@ -82,15 +80,8 @@ fn after_reasoning_that_is_ended_the_answer_has_its_form() {
     let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"],
         "additionalProperties": false });
     let grammar = Grammar::lark(&engine, &dialect.answer_grammar(prompt, &schema, &[])).unwrap();
-    let held = |most| {
-        write(
-            &engine,
-            &dialect,
-            prompt,
-            most,
-            Request { grammar: Some(grammar.clone()), ..Request::default() },
-        )
-    };
+    let held =
+        |most| write(&engine, &dialect, prompt, most, Request::default().grammar(Some(grammar.clone())));
     assert_eq!(held(None).finish_reason, FinishReason::Length, "it reasons for ever");
     let answer = held(Some(5));
     assert_eq!(answer.finish_reason, FinishReason::Stop, "{:?}", answer.text);
@@ -103,10 +94,7 @@ fn after_reasoning_that_is_ended_the_answer_has_its_form() {
 fn what_a_grammar_forbids_is_not_forced() {
     let engine = engine();
     let prompt = "<|start|>assistant<|channel|>analysis<|message|>";
-    let request = Request {
-        grammar: Some(Grammar::lark(&engine, r#"start: "yes" | "no""#).unwrap()),
-        ..Request::default()
-    };
+    let request = Request::default().grammar(Some(Grammar::lark(&engine, r#"start: "yes" | "no""#).unwrap()));
     let answer = write(&engine, &Dialect::of(HARMONY), prompt, Some(0), request);
     assert!(["yes", "no"].contains(&answer.text.as_str()), "{:?}", answer.text);
 }

@@ -27,7 +27,7 @@ const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %
 {%- if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}";
 
 fn engine() -> Engine {
-    Engine::open(&demo_model(), &Options { threads: Some(2), ..Options::default() }).unwrap()
+    Engine::open(&demo_model(), &Options::default().threads(2)).unwrap()
 }
 
 /// An engine whose model calls tools and reasons, and what puts conversations to it.
@@ -94,7 +94,7 @@ impl Witness {
     #[track_caller]
     fn wait(&self, what: impl Fn(&Seen) -> bool) {
         let seen = self.seen.lock().unwrap();
-        let (_, waited) = self.changed.wait_timeout_while(seen, LIMIT, |seen| !what(seen)).unwrap();
+        let (_unused, waited) = self.changed.wait_timeout_while(seen, LIMIT, |seen| !what(seen)).unwrap();
         assert!(!waited.timed_out());
     }
 }

@@ -88,7 +88,7 @@ fn mutate_json(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
 
 /// Opens a model and, where that succeeds, computes a few tokens.
 fn run(path: &Path, precision: Precision) -> Result<()> {
-    let options = Options { threads: Some(1), chunk: Some(8), precision, ..Options::default() };
+    let options = Options::default().threads(1).chunk(8).precision(precision);
     let engine = Engine::open(path, &options)?;
     let prompt = [TokenId(0), TokenId(engine.vocab_size() as u32 - 1), TokenId(0)];
     let mut session = engine.session();

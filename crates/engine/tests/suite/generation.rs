@@ -11,7 +11,7 @@ use crate::common::tiny_model::{CONTEXT, TOKENS};
 fn greedy(engine: &Engine, text: &str) -> Request {
     let prompt = engine.tokenizer().encode(text, EncodeOptions::default()).unwrap();
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    Request { sampling, max_tokens: Some(40), ..Request::new(engine, prompt).unwrap() }
+    Request::new(engine, prompt).unwrap().sampling(sampling).max_tokens(40)
 }
 
 /// A request to the random model, which then chooses freely among these tokens.
@@ -61,7 +61,7 @@ fn without_temperature_an_answer_repeats_itself() {
     let first = answer(&DEMO, &request);
     let second = answer(
         &DEMO,
-        &Request { sampling: SamplingParams { seed: Some(9), ..request.sampling.clone() }, ..request },
+        &request.clone().sampling(SamplingParams { seed: Some(9), ..request.sampling.clone() }),
     );
     assert_eq!((&first.text, &first.tokens), (&second.text, &second.tokens));
     assert_eq!(first.text, DEMO.tokenizer().decode(&first.tokens, false));
@@ -73,7 +73,7 @@ fn a_seed_repeats_an_answer_and_another_seed_does_not() {
     let with_seed = |seed| {
         let mut request = greedy(&DEMO, STORY);
         request.sampling = SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };
-        answer(&DEMO, &Request { max_tokens: Some(30), ..request })
+        answer(&DEMO, &request.max_tokens(30))
     };
     let first = with_seed(Some(1));
     assert_eq!(first.seed, 1);
@@ -87,7 +87,7 @@ fn a_seed_repeats_an_answer_and_another_seed_does_not() {
 #[test]
 fn as_many_tokens_are_made_as_were_asked_for() {
     for most in [0, 1, 2, 25] {
-        let request = Request { max_tokens: Some(most), ..among(&["a", "b", "c"]) };
+        let request = among(&["a", "b", "c"]).max_tokens(most);
         let mut session = TINY.session();
         let answer = answer_in(&mut session, &request);
         assert_eq!(answer.tokens.len(), most);
@@ -114,7 +114,7 @@ fn an_end_token_stops_and_is_no_part_of_the_answer() {
 
 #[test]
 fn end_tokens_can_be_ignored() {
-    let request = Request { ignore_end: true, ..among(&["<end>"]) };
+    let request = among(&["<end>"]).ignore_end(true);
     let answer = answer(&TINY, &request);
     assert_eq!((answer.finish_reason, answer.tokens.len()), (FinishReason::Length, 40));
     assert_eq!(answer.stats.decode_steps, 39, "the last token is chosen and not computed");
@@ -123,18 +123,14 @@ fn end_tokens_can_be_ignored() {
 
 #[test]
 fn a_full_context_ends_the_answer() {
-    let request = |prompt: usize| Request {
-        prompt: vec![token("a"); prompt],
-        max_tokens: None,
-        ignore_end: true,
-        ..among(&["a", "b"])
-    };
+    let request =
+        |prompt: usize| among(&["a", "b"]).prompt(vec![token("a"); prompt]).max_tokens(None).ignore_end(true);
     let context = CONTEXT as usize;
     for prompt in [1, context - 1, context] {
         let answer = answer(&TINY, &request(prompt));
         assert_eq!((answer.finish_reason, answer.tokens.len()), (FinishReason::Length, context - prompt));
     }
-    let limited = answer(&TINY, &Request { max_tokens: Some(1000), ..request(90) });
+    let limited = answer(&TINY, &request(90).max_tokens(1000));
     assert_eq!((limited.finish_reason, limited.tokens.len()), (FinishReason::Length, 6));
     match TINY.session().generate(&request(context + 1), &mut |_| {}) {
         Err(Error::Context { tokens, limit }) => assert_eq!((tokens, limit), (context + 1, context)),
@@ -152,7 +148,7 @@ fn an_answer_ends_before_a_stop_string_wherever_tokens_end() {
     for start in [3, 20, 41, 70] {
         let stop = whole.text.get(start..start + 9).expect("a longer story in plain letters");
         let first = whole.text.find(stop).unwrap();
-        let stopped = answer(&DEMO, &Request { stop: vec!["never".into(), stop.into()], ..request.clone() });
+        let stopped = answer(&DEMO, &request.clone().stop(vec!["never".into(), stop.into()]));
         assert_eq!(stopped.text, whole.text[..first]);
         assert_eq!(stopped.finish_reason, FinishReason::Stop);
         assert_eq!(stopped.stop.as_deref(), Some(stop));
@@ -166,10 +162,10 @@ fn an_answer_ends_before_a_stop_string_wherever_tokens_end() {
 
 #[test]
 fn text_held_back_for_a_stop_string_comes_out_at_the_end() {
-    let abc = Request { max_tokens: Some(2), ..among(&["abc"]) };
+    let abc = among(&["abc"]).max_tokens(2);
     let answer_to = |stop: &[&str]| {
         let stop = stop.iter().map(|s| s.to_string()).collect();
-        let answer = answer(&TINY, &Request { stop, ..abc.clone() });
+        let answer = answer(&TINY, &abc.clone().stop(stop));
         (answer.text, answer.finish_reason)
     };
     assert_eq!(answer_to(&["cabcd"]), ("abcabc".into(), FinishReason::Length));
@@ -201,7 +197,7 @@ fn characters_are_never_cut() {
 fn control_tokens_are_no_text() {
     let engine = &*DEMO;
     let start = engine.tokenizer().find("<|im_start|>").unwrap();
-    let mut request = Request { max_tokens: Some(3), ..greedy(engine, STORY) };
+    let mut request = greedy(engine, STORY).max_tokens(3);
     request.sampling.logit_bias = vec![(start, 1e6)];
     let answer = answer(engine, &request);
     assert_eq!(answer.tokens, [start; 3]);
@@ -211,7 +207,7 @@ fn control_tokens_are_no_text() {
 #[test]
 fn a_conversation_computes_only_what_is_new() {
     let mut session = TINY.session();
-    let mut request = Request { max_tokens: Some(10), ..among(&["a", "b", "c"]) };
+    let mut request = among(&["a", "b", "c"]).max_tokens(10);
     let first = answer_in(&mut session, &request);
     assert_eq!(first.stats.reused_tokens, 0);
     let held = request.prompt.len() + 9;
@@ -241,7 +237,7 @@ fn a_cancelled_answer_ends_where_it_was() {
     assert!(whole.text.starts_with(&cancelled.text));
 
     // While the prompt is read, too; and the session goes on as if nothing had happened: cancelling ends one answer.
-    let long = Request { prompt: request.prompt.repeat(6), ..request.clone() };
+    let long = request.clone().prompt(request.prompt.repeat(6));
     let cancel = session.cancel().clone();
     let mut prompts = Vec::new();
     let none = session.generate(&long, &mut |event| {
@@ -259,7 +255,7 @@ fn a_cancelled_answer_ends_where_it_was() {
     // A request that comes with the last token, too late to change anything, is about that answer as well.
     let cancel = session.cancel().clone();
     let mut pieces = 0;
-    let ended = session.generate(&Request { max_tokens: Some(3), ..request.clone() }, &mut |event| {
+    let ended = session.generate(&request.clone().max_tokens(3), &mut |event| {
         pieces += usize::from(matches!(event, Event::Text(_)));
         if pieces == 3 {
             cancel.cancel();
@@ -271,17 +267,17 @@ fn a_cancelled_answer_ends_where_it_was() {
 
 #[test]
 fn a_request_that_makes_no_sense_is_refused() {
-    let sound = || Request { max_tokens: Some(3), ..among(&["a"]) };
+    let sound = || among(&["a"]).max_tokens(3);
     let mut session = TINY.session();
     let mut refusal = |request: Request| match session.generate(&request, &mut |_| {}) {
         Err(Error::Invalid(message)) => message,
         other => panic!("{other:?}"),
     };
     let sampling = SamplingParams { temperature: -1.0, ..SamplingParams::default() };
-    assert!(refusal(Request { sampling, ..sound() }).contains("temperature"));
-    assert!(refusal(Request { stop: vec![String::new()], ..sound() }).contains("stop string"));
-    assert!(refusal(Request { prompt: vec![], ..sound() }).contains("no tokens"));
-    assert!(refusal(Request { prompt: vec![TokenId(1000)], ..sound() }).contains("token 1000"));
+    assert!(refusal(sound().sampling(sampling)).contains("temperature"));
+    assert!(refusal(sound().stop(vec![String::new()])).contains("stop string"));
+    assert!(refusal(sound().prompt(vec![])).contains("no tokens"));
+    assert!(refusal(sound().prompt(vec![TokenId(1000)])).contains("token 1000"));
     assert_eq!(answer_in(&mut session, &sound()).text, "aaa");
 }
 
@@ -294,7 +290,7 @@ fn the_demo_model_tells_a_story_and_ends_it() {
     let text = template.render(&messages, &render).unwrap();
     let options = EncodeOptions { special: true, ..EncodeOptions::default() };
     let prompt = engine.tokenizer().encode(&text, options).unwrap();
-    let story = answer(engine, &Request { prompt, max_tokens: Some(400), ..greedy(engine, "") });
+    let story = answer(engine, &greedy(engine, "").prompt(prompt).max_tokens(400));
     assert_eq!(story.finish_reason, FinishReason::Stop, "{}", story.text);
     assert_eq!(story.finish_reason.name(), "stop");
     let text = &story.text;

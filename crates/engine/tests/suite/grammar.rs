@@ -30,7 +30,7 @@ fn wild(seed: u64) -> SamplingParams {
 fn request(engine: &Engine, grammar: Grammar, sampling: SamplingParams) -> Request {
     let text = if std::ptr::eq(engine, &*TINY) { "abc a" } else { STORY };
     let prompt = engine.tokenizer().encode(text, EncodeOptions::default()).unwrap();
-    Request { sampling, grammar: Some(grammar), ..Request::new(engine, prompt).unwrap() }
+    Request::new(engine, prompt).unwrap().sampling(sampling).grammar(Some(grammar))
 }
 
 fn answer(engine: &Engine, request: &Request) -> Result<Answer, Error> {
@@ -133,9 +133,7 @@ fn fields_come_in_the_order_of_the_schema() {
     let grammar = Grammar::json_schema(&DEMO, schema).unwrap();
     for seed in 0..3 {
         let sampling = SamplingParams { logit_bias: ends_of_json(), ..wild(seed) };
-        let answer =
-            answer(&DEMO, &Request { max_tokens: Some(300), ..request(&DEMO, grammar.clone(), sampling) })
-                .unwrap();
+        let answer = answer(&DEMO, &request(&DEMO, grammar.clone(), sampling).max_tokens(300)).unwrap();
         let places: Vec<_> = fields.iter().map(|name| answer.text.find(&format!("\"{name}\""))).collect();
         assert!(places.is_sorted() && places[0].is_some(), "{}", answer.text);
     }
@@ -186,15 +184,15 @@ fn lengths_and_stop_strings_end_an_answer_as_ever() {
     let request = request(&DEMO, grammar, greedy());
     let whole = answer(&DEMO, &request).unwrap();
     assert_eq!(whole.text, "\"a long text to be written\"");
-    let cut = answer(&DEMO, &Request { max_tokens: Some(3), ..request.clone() }).unwrap();
+    let cut = answer(&DEMO, &request.clone().max_tokens(3)).unwrap();
     assert_eq!((cut.finish_reason, cut.tokens.len()), (FinishReason::Length, 3));
     // The last token of the grammar and the last that was asked for: it is whole.
-    let exact = answer(&DEMO, &Request { max_tokens: Some(whole.tokens.len()), ..request.clone() }).unwrap();
+    let exact = answer(&DEMO, &request.clone().max_tokens(whole.tokens.len())).unwrap();
     assert_eq!(exact.finish_reason, FinishReason::Stop);
-    let stopped = answer(&DEMO, &Request { stop: vec![" to be".into()], ..request.clone() }).unwrap();
+    let stopped = answer(&DEMO, &request.clone().stop(vec![" to be".into()])).unwrap();
     assert_eq!((stopped.finish_reason, stopped.text.as_str()), (FinishReason::Stop, "\"a long text"));
     // What ends with the grammar ends although end tokens are never chosen.
-    let ignoring = answer(&DEMO, &Request { ignore_end: true, ..request }).unwrap();
+    let ignoring = answer(&DEMO, &request.ignore_end(true)).unwrap();
     assert_eq!((ignoring.finish_reason, ignoring.tokens), (FinishReason::Stop, whole.tokens));
 }
 
@@ -206,7 +204,7 @@ fn the_end_is_allowed_exactly_where_the_grammar_is_complete() {
     let soon = answer(&TINY, &request(&TINY, grammar.clone(), end(1e6))).unwrap();
     assert_eq!(soon.finish_reason, FinishReason::Stop);
     assert!((3..5).contains(&soon.text.len()), "{}", soon.text);
-    let never = Request { max_tokens: Some(20), ..request(&TINY, grammar, end(-1e6)) };
+    let never = request(&TINY, grammar, end(-1e6)).max_tokens(20);
     let never = answer(&TINY, &never).unwrap();
     assert_eq!((never.finish_reason, never.tokens.len()), (FinishReason::Length, 20));
     assert!(never.text.bytes().all(|b| b == b'a' || b == b'b'), "{}", never.text);
@@ -233,7 +231,7 @@ fn control_tokens_are_no_text_but_can_be_named() {
     let bias = vec![(control, 1e6)];
     let any = Grammar::lark(&DEMO, r"start: /(.|\n)+/").unwrap();
     let sampling = SamplingParams { logit_bias: bias.clone(), ..greedy() };
-    let text = answer(&DEMO, &Request { max_tokens: Some(20), ..request(&DEMO, any, sampling) }).unwrap();
+    let text = answer(&DEMO, &request(&DEMO, any, sampling).max_tokens(20)).unwrap();
     assert!(!text.tokens.contains(&control), "{:?}", text.tokens);
     for source in [r#"start: <|im_start|> "yes""#.to_owned(), format!(r#"start: <[{}]> "yes""#, control.0)] {
         let named = Grammar::lark(&DEMO, &source).unwrap();
@@ -272,7 +270,7 @@ fn answers_do_not_depend_on_who_else_is_served() {
 #[test]
 fn probabilities_are_the_models_own() {
     let grammar = Grammar::json_schema(&DEMO, &json!({ "const": [1, 2] })).unwrap();
-    let request = Request { logprobs: Some(3), ..request(&DEMO, grammar, wild(4)) };
+    let request = request(&DEMO, grammar, wild(4)).logprobs(3);
     let mut order = Vec::new();
     let mut session = DEMO.session();
     let answer = session.generate(&request, &mut |event| match event {
@@ -410,7 +408,7 @@ fn hostile_grammars_end_soon() {
         let start = Instant::now();
         match Grammar::json_schema(&DEMO, &schema) {
             Ok(grammar) => {
-                let request = Request { max_tokens: Some(30), ..request(&DEMO, grammar, wild(7)) };
+                let request = request(&DEMO, grammar, wild(7)).max_tokens(30);
                 match answer(&DEMO, &request) {
                     Ok(_) => {}
                     Err(Error::Invalid(message)) => assert!(message.contains("too complex"), "{message}"),

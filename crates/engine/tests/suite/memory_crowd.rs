@@ -11,12 +11,12 @@ use crate::common::slots::engine_with_slots;
 
 #[test]
 fn memory_that_does_not_suffice_for_all_delays_and_changes_nothing() {
-    let engine = engine_with_slots(2 << 20, Options { chunk: Some(64), ..Options::default() });
+    let engine = engine_with_slots(2 << 20, Options::default().chunk(64));
     the_last_ones_give_way(&engine);
     who_waits_for_a_prompt_that_gives_way_is_answered(&engine);
     what_is_kept_gives_way_first(&engine);
     who_finds_no_room_alone_is_told(&engine);
-    let engine = engine_with_slots(6 << 20, Options { chunk: Some(64), ..Options::default() });
+    let engine = engine_with_slots(6 << 20, Options::default().chunk(64));
     grammars_that_grow_wait_for_each_other(&engine);
     who_is_alone_waits_for_what_requests_hold(&engine);
 }
@@ -112,7 +112,7 @@ fn by_schema(engine: &Engine, i: u64) -> Result<Request> {
     let schema =
         json!({ "type": "object", "required": fields.keys().collect::<Vec<_>>(), "properties": fields });
     let grammar = Grammar::json_schema(engine, &schema)?;
-    Ok(Request { grammar: Some(grammar), ..request(&random_tokens(100, 4096, 80 + i), 40, i) })
+    Ok(request(&random_tokens(100, 4096, 80 + i), 40, i).grammar(Some(grammar)))
 }
 
 /// Requests that wait hold their grammars. However many there are, memory is left to answer them.

@@ -9,7 +9,7 @@ use crate::common::slots::engine_with_slots;
 
 #[test]
 fn grammars_share_the_budget_with_experts() {
-    let options = || Options { context: Some(512), ..Options::default() };
+    let options = || Options::default().context(512);
     let engine = engine_with_slots(12 << 20, options());
     let planned = engine.plan().slot_bytes;
     let tokens = random_tokens(engine.plan().reserved, 4096, 15);
@@ -56,6 +56,6 @@ fn grammars_share_the_budget_with_experts() {
         }
         other => panic!("{other:?}"),
     }
-    let request = Request { max_tokens: Some(3), ..Request::new(&engine, tokens[..5].to_vec()).unwrap() };
+    let request = Request::new(&engine, tokens[..5].to_vec()).unwrap().max_tokens(3);
     first.generate(&request, &mut |_| {}).unwrap();
 }

@@ -18,7 +18,7 @@ const MOST: usize = 64 << 20;
 
 /// All work is on the thread that measures it.
 fn options(precision: Precision) -> Options {
-    Options { threads: Some(1), precision, ..Options::default() }
+    Options::default().threads(1).precision(precision)
 }
 
 /// Opens a model and, where that succeeds, computes a few tokens.

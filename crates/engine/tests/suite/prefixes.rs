@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use forebay_engine::chat::{Message, RenderOptions};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{
-    Answer, Cancel, Client, Crowd, CrowdOptions, Engine, FinishReason, Options, Precision, PrefixOptions,
-    Request, Stats, Tenant, TokenId,
+    Answer, Cancel, Client, Crowd, CrowdOptions, Engine, FinishReason, Precision, PrefixOptions, Stats,
+    Tenant, TokenId,
 };
 
 use crate::common::models::{KEEPING, containers, options, random_tokens, trained};
@@ -18,7 +18,7 @@ use crate::common::served::{Ear, add, alone, ask, assert_same, finish, request};
 
 fn open(family: &str) -> Engine {
     let [file, _] = containers(family);
-    Engine::open(&file, &Options { chunk: Some(64), ..options(Precision::Fast) }).unwrap()
+    Engine::open(&file, &options(Precision::Fast).chunk(64)).unwrap()
 }
 
 /// Keeps as much as there is.
@@ -288,9 +288,8 @@ fn the_limit_holds_for_all_models_together() {
 fn tenants_share_nothing_on_disk() {
     let folder = tempfile::tempdir().unwrap();
     let engine = open("qwen3moe");
-    let of = |tenant| Request {
-        client: Client { tenant: Tenant(tenant), number: tenant },
-        ..request(&random_tokens(100, 160, 16), 5, 1)
+    let of = |tenant| {
+        request(&random_tokens(100, 160, 16), 5, 1).client(Client { tenant: Tenant(tenant), number: tenant })
     };
     let mut before = crowd(&engine, keeping(Some(folder.path())));
     ask(&mut before, &of(1));

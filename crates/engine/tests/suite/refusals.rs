@@ -13,7 +13,7 @@ use crate::common::tiny_model::{
 const HIDDEN: u64 = 32;
 
 fn options() -> Options {
-    Options { threads: Some(1), ..Options::default() }
+    Options::default().threads(1)
 }
 
 fn open_with(file: &[u8], options: &Options) -> Result<Engine> {
@@ -291,15 +291,12 @@ fn options_that_make_no_sense_are_refused() {
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("the options were accepted"),
     };
-    let message = refusal(&Options { context: Some(97), ..options() });
+    let message = refusal(&options().context(97));
     assert_says(&message, &["97", &CONTEXT.to_string()]);
-    assert_says(&refusal(&Options { context: Some(0), ..options() }), &["at least one token"]);
-    assert_says(&refusal(&Options { threads: Some(0), ..options() }), &["at least one thread"]);
-    assert_says(&refusal(&Options { chunk: Some(0), ..options() }), &["chunk of 0"]);
-    assert_says(
-        &refusal(&Options { chunk: Some(usize::MAX), ..options() }),
-        &["chunk of 18446744073709551615"],
-    );
+    assert_says(&refusal(&options().context(0)), &["at least one token"]);
+    assert_says(&refusal(&options().threads(0)), &["at least one thread"]);
+    assert_says(&refusal(&options().chunk(0)), &["chunk of 0"]);
+    assert_says(&refusal(&options().chunk(usize::MAX)), &["chunk of 18446744073709551615"]);
 }
 
 #[test]
@@ -310,7 +307,7 @@ fn a_context_that_memory_cannot_hold_is_refused_with_both_numbers() {
     assert_eq!(engine.plan().reserved, 8192);
     // Two layers, two heads, eight channels each for keys and values, two bytes.
     let kv = (2 * 2 * 16 * 2) << 30;
-    match open_with(&file.build(), &Options { context: Some(1 << 30), ..options() }) {
+    match open_with(&file.build(), &options().context(1 << 30)) {
         Err(error @ Error::Budget { need, have, .. }) => {
             assert!(need > have && need > kv);
             assert_says(&error.to_string(), &["context of 1073741824 tokens 128.0 GiB", "shorter context"]);

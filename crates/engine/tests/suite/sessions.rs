@@ -13,7 +13,7 @@ use forebay_testing::assert_same_bits;
 use crate::common::models::{KEEPING, containers, data, demo_model, options, random_tokens, trained};
 
 fn open(options: Options) -> Engine {
-    Engine::open(&data("golden/qwen3moe.gguf"), &Options { threads: Some(2), ..options }).unwrap()
+    Engine::open(&data("golden/qwen3moe.gguf"), &options.threads(2)).unwrap()
 }
 
 fn tokens(count: usize) -> Vec<TokenId> {
@@ -34,7 +34,7 @@ fn assert_as_fresh(session: &Session, what: &str) {
 
 #[test]
 fn only_what_follows_the_longest_common_prefix_is_computed() {
-    let engine = open(Options { chunk: Some(16), ..Options::default() });
+    let engine = open(Options::default().chunk(16));
     let story = tokens(100);
     let other = random_tokens(30, 160, 12);
     assert_ne!(story[70], other[0]);
@@ -65,7 +65,7 @@ fn only_what_follows_the_longest_common_prefix_is_computed() {
 
 #[test]
 fn progress_counts_what_is_computed() {
-    let engine = open(Options { chunk: Some(16), ..Options::default() });
+    let engine = open(Options::default().chunk(16));
     let story = tokens(60);
     let mut session = engine.session();
     session.extend(&story[..20]).unwrap();
@@ -77,7 +77,7 @@ fn progress_counts_what_is_computed() {
 
 #[test]
 fn every_position_is_watched_once_and_in_order() {
-    let engine = open(Options { chunk: Some(16), ..Options::default() });
+    let engine = open(Options::default().chunk(16));
     let story = tokens(40);
     let mut session = engine.session();
     session.extend(&story[..20]).unwrap();
@@ -94,7 +94,7 @@ fn every_position_is_watched_once_and_in_order() {
 
 #[test]
 fn more_tokens_than_the_context_are_refused_with_both_numbers() {
-    let engine = open(Options { context: Some(16), ..Options::default() });
+    let engine = open(Options::default().context(16));
     assert_eq!(engine.context(), 16);
     let story = tokens(17);
     let mut session = engine.session();
@@ -145,7 +145,7 @@ fn a_refused_prompt_leaves_the_session_as_it_was() {
 
 #[test]
 fn another_thread_can_stop_a_long_prompt() {
-    let options = Options { threads: Some(2), chunk: Some(32), ..Options::default() };
+    let options = Options::default().threads(2).chunk(32);
     let engine = Engine::open(&demo_model(), &options).unwrap();
     let story = random_tokens(engine.context().min(4000), 4096, 13);
     let mut session = engine.session();
@@ -200,7 +200,7 @@ fn a_cancelled_token_changes_nothing() {
 /// The logits of a chunk are computed when all its layers have remembered it already.
 #[test]
 fn a_chunk_that_is_cancelled_at_its_end_is_forgotten() {
-    let engine = open(Options { chunk: Some(32), ..Options::default() });
+    let engine = open(Options::default().chunk(32));
     let story = tokens(64);
     let mut session = engine.session();
     let cancel = session.cancel().clone();
@@ -223,7 +223,7 @@ fn a_chunk_that_is_cancelled_at_its_end_is_forgotten() {
 
 #[test]
 fn a_chunk_whose_reader_panics_is_forgotten() {
-    let engine = open(Options { chunk: Some(32), ..Options::default() });
+    let engine = open(Options::default().chunk(32));
     let story = tokens(64);
     let mut session = engine.session();
     let read = || {
@@ -240,7 +240,7 @@ fn a_chunk_whose_reader_panics_is_forgotten() {
 
 #[test]
 fn sessions_in_two_threads_do_not_disturb_each_other() {
-    let engine = open(Options { chunk: Some(8), ..Options::default() });
+    let engine = open(Options::default().chunk(8));
     let prompts = [tokens(90), random_tokens(70, 160, 14)];
     let answers = prompts.each_ref().map(|prompt| {
         let mut session = engine.session();
@@ -304,7 +304,7 @@ fn conversations_that_step_together_give_the_bits_of_each_alone() {
 
 #[test]
 fn a_step_that_fails_changes_no_conversation() {
-    let engine = open(Options { chunk: Some(16), ..Options::default() });
+    let engine = open(Options::default().chunk(16));
     let story = tokens(60);
     let mut sessions = [engine.session(), engine.session()];
     sessions[0].extend(&story[..10]).unwrap();
@@ -377,7 +377,7 @@ fn forks_go_their_own_ways() {
 fn a_batch_that_is_cancelled_between_layers_leaves_no_trace() {
     for family in KEEPING {
         let [file, _] = containers(family);
-        let engine = Engine::open(&file, &Options { chunk: Some(32), ..options(Precision::Fast) }).unwrap();
+        let engine = Engine::open(&file, &options(Precision::Fast).chunk(32)).unwrap();
         let story = random_tokens(100, 160, 27);
         let mut session = engine.session();
         session.extend(&story[..40]).unwrap();

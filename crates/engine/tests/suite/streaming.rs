@@ -14,7 +14,7 @@ use crate::common::models::{MIXTURES, containers, data, demo_model, logits, rand
 
 /// The smallest limit for experts that is accepted.
 fn least_expert_memory(model: &Path) -> ExpertMemory {
-    let options = Options { expert_memory: Some(ExpertMemory::Bytes(1)), ..Options::default() };
+    let options = Options::default().expert_memory(ExpertMemory::Bytes(1));
     match Engine::open(model, &options) {
         Err(Error::Budget { need, .. }) => ExpertMemory::Bytes(need),
         Err(other) => panic!("{other}"),
@@ -38,21 +38,20 @@ fn run(model: &Path, options: &Options, tokens: &[TokenId]) -> (Vec<f32>, u64) {
 /// All combinations of how much is in memory, how it is read and by how many threads it is computed.
 fn compare(model: &Path, tokens: &[TokenId], precision: Precision, percents: [f64; 3]) {
     let budgets = percents.map(ExpertMemory::Percent).into_iter().chain([least_expert_memory(model)]);
-    let resident = Options { precision, threads: Some(2), ..Options::default() };
+    let resident = Options::default().precision(precision).threads(2);
     let (expected, misses) = run(model, &resident, tokens);
     assert_eq!(misses, 0, "everything fits");
     let mut policies = PolicyKind::ALL.into_iter().cycle();
     for budget in budgets {
         for io in [IoMethod::Auto, IoMethod::Pool] {
             for (prefetch, threads) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
-                let options = Options {
-                    expert_memory: Some(budget),
-                    io,
-                    no_prefetch: !prefetch,
-                    threads: Some(threads),
-                    policy: policies.next().expect("they go round"),
-                    ..resident.clone()
-                };
+                let options = resident
+                    .clone()
+                    .expert_memory(budget)
+                    .io(io)
+                    .prefetch(prefetch)
+                    .threads(threads)
+                    .policy(policies.next().expect("they go round"));
                 let (streamed, misses) = run(model, &options, tokens);
                 assert_eq!(misses > 0, budget != ExpertMemory::Percent(100.0), "{budget:?}");
                 let what = format!("{precision:?}, {budget:?}, {io}, prefetch {prefetch}, {threads} threads");
@@ -75,11 +74,10 @@ fn the_least_memory_changes_no_bit_of_any_family() {
     for model in MIXTURES.into_iter().flat_map(containers) {
         let least = Some(least_expert_memory(&model));
         for (precision, prefetch) in [(Precision::Fast, true), (Precision::Exact, false)] {
-            let resident = Options { precision, threads: Some(2), ..Options::default() };
+            let resident = Options::default().precision(precision).threads(2);
             let (expected, misses) = run(&model, &resident, &tokens);
             assert_eq!(misses, 0, "everything fits");
-            let (streamed, misses) =
-                run(&model, &Options { expert_memory: least, no_prefetch: !prefetch, ..resident }, &tokens);
+            let (streamed, misses) = run(&model, &resident.expert_memory(least).prefetch(prefetch), &tokens);
             assert!(misses > 0, "{}", model.display());
             assert_same_bits(&streamed, &expected, &format!("{}, {precision:?}", model.display()));
         }
@@ -96,14 +94,14 @@ fn a_mapped_file_gives_the_same_bits() {
     let (model, tokens) = (data("golden/qwen3moe.gguf"), random_tokens(40, 160, 11));
     let (expected, _) = run(&model, &Options::default(), &tokens);
     let budget = Some(ExpertMemory::Percent(50.0));
-    let mapped = Options { expert_memory: budget, io: IoMethod::Mmap, ..Options::default() };
+    let mapped = Options::default().expert_memory(budget).io(IoMethod::Mmap);
     assert_same_bits(&run(&model, &mapped, &tokens).0, &expected, "mmap");
 }
 
 /// What is foreseen of a trained model comes true, or reading it would only be in the way.
 #[test]
 fn what_is_prefetched_is_asked_for() {
-    let options = Options { expert_memory: Some(ExpertMemory::Percent(50.0)), ..Options::default() };
+    let options = Options::default().expert_memory(ExpertMemory::Percent(50.0));
     let meters = |options: &Options| {
         let engine = Engine::open(&demo_model(), options).unwrap();
         let story = "Once upon a time there was a little boy named Tom. Tom had a red ball, and he loved to play with it.";
@@ -117,7 +115,7 @@ fn what_is_prefetched_is_asked_for() {
     let ahead = meters(&options);
     println!("{} of {} prefetched experts were used", ahead.prefetch_used, ahead.prefetches);
     assert!(ahead.prefetches > 0 && 10 * ahead.prefetch_used >= 7 * ahead.prefetches, "{ahead:?}");
-    assert_eq!(meters(&Options { no_prefetch: true, ..options }).prefetches, 0);
+    assert_eq!(meters(&options.prefetch(false)).prefetches, 0);
 }
 
 /// The file loses its end while a conversation goes on, and gets it back.
@@ -129,7 +127,7 @@ fn a_file_that_shrinks_ends_the_answer_and_not_the_engine() {
     let tokens = random_tokens(40, 4096, 17);
     for io in [IoMethod::Auto, IoMethod::Pool] {
         std::fs::write(&path, &whole).unwrap();
-        let options = Options { expert_memory: Some(ExpertMemory::Percent(25.0)), io, ..Options::default() };
+        let options = Options::default().expert_memory(ExpertMemory::Percent(25.0)).io(io);
         let engine = Engine::open(&path, &options).unwrap();
         let mut session = engine.session();
         session.extend(&tokens[..8]).unwrap();
@@ -155,7 +153,7 @@ fn a_file_that_is_replaced_changes_nothing() {
     std::fs::copy(demo_model(), &path).unwrap();
     let tokens = random_tokens(40, 4096, 18);
     let expected = logits(&demo_model(), &Options::default(), &tokens);
-    let options = Options { expert_memory: Some(ExpertMemory::Percent(25.0)), ..Options::default() };
+    let options = Options::default().expert_memory(ExpertMemory::Percent(25.0));
     let engine = Engine::open(&path, &options).unwrap();
     let other = folder.path().join("other");
     std::fs::write(&other, "something else").unwrap();
@@ -187,7 +185,7 @@ fn the_budget_changes_no_bit_of_models_in_folders() {
 
 #[test]
 fn a_prompt_reads_no_expert_twice() {
-    let options = Options { expert_memory: Some(ExpertMemory::Percent(25.0)), ..Options::default() };
+    let options = Options::default().expert_memory(ExpertMemory::Percent(25.0));
     let engine = Engine::open(&demo_model(), &options).unwrap();
     engine.session().extend(&random_tokens(400, 4096, 13)).unwrap();
     let meters = engine.meters();
@@ -200,11 +198,8 @@ fn a_prompt_reads_no_expert_twice() {
 #[test]
 fn what_was_hot_is_there_at_the_next_start() {
     let folder = tempfile::tempdir().unwrap();
-    let options = Options {
-        expert_memory: Some(ExpertMemory::Percent(30.0)),
-        heat: Some(folder.path().to_owned()),
-        ..Options::default()
-    };
+    let options =
+        Options::default().expert_memory(ExpertMemory::Percent(30.0)).heat(Some(folder.path().to_owned()));
     let tokens = random_tokens(60, 4096, 14);
     let hits = || {
         let engine = Engine::open(&demo_model(), &options).unwrap();

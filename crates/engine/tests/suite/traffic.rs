@@ -15,7 +15,7 @@ fn traffic(model: &[u8], precision: Precision) -> Traffic {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     std::fs::write(&path, model).unwrap();
-    Engine::open(&path, &Options { precision, ..Options::default() }).unwrap().traffic()
+    Engine::open(&path, &Options::default().precision(precision)).unwrap().traffic()
 }
 
 #[test]

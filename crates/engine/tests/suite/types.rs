@@ -40,7 +40,7 @@ fn every_type_runs_and_fast_stays_close_to_exact() {
         let path = folder.path().join(format!("{dtype}.gguf"));
         std::fs::write(&path, model_of(dtype)).unwrap();
         let [fast, exact] = [Precision::Fast, Precision::Exact].map(|precision| {
-            let options = Options { precision, threads: Some(2), ..Options::default() };
+            let options = Options::default().precision(precision).threads(2);
             let engine = Engine::open(&path, &options).unwrap();
             let mut at_once = engine.session();
             at_once.extend(&tokens).unwrap();

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use forebay_engine::synth::{FAMILIES, Order, Shape, Synthesis, TypeChoice};
-use forebay_engine::{Cancel, Engine, Options, Precision, Session, TokenId, Turn};
+use forebay_engine::{Cancel, Engine, Precision, Session, TokenId, Turn};
 use forebay_kernels::DType;
 use forebay_testing::{relative_error, worst};
 
-use crate::common::gpu;
-use crate::common::models::{logits, options, random_tokens};
-use crate::common::tiny_model::{EXPERTS, INNER, VOCAB, tiny_model};
+use crate::device::{TestDevice, open, with};
+use crate::models::{logits, options, random_tokens};
+use crate::tiny_model::{EXPERTS, INNER, VOCAB, tiny_model};
 
 const VOCABULARY: u32 = 300;
 
@@ -74,10 +74,9 @@ fn assert_close(what: &str, errors: &[f64]) {
     assert!(most.is_finite() && close + spared >= errors.len(), "{what}: {errors:?}");
 }
 
-#[test]
-fn batches_of_every_size_and_type_are_what_each_conversation_is_alone() {
+pub fn batches_of_every_size_and_type_are_what_each_conversation_is_alone<D: TestDevice>() {
     use DType::*;
-    let Some(device) = gpu() else { return };
+    let device = open::<D>(None);
     let folder = tempfile::tempdir().unwrap();
     // Rows of the experts are no multiple of what a block of any kernel takes.
     let shape = Shape {
@@ -108,8 +107,7 @@ fn batches_of_every_size_and_type_are_what_each_conversation_is_alone() {
     ];
     for (types, counts) in cases {
         let model = write_model(folder.path(), "qwen3moe", types, shape, &[]);
-        let on_gpu = Options { device: Some(device.clone()), ..options(Precision::Fast) };
-        let ours = Engine::open(&model, &on_gpu).unwrap();
+        let ours = Engine::open(&model, &with(device.clone(), Precision::Fast)).unwrap();
         let truth = Engine::open(&model, &options(Precision::Exact)).unwrap();
         for &count in counts {
             let what = format!("{} with {}, {count} together", types[0], types[1]);
@@ -120,10 +118,9 @@ fn batches_of_every_size_and_type_are_what_each_conversation_is_alone() {
 }
 
 /// Floats have kernels of their own, also where only one of two matrices that are multiplied together is of floats.
-#[test]
-fn gate_and_up_may_be_of_floats_and_not() {
+pub fn gate_and_up_may_be_of_floats_and_not<D: TestDevice>() {
     const HIDDEN: u64 = 256;
-    let Some(device) = gpu() else { return };
+    let device = open::<D>(None);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mixed.gguf");
     // The others are F32.
@@ -137,11 +134,11 @@ fn gate_and_up_may_be_of_floats_and_not() {
         file = file.without_tensor(name).tensor_of(name, q8_0, &dims, (0..blocks).flat_map(block).collect());
     }
     std::fs::write(&path, file.build()).unwrap();
-    let on_gpu = Options { device: Some(device), ..options(Precision::Fast) };
+    let on_device = with(device, Precision::Fast);
     for count in [1, 7, 80] {
         let tokens = random_tokens(count, VOCAB as u32, 3);
         let [ours, truth] =
-            [&on_gpu, &options(Precision::Exact)].map(|options| logits(&path, options, &tokens));
+            [&on_device, &options(Precision::Exact)].map(|options| logits(&path, options, &tokens));
         let error = relative_error(&ours, &truth);
         println!("{count} tokens: {error:.1e}");
         assert!(error < 1e-2, "{count} tokens: {error}");
@@ -150,9 +147,8 @@ fn gate_and_up_may_be_of_floats_and_not() {
 
 /// Heads of every shape and number, conversations that end where keys are taken together and just before and after, windows,
 /// sinks, and rotations of some channels or of neighbours. Few rows share out positions, and many do not.
-#[test]
-fn steps_of_long_conversations_see_what_they_should() {
-    let Some(device) = gpu() else { return };
+pub fn steps_of_long_conversations_see_what_they_should<D: TestDevice>() {
+    let device = open::<D>(None);
     let folder = tempfile::tempdir().unwrap();
     let shape = |heads: u64, kv_heads: u64, head_dim: u64| Shape {
         layers: Some(1),
@@ -188,14 +184,13 @@ fn steps_of_long_conversations_see_what_they_should() {
     for (family, shape, change, batches) in cases {
         let what = format!("{family} with {:?} of {:?} heads", shape.kv_heads, shape.heads);
         let model = write_model(folder.path(), family, [DType::F32; 2], shape, &[&change]);
-        let on_gpu = Options { device: Some(device.clone()), ..options(Precision::Fast) };
-        let ours = Engine::open(&model, &on_gpu).unwrap();
+        let ours = Engine::open(&model, &with(device.clone(), Precision::Fast)).unwrap();
         let truth = Engine::open(&model, &options(Precision::Exact)).unwrap();
         for lengths in batches {
             let errors = errors_of_a_step(&ours, &truth, lengths);
             let most = worst(errors.iter().copied());
             println!("{what}, {} together: {most:.1e}", lengths.len());
-            assert!(most < 5e-4, "{what}, {lengths:?}: {errors:?}");
+            assert!(most < D::ATTENTION, "{what}, {lengths:?}: {errors:?}");
         }
     }
 }

@@ -1,32 +1,29 @@
-//! Models with so much memory for experts on the GPU and in the computer.
+//! Models with so much memory for experts on the device and in the computer.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use forebay_cuda::Cuda;
 use forebay_engine::plan::ExpertMemory;
 use forebay_engine::{Engine, Error, Options, Precision, Prospect};
 
-use super::models::{options, random_tokens};
-
+use crate::device::{TestDevice, open, with};
+use crate::models::random_tokens;
 /// Prompts in chunks of so many tokens, whatever the memory.
-pub const CHUNK: usize = 24;
+const CHUNK: usize = 24;
 
 /// How much there is for experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Room {
+pub(crate) enum Room {
     All,
     Percent(u64),
     Least,
 }
 
-pub fn with_memory(vram: Option<u64>, precision: Precision) -> Options {
-    let device = Arc::new(Cuda::open(0, vram).unwrap());
-    Options { device: Some(device), chunk: Some(CHUNK), ..options(precision) }
+fn with_memory<D: TestDevice>(vram: Option<u64>, precision: Precision) -> Options {
+    with(open::<D>(vram), precision).chunk(CHUNK)
 }
 
 /// What a refusal says is needed.
-pub fn need(model: &Path, options: &Options) -> u64 {
+pub(crate) fn need(model: &Path, options: &Options) -> u64 {
     match Prospect::new(model, options) {
         Err(Error::Budget { need, .. }) => need,
         Err(other) => panic!("{other}"),
@@ -34,30 +31,30 @@ pub fn need(model: &Path, options: &Options) -> u64 {
     }
 }
 
-/// Options with so much room for experts in the GPU's memory and in the computer's.
-pub fn tiers(model: &Path, precision: Precision, vram: Room, ram: Room) -> Options {
-    let roomy = with_memory(None, precision);
+/// Options with so much room for experts in the device's memory and in the computer's.
+pub(crate) fn tiers<D: TestDevice>(model: &Path, precision: Precision, vram: Room, ram: Room) -> Options {
+    let roomy = with_memory::<D>(None, precision);
     let whole = Prospect::new(model, &roomy).unwrap().plan().device.clone().unwrap();
-    let least = need(model, &with_memory(Some(1), precision));
+    let least = need(model, &with_memory::<D>(Some(1), precision));
     let bytes = match vram {
         Room::All => whole.total(),
         Room::Percent(percent) => (whole.fixed() + whole.slot_bytes * percent / 100).max(least),
         Room::Least => least,
     };
-    let options = with_memory(Some(bytes), precision);
+    let options = with_memory::<D>(Some(bytes), precision);
     let expert_memory = match ram {
         Room::All => ExpertMemory::Percent(100.0),
         Room::Percent(percent) => ExpertMemory::Percent(percent as f64),
         Room::Least => {
-            let little = Options { expert_memory: Some(ExpertMemory::Bytes(1)), ..options.clone() };
+            let little = options.clone().expert_memory(ExpertMemory::Bytes(1));
             ExpertMemory::Bytes(need(model, &little))
         }
     };
-    Options { expert_memory: Some(expert_memory), ..options }
+    options.expert_memory(expert_memory)
 }
 
 /// An answer of an engine that may fail on its way.
-pub fn answer(engine: &Engine) -> Result<Vec<f32>, Error> {
+pub(crate) fn answer(engine: &Engine) -> Result<Vec<f32>, Error> {
     let tokens = random_tokens(40, 100, 22);
     let mut session = engine.session();
     session.extend(&tokens[..30])?;

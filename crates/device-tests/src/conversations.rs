@@ -1,0 +1,136 @@
+//! Conversations on a device: together, forked, saved, loaded, and taken back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_engine::{Cancel, Engine, Precision, Session, TokenId, Turn};
+use forebay_testing::relative_error;
+
+use crate::device::{TestDevice, at_most, on};
+use crate::models::{KEEPING, containers, options, random_tokens};
+
+/// Conversations of different lengths go on together, one of them a fork, as each would alone.
+pub fn conversations_go_on_together<D: TestDevice>() {
+    let options = on::<D>(Precision::Fast);
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let engine = Engine::open(&file, &options).unwrap();
+        let prompts: Vec<Vec<TokenId>> =
+            [3, 90, 150, 40, 7].iter().map(|&n| random_tokens(n, 50, n as u64)).collect();
+        let mut together: Vec<Session> = prompts
+            .iter()
+            .map(|prompt| {
+                let mut session = engine.session();
+                session.extend(prompt).unwrap();
+                session
+            })
+            .collect();
+        let fork = together[2].fork().unwrap();
+        together.push(fork);
+        let mut histories = prompts.clone();
+        histories.push(prompts[2].clone());
+        for step in 0..at_most::<D>(3, 1) as u32 {
+            let tokens: Vec<[TokenId; 1]> = (0..6).map(|i| [TokenId((7 * i + step) % 50)]).collect();
+            let mut logits = vec![Vec::new(); 6];
+            let mut turns: Vec<Turn<'_>> = together
+                .iter_mut()
+                .zip(&tokens)
+                .map(|(session, tokens)| Turn { session, tokens, logits: true, marks: &[] })
+                .collect();
+            let mut taken = engine.step(&mut turns, &Cancel::default()).unwrap();
+            while let Some((i, mut row)) = taken.next_row().unwrap() {
+                logits[i] = row.all().unwrap().to_vec();
+            }
+            taken.finish().unwrap();
+            for (i, history) in histories.iter_mut().enumerate() {
+                history.extend(tokens[i]);
+                let mut alone = engine.session();
+                alone.extend(history).unwrap();
+                let error = relative_error(&logits[i], alone.logits());
+                assert!(error < 1e-2, "{family}, conversation {i}, step {step}: {error}");
+            }
+        }
+    }
+}
+
+/// A conversation goes on where another device saved it.
+pub fn snapshots_move_between_devices<D: TestDevice>() {
+    let on_device = on::<D>(Precision::Fast);
+    let folder = tempfile::tempdir().unwrap();
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let engines = [on_device.clone(), options(Precision::Fast)].map(|o| Engine::open(&file, &o).unwrap());
+        let tokens = random_tokens(100, 50, 3);
+        for (here, there) in [(&engines[0], &engines[1]), (&engines[1], &engines[0])] {
+            let path = folder.path().join("conversation");
+            let mut first = here.session();
+            first.extend(&tokens).unwrap();
+            first.save(&path).unwrap();
+            let mut moved = Session::load(there, &path).unwrap();
+            for id in [1, 2, 3] {
+                first.push(TokenId(id)).unwrap();
+                moved.push(TokenId(id)).unwrap();
+            }
+            let error = relative_error(moved.logits(), first.logits());
+            assert!(error < 3e-2, "{family}: {error}");
+        }
+    }
+}
+
+/// What one thread copies while another one records what it computes is no part of that.
+pub fn conversations_are_saved_and_loaded_while_others_compute<D: TestDevice>() {
+    let options = on::<D>(Precision::Fast);
+    let folder = tempfile::tempdir().unwrap();
+    let [file, _] = containers("qwen3moe");
+    let engine = Engine::open(&file, &options).unwrap();
+    let mut kept = engine.session();
+    kept.extend(&random_tokens(200, 50, 1)).unwrap();
+    let path = folder.path().join("conversation");
+    let done = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (kept, engine) = (kept, &engine);
+            while !done.load(Ordering::Relaxed) {
+                kept.save(&path).unwrap();
+                let loaded = Session::load(engine, &path).unwrap();
+                assert_eq!(loaded.logits(), kept.logits());
+            }
+        });
+        // Also where an assertion fails.
+        let _guard = Finally(|| done.store(true, Ordering::Relaxed));
+        // Each number of tokens is recorded anew, and becomes a graph when it comes again.
+        for count in 1..24 {
+            let mut twice = [(); 2].map(|()| engine.session());
+            for session in &mut twice {
+                session.extend(&random_tokens(count, 50, 2)).unwrap();
+            }
+            assert_eq!(twice[0].logits(), twice[1].logits(), "{count} tokens");
+        }
+    });
+}
+
+/// Does something at the end, however that comes.
+struct Finally<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Finally<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Going back, and going on from there, with windows and recurrent states.
+pub fn a_conversation_goes_back<D: TestDevice>() {
+    let options = on::<D>(Precision::Fast);
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let engine = Engine::open(&file, &options).unwrap();
+        let mut session = engine.session();
+        session.extend(&random_tokens(200, 50, 1)).unwrap();
+        let mut other = random_tokens(120, 50, 1);
+        other.extend(random_tokens(30, 50, 2));
+        session.extend(&other).unwrap();
+        let mut fresh = engine.session();
+        fresh.extend(&other).unwrap();
+        let error = relative_error(session.logits(), fresh.logits());
+        assert!(error < 1e-2, "{family}: {error}");
+    }
+}

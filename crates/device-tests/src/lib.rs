@@ -1,0 +1,184 @@
+//! One suite of tests for every device that computes Forebay's models: logits, conversations, batches, memory, experts in tiers, failures.
+//!
+//! A crate with a device implements [`TestDevice`] in its tests, and [`CountingDevice`] and [`FaultyDevice`] as far as the device
+//! can do that, and names the parts of the suite that apply:
+//!
+//! ```text
+//! forebay_device_tests::device_suite!(crate::common::Gpu: golden, conversations, batches, memory, tiers);
+//! ```
+//!
+//! Each part is a module of tests. The suite knows devices through the engine alone: what it asserts is what anybody who computes on
+//! a device is promised. Failures hit the whole process, so `faults` and `tier_faults` belong into a test program of their own.
+
+// A test's name says what it promises.
+#![allow(missing_docs)]
+
+pub mod batches;
+pub mod conversations;
+mod device;
+pub mod faults;
+pub mod golden;
+pub mod memory;
+mod rooms;
+pub mod tier_faults;
+pub mod tiers;
+
+// Models that the engine's tests have, too.
+#[allow(dead_code)]
+#[path = "../../engine/tests/common/gguf_builder.rs"]
+mod gguf_builder;
+#[path = "../../engine/tests/common/models.rs"]
+pub mod models;
+#[allow(dead_code)]
+#[path = "../../engine/tests/common/tiny_model.rs"]
+mod tiny_model;
+
+pub use device::{CountingDevice, Fault, Faults, FaultyDevice, TestDevice, Use, run, run_failing};
+
+/// The tests of some parts of the suite, for one device, which is named by its full path.
+#[macro_export]
+macro_rules! device_suite {
+    ($device:path: $($part:ident),+) => { $($crate::$part!($device);)+ };
+}
+
+/// Logits against code that we did not write, and against the processor's. For a [`TestDevice`].
+#[macro_export]
+macro_rules! golden {
+    ($device:path) => {
+        $crate::tests! { run golden $device:
+            exact_logits_of_the_tiny_models_equal_those_of_others
+            logits_of_quantised_folders_equal_those_of_others
+            logits_of_the_tiny_models_are_close_by_default
+            logits_of_the_demo_model_equal_those_of_transformers
+            logits_of_trained_models_equal_the_processors
+            greedy_text_is_the_processors_until_two_tokens_are_as_likely
+            linear_attention_in_chunks_is_the_recurrence
+            too_little_memory_is_an_error
+        }
+    };
+}
+
+/// Conversations: together, forked, saved, loaded, and taken back. For a [`TestDevice`].
+#[macro_export]
+macro_rules! conversations {
+    ($device:path) => {
+        $crate::tests! { run conversations $device:
+            conversations_go_on_together
+            snapshots_move_between_devices
+            conversations_are_saved_and_loaded_while_others_compute
+            a_conversation_goes_back
+        }
+    };
+}
+
+/// Batches of every size, and long conversations, against the processor's. For a [`TestDevice`].
+#[macro_export]
+macro_rules! batches {
+    ($device:path) => {
+        $crate::tests! { run batches $device:
+            batches_of_every_size_and_type_are_what_each_conversation_is_alone
+            gate_and_up_may_be_of_floats_and_not
+            steps_of_long_conversations_see_what_they_should
+        }
+    };
+}
+
+/// The device's memory: planned, allowed, taken. For a [`CountingDevice`].
+#[macro_export]
+macro_rules! memory {
+    ($device:path) => {
+        $crate::tests! { run memory $device:
+            the_plan_is_kept
+            a_budget_is_no_more_than_is_free
+        }
+    };
+}
+
+/// Experts in the device's memory, the computer's and on the drive. For a [`CountingDevice`] that keeps experts in slots.
+#[macro_export]
+macro_rules! tiers {
+    ($device:path) => {
+        $crate::tests! { run tiers $device:
+            residency_changes_no_bit
+            residency_changes_no_bit_of_any_family
+            what_is_sent_ahead_changes_no_bit
+            the_processor_computes_experts_beside_the_device
+            a_warm_start_fills_both_tiers_with_different_experts
+            slots_are_lent_to_conversations
+            a_step_that_is_given_up_leaves_experts_on_the_device
+            any_thread_may_compute
+            grammars_take_no_memory_of_the_device
+            slots_that_cannot_be_pinned_are_copied_from
+        }
+    };
+}
+
+/// Calls that fail, and a device that is lost. For a [`FaultyDevice`].
+#[macro_export]
+macro_rules! faults {
+    ($device:path) => {
+        $crate::tests! { run_failing faults $device:
+            memory_that_is_not_there_is_an_error
+            a_copy_that_fails_is_an_error
+            a_start_that_fails_is_an_error
+            a_lost_device_is_an_error_and_the_processor_goes_on
+            the_budget_holds
+        }
+    };
+}
+
+/// Failures while experts are on their way. For a [`FaultyDevice`] that keeps experts in slots.
+#[macro_export]
+macro_rules! tier_faults {
+    ($device:path) => {
+        $crate::tests! { run_failing tier_faults $device:
+            what_fails_on_its_way_is_brought_again
+            a_lost_device_ends_the_answer_and_the_processor_goes_on
+            fewer_slots_than_planned_are_enough
+            both_budgets_hold
+            a_drive_that_fails_ends_the_answer_and_not_the_engine
+        }
+    };
+}
+
+/// A module of tests, which are functions of the module of this name here.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! tests {
+    ($run:ident $part:ident $device:path: $($name:ident)+) => {
+        mod $part {
+            $(
+                #[test]
+                fn $name() {
+                    $crate::$run::<$device>($crate::$part::$name::<$device>);
+                }
+            )+
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    /// One that no list above names is run by nobody.
+    #[test]
+    fn every_test_of_a_part_is_in_its_list() {
+        let lists = include_str!("lib.rs");
+        for part in ["golden", "conversations", "batches", "memory", "tiers", "faults", "tier_faults"] {
+            let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/{part}.rs"));
+            let file = fs::read_to_string(file).unwrap();
+            let mut tests: Vec<&str> = file
+                .lines()
+                .filter_map(|line| line.strip_prefix("pub fn ")?.split_once("<D: "))
+                .map(|(name, _)| name)
+                .collect();
+            let list = lists.split_once(&format!(" {part} $device:\n")).unwrap().1.split_once('}').unwrap().0;
+            let mut listed: Vec<&str> = list.split_whitespace().collect();
+            tests.sort_unstable();
+            listed.sort_unstable();
+            assert_eq!(tests, listed, "{part}");
+        }
+    }
+}
