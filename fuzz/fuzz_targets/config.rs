@@ -14,8 +14,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use forebay_engine::format::{ModelFile, folder, parse_object};
-use forebay_engine::models::describe;
+use forebay_engine::internals::format::{ModelFile, folder, parse_object};
+use forebay_engine::internals::models::describe;
 use libfuzzer_sys::fuzz_target;
 
 /// A folder for every kind of weights, with links to the sound files.

@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use forebay_engine::format::{FileIdx, safetensors};
+use forebay_engine::internals::format::{FileIdx, safetensors};
 use libfuzzer_sys::fuzz_target;
 
 /// How much data the file has after the bytes that the fuzzer chose: enough for small tensors to fit in.

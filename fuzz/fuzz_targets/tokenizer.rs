@@ -10,7 +10,7 @@
 use std::path::Path;
 
 use forebay_engine::chat::ChatTemplate;
-use forebay_engine::format::gguf;
+use forebay_engine::internals::format::gguf;
 use forebay_engine::tokenizer::Tokenizer;
 use libfuzzer_sys::fuzz_target;
 

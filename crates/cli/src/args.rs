@@ -8,11 +8,11 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use forebay_cuda::Cuda;
-use forebay_engine::experts::Device;
-use forebay_engine::experts::IoMethod;
-use forebay_engine::experts::policy::PolicyKind;
-use forebay_engine::format::Metadata;
-use forebay_engine::generate::sampler::{SamplingOverrides, SamplingParams};
+use forebay_engine::internals::experts::Device;
+use forebay_engine::internals::experts::IoMethod;
+use forebay_engine::internals::experts::policy::PolicyKind;
+use forebay_engine::internals::format::Metadata;
+use forebay_engine::internals::generate::sampler::{SamplingOverrides, SamplingParams};
 use forebay_engine::plan::ExpertMemory;
 use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 

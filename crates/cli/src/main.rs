@@ -90,7 +90,7 @@ Examples:
 2 called or set up wrongly, 130 stopped by Ctrl-C.";
 
 fn main() -> ExitCode {
-    forebay_engine::memory::keep_little_freed();
+    forebay_engine::internals::memory::keep_little_freed();
     config::parse().and_then(run).unwrap_or_else(|error| errors::report(&error))
 }
 

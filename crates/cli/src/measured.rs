@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use forebay_engine::forecast::DriveProbe;
-use forebay_engine::forecast::predict::{DriveSpeed, Outlook, Prediction, Range};
-use forebay_engine::{ComputeTime, Options, Prospect};
+use forebay_engine::internals::forecast::ComputeTime;
+use forebay_engine::internals::forecast::DriveProbe;
+use forebay_engine::internals::forecast::predict::{DriveSpeed, Outlook, Prediction, Range};
+use forebay_engine::{Options, Prospect};
 use serde_json::{Value, json};
 
 use crate::memory_speed::memory_speed;

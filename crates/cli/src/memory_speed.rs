@@ -3,8 +3,8 @@
 use std::thread;
 
 use anyhow::Result;
-use forebay_engine::forecast::bound::read_speed;
-use forebay_engine::memory::Region;
+use forebay_engine::internals::forecast::bound::read_speed;
+use forebay_engine::internals::memory::Region;
 
 /// Far more than caches hold, so that the reads come from memory.
 const BYTES: usize = 512 << 20;

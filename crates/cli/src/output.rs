@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use forebay_engine::{Bytes, private_options};
+use forebay_engine::Bytes;
+use forebay_engine::internals::files::private_options;
 
 /// Writes a command's result to standard output.
 pub fn print(text: &str) -> Result<()> {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use clap::Args;
-use forebay_engine::format::ModelFile;
+use forebay_engine::internals::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Session, TokenId};
 use serde_json::json;

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::Args;
 use forebay_engine::Bytes;
-use forebay_engine::experts::policy::{self, PolicyKind};
-use forebay_engine::forecast::simulate::{Hits, TierHits, Workload};
-use forebay_engine::forecast::trace::{Phase, RoutedLayer, Trace};
+use forebay_engine::internals::experts::policy::{self, PolicyKind};
+use forebay_engine::internals::forecast::simulate::{Hits, TierHits, Workload};
+use forebay_engine::internals::forecast::trace::{Phase, RoutedLayer, Trace};
 use serde_json::{Map, Value, json};
 
 use crate::args::at_least_one;

@@ -2,8 +2,8 @@
 
 use std::io::IsTerminal;
 
-use forebay_engine::experts::Meters;
-use forebay_engine::forecast::bound::{Bottleneck, Bound, TokenCost};
+use forebay_engine::internals::experts::Meters;
+use forebay_engine::internals::forecast::bound::{Bottleneck, Bound, TokenCost};
 use forebay_engine::{Answer, Engine, FinishReason, Reply, Stats};
 use serde_json::{Value, json};
 

@@ -7,8 +7,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use forebay_engine::format::DType;
-use forebay_engine::synth::{Change, FAMILIES, FEWEST_TOKENS, Order, Shape, Synthesis, TypeChoice};
+use forebay_engine::internals::format::DType;
+use forebay_engine::internals::synth::{
+    Change, FAMILIES, FEWEST_TOKENS, Order, Shape, Synthesis, TypeChoice,
+};
 use forebay_engine::{Bytes, Cancel, Error};
 use serde_json::json;
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use forebay_engine::format::ModelFile;
+use forebay_engine::internals::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
 
 use crate::args::TextArgs;

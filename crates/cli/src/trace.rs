@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Result;
 use clap::Args;
 use forebay_engine::conversation::ReplyOptions;
-use forebay_engine::forecast::trace::{Phase, Trace};
+use forebay_engine::internals::forecast::trace::{Phase, Trace};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{ChatRequest, FinishReason, Prompter};
 

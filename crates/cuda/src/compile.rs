@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc;
-use forebay_engine::{Error, Fnv, Result};
+use forebay_engine::internals::hash::Fnv;
+use forebay_engine::{Error, Result};
 
 use crate::driver::{Gpu, failed};
 use crate::{grids, profile};

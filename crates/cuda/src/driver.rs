@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
 use cudarc::driver::{DriverError, result, sys};
-use forebay_engine::memory::SharedBytes;
+use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{Bytes, Error, Result};
 
 /// An address in the GPU's memory.

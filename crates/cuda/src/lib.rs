@@ -17,9 +17,9 @@ mod weights;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_engine::backend::{BufShape, Precision};
-use forebay_engine::experts::{Device, ExecutorBuilder};
-use forebay_engine::memory::SharedBytes;
+use forebay_engine::internals::backend::{BufShape, Precision};
+use forebay_engine::internals::experts::{Device, ExecutorBuilder};
+use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{Error, Result};
 
 pub use compile::compiler_is_there;

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use forebay_engine::Result;
-use forebay_engine::backend::Pieces;
+use forebay_engine::internals::backend::Pieces;
 
 use crate::driver::{Address, Gpu};
 

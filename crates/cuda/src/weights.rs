@@ -6,8 +6,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_engine::backend::HostMatrix;
-use forebay_engine::experts::{ExpertLayer, PartShape, RowPick};
+use forebay_engine::internals::backend::HostMatrix;
+use forebay_engine::internals::experts::{ExpertLayer, PartShape, RowPick};
 use forebay_engine::{Error, Result};
 use forebay_kernels::{Affine, DType, Encoding, MatRef, Tiles};
 
@@ -459,8 +459,8 @@ impl LayerExperts {
 
 #[cfg(test)]
 mod tests {
-    use forebay_engine::experts::{ByteRange, SlotClasses};
-    use forebay_engine::format::FileIdx;
+    use forebay_engine::internals::experts::{ByteRange, SlotClasses};
+    use forebay_engine::internals::format::FileIdx;
     use forebay_kernels::Planes;
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_engine::synth::{FAMILIES, Order, Shape, Synthesis, TypeChoice};
+use forebay_engine::internals::synth::{FAMILIES, Order, Shape, Synthesis, TypeChoice};
 use forebay_engine::{Cancel, Engine, Precision, Session, TokenId, Turn};
 use forebay_kernels::DType;
 use forebay_testing::{relative_error, worst};

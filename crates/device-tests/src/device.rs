@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_engine::experts::Device;
+use forebay_engine::internals::experts::Device;
 use forebay_engine::{Options, Precision, Result};
 
 use crate::models::options;

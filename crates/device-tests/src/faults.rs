@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use forebay_engine::experts::Device;
+use forebay_engine::internals::experts::Device;
 use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 use forebay_testing::assert_same_bits;
 

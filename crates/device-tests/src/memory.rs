@@ -1,6 +1,6 @@
 //! A device's memory: what is planned, what is allowed, and what is taken.
 
-use forebay_engine::experts::Device;
+use forebay_engine::internals::experts::Device;
 use forebay_engine::{Cancel, Engine, Precision, Turn};
 
 use crate::device::{CountingDevice, TestDevice, Use, open, with};

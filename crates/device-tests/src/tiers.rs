@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_engine::backend::BufShape;
-use forebay_engine::experts::{Device, ExecutorBuilder, Meters, Picture, Residency};
-use forebay_engine::memory::SharedBytes;
+use forebay_engine::internals::backend::BufShape;
+use forebay_engine::internals::experts::{Device, ExecutorBuilder, Meters, Picture, Residency};
+use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{Cancel, Engine, Error, Grammar, Options, Precision, Prospect, Session, TokenId, Turn};
 use forebay_kernels::Encoding;
 use forebay_testing::{assert_same_bits, relative_error};

@@ -16,27 +16,28 @@
 //! # Ok::<(), forebay_engine::Error>(())
 //! ```
 
-pub mod backend;
-pub mod blocks;
+mod backend;
+mod blocks;
 pub mod chat;
 pub mod conversation;
 pub mod driver;
 mod engine;
 mod error;
-pub mod experts;
+mod experts;
 mod files;
-pub mod forecast;
-pub mod format;
-pub mod generate;
+mod forecast;
+mod format;
+mod generate;
 mod hash;
-pub mod memory;
-pub mod models;
+pub mod internals;
+mod memory;
+mod models;
 pub mod plan;
 mod session;
-pub mod synth;
+mod synth;
 pub mod tokenizer;
 
-pub use backend::{Batch, Best, Logits, Precision, Sequence, SequenceState};
+pub use backend::{Best, Logits, Precision};
 pub use blocks::Cancel;
 pub use conversation::{ChatRequest, Prompter, Question, Reply, ReplyEvent};
 pub use driver::crowd::{Crowd, CrowdOptions, Listener};
@@ -44,14 +45,15 @@ pub use driver::prefix::{PrefixMeters, PrefixOptions};
 pub use driver::{Driver, DriverOptions, ReplyStream};
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
-pub use files::{make_private, private_options};
-pub use forecast::ComputeTime;
+pub use experts::policy::PolicyKind;
+pub use experts::{Device, IoMethod, Meters};
+pub use format::ModelFile;
 pub use generate::client::{Client, Tenant};
 pub use generate::grammar::Grammar;
-pub use generate::sampler::Scored;
-pub use generate::{Answer, Event, FinishReason, Request, Stats, Writing};
-pub use hash::Fnv;
-pub use memory::{Hold, MemoryEntry, MemoryTier, Purpose};
+pub use generate::sampler::{SamplingOverrides, SamplingParams, Scored};
+pub use generate::{Answer, Event, FinishReason, Request, Stats};
+pub use memory::{Hold, Machine, MemoryEntry, MemoryTier, Purpose};
+pub use plan::{ExpertMemory, Plan};
 pub use session::{AllLogits, Extended, Routed, RoutedWatch, Session, Step, Turn};
 
 /// A token of a model's vocabulary.

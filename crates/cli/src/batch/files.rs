@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use forebay_engine::private_options;
+use forebay_engine::internals::files::private_options;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -13,7 +13,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 use forebay_engine::conversation::{Draft, ReplyOptions};
 use forebay_engine::driver::{Ending, Observer, Ticket};
-use forebay_engine::{Cancel, Driver, DriverOptions, Error, Fnv, Prompter, Question, Reply, ReplyEvent};
+use forebay_engine::internals::hash::Fnv;
+use forebay_engine::{Cancel, Driver, DriverOptions, Error, Prompter, Question, Reply, ReplyEvent};
 use serde_json::Value;
 
 use self::files::{Answers, Earlier, Line, Requests};

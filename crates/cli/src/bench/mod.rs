@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
-use forebay_engine::forecast::bound::TokenCost;
+use forebay_engine::internals::forecast::bound::TokenCost;
 use forebay_engine::{Cancel, Engine, Session, TokenId, Turn};
 
 use self::report::{Format, Row, Setting};

@@ -1,7 +1,7 @@
 //! What was measured, in the formats that people, spreadsheets and programs read.
 
 use clap::ValueEnum;
-use forebay_engine::forecast::bound::{Bound, Speeds, TokenCost};
+use forebay_engine::internals::forecast::bound::{Bound, Speeds, TokenCost};
 use forebay_engine::{Bytes, Engine, Precision};
 use serde_json::{Map, Value, json};
 

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::chat::Message;
 use forebay_engine::conversation::Format;
-use forebay_engine::generate::sampler::SamplingOverrides;
+use forebay_engine::internals::generate::sampler::SamplingOverrides;
 use forebay_engine::{Answer, Bytes, ChatRequest, Error, FinishReason, Prompter, Reply, Session};
 
 use self::command::{Command, help, unquoted};
@@ -303,7 +303,7 @@ fn set(request: &mut ChatRequest, name: &str, value: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_engine::generate::sampler::SamplingParams;
+    use forebay_engine::internals::generate::sampler::SamplingParams;
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use forebay_cuda::{Cuda, Found};
 use forebay_engine::Bytes;
-use forebay_engine::experts::Device;
+use forebay_engine::internals::experts::Device;
 use serde_json::{Value, json};
 
 use crate::measured::rate;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use forebay_engine::experts::IoMethod;
-use forebay_engine::forecast::DriveProbe;
+use forebay_engine::internals::experts::IoMethod;
+use forebay_engine::internals::forecast::DriveProbe;
 use forebay_engine::{Cancel, Prospect};
 use serde_json::{Value, json};
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use forebay_engine::experts::IoMethod;
-use forebay_engine::forecast::predict::{DriveSpeed, Outlook, Prediction};
-use forebay_engine::memory::{GroupLimit, Machine};
+use forebay_engine::internals::experts::IoMethod;
+use forebay_engine::internals::forecast::predict::{DriveSpeed, Outlook, Prediction};
+use forebay_engine::internals::memory::{GroupLimit, Machine};
 use forebay_engine::plan::Plan;
 use forebay_engine::{Bytes, Cancel, Error, Options, Prospect, instruction_sets};
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::memory::GroupLimit;
+use forebay_engine::internals::memory::GroupLimit;
 use serde_json::{Value, json};
 
 /// The processor.

@@ -5,7 +5,7 @@ use std::io::{self, Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use forebay_engine::format::{FileIdx, gguf, safetensors};
+use forebay_engine::internals::format::{FileIdx, gguf, safetensors};
 use tempfile::TempDir;
 
 use super::choice::Variant;

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use forebay_engine::Bytes;
-use forebay_engine::format::{ModelFile, NumberArray, StringArray, Value};
-use forebay_engine::models::keys;
+use forebay_engine::internals::format::{ModelFile, NumberArray, StringArray, Value};
+use forebay_engine::internals::models::keys;
 use serde_json::{Map, json};
 
 use self::portrait::Portrait;

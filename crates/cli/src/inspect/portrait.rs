@@ -1,6 +1,6 @@
 //! What a model is, in words and sizes.
 
-use forebay_engine::format::{ModelFile, Value};
+use forebay_engine::internals::format::{ModelFile, Value};
 use forebay_engine::{Bytes, Options, Prospect};
 use serde_json::{Value as Json, json};
 

@@ -1,7 +1,7 @@
 //! Answers in the shapes of OpenAI's API.
 
 use forebay_engine::chat::Message;
-use forebay_engine::experts::Meters as ExpertMeters;
+use forebay_engine::internals::experts::Meters as ExpertMeters;
 use forebay_engine::tokenizer::Tokenizer;
 use forebay_engine::{FinishReason, Reply, Stats};
 use serde_json::{Value, json};

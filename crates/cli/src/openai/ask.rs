@@ -1,7 +1,7 @@
 //! From a body to what is asked of the model.
 
 use forebay_engine::conversation::{Format, ReplyOptions, ToolChoice};
-use forebay_engine::generate::sampler::SamplingOverrides;
+use forebay_engine::internals::generate::sampler::SamplingOverrides;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{ChatRequest, Engine, Error, Prompter, Question, Result, TokenId};
 use serde_json::{Map, Value};

@@ -1,7 +1,7 @@
 //! How likely tokens were, in OpenAI's two shapes.
 
 use forebay_engine::TokenId;
-use forebay_engine::generate::sampler::Scored;
+use forebay_engine::internals::generate::sampler::Scored;
 use forebay_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 

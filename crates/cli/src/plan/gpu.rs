@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use forebay_cuda::Cuda;
-use forebay_engine::forecast::predict::{Outlook, Range};
+use forebay_engine::internals::forecast::predict::{Outlook, Range};
 use forebay_engine::plan::{DevicePlan, Plan};
 use forebay_engine::{Bytes, Error, Options, Prospect};
 use serde_json::{Value, json};

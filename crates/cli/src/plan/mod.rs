@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use forebay_engine::forecast::predict::{Outlook, Prediction, Skew};
+use forebay_engine::internals::forecast::predict::{Outlook, Prediction, Skew};
 use forebay_engine::plan::Plan;
 use forebay_engine::{Bytes, Options, Prospect};
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_engine::chat::ChatTemplate;
 use forebay_engine::driver::Ticket;
-use forebay_engine::generate::sampler::SamplingOverrides;
+use forebay_engine::internals::generate::sampler::SamplingOverrides;
 use forebay_engine::{Driver, Engine, Error, Prompter, Question, ReplyEvent};
 use tokio::sync::watch;
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::response::Response;
 use forebay_engine::Engine;
-use forebay_engine::experts::{Asked, Picture, Residency, Sight};
+use forebay_engine::internals::experts::{Asked, Picture, Residency, Sight};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;

@@ -48,7 +48,7 @@ pub async fn give_back_freed() {
         MUCH_FREED.notified().await;
         sleep(LATER).await;
         FREED.store(0, Ordering::Relaxed);
-        let _ = tokio::task::spawn_blocking(forebay_engine::memory::give_back_freed).await;
+        let _ = tokio::task::spawn_blocking(forebay_engine::internals::memory::give_back_freed).await;
     }
 }
 
@@ -76,7 +76,7 @@ impl RequestMemory {
     pub fn new(engine: &Engine) -> RequestMemory {
         let most = (engine.plan().budget / SHARE).max(UNCOUNTED);
         let held = Held { used: 0, granted: Vec::new(), counted: engine.hold_for_requests() };
-        let (budget, resident) = (engine.plan().budget, forebay_engine::memory::resident);
+        let (budget, resident) = (engine.plan().budget, forebay_engine::internals::memory::resident);
         RequestMemory { most, budget, resident, held: Mutex::new(held), freed: Notify::new() }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
-use forebay_engine::Fnv;
+use forebay_engine::internals::hash::Fnv;
 
 use super::app::App;
 use super::live;

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use forebay_engine::format::{DType, ModelFile};
-use forebay_engine::models::ARCHS;
+use forebay_engine::internals::format::{DType, ModelFile};
+use forebay_engine::internals::models::ARCHS;
 
 use crate::common::{Outcome, call, forebay, text};
 

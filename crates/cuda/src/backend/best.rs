@@ -2,7 +2,7 @@
 
 use bytemuck::cast_slice_mut;
 use forebay_engine::Result;
-use forebay_engine::backend::{Backend, Buf, Ranked, rank};
+use forebay_engine::internals::backend::{Backend, Buf, Ranked, rank};
 
 use super::{CudaBackend, Scratch};
 use crate::program::{Args, Shape};

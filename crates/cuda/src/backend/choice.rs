@@ -4,7 +4,7 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_engine::backend::{Buf, GroupScore, Router, Routing, Scores, Vector};
+use forebay_engine::internals::backend::{Buf, GroupScore, Router, Routing, Scores, Vector};
 use forebay_engine::{Error, Result};
 
 use super::deferred::PriorNorm;
@@ -197,7 +197,7 @@ impl CudaBackend {
         Ok(Chosen { lists, rows: self.rows, top_k: router.top_k, experts: router.experts })
     }
 
-    /// As [`Backend::route`](forebay_engine::backend::Backend::route), for whoever computes with the choice.
+    /// As [`Backend::route`](forebay_engine::internals::backend::Backend::route), for whoever computes with the choice.
     pub fn choose_and_tell(
         &mut self,
         logits: Buf,

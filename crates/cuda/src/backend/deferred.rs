@@ -4,7 +4,7 @@
 //! product. What is put off names buffers and weights, never places, and every other operation is recorded after it.
 
 use forebay_engine::Result;
-use forebay_engine::backend::{Buf, Heads, Matrix, Precision, Vector};
+use forebay_engine::internals::backend::{Buf, Heads, Matrix, Precision, Vector};
 
 use super::products::VECTOR_COLS;
 use super::{CudaBackend, NORM_THREADS, Scratch};

@@ -9,11 +9,12 @@ mod sequences;
 use std::sync::Arc;
 
 use bytemuck::cast_slice_mut;
-use forebay_engine::backend::{
+use forebay_engine::internals::backend::Batch;
+use forebay_engine::internals::backend::{
     Attention, Backend, Buf, BufShape, DeltaRule, HeadMatrices, Heads, KvPages, LayerState, Matrix, Part,
     Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
 };
-use forebay_engine::{Batch, Result, TokenId};
+use forebay_engine::{Result, TokenId};
 use forebay_kernels::RopePairs;
 
 use crate::compile::{Compiled, Kernel, Kernels, cache_folder};

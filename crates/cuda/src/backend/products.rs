@@ -1,7 +1,7 @@
 //! Products with matrices.
 
 use forebay_engine::Result;
-use forebay_engine::backend::{Activation, Buf, HeadMatrices, Matrix, Precision, Vector};
+use forebay_engine::internals::backend::{Activation, Buf, HeadMatrices, Matrix, Precision, Vector};
 
 use super::deferred::PriorNorm;
 use super::{CudaBackend, Scratch};

@@ -2,8 +2,12 @@
 
 use std::ops::Range;
 
-use forebay_engine::backend::{Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent};
-use forebay_engine::{Batch, LayerIdx, Result, Sequence};
+use forebay_engine::internals::backend::Batch;
+use forebay_engine::internals::backend::Sequence;
+use forebay_engine::internals::backend::{
+    Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent,
+};
+use forebay_engine::{LayerIdx, Result};
 use forebay_kernels::{KEY_BLOCK, RopePairs, STATE_COLUMNS};
 
 use super::deferred::Rotation;
@@ -102,7 +106,7 @@ impl CudaBackend {
         Ok(params)
     }
 
-    /// As [`Backend::attention`](forebay_engine::backend::Backend::attention).
+    /// As [`Backend::attention`](forebay_engine::internals::backend::Backend::attention).
     pub(super) fn attend(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
         let begins = a.layer.0 >= FIRST_LAYERS && !self.started;
@@ -252,7 +256,7 @@ impl CudaBackend {
         self.record(kernel, grid.shared(step_shared(shape)), args)
     }
 
-    /// As [`Backend::delta_rule`](forebay_engine::backend::Backend::delta_rule).
+    /// As [`Backend::delta_rule`](forebay_engine::internals::backend::Backend::delta_rule).
     pub(super) fn recur(&mut self, d: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
         let count = self.rows * d.a.width();

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_engine::backend::{Backend, ExpertBuffers, Experts, RouterWeights, Routing};
-use forebay_engine::experts::{DevicePart, DeviceSlot, DeviceSlots, Lease, Leases, Mixture, Outputs};
+use forebay_engine::internals::backend::{Backend, ExpertBuffers, Experts, RouterWeights, Routing};
+use forebay_engine::internals::experts::{
+    DevicePart, DeviceSlot, DeviceSlots, Lease, Leases, Mixture, Outputs,
+};
 use forebay_engine::{ExpertIdx, LayerIdx, Result};
 use smallvec::SmallVec;
 

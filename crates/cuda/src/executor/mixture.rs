@@ -1,8 +1,8 @@
 //! Mixtures of experts, from the router's logits to the sum: without a word to the host where all of a layer's experts are on
 //! the device, else in steps.
 
-use forebay_engine::backend::{Buf, Experts, Precision};
-use forebay_engine::experts::Mixture;
+use forebay_engine::internals::backend::{Buf, Experts, Precision};
+use forebay_engine::internals::experts::Mixture;
 use forebay_engine::{LayerIdx, Result};
 use smallvec::{SmallVec, smallvec};
 

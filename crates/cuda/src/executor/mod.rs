@@ -9,8 +9,8 @@ mod slots;
 
 use std::sync::Arc;
 
-use forebay_engine::backend::{Backend, Routing};
-use forebay_engine::experts::{
+use forebay_engine::internals::backend::{Backend, Routing};
+use forebay_engine::internals::experts::{
     Access, Acquisition, Assistant, BatchShape, DeviceSlots, ExecutorBuilder, ExpertExecutor, ExpertSetup,
     ExpertStore, Lease, Leases, Meanwhile, Mixture,
 };

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
-use forebay_engine::experts::tier::part_of;
-use forebay_engine::experts::{DevicePart, DeviceSlot, ExpertLayer, Lease, Leases, SlotClasses};
+use forebay_engine::internals::experts::tier::part_of;
+use forebay_engine::internals::experts::{DevicePart, DeviceSlot, ExpertLayer, Lease, Leases, SlotClasses};
 use forebay_engine::{Bytes, Error, Result};
 
 use crate::driver::{Address, Event, Gpu, Memory, Pinned, Stream};
@@ -182,7 +182,7 @@ impl ExpertSlots {
         self.layers[layer].as_mut().expect("it has experts").look_in(table);
     }
 
-    /// As [`DeviceSlots::lend`](forebay_engine::experts::DeviceSlots::lend).
+    /// As [`DeviceSlots::lend`](forebay_engine::internals::experts::DeviceSlots::lend).
     ///
     /// # Errors
     /// If the GPU fails.
@@ -193,7 +193,7 @@ impl ExpertSlots {
         Ok(())
     }
 
-    /// As [`DeviceSlots::take_back`](forebay_engine::experts::DeviceSlots::take_back).
+    /// As [`DeviceSlots::take_back`](forebay_engine::internals::experts::DeviceSlots::take_back).
     pub fn take_back(&mut self, DevicePart { class, part }: DevicePart) -> bool {
         let gpu = &self.staging.gpu;
         gpu.trim_pieces();

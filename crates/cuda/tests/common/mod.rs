@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_cuda::Cuda;
 use forebay_device_tests::{CountingDevice, Fault, FaultyDevice, TestDevice, Use};
 use forebay_engine::Result;
-use forebay_engine::experts::Device;
+use forebay_engine::internals::experts::Device;
 use forebay_testing::{Need, skipped};
 
 pub mod emulator;

@@ -1,11 +1,11 @@
 //! Kernels against the processor's: every type of weights, unpacked and multiplied.
 
 use forebay_engine::TokenId;
-use forebay_engine::backend::{
+use forebay_engine::internals::backend::{
     Backend, Buf, BufShape, CpuBackend, GroupScore, Groups, HostMatrix, Matrix, Precision, Router, Routing,
     Scores, Vector, Weight, rank,
 };
-use forebay_engine::experts::ExecutorBuilder;
+use forebay_engine::internals::experts::ExecutorBuilder;
 use forebay_kernels::{Affine, DType, Encoding, Tiles};
 use forebay_testing::{assert_same_bits, relative_error};
 use rand_chacha::ChaCha8Rng;

@@ -2,9 +2,9 @@
 
 use forebay_device_tests::TestDevice;
 use forebay_engine::Result;
-use forebay_engine::backend::{BufShape, CpuBackend, Precision};
-use forebay_engine::experts::{Device, ExecutorBuilder};
-use forebay_engine::memory::SharedBytes;
+use forebay_engine::internals::backend::{BufShape, CpuBackend, Precision};
+use forebay_engine::internals::experts::{Device, ExecutorBuilder};
+use forebay_engine::internals::memory::SharedBytes;
 use forebay_kernels::Encoding;
 
 /// The processor as a device. It computes experts where the store has them, and has no memory of its own: the parts of the suite

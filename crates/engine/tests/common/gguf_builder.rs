@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::format::ModelFile;
+use forebay_engine::internals::format::ModelFile;
 
 /// Identifiers of value types.
 pub mod value_type {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use forebay_engine::generate::sampler::SamplingParams;
+use forebay_engine::internals::generate::sampler::SamplingParams;
 use forebay_engine::{Answer, Cancel, Crowd, Engine, Event, Listener, Request, Result, TokenId};
 
 /// What was heard of a request.

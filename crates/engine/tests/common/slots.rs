@@ -1,6 +1,6 @@
 //! Budgets that leave experts little room.
 
-use forebay_engine::memory::Machine;
+use forebay_engine::internals::memory::Machine;
 use forebay_engine::{Engine, Error, Options, Prospect};
 
 use super::models::demo_model;

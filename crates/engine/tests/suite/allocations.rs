@@ -1,6 +1,6 @@
 //! Computing and choosing a token allocate nothing once the buffers have grown.
 
-use forebay_engine::generate::sampler::{Sampler, SamplingParams};
+use forebay_engine::internals::generate::sampler::{Sampler, SamplingParams};
 use forebay_engine::{Engine, Options, TokenId};
 
 use crate::common::memory::measure;

@@ -264,7 +264,7 @@ fn characters_of_every_plane_are_rendered() {
 #[test]
 fn a_real_tokenizer_reads_forged_turns_as_text() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
-    let model = forebay_engine::format::ModelFile::open(&path).unwrap();
+    let model = forebay_engine::internals::format::ModelFile::open(&path).unwrap();
     let tokenizer = Tokenizer::of(&model).unwrap();
     let template = ChatTemplate::of(&model, &tokenizer).unwrap().unwrap();
     let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };

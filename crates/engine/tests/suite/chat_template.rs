@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
-use forebay_engine::format::ModelFile;
+use forebay_engine::internals::format::ModelFile;
 use forebay_engine::tokenizer::Tokenizer;
 use forebay_engine::{Error, Result};
 use forebay_testing::shared;

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
-use forebay_engine::backend::{Backend, BufShape, CpuBackend};
-use forebay_engine::experts::{
+use forebay_engine::internals::backend::{Backend, BufShape, CpuBackend};
+use forebay_engine::internals::experts::{
     BatchShape, CpuExecutor, Device, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture,
 };
-use forebay_engine::memory::SharedBytes;
+use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{
     Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Precision, Request, Result,
 };

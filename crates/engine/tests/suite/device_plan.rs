@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_engine::backend::BufShape;
-use forebay_engine::experts::{Device, ExecutorBuilder};
-use forebay_engine::memory::SharedBytes;
+use forebay_engine::internals::backend::BufShape;
+use forebay_engine::internals::experts::{Device, ExecutorBuilder};
+use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::plan::{ExpertMemory, Plan};
 use forebay_engine::{Error, Options, Precision, Prospect, Result};
 use forebay_kernels::{DType, Encoding};

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use forebay_engine::chat::dialect::Dialect;
-use forebay_engine::format::{Metadata, NumberArray, NumberKind, StringArray, Value as Setting};
-use forebay_engine::generate::sampler::SamplingParams;
+use forebay_engine::internals::format::{Metadata, NumberArray, NumberKind, StringArray, Value as Setting};
+use forebay_engine::internals::generate::sampler::SamplingParams;
 use forebay_engine::tokenizer::{EncodeOptions, Tokenizer};
 use forebay_engine::{Engine, FinishReason, Grammar, Options, Request, TokenId};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! Limits to reasoning: a model that would reason for ever is made to answer.
 
 use forebay_engine::chat::dialect::Dialect;
-use forebay_engine::generate::sampler::SamplingParams;
+use forebay_engine::internals::generate::sampler::SamplingParams;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Answer, Engine, FinishReason, Grammar, Options, Request};
 use serde_json::{Value, json};

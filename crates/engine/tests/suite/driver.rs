@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::chat::{ChatTemplate, Message};
 use forebay_engine::conversation::{Format, ToolChoice};
 use forebay_engine::driver::{Ending, Observer};
-use forebay_engine::generate::sampler::SamplingOverrides;
+use forebay_engine::internals::generate::sampler::SamplingOverrides;
 use forebay_engine::{
     ChatRequest, Driver, DriverOptions, Engine, Error, FinishReason, Grammar, MemoryEntry, Options,
     PrefixOptions, Prompter, Purpose, Reply, ReplyEvent, ReplyStream,

@@ -5,16 +5,16 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 
-use forebay_engine::backend::{
+use forebay_engine::internals::backend::{
     Activation, Backend, Buf, BufShape, CpuBackend, ExpertBuffers, Experts, HostMatrix, Matrix, Precision,
     Router, RouterWeights, Routing, Scores, Weight,
 };
-use forebay_engine::experts::policy::PolicyKind;
-use forebay_engine::experts::{
+use forebay_engine::internals::experts::policy::PolicyKind;
+use forebay_engine::internals::experts::{
     BatchShape, ByteRange, ByteSource, CpuExecutor, ExpertExecutor, ExpertLayer, ExpertStore, IoMethod,
     Mixture, PartShape, RowPick, SlotClasses, StoreOptions,
 };
-use forebay_engine::format::FileIdx;
+use forebay_engine::internals::format::FileIdx;
 use forebay_engine::{Error, LayerIdx, Result, TokenId};
 use forebay_kernels::DType;
 use forebay_testing::assert_same_bits;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::format::{FileIdx, ModelFile, folder, safetensors};
+use forebay_engine::internals::format::{FileIdx, ModelFile, folder, safetensors};
 use forebay_engine::{Error, Options, Prospect};
 use serde_json::json;
 

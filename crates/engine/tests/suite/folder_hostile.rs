@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_engine::format::{FileIdx, folder, safetensors};
+use forebay_engine::internals::format::{FileIdx, folder, safetensors};
 use forebay_engine::{Engine, Options, Precision, Result, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};

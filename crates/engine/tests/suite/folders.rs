@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_engine::format::{Format, ModelFile};
+use forebay_engine::internals::format::{Format, ModelFile};
 use forebay_engine::{Engine, Precision, Request};
 use forebay_testing::{assert_same_bits, relative_error};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! Answers: what they are made of, when they end, and what the caller hears of them.
 
 use forebay_engine::chat::{Message, RenderOptions};
-use forebay_engine::generate::sampler::SamplingParams;
+use forebay_engine::internals::generate::sampler::SamplingParams;
 use forebay_engine::tokenizer::EncodeOptions;
 use forebay_engine::{Answer, Engine, Error, Event, FinishReason, Request, Session, TokenId};
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use forebay_engine::Error;
-use forebay_engine::format::{ModelFile, gguf};
+use forebay_engine::internals::format::{ModelFile, gguf};
 
 use crate::common::gguf_builder::{GgufBuilder, sample, string, tensor_type, value_type};
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use forebay_engine::format::{ModelFile, gguf};
+use forebay_engine::internals::format::{ModelFile, gguf};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 

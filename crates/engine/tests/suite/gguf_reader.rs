@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::format::{FileIdx, ModelFile, NumberKind, TensorInfo, Value, gguf};
+use forebay_engine::internals::format::{FileIdx, ModelFile, NumberKind, TensorInfo, Value, gguf};
 use forebay_kernels::DType;
 use forebay_testing::shared;
 

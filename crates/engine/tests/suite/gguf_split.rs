@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use forebay_engine::Error;
-use forebay_engine::format::{FileIdx, ModelFile};
+use forebay_engine::internals::format::{FileIdx, ModelFile};
 use tempfile::TempDir;
 
 use crate::common::gguf_builder::{GgufBuilder, tensor_type};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_engine::generate::sampler::SamplingParams;
+use forebay_engine::internals::generate::sampler::SamplingParams;
 use forebay_engine::tokenizer::EncodeOptions;
 use forebay_engine::{Answer, Engine, Error, Event, FinishReason, Grammar, Request, TokenId};
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::format::ModelFile;
+use forebay_engine::internals::format::ModelFile;
 use forebay_engine::{Engine, Options, Precision, Result, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};

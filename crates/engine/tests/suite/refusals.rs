@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::memory::Machine;
+use forebay_engine::internals::memory::Machine;
 use forebay_engine::{Engine, Error, Options, Request, Result, TokenId};
 
 use crate::common::gguf_builder::{GgufBuilder, tensor_type};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
-use forebay_engine::format::gguf;
+use forebay_engine::internals::format::gguf;
 use forebay_engine::tokenizer::{EncodeOptions, Tokenizer};
 
 /// Runs `check` on every input of a target.

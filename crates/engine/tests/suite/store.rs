@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use forebay_engine::experts::ExpertPart::{self, Down, Gate, Up};
-use forebay_engine::experts::policy::PolicyKind;
-use forebay_engine::experts::{
+use forebay_engine::internals::experts::ExpertPart::{self, Down, Gate, Up};
+use forebay_engine::internals::experts::policy::PolicyKind;
+use forebay_engine::internals::experts::{
     Access, Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, Given, IoMethod, PartShape, Picture,
     Residency, RowPick, Sight, SlotClasses, StoreOptions,
 };
-use forebay_engine::format::FileIdx;
+use forebay_engine::internals::format::FileIdx;
 use forebay_engine::{Error, ExpertIdx, LayerIdx};
 use forebay_kernels::DType;
 

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use forebay_engine::experts::IoMethod;
-use forebay_engine::experts::policy::PolicyKind;
-use forebay_engine::format::ModelFile;
-use forebay_engine::models::describe;
+use forebay_engine::internals::experts::IoMethod;
+use forebay_engine::internals::experts::policy::PolicyKind;
+use forebay_engine::internals::format::ModelFile;
+use forebay_engine::internals::models::describe;
 use forebay_engine::plan::ExpertMemory;
 use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 use forebay_testing::assert_same_bits;

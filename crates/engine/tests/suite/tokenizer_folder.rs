@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_engine::chat::ChatTemplate;
-use forebay_engine::format::ModelFile;
+use forebay_engine::internals::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
 use forebay_engine::{Error, TokenId};
 use forebay_testing::shared;

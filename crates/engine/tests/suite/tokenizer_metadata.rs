@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::format::{Metadata, NumberArray, NumberKind, StringArray, Value};
+use forebay_engine::internals::format::{Metadata, NumberArray, NumberKind, StringArray, Value};
 use forebay_engine::tokenizer::{Bos, EncodeOptions, StreamDecoder, Tokenizer};
 use forebay_engine::{Error, Result, TokenId};
 

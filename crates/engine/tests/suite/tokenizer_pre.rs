@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_engine::TokenId;
-use forebay_engine::format::{Metadata, NumberArray, NumberKind, StringArray, Value};
+use forebay_engine::internals::format::{Metadata, NumberArray, NumberKind, StringArray, Value};
 use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
 use forebay_testing::vectors;
 use serde::Deserialize;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use forebay_engine::TokenId;
-use forebay_engine::format::ModelFile;
+use forebay_engine::internals::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions, StreamDecoder, Tokenizer};
 use forebay_testing::shared;
 use proptest::prelude::*;

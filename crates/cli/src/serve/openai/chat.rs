@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use forebay_engine::generate::sampler::Scored;
+use forebay_engine::internals::generate::sampler::Scored;
 use forebay_engine::{Client, ReplyEvent};
 use serde_json::{Map, Value, json};
 

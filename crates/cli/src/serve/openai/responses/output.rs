@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use forebay_engine::generate::sampler::Scored;
+use forebay_engine::internals::generate::sampler::Scored;
 use forebay_engine::{Answer, Engine, FinishReason, ReplyEvent, Stats};
 use serde_json::{Value, json};
 
