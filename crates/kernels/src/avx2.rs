@@ -9,10 +9,10 @@
 //! sixteen bits, where it saturates. Lanes are therefore kept as small as their type stores them, and
 //! offsets are taken back from the sums.
 //!
-//! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions. Closures
-//! that use these instructions are called from here only: a library function such as `array::from_fn` is
-//! compiled without them and would not inline them. Nor is `array::map` inlined in functions of this size, so
-//! arrays in loops are written out.
+//! Attention and products with floats are those of [`generic`](crate::generic), over a register of eight. What is
+//! not worth writing by hand is the scalar kernel itself, compiled for these instructions. Closures that use these
+//! instructions are called from here only: a library function such as `array::from_fn` is compiled without them and
+//! would not inline them. Nor is `array::map` inlined in functions of this size, so arrays in loops are written out.
 
 // Loops over registers go by index, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
@@ -60,7 +60,7 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn matmul_floats<C: Cell>(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     let mut ahead = Ahead::new(w, 2);
-    // SAFETY: this function is called where there are these instructions.
+    // SAFETY: whoever calls this function has its instructions.
     unsafe { products::matmul_floats::<__m256, C>(w, x, out, |bytes| ahead.advance(bytes)) }
 }
 
@@ -95,7 +95,7 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     if !attention::fits::<__m256>(step) {
         return scalar::attend(step, running, out);
     }
-    // SAFETY: this function is called where there are these instructions.
+    // SAFETY: whoever calls this function has its instructions.
     unsafe { attention::attend::<__m256>(step, running, out) }
 }
 

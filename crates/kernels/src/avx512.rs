@@ -5,6 +5,8 @@
 //! order, so the bits are those of [`scalar`]. Products with one token are bound by memory, which the
 //! [`avx2`] kernels already keep busy: wider registers only add work between the loads.
 //!
+//! Attention and products with floats are those of [`generic`](crate::generic), over a register of sixteen.
+//!
 //! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions: its operations
 //! and their order are fixed, so the compiler can only make it faster.
 //!
@@ -55,7 +57,7 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     if x.len() == 1 && is_float {
         return avx2::matmul_f32(w, x, out);
     }
-    // SAFETY: this function is called where there are these instructions.
+    // SAFETY: whoever calls this function has its instructions.
     unsafe { products::matmul_widened::<__m512>(w, x, out, |row, col, out| widen(&w, row, col, out)) }
 }
 
@@ -89,7 +91,7 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     if !attention::fits::<__m512>(step) {
         return avx2::attend(step, running, out);
     }
-    // SAFETY: this function is called where there are these instructions.
+    // SAFETY: whoever calls this function has its instructions.
     unsafe { attention::attend::<__m512>(step, running, out) }
 }
 

@@ -9,7 +9,8 @@
 //! [`quant`](crate::quant) says they are. Its intrinsic is not stable, nor are those of half floats: these
 //! instructions are written in assembly.
 //!
-//! What is not worth writing by hand is the scalar kernel itself. Closures that use these instructions are called
+//! Attention and products with floats are those of [`generic`](crate::generic), over a register of four. What is not
+//! worth writing by hand is the scalar kernel itself. Closures that use these instructions are called
 //! from here only: a library function such as `array::from_fn` is compiled without them.
 
 // Loops over registers go by index, so that they are unrolled.
@@ -47,7 +48,7 @@ pub fn available() -> bool {
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "neon,dotprod")]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    // SAFETY: this function is called where there are these instructions.
+    // SAFETY: whoever calls this function has its instructions.
     unsafe {
         match w.encoding {
             Encoding::Blocks(DType::F32) => products::matmul_floats::<float32x4_t, f32>(w, x, out, |_| ()),
@@ -83,7 +84,7 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     if !attention::fits::<float32x4_t>(step) {
         return scalar::attend(step, running, out);
     }
-    // SAFETY: this function is called where there are these instructions.
+    // SAFETY: whoever calls this function has its instructions.
     unsafe { attention::attend::<float32x4_t>(step, running, out) }
 }
 

@@ -17,7 +17,7 @@ pub(super) fn matmul(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>
     assert_eq!(x.width(), w.cols);
     match (x.len(), w.encoding) {
         (1, Encoding::Tiles(tiles)) if one_token(w, tiles, x.row(0), out.row(0)) => {}
-        // SAFETY: this function is called where there are these instructions.
+        // SAFETY: whoever calls this function has its instructions.
         _ => unsafe {
             products::matmul_widened::<__m256>(w, x, out, |row, col, out| widen(&w, row, col, out))
         },

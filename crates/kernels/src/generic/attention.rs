@@ -4,12 +4,14 @@ use std::mem::MaybeUninit;
 
 use half::f16;
 
-use super::{Cell, Vector, exp, fold, to_lanes};
+use super::{Cell, MAX_PARTS, Vector, exp, fold, to_lanes};
 use crate::math;
 use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, LANES, RunningSoftmax};
 
-/// The most query heads that pass over the keys together, and those that find room for their scores in a small buffer.
+/// The most query heads that pass over the keys together.
 const HEAD_TILE: usize = 64;
+
+/// Heads for whose scores there is a smaller buffer, which is sooner filled with zeros.
 const FEW_HEADS: usize = 8;
 
 /// The longest keys for which there is room to widen a register of them.
@@ -63,44 +65,47 @@ unsafe fn attend_typed<V: Vector, C: Cell>(
 ) {
     let count = step.count(keys.len(), values.len());
     let (keys, values) = (keys.as_ptr(), values.as_ptr());
+    let (mut few, mut many);
+    let scores: &mut [[f32; KEY_BLOCK]] = if running.len() <= FEW_HEADS {
+        few = [[0.0; KEY_BLOCK]; FEW_HEADS];
+        &mut few
+    } else {
+        many = [[0.0; KEY_BLOCK]; HEAD_TILE];
+        &mut many
+    };
+    let tile = scores.len();
     let heads = step
         .queries
-        .chunks(HEAD_TILE * step.head_dim)
-        .zip(running.chunks_mut(HEAD_TILE))
-        .zip(out.chunks_mut(HEAD_TILE * step.value_dim));
+        .chunks(tile * step.head_dim)
+        .zip(running.chunks_mut(tile))
+        .zip(out.chunks_mut(tile * step.value_dim));
     for ((queries, running), out) in heads {
         let step = AttentionStep { queries, ..*step };
         // SAFETY: keys and values are `count` long, as `count` says.
-        unsafe {
-            if running.len() <= FEW_HEADS {
-                attend_heads::<V, C, FEW_HEADS>(&step, keys, values, count, running, out);
-            } else {
-                attend_heads::<V, C, HEAD_TILE>(&step, keys, values, count, running, out);
-            }
-        }
+        unsafe { attend_heads::<V, C>(&step, keys, values, count, running, scores, out) };
     }
 }
 
-/// Up to `H` heads attend to `count` keys.
+/// As many heads as there is room for scores attend to `count` keys.
 ///
 /// # Safety
 /// As [`attend`], and there must be `count` keys and values.
 #[inline(always)]
-unsafe fn attend_heads<V: Vector, C: Cell, const H: usize>(
+unsafe fn attend_heads<V: Vector, C: Cell>(
     step: &AttentionStep<'_>,
     keys: *const C,
     values: *const C,
     count: usize,
     running: &mut [RunningSoftmax],
+    scores: &mut [[f32; KEY_BLOCK]],
     out: &mut [f32],
 ) {
-    let mut scores = [[0.0f32; KEY_BLOCK]; H];
     for first in (0..count).step_by(V::LANES) {
         // SAFETY: the caller's promise.
-        unsafe { score_keys::<V, C>(step, keys, first..count.min(first + V::LANES), &mut scores) };
+        unsafe { score_keys::<V, C>(step, keys, first..count.min(first + V::LANES), scores) };
     }
     for ((running, scores), out) in
-        running.iter_mut().zip(&mut scores).zip(out.chunks_exact_mut(step.value_dim))
+        running.iter_mut().zip(scores.iter_mut()).zip(out.chunks_exact_mut(step.value_dim))
     {
         // SAFETY: the caller's promise.
         let correction = unsafe { soften::<V>(running, scores, count) };
@@ -156,7 +161,7 @@ unsafe fn score_keys<V: Vector, C: Cell>(
         let mut sums = [zero; LANES];
         for first in (0..V::LANES).step_by(together) {
             // Sixteen accumulators for each key.
-            let mut acc = [[zero; super::MAX_PARTS]; LANES];
+            let mut acc = [[zero; MAX_PARTS]; LANES];
             for chunk in (0..chunks).step_by(V::PARTS) {
                 for part in 0..V::PARTS {
                     if chunk + part < chunks {
@@ -195,18 +200,20 @@ unsafe fn soften<V: Vector>(
 ) -> f32 {
     let max = scores[..count].iter().fold(running.max, |max, &score| max.max(score));
     // Past the end the weights become zeros, which leave the sums, never negative, as they are.
-    let whole = &mut scores[..count.next_multiple_of(LANES)];
-    whole[count..].fill(f32::NEG_INFINITY);
+    scores[count..count.next_multiple_of(V::LANES)].fill(f32::NEG_INFINITY);
     // SAFETY: the caller's promise.
-    let (largest, mut acc) = unsafe { (V::splat(max), [V::splat(0.0); super::MAX_PARTS]) };
-    for scores in whole.as_chunks_mut::<LANES>().0 {
+    let (largest, mut acc) = unsafe { (V::splat(max), [V::splat(0.0); MAX_PARTS]) };
+    for first in (0..count).step_by(LANES) {
         for part in 0..V::PARTS {
-            // SAFETY: sixteen floats are so many registers.
-            unsafe {
-                let scores = scores.as_mut_ptr().add(part * V::LANES);
-                let weights = exp(V::load(scores).sub(largest));
-                weights.store(scores);
-                acc[part] = acc[part].add(weights);
+            let at = first + part * V::LANES;
+            if at < count {
+                // SAFETY: the block of scores is a multiple of all registers' lengths.
+                unsafe {
+                    let scores = scores.as_mut_ptr().add(at);
+                    let weights = exp(V::load(scores).sub(largest));
+                    weights.store(scores);
+                    acc[part] = acc[part].add(weights);
+                }
             }
         }
     }

@@ -103,7 +103,7 @@ macro_rules! operations {
 pub(crate) use operations;
 
 /// A float as it is stored.
-pub(crate) trait Cell: Sized {
+pub(crate) trait Cell: Into<f32> {
     /// A register of them, widened. They need not be aligned.
     ///
     /// # Safety

@@ -2,7 +2,6 @@
 
 use super::{Cell, MAX_PARTS, Vector, fold, from_lanes, store_lanes, to_lanes};
 use crate::quant::MAX_BLOCK;
-use crate::quant::planes::dequantise;
 use crate::scalar::{self, LANES};
 use crate::tensor::{MatRef, Rows, TileMut};
 
@@ -75,13 +74,15 @@ unsafe fn dot_tile<V: Vector, C: Cell, const R: usize, const T: usize>(
             }
         }
     }
-    let mut tail = [0.0; LANES];
-    let tail = &mut tail[..w.cols - whole];
     for r in 0..R {
-        dequantise(w, row + r, whole, tail);
+        let mut tail = [0.0; LANES];
+        for (i, tail) in tail[..w.cols - whole].iter_mut().enumerate() {
+            // SAFETY: as above.
+            *tail = unsafe { rows[r].as_ptr().cast::<C>().add(whole + i).read_unaligned() }.into();
+        }
         for t in 0..T {
             let mut lanes = to_lanes(&acc[r][t]);
-            add_products(tail, &x[t][whole..], &mut lanes);
+            add_products(&tail, &x[t][whole..], &mut lanes);
             out.row(token + t)[row + r] = scalar::sum_lanes(&lanes);
         }
     }
