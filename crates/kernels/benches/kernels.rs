@@ -75,7 +75,7 @@ fn many_tokens(c: &mut Criterion) {
         let mut group = c.benchmark_group(format!("{tokens} tokens"));
         group.throughput(Throughput::Elements((tokens * ROWS * COLS) as u64));
         for isa in Isa::available() {
-            for encoding in encodings().filter(|e| e.activation_block().is_some()) {
+            for encoding in encodings() {
                 let mut product = product(Kernels::for_isa(isa), encoding, tokens);
                 group.bench_function(BenchmarkId::new(isa.name(), encoding), |b| b.iter(&mut product));
             }
@@ -83,34 +83,38 @@ fn many_tokens(c: &mut Criterion) {
     }
 }
 
-/// A block of keys and values, once for the query heads that share them.
+/// A block of keys and values, once for the query heads that share them: a few heads, and the many of latent attention,
+/// whose values lie inside their keys.
 fn attention(c: &mut Criterion) {
-    const HEADS: usize = 8;
-    const DIM: usize = 128;
     let mut random = Random(2);
-    let halves = |v: Vec<f32>| -> Vec<f16> { v.into_iter().map(f16::from_f32).collect() };
-    let queries = random.normals(HEADS * DIM);
-    let keys = halves(random.normals(KEY_BLOCK * DIM));
-    let values = halves(random.normals(KEY_BLOCK * DIM));
-    let mut running = [RunningSoftmax::START; HEADS];
-    let mut out = vec![0.0; HEADS * DIM];
     let mut group = c.benchmark_group("attention");
-    group.throughput(Throughput::Elements(KEY_BLOCK as u64));
-    group.bench_function("64 keys, 8 heads", |b| {
-        b.iter(|| {
-            let step = AttentionStep {
-                queries: black_box(&queries),
-                keys: KvRef::F16(&keys),
-                values: KvRef::F16(&values),
-                head_dim: DIM,
-                value_dim: DIM,
-                value_stride: DIM,
-                scale: 0.1,
-            };
-            (kernels().attend)(&step, &mut running, &mut out);
-            black_box(&mut out);
-        });
-    });
+    for (heads, head_dim, value_dim) in [(1, 128, 128), (2, 64, 64), (8, 128, 128), (64, 576, 512)] {
+        let queries = random.normals(heads * head_dim);
+        let keys: Vec<f16> = random.normals(KEY_BLOCK * head_dim).into_iter().map(f16::from_f32).collect();
+        let values = &keys[head_dim - value_dim..];
+        let mut running = vec![RunningSoftmax::START; heads];
+        let mut out = vec![0.0; heads * value_dim];
+        group.throughput(Throughput::Elements((KEY_BLOCK * heads * (head_dim + value_dim)) as u64));
+        for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::Scalar) {
+            let kernels = Kernels::for_isa(isa);
+            let name = format!("{heads} heads of {head_dim}");
+            group.bench_function(BenchmarkId::new(isa.name(), name), |b| {
+                b.iter(|| {
+                    let step = AttentionStep {
+                        queries: black_box(&queries),
+                        keys: KvRef::F16(&keys),
+                        values: KvRef::F16(values),
+                        head_dim,
+                        value_dim,
+                        value_stride: head_dim,
+                        scale: 0.1,
+                    };
+                    (kernels.attend)(&step, &mut running, &mut out);
+                    black_box(&mut out);
+                });
+            });
+        }
+    }
 }
 
 /// One token of a layer with 32 value heads of 128×128: its state where it is, and moved from elsewhere.

@@ -9,10 +9,10 @@
 //! sixteen bits, where it saturates. Lanes are therefore kept as small as their type stores them, and
 //! offsets are taken back from the sums.
 //!
-//! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions. Closures
-//! that use these instructions are called from here only: a library function such as `array::from_fn` is
-//! compiled without them and would not inline them. Nor is `array::map` inlined in functions of this size, so
-//! arrays in loops are written out.
+//! Attention and products with floats are those of [`generic`](crate::generic), over a register of eight. What is
+//! not worth writing by hand is the scalar kernel itself, compiled for these instructions. Closures that use these
+//! instructions are called from here only: a library function such as `array::from_fn` is compiled without them and
+//! would not inline them. Nor is `array::map` inlined in functions of this size, so arrays in loops are written out.
 
 // Loops over registers go by index, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
@@ -29,10 +29,9 @@ use half::{bf16, f16};
 use crate::DType;
 use crate::compiled::compiled_scalar_kernels;
 use crate::encoding::Encoding;
-use crate::math;
-use crate::quant::planes::dequantise;
+use crate::generic::{Cell, Vector, attention, operations, products};
 use crate::quant::{Q4K, Q5K, Q6K, Quant};
-use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, RunningSoftmax};
+use crate::scalar::{self, AttentionStep, LANES, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
 /// Rows that are computed together for several tokens: as many as a register has 32-bit lanes.
@@ -46,12 +45,6 @@ pub fn available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
-/// Query heads that pass over the keys together.
-const HEAD_TILE: usize = 8;
-
-/// The longest keys for which there is room to widen eight of them.
-const MAX_HEAD_DIM: usize = 1024;
-
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
@@ -61,6 +54,14 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
         Encoding::Blocks(DType::BF16) => matmul_floats::<bf16>(w, x, out),
         _ => widened::matmul(w, x, out),
     }
+}
+
+/// As [`products::matmul_floats`].
+#[target_feature(enable = "avx2,fma,f16c")]
+fn matmul_floats<C: Cell>(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
+    let mut ahead = Ahead::new(w, 2);
+    // SAFETY: whoever calls this function has its instructions.
+    unsafe { products::matmul_floats::<__m256, C>(w, x, out, |bytes| ahead.advance(bytes)) }
 }
 
 /// As [`scalar::matmul_q8`].
@@ -85,42 +86,17 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
 /// As [`scalar::matmul_transposed`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn matmul_transposed(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    scalar::matmul_transposed_by(w, x, out, |w, row, col, out| widened::widen(w, row, col, out));
+    scalar::matmul_transposed_by(w, x, out, |w, row, col, out| widened::widen(&w, row, col, out));
 }
 
 /// As [`scalar::attend`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {
-    // No model's heads end inside a register.
-    let ragged = !step.head_dim.is_multiple_of(8) || !step.value_dim.is_multiple_of(8);
-    if ragged || step.head_dim > MAX_HEAD_DIM {
+    if !attention::fits::<__m256>(step) {
         return scalar::attend(step, running, out);
     }
-    assert_eq!(step.queries.len(), running.len() * step.head_dim);
-    assert_eq!(out.len(), running.len() * step.value_dim);
-    let heads = step
-        .queries
-        .chunks(HEAD_TILE * step.head_dim)
-        .zip(running.chunks_mut(HEAD_TILE))
-        .zip(out.chunks_mut(HEAD_TILE * step.value_dim));
-    for ((queries, running), out) in heads {
-        let step = AttentionStep { queries, ..*step };
-        match (step.keys, step.values) {
-            (KvRef::F16(keys), KvRef::F16(values)) => {
-                let count = step.count(keys.len(), values.len());
-                let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
-                // SAFETY: keys and values are `count` long, as `count` says.
-                unsafe { attend_heads::<f16>(&step, keys, values, count, running, out) }
-            }
-            (KvRef::F32(keys), KvRef::F32(values)) => {
-                let count = step.count(keys.len(), values.len());
-                let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
-                // SAFETY: as above.
-                unsafe { attend_heads::<f32>(&step, keys, values, count, running, out) }
-            }
-            _ => panic!("keys and values of different types"),
-        }
-    }
+    // SAFETY: whoever calls this function has its instructions.
+    unsafe { attention::attend::<__m256>(step, running, out) }
 }
 
 compiled_scalar_kernels!("avx2,fma,f16c");
@@ -829,347 +805,68 @@ fn multiply_q8_0<const T: usize>(
 // ---------------------------------------------------------------------------------------------------
 // Floats
 
-/// A float as it is stored.
-trait Cell {
-    /// Bytes of one.
-    const BYTES: usize;
+impl Vector for __m256 {
+    const LANES: usize = 8;
+    const SUMS: usize = 8;
 
-    /// Eight of them from element `index` on, widened.
-    ///
-    /// # Safety
-    /// The elements must exist, and the processor must have the instructions of this module.
-    unsafe fn eight(first: *const u8, index: usize) -> __m256;
-}
-
-impl Cell for f32 {
-    const BYTES: usize = 4;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn eight(first: *const u8, index: usize) -> __m256 {
-        // SAFETY: the caller's promise.
-        unsafe { _mm256_loadu_ps(first.add(4 * index).cast()) }
+    operations! {
+        add(self, y) => _mm256_add_ps(self, y);
+        sub(self, y) => _mm256_sub_ps(self, y);
+        mul(self, y) => _mm256_mul_ps(self, y);
+        mul_add(self, y, z) => _mm256_fmadd_ps(self, y, z);
+        round(self) => _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self);
+        scale_by_power(self, n) => scale_by_power(self, n);
+        select_less(self, y, yes, no) => _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(self, y));
     }
-}
-
-impl Cell for f16 {
-    const BYTES: usize = 2;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn eight(first: *const u8, index: usize) -> __m256 {
-        // SAFETY: the caller's promise.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(first.add(2 * index).cast())) }
+    unsafe fn splat(value: f32) -> __m256 {
+        _mm256_set1_ps(value)
     }
-}
-
-impl Cell for bf16 {
-    const BYTES: usize = 2;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn eight(first: *const u8, index: usize) -> __m256 {
+    unsafe fn load(from: *const f32) -> __m256 {
         // SAFETY: the caller's promise.
-        let words = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(first.add(2 * index).cast())) };
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn load_f16(from: *const f16) -> __m256 {
+        // SAFETY: the caller's promise.
+        _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from.cast()) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn load_bf16(from: *const bf16) -> __m256 {
+        // SAFETY: the caller's promise.
+        let words = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())) };
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
     }
-}
 
-#[target_feature(enable = "avx2,fma,f16c")]
-fn matmul_floats<C: Cell>(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
-    assert_eq!(x.width(), w.cols);
-    let mut ahead = Ahead::new(w, 2);
-    for row in (0..w.rows).step_by(2) {
-        for token in (0..x.len()).step_by(2) {
-            match (w.rows - row, x.len() - token) {
-                (1, 1) => dot_tile::<C, 1, 1>(w, x, out, row, token, &mut ahead),
-                (1, _) => dot_tile::<C, 1, 2>(w, x, out, row, token, &mut ahead),
-                (_, 1) => dot_tile::<C, 2, 1>(w, x, out, row, token, &mut ahead),
-                _ => dot_tile::<C, 2, 2>(w, x, out, row, token, &mut ahead),
-            }
-        }
-    }
-}
-
-/// The products of `R` rows with `T` tokens, each with the sixteen accumulators of [`scalar::dot`] in two
-/// registers.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn dot_tile<C: Cell, const R: usize, const T: usize>(
-    w: MatRef<'_>,
-    x: Rows<'_, f32>,
-    out: &mut TileMut<'_, f32>,
-    row: usize,
-    token: usize,
-    ahead: &mut Ahead,
-) {
-    let rows: [&[u8]; R] = std::array::from_fn(|r| w.row(row + r));
-    let x: [&[f32]; T] = std::array::from_fn(|t| x.row(token + t));
-    let mut acc = [[[_mm256_setzero_ps(); 2]; T]; R];
-    let whole = w.cols / 16 * 16;
-    // Only the first tokens' pass finds the rows in memory.
-    let fresh = if token == 0 { R * 16 * C::BYTES } else { 0 };
-    for col in (0..whole).step_by(16) {
-        ahead.advance(fresh);
-        for half in 0..2 {
-            let at = col + 8 * half;
-            let mut weights = [_mm256_setzero_ps(); R];
-            for r in 0..R {
-                // SAFETY: a row has as many elements as the matrix has columns.
-                weights[r] = unsafe { C::eight(rows[r].as_ptr(), at) };
-            }
-            for t in 0..T {
-                // SAFETY: and so has a row of activations.
-                let x = unsafe { _mm256_loadu_ps(x[t].as_ptr().add(at)) };
-                for r in 0..R {
-                    acc[r][t][half] = _mm256_fmadd_ps(weights[r], x, acc[r][t][half]);
-                }
-            }
-        }
-    }
-    let mut tail = [0.0; 16];
-    let tail = &mut tail[..w.cols - whole];
-    for r in 0..R {
-        dequantise(w, row + r, whole, tail);
-        for t in 0..T {
-            let mut lanes = to_lanes(acc[r][t]);
-            for ((lane, w), x) in lanes.iter_mut().zip(&*tail).zip(&x[t][whole..]) {
-                *lane = w.mul_add(*x, *lane);
-            }
-            out.row(token + t)[row + r] = scalar::sum_lanes(&lanes);
-        }
-    }
-}
-
-/// Sixteen accumulators, for [`scalar::sum_lanes`].
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn to_lanes(acc: [__m256; 2]) -> [f32; 16] {
-    let mut lanes = [0.0; 16];
-    // SAFETY: it is two registers long.
-    unsafe {
-        _mm256_storeu_ps(lanes.as_mut_ptr(), acc[0]);
-        _mm256_storeu_ps(lanes.as_mut_ptr().add(8), acc[1]);
-    }
-    lanes
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Attention
-
-/// Up to [`HEAD_TILE`] heads attend to `count` keys.
-///
-/// # Safety
-/// There must be `count` keys and values of type `C`, and at least one.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn attend_heads<C: Cell>(
-    step: &AttentionStep<'_>,
-    keys: *const u8,
-    values: *const u8,
-    count: usize,
-    running: &mut [RunningSoftmax],
-    out: &mut [f32],
-) {
-    let mut scores = [[0.0f32; KEY_BLOCK]; HEAD_TILE];
-    for first in (0..count).step_by(8) {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { score_keys::<C>(step, keys, first..count.min(first + 8), &mut scores) };
+        unsafe { _mm256_storeu_ps(to, self) }
     }
-    for ((running, scores), out) in
-        running.iter_mut().zip(&mut scores).zip(out.chunks_exact_mut(step.value_dim))
-    {
-        let correction = soften(running, scores, count);
-        out.iter_mut().for_each(|out| *out *= correction);
-    }
-    let mut head = 0;
-    while head < running.len() {
-        let (scores, out) = (&scores[head..], &mut out[head * step.value_dim..]);
-        // SAFETY: the caller's promise; as many heads as asked for are left.
-        unsafe {
-            head += match running.len() - head {
-                8.. => add_values::<C, 8, 1>(step, values, count, scores, out),
-                4.. => add_values::<C, 4, 2>(step, values, count, scores, out),
-                2.. => add_values::<C, 2, 4>(step, values, count, scores, out),
-                _ => add_values::<C, 1, 8>(step, values, count, scores, out),
-            }
-        }
+
+    #[inline(always)]
+    fn sum_across(v: &[__m256; LANES]) -> __m256 {
+        // SAFETY: a register exists only where the processor has its instructions.
+        unsafe { sum_across_f32(v.first_chunk().expect("eight vectors")) }
     }
 }
 
-/// The scores of up to eight keys for all heads.
-///
-/// # Safety
-/// The keys must exist.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn score_keys<C: Cell>(
-    step: &AttentionStep<'_>,
-    keys: *const u8,
-    range: std::ops::Range<usize>,
-    scores: &mut [[f32; KEY_BLOCK]; HEAD_TILE],
-) {
-    let dim = step.head_dim;
-    // All heads read the keys, so they are widened once: `[dim / 8][8 keys][8 channels]`.
-    let mut wide = std::mem::MaybeUninit::<[__m256; MAX_HEAD_DIM]>::uninit();
-    let wide = wide.as_mut_ptr().cast::<__m256>();
-    for chunk in 0..dim / 8 {
-        for i in 0..8 {
-            // Where there are fewer keys, the last stands in and its score is dropped.
-            let key = (range.start + i).min(range.end - 1);
-            // SAFETY: the key exists; there are 8 registers for each chunk.
-            unsafe { wide.add(chunk * 8 + i).write(C::eight(keys, key * dim + chunk * 8)) };
-        }
-    }
-    for (query, scores) in step.queries.chunks_exact(dim).zip(scores) {
-        let mut sums = [_mm256_setzero_ps(); 8];
-        for four in [0, 4] {
-            // Sixteen accumulators for each key, in two registers.
-            let mut acc = [[_mm256_setzero_ps(); 4]; 2];
-            for chunk in (0..dim / 8).step_by(2) {
-                for half in 0..2 {
-                    if chunk + half < dim / 8 {
-                        // SAFETY: the query is as long as a key, and the keys were written above.
-                        let (q, k) = unsafe {
-                            let q = _mm256_loadu_ps(query.as_ptr().add((chunk + half) * 8));
-                            (q, wide.add((chunk + half) * 8 + four))
-                        };
-                        for i in 0..4 {
-                            // SAFETY: as above.
-                            acc[half][i] = _mm256_fmadd_ps(q, unsafe { k.add(i).read() }, acc[half][i]);
-                        }
-                    }
-                }
-            }
-            for i in 0..4 {
-                sums[four + i] = _mm256_add_ps(acc[0][i], acc[1][i]);
-            }
-        }
-        let sums = _mm256_mul_ps(sum_across_f32(&sums), _mm256_set1_ps(step.scale));
-        // SAFETY: `range` starts at a multiple of eight, so a block of scores has room for eight.
-        unsafe { _mm256_storeu_ps(scores[range.start..][..8].as_mut_ptr(), sums) };
-    }
-}
-
-/// Turns a head's `count` scores into weights; returns the factor that corrects what was summed up before.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn soften(running: &mut RunningSoftmax, scores: &mut [f32; KEY_BLOCK], count: usize) -> f32 {
-    let max = scores[..count].iter().fold(running.max, |max, &score| max.max(score));
-    let mut acc = [_mm256_setzero_ps(); 2];
-    for (i, scores) in scores[..count.next_multiple_of(8)].chunks_exact_mut(8).enumerate() {
-        // SAFETY: the chunk is one register long.
-        let scores_here = unsafe { _mm256_loadu_ps(scores.as_ptr()) };
-        let weights = exp(_mm256_sub_ps(scores_here, _mm256_set1_ps(max)));
-        // Past the end the weights are zeros, which leave the sums, never negative, as they are.
-        let weights = _mm256_and_ps(weights, _mm256_castsi256_ps(tail_mask(count - 8 * i)));
-        // SAFETY: as above.
-        unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), weights) };
-        acc[i % 2] = _mm256_add_ps(acc[i % 2], weights);
-    }
-    let correction = math::exp(running.max - max);
-    *running =
-        RunningSoftmax { max, sum: running.sum.mul_add(correction, scalar::sum_lanes(&to_lanes(acc))) };
-    correction
-}
-
-/// Adds the weighted values to the outputs of `H` heads, `N` chunks of eight channels at a time; returns `H`.
-///
-/// # Safety
-/// There must be `count` values as `step` says, their channels a multiple of eight, and scores and outputs for `H` heads.
+/// As [`Vector::scale_by_power`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_values<C: Cell, const H: usize, const N: usize>(
-    step: &AttentionStep<'_>,
-    values: *const u8,
-    count: usize,
-    scores: &[[f32; KEY_BLOCK]],
-    out: &mut [f32],
-) -> usize {
-    let dim = step.value_dim;
-    let scores = scores.first_chunk::<H>().expect("scores for all heads");
-    let out = out[..H * dim].as_mut_ptr();
-    let mut first = 0;
-    while first + 8 * N <= dim {
-        // SAFETY: that many channels are left, by the condition above.
-        unsafe { add_channels::<C, H, N>(step, first, values, count, scores, out) };
-        first += 8 * N;
-    }
-    while first < dim {
-        // SAFETY: the channels are a multiple of eight.
-        unsafe { add_channels::<C, H, 1>(step, first, values, count, scores, out) };
-        first += 8;
-    }
-    H
-}
-
-/// [`add_values`] for the channels from `first` on.
-///
-/// # Safety
-/// As there, and `8 · N` channels must be left.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_channels<C: Cell, const H: usize, const N: usize>(
-    step: &AttentionStep<'_>,
-    first: usize,
-    values: *const u8,
-    count: usize,
-    scores: &[[f32; KEY_BLOCK]; H],
-    out: *mut f32,
-) {
-    let dim = step.value_dim;
-    let mut acc = [[_mm256_setzero_ps(); N]; H];
-    for h in 0..H {
-        for c in 0..N {
-            // SAFETY: the caller's promise.
-            acc[h][c] = unsafe { _mm256_loadu_ps(out.add(h * dim + first + c * 8)) };
-        }
-    }
-    for key in 0..count {
-        let mut weights = [_mm256_setzero_ps(); H];
-        for h in 0..H {
-            weights[h] = _mm256_set1_ps(scores[h][key]);
-        }
-        for c in 0..N {
-            // SAFETY: the caller's promise.
-            let v = unsafe { C::eight(values, key * step.value_stride + first + c * 8) };
-            for h in 0..H {
-                acc[h][c] = _mm256_fmadd_ps(weights[h], v, acc[h][c]);
-            }
-        }
-    }
-    for h in 0..H {
-        for c in 0..N {
-            // SAFETY: the caller's promise.
-            unsafe { _mm256_storeu_ps(out.add(h * dim + first + c * 8), acc[h][c]) };
-        }
-    }
-}
-
-/// A mask of the first `len` of eight lanes.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn tail_mask(len: usize) -> __m256i {
-    let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    _mm256_cmpgt_epi32(_mm256_set1_epi32(len.min(8) as i32), lanes)
-}
-
-/// As [`math::exp`], eight at a time.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn exp(x: __m256) -> __m256 {
-    let constant = |c: f32| _mm256_set1_ps(c);
-    let n = _mm256_mul_ps(x, constant(std::f32::consts::LOG2_E));
-    let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(n);
-    let r = _mm256_fmadd_ps(n, constant(-math::LN2_HIGH), x);
-    let r = _mm256_fmadd_ps(n, constant(-math::LN2_LOW), r);
-    let mut p = constant(math::EXP_POLYNOMIAL[0]);
-    for c in &math::EXP_POLYNOMIAL[1..] {
-        p = _mm256_fmadd_ps(p, r, constant(*c));
-    }
+fn scale_by_power(x: __m256, n: __m256) -> __m256 {
     let n = _mm256_cvtps_epi32(n);
     let half = _mm256_srai_epi32::<1>(n);
     let power = |n| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))));
-    let y = _mm256_mul_ps(_mm256_mul_ps(p, power(half)), power(_mm256_sub_epi32(n, half)));
-    let low = _mm256_cmp_ps::<_CMP_LT_OQ>(x, constant(math::EXP_LOWEST));
-    let high = _mm256_cmp_ps::<_CMP_GT_OQ>(x, constant(math::EXP_HIGHEST));
-    _mm256_blendv_ps(_mm256_andnot_ps(low, y), constant(f32::INFINITY), high)
+    _mm256_mul_ps(_mm256_mul_ps(x, power(half)), power(_mm256_sub_epi32(n, half)))
 }

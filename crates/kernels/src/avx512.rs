@@ -5,6 +5,8 @@
 //! order, so the bits are those of [`scalar`]. Products with one token are bound by memory, which the
 //! [`avx2`] kernels already keep busy: wider registers only add work between the loads.
 //!
+//! Attention and products with floats are those of [`generic`](crate::generic), over a register of sixteen.
+//!
 //! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions: its operations
 //! and their order are fixed, so the compiler can only make it faster.
 //!
@@ -19,14 +21,16 @@ mod shared;
 
 use std::arch::x86_64::*;
 
+use half::{bf16, f16};
+
 use crate::DType;
 use crate::avx2;
 use crate::compiled::compiled_scalar_kernels;
 use crate::encoding::Encoding;
-use crate::math;
+use crate::generic::{Vector, attention, operations, products};
 use crate::quant::planes::dequantise;
-use crate::quant::{MAX_BLOCK, Q4K, Q5K, Q6K, Quant};
-use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, LANES, RunningSoftmax};
+use crate::quant::{Q4K, Q5K, Q6K, Quant};
+use crate::scalar::{self, AttentionStep, LANES, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
 /// Rows that are computed together: as many as a register has 32-bit lanes.
@@ -43,20 +47,9 @@ pub fn available() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
-/// Tokens that share four widened rows; a multiple of four.
-const FLOAT_TOKENS: usize = 32;
-
-/// The most query heads that pass over the keys together.
-const HEAD_TILE: usize = 64;
-
-/// The longest keys for which there is room to widen sixteen of them.
-const MAX_HEAD_DIM: usize = 1024;
-
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
-    assert_eq!(x.width(), w.cols);
     let is_float = match w.encoding {
         Encoding::Blocks(dtype) => dtype.is_float(),
         encoding => matches!(encoding, Encoding::Tiles(_)),
@@ -64,44 +57,8 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     if x.len() == 1 && is_float {
         return avx2::matmul_f32(w, x, out);
     }
-    // Four rows, widened piece by piece.
-    let mut weights = [[0.0f32; MAX_BLOCK]; 4];
-    for chunk in (0..x.len()).step_by(FLOAT_TOKENS) {
-        let tokens = FLOAT_TOKENS.min(x.len() - chunk);
-        for first in (0..w.rows).step_by(4) {
-            let mut acc = [[_mm512_setzero_ps(); 4]; FLOAT_TOKENS];
-            for col in (0..w.cols).step_by(MAX_BLOCK) {
-                let cols = MAX_BLOCK.min(w.cols - col);
-                for (row, weights) in weights.iter_mut().enumerate() {
-                    widen(w, (first + row).min(w.rows - 1), col, &mut weights[..cols]);
-                }
-                let mut t = 0;
-                while t < tokens {
-                    let piece = |t: usize| &x.row(chunk + t)[col..col + cols];
-                    if tokens - t >= 4 {
-                        let x = [piece(t), piece(t + 1), piece(t + 2), piece(t + 3)];
-                        multiply_floats(&weights, x, acc[t..].first_chunk_mut().expect("four tokens"));
-                        t += 4;
-                    } else {
-                        multiply_floats(&weights, [piece(t)], acc[t..].first_chunk_mut().expect("a token"));
-                        t += 1;
-                    }
-                }
-            }
-            for t in (0..tokens).step_by(4) {
-                let mut sums = [_mm512_setzero_ps(); 16];
-                for i in 0..4 {
-                    for row in 0..4 {
-                        sums[4 * i + row] = acc[t + i][row];
-                    }
-                }
-                let sums = sum_across(&sums);
-                for i in 0..4.min(tokens - t) {
-                    store_four(quarter(sums, i), &mut out.row(chunk + t + i)[first..]);
-                }
-            }
-        }
-    }
+    // SAFETY: whoever calls this function has its instructions.
+    unsafe { products::matmul_widened::<__m512>(w, x, out, |row, col, out| widen(&w, row, col, out)) }
 }
 
 /// As [`scalar::matmul_q8`].
@@ -125,44 +82,17 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
 /// As [`scalar::matmul_transposed`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub fn matmul_transposed(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    scalar::matmul_transposed_by(w, x, out, |w, row, col, out| widen(w, row, col, out));
+    scalar::matmul_transposed_by(w, x, out, |w, row, col, out| widen(&w, row, col, out));
 }
 
 /// As [`scalar::attend`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {
-    if step.head_dim > MAX_HEAD_DIM {
-        return scalar::attend(step, running, out);
+    if !attention::fits::<__m512>(step) {
+        return avx2::attend(step, running, out);
     }
-    assert_eq!(step.queries.len(), running.len() * step.head_dim);
-    assert_eq!(out.len(), running.len() * step.value_dim);
-    let (keys, values, count) = match (step.keys, step.values) {
-        (KvRef::F16(keys), KvRef::F16(values)) => {
-            (keys.as_ptr().cast(), values.as_ptr().cast(), step.count(keys.len(), values.len()))
-        }
-        (KvRef::F32(keys), KvRef::F32(values)) => {
-            (keys.as_ptr().cast(), values.as_ptr().cast(), step.count(keys.len(), values.len()))
-        }
-        _ => panic!("keys and values of different types"),
-    };
-    let heads = step
-        .queries
-        .chunks(HEAD_TILE * step.head_dim)
-        .zip(running.chunks_mut(HEAD_TILE))
-        .zip(out.chunks_mut(HEAD_TILE * step.value_dim));
-    for ((queries, running), out) in heads {
-        let step = AttentionStep { queries, ..*step };
-        let f16 = matches!(step.keys, KvRef::F16(_));
-        // SAFETY: keys and values are of that type and `count` long, as `count` says.
-        unsafe {
-            match (f16, running.len() <= 8) {
-                (true, true) => attend_heads::<true, 8>(&step, keys, values, count, running, out),
-                (true, false) => attend_heads::<true, HEAD_TILE>(&step, keys, values, count, running, out),
-                (false, true) => attend_heads::<false, 8>(&step, keys, values, count, running, out),
-                (false, false) => attend_heads::<false, HEAD_TILE>(&step, keys, values, count, running, out),
-            }
-        }
-    }
+    // SAFETY: whoever calls this function has its instructions.
+    unsafe { attention::attend::<__m512>(step, running, out) }
 }
 
 compiled_scalar_kernels!("avx512f,avx512bw,avx512vl,avx512vnni");
@@ -274,7 +204,7 @@ fn sum_across(v: &[__m512; 16]) -> __m512 {
 /// A piece of a row, from column `col` on, as floats.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn widen(w: MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
+fn widen(w: &MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
     match w.encoding {
         Encoding::Blocks(dtype @ (DType::F16 | DType::BF16)) => {
             let bytes = &w.row(row)[2 * col..2 * (col + out.len())];
@@ -293,56 +223,8 @@ fn widen(w: MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
             }
         }
         Encoding::Tiles(tiles) => avx2::widened::widen_tiles(w, tiles, row, col, out),
-        _ => dequantise(w, row, col, out),
+        _ => dequantise(*w, row, col, out),
     }
-}
-
-/// Adds the products of four rows' pieces with those of `T` tokens, lane by lane.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn multiply_floats<const T: usize>(
-    weights: &[[f32; MAX_BLOCK]; 4],
-    x: [&[f32]; T],
-    acc: &mut [[__m512; 4]; T],
-) {
-    let cols = x[0].len();
-    assert!(cols <= MAX_BLOCK && x.iter().all(|x| x.len() == cols));
-    let mut sums = *acc;
-    for col in (0..cols).step_by(LANES) {
-        let mask = tail_mask(cols - col);
-        let mut rows = [_mm512_setzero_ps(); 4];
-        for row in 0..4 {
-            // SAFETY: the mask ends with the columns.
-            rows[row] = unsafe { _mm512_maskz_loadu_ps(mask, weights[row].as_ptr().add(col)) };
-        }
-        for t in 0..T {
-            // SAFETY: as above.
-            let x = unsafe { _mm512_maskz_loadu_ps(mask, x[t].as_ptr().add(col)) };
-            for row in 0..4 {
-                sums[t][row] = _mm512_mask3_fmadd_ps(rows[row], x, sums[t][row], mask);
-            }
-        }
-    }
-    *acc = sums;
-}
-
-/// Four of sixteen lanes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn quarter(v: __m512, part: usize) -> __m128 {
-    match part {
-        0 => _mm512_castps512_ps128(v),
-        1 => _mm512_extractf32x4_ps::<1>(v),
-        2 => _mm512_extractf32x4_ps::<2>(v),
-        _ => _mm512_extractf32x4_ps::<3>(v),
-    }
-}
-
-/// Stores the results of up to four rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn store_four(acc: __m128, out: &mut [f32]) {
-    // SAFETY: the mask covers what `out` has.
-    unsafe { _mm_mask_storeu_ps(out.as_mut_ptr(), tail_mask(out.len().min(4)) as __mmask8, acc) };
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -843,206 +725,77 @@ fn multiply_q8_0<const T: usize>(
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Attention
+// Floats
 
-/// Up to `H` heads attend to `count` keys.
-///
-/// # Safety
-/// There must be `count` keys and values of the type that `F16` says, and at least one.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn attend_heads<const F16: bool, const H: usize>(
-    step: &AttentionStep<'_>,
-    keys: *const u8,
-    values: *const u8,
-    count: usize,
-    running: &mut [RunningSoftmax],
-    out: &mut [f32],
-) {
-    let mut scores = [[0.0f32; KEY_BLOCK]; H];
-    for first in (0..count).step_by(16) {
+impl Vector for __m512 {
+    const LANES: usize = 16;
+    const SUMS: usize = 16;
+
+    operations! {
+        add(self, y) => _mm512_add_ps(self, y);
+        sub(self, y) => _mm512_sub_ps(self, y);
+        mul(self, y) => _mm512_mul_ps(self, y);
+        mul_add(self, y, z) => _mm512_fmadd_ps(self, y, z);
+        round(self) => _mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(self);
+        scale_by_power(self, n) => scale_by_power(self, n);
+        select_less(self, y, yes, no) =>
+            _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self, y), yes);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn splat(value: f32) -> __m512 {
+        _mm512_set1_ps(value)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn load(from: *const f32) -> __m512 {
         // SAFETY: the caller's promise.
-        unsafe { score_keys::<F16>(step, keys, first..count.min(first + 16), &mut scores) };
+        unsafe { _mm512_loadu_ps(from) }
     }
-    for ((running, scores), out) in
-        running.iter_mut().zip(&mut scores).zip(out.chunks_exact_mut(step.value_dim))
-    {
-        let correction = soften(running, &mut scores[..count]);
-        out.iter_mut().for_each(|out| *out *= correction);
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn load_f16(from: *const f16) -> __m512 {
+        // SAFETY: the caller's promise.
+        _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(from.cast()) })
     }
-    let mut head = 0;
-    while head < running.len() {
-        let (scores, out) = (&scores[head..], &mut out[head * step.value_dim..]);
-        // SAFETY: the caller's promise; as many heads as asked for are left.
-        unsafe {
-            head += match running.len() - head {
-                8.. => add_values::<F16, 8, 1>(step, values, count, scores, out),
-                4.. => add_values::<F16, 4, 2>(step, values, count, scores, out),
-                2.. => add_values::<F16, 2, 4>(step, values, count, scores, out),
-                _ => add_values::<F16, 1, 4>(step, values, count, scores, out),
-            }
-        }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn load_bf16(from: *const bf16) -> __m512 {
+        // SAFETY: the caller's promise.
+        let words = unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_storeu_ps(to, self) }
+    }
+
+    #[inline(always)]
+    fn sum_across(v: &[__m512; LANES]) -> __m512 {
+        // SAFETY: a register exists only where the processor has its instructions.
+        unsafe { sum_across(v) }
     }
 }
 
-/// The scores of up to sixteen keys for all heads.
-///
-/// # Safety
-/// The keys must exist.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn score_keys<const F16: bool>(
-    step: &AttentionStep<'_>,
-    keys: *const u8,
-    range: std::ops::Range<usize>,
-    scores: &mut [[f32; KEY_BLOCK]],
-) {
-    let dim = step.head_dim;
-    let chunks = dim.div_ceil(16);
-    // All heads read the keys, so they are widened once: `[chunks][16 keys][16 channels]`.
-    let mut wide = std::mem::MaybeUninit::<[__m512; MAX_HEAD_DIM]>::uninit();
-    let wide = wide.as_mut_ptr().cast::<__m512>();
-    for chunk in 0..chunks {
-        let mask = tail_mask(dim - chunk * 16);
-        for i in 0..16 {
-            // Where there are fewer keys, the last stands in and its score is dropped.
-            let key = (range.start + i).min(range.end - 1);
-            // SAFETY: the key exists and the mask ends with it; there are 16 registers for each chunk.
-            unsafe { wide.add(chunk * 16 + i).write(cells::<F16>(keys, key * dim + chunk * 16, mask)) };
-        }
-    }
-    let scale = _mm512_set1_ps(step.scale);
-    for (query, scores) in step.queries.chunks_exact(dim).zip(scores) {
-        let mut acc = [_mm512_setzero_ps(); 16];
-        for chunk in 0..chunks {
-            let mask = tail_mask(dim - chunk * 16);
-            // SAFETY: the mask ends with the query.
-            let q = unsafe { _mm512_maskz_loadu_ps(mask, query.as_ptr().add(chunk * 16)) };
-            for (i, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: it was written above.
-                let k = unsafe { wide.add(chunk * 16 + i).read() };
-                *acc = _mm512_mask3_fmadd_ps(q, k, *acc, mask);
-            }
-        }
-        let sums = _mm512_mul_ps(sum_across(&acc), scale);
-        // SAFETY: the block of scores has room for all keys.
-        unsafe { _mm512_mask_storeu_ps(scores.as_mut_ptr().add(range.start), tail_mask(range.len()), sums) };
-    }
-}
-
-/// Turns a head's scores into weights; returns the factor that corrects what was summed up before.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn soften(running: &mut RunningSoftmax, scores: &mut [f32]) -> f32 {
-    let max = scores.iter().fold(running.max, |max, &score| max.max(score));
-    let mut acc = _mm512_setzero_ps();
-    for scores in scores.chunks_mut(16) {
-        let mask = tail_mask(scores.len());
-        // SAFETY: the mask covers the chunk.
-        let weights = unsafe {
-            let scores = _mm512_maskz_loadu_ps(mask, scores.as_ptr());
-            exp(_mm512_sub_ps(scores, _mm512_set1_ps(max)))
-        };
-        // SAFETY: as above.
-        unsafe { _mm512_mask_storeu_ps(scores.as_mut_ptr(), mask, weights) };
-        acc = _mm512_mask_add_ps(acc, mask, acc, weights);
-    }
-    let mut lanes = [0.0; 16];
-    // SAFETY: it is one register long.
-    unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), acc) };
-    let correction = math::exp(running.max - max);
-    *running = RunningSoftmax { max, sum: running.sum.mul_add(correction, scalar::sum_lanes(&lanes)) };
-    correction
-}
-
-/// Adds the weighted values to the outputs of `H` heads, `C` chunks of sixteen channels at a time; returns `H`.
-///
-/// # Safety
-/// There must be `count` values as `step` says, and scores and outputs for `H` heads.
+/// As [`Vector::scale_by_power`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn add_values<const F16: bool, const H: usize, const C: usize>(
-    step: &AttentionStep<'_>,
-    values: *const u8,
-    count: usize,
-    scores: &[[f32; KEY_BLOCK]],
-    out: &mut [f32],
-) -> usize {
-    let dim = step.value_dim;
-    let scores = scores.first_chunk::<H>().expect("scores for all heads");
-    for first in (0..dim).step_by(16 * C) {
-        let at = |h: usize, c: usize| h * dim + first + c * 16;
-        let mask = |c: usize| tail_mask(dim.saturating_sub(first + c * 16));
-        let mut acc = [[_mm512_setzero_ps(); C]; H];
-        for (h, acc) in acc.iter_mut().enumerate() {
-            for (c, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: the mask ends with the channels.
-                *acc = unsafe { _mm512_maskz_loadu_ps(mask(c), out.as_ptr().wrapping_add(at(h, c))) };
-            }
-        }
-        for key in 0..count {
-            let mut v = [_mm512_setzero_ps(); C];
-            for (c, v) in v.iter_mut().enumerate() {
-                // SAFETY: the value exists, and the mask ends with its channels.
-                *v = unsafe { cells::<F16>(values, key * step.value_stride + first + c * 16, mask(c)) };
-            }
-            for h in 0..H {
-                let weight = _mm512_set1_ps(scores[h][key]);
-                for c in 0..C {
-                    acc[h][c] = _mm512_fmadd_ps(weight, v[c], acc[h][c]);
-                }
-            }
-        }
-        for (h, acc) in acc.iter().enumerate() {
-            for (c, acc) in acc.iter().enumerate() {
-                // SAFETY: as above.
-                unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr().wrapping_add(at(h, c)), mask(c), *acc) };
-            }
-        }
-    }
-    H
+fn scale_by_power(x: __m512, n: __m512) -> __m512 {
+    let n = _mm512_cvtps_epi32(n);
+    let half = _mm512_srai_epi32::<1>(n);
+    let power = |n| _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127))));
+    _mm512_mul_ps(_mm512_mul_ps(x, power(half)), power(_mm512_sub_epi32(n, half)))
 }
 
 /// A mask of the first `len` of sixteen lanes.
 #[inline(always)]
 fn tail_mask(len: usize) -> __mmask16 {
     if len >= 16 { 0xffff } else { (1 << len) - 1 }
-}
-
-/// Sixteen keys' or values' channels from element `index` on, widened; those outside the mask are zero.
-///
-/// # Safety
-/// The elements under the mask must exist.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn cells<const F16: bool>(first: *const u8, index: usize, mask: __mmask16) -> __m512 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if F16 {
-            _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, first.cast::<i16>().wrapping_add(index)))
-        } else {
-            _mm512_maskz_loadu_ps(mask, first.cast::<f32>().wrapping_add(index))
-        }
-    }
-}
-
-/// As [`math::exp`], sixteen at a time.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn exp(x: __m512) -> __m512 {
-    let constant = |c: f32| _mm512_set1_ps(c);
-    let n = _mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(_mm512_mul_ps(
-        x,
-        constant(std::f32::consts::LOG2_E),
-    ));
-    let r = _mm512_fmadd_ps(n, constant(-math::LN2_HIGH), x);
-    let r = _mm512_fmadd_ps(n, constant(-math::LN2_LOW), r);
-    let mut p = constant(math::EXP_POLYNOMIAL[0]);
-    for c in &math::EXP_POLYNOMIAL[1..] {
-        p = _mm512_fmadd_ps(p, r, constant(*c));
-    }
-    let n = _mm512_cvtps_epi32(n);
-    let half = _mm512_srai_epi32::<1>(n);
-    let power = |n| _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127))));
-    let y = _mm512_mul_ps(_mm512_mul_ps(p, power(half)), power(_mm512_sub_epi32(n, half)));
-    let low = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, constant(math::EXP_LOWEST));
-    let high = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, constant(math::EXP_HIGHEST));
-    let y = _mm512_mask_mov_ps(y, low, _mm512_setzero_ps());
-    _mm512_mask_mov_ps(y, high, constant(f32::INFINITY))
 }

@@ -12,6 +12,8 @@ mod compiled;
 mod dispatch;
 mod dtype;
 mod encoding;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod generic;
 pub mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;

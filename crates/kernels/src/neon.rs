@@ -9,7 +9,8 @@
 //! [`quant`](crate::quant) says they are. Its intrinsic is not stable, nor are those of half floats: these
 //! instructions are written in assembly.
 //!
-//! What is not worth writing by hand is the scalar kernel itself. Closures that use these instructions are called
+//! Attention and products with floats are those of [`generic`](crate::generic), over a register of four. What is not
+//! worth writing by hand is the scalar kernel itself. Closures that use these instructions are called
 //! from here only: a library function such as `array::from_fn` is compiled without them.
 
 // Loops over registers go by index, so that they are unrolled.
@@ -27,10 +28,10 @@ use half::{bf16, f16};
 use crate::DType;
 use crate::compiled::compiled_scalar_kernels;
 use crate::encoding::Encoding;
-use crate::math;
+use crate::generic::{Vector, attention, operations, products};
 use crate::quant::planes::dequantise;
 use crate::quant::with_quant;
-use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, RunningSoftmax};
+use crate::scalar::{self, AttentionStep, LANES, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
 /// Rows that are computed together: as many as a register has 32-bit lanes.
@@ -38,12 +39,6 @@ const ROWS: usize = 4;
 
 /// Tokens whose activations stay in the second-level cache while the rows of a matrix pass by.
 const TOKEN_CHUNK: usize = 128;
-
-/// Query heads that pass over the keys together.
-const HEAD_TILE: usize = 8;
-
-/// The longest keys for which there is room to widen four of them.
-const MAX_HEAD_DIM: usize = 1024;
 
 /// Whether this processor has all that the functions here are compiled for.
 pub fn available() -> bool {
@@ -53,11 +48,16 @@ pub fn available() -> bool {
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "neon,dotprod")]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    match w.encoding {
-        Encoding::Blocks(DType::F32) => matmul_floats::<f32>(w, x, out),
-        Encoding::Blocks(DType::F16) => matmul_floats::<f16>(w, x, out),
-        Encoding::Blocks(DType::BF16) => matmul_floats::<bf16>(w, x, out),
-        _ => scalar::matmul_f32(w, x, out),
+    // SAFETY: whoever calls this function has its instructions.
+    unsafe {
+        match w.encoding {
+            Encoding::Blocks(DType::F32) => products::matmul_floats::<float32x4_t, f32>(w, x, out, |_| ()),
+            Encoding::Blocks(DType::F16) => products::matmul_floats::<float32x4_t, f16>(w, x, out, |_| ()),
+            Encoding::Blocks(DType::BF16) => products::matmul_floats::<float32x4_t, bf16>(w, x, out, |_| ()),
+            _ => products::matmul_widened::<float32x4_t>(w, x, out, |row, col, out| {
+                dequantise(w, row, col, out)
+            }),
+        }
     }
 }
 
@@ -81,36 +81,11 @@ pub fn matmul_transposed(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, 
 /// As [`scalar::attend`].
 #[target_feature(enable = "neon,dotprod")]
 pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {
-    // No model's heads end inside a register.
-    let ragged = !step.head_dim.is_multiple_of(4) || !step.value_dim.is_multiple_of(4);
-    if ragged || step.head_dim > MAX_HEAD_DIM {
+    if !attention::fits::<float32x4_t>(step) {
         return scalar::attend(step, running, out);
     }
-    assert_eq!(step.queries.len(), running.len() * step.head_dim);
-    assert_eq!(out.len(), running.len() * step.value_dim);
-    let heads = step
-        .queries
-        .chunks(HEAD_TILE * step.head_dim)
-        .zip(running.chunks_mut(HEAD_TILE))
-        .zip(out.chunks_mut(HEAD_TILE * step.value_dim));
-    for ((queries, running), out) in heads {
-        let step = AttentionStep { queries, ..*step };
-        match (step.keys, step.values) {
-            (KvRef::F16(keys), KvRef::F16(values)) => {
-                let count = step.count(keys.len(), values.len());
-                let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
-                // SAFETY: keys and values are `count` long, as `count` says.
-                unsafe { attend_heads::<f16>(&step, keys, values, count, running, out) }
-            }
-            (KvRef::F32(keys), KvRef::F32(values)) => {
-                let count = step.count(keys.len(), values.len());
-                let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
-                // SAFETY: as above.
-                unsafe { attend_heads::<f32>(&step, keys, values, count, running, out) }
-            }
-            _ => panic!("keys and values of different types"),
-        }
-    }
+    // SAFETY: whoever calls this function has its instructions.
+    unsafe { attention::attend::<float32x4_t>(step, running, out) }
 }
 
 compiled_scalar_kernels!("neon,dotprod");
@@ -336,330 +311,78 @@ fn pick<const T: usize>(x: Rows<'_, Q8Panel>, first: usize, panel: usize) -> [&Q
 // ---------------------------------------------------------------------------------------------------
 // Floats
 
-/// A float as it is stored.
-trait Cell {
-    /// Four of them from element `index` on, widened.
-    ///
-    /// # Safety
-    /// The elements must exist, and the processor must have the instructions of this module.
-    unsafe fn four(first: *const u8, index: usize) -> float32x4_t;
-}
+impl Vector for float32x4_t {
+    const LANES: usize = 4;
+    const SUMS: usize = 16;
 
-impl Cell for f32 {
+    operations! {
+        add(self, y) => vaddq_f32(self, y);
+        sub(self, y) => vsubq_f32(self, y);
+        mul(self, y) => vmulq_f32(self, y);
+        mul_add(self, y, z) => vfmaq_f32(z, self, y);
+        round(self) => vrndnq_f32(self);
+        scale_by_power(self, n) => scale_by_power(self, n);
+        select_less(self, y, yes, no) => vbslq_f32(vcltq_f32(self, y), yes, no);
+    }
+
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
-    unsafe fn four(first: *const u8, index: usize) -> float32x4_t {
+    unsafe fn splat(value: f32) -> float32x4_t {
+        vdupq_n_f32(value)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon,dotprod")]
+    unsafe fn load(from: *const f32) -> float32x4_t {
         // SAFETY: the caller's promise. Loads of bytes need no alignment.
-        vreinterpretq_f32_u8(unsafe { vld1q_u8(first.add(4 * index)) })
+        vreinterpretq_f32_u8(unsafe { vld1q_u8(from.cast()) })
     }
-}
 
-impl Cell for f16 {
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
-    unsafe fn four(first: *const u8, index: usize) -> float32x4_t {
+    unsafe fn load_f16(from: *const f16) -> float32x4_t {
         // SAFETY: the caller's promise.
-        widen_halves(vreinterpret_u16_u8(unsafe { vld1_u8(first.add(2 * index)) }))
+        widen_halves(vreinterpret_u16_u8(unsafe { vld1_u8(from.cast()) }))
     }
-}
 
-impl Cell for bf16 {
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
-    unsafe fn four(first: *const u8, index: usize) -> float32x4_t {
+    unsafe fn load_bf16(from: *const bf16) -> float32x4_t {
         // SAFETY: the caller's promise.
-        let words = vreinterpret_u16_u8(unsafe { vld1_u8(first.add(2 * index)) });
+        let words = vreinterpret_u16_u8(unsafe { vld1_u8(from.cast()) });
         vreinterpretq_f32_u32(vshll_n_u16::<16>(words))
     }
-}
 
-#[target_feature(enable = "neon,dotprod")]
-fn matmul_floats<C: Cell>(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    assert_eq!((out.rows(), out.cols()), (x.len(), w.rows));
-    assert_eq!(x.width(), w.cols);
-    for row in (0..w.rows).step_by(2) {
-        for token in (0..x.len()).step_by(2) {
-            match (w.rows - row, x.len() - token) {
-                (1, 1) => dot_tile::<C, 1, 1>(w, x, out, row, token),
-                (1, _) => dot_tile::<C, 1, 2>(w, x, out, row, token),
-                (_, 1) => dot_tile::<C, 2, 1>(w, x, out, row, token),
-                _ => dot_tile::<C, 2, 2>(w, x, out, row, token),
-            }
-        }
-    }
-}
-
-/// The products of `R` rows with `T` tokens, each with the sixteen accumulators of [`scalar::dot`] in four
-/// registers.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn dot_tile<C: Cell, const R: usize, const T: usize>(
-    w: MatRef<'_>,
-    x: Rows<'_, f32>,
-    out: &mut TileMut<'_, f32>,
-    row: usize,
-    token: usize,
-) {
-    let rows: [&[u8]; R] = std::array::from_fn(|r| w.row(row + r));
-    let x: [&[f32]; T] = std::array::from_fn(|t| x.row(token + t));
-    let mut acc = [[[vdupq_n_f32(0.0); 4]; T]; R];
-    let whole = w.cols / 16 * 16;
-    for col in (0..whole).step_by(16) {
-        for quarter in 0..4 {
-            let at = col + 4 * quarter;
-            let mut weights = [vdupq_n_f32(0.0); R];
-            for r in 0..R {
-                // SAFETY: a row has as many elements as the matrix has columns.
-                weights[r] = unsafe { C::four(rows[r].as_ptr(), at) };
-            }
-            for t in 0..T {
-                // SAFETY: and so has a row of activations.
-                let x = unsafe { vld1q_f32(x[t].as_ptr().add(at)) };
-                for r in 0..R {
-                    acc[r][t][quarter] = vfmaq_f32(acc[r][t][quarter], weights[r], x);
-                }
-            }
-        }
-    }
-    let mut tail = [0.0; 16];
-    let tail = &mut tail[..w.cols - whole];
-    for r in 0..R {
-        dequantise(w, row + r, whole, tail);
-        for t in 0..T {
-            let mut lanes = to_lanes(acc[r][t]);
-            for ((lane, w), x) in lanes.iter_mut().zip(&*tail).zip(&x[t][whole..]) {
-                *lane = w.mul_add(*x, *lane);
-            }
-            out.row(token + t)[row + r] = scalar::sum_lanes(&lanes);
-        }
-    }
-}
-
-/// Sixteen accumulators, for [`scalar::sum_lanes`].
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn to_lanes(acc: [float32x4_t; 4]) -> [f32; 16] {
-    let mut lanes = [0.0; 16];
-    for (lanes, acc) in lanes.as_chunks_mut::<4>().0.iter_mut().zip(acc) {
-        // SAFETY: it is one register long.
-        unsafe { vst1q_f32(lanes.as_mut_ptr(), acc) };
-    }
-    lanes
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Attention
-
-/// Up to [`HEAD_TILE`] heads attend to `count` keys.
-///
-/// # Safety
-/// There must be `count` keys and values of type `C`.
-#[target_feature(enable = "neon,dotprod")]
-unsafe fn attend_heads<C: Cell>(
-    step: &AttentionStep<'_>,
-    keys: *const u8,
-    values: *const u8,
-    count: usize,
-    running: &mut [RunningSoftmax],
-    out: &mut [f32],
-) {
-    let mut scores = [[0.0f32; KEY_BLOCK]; HEAD_TILE];
-    for first in (0..count).step_by(4) {
+    #[inline]
+    #[target_feature(enable = "neon,dotprod")]
+    unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { score_keys::<C>(step, keys, first..count.min(first + 4), &mut scores) };
+        unsafe { vst1q_u8(to.cast(), vreinterpretq_u8_f32(self)) }
     }
-    for ((running, scores), out) in
-        running.iter_mut().zip(&mut scores).zip(out.chunks_exact_mut(step.value_dim))
-    {
-        let correction = soften(running, scores, count);
-        out.iter_mut().for_each(|out| *out *= correction);
-    }
-    let mut head = 0;
-    while head < running.len() {
-        let (scores, out) = (&scores[head..], &mut out[head * step.value_dim..]);
-        // SAFETY: the caller's promise; as many heads as asked for are left.
-        unsafe {
-            head += match running.len() - head {
-                8.. => add_values::<C, 8, 2>(step, values, count, scores, out),
-                4.. => add_values::<C, 4, 4>(step, values, count, scores, out),
-                2.. => add_values::<C, 2, 8>(step, values, count, scores, out),
-                _ => add_values::<C, 1, 8>(step, values, count, scores, out),
-            }
-        }
+
+    #[inline(always)]
+    fn sum_across(v: &[float32x4_t; LANES]) -> float32x4_t {
+        // SAFETY: a register exists only where the processor has its instructions.
+        unsafe { sum_across_f32(v.first_chunk().expect("four vectors")) }
     }
 }
 
-/// The scores of up to four keys for all heads.
-///
-/// # Safety
-/// The keys must exist.
-#[target_feature(enable = "neon,dotprod")]
-unsafe fn score_keys<C: Cell>(
-    step: &AttentionStep<'_>,
-    keys: *const u8,
-    range: std::ops::Range<usize>,
-    scores: &mut [[f32; KEY_BLOCK]; HEAD_TILE],
-) {
-    let dim = step.head_dim;
-    // All heads read the keys, so they are widened once: `[dim / 4][4 keys][4 channels]`.
-    let mut wide = std::mem::MaybeUninit::<[float32x4_t; MAX_HEAD_DIM]>::uninit();
-    let wide = wide.as_mut_ptr().cast::<float32x4_t>();
-    for chunk in 0..dim / 4 {
-        for i in 0..4 {
-            // Where there are fewer keys, the last stands in and its score is dropped.
-            let key = (range.start + i).min(range.end - 1);
-            // SAFETY: the key exists; there are 4 registers for each chunk.
-            unsafe { wide.add(chunk * 4 + i).write(C::four(keys, key * dim + chunk * 4)) };
-        }
-    }
-    for (query, scores) in step.queries.chunks_exact(dim).zip(scores) {
-        // Sixteen accumulators for each key, in four registers.
-        let mut acc = [[vdupq_n_f32(0.0); 4]; 4];
-        for chunk in (0..dim / 4).step_by(4) {
-            for quarter in 0..4 {
-                if chunk + quarter < dim / 4 {
-                    // SAFETY: the query is as long as a key, and the keys were written above.
-                    let (q, k) = unsafe {
-                        let q = vld1q_f32(query.as_ptr().add((chunk + quarter) * 4));
-                        (q, wide.add((chunk + quarter) * 4))
-                    };
-                    for i in 0..4 {
-                        // SAFETY: as above.
-                        acc[quarter][i] = vfmaq_f32(acc[quarter][i], q, unsafe { k.add(i).read() });
-                    }
-                }
-            }
-        }
-        // The tree of `scalar::sum_lanes`, for four keys at once.
-        let mut sums = [vdupq_n_u32(0); 4];
-        for i in 0..4 {
-            let four = vaddq_f32(vaddq_f32(acc[0][i], acc[2][i]), vaddq_f32(acc[1][i], acc[3][i]));
-            sums[i] = vreinterpretq_u32_f32(four);
-        }
-        let [a, b, c, d] = transpose(sums);
-        let add = |a, b| vaddq_f32(vreinterpretq_f32_u32(a), vreinterpretq_f32_u32(b));
-        let sums = vmulq_n_f32(vaddq_f32(add(a, c), add(b, d)), step.scale);
-        // `range` starts at a multiple of four, so a block of scores has room for four.
-        let scores = &mut scores[range.start..][..4];
-        // SAFETY: it is one register long.
-        unsafe { vst1q_f32(scores.as_mut_ptr(), sums) };
-    }
-}
-
-/// Turns a head's `count` scores into weights; returns the factor that corrects what was summed up before.
-#[target_feature(enable = "neon,dotprod")]
-fn soften(running: &mut RunningSoftmax, scores: &mut [f32; KEY_BLOCK], count: usize) -> f32 {
-    let max = scores[..count].iter().fold(running.max, |max, &score| max.max(score));
-    let mut acc = [vdupq_n_f32(0.0); 4];
-    for (i, scores) in scores.as_chunks_mut::<4>().0[..count.div_ceil(4)].iter_mut().enumerate() {
-        let weights = exp(vsubq_f32(floats(scores), vdupq_n_f32(max)));
-        // Past the end the weights are zeros, which leave the sums, never negative, as they are.
-        let weights = vandq_u32(vreinterpretq_u32_f32(weights), tail_mask(count - 4 * i));
-        let weights = vreinterpretq_f32_u32(weights);
-        // SAFETY: the chunk is one register long.
-        unsafe { vst1q_f32(scores.as_mut_ptr(), weights) };
-        acc[i % 4] = vaddq_f32(acc[i % 4], weights);
-    }
-    let correction = math::exp(running.max - max);
-    *running =
-        RunningSoftmax { max, sum: running.sum.mul_add(correction, scalar::sum_lanes(&to_lanes(acc))) };
-    correction
-}
-
-/// Adds the weighted values to the outputs of `H` heads, `N` chunks of four channels at a time; returns `H`.
-///
-/// # Safety
-/// There must be `count` values as `step` says, their channels a multiple of four, and scores and outputs for `H` heads.
+/// As [`sum_across`]. Lanes are added in the order of [`scalar::sum_lanes`].
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn add_values<C: Cell, const H: usize, const N: usize>(
-    step: &AttentionStep<'_>,
-    values: *const u8,
-    count: usize,
-    scores: &[[f32; KEY_BLOCK]],
-    out: &mut [f32],
-) -> usize {
-    let dim = step.value_dim;
-    let scores = scores.first_chunk::<H>().expect("scores for all heads");
-    let out = out[..H * dim].as_mut_ptr();
-    let mut first = 0;
-    while first + 4 * N <= dim {
-        // SAFETY: that many channels are left, by the condition above.
-        unsafe { add_channels::<C, H, N>(step, first, values, count, scores, out) };
-        first += 4 * N;
-    }
-    while first < dim {
-        // SAFETY: the channels are a multiple of four.
-        unsafe { add_channels::<C, H, 1>(step, first, values, count, scores, out) };
-        first += 4;
-    }
-    H
+fn sum_across_f32(v: &[float32x4_t; 4]) -> float32x4_t {
+    let bits = |i: usize| vreinterpretq_u32_f32(v[i]);
+    let [a, b, c, d] = transpose([bits(0), bits(1), bits(2), bits(3)]);
+    let add = |a, b| vaddq_f32(vreinterpretq_f32_u32(a), vreinterpretq_f32_u32(b));
+    vaddq_f32(add(a, c), add(b, d))
 }
 
-/// [`add_values`] for the channels from `first` on.
-///
-/// # Safety
-/// As there, and `4 · N` channels must be left.
+/// As [`Vector::scale_by_power`].
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn add_channels<C: Cell, const H: usize, const N: usize>(
-    step: &AttentionStep<'_>,
-    first: usize,
-    values: *const u8,
-    count: usize,
-    scores: &[[f32; KEY_BLOCK]; H],
-    out: *mut f32,
-) {
-    let dim = step.value_dim;
-    let mut acc = [[vdupq_n_f32(0.0); N]; H];
-    for h in 0..H {
-        for c in 0..N {
-            // SAFETY: the caller's promise.
-            acc[h][c] = unsafe { vld1q_f32(out.add(h * dim + first + c * 4)) };
-        }
-    }
-    for key in 0..count {
-        for c in 0..N {
-            // SAFETY: the caller's promise.
-            let v = unsafe { C::four(values, key * step.value_stride + first + c * 4) };
-            for h in 0..H {
-                acc[h][c] = vfmaq_n_f32(acc[h][c], v, scores[h][key]);
-            }
-        }
-    }
-    for h in 0..H {
-        for c in 0..N {
-            // SAFETY: the caller's promise.
-            unsafe { vst1q_f32(out.add(h * dim + first + c * 4), acc[h][c]) };
-        }
-    }
-}
-
-/// A mask of the first `len` of four lanes.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn tail_mask(len: usize) -> uint32x4_t {
-    // SAFETY: the lanes are one register long.
-    let lanes = unsafe { vld1q_u32([0, 1, 2, 3].as_ptr()) };
-    vcgtq_u32(vdupq_n_u32(len.min(4) as u32), lanes)
-}
-
-/// As [`math::exp`], four at a time.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn exp(x: float32x4_t) -> float32x4_t {
-    let constant = |c: f32| vdupq_n_f32(c);
-    let n = vrndnq_f32(vmulq_f32(x, constant(std::f32::consts::LOG2_E)));
-    let r = vfmaq_f32(x, n, constant(-math::LN2_HIGH));
-    let r = vfmaq_f32(r, n, constant(-math::LN2_LOW));
-    let mut p = constant(math::EXP_POLYNOMIAL[0]);
-    for c in &math::EXP_POLYNOMIAL[1..] {
-        p = vfmaq_f32(constant(*c), p, r);
-    }
+fn scale_by_power(x: float32x4_t, n: float32x4_t) -> float32x4_t {
     let n = vcvtq_s32_f32(n);
     let half = vshrq_n_s32::<1>(n);
     let power = |n| vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127))));
-    let y = vmulq_f32(vmulq_f32(p, power(half)), power(vsubq_s32(n, half)));
-    let (low, high) = (vcltq_f32(x, constant(math::EXP_LOWEST)), vcgtq_f32(x, constant(math::EXP_HIGHEST)));
-    vbslq_f32(high, constant(f32::INFINITY), vbslq_f32(low, constant(0.0), y))
+    vmulq_f32(vmulq_f32(x, power(half)), power(vsubq_s32(n, half)))
 }

@@ -1,20 +1,14 @@
 //! Products with f32 activations of what is no plain float: FP8 in tiles, and whatever type where activations are to
-//! stay exact. Four rows are widened to floats piece by piece, and the pieces serve a few tokens. One token and FP8,
-//! which is how such models write, goes from registers to registers.
+//! stay exact. One token and FP8, which is how such models write, goes from registers to registers; all others are
+//! widened in memory first.
 
 // Loops over registers go by index, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
 use super::*;
 use crate::encoding::Tiles;
-use crate::quant::MAX_BLOCK;
-use crate::quant::planes::float_at;
-
-/// Tokens that share four widened rows; a multiple of two.
-const TOKENS: usize = 32;
-
-/// The accumulators of [`scalar::dot`] for four rows.
-type Sums = [[__m256; 2]; 4];
+use crate::generic::to_lanes;
+use crate::quant::planes::{dequantise, float_at};
 
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -23,90 +17,20 @@ pub(super) fn matmul(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>
     assert_eq!(x.width(), w.cols);
     match (x.len(), w.encoding) {
         (1, Encoding::Tiles(tiles)) if one_token(w, tiles, x.row(0), out.row(0)) => {}
-        (1, _) => in_chunks::<1>(w, x, out),
-        _ => in_chunks::<TOKENS>(w, x, out),
+        // SAFETY: whoever calls this function has its instructions.
+        _ => unsafe {
+            products::matmul_widened::<__m256>(w, x, out, |row, col, out| widen(&w, row, col, out))
+        },
     }
-}
-
-/// As [`matmul`], `T` tokens at a time.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn in_chunks<const T: usize>(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    let mut weights = [[0.0f32; MAX_BLOCK]; 4];
-    for chunk in (0..x.len()).step_by(T) {
-        let tokens = T.min(x.len() - chunk);
-        for first in (0..w.rows).step_by(4) {
-            let mut acc: [Sums; T] = [[[_mm256_setzero_ps(); 2]; 4]; T];
-            for col in (0..w.cols).step_by(MAX_BLOCK) {
-                let cols = MAX_BLOCK.min(w.cols - col);
-                for (row, weights) in weights.iter_mut().enumerate() {
-                    widen(w, (first + row).min(w.rows - 1), col, &mut weights[..cols]);
-                }
-                for (t, acc) in acc[..tokens].iter_mut().enumerate() {
-                    multiply(&weights, &x.row(chunk + t)[col..col + cols], acc);
-                }
-            }
-            for t in (0..tokens).step_by(2) {
-                let here = 2.min(tokens - t);
-                let mut sums = [_mm256_setzero_ps(); 8];
-                for i in 0..4 * here {
-                    let [low, high] = acc[t + i / 4][i % 4];
-                    sums[i] = _mm256_add_ps(low, high);
-                }
-                let sums = sum_across_f32(&sums);
-                for i in 0..here {
-                    store_four(half(sums, i), &mut out.row(chunk + t + i)[first..]);
-                }
-            }
-        }
-    }
-}
-
-/// Adds the products of four rows' pieces with those of a token, lane by lane.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn multiply(weights: &[[f32; MAX_BLOCK]; 4], x: &[f32], acc: &mut Sums) {
-    assert!(x.len() <= MAX_BLOCK);
-    let mut sums = *acc;
-    let whole = x.len() / 16 * 16;
-    for col in (0..whole).step_by(16) {
-        for half in 0..2 {
-            let at = col + 8 * half;
-            // SAFETY: both have as many columns.
-            let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) };
-            for row in 0..4 {
-                // SAFETY: as above.
-                let weights = unsafe { _mm256_loadu_ps(weights[row].as_ptr().add(at)) };
-                sums[row][half] = _mm256_fmadd_ps(weights, x, sums[row][half]);
-            }
-        }
-    }
-    for half in 0..2 {
-        let col = whole + 8 * half;
-        if col >= x.len() {
-            break;
-        }
-        let mask = tail_mask(x.len() - col);
-        // SAFETY: the mask ends with the columns.
-        let x = unsafe { _mm256_maskload_ps(x.as_ptr().add(col), mask) };
-        for row in 0..4 {
-            // SAFETY: as above.
-            let weights = unsafe { _mm256_maskload_ps(weights[row].as_ptr().add(col), mask) };
-            let sum = _mm256_fmadd_ps(weights, x, sums[row][half]);
-            // A lane without a column keeps its sum, also a negative zero.
-            sums[row][half] = _mm256_blendv_ps(sums[row][half], sum, _mm256_castsi256_ps(mask));
-        }
-    }
-    *acc = sums;
 }
 
 /// A piece of a row, from column `col` on, as floats.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn widen(w: MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
+pub(super) fn widen(w: &MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
     match w.encoding {
         Encoding::Tiles(tiles) => widen_tiles(w, tiles, row, col, out),
-        _ => dequantise(w, row, col, out),
+        _ => dequantise(*w, row, col, out),
     }
 }
 
@@ -193,7 +117,7 @@ impl Fp8 {
 
 /// As [`widen`], for tiles of FP8 numbers.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn widen_tiles(w: MatRef<'_>, tiles: Tiles, row: usize, col: usize, out: &mut [f32]) {
+pub(crate) fn widen_tiles(w: &MatRef<'_>, tiles: Tiles, row: usize, col: usize, out: &mut [f32]) {
     let (codes, scales) = (&w.row(row)[col..col + out.len()], w.scales(row));
     let mut numbers = Fp8::new();
     let mut done = 0;
@@ -202,7 +126,7 @@ pub(crate) fn widen_tiles(w: MatRef<'_>, tiles: Tiles, row: usize, col: usize, o
         let end = out.len().min((tile + 1) * tiles.cols - col);
         let factor = Fp8::factor(tiles, scales, tile);
         if !factor.is_finite() || !(end - done).is_multiple_of(16) {
-            return dequantise(w, row, col, out);
+            return dequantise(*w, row, col, out);
         }
         for at in (done..end).step_by(16) {
             // SAFETY: there are sixteen codes, and there is room for sixteen numbers.
@@ -216,7 +140,7 @@ pub(crate) fn widen_tiles(w: MatRef<'_>, tiles: Tiles, row: usize, col: usize, o
         done = end;
     }
     if !numbers.all_numbers() {
-        dequantise(w, row, col, out);
+        dequantise(*w, row, col, out);
     }
 }
 
@@ -242,7 +166,7 @@ fn one_token(w: MatRef<'_>, tiles: Tiles, x: &[f32], out: &mut [f32]) -> bool {
             numbers.add_tile([&codes[0][cols.clone()], &codes[1][cols.clone()]], factors, &x[cols], &mut acc);
         }
         for (out, acc) in out.iter_mut().zip(acc) {
-            *out = scalar::sum_lanes(&to_lanes(acc));
+            *out = scalar::sum_lanes(&to_lanes(&acc));
         }
     }
     numbers.all_numbers()
