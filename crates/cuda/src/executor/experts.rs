@@ -120,8 +120,8 @@ impl GpuExperts {
         let kernels = backend.kernels()?;
         // What was recorded before need not wait for copies.
         backend.start_once()?;
-        let place = |lease: &Lease| Some((lease.expert(), lease.place()?));
-        let there: SmallVec<[(ExpertIdx, DeviceSlot); 16]> = leases.iter().filter_map(place).collect();
+        let slot = |lease: &Lease| Some((lease.expert(), lease.device_slot()?));
+        let there: SmallVec<[(ExpertIdx, DeviceSlot); 16]> = leases.iter().filter_map(slot).collect();
         let (planes, arrivals) = slots.bring(leases)?;
         let args = Args::new().at(backend.recorder.params(planes)?).at(backend.recorder.params(arrivals)?);
         let shape = Shape::new([ARRANGING, planes.len(), 1], 256);

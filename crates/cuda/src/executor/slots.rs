@@ -1,8 +1,8 @@
 //! Experts in slots of the GPU's memory, and on their way there.
 //!
-//! They come as they lie in the computer's slots: the copies have a stream of their own, beside the computing, and go to places on the
+//! They come as they lie in the computer's slots: the copies have a stream of their own, beside the computing, and go to staging buffers on the
 //! GPU. From there a kernel, on the stream of computing, puts them in order in their slots. So whoever had a slot before has been
-//! computed with when the next one is put there, and a place is free when that kernel has run. A copy needs no slot, so it may
+//! computed with when the next one is put there, and a staging buffer is free when that kernel has run. A copy needs no slot, so it may
 //! start long before it is known whose slot the expert gets, or whether it is asked for at all.
 
 use std::collections::VecDeque;
@@ -85,21 +85,21 @@ pub struct ExpertSlots {
     /// Where all experts are, as far as they are; where one was that has left, nobody looks.
     table: Memory,
     staging: Staging,
-    /// The places of what was brought last.
+    /// The staging buffers of what was brought last.
     batch: Vec<usize>,
     /// What is to be put in order of it.
     planes: Vec<Plane>,
     arrivals: Vec<Arrival>,
 }
 
-/// The places through which experts come.
+/// The staging buffers through which experts come.
 struct Staging {
     gpu: Arc<Gpu>,
     bytes: usize,
     memory: Memory,
     /// For experts that are where the GPU cannot copy from.
     bounce: Option<Pinned>,
-    places: Vec<Place>,
+    buffers: Vec<StagingBuffer>,
     /// Those that are not taken, the next one first.
     free: VecDeque<usize>,
     /// Copies that nobody has asked for yet.
@@ -108,11 +108,11 @@ struct Staging {
     on_the_way: VecDeque<(usize, Lease)>,
     /// Counts copies.
     copies: u64,
-    /// How long places were waited for, since somebody asked.
+    /// How long staging buffers were waited for, since somebody asked.
     waited: Duration,
 }
 
-struct Place {
+struct StagingBuffer {
     /// When its content had come.
     come: Event,
     /// When that was put in order.
@@ -121,11 +121,11 @@ struct Place {
     copy: u64,
 }
 
-/// An expert that is in a place, or on its way there.
+/// An expert that is in a staging buffer, or on its way there.
 struct Sent {
     layer: usize,
     expert: u32,
-    place: usize,
+    buffer: usize,
 }
 
 impl ExpertSlots {
@@ -168,8 +168,8 @@ impl ExpertSlots {
     }
 
     /// Where a slot is.
-    pub fn address(&self, place: DeviceSlot) -> Address {
-        self.arenas[place.class].address(place.slot)
+    pub fn address(&self, slot: DeviceSlot) -> Address {
+        self.arenas[slot.class].address(slot.slot)
     }
 
     /// A layer's experts: gate, up and down.
@@ -224,8 +224,8 @@ impl ExpertSlots {
                 break;
             }
             let (layer, expert) = (lease.layer().0, lease.expert().0);
-            let place = self.staging.copy(lease)?;
-            self.staging.sent.push(Sent { layer, expert, place });
+            let buffer = self.staging.copy(lease)?;
+            self.staging.sent.push(Sent { layer, expert, buffer });
         }
         Ok(())
     }
@@ -236,7 +236,7 @@ impl ExpertSlots {
         sent.retain(|sent| {
             let asked = leases.iter().any(|l| l.layer().0 == sent.layer && l.expert().0 == sent.expert);
             if !asked {
-                free.push_back(sent.place);
+                free.push_back(sent.buffer);
             }
             asked
         });
@@ -254,14 +254,14 @@ impl ExpertSlots {
         self.planes.clear();
         self.arrivals.clear();
         for lease in leases {
-            let slot = self.address(lease.place().expect("it has been given a slot"));
+            let slot = self.address(lease.device_slot().expect("it has been given a slot"));
             let (layer, expert, (_, starts)) = (lease.layer().0, lease.expert().0, lease.raw());
-            let place = match self.staging.find(&lease) {
-                Some(at) => self.staging.sent.swap_remove(at).place,
+            let buffer = match self.staging.find(&lease) {
+                Some(at) => self.staging.sent.swap_remove(at).buffer,
                 None => self.staging.copy(lease)?,
             };
-            self.batch.push(place);
-            let from = self.staging.address(place);
+            self.batch.push(buffer);
+            let from = self.staging.address(buffer);
             let experts = self.layers[layer].as_ref().expect("it has experts");
             for &PlaneSource { range, gather, rows, to } in &experts.planes {
                 self.planes.push(Plane {
@@ -284,10 +284,10 @@ impl ExpertSlots {
     /// # Errors
     /// If the GPU refuses.
     pub fn await_copies(&self) -> Result<()> {
-        let places = &self.staging.places;
+        let buffers = &self.staging.buffers;
         // Copies end in order.
-        let last = self.batch.iter().max_by_key(|&&place| places[place].copy);
-        last.map_or(Ok(()), |&last| places[last].come.hold_up(Stream::Compute))
+        let last = self.batch.iter().max_by_key(|&&buffer| buffers[buffer].copy);
+        last.map_or(Ok(()), |&last| buffers[last].come.hold_up(Stream::Compute))
     }
 
     /// What was brought last has been put in order when what was started so far has ended.
@@ -295,8 +295,8 @@ impl ExpertSlots {
     /// # Errors
     /// If the GPU refuses.
     pub fn arranged(&mut self) -> Result<()> {
-        let Staging { places, free, .. } = &mut self.staging;
-        let set = self.batch.iter().try_for_each(|&place| places[place].arranged.set(Stream::Compute));
+        let Staging { buffers, free, .. } = &mut self.staging;
+        let set = self.batch.iter().try_for_each(|&buffer| buffers[buffer].arranged.set(Stream::Compute));
         free.extend(self.batch.drain(..));
         set
     }
@@ -306,10 +306,10 @@ impl ExpertSlots {
     /// # Errors
     /// If the GPU fails.
     pub fn let_go(&mut self, wait: bool) -> Result<bool> {
-        let Staging { on_the_way, places, .. } = &mut self.staging;
+        let Staging { on_the_way, buffers, .. } = &mut self.staging;
         let before = on_the_way.len();
-        while let Some((place, _)) = on_the_way.front() {
-            let come = &places[*place].come;
+        while let Some((buffer, _)) = on_the_way.front() {
+            let come = &buffers[*buffer].come;
             if !come.has_passed()? {
                 if !wait || on_the_way.len() < before {
                     break;
@@ -321,40 +321,40 @@ impl ExpertSlots {
         Ok(on_the_way.len() < before)
     }
 
-    /// How long places for copies were waited for, since this was last asked.
+    /// How long staging buffers for copies were waited for, since this was last asked.
     pub fn copy_wait(&mut self) -> Duration {
         std::mem::take(&mut self.staging.waited)
     }
 }
 
 impl Staging {
-    fn new(gpu: &Arc<Gpu>, (places, bytes): (usize, usize)) -> Result<Staging> {
-        let place = |_| Ok(Place { come: Event::new(gpu)?, arranged: Event::new(gpu)?, copy: 0 });
+    fn new(gpu: &Arc<Gpu>, (buffers, bytes): (usize, usize)) -> Result<Staging> {
+        let buffer = |_| Ok(StagingBuffer { come: Event::new(gpu)?, arranged: Event::new(gpu)?, copy: 0 });
         Ok(Staging {
             gpu: gpu.clone(),
             bytes,
-            memory: gpu.allocate(places * bytes, "experts on their way")?,
+            memory: gpu.allocate(buffers * bytes, "experts on their way")?,
             bounce: None,
-            places: (0..places).map(place).collect::<Result<_>>()?,
-            free: (0..places).collect(),
-            sent: Vec::with_capacity(places),
-            on_the_way: VecDeque::with_capacity(places),
+            buffers: (0..buffers).map(buffer).collect::<Result<_>>()?,
+            free: (0..buffers).collect(),
+            sent: Vec::with_capacity(buffers),
+            on_the_way: VecDeque::with_capacity(buffers),
             copies: 0,
             waited: Duration::ZERO,
         })
     }
 
-    fn address(&self, place: usize) -> Address {
-        self.memory.address() + (place * self.bytes) as u64
+    fn address(&self, buffer: usize) -> Address {
+        self.memory.address() + (buffer * self.bytes) as u64
     }
 
     fn together(&self) -> usize {
-        (self.places.len() / 4).max(1)
+        (self.buffers.len() / 4).max(1)
     }
 
-    /// There is always a place for what is brought.
+    /// There is always a staging buffer for what is brought.
     fn room(&self) -> usize {
-        (self.places.len() - self.together()).saturating_sub(self.sent.len())
+        (self.buffers.len() - self.together()).saturating_sub(self.sent.len())
     }
 
     /// Where it is noted that an expert was sent.
@@ -363,46 +363,46 @@ impl Staging {
         self.sent.iter().position(|sent| sent.layer == layer && sent.expert == expert)
     }
 
-    /// Starts the copy of an expert to the next free place.
+    /// Starts the copy of an expert to the next free staging buffer.
     fn copy(&mut self, lease: Lease) -> Result<usize> {
-        let place = self.free.pop_front().expect("places are left for what is brought");
-        let started = self.start_copy(&lease, place);
+        let buffer = self.free.pop_front().expect("staging buffers are left for what is brought");
+        let started = self.start_copy(&lease, buffer);
         if started.is_ok() {
-            self.on_the_way.push_back((place, lease));
+            self.on_the_way.push_back((buffer, lease));
         } else {
             // What was started needs its lease until it has ended, and nobody knows what has come.
-            self.free.push_front(place);
-            self.free.extend(self.sent.drain(..).map(|sent| sent.place));
+            self.free.push_front(buffer);
+            self.free.extend(self.sent.drain(..).map(|sent| sent.buffer));
             let _ = self.gpu.wait_for(Stream::Copies);
         }
-        started.map(|()| place)
+        started.map(|()| buffer)
     }
 
-    fn start_copy(&mut self, lease: &Lease, place: usize) -> Result<()> {
+    fn start_copy(&mut self, lease: &Lease, buffer: usize) -> Result<()> {
         let (raw, _) = lease.raw();
         assert!(raw.len() <= self.bytes);
         // What kept the last copy's bytes goes before its event is set anew.
-        while self.on_the_way.iter().any(|(taken, _)| *taken == place) {
+        while self.on_the_way.iter().any(|(taken, _)| *taken == buffer) {
             let (oldest, lease) = self.on_the_way.pop_front().expect("there is one");
             let asked = Instant::now();
-            self.places[oldest].come.wait()?;
+            self.buffers[oldest].come.wait()?;
             self.waited += asked.elapsed();
             drop(lease);
         }
         self.copies += 1;
-        let to = self.address(place);
-        let Place { come, arranged, copy } = &mut self.places[place];
+        let to = self.address(buffer);
+        let StagingBuffer { come, arranged, copy } = &mut self.buffers[buffer];
         *copy = self.copies;
         arranged.hold_up(Stream::Copies)?;
         if self.gpu.is_pinned(raw) {
-            // SAFETY: the lease keeps the bytes until the copy has ended, and the place is nobody else's.
+            // SAFETY: the lease keeps the bytes until the copy has ended, and the buffer is nobody else's.
             unsafe { self.gpu.bring(to, raw) }?;
         } else {
             let bounce = match &mut self.bounce {
                 Some(bounce) => bounce,
                 none => none.insert(Pinned::new(&self.gpu, self.memory.bytes())?),
             };
-            let here = &mut bounce.bytes()[place * self.bytes..][..raw.len()];
+            let here = &mut bounce.bytes()[buffer * self.bytes..][..raw.len()];
             here.copy_from_slice(raw);
             // SAFETY: the bytes are written to again when the copy has ended, which was waited for above.
             unsafe { self.gpu.bring(to, here) }?;

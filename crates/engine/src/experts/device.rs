@@ -12,7 +12,7 @@ use crate::{ExpertIdx, LayerIdx};
 /// Slots in a device's memory, as the store moves experts into them and lends them to conversations.
 #[allow(clippy::missing_errors_doc)]
 pub trait DeviceSlots {
-    /// Starts to bring experts to their [places](super::Lease::place).
+    /// Starts to bring experts to their [slots](super::Lease::device_slot).
     fn upload(&mut self, leases: Leases) -> Result<()>;
 
     /// Drops leases that are kept while experts are on their way, and says whether it did. It may be told to `wait` until it can.

@@ -22,7 +22,7 @@ pub struct Acquisition<'a> {
     pub(super) ready: Leases,
     /// In the device's memory.
     pub(super) on_device: SmallVec<[(ExpertIdx, DeviceSlot); 16]>,
-    /// Whether those that are handed out are given places in the device's memory.
+    /// Whether those that are handed out are given slots in the device's memory.
     pub(super) uploads: bool,
     /// Pinned and on their way.
     pub(super) reading: SmallVec<[usize; 16]>,
@@ -151,7 +151,7 @@ impl Acquisition<'_> {
         let numbers: SmallVec<[usize; 16]> = leases.iter().map(|lease| lease.number).collect();
         let slots = tier.place(class, &numbers, &**policy);
         for (lease, slot) in leases.iter_mut().zip(slots) {
-            lease.place = Some(DeviceSlot { class, slot });
+            lease.device_slot = Some(DeviceSlot { class, slot });
             // What was sent ahead has been counted.
             match sent.iter().position(|&sent| sent == lease.number) {
                 Some(at) => drop(sent.swap_remove(at)),
@@ -248,7 +248,7 @@ pub struct Lease {
     /// Among all experts.
     pub(super) number: usize,
     pub(super) slot: usize,
-    pub(super) place: Option<DeviceSlot>,
+    pub(super) device_slot: Option<DeviceSlot>,
 }
 
 impl Lease {
@@ -264,9 +264,9 @@ impl Lease {
         LayerIdx(self.shared.numbering.place(self.number).0)
     }
 
-    /// Its place in the device's memory, if it is on its way there.
-    pub fn place(&self) -> Option<DeviceSlot> {
-        self.place
+    /// Its slot in the device's memory, if it is on its way there.
+    pub fn device_slot(&self) -> Option<DeviceSlot> {
+        self.device_slot
     }
 
     /// All that was read of the expert, as it lies in the slot, and where each of its ranges starts there.

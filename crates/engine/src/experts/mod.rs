@@ -539,7 +539,7 @@ impl Shared {
     }
 
     fn lease(self: &Arc<Self>, expert: usize, slot: usize) -> Lease {
-        Lease { shared: Arc::clone(self), number: expert, slot, place: None }
+        Lease { shared: Arc::clone(self), number: expert, slot, device_slot: None }
     }
 
     /// A slot for an expert: a free one, or that of an expert who leaves. The slot is pinned once.
