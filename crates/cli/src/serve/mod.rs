@@ -550,6 +550,7 @@ mod tests {
         let error = runtime.block_on(server).unwrap().unwrap_err().to_string();
         assert!(error.contains("start the server again"), "{error}");
         assert!(app.is_draining(), "whoever came meanwhile was told");
+        assert!(app.meters.ailment().unwrap().contains("start the server again"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::messages::{normalise, with_textual_arguments};
-use super::{Assembler, ChatRequest, Format, ReplyOptions, ToolChoice};
+use super::{Assembler, ChatRequest, ReplyOptions, ToolChoice};
 use crate::TokenId;
 use crate::chat::dialect::Dialect;
 use crate::chat::{ChatTemplate, Message, RenderOptions, Rendered};
@@ -145,14 +145,15 @@ impl Prompter {
             let grammar = source.and_then(|source| Grammar::lark(&self.engine, &source));
             grammar.map_err(|error| Error::about(field, error))
         };
+        let exact = options.format.grammar();
         let mut has_parts = true;
         let grammar = if let Some(required) = tool_choice.required(&tools)? {
             Some(lark("tools", self.dialect.call_grammar(&text, &required))?)
         } else if let Some(schema) = options.format.schema() {
             Some(lark("response_format", Ok(self.dialect.answer_grammar(&text, &schema, &tools)))?)
-        } else if let Format::Grammar(grammar) = &options.format {
+        } else if exact.is_some() {
             has_parts = false;
-            Some(grammar.clone())
+            exact.cloned()
         } else if has_tools && tools.is_empty() {
             let source = self.dialect.text_grammar(&text);
             source.map(|source| Grammar::lark(&self.engine, &source)).transpose()?
@@ -182,13 +183,12 @@ impl Prompter {
     /// # Errors
     /// As [`chat`](Self::chat).
     pub fn texts(&self, prompts: Vec<Vec<TokenId>>, options: ReplyOptions) -> Result<Vec<Question>> {
-        let grammar = match (&options.format, options.format.schema()) {
-            (Format::Grammar(grammar), _) => Some(grammar.clone()),
-            (_, Some(schema)) => {
+        let grammar = match options.format.schema() {
+            Some(schema) => {
                 let grammar = Grammar::json_schema(&self.engine, &schema);
                 Some(grammar.map_err(|error| Error::about("response_format", error))?)
             }
-            (_, None) => None,
+            None => options.format.grammar().cloned(),
         };
         let question = |tokens: Vec<TokenId>| {
             if tokens.is_empty() {

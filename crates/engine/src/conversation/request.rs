@@ -186,6 +186,11 @@ pub enum Format {
 }
 
 impl Format {
+    /// The grammar of the whole answer, where one is given.
+    pub(super) fn grammar(&self) -> Option<&Grammar> {
+        if let Format::Grammar(grammar) = self { Some(grammar) } else { None }
+    }
+
     /// The schema of the answer, where one describes it.
     pub(super) fn schema(&self) -> Option<Value> {
         match self {

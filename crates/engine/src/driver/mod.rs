@@ -71,7 +71,7 @@ impl DriverOptions {
 
 /// Told what a driver does, on the driver's thread, and never while a batch is computed.
 pub trait Observer: Send + Sync {
-    /// The crowd has changed, or will be looked at no more for a while.
+    /// How many are served, and what is kept, before a step and after it.
     fn looks(&self, _crowd: &Crowd) {}
 
     /// There is nothing to do.
@@ -118,8 +118,11 @@ impl Driver {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the system has no thread for it.
+    /// If the system has no thread for it, or the prompter is another model's.
     pub fn start(engine: &Engine, options: DriverOptions) -> Result<Driver> {
+        if options.prompter.as_ref().is_some_and(|prompter| !prompter.engine().is(engine)) {
+            return Err(Error::Invalid("the driver's prompter is another model's".into()));
+        }
         let (jobs, receiver) = channel();
         let DriverOptions { crowd, idle, prompter, leave, observer } = options;
         let fate = Fate::new(engine, leave);

@@ -9,7 +9,8 @@ use forebay_engine::internals::experts::{
 };
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{
-    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Precision, Request, Result,
+    Answer, Cancel, ChatRequest, Crowd, CrowdOptions, Driver, DriverOptions, Engine, Error, Event, Listener,
+    Precision, Request, Result,
 };
 use forebay_kernels::Encoding;
 
@@ -182,4 +183,17 @@ fn all_requests_are_told() {
     let answers: Vec<Result<Answer>> = ended.try_iter().collect();
     assert_eq!(answers.len(), 3);
     assert!(answers.iter().all(|answer| matches!(answer, Err(Error::DeviceLost(_)))), "{answers:?}");
+}
+
+#[test]
+fn a_driver_tells_of_it_and_takes_nothing_more() {
+    let engine = frail(5);
+    let driver = Driver::start(&engine, DriverOptions::new(2)).unwrap();
+    let ask = || driver.chat(ChatRequest::user("Tell me a story."));
+    let streams: Vec<_> = (0..3).map(|_| ask().unwrap()).collect();
+    for stream in streams {
+        assert!(matches!(stream.last(), Some(Err(Error::DeviceLost(_)))));
+    }
+    driver.join();
+    assert!(matches!(ask().err(), Some(Error::DeviceLost(_))));
 }

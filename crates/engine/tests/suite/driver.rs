@@ -94,7 +94,8 @@ impl Witness {
     #[track_caller]
     fn wait(&self, what: impl Fn(&Seen) -> bool) {
         let seen = self.seen.lock().unwrap();
-        let (_unused, waited) = self.changed.wait_timeout_while(seen, LIMIT, |seen| !what(seen)).unwrap();
+        let (seen, waited) = self.changed.wait_timeout_while(seen, LIMIT, |seen| !what(seen)).unwrap();
+        drop(seen);
         assert!(!waited.timed_out());
     }
 }
