@@ -205,23 +205,13 @@ fn sum_across(v: &[__m512; 16]) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn widen(w: &MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
+    let (first, end) = (2 * col, 2 * (col + out.len()));
+    let halves = || &w.row(row)[first..end];
     match w.encoding {
-        Encoding::Blocks(dtype @ (DType::F16 | DType::BF16)) => {
-            let bytes = &w.row(row)[2 * col..2 * (col + out.len())];
-            for (bytes, out) in bytes.chunks(32).zip(out.chunks_mut(16)) {
-                let mask = tail_mask(out.len());
-                // SAFETY: the mask covers what both have.
-                unsafe {
-                    let halves = _mm256_maskz_loadu_epi16(mask, bytes.as_ptr().cast());
-                    let floats = if dtype == DType::F16 {
-                        _mm512_cvtph_ps(halves)
-                    } else {
-                        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
-                    };
-                    _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, floats);
-                }
-            }
-        }
+        // SAFETY: whoever calls this function has its instructions.
+        Encoding::Blocks(DType::F16) => unsafe { products::widen_cells::<__m512, f16>(halves(), out) },
+        // SAFETY: as above.
+        Encoding::Blocks(DType::BF16) => unsafe { products::widen_cells::<__m512, bf16>(halves(), out) },
         Encoding::Tiles(tiles) => avx2::widened::widen_tiles(w, tiles, row, col, out),
         _ => dequantise(*w, row, col, out),
     }

@@ -54,9 +54,7 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
             Encoding::Blocks(DType::F32) => products::matmul_floats::<float32x4_t, f32>(w, x, out, |_| ()),
             Encoding::Blocks(DType::F16) => products::matmul_floats::<float32x4_t, f16>(w, x, out, |_| ()),
             Encoding::Blocks(DType::BF16) => products::matmul_floats::<float32x4_t, bf16>(w, x, out, |_| ()),
-            _ => products::matmul_widened::<float32x4_t>(w, x, out, |row, col, out| {
-                dequantise(w, row, col, out)
-            }),
+            _ => products::matmul_widened::<float32x4_t>(w, x, out, |row, col, out| widen(&w, row, col, out)),
         }
     }
 }
@@ -75,7 +73,7 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
 /// As [`scalar::matmul_transposed`].
 #[target_feature(enable = "neon,dotprod")]
 pub fn matmul_transposed(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    scalar::matmul_transposed(w, x, out);
+    scalar::matmul_transposed_by(w, x, out, |w, row, col, out| widen(&w, row, col, out));
 }
 
 /// As [`scalar::attend`].
@@ -310,6 +308,20 @@ fn pick<const T: usize>(x: Rows<'_, Q8Panel>, first: usize, panel: usize) -> [&Q
 
 // ---------------------------------------------------------------------------------------------------
 // Floats
+
+/// A piece of a row, from column `col` on, as floats.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn widen(w: &MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
+    match w.encoding {
+        Encoding::Blocks(DType::F16) => {
+            let halves = &w.row(row)[2 * col..2 * (col + out.len())];
+            // SAFETY: whoever calls this function has its instructions.
+            unsafe { products::widen_cells::<float32x4_t, f16>(halves, out) }
+        }
+        _ => dequantise(*w, row, col, out),
+    }
+}
 
 impl Vector for float32x4_t {
     const LANES: usize = 4;

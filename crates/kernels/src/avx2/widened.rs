@@ -29,6 +29,11 @@ pub(super) fn matmul(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn widen(w: &MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
     match w.encoding {
+        Encoding::Blocks(DType::F16) => {
+            let halves = &w.row(row)[2 * col..2 * (col + out.len())];
+            // SAFETY: whoever calls this function has its instructions.
+            unsafe { products::widen_cells::<__m256, f16>(halves, out) }
+        }
         Encoding::Tiles(tiles) => widen_tiles(w, tiles, row, col, out),
         _ => dequantise(*w, row, col, out),
     }

@@ -241,3 +241,22 @@ unsafe fn multiply<V: Vector, const T: usize>(
         }
     }
 }
+
+/// The elements of a row of `C` as floats.
+///
+/// # Safety
+/// The processor must have the register's instructions.
+#[inline(always)]
+pub(crate) unsafe fn widen_cells<V: Vector, C: Cell>(row: &[u8], out: &mut [f32]) {
+    assert_eq!(row.len(), out.len() * size_of::<C>());
+    let cells = row.as_ptr().cast::<C>();
+    let whole = out.len() / V::LANES * V::LANES;
+    for at in (0..whole).step_by(V::LANES) {
+        // SAFETY: both have that many elements, by the assertion.
+        unsafe { C::load::<V>(cells.add(at)).store(out.as_mut_ptr().add(at)) };
+    }
+    for at in whole..out.len() {
+        // SAFETY: as above.
+        out[at] = unsafe { cells.add(at).read_unaligned() }.into();
+    }
+}
