@@ -70,19 +70,23 @@ fn each_fails(emulator: &Emulator, kind: &str, words: &[&str]) {
 #[test]
 fn memory_that_is_not_there_is_an_error() {
     let Some(emulator) = emulator() else { return };
-    each_fails(&emulator, "allocation", &["out of memory", "--vram", "--device cpu"]);
+    each_fails(&emulator, "allocation", &["out of memory", "memory limit", "Options::device = None"]);
 }
 
 #[test]
 fn a_copy_that_fails_is_an_error() {
     let Some(emulator) = emulator() else { return };
-    each_fails(&emulator, "copy", &["the GPU cannot", "--device cpu"]);
+    each_fails(&emulator, "copy", &["the GPU cannot", "Options::device = None"]);
 }
 
 #[test]
 fn a_start_that_fails_is_an_error() {
     let Some(emulator) = emulator() else { return };
-    each_fails(&emulator, "launch", &["the GPU cannot compute", "too many resources", "--device cpu"]);
+    each_fails(
+        &emulator,
+        "launch",
+        &["the GPU cannot compute", "too many resources", "Options::device = None"],
+    );
 }
 
 #[test]
@@ -90,7 +94,7 @@ fn pinned_memory_that_is_not_there_is_an_error() {
     let Some(emulator) = emulator() else { return };
     emulator.fail("pinned", 1);
     let error = answer(&on(&gpu(None))).unwrap_err().to_string();
-    assert!(error.contains("pin memory") && error.contains("--device cpu"), "{error}");
+    assert!(error.contains("pin memory") && error.contains("Options::device = None"), "{error}");
     answer(&on(&gpu(None))).unwrap();
 }
 
@@ -106,7 +110,7 @@ fn kernels_that_do_not_compile_are_named() {
     let named = |error: &str| {
         let (_, rest) = error.split_once("kernels (")?;
         let (name, rest) = rest.split_once(") cannot be compiled for sm_90")?;
-        Some(rest.contains(&format!("{name}.cu(1): error")) && rest.contains("--device cpu"))
+        Some(rest.contains(&format!("{name}.cu(1): error")) && rest.contains("Options::device = None"))
     };
     assert_eq!(named(&error), Some(true), "{error}");
     answer(&on(&device)).unwrap();
@@ -125,7 +129,7 @@ fn a_lost_gpu_is_an_error_and_the_processor_goes_on() {
         session.extend(&tokens()).unwrap();
         emulator.fail("lost", after);
         let error = (0..50).find_map(|id| session.push(TokenId(id)).err()).expect("it is lost").to_string();
-        for words in ["the GPU cannot", "CUDA_ERROR_LAUNCH_FAILED", "--device cpu"] {
+        for words in ["the GPU cannot", "CUDA_ERROR_LAUNCH_FAILED", "Options::device = None"] {
             assert!(error.contains(words), "{words} is not in: {error}");
         }
         // It stays lost.
@@ -158,7 +162,7 @@ fn the_budget_holds() {
         }
         assert!(sessions.len() < 10_000, "{budget} bytes hold no such number of conversations");
     };
-    assert!(error.contains("--vram"), "{error}");
+    assert!(error.contains("memory limit"), "{error}");
     assert!(emulator.peak() - before <= budget);
     // Those that have their memory go on, and one that ends makes room for another.
     sessions[0].push(TokenId(1)).unwrap();

@@ -261,7 +261,10 @@ fn grammars_take_no_memory_of_the_gpu() {
         }
         assert!(many.len() < 10_000, "memory ends some time");
     };
-    assert!(matches!(refused, Error::Budget { .. }) && refused.to_string().contains("--memory"), "{refused}");
+    assert!(
+        matches!(refused, Error::Budget { .. }) && refused.to_string().contains("Options::memory"),
+        "{refused}"
+    );
     assert_eq!(device.used(), used);
     // A conversation needs none of it.
     engine.session().push(TokenId(1)).unwrap();
