@@ -187,6 +187,6 @@ pub struct ExpertBuffers {
     /// `[rows, top_k · inner]`
     pub up: Buf,
     /// What each expert of each token gives: `[rows, top_k · hidden]`, in the order of
-    /// [`Routing`]'s places.
+    /// [`Routing`](super::Routing)'s places.
     pub out: Buf,
 }
