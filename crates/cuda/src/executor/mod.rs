@@ -151,9 +151,8 @@ impl CudaExecutor {
         let CudaExecutor { gpu, store, assistant, routing, expected, .. } = self;
         gpu.router_logits(&mixture)?;
         let chosen = gpu.route(&mixture, routing)?;
-        let observer = mixture.observer.take();
         let experts = mixture.experts;
-        if let Some(observer) = observer {
+        if let Some(observer) = mixture.observer.take() {
             observer(experts.layer, routing);
         }
         let mut acquisition = store.acquire(experts.layer, routing.chosen(), access);
