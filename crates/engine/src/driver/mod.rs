@@ -30,11 +30,12 @@ use std::time::Duration;
 pub use self::stream::{ReplyStream, Ticket};
 use self::work::{Fate, Job, Work};
 use crate::blocks::Cancel;
-use crate::conversation::{ChatRequest, Prompter, Question, ReplyEvent};
+use crate::conversation::{ChatRequest, Prompter, Question, ReplyEvent, ReplyOptions};
 use crate::driver::crowd::{Crowd, CrowdOptions, Listener};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::Request;
+use crate::tokenizer::{Bos, EncodeOptions};
 
 /// With nothing to do for so long, what is worth keeping is written. People think between two turns for less than that, and
 /// each of their turns makes what was written of the last one worthless.
@@ -162,6 +163,16 @@ impl Driver {
     /// As [`Prompter::chat`] and [`submit`](Self::submit).
     pub fn chat(&self, request: ChatRequest) -> Result<ReplyStream> {
         self.ask(self.prompter().chat(request)?)
+    }
+
+    /// Asks for the continuation of a text as it is, without a chat template. Control tokens in the text are encoded as such.
+    ///
+    /// # Errors
+    /// As [`Prompter::encode`], [`Prompter::text`] and [`submit`](Self::submit).
+    pub fn complete(&self, text: &str, options: ReplyOptions) -> Result<ReplyStream> {
+        let special = EncodeOptions { special: true, bos: Bos::AsFileSays };
+        let tokens = self.prompter().encode(text, special)?;
+        self.ask(self.prompter().text(tokens, options)?)
     }
 
     /// Asks a question that was prepared.

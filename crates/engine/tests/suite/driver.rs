@@ -5,12 +5,12 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use forebay_engine::chat::{ChatTemplate, Message};
-use forebay_engine::conversation::{Format, ToolChoice};
+use forebay_engine::conversation::{Format, ReplyOptions, ToolChoice};
 use forebay_engine::driver::{Ending, Observer};
 use forebay_engine::internals::generate::sampler::SamplingOverrides;
 use forebay_engine::{
     ChatRequest, Driver, DriverOptions, Engine, Error, FinishReason, Grammar, MemoryEntry, Options,
-    PrefixOptions, Prompter, Purpose, Reply, ReplyEvent, ReplyStream,
+    PrefixOptions, Prompter, Purpose, Reply, ReplyEvent, ReplyStream, Request,
 };
 use serde_json::{Value, json};
 
@@ -370,6 +370,21 @@ fn what_is_wrong_with_a_request_is_known_before_it_is_asked() {
         matches!(full, Error::Field { field, .. } if field == "prompt"),
         "there is no room for an answer"
     );
+}
+
+#[test]
+fn a_text_is_continued_as_it_is() {
+    let engine = engine();
+    let driver = start(&engine);
+    let mut options = ReplyOptions::default();
+    options.max_tokens = Some(6);
+    options.sampling.temperature = Some(0.0);
+    let reply = driver.complete("Once upon a time", options).unwrap().whole().unwrap();
+    assert_eq!((reply.answer.tokens.len(), &reply.content), (6, &reply.answer.text));
+    let prompt = engine.tokenizer().encode("Once upon a time", Default::default()).unwrap();
+    let mut request = Request::new(&engine, prompt).unwrap();
+    (request.max_tokens, request.sampling.temperature) = (Some(6), 0.0);
+    assert_eq!(engine.session().generate(&request, &mut |_| {}).unwrap().tokens, reply.answer.tokens);
 }
 
 #[test]
