@@ -253,7 +253,9 @@ fn answers_are_those_of_the_server_to_the_byte() {
         (
             "call",
             chat,
-            ask(json!({ "tools": tools, "tool_choice": "required", "parallel_tool_calls": false })),
+            ask(
+                json!({ "tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 200 }),
+            ),
         ),
         ("no call", chat, ask(json!({ "tools": tools, "tool_choice": "none" }))),
         ("scored", chat, ask(json!({ "logprobs": true, "top_logprobs": 2, "max_tokens": 5 }))),

@@ -168,20 +168,7 @@ impl SamplingOverrides {
     /// # Errors
     /// [`Error::Field`] with the parameter that is not.
     pub fn validate(&self) -> Result<()> {
-        let set = SamplingParams::default();
-        SamplingParams {
-            temperature: self.temperature.unwrap_or(set.temperature),
-            top_k: self.top_k.unwrap_or(set.top_k),
-            top_p: self.top_p.unwrap_or(set.top_p),
-            min_p: self.min_p.unwrap_or(set.min_p),
-            repeat_penalty: self.repeat_penalty.unwrap_or(set.repeat_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(set.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(set.frequency_penalty),
-            penalty_last_n: self.penalty_last_n.unwrap_or(set.penalty_last_n),
-            logit_bias: self.logit_bias.clone().unwrap_or_default(),
-            seed: self.seed,
-        }
-        .validate()
+        self.resolve(&Metadata::default(), Path::new("")).map(drop)
     }
 
     /// The parameters in effect for the model with this metadata, at `path`.
