@@ -39,7 +39,8 @@ impl std::fmt::Display for TooLong {
 
 /// An error of the engine, in terms of our flags.
 pub fn explain(engine: &Engine, error: Error) -> anyhow::Error {
-    match error {
+    // Whoever typed the request knows what it is about.
+    match error.reason() {
         Error::Context { tokens, limit } => {
             let most = Summary::new(engine.file()).context.unwrap_or(0);
             TooLong { tokens, context: limit, most }.into()

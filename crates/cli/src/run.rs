@@ -7,15 +7,17 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 use forebay_engine::chat::Message;
-use forebay_engine::chat::dialect::{Parser, Piece};
+use forebay_engine::conversation::{Format, ReplyOptions};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Answer, Engine, Event, FinishReason, Grammar, Request, Session};
+use forebay_engine::{
+    ChatRequest, Engine, FinishReason, Grammar, Prompter, Question, Reply, ReplyEvent, Session,
+};
 use serde_json::Value;
 
 use crate::args::{LoadArgs, SamplingArgs, read_stdin, read_text};
 use crate::output::{STDOUT_FAILED, print};
 use crate::progress::Progress;
-use crate::prompting::{Prompting, PromptingArgs};
+use crate::prompting::{PromptingArgs, check_template};
 use crate::{chat, demo, errors, interrupt, stats};
 
 /// Answer a prompt, or chat
@@ -88,6 +90,11 @@ impl Shape {
     }
 }
 
+/// What an answer must be, for this model.
+fn format(shape: Option<&Shape>, engine: &Engine) -> Result<Format> {
+    shape.map_or(Ok(Format::Text), |shape| Ok(Format::Grammar(shape.grammar(engine)?)))
+}
+
 impl RunArgs {
     fn shape(&self) -> Result<Option<Shape>> {
         if let Some(schema) = &self.json_schema {
@@ -119,36 +126,28 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let shape = args.shape()?;
     let model = demo::or_demo(args.model.as_deref())?;
     let engine = args.load.load(&model)?;
-    let prompting = args.prompting.prompting(&engine)?;
+    let prompter = args.prompting.prompter(&engine)?;
     let session = engine.session();
     interrupt::install(session.cancel())?;
-    let request = Request {
-        max_tokens: args.max_tokens,
-        sampling: args.sampling.resolve(&engine)?,
-        stop: args.stop.clone(),
-        ignore_end: args.ignore_eos,
-        grammar: shape.as_ref().map(|shape| shape.grammar(&engine)).transpose()?,
-        ..Request::default()
-    };
-    // Only the session has it now, and can let go of it.
+    let mut options = ReplyOptions::default();
+    options.max_tokens = args.max_tokens;
+    options.reasoning = args.prompting.think_budget;
+    options.sampling = args.sampling.resolve(&engine)?.into();
+    options.stop = args.stop.clone();
+    options.ignore_end = args.ignore_eos;
+    options.format = format(shape.as_ref(), &engine)?;
+    // Only the session and the prompter have it now, and can let go of it.
     drop(engine);
-    match prompt {
-        Some(prompt) => answer(args, session, &prompt, request, &prompting),
-        None => chat::run(session, request, prompting, &|lost| {
+    let Some(prompt) = prompt else {
+        let mut request = ChatRequest::default();
+        request.think = args.prompting.think;
+        request.options = options;
+        return chat::run(session, prompter, request, args.prompting.system.clone(), &|lost| {
             let engine = args.load.load_after(lost, &model)?;
-            let grammar = shape.as_ref().map(|shape| shape.grammar(&engine)).transpose()?;
-            Ok((engine, grammar))
-        }),
-    }
-}
-
-/// An answer, and what of its text is what.
-pub struct Said {
-    pub answer: Answer,
-    /// What the model said.
-    pub text: String,
-    /// What it said to itself before.
-    pub reasoning: String,
+            Ok((args.prompting.prompter(&engine)?, format(shape.as_ref(), &engine)?))
+        });
+    };
+    answer(args, session, &prompter, &prompt, options)
 }
 
 /// What a piece of text is.
@@ -158,14 +157,16 @@ enum Kind {
     Answer,
 }
 
-/// Generates an answer and writes its text to standard output as it comes. The parser tells reasoning from what is said:
-/// it is written dim on a terminal, and not at all elsewhere.
-pub fn stream(session: &mut Session, request: &Request, parser: Option<Parser>) -> Result<Said> {
+/// Answers a question and writes the text to standard output as it comes. Reasoning is written dim on a terminal, and not at
+/// all elsewhere.
+pub fn stream(session: &mut Session, question: &Question) -> Result<Reply> {
     let mut stdout = io::stdout().lock();
     let terminal = stdout.is_terminal();
     let bar = if terminal { WritingBar::No } else { WritingBar::Yes };
     let dim = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    said(session, request, bar, parser, |kind, text, before| {
+    let mut before = None;
+    generate(session, question, bar, |kind, text| {
+        let before = before.replace(kind);
         if kind == Kind::Reasoning && !terminal {
             return Ok(());
         }
@@ -181,62 +182,9 @@ pub fn stream(session: &mut Session, request: &Request, parser: Option<Parser>) 
     })
 }
 
-/// Generates an answer and tells `write` what comes, and what came before it.
-fn said(
-    session: &mut Session,
-    request: &Request,
-    bar: WritingBar,
-    mut parser: Option<Parser>,
-    write: impl FnMut(Kind, &str, Option<Kind>) -> io::Result<()>,
-) -> Result<Said> {
-    let mut hearer = Hearer { parts: Default::default(), last: None, result: Ok(()), write };
-    let answer = generate(session, request, bar, |text| {
-        match &mut parser {
-            Some(parser) => parser.push(text, &mut |piece| hearer.hear(piece)),
-            None => hearer.take(Kind::Answer, text),
-        }
-        std::mem::replace(&mut hearer.result, Ok(()))
-    })?;
-    if let Some(parser) = parser {
-        parser.finish(&mut |piece| hearer.hear(piece));
-    }
-    hearer.result.context(STDOUT_FAILED)?;
-    let [reasoning, text] = hearer.parts;
-    Ok(Said { answer, text, reasoning })
-}
-
-/// Collects what is said and passes it on.
-struct Hearer<W> {
-    /// Reasoning and answer.
-    parts: [String; 2],
-    last: Option<Kind>,
-    /// Of passing on.
-    result: io::Result<()>,
-    write: W,
-}
-
-impl<W: FnMut(Kind, &str, Option<Kind>) -> io::Result<()>> Hearer<W> {
-    fn hear(&mut self, piece: Piece<'_>) {
-        match piece {
-            Piece::Reasoning(text) => self.take(Kind::Reasoning, text),
-            Piece::Content(text) => self.take(Kind::Answer, text),
-            // There are no tools here, and so no calls.
-            Piece::Call { .. } | Piece::Arguments(_) => {}
-        }
-    }
-
-    fn take(&mut self, kind: Kind, text: &str) {
-        self.parts[kind as usize].push_str(text);
-        let before = self.last.replace(kind);
-        if self.result.is_ok() {
-            self.result = (self.write)(kind, text, before);
-        }
-    }
-}
-
 /// Generates an answer that nobody reads while it is written.
-pub fn generate_unseen(session: &mut Session, request: &Request) -> Result<Answer> {
-    generate(session, request, WritingBar::Yes, |_| Ok(()))
+pub fn generate_unseen(session: &mut Session, question: &Question) -> Result<Reply> {
+    generate(session, question, WritingBar::Yes, |_, _| Ok(()))
 }
 
 /// Whether the writing of an answer has a progress bar: where it appears on the terminal it is one itself.
@@ -246,73 +194,85 @@ enum WritingBar {
     No,
 }
 
+/// Answers a question and tells `write` what comes.
 fn generate(
     session: &mut Session,
-    request: &Request,
+    question: &Question,
     bar: WritingBar,
-    mut write: impl FnMut(&str) -> io::Result<()>,
-) -> Result<Answer> {
+    mut write: impl FnMut(Kind, &str) -> io::Result<()>,
+) -> Result<Reply> {
     let engine = session.engine().clone();
     let cancel = session.cancel().clone();
     let mut failure = None;
-    let mut reading = Some(Progress::reading(request.prompt.len()));
+    let mut reading = Some(Progress::reading(question.request.prompt.len()));
     let mut writing = None;
-    let answer = session.generate(request, &mut |event| match event {
-        Event::Prompt { done, total } => {
-            if let Some(bar) = &reading {
-                bar.set(done as u64, total as u64);
+    let reply = session.reply(question, &mut |event| {
+        let (kind, text) = match event {
+            ReplyEvent::Progress { done, total } => {
+                if let Some(bar) = &reading {
+                    bar.set(done as u64, total as u64);
+                }
+                if done == total {
+                    reading = None;
+                    writing = (bar == WritingBar::Yes).then(Progress::writing);
+                }
+                return;
             }
-            if done == total {
-                reading = None;
-                writing = (bar == WritingBar::Yes).then(Progress::writing);
-            }
+            ReplyEvent::Reasoning(text) => (Kind::Reasoning, text),
+            ReplyEvent::Content { text, .. } => (Kind::Answer, text),
+            // There are no tools here, and so no calls.
+            ReplyEvent::Call { .. } | ReplyEvent::Arguments(_) | ReplyEvent::End(_) => return,
+        };
+        reading = None;
+        if let Some(bar) = &writing {
+            bar.add(text.len() as u64);
         }
-        Event::Token(_) => {}
-        Event::Text(text) => {
-            reading = None;
-            if let Some(bar) = &writing {
-                bar.add(text.len() as u64);
-            }
-            if let Err(error) = write(text) {
-                // Nobody reads any more, so nothing more is computed.
-                cancel.cancel();
-                failure.get_or_insert(error);
-            }
+        if failure.is_none()
+            && let Err(error) = write(kind, &text)
+        {
+            // Nobody reads any more, so nothing more is computed.
+            cancel.cancel();
+            failure = Some(error);
         }
     });
     match failure {
         Some(error) => Err(error).context(STDOUT_FAILED),
-        None => answer.map_err(|error| errors::explain(&engine, error)),
+        None => reply.map_err(|error| errors::explain(&engine, error)),
     }
 }
 
 fn answer(
     args: &RunArgs,
     mut session: Session,
+    prompter: &Prompter,
     prompt: &str,
-    mut request: Request,
-    prompting: &Prompting,
+    options: ReplyOptions,
 ) -> Result<ExitCode> {
     let engine = session.engine().clone();
-    let parser = if args.raw {
-        let options = EncodeOptions { special: true, bos: Bos::AsFileSays };
-        request.prompt = engine.tokenizer().encode(prompt, options)?;
-        None
+    let question = if args.raw {
+        let tokens = prompter.encode(prompt, EncodeOptions { special: true, bos: Bos::AsFileSays });
+        tokens.and_then(|tokens| prompter.text(tokens, options))
     } else {
-        prompting.ask(&engine, &[Message::new("user", prompt)], &mut request)?
+        check_template(prompter)?;
+        let system = args.prompting.system.iter().map(|text| Message::new("system", text));
+        let mut request = ChatRequest::new(system.chain([Message::new("user", prompt)]).collect());
+        request.think = args.prompting.think;
+        request.options = options;
+        prompter.chat(request)
     };
-    let said = if args.json {
-        let said = said(&mut session, &request, WritingBar::Yes, parser, |_, _, _| Ok(()))?;
-        print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(&engine, &said))?))?;
-        said
+    let question = question.map_err(|error| errors::explain(&engine, error))?;
+    let reply = if args.json {
+        let reply = generate_unseen(&mut session, &question)?;
+        print(&format!("{}\n", serde_json::to_string_pretty(&stats::answer(&engine, &reply))?))?;
+        reply
     } else {
-        let said = stream(&mut session, &request, parser)?;
+        let reply = stream(&mut session, &question)?;
         print("\n")?;
-        stats::close(&engine, &said.answer);
-        said
+        stats::close(&engine, &reply.answer);
+        reply
     };
-    Ok(match said.answer.finish_reason {
+    Ok(match reply.answer.finish_reason {
         FinishReason::Cancelled => ExitCode::from(interrupt::EXIT_CODE),
-        FinishReason::Stop | FinishReason::Length => ExitCode::SUCCESS,
+        FinishReason::Stop | FinishReason::Length | FinishReason::Calls => ExitCode::SUCCESS,
     })
 }

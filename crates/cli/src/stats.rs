@@ -4,10 +4,8 @@ use std::io::IsTerminal;
 
 use forebay_engine::experts::Meters;
 use forebay_engine::forecast::bound::{Bottleneck, Bound, TokenCost};
-use forebay_engine::{Answer, Engine, FinishReason, Stats};
+use forebay_engine::{Answer, Engine, FinishReason, Reply, Stats};
 use serde_json::{Value, json};
-
-use crate::run::Said;
 
 /// Closes an answer with a line on stderr, where that is a terminal.
 pub fn close(engine: &Engine, answer: &Answer) {
@@ -81,15 +79,15 @@ fn decimal(bytes: f64) -> String {
 }
 
 /// An answer as JSON.
-pub fn answer(engine: &Engine, said: &Said) -> Value {
-    let answer = &said.answer;
+pub fn answer(engine: &Engine, reply: &Reply) -> Value {
+    let answer = &reply.answer;
     let stats = &answer.stats;
     let bound = bound(engine, stats).map(|(bound, ratio)| {
         json!({ "name": bound.by.name(), "tokens_per_second": bound.tokens_per_second, "ratio": ratio })
     });
     json!({
-        "text": said.text,
-        "reasoning": (!said.reasoning.is_empty()).then_some(&said.reasoning),
+        "text": reply.content,
+        "reasoning": (!reply.reasoning.is_empty()).then_some(&reply.reasoning),
         "tokens": answer.tokens,
         "finish_reason": answer.finish_reason.name(),
         "seed": answer.seed,

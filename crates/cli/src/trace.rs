@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 use clap::Args;
-use forebay_engine::chat::Message;
+use forebay_engine::conversation::ReplyOptions;
 use forebay_engine::forecast::trace::{Phase, Trace};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{FinishReason, Request};
+use forebay_engine::{ChatRequest, FinishReason, Prompter};
 
 use crate::args::{LoadArgs, SamplingArgs, read_text};
 use crate::output::{Output, print};
-use crate::prompting::Prompting;
+use crate::prompting::check_template;
 use crate::run::generate_unseen;
 use crate::{demo, errors, interrupt};
 
@@ -84,19 +84,23 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
         let mut trace = recorder.lock().unwrap_or_else(PoisonError::into_inner);
         trace.record(routed.phase, routed.layer, routed.routing);
     })));
-    let request = Request {
-        prompt: if args.raw {
-            engine.tokenizer().encode(&prompt, EncodeOptions { special: true, bos: Bos::AsFileSays })?
-        } else {
-            Prompting::default().prompt(&engine, &[Message::new("user", &prompt)])?.tokens
-        },
-        max_tokens: args.max_tokens,
-        sampling: args.sampling.resolve(&engine)?,
-        ignore_end: args.ignore_eos,
-        ..Request::default()
+    let mut options = ReplyOptions::default();
+    options.max_tokens = args.max_tokens;
+    options.sampling = args.sampling.resolve(&engine)?.into();
+    options.ignore_end = args.ignore_eos;
+    let prompter = Prompter::new(&engine);
+    let question = if args.raw {
+        let tokens = prompter.encode(&prompt, EncodeOptions { special: true, bos: Bos::AsFileSays });
+        tokens.and_then(|tokens| prompter.text(tokens, options))
+    } else {
+        check_template(&prompter)?;
+        let mut request = ChatRequest::user(&prompt);
+        request.options = options;
+        prompter.chat(request)
     };
-    let answer = generate_unseen(&mut session, &request)?;
-    if answer.finish_reason == FinishReason::Cancelled {
+    let question = question.map_err(|error| errors::explain(&engine, error))?;
+    let reply = generate_unseen(&mut session, &question)?;
+    if reply.answer.finish_reason == FinishReason::Cancelled {
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
     let trace = trace.lock().unwrap_or_else(PoisonError::into_inner);

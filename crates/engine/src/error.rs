@@ -51,6 +51,15 @@ pub enum Error {
     /// The caller asked for something that makes no sense.
     #[error("{0}")]
     Invalid(String),
+    /// A field of a request cannot be answered, for this reason.
+    #[error("{}", named(field, error))]
+    Field {
+        /// The field, as in `messages[1].content`.
+        field: String,
+        /// The reason.
+        #[source]
+        error: Box<Error>,
+    },
     /// A compute device failed.
     #[error("{0}")]
     Backend(String),
@@ -76,6 +85,27 @@ impl Error {
         Error::Format { path: path.to_owned(), message: message.into() }
     }
 
+    /// An [`Error::Invalid`] about a field of a request.
+    pub fn field(field: impl Into<String>, message: impl Into<String>) -> Error {
+        Error::about(field, Error::Invalid(message.into()))
+    }
+
+    /// An error whose reason is this field of a request, unless it names one already.
+    pub fn about(field: impl Into<String>, error: Error) -> Error {
+        match error {
+            Error::Field { .. } => error,
+            error => Error::Field { field: field.into(), error: Box::new(error) },
+        }
+    }
+
+    /// The error without the field that it is about.
+    pub fn reason(self) -> Error {
+        match self {
+            Error::Field { error, .. } => *error,
+            error => error,
+        }
+    }
+
     /// The same error again, for another whom it concerns.
     pub(crate) fn repeat(&self) -> Error {
         match self {
@@ -91,11 +121,18 @@ impl Error {
             }
             Error::Context { tokens, limit } => Error::Context { tokens: *tokens, limit: *limit },
             Error::Invalid(message) => Error::Invalid(message.clone()),
+            Error::Field { field, error } => Error::about(field, error.repeat()),
             Error::Backend(message) => Error::Backend(message.clone()),
             Error::DeviceLost(message) => Error::DeviceLost(message.clone()),
             Error::Cancelled => Error::Cancelled,
         }
     }
+}
+
+/// An error with the field that it is about, unless it says that itself.
+fn named(field: &str, error: &Error) -> String {
+    let message = error.to_string();
+    if message.starts_with(field) { message } else { format!("{field}: {message}") }
 }
 
 /// Prints a number of bytes for people: `17.3 MB` style with binary units.
@@ -118,6 +155,18 @@ impl std::fmt::Display for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_field_that_is_the_reason_is_named_once() {
+        assert_eq!(
+            Error::field("tools[0]", "a tool has no name").to_string(),
+            "tools[0]: a tool has no name"
+        );
+        assert_eq!(Error::field("top_p", "top_p is 2").to_string(), "top_p is 2");
+        let about = Error::about("messages", Error::field("messages[1].content", "no text"));
+        assert!(matches!(&about, Error::Field { field, .. } if field == "messages[1].content"));
+        assert!(matches!(about.reason(), Error::Invalid(message) if message == "no text"));
+    }
 
     #[test]
     fn bytes_read_like_a_person_writes_them() {

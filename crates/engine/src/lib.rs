@@ -19,6 +19,7 @@
 pub mod backend;
 pub mod blocks;
 pub mod chat;
+pub mod conversation;
 pub mod driver;
 mod engine;
 mod error;
@@ -37,8 +38,10 @@ pub mod tokenizer;
 
 pub use backend::{Batch, Best, Logits, Precision, Sequence, SequenceState};
 pub use blocks::Cancel;
+pub use conversation::{ChatRequest, Prompter, Question, Reply, ReplyEvent};
 pub use driver::crowd::{Crowd, CrowdOptions, Listener};
 pub use driver::prefix::{PrefixMeters, PrefixOptions};
+pub use driver::{Driver, DriverOptions, ReplyStream};
 pub use engine::{Engine, Options, Prospect};
 pub use error::{Bytes, Error, Result};
 pub use files::{make_private, private_options};

@@ -5,20 +5,26 @@ mod files;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::mpsc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
-use forebay_engine::chat::dialect::Parser;
-use forebay_engine::{Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Fnv, Listener};
+use forebay_engine::conversation::{Draft, ReplyOptions};
+use forebay_engine::driver::{Ending, Observer, Ticket};
+use forebay_engine::{Cancel, Driver, DriverOptions, Error, Fnv, Prompter, Question, Reply, ReplyEvent};
+use serde_json::Value;
 
 use self::files::{Answers, Earlier, Line, Requests};
-use crate::args::{LoadArgs, at_least_one};
-use crate::openai::{Body, Endpoint, Refusal, completion};
+use crate::args::{LoadArgs, at_least_one, on_off};
+use crate::openai::answer::{Envelope, Form};
+use crate::openai::{Body, Endpoint};
 use crate::output::print;
 use crate::progress::Progress;
-use crate::{demo, interrupt};
+use crate::prompting::read_template;
+use crate::serve::error::ApiError;
+use crate::{demo, interrupt, serve};
 
 /// Conversations that take steps together when nobody says.
 const DEFAULT_PARALLEL: usize = 128;
@@ -26,12 +32,17 @@ const DEFAULT_PARALLEL: usize = 128;
 /// Answer a file of requests, overnight
 ///
 /// IN has a line of JSON for each request, in the shape of OpenAI's batches: custom_id, and a body with messages; or,
-/// where the url is /v1/completions, with a prompt that is continued as it is. OUT gets a line for each answer when it is ready. Many requests go through the model together, so that each expert is
-/// read once per step for all of them: that is much faster than one after another.
+/// where the url is /v1/completions, with a prompt that is continued as it is. A body may ask for all that `serve` answers there
+/// (docs/server.md), but for a stream: response_format, tools and tool_choice, logprobs, n. OUT gets a line for each
+/// answer when it is ready, with the body that `serve` would give, but for what was measured. Many requests go through
+/// the model together, so that each expert is read once per step for all of them: that is much faster than one after
+/// another.
+///
 ///
 /// If a run is interrupted, run the same command again: it continues, and answers that OUT already holds are not computed
 /// again. IN is read line by line, so it may have millions of lines. The exit code is 1 if any request of IN was refused, in this run
 /// or in an earlier one.
+///
 /// An answer does not depend on what else is answered: without a seed of its own, a request has one that follows from its
 /// custom_id.
 #[derive(Args)]
@@ -65,6 +76,13 @@ pub struct BatchArgs {
     /// Conversations that take steps together, if memory has room for them
     #[arg(long, value_name = "N", default_value_t = DEFAULT_PARALLEL, value_parser = at_least_one)]
     parallel: usize,
+    /// Let the model reason first or not, where a request does not say and its chat template can [default: the
+    /// template's]
+    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    think: Option<bool>,
+    /// A chat template to use instead of the model's, in Jinja
+    #[arg(long, value_name = "FILE")]
+    chat_template_file: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -89,18 +107,33 @@ pub fn run(args: &BatchArgs) -> Result<ExitCode> {
         return Ok(before.exit_code());
     }
     drop(names);
-    let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
+    let model = demo::or_demo(args.model.as_deref())?;
+    let engine = args.load.load(&model)?;
     let cancel = Cancel::default();
     interrupt::install(&cancel)?;
     let start = Instant::now();
-    let mut batch = Batch::new(&engine, args, left, &mut out);
-    let count = match batch.answer(&requests, &earlier, &cancel) {
+    let (tell, told) = channel();
+    let mut options = DriverOptions::new(args.parallel);
+    options.leave = cancel.clone();
+    let template = args.chat_template_file.as_ref().map(|path| read_template(path, &engine)).transpose()?;
+    let prompter = Prompter::new(&engine).with_template(template.map(Arc::new)).with_think(args.think);
+    options.prompter = Some(prompter);
+    options.observer = Some(Arc::new(Counter(tell.clone())));
+    let driver = Driver::start(&engine, options)?;
+    // The batch's driver has it now.
+    drop(engine);
+    let name = serve::model_name(args.model.as_deref(), &model);
+    let (open, count) = (HashMap::new(), Count::default());
+    let mut batch = Batch { driver, args, name, left, out: &mut out, told, tell, open, count };
+    let answered = batch.answer(&requests, &earlier, &cancel);
+    let count = batch.end();
+    match answered {
         Err(error) if matches!(error.downcast_ref(), Some(forebay_engine::Error::Cancelled)) => {
             eprintln!("stopped: the same call goes on where it was");
             return Ok(ExitCode::from(interrupt::EXIT_CODE));
         }
         other => other?,
-    };
+    }
     let seconds = start.elapsed().as_secs_f64();
     let all = Count { refused: before.refused + count.refused, ..count };
     let mut text = format!("{} requests answered", count.answered);
@@ -143,28 +176,70 @@ impl Count {
     }
 }
 
+/// What the thread that computes tells.
+enum Told {
+    /// One of the answers to a request has ended.
+    Ended { number: usize, index: usize, result: forebay_engine::Result<Box<Reply>> },
+    /// So many tokens were written.
+    Written(usize),
+    /// Nothing more is computed.
+    Gone,
+}
+
+/// Passes on how many tokens are written, and that there will be no more.
+struct Counter(Sender<Told>);
+
+impl Observer for Counter {
+    fn ends_step(&self, _took: Duration, tokens: usize) {
+        // Nobody listens any more if the call is about to end.
+        let _ = self.0.send(Told::Written(tokens));
+    }
+
+    fn ends(&self, _: Ending) {
+        let _ = self.0.send(Told::Gone);
+    }
+}
+
+/// A request that is being answered.
+struct Open {
+    custom_id: String,
+    form: Form,
+    /// As far as they have come.
+    replies: Vec<Option<Reply>>,
+    /// Whatever is left is cancelled with them.
+    _tickets: Vec<Ticket>,
+}
+
 /// The requests that are being answered.
 struct Batch<'a> {
-    engine: &'a Engine,
+    driver: Driver,
     args: &'a BatchArgs,
+    /// What the model is called.
+    name: String,
     /// Requests that were not answered before.
     left: usize,
     out: &'a mut Answers,
-    crowd: Crowd,
-    /// By their number: the custom_id, and what reads the answer.
-    open: HashMap<usize, (String, Option<Parser>)>,
+    told: Receiver<Told>,
+    tell: Sender<Told>,
+    /// By their number.
+    open: HashMap<usize, Open>,
     count: Count,
 }
 
-impl<'a> Batch<'a> {
-    fn new(engine: &'a Engine, args: &'a BatchArgs, left: usize, out: &'a mut Answers) -> Batch<'a> {
-        let crowd = Crowd::new(engine, CrowdOptions::new(args.parallel));
-        Batch { engine, args, left, out, crowd, open: HashMap::new(), count: Count::default() }
+/// Whether an error is one of the request. Other errors are no fault of it.
+fn is_its_own(error: &Error) -> bool {
+    match error {
+        Error::Field { error, .. } => is_its_own(error),
+        Error::Context { .. } | Error::Invalid(_) | Error::Unsupported(_) => true,
+        _ => false,
     }
+}
 
-    fn answer(&mut self, requests: &Requests, earlier: &Earlier, cancel: &Cancel) -> Result<Count> {
-        let (finished, ended) = mpsc::channel();
-        let name = self.engine.file().metadata.str("general.name").unwrap_or("model").to_owned();
+/// How long nothing is heard before it is looked whether the call is to end.
+const LOOK: Duration = Duration::from_millis(100);
+
+impl Batch<'_> {
+    fn answer(&mut self, requests: &Requests, earlier: &Earlier, cancel: &Cancel) -> Result<()> {
         let mut lines = requests.lines()?.enumerate();
         // The next request, if there is no memory for it before others have been answered.
         let mut postponed = None;
@@ -181,82 +256,138 @@ impl<'a> Batch<'a> {
                         None => break,
                     },
                 };
-                if earlier.was_refused(files::name(&line.custom_id)).is_none()
-                    && !self.add(number, &line, &finished)?
-                {
+                if earlier.was_refused(files::name(&line.custom_id)).is_none() && !self.add(number, &line)? {
                     postponed = Some((number, line));
                     break;
                 }
             }
-            if self.crowd.is_empty() {
-                return Ok(self.count);
+            if self.open.is_empty() {
+                return Ok(());
             }
-            self.count.tokens += self.crowd.step(cancel)?;
-            for (number, answer) in ended.try_iter() {
-                let (id, parser) = self.open.remove(&number).expect("it was added");
-                match answer {
-                    Ok(answer) => {
-                        self.count.answered += 1;
-                        let request = format!("chatcmpl-{:016x}", hash(&id));
-                        let body = completion(&request, now(), &name, parser, &answer);
-                        self.out.write(&id, 200, &body)?;
-                    }
-                    // What is wrong with one request is said in its line; what is wrong with the machine ends the call,
-                    // which goes on later.
-                    Err(error @ (Error::Context { .. } | Error::Invalid(_) | Error::Unsupported(_))) => {
-                        self.refuse(&id, &Refusal { message: error.to_string(), param: None, error: None })?;
-                    }
-                    Err(error) => return Err(error.into()),
-                }
+            match self.told.recv_timeout(LOOK) {
+                Ok(told) => self.hear(told)?,
+                Err(RecvTimeoutError::Timeout) => cancel.check()?,
+                Err(RecvTimeoutError::Disconnected) => unreachable!("a sender is kept here"),
+            }
+            while let Ok(told) = self.told.try_recv() {
+                self.hear(told)?;
             }
             bar.set((self.count.answered + self.count.refused) as u64, self.left as u64);
             bar.say(format!("{:.1} tok/s", self.count.tokens as f64 / start.elapsed().as_secs_f64()));
         }
     }
 
+    /// Waits until nothing is computed any more. Gives what was done.
+    fn end(self) -> Count {
+        self.driver.leave();
+        self.driver.join();
+        let written =
+            self.told.try_iter().map(|told| if let Told::Written(tokens) = told { tokens } else { 0 });
+        let tokens = self.count.tokens + written.sum::<usize>();
+        Count { tokens, ..self.count }
+    }
+
     /// False if there is no memory for a request before others have been answered.
-    fn add(&mut self, number: usize, line: &Line, finished: &Finished) -> Result<bool> {
-        let Line { custom_id, url, body } = line;
-        let prepared = Endpoint::of(url.as_deref())
-            .and_then(|endpoint| Body::read(body.clone())?.request(self.engine, endpoint, hash(custom_id)));
-        match prepared {
-            Ok((mut request, parser)) => {
-                request.max_tokens = request.max_tokens.or(self.args.max_tokens);
-                self.open.insert(number, (custom_id.clone(), parser));
-                let listener = Box::new(Reporter { number, to: finished.clone() });
-                self.crowd.add(request, Cancel::default(), listener);
-            }
-            // That is no fault of the request's.
-            Err(Refusal { error: Some(Error::Budget { .. }), .. }) if !self.crowd.is_empty() => {
-                return Ok(false);
-            }
-            Err(Refusal { error: Some(error @ Error::Budget { .. }), .. }) => return Err(error.into()),
-            Err(refusal) => self.refuse(custom_id, &refusal)?,
+    fn add(&mut self, number: usize, line: &Line) -> Result<bool> {
+        match self.questions(line) {
+            Ok((questions, form)) => self.ask(number, line, &questions, form)?,
+            Err(error) if is_its_own(&error) => self.refuse(&line.custom_id, error)?,
+            Err(error) => match error.reason() {
+                Error::Budget { .. } if !self.open.is_empty() => return Ok(false),
+                error => return Err(error.into()),
+            },
         }
         Ok(true)
     }
 
-    fn refuse(&mut self, custom_id: &str, refusal: &Refusal) -> Result<()> {
-        self.count.refused += 1;
-        self.out.write(custom_id, 400, &refusal.body())
+    fn questions(&self, line: &Line) -> forebay_engine::Result<(Vec<Question>, Form)> {
+        let Line { custom_id, url, body } = line;
+        let endpoint = Endpoint::of(url.as_deref())?;
+        let body = Body::read(body.clone())?;
+        if body.stream == Some(true) {
+            return Err(Error::field("stream", "answers to a file are not streamed"));
+        }
+        let adjust = |options: &mut ReplyOptions| {
+            options.max_tokens = options.max_tokens.or(self.args.max_tokens);
+            options.sampling.seed = options.sampling.seed.or(Some(hash(custom_id)));
+            // The same request has the same answer in every run.
+            options.call_ids = Some(format!("call_{:016x}_", hash(custom_id)));
+        };
+        body.questions(endpoint, self.driver.prompter(), adjust)
     }
-}
 
-/// Where answers go, each with its request's number.
-type Finished = mpsc::Sender<(usize, forebay_engine::Result<Answer>)>;
+    fn ask(&mut self, number: usize, line: &Line, questions: &[Question], form: Form) -> Result<()> {
+        let each = form.each;
+        let all = questions.iter().flat_map(|question| (0..each).map(move |i| question.nth(i)));
+        let mut tickets = Vec::with_capacity(questions.len() * each);
+        for (index, question) in all.enumerate() {
+            let (tell, mut draft) = (self.tell.clone(), Draft::default());
+            let tell = move |event: forebay_engine::Result<ReplyEvent>| {
+                let result = match event {
+                    Ok(event) => draft.take(event).map(|reply| Ok(Box::new(reply))),
+                    Err(error) => Some(Err(error)),
+                };
+                if let Some(result) = result {
+                    // Nobody listens any more if the call is about to end.
+                    let _ = tell.send(Told::Ended { number, index, result });
+                }
+            };
+            tickets.push(self.driver.ask_telling(question, tell)?);
+        }
+        let replies = tickets.iter().map(|_| None).collect();
+        let custom_id = line.custom_id.clone();
+        self.open.insert(number, Open { custom_id, form, replies, _tickets: tickets });
+        Ok(())
+    }
 
-/// Passes an answer on under its request's number.
-struct Reporter {
-    number: usize,
-    to: Finished,
-}
+    fn hear(&mut self, told: Told) -> Result<()> {
+        let (number, index, result) = match told {
+            Told::Written(tokens) => {
+                self.count.tokens += tokens;
+                return Ok(());
+            }
+            Told::Gone => bail!(
+                "the thread that computes ended by a bug (see above): the same call goes on where it was"
+            ),
+            Told::Ended { number, index, result } => (number, index, result),
+        };
+        // One that was refused may have had other answers.
+        let Some(open) = self.open.get_mut(&number) else { return Ok(()) };
+        match result {
+            Ok(reply) => open.replies[index] = Some(*reply),
+            // What is wrong with one request is said in its line; what is wrong with the machine ends the call, which goes on
+            // later.
+            Err(error) if is_its_own(&error) => {
+                let open = self.open.remove(&number).expect("it is there");
+                return self.refuse(&open.custom_id, error);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if open.replies.iter().all(Option::is_some) {
+            let open = self.open.remove(&number).expect("it is there");
+            self.count.answered += 1;
+            let body = self.body(&open.custom_id, open.form, open.replies.into_iter().flatten().collect());
+            self.out.write(&open.custom_id, 200, &body)?;
+        }
+        Ok(())
+    }
 
-impl Listener for Reporter {
-    fn event(&mut self, _: Event<'_>) {}
+    /// What `serve` answers, less what was measured: the file depends on the requests alone.
+    fn body(&self, custom_id: &str, form: Form, replies: Vec<Reply>) -> Value {
+        let prefix = if form.endpoint == Endpoint::Chat { "chatcmpl-" } else { "cmpl-" };
+        let id = format!("{prefix}{:016x}", hash(custom_id));
+        let envelope = Envelope { id, created: now(), model: self.name.clone(), form, is_stream: false };
+        let mut body = envelope.whole(&replies, self.driver.engine().tokenizer());
+        if let Some(usage) = body["usage"].as_object_mut() {
+            usage.shift_remove("prompt_tokens_details");
+        }
+        body
+    }
 
-    fn end(self: Box<Self>, answer: forebay_engine::Result<Answer>) {
-        // Nobody listens any more if the call is about to end.
-        let _ = self.to.send((self.number, answer));
+    fn refuse(&mut self, custom_id: &str, error: Error) -> Result<()> {
+        self.count.refused += 1;
+        let error = ApiError::from(error);
+        self.out.write(custom_id, error.status.as_u16(), &error.openai())
     }
 }
 

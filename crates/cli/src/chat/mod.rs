@@ -10,29 +10,33 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::chat::Message;
-use forebay_engine::{Answer, Bytes, Engine, Error, FinishReason, Grammar, Request, Session};
+use forebay_engine::conversation::Format;
+use forebay_engine::generate::sampler::SamplingOverrides;
+use forebay_engine::{Answer, Bytes, ChatRequest, Error, FinishReason, Prompter, Reply, Session};
 
 use self::command::{Command, help, unquoted};
 use self::input::{Input, Typed};
 use self::saved::{Saved, remembered};
-use crate::errors::{TooLong, message};
+use crate::errors::{TooLong, explain, message};
 use crate::output::print;
-use crate::prompting::Prompting;
-use crate::run::{Said, stream};
+use crate::prompting::check_template;
+use crate::run::stream;
 use crate::{interrupt, stats};
 
-/// Loads the model again after a device was lost, for another; and what answers must be, if they must be something.
-pub type Reload<'a> = dyn Fn(&str) -> Result<(Engine, Option<Grammar>)> + 'a;
+/// Loads the model again after a device was lost, for another: what puts conversations to it, and what answers must be.
+pub type Reload<'a> = dyn Fn(&str) -> Result<(Prompter, Format)> + 'a;
 
-/// Reads messages and answers them until the user leaves. `request` says how; its prompt is replaced.
+/// Reads messages and answers them until the user leaves. `request` says how; its messages are replaced. `system` is what
+/// the model is told first.
 pub fn run(
     session: Session,
-    request: Request,
-    prompting: Prompting,
+    prompter: Prompter,
+    request: ChatRequest,
+    system: Option<String>,
     reload: &Reload<'_>,
 ) -> Result<ExitCode> {
-    prompting.check(session.engine())?;
-    let mut chat = Chat { session, request, prompting, messages: Vec::new(), last: None };
+    check_template(&prompter)?;
+    let mut chat = Chat { session, prompter, request, system, messages: Vec::new(), last: None };
     eprintln!("Chat with {}.", chat.model_name());
     eprintln!("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.\n");
     let mut input = Input::new()?;
@@ -71,8 +75,11 @@ pub fn run(
 /// A conversation on the terminal.
 struct Chat {
     session: Session,
-    request: Request,
-    prompting: Prompting,
+    prompter: Prompter,
+    /// How messages are answered; it has none itself.
+    request: ChatRequest,
+    /// What the model is told first.
+    system: Option<String>,
     /// Without the system message.
     messages: Vec<Message>,
     /// The last answer.
@@ -87,15 +94,24 @@ impl Chat {
     /// Goes on with the model loaded again. What was said is read again with the next question.
     fn reloaded(self, lost: &str, reload: &Reload<'_>) -> Result<Chat> {
         eprintln!("\n[the answer was cut]");
-        let Chat { session, request, prompting, messages, last } = self;
+        let Chat { session, prompter, mut request, system, messages, last } = self;
         let cancel = session.cancel().clone();
         // Their memory is needed.
-        drop((session, request.grammar));
-        let (engine, grammar) = reload(lost)?;
-        let mut session = engine.session();
+        drop((session, prompter, std::mem::take(&mut request.options.format)));
+        let (prompter, format) = reload(lost)?;
+        let mut session = prompter.engine().session();
         session.obey(&cancel);
+        request.options.format = format;
         eprintln!("The last question was not answered: ask it again.\n");
-        Ok(Chat { session, request: Request { grammar, ..request }, prompting, messages, last })
+        Ok(Chat { session, prompter, request, system, messages, last })
+    }
+
+    /// A request for what follows the messages.
+    fn request(&self) -> ChatRequest {
+        let mut request = self.request.clone();
+        request.messages = self.system.iter().map(|text| Message::new("system", text)).collect();
+        request.messages.extend_from_slice(&self.messages);
+        request
     }
 
     /// Says something to the model. What gets no answer is taken back.
@@ -111,25 +127,21 @@ impl Chat {
 
     /// Has the last message answered.
     fn answer(&mut self) -> Result<()> {
-        let full = self.request.max_tokens.is_none();
-        let mut request = self.request.clone();
-        let parser = self.prompting.ask(self.session.engine(), &self.messages, &mut request)?;
-        let Said { answer, text, reasoning } = stream(&mut self.session, &request, parser)?;
-        print(match answer.finish_reason {
+        let full = self.request.options.max_tokens.is_none();
+        let question = self.prompter.chat(self.request());
+        let question = question.map_err(|error| explain(self.prompter.engine(), error))?;
+        let reply = stream(&mut self.session, &question)?;
+        print(match reply.answer.finish_reason {
             FinishReason::Cancelled => " [stopped]\n",
             FinishReason::Length if full => " [the context is full]\n",
-            FinishReason::Length | FinishReason::Stop => "\n",
+            FinishReason::Length | FinishReason::Stop | FinishReason::Calls => "\n",
         })?;
-        stats::close(self.session.engine(), &answer);
+        stats::close(self.session.engine(), &reply.answer);
         eprintln!();
-        let begun = answer.finish_reason != FinishReason::Cancelled || !answer.text.is_empty();
-        if begun {
-            let mut message = Message::new("assistant", text);
-            if !reasoning.is_empty() {
-                message.extra.insert("reasoning_content".into(), reasoning.into());
-            }
-            self.messages.push(message);
+        if reply.answer.finish_reason != FinishReason::Cancelled || !reply.answer.text.is_empty() {
+            self.messages.push(reply.message());
         }
+        let Reply { answer, .. } = reply;
         self.last = Some(answer);
         Ok(())
     }
@@ -147,7 +159,8 @@ impl Chat {
                 let Some(question) = self.last_question() else { bail!("there is no question yet") };
                 let answers = self.messages.split_off(question + 1);
                 // With the same seed it would be the same answer.
-                self.request.sampling.seed = self.request.sampling.seed.map(|seed| seed.wrapping_add(1));
+                let seed = &mut self.request.options.sampling.seed;
+                *seed = seed.map(|seed| seed.wrapping_add(1));
                 let answered = self.answer();
                 if self.messages.len() == question + 1 {
                     self.messages.extend(answers);
@@ -155,15 +168,15 @@ impl Chat {
                 return answered;
             }
             Command::System(text) => {
-                let before = std::mem::replace(&mut self.prompting.system, text);
-                if let Err(error) = self.prompting.prompt(self.session.engine(), &self.messages) {
-                    self.prompting.system = before;
-                    return Err(error);
+                let before = std::mem::replace(&mut self.system, text);
+                if let Err(error) = self.prompter.prompt(&self.request()) {
+                    self.system = before;
+                    return Err(explain(self.prompter.engine(), error));
                 }
             }
             Command::Set(None) => eprintln!("{}", settings(&self.request)),
             Command::Set(Some((name, value))) => set(&mut self.request, &name, &value)?,
-            Command::Think(think) => self.prompting.think = Some(think),
+            Command::Think(think) => self.request.think = Some(think),
             Command::Save(path) => self.save(&path)?,
             Command::Load(path) => self.load(&path)?,
             Command::Stats => eprintln!("{}\n", self.stats()),
@@ -190,7 +203,7 @@ impl Chat {
     }
 
     fn save(&self, path: &Path) -> Result<()> {
-        let saved = Saved::new(&self.model_name(), self.prompting.system.as_deref(), &self.messages);
+        let saved = Saved::new(&self.model_name(), self.system.as_deref(), &self.messages);
         // A full drive is no reason to end the conversation.
         saved.write(path, &self.session).map_err(|error| anyhow!("error: {}", message(&error)))?;
         let count = self.messages.len();
@@ -215,7 +228,7 @@ impl Chat {
             eprintln!("It was had with {}.", saved.model);
         }
         self.messages = saved.messages;
-        self.prompting.system = saved.system;
+        self.system = saved.system;
         eprintln!("Loaded {} messages. {}\n", self.messages.len(), self.position());
         Ok(())
     }
@@ -240,34 +253,36 @@ impl Chat {
 }
 
 /// The settings that `/set` knows, as they are.
-fn settings(request: &Request) -> String {
-    let sampling = &request.sampling;
-    let optional = |value: Option<String>| value.unwrap_or_else(|| "none".into());
+fn settings(request: &ChatRequest) -> String {
+    fn text<T: ToString>(value: Option<T>) -> String {
+        value.map_or_else(|| "none".into(), |value| value.to_string())
+    }
+    let sampling = &request.options.sampling;
     let values = [
-        ("temp", sampling.temperature.to_string()),
-        ("top-k", sampling.top_k.to_string()),
-        ("top-p", sampling.top_p.to_string()),
-        ("min-p", sampling.min_p.to_string()),
-        ("repeat-penalty", sampling.repeat_penalty.to_string()),
-        ("presence-penalty", sampling.presence_penalty.to_string()),
-        ("frequency-penalty", sampling.frequency_penalty.to_string()),
-        ("penalty-last-n", sampling.penalty_last_n.to_string()),
-        ("seed", optional(sampling.seed.map(|seed| seed.to_string()))),
-        ("max-tokens", optional(request.max_tokens.map(|most| most.to_string()))),
+        ("temp", text(sampling.temperature)),
+        ("top-k", text(sampling.top_k)),
+        ("top-p", text(sampling.top_p)),
+        ("min-p", text(sampling.min_p)),
+        ("repeat-penalty", text(sampling.repeat_penalty)),
+        ("presence-penalty", text(sampling.presence_penalty)),
+        ("frequency-penalty", text(sampling.frequency_penalty)),
+        ("penalty-last-n", text(sampling.penalty_last_n)),
+        ("seed", text(sampling.seed)),
+        ("max-tokens", text(request.options.max_tokens)),
     ];
     values.iter().map(|(name, value)| format!("  {name:<20}{value}\n")).collect()
 }
 
 /// Changes a setting; where the new value makes no sense, the old one stays.
-fn set(request: &mut Request, name: &str, value: &str) -> Result<()> {
-    fn number<T: FromStr>(value: &str) -> Result<T> {
-        value.parse().map_err(|_| anyhow!("{value} is not a number that this takes"))
+fn set(request: &mut ChatRequest, name: &str, value: &str) -> Result<()> {
+    fn number<T: FromStr>(value: &str) -> Result<Option<T>> {
+        value.parse().map(Some).map_err(|_| anyhow!("{value} is not a number that this takes"))
     }
     fn or_none<T: FromStr>(value: &str) -> Result<Option<T>> {
-        if value == "none" { Ok(None) } else { number(value).map(Some) }
+        if value == "none" { Ok(None) } else { number(value) }
     }
-    let mut changed = request.clone();
-    let sampling = &mut changed.sampling;
+    let mut sampling: SamplingOverrides = request.options.sampling.clone();
+    let mut max_tokens = request.options.max_tokens;
     match name {
         "temp" => sampling.temperature = number(value)?,
         "top-k" => sampling.top_k = number(value)?,
@@ -278,11 +293,11 @@ fn set(request: &mut Request, name: &str, value: &str) -> Result<()> {
         "frequency-penalty" => sampling.frequency_penalty = number(value)?,
         "penalty-last-n" => sampling.penalty_last_n = number(value)?,
         "seed" => sampling.seed = or_none(value)?,
-        "max-tokens" => changed.max_tokens = or_none(value)?,
+        "max-tokens" => max_tokens = or_none(value)?,
         _ => bail!("there is no setting {name}; /set shows those that there are"),
     }
-    changed.sampling.validate().map_err(|error| anyhow!("{error}")).context("not changed")?;
-    *request = changed;
+    sampling.validate().map_err(|error| anyhow!("{error}")).context("not changed")?;
+    (request.options.sampling, request.options.max_tokens) = (sampling, max_tokens);
     Ok(())
 }
 
@@ -294,20 +309,22 @@ mod tests {
 
     #[test]
     fn settings_change_or_stay() {
-        let sampling = SamplingParams::default();
-        let mut request = Request { sampling, ..Request::default() };
+        let mut request = ChatRequest::default();
+        request.options.sampling = SamplingParams::default().into();
         set(&mut request, "temp", "0.25").unwrap();
         set(&mut request, "seed", "7").unwrap();
         set(&mut request, "max-tokens", "9").unwrap();
-        assert_eq!((request.sampling.temperature, request.max_tokens), (0.25, Some(9)));
+        let asked =
+            |request: &ChatRequest| (request.options.sampling.temperature, request.options.max_tokens);
+        assert_eq!(asked(&request), (Some(0.25), Some(9)));
         set(&mut request, "max-tokens", "none").unwrap();
-        assert_eq!(request.max_tokens, None);
+        assert_eq!(asked(&request).1, None);
         for (name, value) in
             [("temp", "hot"), ("temp", "-1"), ("top-p", "2"), ("colour", "1"), ("top-k", "none")]
         {
             assert!(set(&mut request, name, value).is_err(), "{name} {value}");
         }
-        assert_eq!(request.sampling.temperature, 0.25);
+        assert_eq!(asked(&request).0, Some(0.25));
         // Everything that is shown can be set.
         for line in settings(&request.clone()).lines() {
             let (name, value) = line.trim().split_once(' ').unwrap();

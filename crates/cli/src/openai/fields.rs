@@ -3,12 +3,11 @@
 
 use std::fmt;
 
+use forebay_engine::Error as EngineError;
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
-
-use super::Refusal;
 
 /// The body of a request, whose unsupported fields are known.
 pub trait Fields: for<'de> Deserialize<'de> {
@@ -54,11 +53,11 @@ impl<T> Unchecked<T> {
     ///
     /// # Errors
     /// If it asks for something that is not supported.
-    pub fn supported(self) -> Result<T, Refusal> {
+    pub fn supported(self) -> Result<T, EngineError> {
         match self.refused {
             None => Ok(self.body),
             Some(Unsupported { name, reason, .. }) => {
-                Err(Refusal::new(name, format!("{name} is not supported: {reason}")))
+                Err(EngineError::field(*name, format!("{name} is not supported: {reason}")))
             }
         }
     }
@@ -286,7 +285,7 @@ mod tests {
         }
     }
 
-    fn read(value: Value) -> Result<Body, Refusal> {
+    fn read(value: Value) -> Result<Body, EngineError> {
         // As it comes, and once it has been read: both are ways that bodies take.
         let direct = serde_json::from_str::<Unchecked<Body>>(&value.to_string());
         let body = super::super::read_fields::<Unchecked<Body>>(value)?.supported();
@@ -301,6 +300,14 @@ mod tests {
         body
     }
 
+    /// The field that is the reason, and why.
+    fn refused<T>(result: Result<T, EngineError>) -> (String, String) {
+        match result.err().unwrap() {
+            EngineError::Field { field, error } => (field, error.to_string()),
+            other => panic!("{other}"),
+        }
+    }
+
     #[test]
     fn what_is_not_supported_is_refused_unless_it_asks_for_nothing() {
         for fine in [json!(null), json!(false), json!(0), json!(0.0)] {
@@ -311,11 +318,10 @@ mod tests {
         }
         for wrong in [json!(true), json!(1), json!(-1), json!("x"), json!(""), json!([1]), json!({ "a": 1 })]
         {
-            let refusal = read(json!({ "n": 1, "wild": wrong, "list": [] })).unwrap_err();
-            assert_eq!(refusal.param.as_deref(), Some("wild"), "{wrong}");
-            assert_eq!(refusal.message, "wild is not supported: tame");
+            let refused = refused(read(json!({ "n": 1, "wild": wrong, "list": [] })));
+            assert_eq!(refused, ("wild".into(), "wild is not supported: tame".into()), "{wrong}");
         }
-        assert_eq!(read(json!({ "list": ["x"] })).unwrap_err().param.as_deref(), Some("list"));
+        assert_eq!(refused(read(json!({ "list": ["x"] }))).0, "list");
     }
 
     #[test]
@@ -333,8 +339,8 @@ mod tests {
         assert_eq!(n(json!(null)).unwrap(), None);
         assert_eq!(read(json!({ "names": null })).unwrap().names, Vec::<String>::new());
         for wrong in [json!(2.5), json!(256), json!(-1), json!("2"), json!(1e300)] {
-            let refusal = super::super::read_fields::<Unchecked<Body>>(json!({ "n": wrong })).err().unwrap();
-            assert_eq!(refusal.param.as_deref(), Some("n"), "{wrong}");
+            let read = super::super::read_fields::<Unchecked<Body>>(json!({ "n": wrong }));
+            assert_eq!(refused(read).0, "n", "{wrong}");
         }
     }
 }

@@ -1,20 +1,19 @@
 //! What all requests share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_engine::chat::ChatTemplate;
-use forebay_engine::chat::dialect::Dialect;
+use forebay_engine::driver::Ticket;
 use forebay_engine::generate::sampler::SamplingOverrides;
-use forebay_engine::{Engine, Error};
+use forebay_engine::{Driver, Engine, Error, Prompter, Question, ReplyEvent};
 use tokio::sync::watch;
 
 use super::error::ApiError;
 use super::guard::{Hosts, Keys, Origins};
 use super::memory::RequestMemory;
 use super::meters::Meters;
-use super::worker::{Job, Worker};
 
 /// The server: what is loaded, and what is allowed.
 pub struct App {
@@ -70,34 +69,21 @@ pub struct Loaded {
     pub engine: Engine,
     /// What computes, for people.
     pub compute: String,
-    /// In place of the file's.
-    pub template: Option<Arc<ChatTemplate>>,
-    /// How the model writes reasoning and calls.
-    pub dialect: Dialect,
-    /// Whether it reasons, where requests do not say.
-    pub think: Option<bool>,
     /// What requests hold.
     pub memory: Arc<RequestMemory>,
-    /// `None` when the server leaves.
-    worker: Mutex<Option<Worker>>,
+    driver: Driver,
 }
 
 impl Loaded {
-    pub fn new(
-        engine: Engine,
-        template: Option<Arc<ChatTemplate>>,
-        think: Option<bool>,
-        worker: Worker,
-    ) -> Loaded {
-        let source = match &template {
-            Some(template) => template.source(),
-            None => engine.template().ok().flatten().map_or("", ChatTemplate::source),
-        };
-        let dialect = Dialect::of(source).with_tokens(engine.tokenizer());
-        // Asked now, since it waits while something is computed.
-        let compute = engine.backend_name();
+    pub fn new(driver: Driver) -> Loaded {
+        let engine = driver.engine().clone();
         let memory = Arc::new(RequestMemory::new(&engine));
-        Loaded { engine, compute, template, dialect, think, memory, worker: Mutex::new(Some(worker)) }
+        Loaded { compute: engine.backend_name(), engine, memory, driver }
+    }
+
+    /// What makes questions of conversations.
+    pub fn prompter(&self) -> &Prompter {
+        self.driver.prompter()
     }
 
     /// Finds out whether conversations can be rendered.
@@ -115,29 +101,30 @@ impl Loaded {
 
     /// The template in effect, if there is one.
     pub fn template(&self) -> Option<&ChatTemplate> {
-        self.template.as_deref().or_else(|| self.engine.template().ok().flatten())
+        self.prompter().template().ok().flatten()
     }
 
-    /// Gives the worker more to do.
-    pub fn add(&self, job: Job) -> Result<(), ApiError> {
-        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        let worker = worker.as_ref().ok_or_else(leaving)?;
-        if worker.add(job) {
-            return Ok(());
-        }
-        if let Some(why) = self.engine.lost() {
-            return Err(Error::DeviceLost(why.to_owned()).into());
-        }
-        Err(ApiError::internal("computing failed for good: the server has to be started again"))
+    /// Asks for an answer, and has what happens to it told on the thread that computes.
+    pub fn ask(
+        &self,
+        question: Question,
+        tell: impl FnMut(Result<ReplyEvent, Error>) + Send + 'static,
+    ) -> Result<Ticket, ApiError> {
+        self.driver.ask_telling(question, tell).map_err(|error| match error {
+            Error::Cancelled => leaving(),
+            Error::DeviceLost(_) => error.into(),
+            _ => ApiError::internal("computing failed for good: the server has to be started again"),
+        })
     }
 
-    /// Lets the worker end: when all is answered, or at once.
+    /// Lets the thread that computes end: when all is answered, or at once.
     pub fn dismiss(&self, at_once: bool) {
-        if let Some(worker) = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take()
-            && at_once
-        {
-            worker.leave();
-        }
+        if at_once { self.driver.leave() } else { self.driver.close() }
+    }
+
+    /// Waits until it has ended.
+    pub fn wait(&self) {
+        self.driver.join();
     }
 }
 

@@ -6,7 +6,6 @@ use forebay_engine::Error;
 use serde_json::{Value, json};
 
 use crate::errors::in_flags;
-use crate::openai::Refusal;
 
 /// Tells OpenAI's and Anthropic's clients whether to ask again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -207,19 +206,17 @@ impl ApiError {
     }
 }
 
-impl From<Refusal> for ApiError {
-    fn from(refusal: Refusal) -> ApiError {
-        if let Some(error) = refusal.error {
-            return ApiError { param: refusal.param.map(Into::into), ..ApiError::from(error) };
-        }
-        ApiError { param: refusal.param.map(Into::into), ..ApiError::bad_request(refusal.message) }
-    }
-}
-
 impl From<Error> for ApiError {
     /// The one place where errors of the engine become HTTP's. What names files is told to the log alone.
     fn from(error: Error) -> ApiError {
         match error {
+            Error::Field { field, error } => {
+                let error = ApiError::from(*error);
+                match error.status.is_client_error() {
+                    true => ApiError { param: Some(field), ..error },
+                    false => error,
+                }
+            }
             Error::Context { tokens, limit } => ApiError::context("messages", tokens, limit),
             Error::Invalid(message) | Error::Unsupported(message) => ApiError::bad_request(message),
             Error::Budget { .. } => ApiError {

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use forebay_engine::TokenId;
 use forebay_engine::chat::{ChatTemplate, Message};
+use forebay_engine::conversation::Prompt;
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
+use forebay_engine::{ChatRequest, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::app::App;
+use super::app::{App, Loaded};
 use super::body::Json;
 use super::error::ApiError;
 use super::memory::Account;
-use crate::openai::chat_prompt;
+use crate::openai::drop_volatile_lines;
 use crate::openai::fields::{Fields, Unchecked, Unsupported, integers, or_default};
-use crate::prompting::Prompting;
 
 /// Whether the process lives.
 pub async fn health() -> Json<Value> {
@@ -110,15 +110,26 @@ impl Fields for Text {
     }]];
 }
 
+impl Text {
+    /// The prompt of a conversation.
+    fn conversation(&mut self, loaded: &Loaded, mut messages: Vec<Message>) -> Result<Prompt, ApiError> {
+        loaded.check_template()?;
+        drop_volatile_lines(&mut messages)?;
+        let mut request = ChatRequest::new(messages).tools(std::mem::take(&mut self.tools));
+        request.kwargs = std::mem::take(&mut self.chat_template_kwargs);
+        Ok(loaded.prompter().prompt(&request)?)
+    }
+}
+
 /// The tokens of a text or of a conversation.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
     Json(text): Json<Unchecked<Text>>,
 ) -> Result<Json<Value>, ApiError> {
-    let text = text.supported()?;
+    let mut text = text.supported()?;
     app.prepare(move |_, loaded| {
         let engine = &loaded.engine;
-        let tokens = match (&text.content, &text.messages) {
+        let tokens = match (&text.content, text.messages.take()) {
             (Some(content), _) => {
                 let most = (engine.context() * LONG_TOKEN).max(MOST_TOKENIZED);
                 if content.len() > most {
@@ -130,12 +141,7 @@ pub async fn tokenize(
                 let options = EncodeOptions { special: text.parse_special.unwrap_or(true), bos };
                 engine.tokenizer().encode(content, options)?
             }
-            (None, Some(messages)) => {
-                loaded.check_template()?;
-                let prompting = loaded.prompting(text.tools, text.chat_template_kwargs);
-                let prompting = Prompting { any_length: true, ..prompting };
-                chat_prompt(engine, &prompting, messages)?.tokens
-            }
+            (None, Some(messages)) => text.conversation(loaded, messages)?.tokens,
             (None, None) => {
                 return Err(ApiError::invalid("content", "there is no text: give content or messages"));
             }
@@ -192,14 +198,11 @@ pub async fn apply_template(
     State(app): State<Arc<App>>,
     Json(text): Json<Unchecked<Text>>,
 ) -> Result<Json<Value>, ApiError> {
-    let text = text.supported()?;
+    let mut text = text.supported()?;
     app.prepare(move |_, loaded| {
-        let messages = text.messages.filter(|messages| !messages.is_empty());
+        let messages = text.messages.take().filter(|messages| !messages.is_empty());
         let messages = messages.ok_or_else(|| ApiError::invalid("messages", "there are no messages"))?;
-        loaded.check_template()?;
-        let prompting = loaded.prompting(text.tools, text.chat_template_kwargs);
-        let prompting = Prompting { any_length: true, ..prompting };
-        let prompt = chat_prompt(&loaded.engine, &prompting, &messages)?;
+        let prompt = text.conversation(loaded, messages)?;
         Account::current().add(&loaded.memory, 3 * prompt.text.len() as u64)?;
         Ok(Json(json!({ "prompt": prompt.text })))
     })

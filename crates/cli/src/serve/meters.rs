@@ -6,7 +6,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use forebay_engine::driver::{Ending, Observer};
 use forebay_engine::{Answer, Crowd, Engine, MemoryEntry, PrefixMeters};
+use tokio::sync::oneshot;
 
 use super::app::share;
 use crate::stats::resident;
@@ -39,6 +41,8 @@ pub struct Meters {
     /// Whether nothing was computed since the last failure.
     failing: AtomicBool,
     dead: AtomicBool,
+    /// Dropped when the driver's thread has ended.
+    running_driver: Mutex<Option<oneshot::Sender<()>>>,
 }
 
 #[derive(Default)]
@@ -100,6 +104,7 @@ impl Default for Meters {
             failed: AtomicU64::default(),
             failing: AtomicBool::default(),
             dead: AtomicBool::default(),
+            running_driver: Mutex::default(),
         }
     }
 }
@@ -146,13 +151,6 @@ impl Meters {
         }
     }
 
-    /// How many the crowd has, and what it keeps.
-    pub fn crowd(&self, crowd: &Crowd) {
-        self.running.store(crowd.running(), Relaxed);
-        self.waiting.store(crowd.waiting(), Relaxed);
-        *lock(&self.prefixes) = crowd.prefix_meters();
-    }
-
     /// So many more tokens of a prompt were computed.
     pub fn read(&self, tokens: usize) {
         self.read.fetch_add(tokens as u64, Relaxed);
@@ -168,53 +166,21 @@ impl Meters {
         }
     }
 
-    pub fn begin_step(&self) {
-        lock(&self.steps).since.get_or_insert_with(Instant::now);
-    }
-
-    /// A step has ended in which nothing could be computed: whoever waits for one still waits.
-    pub fn idled(&self) {
-        lock(&self.steps).idle += 1;
-    }
-
-    /// A step has ended, in which so many tokens were written.
-    pub fn stepped(&self, took: Duration, tokens: usize) {
-        self.written.fetch_add(tokens as u64, Relaxed);
-        if tokens > 0 {
-            self.failing.store(false, Relaxed);
-        }
-        let seconds = took.as_secs_f64();
-        let mut steps = lock(&self.steps);
-        steps.since = None;
-        steps.count += 1;
-        steps.seconds += seconds;
-        for (class, end) in steps.classes.iter_mut().zip(STEP_CLASSES) {
-            *class += u64::from(seconds <= end);
-        }
-    }
-
-    /// There is nothing to do.
-    pub fn rest(&self) {
-        lock(&self.steps).since = None;
-    }
-
     /// An answer could not be computed.
     pub fn failed(&self) {
         self.failed.fetch_add(1, Relaxed);
         self.failing.store(true, Relaxed);
     }
 
-    /// A model has been loaded: what failed before says nothing of it.
-    pub fn begin(&self) {
+    /// A model has been loaded: what failed before says nothing of it. Gives what comes to nothing when its driver has ended.
+    pub fn begin(&self) -> oneshot::Receiver<()> {
         self.failing.store(false, Relaxed);
+        let (running, ended) = oneshot::channel();
+        *lock(&self.running_driver) = Some(running);
+        ended
     }
 
-    /// Nothing will be computed any more.
-    pub fn died(&self) {
-        self.dead.store(true, Relaxed);
-    }
-
-    /// Why nothing can be expected of the worker, if nothing can.
+    /// Why nothing can be expected of the driver, if nothing can.
     pub fn ailment(&self) -> Option<&'static str> {
         if self.dead.load(Relaxed) {
             Some("computing failed for good: start the server again")
@@ -318,6 +284,50 @@ impl Meters {
             }
         }
         text.0
+    }
+}
+
+impl Observer for Meters {
+    fn looks(&self, crowd: &Crowd) {
+        self.running.store(crowd.running(), Relaxed);
+        self.waiting.store(crowd.waiting(), Relaxed);
+        *lock(&self.prefixes) = crowd.prefix_meters();
+    }
+
+    fn rests(&self) {
+        lock(&self.steps).since = None;
+    }
+
+    fn begins_step(&self) {
+        lock(&self.steps).since.get_or_insert_with(Instant::now);
+    }
+
+    fn ends_step(&self, took: Duration, tokens: usize) {
+        self.written.fetch_add(tokens as u64, Relaxed);
+        if tokens > 0 {
+            self.failing.store(false, Relaxed);
+        }
+        let seconds = took.as_secs_f64();
+        let mut steps = lock(&self.steps);
+        steps.since = None;
+        steps.count += 1;
+        steps.seconds += seconds;
+        for (class, end) in steps.classes.iter_mut().zip(STEP_CLASSES) {
+            *class += u64::from(seconds <= end);
+        }
+    }
+
+    /// Whoever waits for a step still waits.
+    fn idles(&self) {
+        lock(&self.steps).idle += 1;
+    }
+
+    fn ends(&self, ending: Ending) {
+        if ending == Ending::Panicked {
+            self.dead.store(true, Relaxed);
+        }
+        // Where nobody waits for it, the program leaves already.
+        drop(lock(&self.running_driver).take());
     }
 }
 

@@ -1,13 +1,13 @@
 //! `forebay serve`: a server that speaks OpenAI's and Anthropic's APIs.
 //!
-//! A request's way: [`router`] admits it, [`openai`] reads it, [`turn`] renders and queues it, [`worker`] computes it together
-//! with all others, and what comes of it goes back as [`turn::TurnEvent`]s.
+//! A request's way: [`router`] admits it, [`openai`] or [`anthropic`] reads it, [`prepare`] has the engine make a question of it,
+//! and [`turn`] asks the engine's driver, which answers all questions together. What comes of it goes back as it comes.
 
 mod anthropic;
 mod app;
 mod body;
 mod clients;
-mod error;
+pub mod error;
 mod guard;
 mod info;
 mod listen;
@@ -21,19 +21,17 @@ mod prepare;
 mod router;
 mod sse;
 mod turn;
-mod worker;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use forebay_engine::{Bytes, CrowdOptions, Engine, PrefixOptions, Prospect};
+use forebay_engine::{Bytes, Driver, DriverOptions, Engine, PrefixOptions, Prompter, Prospect};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -44,7 +42,6 @@ use self::app::{App, Limits, Loaded, share};
 use self::clients::{Client, Facts};
 use self::guard::{Keys, Origins};
 use self::listen::{Connections, Terms};
-use self::worker::Worker;
 use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
 use crate::config::SHOW_SETTINGS;
 use crate::output::print;
@@ -254,9 +251,9 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
     tokio::spawn(memory::give_back_freed());
     let mut connections = Connections::accept(listener, router::router(Arc::clone(&app)), Terms::default());
     let mut lost = None;
-    let (loaded, thread) = loop {
-        let running = match load(args, &app, &path, lost, &mut signals).await {
-            Ok(Some(running)) => running,
+    let loaded = loop {
+        let ended = match load(args, &app, &path, lost, &mut signals).await {
+            Ok(Some(ended)) => ended,
             Ok(None) => return Ok(ExitCode::SUCCESS),
             Err(error) => {
                 // Whoever waits for an answer is told that there will be none.
@@ -269,12 +266,12 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
         eprintln!("{}", welcome(&app, &loaded.engine, address));
         let leaving = tokio::select! {
             () = signals.next() => true,
-            _ = running.ended => false,
+            _ = ended => false,
         };
         match loaded.engine.lost() {
-            _ if leaving => break (loaded, running.thread),
+            _ if leaving => break loaded,
             Some(why) => lost = Some(why.to_owned()),
-            // The worker panicked. A supervisor can start the program again, where a server that stays could answer nothing.
+            // The driver panicked. A supervisor can start the program again, where a server that stays could answer nothing.
             None => {
                 app.drain();
                 connections.close(LAST_WORDS).await;
@@ -295,7 +292,7 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
     loaded.dismiss(!drained);
     // What is worth keeping is written meanwhile.
     let left = (drain + LAST_WORK).saturating_sub(start.elapsed());
-    let joined = tokio::task::spawn_blocking(move || thread.join());
+    let joined = tokio::task::spawn_blocking(move || loaded.wait());
     match timeout(left, joined).await {
         Ok(_) => Ok(ExitCode::SUCCESS),
         Err(_) => bail!("computing did not end in time, and is left undone"),
@@ -308,22 +305,15 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long the thread that computes has to end after all is answered, or after the time for it is over.
 const LAST_WORK: Duration = Duration::from_secs(10);
 
-/// The thread that computes.
-struct Running {
-    thread: JoinHandle<()>,
-    /// Comes to nothing when it has ended.
-    ended: oneshot::Receiver<()>,
-}
-
-/// Loads the model while requests are told to wait, and starts the worker; `None` if the program is to leave before. Where a
-/// GPU was lost the processor goes on, if it may.
+/// Loads the model while requests are told to wait, and starts the driver; `None` if the program is to leave before. Gives what
+/// comes to nothing when the driver has ended. Where a GPU was lost the processor goes on, if it may.
 async fn load(
     args: &ServeArgs,
     app: &Arc<App>,
     path: &Path,
     lost: Option<String>,
     signals: &mut Signals,
-) -> Result<Option<Running>> {
+) -> Result<Option<oneshot::Receiver<()>>> {
     let (sender, loaded) = oneshot::channel();
     let load = args.load.with_open_requests(args.parallel + args.queue);
     let path = path.to_owned();
@@ -347,16 +337,15 @@ async fn load(
         Some(file) => Some(Arc::new(read_template(file, &engine)?)),
         None => None,
     };
-    let options = CrowdOptions {
-        share: share(args.parallel),
-        prefixes: args.prefixes(&engine),
-        ..CrowdOptions::new(args.parallel)
-    };
-    let (sender, ended) = oneshot::channel();
-    let (worker, thread) = Worker::start(engine.clone(), options, Arc::clone(&app.meters), sender)?;
-    app.meters.begin();
-    app.load(Some(Loaded::new(engine, template, args.think, worker)));
-    Ok(Some(Running { thread, ended }))
+    let mut options = DriverOptions::new(args.parallel);
+    options.crowd.share = share(args.parallel);
+    options.crowd.prefixes = args.prefixes(&engine);
+    let prompter = Prompter::new(&engine).with_template(template).with_think(args.think);
+    options.prompter = Some(prompter.with_sampling(app.sampling.clone()));
+    options.observer = Some(app.meters.clone());
+    let ended = app.meters.begin();
+    app.load(Some(Loaded::new(Driver::start(&engine, options)?)));
+    Ok(Some(ended))
 }
 
 fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
@@ -396,7 +385,7 @@ fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
 }
 
 /// What clients call a model: as it was called here if it is a download, or else the name of its file or folder.
-fn model_name(given: Option<&Path>, path: &Path) -> String {
+pub fn model_name(given: Option<&Path>, path: &Path) -> String {
     if let Some(given) = given.filter(|given| !given.exists()) {
         return given.to_string_lossy().into_owned();
     }
@@ -518,21 +507,9 @@ impl SignalSource {
 
 #[cfg(test)]
 mod tests {
-    use forebay_engine::{Answer, Cancel, Event, Listener, Request, TokenId};
+    use forebay_engine::ChatRequest;
 
-    use super::worker::Job;
     use super::*;
-
-    /// Panics with the first thing it hears.
-    struct Panics;
-
-    impl Listener for Panics {
-        fn event(&mut self, _: Event<'_>) {
-            panic!("as the test wants it");
-        }
-
-        fn end(self: Box<Self>, _: forebay_engine::Result<Answer>) {}
-    }
 
     #[derive(clap::Parser)]
     struct Cli {
@@ -542,7 +519,7 @@ mod tests {
 
     /// Whoever supervises the program is to notice.
     #[test]
-    fn a_panic_of_the_worker_ends_the_server_with_an_error() {
+    fn a_panic_of_the_driver_ends_the_server_with_an_error() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
         let flags = ["serve", "--port", "0", "--prefix-cache", "off", "--device", "cpu", "--threads", "1"];
         let args = <Cli as clap::Parser>::parse_from(flags).serve;
@@ -568,11 +545,12 @@ mod tests {
             }
             assert!(!server.is_finished(), "it does not come up");
         };
-        let request = Request { prompt: vec![TokenId(1)], max_tokens: Some(2), ..Request::default() };
-        loaded.add(Job { request, cancel: Cancel::default(), listener: Box::new(Panics) }).unwrap();
+        let question = loaded.prompter().chat(ChatRequest::user("Hello").max_tokens(2)).unwrap();
+        let _ticket = loaded.ask(question, |_| panic!("as the test wants it")).unwrap();
         let error = runtime.block_on(server).unwrap().unwrap_err().to_string();
         assert!(error.contains("start the server again"), "{error}");
         assert!(app.is_draining(), "whoever came meanwhile was told");
+        assert!(app.meters.ailment().unwrap().contains("start the server again"));
     }
 
     #[test]

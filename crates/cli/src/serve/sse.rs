@@ -7,12 +7,14 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
+use forebay_engine::ReplyEvent;
 use http_body::Frame;
 use serde_json::Value;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{sleep, timeout};
 
-use super::turn::{Turn, TurnEvent};
+use super::error::ApiError;
+use super::turn::Turn;
 
 /// After so long without anything to say a comment is sent: proxies and clients give up on what is silent.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -26,6 +28,9 @@ const BACKLOG: usize = 32;
 /// The client has gone away.
 #[derive(Debug)]
 pub struct Gone;
+
+/// Which answer something happens to, and what; or why there will be none.
+pub type Happening = Result<(usize, ReplyEvent), ApiError>;
 
 /// Where events go.
 pub struct Events {
@@ -79,7 +84,7 @@ impl Events {
     }
 
     /// What happens next in a turn. While nothing does, the connection is kept alive.
-    pub async fn next(&self, turn: &mut Turn) -> Result<Option<(usize, TurnEvent)>, Gone> {
+    pub async fn next(&self, turn: &mut Turn) -> Result<Option<Happening>, Gone> {
         loop {
             tokio::select! {
                 biased;

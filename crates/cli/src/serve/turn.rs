@@ -1,286 +1,88 @@
-//! One request, from what is asked to what comes of it, whatever API it came by.
+//! One request that is being answered, whatever API it came by.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_engine::chat::Message;
-use forebay_engine::chat::dialect::{Parser, Piece};
-use forebay_engine::experts::Meters as ExpertMeters;
-use forebay_engine::generate::sampler::{SamplingOverrides, Scored};
-use forebay_engine::tokenizer::StreamDecoder;
-use forebay_engine::{Answer, Cancel, Client, Engine, Event, FinishReason, Listener, Request, TokenId};
-use serde_json::{Map, Value, json};
+use forebay_engine::conversation::ReplyOptions;
+use forebay_engine::driver::Ticket;
+use forebay_engine::{Client, Error, Question, ReplyEvent, TokenId};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::app::{App, Loaded, leaving, share};
 use super::error::ApiError;
 use super::memory::Account;
 use super::meters::{Meters, Place};
-use super::prepare::{Prepared, until};
-use super::worker::Job;
+use super::prepare::until;
 
 /// When there is no room for a request, it may come again after so long.
 const RETRY_SECONDS: u64 = 5;
 
-/// A conversation whose next message is asked for.
-#[derive(Default)]
-pub struct ChatRequest {
-    pub messages: Vec<Message>,
-    /// Tools in OpenAI's shape.
-    pub tools: Vec<Value>,
-    pub tool_choice: ToolChoice,
-    /// At most one call, if not.
-    pub parallel_tool_calls: bool,
-    /// Variables of the template.
-    pub kwargs: Map<String, Value>,
-    pub answering: Answering,
-}
-
-/// Whether tools are called.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ToolChoice {
-    #[default]
-    Auto,
-    None,
-    Required,
-    /// This one.
-    Named(String),
-}
-
-/// How an answer is made.
-#[derive(Clone, Default)]
-pub struct Answering {
-    /// How many answers, less one.
-    pub more: usize,
-    pub max_tokens: Option<usize>,
-    /// The most tokens of reasoning.
-    pub reasoning: Option<usize>,
-    pub sampling: SamplingOverrides,
-    pub stop: Vec<String>,
-    /// See [`Request::ignore_end`].
-    pub ignore_end: bool,
-    pub format: Format,
-    /// See [`Request::logprobs`].
-    pub logprobs: Option<usize>,
-}
-
-/// What an answer must be.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Format {
-    #[default]
-    Text,
-    JsonObject,
-    JsonSchema(Value),
-}
-
-impl Format {
-    /// The schema of the answer, if it must be JSON.
-    pub fn schema(&self) -> Option<Value> {
-        match self {
-            Format::Text => None,
-            Format::JsonObject => Some(json!({ "type": "object" })),
-            Format::JsonSchema(schema) => Some(schema.clone()),
-        }
-    }
-}
-
-/// What happens to a request.
-#[derive(Debug)]
-pub enum TurnEvent {
-    /// The prompt is being read.
-    Progress { done: usize, total: usize },
-    /// How likely a token was, before the text that it leads to.
-    Scored(Scored),
-    /// What the model says to itself.
-    Reasoning(String),
-    /// What it says.
-    Content(String),
-    /// It calls a tool.
-    Call { id: String, name: String },
-    /// More of the JSON text of the arguments of the call that began last.
-    Arguments(String),
-    /// The answer has ended.
-    End(TurnEnd),
-    /// There will be no more of it.
-    Failed(ApiError),
-}
-
-/// How an answer ended.
-#[derive(Clone, Debug)]
-pub struct TurnEnd {
-    pub finish: Finish,
-    /// The text that ended it, of those that were to.
-    pub stop: Option<String>,
-    pub usage: Usage,
-    pub timings: Timings,
-    /// What the expert store did meanwhile, for all who were served.
-    pub experts: ExpertMeters,
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    Stop,
-    Length,
-    Calls,
-}
-
-/// Tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    pub prompt: usize,
-    /// Of the prompt, those that were not computed again.
-    pub cached: usize,
-    pub completion: usize,
-    /// Of the completion, those of reasoning.
-    pub reasoning: usize,
-}
-
-/// Measured while an answer was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Timings {
-    pub cached: usize,
-    pub prompt: usize,
-    pub prompt_seconds: f64,
-    pub predicted: usize,
-    /// Tokens that were computed in the time of writing: the first one comes of the prompt.
-    pub predicted_steps: usize,
-    pub predicted_seconds: f64,
-}
-
-impl Timings {
-    /// As JSON, in the names that others have given them.
-    pub fn json(&self) -> Value {
-        let per_second = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
-        let per_token = |n: usize, seconds: f64| if n > 0 { seconds * 1000.0 / n as f64 } else { 0.0 };
-        json!({
-            "cache_n": self.cached,
-            "prompt_n": self.prompt,
-            "prompt_ms": self.prompt_seconds * 1000.0,
-            "prompt_per_token_ms": per_token(self.prompt, self.prompt_seconds),
-            "prompt_per_second": per_second(self.prompt, self.prompt_seconds),
-            "predicted_n": self.predicted,
-            "predicted_ms": self.predicted_seconds * 1000.0,
-            "predicted_per_token_ms": per_token(self.predicted_steps, self.predicted_seconds),
-            "predicted_per_second": per_second(self.predicted_steps, self.predicted_seconds),
-        })
-    }
-}
-
-/// What the expert store did, as JSON.
-pub fn experts_json(meters: &ExpertMeters) -> Value {
-    json!({
-        "hit_rate": meters.hit_rate(),
-        "hits": meters.hits,
-        "gpu_hits": meters.device_hits,
-        "cpu_experts": meters.computed_in_memory,
-        "misses": meters.misses,
-        "bytes_read": meters.bytes_read,
-        "bytes_lifted": meters.bytes_lifted,
-        "wait_ms": meters.wait_seconds * 1000.0,
-        "copy_wait_ms": meters.copy_wait_seconds * 1000.0,
-    })
-}
-
 impl App {
-    /// Queues answers to prompts.
+    /// Says whose request it is, and what the server allows at most.
+    pub(super) fn limit(&self, client: Client, options: &mut ReplyOptions) {
+        options.client = client;
+        options.max_tokens = least(options.max_tokens, self.limits.max_tokens);
+        options.reasoning = least(options.reasoning, self.limits.reasoning);
+    }
+
+    /// Queues `each` answers to every question.
     ///
     /// # Errors
-    /// If a prompt is too long, or there is no room for more.
+    /// If there is no room for them.
     pub(super) fn queue(
         &self,
         loaded: &Loaded,
-        client: Client,
-        prompts: Vec<Prepared>,
-        answering: &Answering,
+        questions: &[Question],
+        each: usize,
     ) -> Result<Turn, ApiError> {
-        let each = answering.more.saturating_add(1);
-        let count = prompts.len().saturating_mul(each);
+        let count = questions.len().saturating_mul(each);
         let most = share(self.limits.open());
         if count > most {
             let message = format!("{count} answers were asked for at once, but this server takes {most}");
             return Err(ApiError::invalid("n", message));
         }
-        let limit = loaded.engine.context();
-        if let Some(prompt) = prompts.iter().find(|prompt| prompt.tokens.len() >= limit) {
-            let param = if prompt.chat.is_some() { "messages" } else { "prompt" };
-            return Err(ApiError::context(param, prompt.tokens.len(), limit));
-        }
-        let prompt_tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-        let sampling = self.sampling.clone().overruled_by(answering.sampling.clone());
-        let file = loaded.engine.file();
-        let sampling = sampling.resolve(&file.metadata, file.path())?;
-        let max_tokens = least(answering.max_tokens, self.limits.max_tokens);
-        let reasoning = least(answering.reasoning, self.limits.reasoning);
+        let Some(first) = questions.first() else {
+            return Err(ApiError::bad_request("there is nothing to answer"));
+        };
         let places = self
             .meters
-            .places(client.number, count, self.limits.open())
+            .places(first.request.client.number, count, self.limits.open())
             .map_err(|open| ApiError::overloaded(open, RETRY_SECONDS))?;
         let account = Account::current();
-        account.add(
-            &loaded.memory,
-            each as u64 * prompts.iter().map(|prompt| bytes(prompt, answering)).sum::<u64>(),
-        )?;
+        account.add(&loaded.memory, each as u64 * questions.iter().map(bytes).sum::<u64>())?;
         let (sender, receiver) = unbounded_channel();
         let mut turn = Turn {
-            engine: loaded.engine.clone(),
-            prompt_tokens,
+            prompt_tokens: questions.iter().map(|question| question.request.prompt.len()).sum(),
             receiver,
-            choices: Vec::with_capacity(count),
-            ready: VecDeque::new(),
+            tickets: Vec::with_capacity(count),
             open: count,
             deadline: self.limits.timeout.map(|limit| account.started + limit),
             abandoned: Box::pin(self.abandoned()),
             _account: account,
             started: Instant::now(),
-            usage: Usage::default(),
+            cached: 0,
+            written: 0,
             failed: false,
         };
-        let mut places = places.into_iter();
-        for prompt in prompts {
-            let limit = reasoning.zip(prompt.chat.as_ref()).map(|(most, chat)| chat.limit(loaded, most));
-            let limit = limit.transpose()?;
-            let shown = prompt.chat.as_ref().map_or_else(Vec::new, |chat| chat.shown.clone());
-            for index in 0..each {
-                let mut sampling = sampling.clone();
-                sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index as u64));
-                let request = Request {
-                    prompt: prompt.tokens.clone(),
-                    client,
-                    max_tokens,
-                    sampling,
-                    stop: answering.stop.clone(),
-                    ignore_end: answering.ignore_end,
-                    grammar: prompt.grammar.clone(),
-                    logprobs: answering.logprobs,
-                    shown: shown.clone(),
-                    reasoning: limit.clone(),
-                };
-                let cancel = Cancel::default();
-                let hearer = Hearer {
-                    index: turn.choices.len(),
-                    sender: sender.clone(),
-                    cancel: cancel.clone(),
-                    meters: Arc::clone(&self.meters),
-                    read: 0,
-                    place: places.next().expect("there is one for each"),
-                };
-                turn.choices.push(Choice::new(&prompt, cancel.clone()));
-                let job = Job { request, cancel, listener: Box::new(hearer) };
-                loaded.add(job)?;
-            }
+        let numbered =
+            questions.iter().flat_map(|question| (0..each).map(move |number| question.nth(number)));
+        for (index, (question, place)) in numbered.zip(places).enumerate() {
+            let (sender, meters) = (sender.clone(), Arc::clone(&self.meters));
+            let mut hearer = Hearer { index, sender, meters, read: 0, place: Some(place) };
+            turn.tickets.push(loaded.ask(question, move |event| hearer.hear(event))?);
         }
         Ok(turn)
     }
 }
 
-/// Bytes that one answer to a prompt holds of the request: what says how it is made, and tokens twice, since a conversation has them, too.
-fn bytes(prompt: &Prepared, answering: &Answering) -> u64 {
-    let biases = answering.sampling.logit_bias.as_ref().map_or(0, Vec::len);
-    let stops: usize = answering.stop.iter().map(String::len).sum();
-    (2 * size_of_val(prompt.tokens.as_slice()) + biases * size_of::<(TokenId, f32)>() + stops) as u64
+/// Bytes that one answer to a question holds of the request: what says how it is made, and tokens twice, since a conversation has
+/// them, too.
+fn bytes(question: &Question) -> u64 {
+    let request = &question.request;
+    let stops: usize = request.stop.iter().map(String::len).sum();
+    let biases = size_of_val(request.sampling.logit_bias.as_slice());
+    (2 * request.prompt.len() * size_of::<TokenId>() + biases + stops) as u64
 }
 
 /// What is asked for, up to what there may be.
@@ -290,12 +92,11 @@ fn least(asked: Option<usize>, most: Option<usize>) -> Option<usize> {
 
 /// A request that is being answered. Dropping it cancels what is left of it.
 pub struct Turn {
-    engine: Engine,
     /// Tokens of all prompts.
     pub prompt_tokens: usize,
-    receiver: UnboundedReceiver<(usize, Heard)>,
-    choices: Vec<Choice>,
-    ready: VecDeque<(usize, TurnEvent)>,
+    receiver: UnboundedReceiver<(usize, Result<ReplyEvent, ApiError>)>,
+    /// One for each answer.
+    tickets: Vec<Ticket>,
     /// Answers that have not ended.
     open: usize,
     deadline: Option<tokio::time::Instant>,
@@ -304,78 +105,50 @@ pub struct Turn {
     /// What the request holds.
     _account: Arc<Account>,
     started: Instant,
-    /// Of those that have ended.
-    usage: Usage,
+    /// Of the first prompt, tokens that were not computed again.
+    cached: usize,
+    /// Tokens of answers that have ended.
+    written: usize,
     failed: bool,
 }
 
 impl Turn {
     /// How many answers there will be.
     pub fn count(&self) -> usize {
-        self.choices.len()
+        self.tickets.len()
     }
 
-    /// What happens next and to which answer; `None` when all have ended. Nothing is lost where this is not waited for
-    /// to the end.
-    pub async fn next(&mut self) -> Option<(usize, TurnEvent)> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Some(event);
-            }
-            if self.open == 0 {
-                return None;
-            }
-            let received = tokio::select! {
-                biased;
-                () = self.abandoned.as_mut() => Err(leaving()),
-                () = until(self.deadline) => Err(ApiError::timeout()),
-                heard = self.receiver.recv() => {
-                    heard.ok_or_else(|| ApiError::internal("computing failed; the server's log says why"))
-                }
-            };
-            match received {
-                Ok((index, heard)) => self.take(index, heard),
-                Err(error) => self.fail(error),
-            }
+    /// What happens next and to which answer; `None` when all have ended. After an error nothing more happens. Nothing is lost
+    /// where this is not waited for to the end.
+    pub async fn next(&mut self) -> Option<Result<(usize, ReplyEvent), ApiError>> {
+        if self.open == 0 {
+            return None;
         }
-    }
-
-    fn fail(&mut self, error: ApiError) {
-        self.cancel();
-        self.open = 0;
-        self.failed = true;
-        self.ready.push_back((0, TurnEvent::Failed(error)));
-    }
-
-    fn cancel(&self) {
-        for choice in &self.choices {
-            choice.cancel.cancel();
-        }
-    }
-
-    fn take(&mut self, index: usize, heard: Heard) {
-        let Turn { choices, ready, .. } = self;
-        let choice = &mut choices[index];
-        match heard {
-            Heard::Progress { done, total } => ready.push_back((index, TurnEvent::Progress { done, total })),
-            Heard::Scored(scored) => ready.push_back((index, TurnEvent::Scored(scored))),
-            Heard::Text(text) => choice.push(&text, &mut |event| ready.push_back((index, event))),
-            Heard::End(ended) => {
-                let answer = match *ended {
-                    Ok(answer) => answer,
-                    Err(error) => return self.fail(error),
-                };
-                choice.finish(&mut |event| ready.push_back((index, event)));
-                let end = choice.end(&self.engine, &answer);
-                if index == 0 {
-                    self.usage.cached = end.usage.cached;
+        let received = tokio::select! {
+            biased;
+            () = self.abandoned.as_mut() => Err(leaving()),
+            () = until(self.deadline) => Err(ApiError::timeout()),
+            heard = self.receiver.recv() => match heard {
+                Some((index, event)) => event.map(|event| (index, event)),
+                None => Err(ApiError::internal("computing failed; the server's log says why")),
+            }
+        };
+        match &received {
+            Ok((index, ReplyEvent::End(answer))) => {
+                if *index == 0 {
+                    self.cached = answer.stats.reused_tokens;
                 }
-                self.usage.prompt = self.prompt_tokens;
-                self.usage.completion += end.usage.completion;
-                ready.push_back((index, TurnEvent::End(end)));
+                self.written += answer.stats.generated_tokens;
                 self.open -= 1;
             }
+            Ok(_) => {}
+            Err(_) => {
+                self.tickets.clear();
+                self.open = 0;
+                self.failed = true;
+            }
         }
+        Some(received)
     }
 }
 
@@ -386,172 +159,49 @@ impl Drop for Turn {
             (0, false) => "answered",
             _ => "left by its client",
         };
-        self.cancel();
         let seconds = self.started.elapsed().as_secs_f64();
-        let Usage { cached, completion, .. } = self.usage;
-        let rate = if seconds > 0.0 { completion as f64 / seconds } else { 0.0 };
+        let Turn { prompt_tokens, cached, written, .. } = self;
+        let rate = if seconds > 0.0 { *written as f64 / seconds } else { 0.0 };
         tracing::info!(
-            "{outcome} in {seconds:.1} s: prompt {} tokens ({cached} cached), {completion} written, {rate:.1} tok/s",
-            self.prompt_tokens
+            "{outcome} in {seconds:.1} s: prompt {prompt_tokens} tokens ({cached} cached), {written} written, {rate:.1} tok/s"
         );
     }
 }
 
-/// An answer on its way to its parts.
-struct Choice {
-    cancel: Cancel,
-    /// `None` where all is content, and at the end.
-    parser: Option<Parser>,
-    /// Control tokens that are part of the text.
-    shown: Vec<TokenId>,
-    parallel: bool,
-    calls: usize,
-    /// Bytes of the text so far, and how many of them there were when reasoning came last.
-    bytes: usize,
-    reasoning_bytes: usize,
-    /// Whether what comes is not wanted any more.
-    closed: bool,
-}
-
-impl Choice {
-    fn new(prompt: &Prepared, cancel: Cancel) -> Choice {
-        let parser = prompt.chat.as_ref().map(|chat| chat.parser.clone());
-        let parallel = prompt.parallel;
-        let shown = prompt.chat.as_ref().map_or_else(Vec::new, |chat| chat.shown.clone());
-        Choice { cancel, parser, shown, parallel, calls: 0, bytes: 0, reasoning_bytes: 0, closed: false }
-    }
-
-    fn push(&mut self, text: &str, emit: &mut dyn FnMut(TurnEvent)) {
-        self.bytes += text.len();
-        match self.parser.take() {
-            None => emit(TurnEvent::Content(text.to_owned())),
-            Some(mut parser) => {
-                parser.push(text, &mut |piece| self.piece(piece, emit));
-                self.parser = Some(parser);
-            }
-        }
-    }
-
-    fn finish(&mut self, emit: &mut dyn FnMut(TurnEvent)) {
-        if let Some(parser) = self.parser.take() {
-            parser.finish(&mut |piece| self.piece(piece, emit));
-        }
-    }
-
-    fn piece(&mut self, piece: Piece<'_>, emit: &mut dyn FnMut(TurnEvent)) {
-        if self.closed {
-            return;
-        }
-        match piece {
-            Piece::Reasoning("") | Piece::Content("") | Piece::Arguments("") => {}
-            Piece::Reasoning(text) => {
-                self.reasoning_bytes = self.bytes;
-                emit(TurnEvent::Reasoning(text.to_owned()));
-            }
-            Piece::Content(text) => emit(TurnEvent::Content(text.to_owned())),
-            Piece::Call { .. } if self.calls > 0 && !self.parallel => {
-                self.closed = true;
-                self.cancel.cancel();
-            }
-            Piece::Call { name } => {
-                self.calls += 1;
-                emit(TurnEvent::Call { id: super::id("call_"), name: name.to_owned() });
-            }
-            Piece::Arguments(text) => emit(TurnEvent::Arguments(text.to_owned())),
-        }
-    }
-
-    fn end(&self, engine: &Engine, answer: &Answer) -> TurnEnd {
-        let stats = &answer.stats;
-        let usage = Usage {
-            prompt: stats.prompt_tokens,
-            cached: stats.reused_tokens,
-            completion: stats.generated_tokens,
-            reasoning: self.reasoning_tokens(engine, answer),
-        };
-        let finish = match answer.finish_reason {
-            _ if self.calls > 0 && answer.finish_reason != FinishReason::Length => Finish::Calls,
-            FinishReason::Length => Finish::Length,
-            FinishReason::Stop | FinishReason::Cancelled => Finish::Stop,
-        };
-        let timings = Timings {
-            cached: usage.cached,
-            prompt: usage.prompt - usage.cached,
-            prompt_seconds: stats.prompt_seconds,
-            predicted: usage.completion,
-            predicted_steps: stats.decode_steps,
-            predicted_seconds: stats.decode_seconds,
-        };
-        TurnEnd { finish, stop: answer.stop.clone(), usage, timings, experts: stats.experts }
-    }
-
-    /// Tokens up to where reasoning came last.
-    fn reasoning_tokens(&self, engine: &Engine, answer: &Answer) -> usize {
-        if self.reasoning_bytes == 0 {
-            return 0;
-        }
-        let mut decoder = StreamDecoder::continuing(false).showing(self.shown.clone());
-        let mut bytes = 0;
-        let reached = answer.tokens.iter().position(|token| {
-            bytes += decoder.push(engine.tokenizer(), *token).len();
-            bytes >= self.reasoning_bytes
-        });
-        reached.map_or(answer.tokens.len(), |i| i + 1)
-    }
-}
-
-/// What the worker's thread tells.
-enum Heard {
-    Progress { done: usize, total: usize },
-    Scored(Scored),
-    Text(String),
-    End(Box<Result<Answer, ApiError>>),
-}
-
-/// Passes on what happens to an answer.
+/// Passes on what happens to an answer, and counts it.
 struct Hearer {
     index: usize,
-    sender: UnboundedSender<(usize, Heard)>,
-    cancel: Cancel,
+    sender: UnboundedSender<(usize, Result<ReplyEvent, ApiError>)>,
     meters: Arc<Meters>,
     /// Tokens of the prompt that have been computed.
     read: usize,
-    place: Place,
+    /// `None` when the answer has ended.
+    place: Option<Place>,
 }
 
 impl Hearer {
-    fn send(&self, heard: Heard) {
-        if self.sender.send((self.index, heard)).is_err() {
-            // Nobody listens any more.
-            self.cancel.cancel();
+    fn hear(&mut self, event: Result<ReplyEvent, Error>) {
+        let event = event.map_err(ApiError::from);
+        match &event {
+            Ok(ReplyEvent::Progress { done, .. }) => {
+                // A request that had to make room for others reads its prompt again.
+                self.meters.read(done.saturating_sub(self.read));
+                self.read = *done;
+            }
+            // Whoever hears of the end can be sure that there is room again.
+            Ok(ReplyEvent::End(answer)) => {
+                self.meters.answer(answer);
+                self.place = None;
+            }
+            Err(error) => {
+                if error.status.is_server_error() {
+                    self.meters.failed();
+                }
+                self.place = None;
+            }
+            Ok(_) => {}
         }
-    }
-}
-
-impl Listener for Hearer {
-    fn event(&mut self, event: Event<'_>) {
-        if let Event::Prompt { done, .. } = event {
-            // A request that had to make room for others reads its prompt again.
-            self.meters.read(done.saturating_sub(self.read));
-            self.read = done;
-        }
-        self.send(match event {
-            Event::Prompt { done, total } => Heard::Progress { done, total },
-            Event::Token(scored) => Heard::Scored(scored.clone()),
-            Event::Text(text) => Heard::Text(text.to_owned()),
-        });
-    }
-
-    fn end(self: Box<Self>, answer: forebay_engine::Result<Answer>) {
-        let answer = answer.map_err(ApiError::from);
-        match &answer {
-            Ok(answer) => self.meters.answer(answer),
-            Err(error) if error.status.is_server_error() => self.meters.failed(),
-            Err(_) => {}
-        }
-        let Hearer { index, sender, place, .. } = *self;
-        // Whoever hears of the end can be sure that there is room again.
-        drop(place);
-        let _ = sender.send((index, Heard::End(Box::new(answer))));
+        // Where nobody listens any more, the answer is cancelled.
+        let _ = self.sender.send((self.index, event));
     }
 }

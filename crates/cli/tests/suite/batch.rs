@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::common;
+use crate::common::server::Server;
 use crate::common::{call, forebay, text};
 
 const THINGS: [&str; 12] = [
@@ -54,7 +55,7 @@ fn answers(path: &Path) -> BTreeMap<String, Value> {
     let mut answers = BTreeMap::new();
     for line in std::fs::read_to_string(path).unwrap().lines() {
         let mut answer: Value = serde_json::from_str(line).unwrap();
-        answer["response"]["body"].as_object_mut().unwrap().remove("created");
+        answer["response"]["body"].as_object_mut().unwrap().shift_remove("created");
         let name = answer["custom_id"].as_str().unwrap().to_owned();
         assert!(answers.insert(name.clone(), answer).is_none(), "{name} is there twice");
     }
@@ -139,7 +140,8 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     let bodies = [
         ("good", json!({ "messages": hello, "max_tokens": 2, "tool_choice": "none" })),
         ("empty", json!({ "messages": [] })),
-        ("two", json!({ "messages": hello, "n": 2 })),
+        ("many", json!({ "messages": hello, "n": 200 })),
+        ("streamed", json!({ "messages": hello, "stream": true })),
         ("hot", json!({ "messages": hello, "temperature": -1 })),
         ("forced", json!({ "messages": hello, "tool_choice": "required" })),
         ("long", json!({ "messages": long })),
@@ -153,11 +155,11 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     std::fs::write(&input, lines).unwrap();
     let outcome = batch(&input, &out, &[]);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
-    assert!(outcome.stdout.starts_with("2 requests answered, 7 refused (see their lines)"), "{outcome:?}");
+    assert!(outcome.stdout.starts_with("2 requests answered, 8 refused (see their lines)"), "{outcome:?}");
     // Made again, the call finds the same and says the same, with the same exit code.
     let again = batch(&input, &out, &[]);
     assert_eq!(again.code, Some(1), "{again:?}");
-    let said = "all 9 requests have been answered, 7 of them with a refusal (see their lines)";
+    let said = "all 10 requests have been answered, 8 of them with a refusal (see their lines)";
     assert!(again.stdout.contains(said), "{again:?}");
     // Also if only some of it was there: a refusal of an earlier call is still one.
     let whole = std::fs::read_to_string(&out).unwrap();
@@ -166,7 +168,7 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     std::fs::write(&out, part).unwrap();
     let rest = batch(&input, &out, &[]);
     assert_eq!(rest.code, Some(1), "{rest:?}");
-    let said = "1 requests answered, 1 had been before, 7 refused (see their lines)";
+    let said = "1 requests answered, 1 had been before, 8 refused (see their lines)";
     assert!(rest.stdout.starts_with(said), "{rest:?}");
     let answers = answers(&out);
     assert_eq!(answers["good"]["response"]["status_code"], 200);
@@ -176,9 +178,10 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     assert_eq!(continued["choices"][0]["text"], raw.trim_end_matches('\n'));
     for (id, param, said) in [
         ("empty", json!("messages"), "no messages"),
-        ("two", json!("n"), "only one"),
+        ("many", json!("n"), "between 1 and 128"),
+        ("streamed", json!("stream"), "not streamed"),
         ("hot", json!("temperature"), "temperature"),
-        ("forced", json!("tool_choice"), "only auto"),
+        ("forced", json!("tool_choice"), "there are no tools"),
         ("long", json!("messages"), "1024"),
         ("wrong", json!("messages"), "makes no sense"),
         ("lost", json!("url"), "/v1/chat/completions and /v1/completions"),
@@ -189,6 +192,124 @@ fn what_cannot_be_answered_is_said_in_its_line() {
         assert_eq!(error["param"], param, "{id}");
         assert!(error["message"].as_str().unwrap().contains(said), "{id}: {error}");
     }
+}
+
+/// A template of a model that calls tools and reasons. What the demo model makes of it is of no concern: the answers here
+/// are held to a form.
+const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+<tool_call>{\"name\": …, \"arguments\": …}</tool_call><|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n
+{%- if m.content %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}";
+
+/// A body less what differs from one answer to the next: names, times, and what was measured.
+fn comparable(mut body: Value) -> Value {
+    for field in ["id", "created", "timings", "experts"] {
+        body.as_object_mut().unwrap().shift_remove(field);
+    }
+    if let Some(usage) = body["usage"].as_object_mut() {
+        usage.shift_remove("prompt_tokens_details");
+    }
+    for choice in body["choices"].as_array_mut().into_iter().flatten() {
+        let calls = choice.pointer_mut("/message/tool_calls").and_then(Value::as_array_mut);
+        for call in calls.into_iter().flatten() {
+            assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
+            call["id"] = Value::Null;
+        }
+    }
+    body
+}
+
+#[test]
+fn answers_are_those_of_the_server_to_the_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, out) = (folder.path().join("in"), folder.path().join("out"));
+    let template = folder.path().join("template.jinja");
+    std::fs::write(&template, TEMPLATE).unwrap();
+    let template = ["--chat-template-file", &text(&template)];
+    let parameters = json!({
+        "type": "object",
+        "properties": { "count": { "type": "integer", "minimum": 0, "maximum": 9 } },
+        "required": ["count"],
+        "additionalProperties": false,
+    });
+    let tools = json!([{ "type": "function", "function": { "name": "take", "parameters": parameters } }]);
+    let schema = json!({ "type": "json_schema", "json_schema": { "name": "balls", "schema": parameters } });
+    let thinks = json!({ "enable_thinking": true });
+    let ask = |more: Value| {
+        let messages = json!([{ "role": "user", "content": "Which balls?" }]);
+        let mut body = json!({ "messages": messages, "max_tokens": 60, "temperature": 0.7, "seed": 3 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let (chat, continued) = ("/v1/chat/completions", "/v1/completions");
+    let bodies = [
+        ("text", chat, ask(json!({}))),
+        ("object", chat, ask(json!({ "response_format": { "type": "json_object" } }))),
+        (
+            "schema",
+            chat,
+            ask(json!({ "response_format": schema, "chat_template_kwargs": thinks, "thinking_budget": 5 })),
+        ),
+        (
+            "call",
+            chat,
+            ask(
+                json!({ "tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 200 }),
+            ),
+        ),
+        ("no call", chat, ask(json!({ "tools": tools, "tool_choice": "none" }))),
+        ("scored", chat, ask(json!({ "logprobs": true, "top_logprobs": 2, "max_tokens": 5 }))),
+        ("three", chat, ask(json!({ "n": 3, "max_tokens": 8 }))),
+        ("wrong", chat, ask(json!({ "response_format": { "type": "xml" } }))),
+        (
+            "unknown",
+            chat,
+            ask(
+                json!({ "tools": tools, "tool_choice": { "type": "function", "function": { "name": "f" } } }),
+            ),
+        ),
+        (
+            "continued",
+            continued,
+            json!({ "prompt": ["Once", "There"], "n": 2, "max_tokens": 6, "seed": 1, "echo": true }),
+        ),
+        ("scored text", continued, json!({ "prompt": "Once", "max_tokens": 6, "seed": 1, "logprobs": 2 })),
+        (
+            "form",
+            continued,
+            json!({ "prompt": "Data: ", "max_tokens": 60, "seed": 1, "json_schema": parameters }),
+        ),
+    ];
+    let lines: String = bodies
+        .iter()
+        .map(|(id, url, body)| format!("{}\n", json!({ "custom_id": id, "url": url, "body": body })))
+        .collect();
+    std::fs::write(&input, lines).unwrap();
+    let outcome = batch(&input, &out, &template);
+    assert!(outcome.stdout.starts_with("10 requests answered, 2 refused"), "{outcome:?}");
+    let answers = answers(&out);
+    let server = Server::start(&[&template[..], &["--threads", "2"]].concat());
+    for (id, url, body) in bodies {
+        let response = server.post(url, &body);
+        let written = &answers[id]["response"];
+        assert_eq!(written["status_code"], response.status, "{id}");
+        let (ours, theirs) = (comparable(written["body"].clone()), comparable(response.json()));
+        // As text, so that fields come in the same order.
+        assert_eq!(ours.to_string(), theirs.to_string(), "{id}");
+    }
+    let choice = |id: &str, at: usize| answers[id]["response"]["body"]["choices"][at].clone();
+    assert_eq!(choice("call", 0)["finish_reason"], "tool_calls");
+    assert_eq!(choice("call", 0)["message"]["tool_calls"][0]["function"]["name"], "take");
+    let said: Value =
+        serde_json::from_str(choice("schema", 0)["message"]["content"].as_str().unwrap()).unwrap();
+    assert!(said["count"].is_u64());
+    assert_eq!(choice("scored", 0)["logprobs"]["content"].as_array().unwrap().len(), 5);
+    assert_ne!(choice("three", 0)["message"], choice("three", 2)["message"]);
+    assert!(choice("continued", 3)["text"].as_str().unwrap().starts_with("There"));
+    // Made again, it has the same ids, too.
+    let again = folder.path().join("again");
+    batch(&input, &again, &template);
+    assert_eq!(answers, super::batch::answers(&again));
 }
 
 #[test]

@@ -82,6 +82,8 @@ pub enum Event<'a> {
 pub enum FinishReason {
     /// The model chose an end token, a stop string came up, or the grammar has come to its end.
     Stop,
+    /// The same, after the model called a tool: only who [reads](crate::conversation) an answer knows of calls.
+    Calls,
     /// As many tokens as were asked for, or as fit the context.
     Length,
     /// Somebody [cancelled](crate::Cancel) it.
@@ -93,6 +95,7 @@ impl FinishReason {
     pub fn name(self) -> &'static str {
         match self {
             FinishReason::Stop => "stop",
+            FinishReason::Calls => "calls",
             FinishReason::Length => "length",
             FinishReason::Cancelled => "cancelled",
         }
@@ -110,6 +113,8 @@ pub struct Stats {
     pub prompt_seconds: f64,
     /// Tokens generated.
     pub generated_tokens: usize,
+    /// Of those, the ones up to where reasoning came last, where the answer was [read](crate::conversation).
+    pub reasoning_tokens: usize,
     /// Tokens that were computed after the prompt, each of which led to the next one or to the end. The first token comes
     /// of the prompt, and one that fills the answer is not computed.
     pub decode_steps: usize,

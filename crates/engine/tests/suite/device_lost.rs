@@ -10,8 +10,8 @@ use forebay_engine::backend::{
 use forebay_engine::experts::Leases;
 use forebay_engine::memory::SharedBytes;
 use forebay_engine::{
-    Answer, Batch, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Options, Precision, Request,
-    Result, TokenId,
+    Answer, Batch, Cancel, ChatRequest, Crowd, CrowdOptions, Driver, DriverOptions, Engine, Error, Event,
+    Listener, Options, Precision, Request, Result, TokenId,
 };
 use forebay_kernels::{Encoding, RopePairs};
 
@@ -172,4 +172,17 @@ fn all_requests_are_told() {
     let answers: Vec<Result<Answer>> = ended.try_iter().collect();
     assert_eq!(answers.len(), 3);
     assert!(answers.iter().all(|answer| matches!(answer, Err(Error::DeviceLost(_)))), "{answers:?}");
+}
+
+#[test]
+fn a_driver_tells_of_it_and_takes_nothing_more() {
+    let engine = frail(5);
+    let driver = Driver::start(&engine, DriverOptions::new(2)).unwrap();
+    let ask = || driver.chat(ChatRequest::user("Tell me a story."));
+    let streams: Vec<_> = (0..3).map(|_| ask().unwrap()).collect();
+    for stream in streams {
+        assert!(matches!(stream.last(), Some(Err(Error::DeviceLost(_)))));
+    }
+    driver.join();
+    assert!(matches!(ask().err(), Some(Error::DeviceLost(_))));
 }

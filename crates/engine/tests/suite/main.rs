@@ -17,6 +17,7 @@ mod dialect;
 mod dialect_formats;
 mod dialect_grammar;
 mod dialect_limit;
+mod driver;
 mod folder_errors;
 mod folder_hostile;
 mod folders;

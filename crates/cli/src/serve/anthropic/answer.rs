@@ -1,8 +1,9 @@
 //! Answers in Anthropic's shape: what is streamed, and the message that it adds up to.
 
+use forebay_engine::{Answer as Written, FinishReason, ReplyEvent, Stats};
 use serde_json::{Value, json};
 
-use crate::serve::turn::{Finish, TurnEnd, TurnEvent, Usage, experts_json};
+use crate::openai::answer::tell_measured;
 
 /// Reasoning comes with a signature, which clients send back with it. Nobody checks this one.
 const SIGNATURE: &str = "forebay";
@@ -17,7 +18,8 @@ pub struct Answer {
     blocks: Vec<Block>,
     /// Whether more may come of the last block.
     is_open: bool,
-    end: Option<TurnEnd>,
+    /// What the model wrote, at the end.
+    written: Option<Box<Written>>,
 }
 
 /// A part of an answer.
@@ -30,7 +32,7 @@ enum Block {
 impl Answer {
     pub fn new(model: &str, prompt_tokens: usize, shows_thinking: bool) -> Answer {
         let (id, model) = (crate::serve::id("msg_"), model.to_owned());
-        Answer { id, model, prompt_tokens, shows_thinking, blocks: Vec::new(), is_open: false, end: None }
+        Answer { id, model, prompt_tokens, shows_thinking, blocks: Vec::new(), is_open: false, written: None }
     }
 
     /// The event that comes before all others.
@@ -39,11 +41,11 @@ impl Answer {
     }
 
     /// Takes what happens; gives the events that tell of it.
-    pub fn take(&mut self, event: TurnEvent) -> Vec<Value> {
+    pub fn take(&mut self, event: ReplyEvent) -> Vec<Value> {
         let mut events = Vec::new();
         match event {
-            TurnEvent::Progress { .. } | TurnEvent::Scored(_) => {}
-            TurnEvent::Reasoning(text) => {
+            ReplyEvent::Progress { .. } => {}
+            ReplyEvent::Reasoning(text) => {
                 if !matches!(self.open(), Some(Block::Thinking(_))) {
                     self.begin(Block::Thinking(String::new()), &mut events);
                 }
@@ -54,7 +56,7 @@ impl Answer {
                     }
                 }
             }
-            TurnEvent::Content(text) => {
+            ReplyEvent::Content { text, .. } => {
                 if !matches!(self.open(), Some(Block::Text(_))) {
                     self.begin(Block::Text(String::new()), &mut events);
                 }
@@ -63,19 +65,19 @@ impl Answer {
                     said.push_str(&text);
                 }
             }
-            TurnEvent::Call { name, .. } => {
+            ReplyEvent::Call { name, .. } => {
                 let id = crate::serve::id("toolu_");
                 self.begin(Block::ToolUse { id, name, input: String::new() }, &mut events);
             }
-            TurnEvent::Arguments(text) => {
+            ReplyEvent::Arguments(text) => {
                 events.push(self.delta(json!({ "type": "input_json_delta", "partial_json": text })));
                 if let Some(Block::ToolUse { input, .. }) = self.open() {
                     input.push_str(&text);
                 }
             }
-            TurnEvent::End(end) => {
+            ReplyEvent::End(written) => {
                 self.close(&mut events);
-                self.end = Some(end);
+                self.written = Some(written);
                 let message = self.message();
                 let mut delta = json!({
                     "type": "message_delta",
@@ -87,7 +89,6 @@ impl Answer {
                 events.push(delta);
                 events.push(json!({ "type": "message_stop" }));
             }
-            TurnEvent::Failed(error) => events.push(error.anthropic()),
         }
         events
     }
@@ -104,16 +105,16 @@ impl Answer {
             "stop_reason": null,
             "stop_sequence": null,
         });
-        match &self.end {
+        match &self.written {
             None => {
-                message["usage"] = usage(&Usage { prompt: self.prompt_tokens, ..Usage::default() });
+                message["usage"] = usage(&Stats { prompt_tokens: self.prompt_tokens, ..Stats::default() });
             }
-            Some(end) => {
-                message["stop_reason"] = stop_reason(end).into();
-                message["stop_sequence"] = json!(end.stop.as_ref().filter(|_| end.finish == Finish::Stop));
-                message["usage"] = usage(&end.usage);
-                message["timings"] = end.timings.json();
-                message["experts"] = experts_json(&end.experts);
+            Some(written) => {
+                let stopped = written.finish_reason == FinishReason::Stop;
+                message["stop_reason"] = stop_reason(written).into();
+                message["stop_sequence"] = json!(written.stop.as_ref().filter(|_| stopped));
+                message["usage"] = usage(&written.stats);
+                tell_measured(&written.stats, &mut message);
             }
         }
         message
@@ -177,23 +178,23 @@ impl Block {
     }
 }
 
-fn stop_reason(end: &TurnEnd) -> &'static str {
-    match end.finish {
-        Finish::Calls => "tool_use",
-        Finish::Length => "max_tokens",
-        Finish::Stop if end.stop.is_some() => "stop_sequence",
-        Finish::Stop => "end_turn",
+fn stop_reason(written: &Written) -> &'static str {
+    match written.finish_reason {
+        FinishReason::Calls => "tool_use",
+        FinishReason::Length => "max_tokens",
+        FinishReason::Stop if written.stop.is_some() => "stop_sequence",
+        FinishReason::Stop | FinishReason::Cancelled => "end_turn",
     }
 }
 
 /// Tokens. What came from the cache is counted apart; nothing is charged for putting something there.
-fn usage(usage: &Usage) -> Value {
+fn usage(stats: &Stats) -> Value {
     json!({
-        "input_tokens": usage.prompt - usage.cached,
+        "input_tokens": stats.prompt_tokens - stats.reused_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached,
-        "output_tokens": usage.completion,
-        "output_tokens_details": { "thinking_tokens": usage.reasoning },
+        "cache_read_input_tokens": stats.reused_tokens,
+        "output_tokens": stats.generated_tokens,
+        "output_tokens_details": { "thinking_tokens": stats.reasoning_tokens },
         "service_tier": "standard",
     })
 }
@@ -201,17 +202,7 @@ fn usage(usage: &Usage) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::turn::Timings;
-
-    fn end(finish: Finish, stop: Option<&str>) -> TurnEvent {
-        TurnEvent::End(TurnEnd {
-            finish,
-            stop: stop.map(str::to_owned),
-            usage: Usage { prompt: 10, cached: 4, completion: 5, reasoning: 2 },
-            timings: Timings::default(),
-            experts: Default::default(),
-        })
-    }
+    use crate::openai::answer::tests::{content, end};
 
     fn types(events: &[Value]) -> Vec<String> {
         let name = |event: &Value| match event["delta"]["type"].as_str() {
@@ -225,18 +216,18 @@ mod tests {
     fn reasoning_text_and_calls_are_blocks_of_their_own() {
         let mut answer = Answer::new("m", 10, true);
         assert_eq!(answer.start()["message"]["usage"]["input_tokens"], 10);
-        let call = |name: &str| TurnEvent::Call { id: "call_x".into(), name: name.into() };
+        let call = |name: &str| ReplyEvent::Call { id: "call_x".into(), name: name.into() };
         let happened = [
-            TurnEvent::Progress { done: 1, total: 10 },
-            TurnEvent::Reasoning("Let ".into()),
-            TurnEvent::Reasoning("me.".into()),
-            TurnEvent::Content("Yes".into()),
-            TurnEvent::Content("!".into()),
+            ReplyEvent::Progress { done: 1, total: 10 },
+            ReplyEvent::Reasoning("Let ".into()),
+            ReplyEvent::Reasoning("me.".into()),
+            content("Yes"),
+            content("!"),
             call("a"),
-            TurnEvent::Arguments("{\"x\":".into()),
-            TurnEvent::Arguments(" 1}".into()),
+            ReplyEvent::Arguments("{\"x\":".into()),
+            ReplyEvent::Arguments(" 1}".into()),
             call("b"),
-            end(Finish::Calls, None),
+            end(FinishReason::Calls, None),
         ];
         let events: Vec<_> = happened.into_iter().flat_map(|event| answer.take(event)).collect();
         let expected = "content_block_start thinking_delta thinking_delta signature_delta content_block_stop \
@@ -261,8 +252,7 @@ mod tests {
     #[test]
     fn thoughts_that_are_to_be_omitted_leave_an_empty_block() {
         let mut answer = Answer::new("m", 10, false);
-        let happened =
-            [TurnEvent::Reasoning("Hm.".into()), TurnEvent::Content("Yes".into()), end(Finish::Stop, None)];
+        let happened = [ReplyEvent::Reasoning("Hm.".into()), content("Yes"), end(FinishReason::Stop, None)];
         let events: Vec<_> = happened.into_iter().flat_map(|event| answer.take(event)).collect();
         let expected = "content_block_start signature_delta content_block_stop \
                         content_block_start text_delta content_block_stop message_delta message_stop";
@@ -274,9 +264,9 @@ mod tests {
     #[test]
     fn the_reason_for_the_end_is_told() {
         for (finish, stop, reason, sequence) in [
-            (Finish::Stop, None, "end_turn", Value::Null),
-            (Finish::Stop, Some("END"), "stop_sequence", json!("END")),
-            (Finish::Length, None, "max_tokens", Value::Null),
+            (FinishReason::Stop, None, "end_turn", Value::Null),
+            (FinishReason::Stop, Some("END"), "stop_sequence", json!("END")),
+            (FinishReason::Length, None, "max_tokens", Value::Null),
         ] {
             let mut answer = Answer::new("m", 10, true);
             let events = answer.take(end(finish, stop));
@@ -288,9 +278,9 @@ mod tests {
     #[test]
     fn a_call_that_was_cut_off_is_no_part_of_a_whole_message() {
         let mut answer = Answer::new("m", 10, true);
-        answer.take(TurnEvent::Call { id: "x".into(), name: "a".into() });
-        answer.take(TurnEvent::Arguments("{\"x\": [".into()));
-        answer.take(end(Finish::Length, None));
+        answer.take(ReplyEvent::Call { id: "x".into(), name: "a".into() });
+        answer.take(ReplyEvent::Arguments("{\"x\": [".into()));
+        answer.take(end(FinishReason::Length, None));
         assert_eq!(answer.message()["content"], json!([]));
     }
 }

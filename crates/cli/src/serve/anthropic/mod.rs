@@ -9,6 +9,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use forebay_engine::Client;
+use forebay_engine::conversation::ReplyOptions;
 use serde_json::{Value, json};
 
 use self::answer::Answer;
@@ -17,7 +18,7 @@ use super::app::{App, Loaded};
 use super::body::Json;
 use super::error::ApiError;
 use super::sse::{self, Events, Gone};
-use super::turn::{Answering, Turn, TurnEvent};
+use super::turn::Turn;
 use crate::openai::fields::Unchecked;
 
 /// The next message of a conversation.
@@ -29,8 +30,8 @@ pub async fn messages(
     let body = request::supported(body)?;
     let (streams, shows_thinking) = (body.streams(), body.shows_thinking()?);
     let read = move |loaded: &Loaded| {
-        let answering = body.answering(&loaded.engine)?;
-        body.chat(answering, loaded.think)
+        let options = body.options(&loaded.engine)?;
+        body.chat(options, loaded.prompter().think())
     };
     let turn = app.turn(client, read).await.map_err(request::in_own_words)?;
     let answer = Answer::new(&app.model, turn.prompt_tokens, shows_thinking);
@@ -47,17 +48,14 @@ pub async fn count_tokens(
     Json(body): Json<Unchecked<Body>>,
 ) -> Result<Json<Value>, ApiError> {
     let body = request::supported(body)?;
-    let read = move |loaded: &Loaded| body.chat(Answering::default(), loaded.think);
+    let read = move |loaded: &Loaded| body.chat(ReplyOptions::default(), loaded.prompter().think());
     let tokens = app.count_tokens(read).await.map_err(request::in_own_words)?;
     Ok(Json(json!({ "input_tokens": tokens })))
 }
 
 async fn whole(mut answer: Answer, mut turn: Turn) -> Result<Value, ApiError> {
-    while let Some((_, event)) = turn.next().await {
-        match event {
-            TurnEvent::Failed(error) => return Err(error),
-            event => drop(answer.take(event)),
-        }
+    while let Some(happened) = turn.next().await {
+        answer.take(happened?.1);
     }
     Ok(answer.message())
 }
@@ -65,8 +63,12 @@ async fn whole(mut answer: Answer, mut turn: Turn) -> Result<Value, ApiError> {
 async fn stream(events: Events, mut answer: Answer, mut turn: Turn) -> Result<(), Gone> {
     // Before anything is computed: whoever waits knows that the request is being answered.
     events.typed(&answer.start()).await?;
-    while let Some((_, event)) = events.next(&mut turn).await? {
-        for event in answer.take(event) {
+    while let Some(happened) = events.next(&mut turn).await? {
+        let told = match happened {
+            Ok((_, event)) => answer.take(event),
+            Err(error) => vec![error.anthropic()],
+        };
+        for event in told {
             events.typed(&event).await?;
         }
     }

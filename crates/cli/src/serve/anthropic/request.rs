@@ -2,16 +2,15 @@
 
 use std::collections::HashMap;
 
-use forebay_engine::Engine;
 use forebay_engine::chat::Message;
+use forebay_engine::conversation::{ReplyOptions, ToolChoice};
+use forebay_engine::{ChatRequest, Engine};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::openai::fields::{Fields, Said, Unchecked, Unsupported, integer, or_default};
 use crate::openai::{self, Endpoint, unsupported};
 use crate::serve::error::ApiError;
-use crate::serve::openai::answering;
-use crate::serve::turn::{Answering, ChatRequest, ToolChoice};
 
 /// The body of a request. Fields that are neither here nor known not to be supported are ignored, `metadata` and
 /// `cache_control` among them: prompts are always cached.
@@ -69,8 +68,8 @@ const UNSUPPORTED: &[Unsupported] = &[
 
 /// The body, if all that it asks for is supported.
 pub fn supported(body: Unchecked<Body>) -> Result<Body, ApiError> {
-    body.supported().map_err(|refusal| {
-        let error = ApiError::from(refusal);
+    body.supported().map_err(|error| {
+        let error = ApiError::from(error);
         // With this Anthropic's libraries go on without threads.
         let details = (error.param.as_deref() == Some("thread")).then(|| {
             Box::new(json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] }))
@@ -139,7 +138,7 @@ impl Body {
     }
 
     /// How the answer is made.
-    pub fn answering(&self, engine: &Engine) -> Result<Answering, ApiError> {
+    pub fn options(&self, engine: &Engine) -> Result<ReplyOptions, ApiError> {
         let max_tokens = self.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "Field required"))?;
         let mut body = json!({
             "max_completion_tokens": i64::try_from(max_tokens).unwrap_or(i64::MAX),
@@ -153,7 +152,7 @@ impl Body {
             body.extend(self.from_chat.clone());
         }
         let body = openai::Body::read(body)?;
-        answering(&body, Endpoint::Chat, engine).map_err(in_own_words)
+        body.options(Endpoint::Chat, engine).map_err(|error| in_own_words(error.into()))
     }
 
     /// What the answer must be, as OpenAI's API says it.
@@ -172,7 +171,7 @@ impl Body {
     }
 
     /// The conversation. `think` is what the server was told about reasoning.
-    pub fn chat(self, answering: Answering, think: Option<bool>) -> Result<ChatRequest, ApiError> {
+    pub fn chat(self, options: ReplyOptions, think: Option<bool>) -> Result<ChatRequest, ApiError> {
         self.refuse_edits()?;
         let tools = self.tools.iter().flatten().enumerate().map(|(i, tool)| read_tool(i, tool));
         let tools = tools.collect::<Result<Vec<_>, _>>()?;
@@ -191,14 +190,13 @@ impl Body {
                 "the last message is the assistant's, and continuing it is not supported: end with a user's";
             return Err(ApiError::invalid("messages", message));
         }
-        Ok(ChatRequest {
-            messages: conversation.messages,
-            tools,
-            tool_choice,
-            parallel_tool_calls,
-            kwargs,
-            answering,
-        })
+        let mut request = ChatRequest::new(conversation.messages);
+        request.tools = tools;
+        request.tool_choice = tool_choice;
+        request.parallel_tool_calls = parallel_tool_calls;
+        request.kwargs = kwargs;
+        request.options = options;
+        Ok(request)
     }
 
     /// Whether what the model thinks is told; if not, only that it thinks.
@@ -448,7 +446,7 @@ mod tests {
 
     fn chat(body: Value) -> Result<ChatRequest, ApiError> {
         let body = openai::read_fields::<Unchecked<Body>>(body).map_err(ApiError::from)?;
-        supported(body)?.chat(Answering::default(), None)
+        supported(body)?.chat(ReplyOptions::default(), None)
     }
 
     #[test]

@@ -2,189 +2,139 @@
 
 pub mod chat;
 pub mod completions;
-mod logprobs;
 pub mod models;
 pub mod responses;
 
+use std::sync::Arc;
+
+use axum::response::{IntoResponse, Response};
+use forebay_engine::conversation::Draft;
+use forebay_engine::{Client, Reply};
 use serde_json::{Value, json};
 
+use super::app::{App, now};
+use super::body::Json;
 use super::error::ApiError;
-use super::turn::{Answering, Finish, Format, Timings, TurnEnd, Usage, experts_json};
+use super::sse::{self, Events, Gone};
+use super::turn::Turn;
+use crate::openai::answer::{Envelope, Total};
+use crate::openai::fields::Unchecked;
 use crate::openai::{Body, Endpoint};
-use forebay_engine::experts::Meters as ExpertMeters;
 
-/// Answers to one request.
-const MOST_ANSWERS: u64 = 128;
-
-/// Likeliest tokens that can be told with each.
-const MOST_LOGPROBS: usize = 20;
-
-/// How a request's answers are made.
-pub fn answering(
-    body: &Body,
+/// Answers what a body asks, as a whole or, by `stream`, as it comes.
+async fn respond<F, S>(
+    app: Arc<App>,
+    client: Client,
     endpoint: Endpoint,
-    engine: &forebay_engine::Engine,
-) -> Result<Answering, ApiError> {
-    body.refuse_unknown_ways(endpoint)?;
-    let n = body.n.unwrap_or(1);
-    if !(1..=MOST_ANSWERS).contains(&n) {
-        return Err(ApiError::invalid("n", format!("n is {n}, but must be between 1 and {MOST_ANSWERS}")));
+    body: Unchecked<Body>,
+    stream: S,
+) -> Result<Response, ApiError>
+where
+    F: Future<Output = Result<(), Gone>> + Send + 'static,
+    S: FnOnce(Streamed, Turn) -> F + Send + 'static,
+{
+    let body = body.supported()?;
+    let wants = Wants::of(&body);
+    let (turn, form) = app.turn_of_body(client, endpoint, body).await?;
+    let prefix = if endpoint == Endpoint::Chat { "chatcmpl-" } else { "cmpl-" };
+    let (id, model, is_stream) = (crate::serve::id(prefix), app.model.clone(), wants.stream);
+    let envelope = Envelope { id, created: now(), model, form, is_stream };
+    if is_stream {
+        return Ok(sse::respond(move |events| stream(Streamed { app, envelope, wants, events }, turn)));
     }
-    Ok(Answering {
-        more: n as usize - 1,
-        max_tokens: body.max_tokens()?,
-        reasoning: body.thinking_budget(),
-        sampling: body.sampling(engine)?,
-        stop: body.stops()?,
-        ignore_end: body.ignore_eos == Some(true),
-        format: format(body)?,
-        logprobs: logprobs_asked(body, endpoint)?,
-    })
+    whole(&app, &envelope, turn).await.map(|answer| Json(answer).into_response())
 }
 
-/// What the answer must be. There are two ways to say it, and one may be used.
-fn format(body: &Body) -> Result<Format, ApiError> {
-    let wrong = |param: &str, message: &str| Err(ApiError::invalid(param, message));
-    let present = |field: &Option<Value>| field.clone().filter(|value| !value.is_null());
-    let schema = present(&body.json_schema);
-    let Some(asked) = present(&body.response_format) else {
-        return Ok(schema.map_or(Format::Text, Format::JsonSchema));
-    };
-    if schema.is_some() {
-        return wrong("json_schema", "there is a response_format as well: leave out one of them");
-    }
-    match asked.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(Format::Text),
-        Some("json_object") => Ok(present_schema(&asked).map_or(Format::JsonObject, Format::JsonSchema)),
-        Some("json_schema") => match asked.get("json_schema").and_then(present_schema) {
-            Some(schema) => Ok(Format::JsonSchema(schema)),
-            // A name alone describes any object.
-            None if asked.get("json_schema").is_some_and(Value::is_object) => Ok(Format::JsonObject),
-            None => wrong("response_format.json_schema", "there is no schema"),
-        },
-        _ => wrong("response_format.type", "the type is text, json_object or json_schema"),
-    }
+/// How an answer is to come.
+struct Wants {
+    stream: bool,
+    usage: bool,
+    progress: bool,
 }
 
-fn present_schema(described: &Value) -> Option<Value> {
-    described.get("schema").filter(|schema| !schema.is_null()).cloned()
-}
-
-/// An error about the schema of the answer, by the name of the field that has it.
-fn about_schema(names_schema: bool) -> impl Fn(ApiError) -> ApiError {
-    move |error| if names_schema { error.renamed(&[("response_format", "json_schema")]) } else { error }
-}
-
-/// A chat asks whether, and how many; a continuation asks how many.
-fn logprobs_asked(body: &Body, endpoint: Endpoint) -> Result<Option<usize>, ApiError> {
-    let asked = match (endpoint, &body.logprobs) {
-        (_, None | Some(Value::Null | Value::Bool(false))) => None,
-        (Endpoint::Chat, Some(Value::Bool(true))) => Some(body.top_logprobs.unwrap_or(0)),
-        (Endpoint::Completions, Some(Value::Bool(true))) => Some(0),
-        (Endpoint::Completions, Some(Value::Number(n))) if n.as_f64().is_some_and(is_count) => {
-            n.as_f64().map(|n| n as usize)
+impl Wants {
+    fn of(body: &Body) -> Wants {
+        Wants {
+            stream: body.stream == Some(true),
+            usage: body.stream_options.as_ref().is_some_and(|options| options.include_usage == Some(true)),
+            progress: body.return_progress == Some(true),
         }
-        _ => {
-            let message = match endpoint {
-                Endpoint::Chat => "logprobs is true or false; how many is told by top_logprobs",
-                Endpoint::Completions => "logprobs is the number of tokens to tell",
-            };
-            return Err(ApiError::invalid("logprobs", message));
-        }
-    };
-    match (asked, body.top_logprobs) {
-        (None, Some(n)) if n > 0 && endpoint == Endpoint::Chat => {
-            Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs to be true"))
-        }
-        (Some(n), _) if n > MOST_LOGPROBS => {
-            let param = if endpoint == Endpoint::Chat { "top_logprobs" } else { "logprobs" };
-            Err(ApiError::invalid(param, format!("{n} were asked for, but there may be {MOST_LOGPROBS}")))
-        }
-        (asked, _) => Ok(asked),
     }
 }
 
-/// Whether a number counts something, with or without a decimal point.
-fn is_count(n: f64) -> bool {
-    n >= 0.0 && n.fract() == 0.0
-}
-
-fn finish_reason(finish: Finish) -> &'static str {
-    match finish {
-        Finish::Stop => "stop",
-        Finish::Length => "length",
-        Finish::Calls => "tool_calls",
+/// An answer that comes at once, when it is complete.
+async fn whole(app: &App, envelope: &Envelope, turn: Turn) -> Result<Value, ApiError> {
+    let replies = replies(turn).await?;
+    let mut total = Total::default();
+    for (index, reply) in replies.iter().enumerate() {
+        total.add(index, envelope.form.each, &reply.answer.stats);
     }
+    let mut answer = envelope.whole(&replies, app.loaded()?.engine.tokenizer());
+    total.tell_measured(&mut answer);
+    Ok(answer)
 }
 
-/// What several answers took together.
-#[derive(Default)]
-struct Total {
-    usage: Usage,
-    timings: Timings,
-    experts: ExpertMeters,
-    answers: usize,
-}
-
-impl Total {
-    /// Adds an answer. The prompt is counted once, of whatever number of answers it has `each`.
-    fn add(&mut self, index: usize, each: usize, end: &TurnEnd) {
-        let (usage, timings) = (&mut self.usage, &mut self.timings);
-        if index.is_multiple_of(each) {
-            usage.prompt += end.usage.prompt;
-            usage.cached += end.usage.cached;
-            timings.prompt += end.timings.prompt;
-            timings.cached += end.timings.cached;
+/// All replies, in order.
+async fn replies(mut turn: Turn) -> Result<Vec<Reply>, ApiError> {
+    let mut drafts: Vec<Draft> = (0..turn.count()).map(|_| Draft::default()).collect();
+    let mut replies: Vec<Option<Reply>> = drafts.iter().map(|_| None).collect();
+    while let Some(happened) = turn.next().await {
+        let (index, event) = happened?;
+        if let Some(reply) = drafts[index].take(event) {
+            replies[index] = Some(reply);
         }
-        usage.completion += end.usage.completion;
-        usage.reasoning += end.usage.reasoning;
-        // They were made at the same time.
-        timings.prompt_seconds = timings.prompt_seconds.max(end.timings.prompt_seconds);
-        timings.predicted += end.timings.predicted;
-        timings.predicted_steps += end.timings.predicted_steps;
-        timings.predicted_seconds = timings.predicted_seconds.max(end.timings.predicted_seconds);
-        if self.answers == 0
-            || end.experts.hits + end.experts.misses > self.experts.hits + self.experts.misses
-        {
-            self.experts = end.experts;
+    }
+    Ok(replies.into_iter().flatten().collect())
+}
+
+/// An answer that comes as it is made.
+struct Streamed {
+    app: Arc<App>,
+    envelope: Envelope,
+    wants: Wants,
+    events: Events,
+}
+
+impl Streamed {
+    /// Sends a piece of an answer.
+    async fn send(&self, choice: Value) -> Result<(), Gone> {
+        self.events.data(&self.chunk(choice)).await
+    }
+
+    /// A piece of an answer.
+    fn chunk(&self, choice: Value) -> Value {
+        let mut chunk = self.envelope.with(json!([choice]));
+        if self.wants.usage {
+            // Where it comes at the end, it is there all along.
+            chunk["usage"] = Value::Null;
         }
-        self.answers += 1;
+        chunk
     }
 
-    fn usage(&self) -> Value {
-        let Usage { prompt, cached, completion, reasoning } = self.usage;
-        json!({
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": { "cached_tokens": cached },
-            "completion_tokens_details": { "reasoning_tokens": reasoning },
-        })
+    /// Says how far the prompt has been read, if that is wanted.
+    async fn progress(&self, choice: Value, done: usize, total: usize) -> Result<(), Gone> {
+        if !self.wants.progress {
+            return Ok(());
+        }
+        let mut chunk = self.chunk(choice);
+        chunk["prompt_progress"] = json!({ "processed": done, "total": total });
+        self.events.data(&chunk).await
     }
 
-    /// Adds to an answer what other servers do not tell, or tell in this way.
-    fn extend(&self, answer: &mut Value) {
-        answer["timings"] = self.timings.json();
-        answer["experts"] = experts_json(&self.experts);
+    /// Says why there will be no more.
+    async fn fail(&self, error: &ApiError) -> Result<(), Gone> {
+        self.events.data(&error.openai()).await?;
+        self.events.done().await
     }
-}
 
-/// What all pieces of an answer begin with.
-struct Envelope {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: String,
-}
-
-impl Envelope {
-    fn with(&self, choices: Value) -> Value {
-        json!({
-            "id": self.id,
-            "object": self.object,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        })
+    /// Says that this was all.
+    async fn finish(&self, total: &Total) -> Result<(), Gone> {
+        if self.wants.usage {
+            let mut chunk = self.envelope.with(json!([]));
+            total.tell_usage(&mut chunk);
+            total.tell_measured(&mut chunk);
+            self.events.data(&chunk).await?;
+        }
+        self.events.done().await
     }
 }

@@ -199,7 +199,7 @@ impl Crowd {
                     }
                 },
                 Err(error) => {
-                    self.fail_all(&error);
+                    self.end_all(&error);
                     break;
                 }
             }
@@ -387,8 +387,8 @@ impl Crowd {
         }
     }
 
-    /// Ends all requests.
-    fn fail_all(&mut self, error: &Error) {
+    /// Ends all requests with this error.
+    pub(crate) fn end_all(&mut self, error: &Error) {
         for member in std::mem::take(&mut self.active) {
             self.end(member, Outcome::Failed(error.repeat()));
         }

@@ -63,17 +63,16 @@ impl SamplingParams {
         ];
         for (param, value) in checks {
             if !(param.admits)(value) {
-                return Err(Error::Invalid(format!(
-                    "{} is {value}, but must be {}",
-                    param.name, param.range
-                )));
+                let message = format!("{} is {value}, but must be {}", param.name, param.range);
+                return Err(Error::field(param.name, message));
             }
         }
         if let Some((token, bias)) = self.logit_bias.iter().find(|(_, b)| b.is_nan() || *b == f32::INFINITY) {
-            return Err(Error::Invalid(format!(
+            let message = format!(
                 "logit_bias of token {} is {bias}, but must be a finite number or minus infinity",
                 token.0
-            )));
+            );
+            return Err(Error::field("logit_bias", message));
         }
         Ok(())
     }
@@ -129,6 +128,24 @@ pub struct SamplingOverrides {
     pub seed: Option<u64>,
 }
 
+impl From<SamplingParams> for SamplingOverrides {
+    /// All of these values, whatever a file says.
+    fn from(params: SamplingParams) -> SamplingOverrides {
+        SamplingOverrides {
+            temperature: Some(params.temperature),
+            top_k: Some(params.top_k),
+            top_p: Some(params.top_p),
+            min_p: Some(params.min_p),
+            repeat_penalty: Some(params.repeat_penalty),
+            presence_penalty: Some(params.presence_penalty),
+            frequency_penalty: Some(params.frequency_penalty),
+            penalty_last_n: Some(params.penalty_last_n),
+            logit_bias: Some(params.logit_bias),
+            seed: params.seed,
+        }
+    }
+}
+
 impl SamplingOverrides {
     /// These values, where `other` has none.
     pub fn overruled_by(self, other: SamplingOverrides) -> SamplingOverrides {
@@ -144,6 +161,14 @@ impl SamplingOverrides {
             logit_bias: other.logit_bias.or(self.logit_bias),
             seed: other.seed.or(self.seed),
         }
+    }
+
+    /// Checks that every value that is set is in its range; the error names the parameter, its value and the range.
+    ///
+    /// # Errors
+    /// [`Error::Field`] with the parameter that is not.
+    pub fn validate(&self) -> Result<()> {
+        self.resolve(&Metadata::default(), Path::new("")).map(drop)
     }
 
     /// The parameters in effect for the model with this metadata, at `path`.

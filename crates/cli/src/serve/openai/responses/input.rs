@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use forebay_engine::chat::Message;
+use forebay_engine::conversation::text_of;
 use serde_json::{Value, json};
 
 use super::output::PLAIN;
 use super::tools::Name;
-use crate::openai::text_of;
 use crate::serve::error::ApiError;
 
 /// The messages of a conversation. What the assistant thought, said and called between two words of others is one message.

@@ -9,21 +9,21 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use forebay_engine::Client;
+use forebay_engine::conversation::ReplyOptions;
+use forebay_engine::{ChatRequest, Client};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 
 use self::output::Output;
 use self::tools::Tools;
-use super::answering;
 use crate::openai::fields::{Fields, Said, Unchecked, Unsupported, integer};
 use crate::openai::{self, Endpoint, unsupported};
 use crate::serve::app::{App, Loaded, now};
 use crate::serve::body::Json;
 use crate::serve::error::ApiError;
 use crate::serve::sse::{self, Events, Gone};
-use crate::serve::turn::{Answering, ChatRequest, Turn, TurnEvent};
+use crate::serve::turn::Turn;
 
 /// Asks for how likely tokens were.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -139,17 +139,15 @@ pub async fn responses(
     let (sender, told) = oneshot::channel();
     let model = app.model.clone();
     let read = move |loaded: &Loaded| {
-        let (answering, chat_body) = body.answering(&loaded.engine)?;
+        let (options, chat_body) = body.options(&loaded.engine)?;
         let mut tools = Tools::read(body.tools.as_deref().unwrap_or_default())?;
-        let tool_choice = tools.choose(body.tool_choice.as_ref())?;
-        let request = ChatRequest {
-            messages: input::messages(body.instructions.as_deref(), body.input.as_ref())?,
-            tools: tools.functions,
-            tool_choice,
-            parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
-            kwargs: chat_body.kwargs(),
-            answering,
-        };
+        let mut request =
+            ChatRequest::new(input::messages(body.instructions.as_deref(), body.input.as_ref())?);
+        request.tool_choice = tools.choose(body.tool_choice.as_ref())?;
+        request.tools = tools.functions;
+        request.parallel_tool_calls = body.parallel_tool_calls.unwrap_or(true);
+        request.kwargs = chat_body.kwargs();
+        request.options = options;
         // Where nobody wants it any more the client has left.
         let _ = sender.send((body.skeleton(&model), tools.names));
         Ok(request)
@@ -165,11 +163,8 @@ pub async fn responses(
 }
 
 async fn whole(mut output: Output, mut turn: Turn) -> Result<Value, ApiError> {
-    while let Some((_, event)) = turn.next().await {
-        match event {
-            TurnEvent::Failed(error) => return Err(error),
-            event => drop(output.take(event)),
-        }
+    while let Some(happened) = turn.next().await {
+        output.take(happened?.1);
     }
     Ok(output.response())
 }
@@ -179,8 +174,12 @@ async fn stream(events: Events, mut output: Output, mut turn: Turn) -> Result<()
     for event in output.start() {
         events.typed(&event).await?;
     }
-    while let Some((_, event)) = events.next(&mut turn).await? {
-        for event in output.take(event) {
+    while let Some(happened) = events.next(&mut turn).await? {
+        let told = match happened {
+            Ok((_, event)) => output.take(event),
+            Err(error) => output.fail(&error),
+        };
+        for event in told {
             events.typed(&event).await?;
         }
     }
@@ -226,7 +225,7 @@ impl Body {
     }
 
     /// How the answer is made, and the body of a chat that says so.
-    fn answering(&self, engine: &forebay_engine::Engine) -> Result<(Answering, openai::Body), ApiError> {
+    fn options(&self, engine: &forebay_engine::Engine) -> Result<(ReplyOptions, openai::Body), ApiError> {
         let scores = self.scores();
         let mut body = json!({
             "max_completion_tokens": self.max_output_tokens,
@@ -241,9 +240,10 @@ impl Body {
             body.extend(self.from_chat.clone());
         }
         let body = openai::Body::read(body);
-        let body = body.map_err(|refusal| ApiError::from(refusal).renamed(&NAMES))?;
-        let answering = answering(&body, Endpoint::Chat, engine).map_err(|error| error.renamed(&NAMES))?;
-        Ok((answering, body))
+        let body = body.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
+        let options = body.options(Endpoint::Chat, engine);
+        let options = options.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
+        Ok((options, body))
     }
 
     /// What the answer must be, as a chat says it.

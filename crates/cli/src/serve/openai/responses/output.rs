@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use forebay_engine::Engine;
 use forebay_engine::generate::sampler::Scored;
+use forebay_engine::{Answer, Engine, FinishReason, ReplyEvent, Stats};
 use serde_json::{Value, json};
 
 use super::tools::Name;
+use crate::openai::answer::tell_measured;
+use crate::openai::logprobs;
 use crate::serve::error::ApiError;
-use crate::serve::openai::logprobs;
-use crate::serve::turn::{Finish, TurnEnd, TurnEvent, Usage, experts_json};
 
 /// Reasoning that clients are to carry without looking at it begins like this. It is what it is: there is nothing here to
 /// hide it from.
@@ -30,8 +30,6 @@ pub struct Output {
     carries: bool,
     /// For how likely tokens were, if that is told.
     engine: Option<Engine>,
-    /// Of tokens whose text has not come.
-    pending: Vec<Scored>,
 }
 
 struct Item {
@@ -56,8 +54,7 @@ impl Output {
         carries: bool,
         engine: Option<Engine>,
     ) -> Output {
-        let (items, pending) = (Vec::new(), Vec::new());
-        Output { response, items, names, is_open: false, sent: 0, carries, engine, pending }
+        Output { response, items: Vec::new(), names, is_open: false, sent: 0, carries, engine }
     }
 
     /// The events that come before all others.
@@ -71,36 +68,42 @@ impl Output {
     }
 
     /// Takes what happens; gives the events that tell of it.
-    pub fn take(&mut self, event: TurnEvent) -> Vec<Value> {
+    pub fn take(&mut self, event: ReplyEvent) -> Vec<Value> {
         let mut events = Vec::new();
         match event {
-            TurnEvent::Progress { .. } => {}
-            TurnEvent::Scored(scored) => self.pending.push(scored),
-            TurnEvent::Reasoning(text) => {
-                self.pending.clear();
+            ReplyEvent::Progress { .. } => {}
+            ReplyEvent::Reasoning(text) => {
                 if !matches!(self.open(), Some(Kind::Reasoning)) {
                     self.begin(&mut events, "rs_", Kind::Reasoning);
                 }
-                self.more(&mut events, "response.reasoning_text.delta", &text);
+                self.more(&mut events, "response.reasoning_text.delta", &text, &[]);
             }
-            TurnEvent::Content(text) => {
+            ReplyEvent::Content { text, scored } => {
                 if !matches!(self.open(), Some(Kind::Message)) {
                     self.begin(&mut events, "msg_", Kind::Message);
                 }
-                self.more(&mut events, "response.output_text.delta", &text);
+                self.more(&mut events, "response.output_text.delta", &text, &scored);
             }
-            TurnEvent::Call { id, name } => {
-                self.pending.clear();
+            ReplyEvent::Call { id, name } => {
                 let function = self.names.get(&name).cloned().unwrap_or_else(|| Name::new(None, &name));
                 self.begin(&mut events, "fc_", Kind::Call { id, function });
             }
-            TurnEvent::Arguments(text) => {
-                self.pending.clear();
-                self.more(&mut events, "response.function_call_arguments.delta", &text);
+            ReplyEvent::Arguments(text) => {
+                self.more(&mut events, "response.function_call_arguments.delta", &text, &[]);
             }
-            TurnEvent::End(end) => self.end(&mut events, &end),
-            TurnEvent::Failed(error) => self.fail(&mut events, &error),
+            ReplyEvent::End(answer) => self.end(&mut events, &answer),
         }
+        events
+    }
+
+    /// There will be no more; gives the events that tell of it.
+    pub fn fail(&mut self, error: &ApiError) -> Vec<Value> {
+        let mut events = Vec::new();
+        self.close(&mut events, "incomplete");
+        self.response["status"] = "failed".into();
+        self.response["error"] = json!({ "code": "server_error", "message": error.message });
+        let response = self.response();
+        self.event(&mut events, "response.failed", json!({ "response": response }));
         events
     }
 
@@ -134,8 +137,8 @@ impl Output {
     }
 
     /// More text of the last item.
-    fn more(&mut self, events: &mut Vec<Value>, name: &str, text: &str) {
-        let likely = self.likely();
+    fn more(&mut self, events: &mut Vec<Value>, name: &str, text: &str, scored: &[Scored]) {
+        let likely = self.likely(scored);
         if let Some(item) = self.items.last_mut() {
             item.text.push_str(text);
             item.likely.extend(likely.iter().cloned());
@@ -147,10 +150,9 @@ impl Output {
     }
 
     /// How likely the tokens were whose text comes now.
-    fn likely(&mut self) -> Vec<Value> {
-        let scored = std::mem::take(&mut self.pending);
+    fn likely(&self, scored: &[Scored]) -> Vec<Value> {
         let Some(engine) = &self.engine else { return Vec::new() };
-        match logprobs::chat(engine.tokenizer(), &scored)["content"].take() {
+        match logprobs::chat(engine.tokenizer(), scored)["content"].take() {
             Value::Array(likely) => likely,
             _ => Vec::new(),
         }
@@ -182,31 +184,23 @@ impl Output {
         self.is_open = false;
     }
 
-    fn end(&mut self, events: &mut Vec<Value>, end: &TurnEnd) {
-        let (status, name) = match end.finish {
-            Finish::Length => ("incomplete", "response.incomplete"),
-            Finish::Stop | Finish::Calls => ("completed", "response.completed"),
+    fn end(&mut self, events: &mut Vec<Value>, answer: &Answer) {
+        let was_cut = answer.finish_reason == FinishReason::Length;
+        let (status, name) = match was_cut {
+            true => ("incomplete", "response.incomplete"),
+            false => ("completed", "response.completed"),
         };
         self.close(events, status);
         self.response["status"] = status.into();
-        if end.finish == Finish::Length {
+        if was_cut {
             self.response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
         } else {
             self.response["completed_at"] = crate::serve::app::now().into();
         }
-        self.response["usage"] = usage(&end.usage);
-        self.response["timings"] = end.timings.json();
-        self.response["experts"] = experts_json(&end.experts);
+        self.response["usage"] = usage(&answer.stats);
+        tell_measured(&answer.stats, &mut self.response);
         let response = self.response();
         self.event(events, name, json!({ "response": response }));
-    }
-
-    fn fail(&mut self, events: &mut Vec<Value>, error: &ApiError) {
-        self.close(events, "incomplete");
-        self.response["status"] = "failed".into();
-        self.response["error"] = json!({ "code": "server_error", "message": error.message });
-        let response = self.response();
-        self.event(events, "response.failed", json!({ "response": response }));
     }
 
     /// Tells something of the last item, or of its one part.
@@ -270,30 +264,20 @@ impl Item {
     }
 }
 
-fn usage(usage: &Usage) -> Value {
+fn usage(stats: &Stats) -> Value {
     json!({
-        "input_tokens": usage.prompt,
-        "input_tokens_details": { "cached_tokens": usage.cached, "cache_write_tokens": 0 },
-        "output_tokens": usage.completion,
-        "output_tokens_details": { "reasoning_tokens": usage.reasoning },
-        "total_tokens": usage.prompt + usage.completion,
+        "input_tokens": stats.prompt_tokens,
+        "input_tokens_details": { "cached_tokens": stats.reused_tokens, "cache_write_tokens": 0 },
+        "output_tokens": stats.generated_tokens,
+        "output_tokens_details": { "reasoning_tokens": stats.reasoning_tokens },
+        "total_tokens": stats.prompt_tokens + stats.generated_tokens,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::turn::Timings;
-
-    fn end(finish: Finish) -> TurnEvent {
-        TurnEvent::End(TurnEnd {
-            finish,
-            stop: None,
-            usage: Usage { prompt: 10, cached: 4, completion: 5, reasoning: 2 },
-            timings: Timings::default(),
-            experts: Default::default(),
-        })
-    }
+    use crate::openai::answer::tests::{content, end};
 
     fn output() -> Output {
         let names = HashMap::from([("n__g".to_owned(), Name::new(Some("n"), "g"))]);
@@ -305,15 +289,15 @@ mod tests {
         let mut output = output();
         let mut events = output.start();
         for happened in [
-            TurnEvent::Progress { done: 1, total: 2 },
-            TurnEvent::Reasoning("Hm.".into()),
-            TurnEvent::Content("Yes".into()),
-            TurnEvent::Content("!".into()),
-            TurnEvent::Call { id: "call_1".into(), name: "f".into() },
-            TurnEvent::Arguments("{\"x\":".into()),
-            TurnEvent::Arguments("1}".into()),
-            TurnEvent::Call { id: "call_2".into(), name: "n__g".into() },
-            end(Finish::Calls),
+            ReplyEvent::Progress { done: 1, total: 2 },
+            ReplyEvent::Reasoning("Hm.".into()),
+            content("Yes"),
+            content("!"),
+            ReplyEvent::Call { id: "call_1".into(), name: "f".into() },
+            ReplyEvent::Arguments("{\"x\":".into()),
+            ReplyEvent::Arguments("1}".into()),
+            ReplyEvent::Call { id: "call_2".into(), name: "n__g".into() },
+            end(FinishReason::Calls, None),
         ] {
             events.extend(output.take(happened));
         }
@@ -357,8 +341,8 @@ mod tests {
     fn an_answer_that_was_cut_off_is_incomplete() {
         let mut output = output();
         output.start();
-        output.take(TurnEvent::Content("Once".into()));
-        let events = output.take(end(Finish::Length));
+        output.take(content("Once"));
+        let events = output.take(end(FinishReason::Length, None));
         assert_eq!(events.last().unwrap()["type"], "response.incomplete");
         let response = output.response();
         assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
@@ -369,8 +353,8 @@ mod tests {
     fn a_failure_is_told_with_what_there_was() {
         let mut output = output();
         output.start();
-        output.take(TurnEvent::Content("Once".into()));
-        let events = output.take(TurnEvent::Failed(ApiError::internal("broken")));
+        output.take(content("Once"));
+        let events = output.fail(&ApiError::internal("broken"));
         let last = events.last().unwrap();
         assert_eq!(
             (&last["type"], &last["response"]["error"]["message"]),

@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use forebay_engine::conversation::ToolChoice;
 use serde_json::{Value, json};
 
+use crate::openai::ask::tool_choice;
 use crate::serve::error::ApiError;
-use crate::serve::openai::chat;
-use crate::serve::turn::ToolChoice;
 
 /// A function by the name that its client knows: those of a namespace are told apart by it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,13 +55,13 @@ impl Tools {
 
     /// Whether tools are called, and which; those that are not allowed are forgotten.
     pub fn choose(&mut self, choice: Option<&Value>) -> Result<ToolChoice, ApiError> {
-        let Some(choice @ Value::Object(_)) = choice else { return chat::tool_choice(choice) };
+        let Some(choice @ Value::Object(_)) = choice else { return Ok(tool_choice(choice)?) };
         let Tools { functions, names } = self;
         let is_in = |references: &References, function: &Value| {
             names.get(name_of(function)).is_some_and(|name| references.hold(name))
         };
         if kind(choice) != "allowed_tools" {
-            let named = chat::tool_choice(Some(choice))?;
+            let named = tool_choice(Some(choice))?;
             let references = References::read([choice]);
             // Of several with this name, one that is in no namespace.
             let in_namespace = |function: &&Value| names[name_of(function)].namespace.is_some();
@@ -71,7 +71,7 @@ impl Tools {
         }
         let allowed = References::read(choice["tools"].as_array().into_iter().flatten());
         functions.retain(|function| is_in(&allowed, function));
-        chat::tool_choice(choice.get("mode"))
+        Ok(tool_choice(choice.get("mode"))?)
     }
 
     fn add_namespace(&mut self, place: &str, tool: &Value) -> Result<(), ApiError> {

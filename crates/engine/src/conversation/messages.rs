@@ -1,19 +1,15 @@
-//! A conversation as clients send it, made into what templates expect.
+//! A conversation as callers have it, made into what templates expect.
 
-use forebay_engine::chat::Message;
 use serde_json::Value;
 
-use super::Refusal;
-
-/// Beginnings of lines that some clients put into the system prompt and that differ with every request. They say nothing
-/// to the model, and a prompt that begins differently shares nothing with the one before.
-const VOLATILE: [&str; 1] = ["x-anthropic-billing-header:"];
+use crate::chat::Message;
+use crate::error::{Error, Result};
 
 /// The messages with text for content, arguments as objects, and a role that the template knows for developers.
 ///
 /// # Errors
 /// If a message has content that is not text.
-pub fn normalise(messages: &[Message], knows_developer: bool) -> Result<Vec<Message>, Refusal> {
+pub(super) fn normalise(messages: &[Message], knows_developer: bool) -> Result<Vec<Message>> {
     let mut all = Vec::with_capacity(messages.len());
     for (i, message) in messages.iter().enumerate() {
         let mut message = message.clone();
@@ -22,9 +18,6 @@ pub fn normalise(messages: &[Message], knows_developer: bool) -> Result<Vec<Mess
         }
         if message.role == "developer" && !knows_developer {
             message.role = "system".into();
-        }
-        if let (true, Some(Value::String(text))) = (is_instruction(&message.role), &mut message.content) {
-            drop_volatile_lines(text);
         }
         for call in message.extra.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
             if let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) {
@@ -37,7 +30,7 @@ pub fn normalise(messages: &[Message], knows_developer: bool) -> Result<Vec<Mess
 }
 
 /// The messages with the arguments of calls as text, for templates that write them as they are.
-pub fn with_textual_arguments(messages: &[Message]) -> Vec<Message> {
+pub(super) fn with_textual_arguments(messages: &[Message]) -> Vec<Message> {
     let mut messages = messages.to_vec();
     for message in &mut messages {
         for call in message.extra.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
@@ -51,19 +44,7 @@ pub fn with_textual_arguments(messages: &[Message]) -> Vec<Message> {
     messages
 }
 
-/// Removes the lines that differ with every request.
-pub fn drop_volatile_lines(text: &mut String) {
-    let is_volatile = |line: &str| VOLATILE.iter().any(|start| line.trim_start().starts_with(start));
-    if text.lines().any(is_volatile) {
-        *text = text.split_inclusive('\n').filter(|line| !is_volatile(line)).collect();
-    }
-}
-
-fn is_instruction(role: &str) -> bool {
-    matches!(role, "system" | "developer")
-}
-
-/// Clients send arguments as JSON text; templates go through them. What is no JSON stays as it is.
+/// Callers have arguments as JSON text; templates go through them. What is no JSON stays as it is.
 fn arguments_as_object(arguments: &mut Value) {
     if let Value::String(text) = arguments {
         if text.trim().is_empty() {
@@ -74,12 +55,15 @@ fn arguments_as_object(arguments: &mut Value) {
     }
 }
 
-/// Content of one text, where it comes in parts; `place` names it in errors.
-pub fn text_of(content: Value, place: &str) -> Result<Value, Refusal> {
+/// The content of a message as one text, where it comes in parts; `place` names it in errors. Null stays null.
+///
+/// # Errors
+/// If a part is not text.
+pub fn text_of(content: Value, place: &str) -> Result<Value> {
     let parts = match content {
         Value::Array(parts) => parts,
         Value::String(_) | Value::Null => return Ok(content),
-        _ => return Err(wrong_part(place, "content is a text or a list of parts".into())),
+        _ => return Err(Error::field(place, "content is a text or a list of parts")),
     };
     let mut texts = Vec::with_capacity(parts.len());
     for part in parts {
@@ -92,22 +76,17 @@ pub fn text_of(content: Value, place: &str) -> Result<Value, Refusal> {
             (_, Some("refusal")) => part.get("refusal").and_then(Value::as_str),
             (_, Some(other)) => {
                 let what = other.trim_start_matches("input_").trim_end_matches("_url");
-                return Err(wrong_part(
-                    place,
-                    format!("this model reads text; a part of type {other} ({what}) is not supported"),
-                ));
+                let message =
+                    format!("this model reads text; a part of type {other} ({what}) is not supported");
+                return Err(Error::field(place, message));
             }
         };
         match text {
             Some(text) => texts.push(text.to_owned()),
-            None => return Err(wrong_part(place, "a part of the content has no text".into())),
+            None => return Err(Error::field(place, "a part of the content has no text")),
         }
     }
     Ok(texts.join("\n").into())
-}
-
-fn wrong_part(place: &str, message: String) -> Refusal {
-    Refusal { param: Some(place.to_owned().into()), message, error: None }
 }
 
 #[cfg(test)]
@@ -141,8 +120,11 @@ mod tests {
         ] {
             let given =
                 messages(json!([{ "role": "user", "content": "x" }, { "role": "user", "content": [part] }]));
-            let refusal = normalise(&given, false).unwrap_err();
-            assert_eq!(refusal.param.as_deref(), Some("messages[1].content"), "{refusal:?}");
+            let error = normalise(&given, false).unwrap_err();
+            assert!(
+                matches!(&error, Error::Field { field, .. } if field == "messages[1].content"),
+                "{error:?}"
+            );
         }
         assert!(normalise(&messages(json!([{ "role": "user", "content": 7 }])), false).is_err());
     }
@@ -161,16 +143,5 @@ mod tests {
         assert_eq!(arguments(&normal[0], 2), json!({}));
         let textual = with_textual_arguments(&normal);
         assert_eq!(arguments(&textual[0], 0), r#"{"b":1,"a":2}"#);
-    }
-
-    #[test]
-    fn lines_that_change_with_every_request_are_dropped_from_instructions() {
-        let text = "x-anthropic-billing-header: cc_version=2; cch=1f;\nYou are helpful.\n";
-        let given = messages(json!([
-            { "role": "system", "content": text }, { "role": "user", "content": text },
-        ]));
-        let normal = normalise(&given, false).unwrap();
-        assert_eq!(normal[0].content, Some(json!("You are helpful.\n")));
-        assert_eq!(normal[1].content, Some(json!(text)));
     }
 }

@@ -1,0 +1,317 @@
+//! From what is asked to what is computed.
+
+use std::sync::Arc;
+
+use super::messages::{normalise, with_textual_arguments};
+use super::{Assembler, ChatRequest, ReplyOptions, ToolChoice};
+use crate::TokenId;
+use crate::chat::dialect::Dialect;
+use crate::chat::{ChatTemplate, Message, RenderOptions, Rendered};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::generate::Request;
+use crate::generate::grammar::Grammar;
+use crate::generate::sampler::SamplingOverrides;
+use crate::tokenizer::EncodeOptions;
+
+/// Puts conversations to a model.
+#[derive(Clone)]
+pub struct Prompter {
+    engine: Engine,
+    /// Instead of the model's.
+    template: Option<Arc<ChatTemplate>>,
+    /// How the model writes reasoning and calls.
+    dialect: Dialect,
+    think: Option<bool>,
+    sampling: SamplingOverrides,
+}
+
+/// A prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// The conversation as the template writes it.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<TokenId>,
+}
+
+/// What is to be answered, with everything that can be wrong with it found, and how the answer is read.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// What is computed.
+    pub request: Request,
+    /// At the answer's beginning. Clones share the tools.
+    assembler: Assembler,
+}
+
+impl Question {
+    /// The question for one more answer: where the seed is given, another one that follows from it. The answer of number 0
+    /// is that to the question itself.
+    pub fn nth(&self, number: usize) -> Question {
+        let mut question = self.clone();
+        let seed = &mut question.request.sampling.seed;
+        *seed = seed.map(|seed| seed.wrapping_add(number as u64));
+        question.assembler.number(number);
+        question
+    }
+
+    /// What reads an answer.
+    pub(crate) fn assembler(&self) -> Assembler {
+        self.assembler.clone()
+    }
+}
+
+impl Prompter {
+    /// With the model's own template, and what its file recommends about sampling.
+    pub fn new(engine: &Engine) -> Prompter {
+        let prompter = Prompter {
+            engine: engine.clone(),
+            template: None,
+            dialect: Dialect::of(""),
+            think: None,
+            sampling: SamplingOverrides::default(),
+        };
+        prompter.with_template(None)
+    }
+
+    /// With this template, if one is given, instead of the model's.
+    pub fn with_template(mut self, template: Option<Arc<ChatTemplate>>) -> Prompter {
+        self.template = template;
+        // One that does not compile is an error for those who want to chat.
+        let source = self.template().ok().flatten().map_or("", ChatTemplate::source);
+        self.dialect = Dialect::of(source).with_tokens(self.engine.tokenizer());
+        self
+    }
+
+    /// Whether the model reasons first where a request does not say.
+    pub fn with_think(self, think: Option<bool>) -> Prompter {
+        Prompter { think, ..self }
+    }
+
+    /// How tokens are chosen where a request does not say.
+    pub fn with_sampling(self, sampling: SamplingOverrides) -> Prompter {
+        Prompter { sampling, ..self }
+    }
+
+    /// The model.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The template in effect, if there is one.
+    ///
+    /// # Errors
+    /// If the model's is none.
+    pub fn template(&self) -> Result<Option<&ChatTemplate>> {
+        match &self.template {
+            Some(template) => Ok(Some(template)),
+            None => self.engine.template(),
+        }
+    }
+
+    /// Whether the model reasons first where a request does not say; `None`: as its template has it.
+    pub fn think(&self) -> Option<bool> {
+        self.think
+    }
+
+    /// A conversation as the model sees it, however long it is and whoever spoke last.
+    ///
+    /// # Errors
+    /// If there is no template, or it refuses the conversation; if a message is not text.
+    pub fn prompt(&self, request: &ChatRequest) -> Result<Prompt> {
+        let rendered = self.render(request)?;
+        self.encode_rendered(rendered)
+    }
+
+    /// The question for the next message of a conversation.
+    ///
+    /// # Errors
+    /// If the request makes no sense, does not fit the context, or asks for what the model cannot do. The error
+    /// [names the field](Error::Field) that is the reason. [`Error::Budget`] if there is no memory to prepare it.
+    pub fn chat(&self, request: ChatRequest) -> Result<Question> {
+        request.check()?;
+        refuse_answered(&request.messages)?;
+        let rendered = self.render(&request)?;
+        let about_messages = |error| Error::about("messages", error);
+        self.engine.check_length(&rendered.text).map_err(about_messages)?;
+        let Prompt { text, tokens } = self.encode_rendered(rendered)?;
+        self.check_room(&tokens).map_err(about_messages)?;
+        // The model is told of all tools whichever it may call: a prompt that begins differently shares nothing with the one
+        // before.
+        let has_tools = !request.tools.is_empty();
+        let tools = if request.tool_choice == ToolChoice::None { Vec::new() } else { request.tools };
+        let ChatRequest { tool_choice, parallel_tool_calls: parallel, options, .. } = request;
+        let lark = |field: &'static str, source: Result<String>| {
+            let grammar = source.and_then(|source| Grammar::lark(&self.engine, &source));
+            grammar.map_err(|error| Error::about(field, error))
+        };
+        let exact = options.format.grammar();
+        let mut has_parts = true;
+        let grammar = if let Some(required) = tool_choice.required(&tools)? {
+            Some(lark("tools", self.dialect.call_grammar(&text, &required))?)
+        } else if let Some(schema) = options.format.schema() {
+            Some(lark("response_format", Ok(self.dialect.answer_grammar(&text, &schema, &tools)))?)
+        } else if exact.is_some() {
+            has_parts = false;
+            exact.cloned()
+        } else if has_tools && tools.is_empty() {
+            let source = self.dialect.text_grammar(&text);
+            source.map(|source| Grammar::lark(&self.engine, &source)).transpose()?
+        } else {
+            None
+        };
+        let limit = options.reasoning.filter(|_| has_parts);
+        let limit = limit.map(|most| self.dialect.limit(most, &text, &tools, self.engine.tokenizer()));
+        let shown = self.dialect.shown(&tools);
+        let parser = has_parts.then(|| self.dialect.parser(&text, &tools));
+        let assembler = Assembler::new(parser, shown.clone(), parallel, options.call_ids.clone());
+        let request =
+            Request { grammar, shown, reasoning: limit.transpose()?, ..self.request(tokens, options)? };
+        Ok(Question { request, assembler })
+    }
+
+    /// The question for the continuation of a text as it is. All of the answer is content.
+    ///
+    /// # Errors
+    /// As [`chat`](Self::chat).
+    pub fn text(&self, tokens: Vec<TokenId>, options: ReplyOptions) -> Result<Question> {
+        Ok(self.texts(vec![tokens], options)?.remove(0))
+    }
+
+    /// [`text`](Self::text) for several at once.
+    ///
+    /// # Errors
+    /// As [`chat`](Self::chat).
+    pub fn texts(&self, prompts: Vec<Vec<TokenId>>, options: ReplyOptions) -> Result<Vec<Question>> {
+        let grammar = match options.format.schema() {
+            Some(schema) => {
+                let grammar = Grammar::json_schema(&self.engine, &schema);
+                Some(grammar.map_err(|error| Error::about("response_format", error))?)
+            }
+            None => options.format.grammar().cloned(),
+        };
+        let question = |tokens: Vec<TokenId>| {
+            if tokens.is_empty() {
+                return Err(Error::field("prompt", "there is nothing to continue"));
+            }
+            self.check_room(&tokens).map_err(|error| Error::about("prompt", error))?;
+            let request = Request { grammar: grammar.clone(), ..self.request(tokens, options.clone())? };
+            Ok(Question { request, assembler: Assembler::new(None, Vec::new(), true, None) })
+        };
+        prompts.into_iter().map(question).collect()
+    }
+
+    /// The tokens of a text that is to be continued as it is.
+    ///
+    /// # Errors
+    /// If it cannot fit the context. [`Error::Budget`] if there is no memory to encode it.
+    pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
+        let encode = || {
+            self.engine.check_length(text)?;
+            let _memory = self.engine.hold_for_encoding(text)?;
+            self.engine.tokenizer().encode(text, options)
+        };
+        encode().map_err(|error| Error::about("prompt", error))
+    }
+
+    fn render(&self, request: &ChatRequest) -> Result<Rendered> {
+        let mut options = RenderOptions {
+            add_generation_prompt: true,
+            tools: request.tools.clone(),
+            kwargs: request.kwargs.clone(),
+            ..RenderOptions::default()
+        };
+        // Templates have either name.
+        const NAMES: [&str; 2] = ["enable_thinking", "thinking"];
+        let says = NAMES.iter().any(|name| options.kwargs.contains_key(*name));
+        if let Some(think) = request.think.or(self.think).filter(|_| !says) {
+            options.kwargs.extend(NAMES.map(|name| (name.to_owned(), think.into())));
+        }
+        let template = self.template()?.ok_or_else(|| {
+            Error::about("messages", Error::Unsupported("the model has no chat template".into()))
+        })?;
+        let knows_developer = template.source().contains("developer");
+        let messages = normalise(&request.messages, knows_developer)?;
+        // A template writes the BOS token itself where the model wants one.
+        let render = |messages| template.write(&template.adapt(messages, &options), &options);
+        render(messages.clone()).or_else(|error| {
+            // A few templates write arguments as they are, and cannot do that with objects.
+            let textual = with_textual_arguments(&messages);
+            let rendered = if textual == messages { None } else { render(textual).ok() };
+            rendered.ok_or_else(|| Error::about("messages", error))
+        })
+    }
+
+    fn encode_rendered(&self, rendered: Rendered) -> Result<Prompt> {
+        let encode = || {
+            let _memory = self.engine.hold_for_encoding(&rendered.text)?;
+            rendered.encode(self.engine.tokenizer())
+        };
+        let tokens = encode().map_err(|error| Error::about("messages", error))?;
+        Ok(Prompt { text: rendered.text, tokens })
+    }
+
+    /// Refuses a prompt that leaves no room for an answer.
+    fn check_room(&self, tokens: &[TokenId]) -> Result<()> {
+        let limit = self.engine.context();
+        if tokens.len() >= limit {
+            return Err(Error::Context { tokens: tokens.len(), limit });
+        }
+        Ok(())
+    }
+
+    /// What the options say of a request.
+    fn request(&self, prompt: Vec<TokenId>, options: ReplyOptions) -> Result<Request> {
+        let file = self.engine.file();
+        let sampling = self.sampling.clone().overruled_by(options.sampling);
+        Ok(Request {
+            prompt,
+            client: options.client,
+            max_tokens: options.max_tokens,
+            sampling: sampling.resolve(&file.metadata, file.path())?,
+            stop: options.stop,
+            ignore_end: options.ignore_end,
+            logprobs: options.logprobs,
+            ..Request::default()
+        })
+    }
+}
+
+/// Refuses a conversation that has its answer: what the assistant began to say cannot be continued.
+fn refuse_answered(messages: &[Message]) -> Result<()> {
+    match messages.last() {
+        Some(last) if last.role == "assistant" => Err(Error::field(
+            "messages",
+            "the last message is the assistant's, and continuing it is not supported: end with a user's or a tool's",
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn who_has_spoken_last_is_answered() {
+        let says = |role: &str| Message::new(role, "x");
+        assert!(refuse_answered(&[says("user"), says("assistant")]).is_err());
+        assert!(refuse_answered(&[says("assistant"), says("tool")]).is_ok());
+    }
+
+    #[test]
+    fn a_choice_of_tools_names_those_that_there_are() {
+        let tools = [serde_json::json!({ "type": "function", "function": { "name": "now" } })];
+        let required =
+            |choice: ToolChoice, tools: &[Value]| choice.required(tools).map(|all| all.map(|all| all.len()));
+        assert_eq!(required(ToolChoice::Auto, &tools).unwrap(), None);
+        assert_eq!(required(ToolChoice::Required, &tools).unwrap(), Some(1));
+        assert_eq!(required(ToolChoice::Named("now".into()), &tools).unwrap(), Some(1));
+        for (choice, tools) in [(ToolChoice::Required, &[][..]), (ToolChoice::Named("then".into()), &tools)] {
+            let error = required(choice, tools).unwrap_err();
+            assert!(matches!(error, Error::Field { field, .. } if field == "tool_choice"));
+        }
+    }
+}

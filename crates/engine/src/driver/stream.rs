@@ -1,0 +1,126 @@
+//! Answers on their way from the driver's thread to whoever asked.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use super::Driver;
+use super::work::Fate;
+use crate::blocks::Cancel;
+use crate::conversation::{Assembler, Draft, Question, Reply, ReplyEvent};
+use crate::driver::crowd::Listener;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::generate::{Answer, Event};
+
+/// What is told of an answer.
+type Tell = Box<dyn FnMut(Result<ReplyEvent>) + Send>;
+
+/// Stands for an answer that was asked for. Dropping it cancels the answer.
+#[must_use = "dropping it cancels the answer"]
+pub struct Ticket(Cancel);
+
+impl Ticket {
+    /// Cancels the answer, which ends where it is.
+    pub fn cancel(&self) {
+        self.0.cancel();
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// An answer as it comes: an iterator that waits for what happens next. The last thing that happens is
+/// [`ReplyEvent::End`] or an error. Dropping the stream cancels the answer.
+pub struct ReplyStream {
+    events: Receiver<Result<ReplyEvent>>,
+    ticket: Ticket,
+    fate: Fate,
+    ended: bool,
+}
+
+impl ReplyStream {
+    pub(super) fn of(driver: &Driver, question: Question) -> Result<ReplyStream> {
+        let (sender, events) = channel();
+        let tell = move |event| {
+            // Where nobody listens any more the answer is cancelled.
+            let _ = sender.send(event);
+        };
+        let ticket = driver.ask_telling(question, tell)?;
+        Ok(ReplyStream { events, ticket, fate: driver.fate(), ended: false })
+    }
+
+    /// Ends the answer where it is; what has come of it is still told.
+    pub fn cancel(&self) {
+        self.ticket.cancel();
+    }
+
+    /// Waits for the whole answer.
+    ///
+    /// # Errors
+    /// If it cannot be computed. That it was cancelled is no error of an answer that had begun.
+    pub fn whole(mut self) -> Result<Reply> {
+        let mut draft = Draft::default();
+        loop {
+            match self.next() {
+                Some(event) => {
+                    if let Some(reply) = draft.take(event?) {
+                        return Ok(reply);
+                    }
+                }
+                // Nothing comes after the end.
+                None => return Err(self.fate.error()),
+            }
+        }
+    }
+}
+
+impl Iterator for ReplyStream {
+    type Item = Result<ReplyEvent>;
+
+    fn next(&mut self) -> Option<Result<ReplyEvent>> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().unwrap_or_else(|_| Err(self.fate.error()));
+        self.ended = matches!(event, Err(_) | Ok(ReplyEvent::End(_)));
+        Some(event)
+    }
+}
+
+/// Asks, and has what the answer is told.
+pub(super) fn ask(driver: &Driver, question: Question, tell: Tell) -> Result<Ticket> {
+    let cancel = Cancel::default();
+    let assembler = question.assembler();
+    let engine = driver.engine().clone();
+    let listener = Assembling { assembler, engine, cancel: cancel.clone(), tell };
+    driver.submit(question.request, cancel.clone(), Box::new(listener))?;
+    Ok(Ticket(cancel))
+}
+
+/// Tells the parts of an answer apart.
+struct Assembling {
+    assembler: Assembler,
+    engine: Engine,
+    cancel: Cancel,
+    tell: Tell,
+}
+
+impl Listener for Assembling {
+    fn event(&mut self, event: Event<'_>) {
+        let Assembling { assembler, cancel, tell, .. } = self;
+        if !assembler.push(event, &mut |event| tell(Ok(event))) {
+            cancel.cancel();
+        }
+    }
+
+    fn end(self: Box<Self>, answer: Result<Answer>) {
+        let Assembling { mut assembler, engine, mut tell, .. } = *self;
+        let end = answer.map(|answer| {
+            let answer = assembler.finish(&engine, answer, &mut |event| tell(Ok(event)));
+            ReplyEvent::End(Box::new(answer))
+        });
+        tell(end);
+    }
+}
