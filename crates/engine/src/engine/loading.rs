@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::pinning::Pinning;
 use super::{Compute, Engine, Experts, Inner, MeasuredLater, Memory, ModelInfo, Options, Prospect, Setup};
 use crate::backend::{CpuBackend, Kept, SequenceState};
 use crate::error::Result;
@@ -96,7 +95,6 @@ pub(super) struct TiersReady {
     dense: Arc<Region>,
     store: Arc<ExpertStore>,
     heat: Option<Heat>,
-    pinning: Option<Pinning>,
 }
 
 impl TiersReady {
@@ -114,7 +112,7 @@ impl TiersReady {
             patience: StoreOptions::PATIENCE,
         };
         let store = Arc::new(ExpertStore::new(&model.file, blueprint.experts, &classes, &store_options)?);
-        let pinning = options.device.as_ref().map(|device| Pinning::start(Arc::clone(device), &store));
+        options.device.iter().for_each(|device| store.pin(device));
         let assisted = assistant.is_some();
         let mut executor = builder.build(ExpertSetup {
             store: Arc::clone(&store),
@@ -138,30 +136,28 @@ impl TiersReady {
             store.warm(heat);
         }
         let hottest = remembered.as_deref().map(hottest_first);
-        let pinned = || pinning.iter().for_each(Pinning::wait);
         let mut report = |bytes| progress.add(bytes);
         if plan.device_holds_all_experts() {
-            pinned();
+            store.wait_for_pins();
             executor.upload(&mut (0..store.experts()), &mut report)?;
         } else if plan.holds_all_experts() {
             executor.preload(&mut (0..store.experts()), &mut report)?;
-            pinned();
+            store.wait_for_pins();
             executor.upload(&mut hottest.into_iter().flatten(), &mut |_| ())?;
         } else if let Some(hottest) = hottest {
-            pinned();
+            store.wait_for_pins();
             executor.upload(&mut hottest.iter().copied(), &mut report)?;
             executor.preload(&mut hottest.into_iter(), &mut report)?;
         }
         // From here on copies go past the buffer that is needed otherwise.
-        pinned();
+        store.wait_for_pins();
         let decoder = blueprint.model;
-        Ok(TiersReady { model, decoder, plan, threads, executor, assisted, dense, store, heat, pinning })
+        Ok(TiersReady { model, decoder, plan, threads, executor, assisted, dense, store, heat })
     }
 
     /// The engine.
     pub fn into_engine(self, options: &Options) -> Engine {
-        let TiersReady { model, decoder, plan, threads, mut executor, assisted, dense, store, heat, pinning } =
-            self;
+        let TiersReady { model, decoder, plan, threads, mut executor, assisted, dense, store, heat } = self;
         let backend = executor.backend();
         let backend_name = match assisted {
             true => format!("{} and CPU (--cpu-experts: other bits)", backend.name()),
@@ -182,8 +178,7 @@ impl TiersReady {
             // Whoever describes a machine has a process that is not it.
             options.machine.is_none().then_some(plan.budget),
         );
-        let compute =
-            Compute { executor, _pinning: pinning, pressure, logits: Kept::default(), wanted: Vec::new() };
+        let compute = Compute { executor, pressure, logits: Kept::default(), wanted: Vec::new() };
         let ledger = Arc::new(plan.ledger(Arc::clone(&store) as _));
         Engine(Arc::new(Inner {
             model,

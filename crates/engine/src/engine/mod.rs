@@ -4,7 +4,6 @@ mod fingerprint;
 mod loading;
 mod options;
 mod pass;
-mod pinning;
 mod prospect;
 
 use std::path::Path;
@@ -16,7 +15,6 @@ pub(crate) use pass::{ComputeGuard, Computed, Pass};
 pub use prospect::Prospect;
 
 use fingerprint::fingerprint;
-use pinning::Pinning;
 
 use crate::backend::{Kept, Precision, SequenceState};
 use crate::chat::ChatTemplate;
@@ -123,8 +121,6 @@ struct MeasuredLater {
 
 struct Compute {
     executor: Box<dyn ExpertExecutor>,
-    /// Expert slots that a device copies from by itself; dropped after the executor.
-    _pinning: Option<Pinning>,
     pressure: Pressure,
     logits: Kept,
     /// Rows of the batch at hand whose logits are wanted.

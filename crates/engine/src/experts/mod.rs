@@ -16,13 +16,14 @@ pub mod io;
 mod lease;
 mod meters;
 mod picture;
+mod pinning;
 pub mod policy;
 mod populate;
 pub(crate) mod slots;
 pub mod tier;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_kernels::Encoding;
@@ -48,6 +49,7 @@ use crate::format::{FileIdx, ModelFile};
 use crate::{ExpertIdx, LayerIdx};
 use io::{OnDone, Priority, Read, ReadId, Reader};
 use picture::LastAsked;
+use pinning::Pinning;
 use policy::{Policy, PolicyKind};
 use populate::Populating;
 use slots::{Arena, Numbering, Placement, reads_at_once};
@@ -151,6 +153,8 @@ pub struct ExpertStore {
     shared: Arc<Shared>,
     reader: Box<dyn Reader>,
     populating: Populating,
+    /// Of slots that a device copies from by itself. Executors share the store, so it lasts as long as any of them.
+    pinning: OnceLock<Pinning>,
 }
 
 /// What leases, acquisitions and the reader's threads share.
@@ -337,7 +341,7 @@ impl ExpertStore {
                 shared.arrived(id, result);
             }
         }))?;
-        Ok(ExpertStore { shared, reader, populating })
+        Ok(ExpertStore { shared, reader, populating, pinning: OnceLock::new() })
     }
 
     /// Reads experts into free slots, in the order given, as long as there is room. `progress` is told of the bytes
@@ -386,6 +390,16 @@ impl ExpertStore {
     /// Waits until the pages of all slots are there, so that what is measured afterwards is not disturbed.
     pub fn settle(&self) {
         self.populating.wait();
+    }
+
+    /// Lets a device copy from the slots by itself, as far as the system allows that. It goes on in the background.
+    pub fn pin(&self, device: &Arc<dyn Device>) {
+        self.pinning.get_or_init(|| Pinning::start(Arc::clone(device), self.slot_memory(pinning::STEP)));
+    }
+
+    /// Waits until the device can copy from all slots that it may copy from.
+    pub fn wait_for_pins(&self) {
+        self.pinning.get().into_iter().for_each(Pinning::wait);
     }
 
     /// Copies to the device were waited for.

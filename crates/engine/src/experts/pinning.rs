@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::experts::{Device, ExpertStore};
+use super::executor::Device;
 use crate::memory::SharedBytes;
 
 /// Bytes that are pinned at a time: enough to be worth a call, and little enough to stop soon.
-const STEP: usize = 64 << 20;
+pub const STEP: usize = 64 << 20;
 
 /// Slots that a device copies from by itself, as far as the system allows it, as long as this lives. All their pages have to be there,
 /// which takes as long as reading a good part of them, so a thread sees to it in the background.
@@ -22,10 +22,10 @@ pub struct Pinning {
 type Pins = Vec<Box<dyn Send>>;
 
 impl Pinning {
-    /// Starts with the first slots.
-    pub fn start(device: Arc<dyn Device>, store: &ExpertStore) -> Pinning {
+    /// Starts with the first of these parts.
+    pub fn start(device: Arc<dyn Device>, parts: Vec<SharedBytes>) -> Pinning {
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, parts) = (Arc::clone(&stop), store.slot_memory(STEP));
+        let stopped = Arc::clone(&stop);
         let body = move || pin(&*device, parts, &stopped);
         let thread = std::thread::Builder::new().name("forebay-pins".into()).spawn(body);
         let thread = thread.inspect_err(|error| warn(&error)).ok();
