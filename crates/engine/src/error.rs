@@ -4,6 +4,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// What can go wrong, in words a person can act on.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Engine, Error, Options};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// match Engine::open(model, &Options::new().memory(1 << 20)) {
+///     Ok(_) => unreachable!("a mebibyte does not suffice"),
+///     Err(Error::Budget { need, have, .. }) => assert!(need > have),
+///     Err(other) => return Err(other),
+/// }
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -72,6 +85,20 @@ pub enum Error {
 }
 
 /// The engine's result.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Engine, Result};
+///
+/// fn count(engine: &Engine, text: &str) -> Result<usize> {
+///     Ok(engine.tokenizer().encode(text, Default::default())?.len())
+/// }
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// assert!(count(&engine, "Once upon a time")? > 0);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
@@ -136,6 +163,13 @@ fn named(field: &str, error: &Error) -> String {
 }
 
 /// Prints a number of bytes for people: `17.3 MB` style with binary units.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::Bytes;
+///
+/// assert_eq!(Bytes(17 << 20).to_string(), "17.0 MiB");
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes(pub u64);
 

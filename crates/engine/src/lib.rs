@@ -1,20 +1,144 @@
-//! Forebay's engine: runs Mixture-of-Experts language models that are larger than memory.
+//! Runs Mixture-of-Experts language models, also those that are larger than memory.
 //!
-//! An [`Engine`] is a loaded model; a [`Session`] is one conversation with it.
+//! A Mixture-of-Experts model has many experts in each layer, and each token uses a few of them. This crate keeps the weights
+//! that every token uses in memory. It gives the rest of the memory to experts, and reads the other experts from the drive when
+//! a token needs them. The models are GGUF files, or folders with safetensors files.
 //!
-//! ```no_run
+//! An [`Engine`] is a loaded model. A [`Session`] is one conversation with it. A [`Driver`] answers many conversations at
+//! once, on a thread of its own.
+//!
+//! # Adding the crate
+//!
+//! The crate is not on crates.io. A program names a checkout of the repository:
+//!
+//! ```toml
+//! [dependencies]
+//! forebay-engine = { path = "forebay/crates/engine" }
+//!
+//! # Without optimisation the arithmetic is many times slower.
+//! [profile.dev.package."*"]
+//! opt-level = 2
+//! ```
+//!
+//! The examples on these pages use the small model that the repository has in its folder `models`.
+//!
+//! # One answer
+//!
+//! ```
+//! use std::path::Path;
+//!
 //! use forebay_engine::{Engine, Event, Options, Request};
 //!
-//! let engine = Engine::open("model.gguf".as_ref(), &Options::default())?;
+//! let model = Path::new("model.gguf");
+//! # let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+//! let engine = Engine::open(model, &Options::new())?;
 //! let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+//! let request = Request::new(&engine, prompt)?.max_tokens(8);
 //! let mut session = engine.session();
-//! let answer = session.generate(&Request::new(&engine, prompt)?, &mut |event| {
+//! let answer = session.generate(&request, &mut |event| {
 //!     if let Event::Text(text) = event {
 //!         print!("{text}");
 //!     }
 //! })?;
+//! assert_eq!(answer.tokens.len(), 8);
 //! # Ok::<(), forebay_engine::Error>(())
 //! ```
+//!
+//! A [`Request`] says what is generated: the prompt, how tokens are chosen ([`SamplingParams`]), where the answer ends, and what
+//! it must be ([`Grammar`]). A session keeps what it has computed. The next prompt may begin with the same tokens, and then
+//! [`Session::extend`] and [`Session::generate`] compute only what follows. [`Session::fork`] makes a second session that
+//! shares the past, and [`Session::save`] writes a session to a file.
+//!
+//! # A chat
+//!
+//! A [`ChatRequest`] has messages instead of tokens. The driver renders them with the model's chat template. It gives the
+//! answer in typed pieces: reasoning, text, and calls of tools.
+//!
+//! ```
+//! use forebay_engine::chat::Message;
+//! use forebay_engine::{ChatRequest, Driver, DriverOptions, Engine, Options, ReplyEvent};
+//!
+//! # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+//! let engine = Engine::open(model, &Options::new())?;
+//! let driver = Driver::start(&engine, DriverOptions::new(4))?; // up to four answers at once
+//!
+//! // As it comes:
+//! let mut messages = vec![Message::new("user", "Tell me a story.")];
+//! for event in driver.chat(ChatRequest::new(messages.clone()).max_tokens(8))? {
+//!     if let ReplyEvent::Content { text, .. } = event? {
+//!         print!("{text}");
+//!     }
+//! }
+//!
+//! // As a whole:
+//! let reply = driver.chat(ChatRequest::new(messages.clone()).max_tokens(8))?.whole()?;
+//! messages.push(reply.message());
+//! messages.push(Message::new("user", "Go on."));
+//! # assert_eq!(messages.len(), 3);
+//! # Ok::<(), forebay_engine::Error>(())
+//! ```
+//!
+//! Clones of a driver are handles of the same thread, and any thread may ask. Dropping a [`ReplyStream`] cancels its answer.
+//! Programs with an async runtime use [`Driver::ask_telling`], which calls a function with each event. The crate itself needs
+//! no runtime; `examples/async_chat.rs` shows the driver with Tokio.
+//!
+//! # Where memory goes
+//!
+//! The engine stays within a budget. [`Options::memory`] sets it. By default the budget is what the machine has available,
+//! less a margin. A [`Plan`] divides the budget before any weight is read:
+//!
+//! - the dense weights, which every token reads,
+//! - the keys and values of one conversation, as long as [`Options::context`] says,
+//! - the buffers of the computation, and the process itself,
+//! - slots for experts, which get the rest.
+//!
+//! If there is a slot for every expert, the engine reads all experts when it loads the model. Otherwise it streams them: it
+//! reads an expert from the drive when a token needs it, and evicts another one ([`PolicyKind`]). On the processor, the
+//! budget changes how long an answer takes, and not what it says.
+//!
+//! ```
+//! use forebay_engine::{Bytes, Machine, Options, Prospect};
+//!
+//! # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+//! // A prospect is a model that is described and planned, but not loaded.
+//! let options = Options::new().context(1024).machine(Machine::now());
+//! let prospect = Prospect::new(model, &options)?;
+//! let least = prospect.least_memory(&options)?;
+//! let plan = prospect.plan_for(&options, least)?;
+//! let slots: usize = plan.slots.iter().sum();
+//! println!("with {} there are {slots} slots for {} experts", Bytes(least), plan.expert_count);
+//! assert!(plan.streams());
+//! # Ok::<(), forebay_engine::Error>(())
+//! ```
+//!
+//! While the model runs, more conversations, longer ones, grammars and requests need memory. Expert slots lend it, and get it
+//! back afterwards. [`Engine::memory`] tells who holds how much, and [`Engine::meters`] how often an expert was in memory. If
+//! memory does not suffice, the error is [`Error::Budget`]: it says what is needed, what there is, and what to change.
+//!
+//! # What the crate leaves to the caller
+//!
+//! The crate prints nothing, installs no signal handler, and logs with `tracing`. It reads one environment variable,
+//! `FOREBAY_ISA`, which chooses one of the [instruction sets](instruction_sets) for tests. An engine computes one batch at a
+//! time, with [`Options::threads`] threads. A [`Cancel`] stops a computation from another thread, within a layer.
+//!
+//! The processor computes, unless [`Options::device`] names a [`Device`]. The crate `forebay-cuda` has one for NVIDIA GPUs.
+//!
+//! # Features
+//!
+//! Both are on by default.
+//!
+//! | feature | brings | without it |
+//! |---|---|---|
+//! | `grammar` | answers that must be JSON or text of a Lark grammar, with `llguidance` | making a [`Grammar`] is an error |
+//! | `tokenizers` | byte pair encoding, with `tokenizers` | only models with SentencePiece vocabularies load |
+//!
+//! # Modules
+//!
+//! The types of everyday use are at the root of the crate. [`chat`] has templates and dialects, [`conversation`] has requests
+//! and replies, [`driver`] has the driver, [`plan`] divides memory, and [`tokenizer`] makes tokens of text.
+//!
+//! [`internals`] has what Forebay's own crates use beside that, such as the interfaces that a device implements. It may change
+//! in any version, and semantic versioning does not cover it. Other programs should not need it.
 
 mod backend;
 mod blocks;
@@ -57,19 +181,49 @@ pub use plan::{ExpertMemory, Plan};
 pub use session::{AllLogits, Extended, Routed, RoutedWatch, Session, Step, Turn};
 
 /// A token of a model's vocabulary.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::TokenId;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let tokens = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let numbers: Vec<u32> = tokens.iter().map(|token| token.0).collect();
+/// assert_eq!(engine.tokenizer().token_text(TokenId(numbers[0])), "Once");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct TokenId(pub u32);
 
 /// A layer of a model.
+///
+/// [`ExpertIdx`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LayerIdx(pub usize);
 
 /// A routed expert of a layer.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{ExpertIdx, LayerIdx};
+///
+/// // Two types, so that a layer cannot be taken for an expert.
+/// let expert = (LayerIdx(3), ExpertIdx(5));
+/// assert!(expert < (LayerIdx(3), ExpertIdx(6)));
+/// assert!(expert < (LayerIdx(4), ExpertIdx(0)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExpertIdx(pub u32);
 
 /// The instruction sets of this processor that the kernels use, best first.
+///
+/// # Examples
+/// ```
+/// let sets = forebay_engine::instruction_sets();
+/// assert_eq!(sets.last(), Some(&"scalar"), "every processor has it");
+/// ```
 pub fn instruction_sets() -> Vec<&'static str> {
     forebay_kernels::Isa::available().into_iter().map(forebay_kernels::Isa::name).collect()
 }

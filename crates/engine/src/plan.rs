@@ -37,6 +37,8 @@ fn likely_bytes(_: u64) -> u64 {
 }
 
 /// What is asked for.
+///
+/// Callers say them with [`Options`](crate::Options), which has an example.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wishes {
     /// The most tokens of a conversation.
@@ -58,6 +60,8 @@ pub struct Wishes {
 }
 
 /// What a device has.
+///
+/// [`Options::device`](crate::Options::device) brings them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceWishes {
     /// Bytes that the model may use there.
@@ -67,6 +71,8 @@ pub struct DeviceWishes {
 }
 
 /// Bytes in a device's memory, by purpose.
+///
+/// A part of a [`Plan`], which has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePlan {
     /// What may be used.
@@ -152,6 +158,18 @@ impl DevicePlan {
 }
 
 /// A limit for expert slots.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{ExpertMemory, Options, Prospect};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// let half = Options::new().expert_memory(ExpertMemory::Percent(50.0));
+/// let plan = Prospect::new(model, &half)?.plan().clone();
+/// assert!(plan.slot_bytes <= plan.experts / 2);
+/// assert!(plan.streams());
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertMemory {
     /// In bytes.
@@ -161,6 +179,19 @@ pub enum ExpertMemory {
 }
 
 /// Bytes by purpose, and what they are divided into.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Bytes, Options, Prospect};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// let prospect = Prospect::new(model, &Options::new().memory(1 << 30))?;
+/// let plan = prospect.plan();
+/// println!("{} dense weights, {} of experts", Bytes(plan.dense), Bytes(plan.slot_bytes));
+/// assert!(plan.holds_all_experts());
+/// assert!(plan.total() <= plan.budget);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// What the process may use. The largest number where nobody knows.
@@ -426,6 +457,18 @@ fn headroom(budget: u64) -> u64 {
 
 /// What one token reads when it is computed alone, as in decoding: a bound on its speed is the memory's bandwidth
 /// divided by this. Activations are not counted, for they stay in the processor's caches.
+///
+/// # Examples
+/// ```
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let traffic = engine.traffic();
+/// // A long conversation has more keys and values to read.
+/// assert!(traffic.bytes(1000) > traffic.bytes(10));
+/// let gigabytes_per_second = 50.0;
+/// println!("at most {:.0} tokens a second", gigabytes_per_second * 1e9 / traffic.bytes(1000) as f64);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {
     /// Dense weights: all but the rows of the embedding table that are other tokens'. The output matrix is

@@ -9,9 +9,25 @@ use crate::error::{Error, Result};
 const BEST: usize = 256;
 
 /// The logits after a token. The likeliest are quick to ask for where the others are in a device's memory.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::Logits;
+///
+/// let mut logits = Logits::of(&[0.5, 2.0, -1.0]);
+/// let likeliest = match logits.best()? {
+///     // Logits in a device's memory: the likeliest are ranked there, and only these are copied.
+///     Some(best) => best.ranked[0].token as usize,
+///     None => logits.all()?.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).expect("there is one").0,
+/// };
+/// assert_eq!(likeliest, 1);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub struct Logits<'a>(Source<'a>);
 
 /// The likeliest tokens.
+///
+/// [`Logits`] has an example.
 #[derive(Clone, Copy, Debug)]
 pub struct Best<'a> {
     /// The likeliest first; of equals, the lower number. None is impossible.

@@ -36,6 +36,26 @@ impl Context<'_> {
 }
 
 /// A request to stop, made from another thread. Clones ask the same thing.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Event, FinishReason, Request};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let mut session = engine.session();
+/// let cancel = session.cancel().clone(); // may go to another thread
+/// let answer = session.generate(&Request::new(&engine, prompt)?, &mut |event| {
+///     if let Event::Text(_) = event {
+///         cancel.cancel();
+///     }
+/// })?;
+///
+/// assert_eq!(answer.finish_reason, FinishReason::Cancelled);
+/// assert_eq!(answer.tokens.len(), 1);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Default)]
 pub struct Cancel(Arc<Asked>);
 

@@ -32,6 +32,17 @@ use crate::format::{Metadata, ModelFile};
 use crate::tokenizer::Tokenizer;
 
 /// One message of a conversation.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::chat::Message;
+///
+/// let message = Message::new("user", "Hello!");
+/// // The same as JSON, as OpenAI's interface has it.
+/// let read: Message = serde_json::from_str(r#"{ "role": "user", "content": "Hello!" }"#)?;
+/// assert_eq!(read, message);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     /// Who speaks: `system`, `user`, `assistant` or `tool`; what is allowed is up to the template.
@@ -88,6 +99,18 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<serde_js
 }
 
 /// What a template gets besides the messages.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
+///
+/// let source = "{{ messages[0].content }}{% if add_generation_prompt %} {{ name }}:{% endif %}";
+/// let template = ChatTemplate::new(source, &[])?;
+/// let mut options = RenderOptions { add_generation_prompt: true, ..Default::default() };
+/// options.kwargs.insert("name".into(), "Bot".into());
+/// assert_eq!(template.render(&[Message::new("user", "Hello!")], &options)?, "Hello! Bot:");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct RenderOptions {
     /// Whether the text ends where the assistant's answer starts.
@@ -101,6 +124,17 @@ pub struct RenderOptions {
 }
 
 /// A compiled chat template, or two: a model may bring one more for conversations with tools.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
+///
+/// let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}";
+/// let template = ChatTemplate::new(source, &[("eos_token", "</s>")])?;
+/// let text = template.render(&[Message::new("user", "Hello!")], &RenderOptions::default())?;
+/// assert_eq!(text, "user: Hello!</s>\n");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ChatTemplate {
     sources: Sources,

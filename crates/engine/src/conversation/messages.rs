@@ -59,6 +59,19 @@ fn arguments_as_object(arguments: &mut Value) {
 ///
 /// # Errors
 /// If a part is not text.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::conversation::text_of;
+/// use serde_json::json;
+///
+/// let parts = json!([{ "type": "text", "text": "Look:" }, { "type": "text", "text": "a cat" }]);
+/// assert_eq!(text_of(parts, "messages[0].content")?, "Look:\na cat");
+///
+/// let image = json!([{ "type": "image_url", "image_url": {} }]);
+/// assert!(text_of(image, "messages[0].content").is_err());
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub fn text_of(content: Value, place: &str) -> Result<Value> {
     let parts = match content {
         Value::Array(parts) => parts,

@@ -15,6 +15,22 @@ use crate::generate::sampler::SamplingOverrides;
 use crate::tokenizer::EncodeOptions;
 
 /// Puts conversations to a model.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{ChatRequest, Error, Prompter};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let prompter = Prompter::new(&engine);
+/// let question = prompter.chat(ChatRequest::user("Tell me a story.").max_tokens(8))?;
+/// assert_eq!(question.request.max_tokens, Some(8));
+///
+/// // What is wrong with a request is known before anything is computed.
+/// let refused = prompter.chat(ChatRequest::new(Vec::new()));
+/// assert!(matches!(refused, Err(Error::Field { field, .. }) if field == "messages"));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Prompter {
     engine: Engine,
@@ -27,6 +43,18 @@ pub struct Prompter {
 }
 
 /// A prompt.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{ChatRequest, Prompter};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let prompt = Prompter::new(&engine).prompt(&ChatRequest::user("Hello!"))?;
+/// assert_eq!(prompt.text, "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n");
+/// assert_eq!(engine.tokenizer().decode(&prompt.tokens, true), prompt.text);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
     /// The conversation as the template writes it.
@@ -36,6 +64,19 @@ pub struct Prompt {
 }
 
 /// What is to be answered, with everything that can be wrong with it found, and how the answer is read.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{ChatRequest, Prompter};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let request = ChatRequest::user("Tell me a story.").max_tokens(8);
+/// let question = Prompter::new(&engine).chat(request)?;
+/// let reply = engine.session().reply(&question, &mut |_| ())?;
+/// assert_eq!(reply.answer.tokens.len(), 8);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Question {
     /// What is computed.

@@ -10,6 +10,26 @@ use crate::generate::sampler::Scored;
 use crate::session::Session;
 
 /// What happens while a question is answered.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{ChatRequest, Driver, DriverOptions, ReplyEvent};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let driver = Driver::start(&engine, DriverOptions::new(1))?;
+/// for event in driver.chat(ChatRequest::user("Tell me a story.").max_tokens(8))? {
+///     match event? {
+///         ReplyEvent::Progress { done, total } => eprintln!("{done} of {total} tokens read"),
+///         ReplyEvent::Reasoning(text) => eprint!("{text}"),
+///         ReplyEvent::Content { text, .. } => print!("{text}"),
+///         ReplyEvent::Call { name, .. } => print!("[calls {name}] "),
+///         ReplyEvent::Arguments(json) => print!("{json}"),
+///         ReplyEvent::End(answer) => eprintln!("[{}]", answer.finish_reason.name()),
+///     }
+/// }
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReplyEvent {
     /// The prompt is being read.
@@ -42,6 +62,24 @@ pub enum ReplyEvent {
 }
 
 /// A whole answer.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::chat::Message;
+/// use forebay_engine::{ChatRequest, Driver, DriverOptions};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let driver = Driver::start(&engine, DriverOptions::new(1))?;
+/// let mut messages = vec![Message::new("user", "Tell me a story.")];
+/// let reply = driver.chat(ChatRequest::new(messages.clone()).max_tokens(8))?.whole()?;
+/// messages.push(reply.message());
+/// messages.push(Message::new("user", "Go on."));
+///
+/// assert!(!reply.content.is_empty());
+/// assert_eq!(messages[1].role, "assistant");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
     /// What the model said to itself.
@@ -57,6 +95,19 @@ pub struct Reply {
 }
 
 /// A call of a tool.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::chat::Message;
+/// use forebay_engine::conversation::Call;
+///
+/// # let call = Call { id: "call_1".into(), name: "weather".into(), arguments: r#"{"city": "Oslo"}"#.into() };
+/// let arguments: serde_json::Value = serde_json::from_str(&call.arguments)?;
+/// let mut result = Message::new("tool", format!("It rains in {}.", arguments["city"]));
+/// result.extra.insert("tool_call_id".into(), call.id.into());
+/// # assert_eq!(result.content, Some("It rains in \"Oslo\".".into()));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Tells the call from others: the result that is sent back has the same.
@@ -88,6 +139,23 @@ impl Reply {
 }
 
 /// A reply that is being collected.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::conversation::Draft;
+/// use forebay_engine::{ChatRequest, Driver, DriverOptions};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let driver = Driver::start(&engine, DriverOptions::new(1))?;
+/// let (mut draft, mut reply) = (Draft::default(), None);
+/// for event in driver.chat(ChatRequest::user("Tell me a story.").max_tokens(8))? {
+///     // The event could be shown to somebody here.
+///     reply = draft.take(event?);
+/// }
+/// assert!(reply.is_some_and(|reply| !reply.content.is_empty()));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Draft {
     reasoning: String,

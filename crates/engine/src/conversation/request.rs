@@ -9,6 +9,19 @@ use crate::generate::grammar::Grammar;
 use crate::generate::sampler::SamplingOverrides;
 
 /// A conversation whose next message is asked for.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::ChatRequest;
+/// use forebay_engine::chat::Message;
+///
+/// let request = ChatRequest::new(vec![
+///     Message::new("system", "You tell stories in one sentence."),
+///     Message::new("user", "Tell me a story about a cat."),
+/// ]);
+/// let request = request.max_tokens(100).think(false);
+/// assert!(request.check().is_ok());
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ChatRequest {
@@ -113,6 +126,25 @@ impl ChatRequest {
 }
 
 /// Whether tools are called.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::ChatRequest;
+/// use forebay_engine::conversation::ToolChoice;
+/// use serde_json::json;
+///
+/// let weather = json!({
+///     "type": "function",
+///     "function": {
+///         "name": "weather",
+///         "parameters": { "type": "object", "properties": { "city": { "type": "string" } } },
+///     },
+/// });
+/// let request = ChatRequest::user("Do I need an umbrella in Oslo?")
+///     .tools(vec![weather])
+///     .tool_choice(ToolChoice::Named("weather".into()));
+/// # assert!(request.check().is_ok());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// The model decides.
@@ -148,6 +180,15 @@ impl ToolChoice {
 }
 
 /// How an answer is made, to a conversation or to a text.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::ChatRequest;
+///
+/// let mut request = ChatRequest::user("Count to ten.");
+/// request.options.max_tokens = Some(50);
+/// request.options.stop = vec!["seven".into()];
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ReplyOptions {
@@ -172,6 +213,23 @@ pub struct ReplyOptions {
 }
 
 /// What an answer must be.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::conversation::Format;
+/// use forebay_engine::{ChatRequest, Driver, DriverOptions};
+/// use serde_json::json;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let driver = Driver::start(&engine, DriverOptions::new(1))?;
+/// let animal = json!({ "enum": ["cat", "dog"] });
+/// let request = ChatRequest::user("Name an animal.").format(Format::JsonSchema(animal));
+/// let reply = driver.chat(request)?.whole()?;
+///
+/// assert!(["\"cat\"", "\"dog\""].contains(&&*reply.content));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub enum Format {
     /// Anything.

@@ -3,13 +3,14 @@
 //! A [`Driver`] owns the [`Crowd`] on a thread of its own. Any thread asks, by a handle that is cloned freely, and reads the
 //! answer as a [`ReplyStream`], which cancels it when it is dropped.
 //!
-//! ```no_run
-//! use forebay_engine::conversation::{ChatRequest, ReplyEvent};
-//! use forebay_engine::{Driver, DriverOptions, Engine, Options};
+//! # Examples
+//! ```
+//! use forebay_engine::{ChatRequest, Driver, DriverOptions, ReplyEvent};
 //!
-//! let engine = Engine::open("model.gguf".as_ref(), &Options::default())?;
+//! # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+//! # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
 //! let driver = Driver::start(&engine, DriverOptions::new(8))?;
-//! for event in driver.chat(ChatRequest::user("What is a forebay?"))? {
+//! for event in driver.chat(ChatRequest::user("Tell me a story.").max_tokens(8))? {
 //!     if let ReplyEvent::Content { text, .. } = event? {
 //!         print!("{text}");
 //!     }
@@ -42,6 +43,20 @@ use crate::tokenizer::{Bos, EncodeOptions};
 const IDLE: Duration = Duration::from_secs(30);
 
 /// How a driver works.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Driver, DriverOptions, PrefixOptions};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let mut options = DriverOptions::new(8);
+/// // A prompt that begins like an earlier one is not computed from its start again.
+/// options.crowd.prefixes = Some(PrefixOptions::new(&engine, None));
+/// let driver = Driver::start(&engine, options)?;
+/// # driver.close();
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct DriverOptions {
@@ -71,6 +86,32 @@ impl DriverOptions {
 }
 
 /// Told what a driver does, on the driver's thread, and never while a batch is computed.
+///
+/// # Examples
+/// ```
+/// use std::sync::{Arc, mpsc};
+///
+/// use forebay_engine::driver::{Ending, Observer};
+/// use forebay_engine::{Driver, DriverOptions};
+///
+/// struct Watch(mpsc::Sender<Ending>);
+///
+/// impl Observer for Watch {
+///     fn ends(&self, ending: Ending) {
+///         let _ = self.0.send(ending);
+///     }
+/// }
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let (sender, endings) = mpsc::channel();
+/// let mut options = DriverOptions::new(1);
+/// options.observer = Some(Arc::new(Watch(sender)));
+/// let driver = Driver::start(&engine, options)?;
+/// driver.close();
+/// assert_eq!(endings.recv(), Ok(Ending::Asked));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub trait Observer: Send + Sync {
     /// How many are served, and what is kept, before a step and after it.
     fn looks(&self, _crowd: &Crowd) {}
@@ -92,6 +133,8 @@ pub trait Observer: Send + Sync {
 }
 
 /// Why a driver's thread has ended.
+///
+/// [`Observer`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// It was asked to.
@@ -104,6 +147,27 @@ pub enum Ending {
 
 /// Answers many conversations at once, on a thread of its own. Clones are handles of the same driver; when the last one is
 /// dropped, all that is not answered ends as [cancelled](Error::Cancelled).
+///
+/// # Examples
+/// ```
+/// use std::thread;
+///
+/// use forebay_engine::{ChatRequest, Driver, DriverOptions};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let driver = Driver::start(&engine, DriverOptions::new(2))?;
+/// let other = driver.clone();
+/// let cat = ChatRequest::user("Tell me a story about a cat.").max_tokens(4);
+/// let cat = thread::spawn(move || other.chat(cat)?.whole());
+/// let dog = driver.chat(ChatRequest::user("Tell me a story about a dog.").max_tokens(4))?.whole()?;
+/// let cat = cat.join().expect("it does not panic")?;
+/// assert!(!cat.content.is_empty() && !dog.content.is_empty());
+///
+/// driver.close();
+/// driver.join();
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Driver(Arc<Shared>);
 

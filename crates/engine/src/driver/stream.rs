@@ -15,6 +15,27 @@ use crate::generate::{Answer, Event};
 type Tell = Box<dyn FnMut(Result<ReplyEvent>) + Send>;
 
 /// Stands for an answer that was asked for. Dropping it cancels the answer.
+///
+/// # Examples
+/// ```
+/// use std::sync::mpsc;
+///
+/// use forebay_engine::{ChatRequest, Driver, DriverOptions, FinishReason, ReplyEvent};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let driver = Driver::start(&engine, DriverOptions::new(1))?;
+/// let question = driver.prompter().chat(ChatRequest::user("Tell me a story."))?;
+/// let (sender, events) = mpsc::channel();
+/// let ticket = driver.ask_telling(question, move |event| drop(sender.send(event)))?;
+/// ticket.cancel();
+///
+/// let ends = events.iter().any(|event| {
+///     matches!(event, Ok(ReplyEvent::End(answer)) if answer.finish_reason == FinishReason::Cancelled)
+/// });
+/// assert!(ends);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[must_use = "dropping it cancels the answer"]
 pub struct Ticket(Cancel);
 
@@ -33,6 +54,26 @@ impl Drop for Ticket {
 
 /// An answer as it comes: an iterator that waits for what happens next. The last thing that happens is
 /// [`ReplyEvent::End`] or an error. Dropping the stream cancels the answer.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{ChatRequest, Driver, DriverOptions, ReplyEvent};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let driver = Driver::start(&engine, DriverOptions::new(1))?;
+/// let mut text = String::new();
+/// for event in driver.chat(ChatRequest::user("Tell me a story."))? {
+///     if let ReplyEvent::Content { text: more, .. } = event? {
+///         text.push_str(&more);
+///     }
+///     if text.len() > 10 {
+///         break; // drops the stream, which cancels the answer
+///     }
+/// }
+/// assert!(text.len() > 10);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub struct ReplyStream {
     events: Receiver<Result<ReplyEvent>>,
     ticket: Ticket,

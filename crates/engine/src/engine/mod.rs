@@ -40,6 +40,19 @@ const MOMENT: Duration = Duration::from_millis(800);
 const BEYOND_CACHES: usize = 512 << 20;
 
 /// A loaded model. Clones share it.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Engine, Options, Request};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// let engine = Engine::open(model, &Options::new().threads(1))?;
+/// let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let request = Request::new(&engine, prompt)?.max_tokens(8);
+/// let answer = engine.session().generate(&request, &mut |_| ())?;
+/// assert_eq!(answer.tokens.len(), 8);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 

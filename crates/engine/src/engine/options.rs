@@ -19,11 +19,16 @@ const MAX_CHUNK: usize = 1 << 16;
 
 /// How a model is loaded.
 ///
+/// # Examples
 /// ```
-/// use forebay_engine::Options;
+/// use forebay_engine::{Engine, Options};
 ///
-/// let options = Options::new().memory(8 << 30).context(16_384);
-/// # assert_eq!((options.memory, options.context), (Some(8 << 30), Some(16_384)));
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// let options = Options::new().memory(256 << 20).context(1000).threads(2);
+/// let engine = Engine::open(model, &options)?;
+/// assert_eq!((engine.context(), engine.threads()), (1000, 2));
+/// assert_eq!(engine.plan().budget, 256 << 20);
+/// # Ok::<(), forebay_engine::Error>(())
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]

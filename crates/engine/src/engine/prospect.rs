@@ -18,6 +18,23 @@ use crate::plan::{Plan, Traffic};
 use crate::tokenizer::Tokenizer;
 
 /// A model that could be loaded: described and planned, but none of its weights read.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Bytes, Machine, Options, Prospect};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// // The machine is looked at once, so that all questions are about the same memory.
+/// let options = Options::new().threads(1).machine(Machine::now());
+/// let prospect = Prospect::new(model, &options)?;
+/// let (least, all) = (prospect.least_memory(&options)?, prospect.memory_for_all(&options)?);
+/// println!("runs in {}; with {} no expert is streamed", Bytes(least), Bytes(all));
+/// assert!(least < all);
+///
+/// let engine = prospect.load(&options)?;
+/// # assert_eq!(engine.threads(), 1);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub struct Prospect {
     pub(super) model: ModelInfo,
     pub(super) blueprint: Blueprint,

@@ -146,6 +146,19 @@ pub struct ExpertSetup<'a> {
 }
 
 /// A device besides the processor.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+///
+/// use forebay_engine::{Device, Options};
+///
+/// /// Options for a device, such as `forebay_cuda::Cuda`, or for the processor.
+/// fn options(device: Option<Arc<dyn Device>>) -> Options {
+///     Options::new().device(device)
+/// }
+/// # assert!(options(None).device.is_none());
+/// ```
 pub trait Device: Send + Sync {
     /// An executor there, whose backend has these buffers, numbered in order.
     ///

@@ -3,6 +3,22 @@
 use std::ops::Sub;
 
 /// Counted since the store was opened. The difference of two is what happened between them.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::Request;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let before = engine.meters();
+/// engine.session().generate(&Request::new(&engine, prompt)?.max_tokens(4), &mut |_| ())?;
+/// let during = engine.meters() - before;
+///
+/// assert!(during.hits > 0);
+/// assert_eq!(during.hit_rate(), Some(1.0), "all experts fit in memory");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Meters {
     /// Experts that were asked for and found in memory.

@@ -25,6 +25,15 @@ pub trait Policy: Send {
 }
 
 /// The policies there are.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Options, PolicyKind};
+///
+/// let policy = PolicyKind::parse("lru").unwrap_or_default();
+/// let options = Options::new().policy(policy);
+/// # assert_eq!(options.policy, PolicyKind::Lru);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyKind {
     /// Evicts the least recently used: the yardstick.

@@ -104,6 +104,18 @@ impl UnknownTensor {
 }
 
 /// A model on disk: its metadata and the directory of its tensors.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::ModelFile;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// let file = ModelFile::open(model)?;
+/// assert_eq!(file.architecture(), Some("qwen3moe"));
+/// assert_eq!(file.metadata.str("general.name"), Some("Tales qwen3moe"));
+/// assert_eq!(file.tensor("token_embd.weight").map(|tensor| &*tensor.shape), Some(&[4096, 256][..]));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ModelFile {
     /// The container.

@@ -23,6 +23,27 @@ use crate::tokenizer::StreamDecoder;
 pub use request::Request;
 
 /// What happens while an answer is made.
+///
+/// # Examples
+/// ```
+/// use std::io::{Write, stdout};
+///
+/// use forebay_engine::{Event, Request};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let request = Request::new(&engine, prompt)?.max_tokens(8);
+/// let answer = engine.session().generate(&request, &mut |event| match event {
+///     Event::Prompt { done, total } => eprintln!("{done} of {total} tokens read"),
+///     Event::Token(_) => unreachable!("no probabilities were asked for"),
+///     Event::Text(text) => {
+///         print!("{text}");
+///         let _ = stdout().flush();
+///     }
+/// })?;
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
     /// The prompt is being read.
@@ -40,6 +61,20 @@ pub enum Event<'a> {
 }
 
 /// Why an answer ended.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{FinishReason, Request};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let request = Request::new(&engine, prompt)?.max_tokens(2);
+/// let answer = engine.session().generate(&request, &mut |_| ())?;
+/// assert_eq!(answer.finish_reason, FinishReason::Length);
+/// assert_eq!(answer.finish_reason.name(), "length");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The model chose an end token, a stop string came up, or the grammar has come to its end.
@@ -65,6 +100,20 @@ impl FinishReason {
 }
 
 /// Measured while an answer was made. Times are in seconds.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::Request;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let request = Request::new(&engine, prompt)?.max_tokens(8);
+/// let stats = engine.session().generate(&request, &mut |_| ())?.stats;
+/// println!("first token after {:.2} s, then {:.1} a second", stats.ttft_seconds, stats.steps_per_second());
+/// assert_eq!((stats.generated_tokens, stats.decode_steps), (8, 7));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Tokens of the prompt.
@@ -98,6 +147,23 @@ impl Stats {
 }
 
 /// A finished answer.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Request, SamplingParams};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let request = Request::new(&engine, prompt)?.max_tokens(6);
+/// let answer = engine.session().generate(&request, &mut |_| ())?;
+///
+/// // The seed of an answer repeats it.
+/// let sampling = SamplingParams { seed: Some(answer.seed), ..request.sampling.clone() };
+/// let again = engine.session().generate(&request.sampling(sampling), &mut |_| ())?;
+/// assert_eq!(again.text, answer.text);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// Its text.

@@ -10,15 +10,19 @@ use crate::generate::sampler::{SamplingOverrides, SamplingParams};
 
 /// What to generate.
 ///
-/// ```no_run
-/// # fn main() -> forebay_engine::Result<()> {
-/// use forebay_engine::{Engine, Options, Request};
+/// # Examples
+/// ```
+/// use forebay_engine::{Request, SamplingParams};
 ///
-/// let engine = Engine::open("model.gguf".as_ref(), &Options::new())?;
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
 /// let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
-/// let request = Request::new(&engine, prompt)?.max_tokens(100).stop(vec!["The end".into()]);
-/// # Ok(())
-/// # }
+/// let greedy = SamplingParams { temperature: 0.0, ..Default::default() };
+/// let request = Request::new(&engine, prompt)?.sampling(greedy).max_tokens(8).stop(vec!["girl".into()]);
+/// let answer = engine.session().generate(&request, &mut |_| ())?;
+/// assert_eq!(answer.text, ", there was a little ");
+/// assert_eq!(answer.stop.as_deref(), Some("girl"));
+/// # Ok::<(), forebay_engine::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]

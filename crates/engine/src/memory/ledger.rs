@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{Bytes, Error, Result};
 
 /// Where memory is.
+///
+/// [`MemoryEntry`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryTier {
     /// The computer's.
@@ -29,6 +31,8 @@ impl MemoryTier {
 }
 
 /// What memory is for.
+///
+/// [`MemoryEntry`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Weights that every token reads.
@@ -98,6 +102,20 @@ impl Purpose {
 }
 
 /// What is held for one purpose.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Bytes, MemoryTier, Purpose};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// for entry in engine.memory() {
+///     println!("{} in the {}: {}", entry.purpose.name(), entry.tier.name(), Bytes(entry.bytes));
+/// }
+/// let dense = engine.memory().into_iter().find(|entry| entry.purpose == Purpose::Dense);
+/// assert!(dense.is_some_and(|dense| dense.tier == MemoryTier::Computer && dense.bytes > 0));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryEntry {
     /// In whose memory.
@@ -330,6 +348,22 @@ impl Account {
 }
 
 /// Bytes that an engine counts against its memory, until this is dropped.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::Purpose;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let held = || engine.memory().iter().find(|entry| entry.purpose == Purpose::Requests).map(|entry| entry.bytes);
+/// let mut hold = engine.hold_for_requests();
+/// hold.resize(1 << 20)?;
+/// assert_eq!(held(), Some(1 << 20));
+///
+/// drop(hold);
+/// assert_eq!(held(), Some(0));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub struct Hold {
     ledger: Arc<Ledger>,
     purpose: Purpose,

@@ -7,6 +7,18 @@ use std::time::{Duration, Instant};
 use crate::error::{Bytes, Error, Result};
 
 /// Memory at this moment, in bytes.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Machine, Options, Prospect};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// // How would the memory of another machine be divided?
+/// let machine = Machine { total: Some(32 << 30), available: Some(30 << 30), ..Machine::default() };
+/// let plan = Prospect::new(model, &Options::new().machine(machine))?.plan().clone();
+/// assert!((28 << 30..30 << 30).contains(&plan.budget), "some is left to other programs");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// What the process could have if it had the machine to itself: its memory, or less where a control group has a limit;

@@ -10,6 +10,23 @@ use crate::error::{Error, Result};
 /// All of them together would need far more memory than the model's buffers, so they are computed a few at a time from what the
 /// last layer gave, which stays where it is meanwhile: between two rows of a chunk nobody else computes. Who computes with another
 /// conversation of the same engine before this is dropped, in the same thread, waits for ever.
+///
+/// # Examples
+/// ```
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let text = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let mut session = engine.session();
+/// let mut rows = engine.all_logits(&mut session, &text)?;
+/// let mut right = 0;
+/// while let Some((position, logits)) = rows.next_row()? {
+///     let likeliest = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+///     right += usize::from(text.get(position + 1).map(|next| next.0 as usize) == likeliest);
+/// }
+/// println!("{right} of {} tokens were the likeliest", text.len() - 1);
+/// # assert!(right > 0);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub struct AllLogits<'a> {
     engine: &'a Engine,
     session: &'a mut Session,

@@ -33,6 +33,8 @@ const OPENING: usize = 8;
 const FROZEN: usize = usize::MAX;
 
 /// What [`Session::extend`] did.
+///
+/// [`Session::extend`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extended {
     /// Tokens that the session already held.
@@ -69,6 +71,8 @@ impl Engine {
 }
 
 /// What the router of one layer chose for tokens that are computed together.
+///
+/// [`Session::watch_routing`] has an example.
 pub struct Routed<'a> {
     /// What the tokens are.
     pub phase: Phase,
@@ -79,6 +83,8 @@ pub struct Routed<'a> {
 }
 
 /// Takes what routers choose.
+///
+/// [`Session::watch_routing`] has an example.
 pub type RoutedWatch = dyn FnMut(Routed<'_>) + Send;
 
 /// A watch of routers, and what they chose in the batch at hand. It is told when the batch has ended, so that nothing of the
@@ -89,6 +95,24 @@ struct Routers {
 }
 
 /// One conversation with an [`Engine`].
+///
+/// # Examples
+/// ```
+/// use forebay_engine::Request;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let mut session = engine.session();
+/// let prompt = engine.tokenizer().encode("The cat and the dog", Default::default())?;
+/// session.extend(&prompt)?;
+///
+/// // A fork shares what was computed, and goes its own way.
+/// let mut other = session.fork()?;
+/// let answer = other.generate(&Request::new(&engine, prompt.clone())?.max_tokens(4), &mut |_| ())?;
+/// assert_eq!(answer.stats.reused_tokens, prompt.len());
+/// assert_eq!(session.tokens(), prompt);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub struct Session {
     state: SequenceState,
     /// The memory that the engine counts for it.
@@ -196,6 +220,26 @@ impl Session {
 
     /// Has a watch told what every router chooses, layer by layer, from now on; `None` ends that. It is told after each batch, when
     /// others may compute already: what routers chose is copied meanwhile. A batch that fails or is cancelled ends before its last layer.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::mpsc;
+    ///
+    /// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+    /// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+    /// # let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+    /// let (sender, choices) = mpsc::channel();
+    /// let mut session = engine.session();
+    /// session.watch_routing(Some(Box::new(move |routed| {
+    ///     let _ = sender.send((routed.layer, routed.routing.chosen().to_vec()));
+    /// })));
+    /// session.extend(&prompt)?;
+    /// for (layer, experts) in choices.try_iter() {
+    ///     println!("layer {}: {experts:?}", layer.0);
+    ///     assert!((4..=16).contains(&experts.len()));
+    /// }
+    /// # Ok::<(), forebay_engine::Error>(())
+    /// ```
     pub fn watch_routing(&mut self, watch: Option<Box<RoutedWatch>>) {
         self.routers = watch.map(|watch| Routers { watch, chosen: Vec::new() });
     }
@@ -206,6 +250,22 @@ impl Session {
     /// # Errors
     /// If there is no token, more than the context holds, or one that is not in the vocabulary; if the
     /// computation fails or is cancelled.
+    ///
+    /// # Examples
+    /// ```
+    /// use forebay_engine::Extended;
+    ///
+    /// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+    /// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+    /// let encode = |text| engine.tokenizer().encode(text, Default::default());
+    /// let mut session = engine.session();
+    /// session.extend(&encode("The cat sat on the")?)?;
+    /// let longer = encode("The cat sat on the mat")?;
+    /// let extended = session.extend(&longer)?;
+    /// assert_eq!(extended, Extended { reused: longer.len() - 1, computed: 1 });
+    /// assert_eq!(session.logits().len(), engine.vocab_size());
+    /// # Ok::<(), forebay_engine::Error>(())
+    /// ```
     pub fn extend(&mut self, tokens: &[TokenId]) -> Result<Extended> {
         self.extend_watched(tokens, &mut |_, _| {})
     }

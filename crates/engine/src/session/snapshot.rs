@@ -175,6 +175,24 @@ impl Session {
     /// # Errors
     /// If the file cannot be read, is not a snapshot, is damaged, or is one of another model, or of this one computed
     /// with other precision; if there is no memory for it.
+    ///
+    /// # Examples
+    /// ```
+    /// use forebay_engine::Session;
+    ///
+    /// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+    /// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+    /// # let folder = tempfile::tempdir().expect("a folder");
+    /// # let path = folder.path().join("conversation");
+    /// let mut session = engine.session();
+    /// session.extend(&engine.tokenizer().encode("Once upon a time", Default::default())?)?;
+    /// session.save(&path)?;
+    ///
+    /// let again = Session::load(&engine, &path)?;
+    /// assert_eq!(again.tokens(), session.tokens());
+    /// assert_eq!(again.logits(), session.logits());
+    /// # Ok::<(), forebay_engine::Error>(())
+    /// ```
     pub fn load(engine: &Engine, path: &Path) -> Result<Session> {
         let mut session = engine.session();
         session.read_file(path).map_err(|trouble| trouble.error(path))?;

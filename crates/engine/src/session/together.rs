@@ -9,6 +9,8 @@ use crate::engine::{Computed, Engine, Pass};
 use crate::error::{Error, Result};
 
 /// A conversation's part in a step that several take together.
+///
+/// [`Engine::step`] has an example.
 pub struct Turn<'a> {
     /// The conversation.
     pub session: &'a mut Session,
@@ -22,6 +24,8 @@ pub struct Turn<'a> {
 
 /// A step that several conversations take together: gives the logits of those who want them. It holds what computes until it is
 /// [finished](Self::finish) or dropped, so a token is chosen by the logits, and told when the step has ended.
+///
+/// [`Engine::step`] has an example.
 #[must_use = "no conversation has changed until the step is finished"]
 pub struct Step<'a, 's> {
     computed: Computed<'a>,
@@ -66,6 +70,28 @@ impl Engine {
     /// # Errors
     /// If a turn has no tokens, too many for its context, or one outside the vocabulary; if all have more than a step
     /// takes; if a conversation is another engine's; if the computation fails or is cancelled.
+    ///
+    /// # Examples
+    /// ```
+    /// use forebay_engine::{Cancel, Turn};
+    ///
+    /// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+    /// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+    /// let cat = engine.tokenizer().encode("The cat", Default::default())?;
+    /// let dog = engine.tokenizer().encode("The dog", Default::default())?;
+    /// let (mut first, mut second) = (engine.session(), engine.session());
+    /// let mut turns = [
+    ///     Turn { session: &mut first, tokens: &cat, logits: true, marks: &[] },
+    ///     Turn { session: &mut second, tokens: &dog, logits: false, marks: &[] },
+    /// ];
+    /// let mut step = engine.step(&mut turns, &Cancel::default())?;
+    /// while let Some((turn, mut logits)) = step.next_row()? {
+    ///     assert_eq!((turn, logits.all()?.len()), (0, engine.vocab_size()));
+    /// }
+    /// step.finish()?;
+    /// assert_eq!((first.tokens(), second.tokens()), (&*cat, &*dog));
+    /// # Ok::<(), forebay_engine::Error>(())
+    /// ```
     pub fn step<'a, 's>(&'a self, turns: &'a mut [Turn<'s>], cancel: &Cancel) -> Result<Step<'a, 's>> {
         let rows: usize = turns.iter().map(|turn| turn.tokens.len()).sum();
         if rows > self.step_size() {

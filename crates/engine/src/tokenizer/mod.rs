@@ -35,6 +35,18 @@ use crate::format::{Metadata, ModelFile};
 /// A tokenizer.
 ///
 /// Control and user-defined tokens are found in the text first; the rest is plain text for the encoder.
+///
+/// # Examples
+/// ```
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let tokenizer = engine.tokenizer();
+/// let tokens = tokenizer.encode("Once upon a time", Default::default())?;
+/// assert_eq!(tokens.len(), 4);
+/// assert_eq!(tokenizer.token_text(tokens[1]), " upon");
+/// assert_eq!(tokenizer.decode(&tokens, false), "Once upon a time");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Tokenizer {
     encoder: Encoder,
@@ -68,6 +80,19 @@ struct LiteralSets {
 }
 
 /// How [`Tokenizer::encode`] reads a text.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::tokenizer::{Bos, EncodeOptions};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let trusted = EncodeOptions { special: true, bos: Bos::Never };
+/// assert_eq!(engine.tokenizer().encode("<|im_end|>", trusted)?.len(), 1, "a control token");
+/// let typed = EncodeOptions { special: false, bos: Bos::Never };
+/// assert!(engine.tokenizer().encode("<|im_end|>", typed)?.len() > 1, "plain text");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncodeOptions {
     /// Whether the text of a control token, such as `<|im_end|>`, means that token. Where it does not, it is
@@ -78,6 +103,8 @@ pub struct EncodeOptions {
 }
 
 /// Whether a text starts with the BOS token.
+///
+/// [`EncodeOptions`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bos {
     /// As the model file says: see [`Tokenizer::adds_bos`].

@@ -6,15 +6,21 @@ use crate::TokenId;
 /// Decodes token by token and never gives half a character: a token may end inside one, and then its bytes
 /// wait for the next token. All that it gives, joined, is what [`Tokenizer::decode`] gives of all tokens.
 ///
+/// # Examples
 /// ```
-/// # use forebay_engine::{TokenId, tokenizer::{StreamDecoder, Tokenizer}};
-/// # fn print(tokenizer: &Tokenizer, tokens: &[TokenId]) {
+/// use forebay_engine::tokenizer::StreamDecoder;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let tokenizer = engine.tokenizer();
 /// let mut decoder = StreamDecoder::new(false);
-/// for &token in tokens {
-///     print!("{}", decoder.push(tokenizer, token));
+/// let mut text = String::new();
+/// for token in tokenizer.encode("A café.", Default::default())? {
+///     text += &decoder.push(tokenizer, token);
 /// }
-/// print!("{}", decoder.finish());
-/// # }
+/// text += &decoder.finish();
+/// assert_eq!(text, "A café.");
+/// # Ok::<(), forebay_engine::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct StreamDecoder {

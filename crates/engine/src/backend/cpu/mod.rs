@@ -28,6 +28,20 @@ use experts::bucket_tiles;
 pub use experts::ExpertWeights;
 
 /// How products with quantised weights are computed.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Options, Precision, Prospect};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// let fast = Options::new().precision(Precision::Fast);
+/// let exact = Options::new().precision(Precision::Exact);
+/// let prospect = Prospect::new(model, &fast)?;
+///
+/// // Keys and values are floats of 4 bytes instead of 2.
+/// assert_eq!(prospect.plan_with(&exact)?.kv, 2 * prospect.plan_with(&fast)?.kv);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     /// Activations are quantised to bytes, a scale per block; keys and values are kept in f16.

@@ -5,6 +5,20 @@ use crate::TokenId;
 
 /// Follows an answer and, where its reasoning has come to as many tokens as there may be, says which tokens end it: the
 /// answer follows, as the model writes it.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::Request;
+/// use forebay_engine::chat::dialect::Dialect;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let tokens = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let dialect = Dialect::of("<think></think>");
+/// let limit = dialect.limit(100, "Once upon a time", &[], engine.tokenizer())?;
+/// let request = Request::new(&engine, tokens)?.reasoning(Some(limit));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ReasoningLimit {
     parser: Parser,

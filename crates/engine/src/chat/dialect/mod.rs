@@ -37,6 +37,21 @@ use crate::error::Result;
 use crate::tokenizer::{Bos, EncodeOptions, Tokenizer};
 
 /// A piece of an answer.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::chat::dialect::Piece;
+///
+/// fn print(piece: Piece<'_>) {
+///     match piece {
+///         Piece::Reasoning(text) => eprint!("{text}"),
+///         Piece::Content(text) => print!("{text}"),
+///         Piece::Call { name } => print!("[calls {name}] "),
+///         Piece::Arguments(json) => print!("{json}"),
+///     }
+/// }
+/// # print(Piece::Content("Hello!"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
     /// What the model says to itself.
@@ -53,6 +68,26 @@ pub enum Piece<'a> {
 }
 
 /// How a model writes reasoning and calls.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::chat::dialect::{Dialect, Piece};
+/// use serde_json::json;
+///
+/// // What the chat template writes shows how the model writes.
+/// let dialect = Dialect::of(r#"<think> <tool_call>{"name": …, "arguments": …}</tool_call>"#);
+/// let tools = [json!({ "type": "function", "function": { "name": "now" } })];
+/// let mut parser = dialect.parser("", &tools);
+/// let mut calls = Vec::new();
+/// let mut take = |piece: Piece<'_>| {
+///     if let Piece::Call { name } = piece {
+///         calls.push(name.to_owned());
+///     }
+/// };
+/// parser.push("<think>Hm.</think><tool_call>{\"name\": \"now\"}</tool_call>", &mut take);
+/// parser.finish(&mut take);
+/// assert_eq!(calls, ["now"]);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Dialect {
     format: Format,
@@ -272,6 +307,25 @@ impl Dialect {
 }
 
 /// Takes an answer's text as it comes and tells what it is.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::chat::dialect::{Dialect, Piece};
+///
+/// let mut parser = Dialect::of("<think></think>").parser("", &[]);
+/// let (mut thought, mut said) = (String::new(), String::new());
+/// let mut take = |piece: Piece<'_>| match piece {
+///     Piece::Reasoning(text) => thought += text,
+///     Piece::Content(text) => said += text,
+///     _ => unreachable!("there are no tools"),
+/// };
+/// // Text may be cut anywhere.
+/// for text in ["<thi", "nk>Hm.</th", "ink>Hello!"] {
+///     parser.push(text, &mut take);
+/// }
+/// parser.finish(&mut take);
+/// assert_eq!((&*thought, &*said), ("Hm.", "Hello!"));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Parser {
     input: Input,

@@ -33,6 +33,8 @@ const MOMENT: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Takes what happens to a request.
+///
+/// [`Crowd`] has an example.
 pub trait Listener: Send {
     /// Something happened.
     fn event(&mut self, event: Event<'_>);
@@ -42,6 +44,17 @@ pub trait Listener: Send {
 }
 
 /// How requests are served.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+///
+/// use forebay_engine::CrowdOptions;
+///
+/// let mut options = CrowdOptions::new(8);
+/// options.share = 2; // of one client's requests, two are answered at once
+/// options.pace = Duration::from_millis(200);
+/// ```
 #[derive(Clone, Debug)]
 pub struct CrowdOptions {
     /// The most that are answered at once, if memory has room for them.
@@ -62,6 +75,37 @@ impl CrowdOptions {
 }
 
 /// Requests that are answered together. What an answer is does not depend on what else is answered meanwhile.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Answer, Cancel, Crowd, CrowdOptions, Event, Listener, Request, Result};
+///
+/// struct Print;
+///
+/// impl Listener for Print {
+///     fn event(&mut self, event: Event<'_>) {
+///         if let Event::Text(text) = event {
+///             print!("{text}");
+///         }
+///     }
+///
+///     fn end(self: Box<Self>, answer: Result<Answer>) {
+///         println!("[{}]", answer.map_or("failed", |answer| answer.finish_reason.name()));
+///     }
+/// }
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
+/// for text in ["The cat", "The dog"] {
+///     let prompt = engine.tokenizer().encode(text, Default::default())?;
+///     crowd.add(Request::new(&engine, prompt)?.max_tokens(4), Cancel::default(), Box::new(Print));
+/// }
+/// while !crowd.is_empty() {
+///     crowd.step(&Cancel::default())?;
+/// }
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 pub struct Crowd {
     engine: Engine,
     options: CrowdOptions,

@@ -30,6 +30,25 @@ const GAIN: usize = 128;
 pub const WORTH_FORKING: usize = 16;
 
 /// What is kept, and where.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::chat::Message;
+/// use forebay_engine::{ChatRequest, Driver, DriverOptions, PrefixOptions};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let mut options = DriverOptions::new(1);
+/// options.crowd.prefixes = Some(PrefixOptions::new(&engine, None));
+/// let driver = Driver::start(&engine, options)?;
+///
+/// let mut messages = vec![Message::new("user", "Tell me a story.")];
+/// let first = driver.chat(ChatRequest::new(messages.clone()).max_tokens(4))?.whole()?;
+/// messages.extend([first.message(), Message::new("user", "Go on.")]);
+/// let second = driver.chat(ChatRequest::new(messages).max_tokens(4))?.whole()?;
+/// assert!(second.answer.stats.reused_tokens > 0);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PrefixOptions {
     /// The most bytes of memory. They are part of the budget: expert slots give them.
@@ -53,6 +72,20 @@ impl PrefixOptions {
 }
 
 /// Counted since the start, but for what is there now.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Crowd, CrowdOptions, PrefixMeters, PrefixOptions};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let mut options = CrowdOptions::new(1);
+/// options.prefixes = Some(PrefixOptions::new(&engine, None));
+/// let crowd = Crowd::new(&engine, options);
+/// let PrefixMeters { entries, hits, misses, .. } = crowd.prefix_meters();
+/// assert_eq!((entries, hits, misses), (0, 0, 0));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixMeters {
     /// Conversations in memory.

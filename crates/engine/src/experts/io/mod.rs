@@ -32,6 +32,16 @@ use crate::error::{Error, Result};
 use crate::format::{FileIdx, ModelFile};
 
 /// How bytes are read in the background.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{IoMethod, Options};
+///
+/// let method: IoMethod = "pool".parse()?;
+/// let options = Options::new().io(method);
+/// # assert_eq!(options.io, IoMethod::Pool);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMethod {
     /// io_uring where the system allows it, a pool of threads elsewhere.

@@ -31,6 +31,21 @@ const COMPILING: u64 = 256;
 const STEP: u64 = 256 << 10;
 
 /// What an answer must be. Made once for a request, and checked then; clones share it.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Grammar, Request};
+/// use serde_json::json;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// let prompt = engine.tokenizer().encode("An animal: ", Default::default())?;
+/// let mut request = Request::new(&engine, prompt)?.max_tokens(8);
+/// request.grammar = Some(Grammar::json_schema(&engine, &json!({ "enum": ["cat", "dog"] }))?);
+/// let answer = engine.session().generate(&request, &mut |_| ())?;
+/// assert!(["\"cat\"", "\"dog\""].contains(&&*answer.text));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Grammar(Arc<Compiled>);
 

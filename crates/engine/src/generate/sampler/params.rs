@@ -7,6 +7,23 @@ use crate::error::{Error, Result};
 use crate::format::{Metadata, Value};
 
 /// How the next token is chosen. The steps and their order are in [the module](super).
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Request, SamplingParams};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let greedy = SamplingParams { temperature: 0.0, ..Default::default() };
+/// let request = Request::new(&engine, prompt)?.sampling(greedy).max_tokens(6);
+/// let answer = engine.session().generate(&request, &mut |_| ())?;
+/// assert_eq!(answer.text, ", there was a little girl");
+///
+/// let wrong = SamplingParams { top_p: 1.5, ..Default::default() };
+/// assert_eq!(wrong.validate().unwrap_err().to_string(), "top_p is 1.5, but must be between 0 and 1");
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Flattens (above 1) or sharpens (below 1) the distribution; 0 always takes the likeliest token. At least 0.
@@ -104,6 +121,16 @@ impl SamplingParams {
 }
 
 /// What the user set. Everything else comes from the model's file or, where that is silent, from the defaults.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{ChatRequest, SamplingOverrides};
+///
+/// let sampling = SamplingOverrides { temperature: Some(0.2), seed: Some(7), ..Default::default() };
+/// sampling.validate()?;
+/// let request = ChatRequest::user("Tell me a story.").sampling(sampling);
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingOverrides {
     /// Overrules [`SamplingParams::temperature`].

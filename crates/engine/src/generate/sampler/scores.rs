@@ -8,6 +8,23 @@ use crate::backend::{Ranked, rank, tame};
 
 /// A token of an answer and how likely it was. Probabilities are the model's own, before temperature, bias, penalties and
 /// grammar, as natural logarithms.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::Request;
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// # let engine = forebay_engine::Engine::open(model, &forebay_engine::Options::new().threads(1))?;
+/// # let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+/// let request = Request::new(&engine, prompt)?.max_tokens(4).logprobs(3);
+/// let answer = engine.session().generate(&request, &mut |_| ())?;
+/// for scored in &answer.logprobs {
+///     let percent = 100.0 * scored.logprob.exp();
+///     println!("{:?}: {percent:.1} %", engine.tokenizer().token_text(scored.token));
+///     assert_eq!(scored.top.len(), 3);
+/// }
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
     /// The token.
