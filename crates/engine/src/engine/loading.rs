@@ -58,7 +58,7 @@ impl DenseLoaded {
     /// # Errors
     /// If memory cannot be had, reading fails, or the device refuses.
     pub fn load(prospect: Prospect, options: &Options, progress: &mut Progress<'_>) -> Result<DenseLoaded> {
-        let Prospect { model, blueprint, classes, plan } = prospect;
+        let Prospect { model, blueprint, classes, plan, .. } = prospect;
         let threads = options.thread_count()?;
         let buffers = blueprint.buffers(plan.chunk);
         let mut builder: Box<dyn ExecutorBuilder> = match &options.device {

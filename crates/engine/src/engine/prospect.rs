@@ -13,6 +13,7 @@ use crate::forecast::rehearsal::{ComputeTime, rehearse};
 use crate::forecast::trace::RoutedLayer;
 use crate::forecast::{DriveProbe, preference};
 use crate::format::ModelFile;
+use crate::memory::Machine;
 use crate::models::{self, Blueprint};
 use crate::plan::{Plan, Traffic};
 use crate::tokenizer::Tokenizer;
@@ -21,11 +22,10 @@ use crate::tokenizer::Tokenizer;
 ///
 /// # Examples
 /// ```
-/// use forebay_engine::{Bytes, Machine, Options, Prospect};
+/// use forebay_engine::{Bytes, Options, Prospect};
 ///
 /// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
-/// // The machine is looked at once, so that all questions are about the same memory.
-/// let options = Options::new().threads(1).machine(Machine::now());
+/// let options = Options::new().threads(1);
 /// let prospect = Prospect::new(model, &options)?;
 /// let (least, all) = (prospect.least_memory(&options)?, prospect.memory_for_all(&options)?);
 /// println!("runs in {}; with {} no expert is streamed", Bytes(least), Bytes(all));
@@ -40,6 +40,8 @@ pub struct Prospect {
     pub(super) blueprint: Blueprint,
     pub(super) classes: SlotClasses,
     pub(super) plan: Plan,
+    /// As it was when the model was described, so that all plans are about the same memory.
+    machine: Machine,
 }
 
 impl Prospect {
@@ -64,11 +66,11 @@ impl Prospect {
         let template = ChatTemplate::of(&file, &tokenizer).map_err(|error| error.to_string());
         let classes = SlotClasses::new(&blueprint.experts);
         // What is resident now is what the process needs besides the model.
-        let plan =
-            Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &options.machine_now())?;
+        let machine = options.machine_now();
+        let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &machine)?;
         let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
         let model = ModelInfo { file, tokenizer, template, traffic, routed, vocab };
-        Ok(Prospect { model, blueprint, classes, plan })
+        Ok(Prospect { model, blueprint, classes, plan, machine })
     }
 
     /// The model's file.
@@ -95,7 +97,7 @@ impl Prospect {
             self.blueprint.check_device(&**device, self.model.file.path())?;
         }
         let wishes = options.wishes(self.blueprint.context)?;
-        Plan::new(&self.blueprint, &self.classes, &wishes, &options.machine_now())
+        Plan::new(&self.blueprint, &self.classes, &wishes, &options.machine.unwrap_or(self.machine))
     }
 
     /// Where memory would go if the process might use so much.
