@@ -152,7 +152,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
 
 /// What a piece of text is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum TextKind {
     Reasoning,
     Answer,
 }
@@ -167,13 +167,13 @@ pub fn stream(session: &mut Session, question: &Question) -> Result<Reply> {
     let mut before = None;
     generate(session, question, bar, |kind, text| {
         let before = before.replace(kind);
-        if kind == Kind::Reasoning && !terminal {
+        if kind == TextKind::Reasoning && !terminal {
             return Ok(());
         }
-        if kind == Kind::Answer && before == Some(Kind::Reasoning) && terminal {
+        if kind == TextKind::Answer && before == Some(TextKind::Reasoning) && terminal {
             stdout.write_all(b"\n\n")?;
         }
-        if kind == Kind::Reasoning && dim {
+        if kind == TextKind::Reasoning && dim {
             write!(stdout, "\x1b[2m{text}\x1b[0m")?;
         } else {
             stdout.write_all(text.as_bytes())?;
@@ -199,7 +199,7 @@ fn generate(
     session: &mut Session,
     question: &Question,
     bar: WritingBar,
-    mut write: impl FnMut(Kind, &str) -> io::Result<()>,
+    mut write: impl FnMut(TextKind, &str) -> io::Result<()>,
 ) -> Result<Reply> {
     let engine = session.engine().clone();
     let cancel = session.cancel().clone();
@@ -218,8 +218,8 @@ fn generate(
                 }
                 return;
             }
-            ReplyEvent::Reasoning(text) => (Kind::Reasoning, text),
-            ReplyEvent::Content { text, .. } => (Kind::Answer, text),
+            ReplyEvent::Reasoning(text) => (TextKind::Reasoning, text),
+            ReplyEvent::Content { text, .. } => (TextKind::Answer, text),
             // There are no tools here, and so no calls.
             ReplyEvent::Call { .. } | ReplyEvent::Arguments(_) | ReplyEvent::End(_) => return,
         };

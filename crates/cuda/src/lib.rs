@@ -28,11 +28,11 @@ pub use driver::{Found, find};
 use backend::CudaBackend;
 use driver::{Gpu, Memory, Pinned, Registered};
 use forebay_kernels::Encoding;
-use weights::Kind;
+use weights::WeightKind;
 
 /// Whether there are kernels for matrices that are stored so.
 pub fn computes(encoding: Encoding) -> bool {
-    Kind::of(encoding).is_some()
+    WeightKind::of(encoding).is_some()
 }
 
 /// Tokens of a prompt that are computed together: enough for every expert to have many.

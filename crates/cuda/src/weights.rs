@@ -17,7 +17,7 @@ use crate::program::Args;
 /// How the kernels call an encoding. The order is that of matrix.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, missing_docs)]
-pub enum Kind {
+pub enum WeightKind {
     F32,
     F16,
     BF16,
@@ -54,47 +54,47 @@ pub enum Kind {
 }
 
 // Each has a bit.
-const _: () = assert!((Kind::FP8 as u32) < u32::BITS);
+const _: () = assert!((WeightKind::FP8 as u32) < u32::BITS);
 
-impl Kind {
+impl WeightKind {
     /// The kind of an encoding, if there are kernels for it.
-    pub fn of(encoding: Encoding) -> Option<Kind> {
+    pub fn of(encoding: Encoding) -> Option<WeightKind> {
         Some(match encoding {
-            Encoding::Blocks(DType::F32) | Encoding::Columns(DType::F32) => Kind::F32,
-            Encoding::Blocks(DType::F16) | Encoding::Columns(DType::F16) => Kind::F16,
-            Encoding::Blocks(DType::BF16) | Encoding::Columns(DType::BF16) => Kind::BF16,
-            Encoding::Blocks(DType::Q8_0) => Kind::Q8_0,
-            Encoding::Blocks(DType::Q4_0) => Kind::Q4_0,
-            Encoding::Blocks(DType::Q4_K) => Kind::Q4_K,
-            Encoding::Blocks(DType::Q5_K) => Kind::Q5_K,
-            Encoding::Blocks(DType::Q6_K) => Kind::Q6_K,
-            Encoding::Blocks(DType::IQ4_XS) => Kind::IQ4_XS,
-            Encoding::Blocks(DType::MXFP4) => Kind::MXFP4,
-            Encoding::Blocks(DType::Q4_1) => Kind::Q4_1,
-            Encoding::Blocks(DType::Q5_0) => Kind::Q5_0,
-            Encoding::Blocks(DType::Q5_1) => Kind::Q5_1,
-            Encoding::Blocks(DType::Q3_K) => Kind::Q3_K,
-            Encoding::Blocks(DType::IQ4_NL) => Kind::IQ4_NL,
-            Encoding::Blocks(DType::Q2_K) => Kind::Q2_K,
-            Encoding::Blocks(DType::NVFP4) => Kind::NVFP4,
-            Encoding::Blocks(DType::IQ1_S) => Kind::IQ1_S,
-            Encoding::Blocks(DType::IQ1_M) => Kind::IQ1_M,
-            Encoding::Blocks(DType::IQ2_XXS) => Kind::IQ2_XXS,
-            Encoding::Blocks(DType::IQ2_XS) => Kind::IQ2_XS,
-            Encoding::Blocks(DType::IQ2_S) => Kind::IQ2_S,
-            Encoding::Blocks(DType::IQ3_XXS) => Kind::IQ3_XXS,
-            Encoding::Blocks(DType::IQ3_S) => Kind::IQ3_S,
-            Encoding::Mxfp4 => Kind::MXFP4_PAIRS,
+            Encoding::Blocks(DType::F32) | Encoding::Columns(DType::F32) => WeightKind::F32,
+            Encoding::Blocks(DType::F16) | Encoding::Columns(DType::F16) => WeightKind::F16,
+            Encoding::Blocks(DType::BF16) | Encoding::Columns(DType::BF16) => WeightKind::BF16,
+            Encoding::Blocks(DType::Q8_0) => WeightKind::Q8_0,
+            Encoding::Blocks(DType::Q4_0) => WeightKind::Q4_0,
+            Encoding::Blocks(DType::Q4_K) => WeightKind::Q4_K,
+            Encoding::Blocks(DType::Q5_K) => WeightKind::Q5_K,
+            Encoding::Blocks(DType::Q6_K) => WeightKind::Q6_K,
+            Encoding::Blocks(DType::IQ4_XS) => WeightKind::IQ4_XS,
+            Encoding::Blocks(DType::MXFP4) => WeightKind::MXFP4,
+            Encoding::Blocks(DType::Q4_1) => WeightKind::Q4_1,
+            Encoding::Blocks(DType::Q5_0) => WeightKind::Q5_0,
+            Encoding::Blocks(DType::Q5_1) => WeightKind::Q5_1,
+            Encoding::Blocks(DType::Q3_K) => WeightKind::Q3_K,
+            Encoding::Blocks(DType::IQ4_NL) => WeightKind::IQ4_NL,
+            Encoding::Blocks(DType::Q2_K) => WeightKind::Q2_K,
+            Encoding::Blocks(DType::NVFP4) => WeightKind::NVFP4,
+            Encoding::Blocks(DType::IQ1_S) => WeightKind::IQ1_S,
+            Encoding::Blocks(DType::IQ1_M) => WeightKind::IQ1_M,
+            Encoding::Blocks(DType::IQ2_XXS) => WeightKind::IQ2_XXS,
+            Encoding::Blocks(DType::IQ2_XS) => WeightKind::IQ2_XS,
+            Encoding::Blocks(DType::IQ2_S) => WeightKind::IQ2_S,
+            Encoding::Blocks(DType::IQ3_XXS) => WeightKind::IQ3_XXS,
+            Encoding::Blocks(DType::IQ3_S) => WeightKind::IQ3_S,
+            Encoding::Mxfp4 => WeightKind::MXFP4_PAIRS,
             Encoding::Affine(Affine { bits, scales, .. }) if scales.is_float() => match bits {
-                2 => Kind::AFFINE2,
-                3 => Kind::AFFINE3,
-                4 => Kind::AFFINE4,
-                5 => Kind::AFFINE5,
-                6 => Kind::AFFINE6,
-                8 => Kind::AFFINE8,
+                2 => WeightKind::AFFINE2,
+                3 => WeightKind::AFFINE3,
+                4 => WeightKind::AFFINE4,
+                5 => WeightKind::AFFINE5,
+                6 => WeightKind::AFFINE6,
+                8 => WeightKind::AFFINE8,
                 _ => return None,
             },
-            Encoding::Tiles(Tiles { scales, .. }) if scales.is_float() => Kind::FP8,
+            Encoding::Tiles(Tiles { scales, .. }) if scales.is_float() => WeightKind::FP8,
             _ => return None,
         })
     }
@@ -103,36 +103,37 @@ impl Kind {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the kernels have none for it.
-    fn named(encoding: Encoding) -> Result<Kind> {
-        Kind::of(encoding).ok_or_else(|| Error::Unsupported(format!("weights of type {encoding} on the GPU")))
+    fn named(encoding: Encoding) -> Result<WeightKind> {
+        WeightKind::of(encoding)
+            .ok_or_else(|| Error::Unsupported(format!("weights of type {encoding} on the GPU")))
     }
 
     /// Whether weights are floats: products with them are as good as those of floats on every device.
     pub fn is_float(self) -> bool {
-        matches!(self, Kind::F32 | Kind::F16 | Kind::BF16)
+        matches!(self, WeightKind::F32 | WeightKind::F16 | WeightKind::BF16)
     }
 
     /// Which bytes of a block go to each plane, if it is cut.
     fn cuts(self) -> Option<[Range<usize>; 3]> {
         match self {
-            Kind::Q8_0 => Some([2..34, 0..2, 0..0]),
-            Kind::Q4_0 | Kind::IQ4_NL => Some([2..18, 0..2, 0..0]),
-            Kind::Q4_1 => Some([4..20, 0..4, 0..0]),
-            Kind::Q5_0 => Some([6..22, 2..6, 0..2]),
-            Kind::Q5_1 => Some([8..24, 0..8, 0..0]),
-            Kind::Q2_K => Some([16..80, 0..16, 80..84]),
-            Kind::Q3_K => Some([0..96, 96..108, 108..110]),
-            Kind::Q6_K => Some([0..128, 128..208, 208..210]),
-            Kind::IQ4_XS => Some([8..136, 0..8, 0..0]),
-            Kind::MXFP4 => Some([1..17, 0..1, 0..0]),
-            Kind::NVFP4 => Some([4..36, 0..4, 0..0]),
-            Kind::IQ1_S => Some([2..34, 34..50, 0..2]),
-            Kind::IQ1_M => Some([0..32, 32..48, 48..56]),
-            Kind::IQ2_XXS => Some([2..66, 0..2, 0..0]),
-            Kind::IQ2_XS => Some([2..66, 66..74, 0..2]),
-            Kind::IQ2_S => Some([2..66, 66..82, 0..2]),
-            Kind::IQ3_XXS => Some([2..98, 0..2, 0..0]),
-            Kind::IQ3_S => Some([2..66, 66..110, 0..2]),
+            WeightKind::Q8_0 => Some([2..34, 0..2, 0..0]),
+            WeightKind::Q4_0 | WeightKind::IQ4_NL => Some([2..18, 0..2, 0..0]),
+            WeightKind::Q4_1 => Some([4..20, 0..4, 0..0]),
+            WeightKind::Q5_0 => Some([6..22, 2..6, 0..2]),
+            WeightKind::Q5_1 => Some([8..24, 0..8, 0..0]),
+            WeightKind::Q2_K => Some([16..80, 0..16, 80..84]),
+            WeightKind::Q3_K => Some([0..96, 96..108, 108..110]),
+            WeightKind::Q6_K => Some([0..128, 128..208, 208..210]),
+            WeightKind::IQ4_XS => Some([8..136, 0..8, 0..0]),
+            WeightKind::MXFP4 => Some([1..17, 0..1, 0..0]),
+            WeightKind::NVFP4 => Some([4..36, 0..4, 0..0]),
+            WeightKind::IQ1_S => Some([2..34, 34..50, 0..2]),
+            WeightKind::IQ1_M => Some([0..32, 32..48, 48..56]),
+            WeightKind::IQ2_XXS => Some([2..66, 0..2, 0..0]),
+            WeightKind::IQ2_XS => Some([2..66, 66..74, 0..2]),
+            WeightKind::IQ2_S => Some([2..66, 66..82, 0..2]),
+            WeightKind::IQ3_XXS => Some([2..98, 0..2, 0..0]),
+            WeightKind::IQ3_S => Some([2..66, 66..110, 0..2]),
             _ => None,
         }
     }
@@ -164,7 +165,7 @@ struct Arranged {
 }
 
 /// Brings rows into the GPU's order.
-fn arrange(kind: Kind, w: MatRef<'_>) -> Arranged {
+fn arrange(kind: WeightKind, w: MatRef<'_>) -> Arranged {
     let mut planes: [Vec<u8>; 3] = Default::default();
     if let Encoding::Columns(dtype) = w.encoding {
         let mut row = vec![0.0f32; w.cols];
@@ -220,9 +221,9 @@ pub struct DeviceMatrix {
     /// Input features.
     pub cols: usize,
     /// How it is stored.
-    pub kind: Kind,
+    pub kind: WeightKind,
     group: usize,
-    floats: Kind,
+    floats: WeightKind,
     /// Rows that have their scales in common.
     share: usize,
     _memory: Vec<Memory>,
@@ -245,11 +246,11 @@ impl DeviceMatrix {
         pick: RowPick,
         strides: [usize; 3],
     ) -> Result<DeviceMatrix> {
-        let kind = Kind::named(encoding)?;
+        let kind = WeightKind::named(encoding)?;
         let (group, floats) = match encoding {
-            Encoding::Affine(Affine { group, scales, .. }) => (group, Kind::named(scales.into())?),
-            Encoding::Tiles(tiles) => (tiles.cols.min(cols.max(1)), Kind::named(tiles.scales.into())?),
-            _ => (32, Kind::F32),
+            Encoding::Affine(Affine { group, scales, .. }) => (group, WeightKind::named(scales.into())?),
+            Encoding::Tiles(tiles) => (tiles.cols.min(cols.max(1)), WeightKind::named(tiles.scales.into())?),
+            _ => (32, WeightKind::F32),
         };
         let share = sharing(encoding, pick)?.min(rows.max(1));
         let (planes, slots, _memory) = ([0; 3], 0, Vec::new());
@@ -305,7 +306,7 @@ impl DeviceMatrix {
             return Err(Error::Unsupported(message.to_owned()));
         }
         let w = matrix.view();
-        let strides = arrange(Kind::named(w.encoding)?, w.rows(0..1)).planes.map(|plane| plane.len());
+        let strides = arrange(WeightKind::named(w.encoding)?, w.rows(0..1)).planes.map(|plane| plane.len());
         let mut there = DeviceMatrix::nowhere(w.encoding, [w.rows, w.cols], RowPick::ALL, strides)?;
         for (plane, bytes) in there.plane_bytes().into_iter().enumerate() {
             let memory = gpu.allocate(bytes, "dense weights")?;
@@ -361,7 +362,7 @@ pub struct Gather {
 
 impl Gather {
     /// How the planes of a matrix come from the file's: the same order as [`arrange`]'s.
-    fn of(kind: Kind, shape: &PartShape) -> [Option<Gather>; 3] {
+    fn of(kind: WeightKind, shape: &PartShape) -> [Option<Gather>; 3] {
         let PartShape { encoding, rows, cols, pick, .. } = *shape;
         let stored = rows * pick.step;
         let planes = encoding.plane_bytes(stored, cols).expect("the model was checked");
@@ -432,7 +433,7 @@ impl LayerExperts {
         let mut planes = Vec::new();
         let mut slot_bytes = 0;
         let mut part = |shape: &PartShape| {
-            let kind = Kind::named(shape.encoding)?;
+            let kind = WeightKind::named(shape.encoding)?;
             let gathers = Gather::of(kind, shape);
             let strides = gathers.map(|gather| gather.map_or(0, |gather| gather.unit * gather.units));
             let mut there =
@@ -468,7 +469,7 @@ mod tests {
     #[test]
     fn blocks_are_cut_without_losing_a_byte() {
         for dtype in DType::computable() {
-            let Some(cuts) = Kind::of(dtype.into()).expect("every type is computed").cuts() else {
+            let Some(cuts) = WeightKind::of(dtype.into()).expect("every type is computed").cuts() else {
                 // Whole blocks are read sixteen bytes at a time.
                 assert!(dtype.is_float() || dtype.block_bytes().is_multiple_of(16), "{dtype}");
                 continue;
@@ -515,7 +516,7 @@ mod tests {
                 let [codes, scales, biases] = &stored;
                 let whole =
                     MatRef::from_planes(encoding, rows * pick.step, cols, Planes { codes, scales, biases });
-                let kind = Kind::of(encoding).unwrap();
+                let kind = WeightKind::of(encoding).unwrap();
                 let expected = arrange(kind, whole.every(pick.first, pick.step));
                 let shape = PartShape { encoding, rows, cols, planes: [Some(0), Some(1), Some(2)], pick };
                 let gathers = Gather::of(kind, &shape);

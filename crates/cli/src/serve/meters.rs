@@ -68,12 +68,12 @@ pub struct Pulse {
 }
 
 /// A client's share of what may be open at once; it ends when it is dropped.
-pub struct Place {
+pub struct OpenPlace {
     meters: std::sync::Arc<Meters>,
     client: u128,
 }
 
-impl Drop for Place {
+impl Drop for OpenPlace {
     fn drop(&mut self) {
         let mut open = lock(&self.meters.open);
         if let Some(places) = open.get_mut(&self.client) {
@@ -117,7 +117,7 @@ impl Meters {
         client: u128,
         count: usize,
         most: usize,
-    ) -> Result<Vec<Place>, usize> {
+    ) -> Result<Vec<OpenPlace>, usize> {
         let mut open = lock(&self.open);
         let all: usize = open.values().sum();
         let own = open.get(&client).copied().unwrap_or(0);
@@ -127,7 +127,7 @@ impl Meters {
             }
         }
         open.insert(client, own + count);
-        Ok((0..count).map(|_| Place { meters: std::sync::Arc::clone(self), client }).collect())
+        Ok((0..count).map(|_| OpenPlace { meters: std::sync::Arc::clone(self), client }).collect())
     }
 
     /// Answers that have not ended.

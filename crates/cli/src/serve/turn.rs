@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::app::{App, Loaded, leaving, share};
 use super::error::ApiError;
 use super::memory::Account;
-use super::meters::{Meters, Place};
+use super::meters::{Meters, OpenPlace};
 use super::prepare::until;
 
 /// When there is no room for a request, it may come again after so long.
@@ -176,7 +176,7 @@ struct Hearer {
     /// Tokens of the prompt that have been computed.
     read: usize,
     /// `None` when the answer has ended.
-    place: Option<Place>,
+    place: Option<OpenPlace>,
 }
 
 impl Hearer {

@@ -37,10 +37,10 @@ pub enum Fault {
 
 pub struct Hub {
     pub address: String,
-    state: Arc<State>,
+    state: Arc<HubState>,
 }
 
-struct State {
+struct HubState {
     port: u16,
     files: Vec<(String, Vec<u8>)>,
     /// What the list says of sizes, where it lies.
@@ -64,7 +64,7 @@ impl Hub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let files = files.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
-        let state = Arc::new(State {
+        let state = Arc::new(HubState {
             port,
             files,
             lies: Mutex::default(),
@@ -137,7 +137,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-impl State {
+impl HubState {
     fn answer(&self, stream: TcpStream) {
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
         let Some(first) = lines.next() else { return };

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytemuck::cast_slice_mut;
 use forebay_engine::internals::backend::Batch;
 use forebay_engine::internals::backend::{
-    Attention, Backend, Buf, BufShape, DeltaRule, HeadMatrices, Heads, KvPages, LayerState, Matrix, Part,
-    Precision, Ranked, Recurrent, Rope, Router, Routing, StateShape, Vector, Weight,
+    Attention, Backend, Buf, BufShape, DeltaRule, HeadMatrices, Heads, KvPages, LayerState, Matrix,
+    Precision, Ranked, Recurrent, Rope, Router, Routing, RowPart, StateShape, Vector, Weight,
 };
 use forebay_engine::{Result, TokenId};
 use forebay_kernels::RopePairs;
@@ -21,7 +21,7 @@ use crate::compile::{Compiled, Kernel, Kernels, cache_folder};
 use crate::driver::{Address, Gpu, Memory, Stream};
 use crate::program::{Args, Recorder, Shape};
 use crate::state::DevicePieces;
-use crate::weights::{DeviceMatrix, Kind};
+use crate::weights::{DeviceMatrix, WeightKind};
 use choice::Told;
 use deferred::{Deferred, Rotation};
 use sequences::RowParams;
@@ -186,7 +186,7 @@ impl CudaBackend {
         self.record(kernels.norm_and_rotate, Shape::new([blocks, self.rows, 1], 128), args)
     }
 
-    pub fn note_kind(&mut self, kind: Kind) {
+    pub fn note_kind(&mut self, kind: WeightKind) {
         self.kinds |= 1 << kind as u32;
     }
 }
@@ -305,7 +305,7 @@ impl Backend for CudaBackend {
         self.recur(rule, batch)
     }
 
-    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[Part]) -> Result<()> {
+    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()> {
         let kernels = self.kernels()?;
         let mut first = 0;
         for part in parts {

@@ -8,7 +8,7 @@ use super::{CudaBackend, Scratch};
 use crate::compile::{Kernel, Kernels};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
-use crate::weights::{DeviceMatrix, Kind};
+use crate::weights::{DeviceMatrix, WeightKind};
 
 /// Of the kernels that multiply one row of activations.
 pub const VECTOR_THREADS: usize = 256;
@@ -276,7 +276,8 @@ impl CudaBackend {
         let cols = products.iter().map(|p| p.w.cols).max().unwrap_or(0);
         // On the tensor cores where that loses nothing: a block takes sixteen rows at a time there, or one for each warp.
         let one = rows.count == 1 && rows.experts == 0 && self.precision == Precision::Fast;
-        let exact = |p: &Product<'_>| matches!(p.w.kind, Kind::Q4_K | Kind::Q5_K | Kind::Q6_K);
+        let exact =
+            |p: &Product<'_>| matches!(p.w.kind, WeightKind::Q4_K | WeightKind::Q5_K | WeightKind::Q6_K);
         let halves = one && products.iter().all(exact) && self.few_fit(cols, 2);
         let (kernel, each, turns, shared) = if halves {
             let sixteens: usize = products.iter().map(|p| p.w.rows.div_ceil(16)).sum();

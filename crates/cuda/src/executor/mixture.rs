@@ -15,7 +15,7 @@ use crate::backend::products::{
 use crate::backend::{CudaBackend, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
-use crate::weights::{DeviceMatrix, Kind};
+use crate::weights::{DeviceMatrix, WeightKind};
 
 /// Of the kernel that multiplies with down and adds up: rows of a block, experts of a row, and bytes of shared memory that
 /// leave room for another block on the same processor.
@@ -80,7 +80,8 @@ impl GpuExperts {
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(backend.at(b.gate)).int(rows.x_width).int(rows.share);
             // On the tensor cores where that loses nothing. A block takes eight rows at a time there, or one for each warp.
-            let halves = matches!(gate.kind, Kind::Q4_K | Kind::Q5_K) && backend.precision == Precision::Fast;
+            let halves = matches!(gate.kind, WeightKind::Q4_K | WeightKind::Q5_K)
+                && backend.precision == Precision::Fast;
             let (kernel, each) =
                 if halves { (kernels.gate_up_one, 8) } else { (kernels.gate_up, VECTOR_WARPS) };
             let turns = backend.turns(inner * pairs, GATE_UP_BLOCKS);

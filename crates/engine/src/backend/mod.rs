@@ -29,7 +29,7 @@ pub use logits::{Best, Logits};
 pub(crate) use logits::{Kept, Row, note_loss};
 pub use operations::{
     Activation, Attention, DeltaRule, DeltaShape, ExpertBuffers, Experts, HeadMatrices, HeadOrder, Heads,
-    Part, Rope,
+    Rope, RowPart,
 };
 pub use pieces::Pieces;
 pub(crate) use ranking::buffer as rank_buffer;
@@ -106,7 +106,7 @@ pub trait Backend: Send {
     fn delta_rule(&mut self, rule: &DeltaRule, batch: &mut Batch<'_>) -> Result<()>;
 
     /// Parts rows of `x` that are `groups` groups, each made of these parts in order.
-    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[Part]) -> Result<()>;
+    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()>;
 
     /// Chooses experts for every row from the router's logits, with a correction `[experts]` of the scores if there
     /// is one, and tells the host.

@@ -153,7 +153,7 @@ pub struct DeltaRule {
 
 /// A part of every group of a row, and where it goes.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct RowPart {
     /// Floats of it in a group.
     pub width: usize,
     /// Where those of all groups are put, one after the other.

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::LayerIdx;
 use crate::backend::Batch;
-use crate::backend::{Buf, DeltaRule, DeltaShape, Matrix, Part, Vector};
+use crate::backend::{Buf, DeltaRule, DeltaShape, Matrix, RowPart, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
 
@@ -110,15 +110,15 @@ impl DeltaNet {
         if let Pair::Woven(_, buf) = w.qkv_z {
             let keys = key_heads * key_dim;
             let parts = [
-                Part { width: key_dim, to: self.qkv, at: 0 },
-                Part { width: key_dim, to: self.qkv, at: keys },
-                Part { width: group * value_dim, to: self.qkv, at: 2 * keys },
-                Part { width: group * value_dim, to: self.z, at: 0 },
+                RowPart { width: key_dim, to: self.qkv, at: 0 },
+                RowPart { width: key_dim, to: self.qkv, at: keys },
+                RowPart { width: group * value_dim, to: self.qkv, at: 2 * keys },
+                RowPart { width: group * value_dim, to: self.z, at: 0 },
             ];
             cx.backend().ungroup(buf, key_heads, &parts)?;
         }
         if let Pair::Woven(_, buf) = w.b_a {
-            let parts = [self.b, self.a].map(|to| Part { width: group, to, at: 0 });
+            let parts = [self.b, self.a].map(|to| RowPart { width: group, to, at: 0 });
             cx.backend().ungroup(buf, key_heads, &parts)?;
         }
         Ok(())

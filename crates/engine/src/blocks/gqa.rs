@@ -2,7 +2,7 @@
 
 use crate::LayerIdx;
 use crate::backend::Batch;
-use crate::backend::{Attention, Buf, Heads, KvShape, Matrix, Part, Rope, Vector};
+use crate::backend::{Attention, Buf, Heads, KvShape, Matrix, Rope, RowPart, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
 
@@ -87,7 +87,7 @@ impl Gqa {
         let q = self.gate.map_or(self.q, |gate| gate.queries_and_gate);
         b.matmul(x, &[(w.q, q), (w.k, self.k), (w.v, self.v)])?;
         if let Some(AttentionGate { queries_and_gate, gate }) = self.gate {
-            let parts = [self.q, gate].map(|to| Part { width: self.kv.key_dim, to, at: 0 });
+            let parts = [self.q, gate].map(|to| RowPart { width: self.kv.key_dim, to, at: 0 });
             b.ungroup(queries_and_gate, gate.width / self.kv.key_dim, &parts)?;
         }
         for (heads, bias) in [self.q, self.k, self.v].into_iter().zip(w.biases.into_iter().flatten()) {

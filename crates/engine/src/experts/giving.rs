@@ -1,7 +1,7 @@
 //! Slots that are given back to the system, and taken into use again.
 
 use super::tier::Tier;
-use super::{ExpertStore, Residence, Slot, State};
+use super::{ExpertStore, Residence, Slot, StoreState};
 use crate::memory::Lender;
 
 impl Lender for ExpertStore {
@@ -107,7 +107,7 @@ impl ExpertStore {
         let mut state = self.shared.lock();
         let mut taken = 0;
         for (class, arena) in self.shared.arenas.iter().enumerate() {
-            let State { slots, free, .. } = &mut *state;
+            let StoreState { slots, free, .. } = &mut *state;
             for (number, slot) in slots[class].iter_mut().enumerate().filter(|(_, slot)| slot.given_back) {
                 if taken + arena.returnable(number) > bytes {
                     break;

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::io::{Priority, Read};
 use super::slots::Placement;
 use super::tier::DeviceSlot;
-use super::{ExpertPart, ExpertStore, MAX_RANGES, PartShape, Residence, Shared, State};
+use super::{ExpertPart, ExpertStore, MAX_RANGES, PartShape, Residence, Shared, StoreState};
 use crate::error::{Error, Result};
 use crate::{ExpertIdx, LayerIdx};
 
@@ -143,7 +143,7 @@ impl Acquisition<'_> {
         }
         let shared = &self.store.shared;
         let mut state = shared.lock();
-        let State { tier, policy, meters, sent, .. } = &mut *state;
+        let StoreState { tier, policy, meters, sent, .. } = &mut *state;
         let Some(tier) = tier else { return leases };
         let class = shared.class(leases[0].number);
         let alike = leases.iter().take_while(|lease| shared.class(lease.number) == class).count();
@@ -191,7 +191,7 @@ impl Acquisition<'_> {
     }
 
     /// Leases for those that have arrived.
-    fn arrivals(&mut self, state: &State) -> Leases {
+    fn arrivals(&mut self, state: &StoreState) -> Leases {
         let mut ready = Leases::new();
         let shared = &self.store.shared;
         self.reading.retain(|expert| {
@@ -203,7 +203,7 @@ impl Acquisition<'_> {
     }
 
     /// Why one of those that are waited for cannot come.
-    fn failure(&mut self, state: &mut State) -> Option<Error> {
+    fn failure(&mut self, state: &mut StoreState) -> Option<Error> {
         let lost = self.reading.iter().position(|&e| state.experts[e] == Residence::Drive)?;
         let lost = self.reading.remove(lost);
         let Some(at) = state.failures.iter().position(|(expert, _)| *expert == lost) else {

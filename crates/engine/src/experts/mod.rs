@@ -167,13 +167,13 @@ struct Shared {
     class_of_layer: Vec<Option<usize>>,
     /// By class.
     arenas: Vec<Arena>,
-    state: Mutex<State>,
+    state: Mutex<StoreState>,
     patience: Duration,
     /// Told when an expert has arrived, a read has failed or a slot is free.
     changed: Condvar,
 }
 
-struct State {
+struct StoreState {
     /// By number.
     experts: Vec<Residence>,
     /// By class and slot.
@@ -204,7 +204,7 @@ struct State {
     meters: Meters,
 }
 
-impl State {
+impl StoreState {
     /// The slot of an expert in the device's memory, if it is there.
     fn on_device(&self, expert: usize) -> Option<usize> {
         self.tier.as_ref()?.find(expert)
@@ -304,7 +304,7 @@ impl ExpertStore {
     ) -> Result<ExpertStore> {
         let arenas = classes.classes.iter().zip(&options.slots).map(|(c, &n)| Arena::new(c.bytes, n));
         let numbering = Numbering::new(&layers);
-        let state = State {
+        let state = StoreState {
             experts: vec![Residence::Drive; numbering.count()],
             foreseen: vec![false; numbering.count()],
             sent: Vec::new(),
@@ -533,7 +533,7 @@ pub(crate) fn read_id(expert: usize, part: usize) -> ReadId {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, StoreState> {
         // The state is sound at every moment somebody could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -557,12 +557,12 @@ impl Shared {
     }
 
     /// A slot for an expert: a free one, or that of an expert who leaves. The slot is pinned once.
-    fn take_slot(&self, state: &mut State, expert: usize) -> Option<usize> {
+    fn take_slot(&self, state: &mut StoreState, expert: usize) -> Option<usize> {
         let class = self.class(expert);
         let slot = match state.free[class].pop() {
             Some(slot) => slot,
             None => {
-                let State { slots, experts, policy, tier, .. } = state;
+                let StoreState { slots, experts, policy, tier, .. } = state;
                 let resident = |slot: &Slot| {
                     let expert = slot.expert.filter(|_| slot.pins == 0)?;
                     matches!(experts[expert], Residence::Memory { .. }).then_some(expert)
@@ -620,7 +620,7 @@ impl Shared {
     }
 
     /// Takes one pin off a slot.
-    fn unpin(&self, state: &mut State, expert: usize) {
+    fn unpin(&self, state: &mut StoreState, expert: usize) {
         let (Residence::Memory { slot } | Residence::Reading { slot, .. }) = state.experts[expert] else {
             // Its read failed, and the slot went with it.
             return;

@@ -18,8 +18,8 @@ use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
 use super::recurrent::CpuRecurrent;
 use super::{
-    Attention, Backend, Batch, Buf, BufShape, DeltaRule, HeadMatrices, HostMatrix, LayerState, Matrix, Part,
-    Ranked, Rope, Router, Routing, StateShape, Vector, Weight, rank,
+    Attention, Backend, Batch, Buf, BufShape, DeltaRule, HeadMatrices, HostMatrix, LayerState, Matrix,
+    Ranked, Rope, Router, Routing, RowPart, StateShape, Vector, Weight, rank,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -334,7 +334,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[Part]) -> Result<()> {
+    fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()> {
         let width = x.width / groups;
         let mut first = 0;
         for part in parts {

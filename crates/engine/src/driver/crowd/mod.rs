@@ -130,7 +130,7 @@ pub struct Crowd {
 
 /// What a request has of a pass.
 #[derive(Clone, Copy)]
-struct Part {
+struct Share {
     number: u64,
     tokens: usize,
 }
@@ -422,7 +422,7 @@ impl Crowd {
     }
 
     /// Ends the requests that took part in a pass that failed.
-    fn fail(&mut self, parts: &[Part], error: &Error) {
+    fn fail(&mut self, parts: &[Share], error: &Error) {
         for i in (0..self.active.len()).rev() {
             if parts.iter().any(|part| part.number == self.active[i].number) {
                 let member = self.active.remove(i);
@@ -450,7 +450,7 @@ impl Crowd {
     ///
     /// # Errors
     /// Those that concern all: that the pass was cancelled, that there is no memory, that the device is lost.
-    fn compute(&mut self, parts: &[Part], cancel: &Cancel) -> Result<()> {
+    fn compute(&mut self, parts: &[Share], cancel: &Cancel) -> Result<()> {
         match self.pass(parts, cancel) {
             Ok(()) => Ok(()),
             Err(
@@ -473,14 +473,14 @@ impl Crowd {
         }
     }
 
-    fn pass(&mut self, parts: &[Part], cancel: &Cancel) -> Result<(), Failure> {
+    fn pass(&mut self, parts: &[Share], cancel: &Cancel) -> Result<(), Failure> {
         let mut turns = Vec::new();
         let mut writings = Vec::new();
         let mut chosen = Vec::new();
         let mut leaving = Vec::new();
         let (mut rows, mut prompt_rows) = (0, 0);
         for (i, member) in self.active.iter_mut().enumerate() {
-            let Some(&Part { tokens: count, .. }) = parts.iter().find(|part| part.number == member.number)
+            let Some(&Share { tokens: count, .. }) = parts.iter().find(|part| part.number == member.number)
             else {
                 continue;
             };
@@ -541,7 +541,7 @@ impl Crowd {
     }
 
     /// What those who are served have of the next pass.
-    fn parts(&self) -> Vec<Part> {
+    fn parts(&self) -> Vec<Share> {
         let mut shares = vec![0; self.active.len()];
         let all = self.engine.step_size();
         let ready = (0..self.active.len()).filter(|&i| self.active[i].is_ready());
@@ -559,7 +559,7 @@ impl Crowd {
             shares[i] = share;
         }
         let parts = self.active.iter().zip(shares).filter(|(_, tokens)| *tokens > 0);
-        parts.map(|(member, tokens)| Part { number: member.number, tokens }).collect()
+        parts.map(|(member, tokens)| Share { number: member.number, tokens }).collect()
     }
 
     fn end(&mut self, member: Member, outcome: Outcome) {

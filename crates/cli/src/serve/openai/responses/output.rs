@@ -34,14 +34,14 @@ pub struct Output {
 
 struct Item {
     id: String,
-    kind: Kind,
+    kind: OutputKind,
     text: String,
     status: &'static str,
     /// How likely the tokens of a message were.
     likely: Vec<Value>,
 }
 
-enum Kind {
+enum OutputKind {
     Reasoning,
     Message,
     Call { id: String, function: Name },
@@ -73,20 +73,20 @@ impl Output {
         match event {
             ReplyEvent::Progress { .. } => {}
             ReplyEvent::Reasoning(text) => {
-                if !matches!(self.open(), Some(Kind::Reasoning)) {
-                    self.begin(&mut events, "rs_", Kind::Reasoning);
+                if !matches!(self.open(), Some(OutputKind::Reasoning)) {
+                    self.begin(&mut events, "rs_", OutputKind::Reasoning);
                 }
                 self.more(&mut events, "response.reasoning_text.delta", &text, &[]);
             }
             ReplyEvent::Content { text, scored } => {
-                if !matches!(self.open(), Some(Kind::Message)) {
-                    self.begin(&mut events, "msg_", Kind::Message);
+                if !matches!(self.open(), Some(OutputKind::Message)) {
+                    self.begin(&mut events, "msg_", OutputKind::Message);
                 }
                 self.more(&mut events, "response.output_text.delta", &text, &scored);
             }
             ReplyEvent::Call { id, name } => {
                 let function = self.names.get(&name).cloned().unwrap_or_else(|| Name::new(None, &name));
-                self.begin(&mut events, "fc_", Kind::Call { id, function });
+                self.begin(&mut events, "fc_", OutputKind::Call { id, function });
             }
             ReplyEvent::Arguments(text) => {
                 self.more(&mut events, "response.function_call_arguments.delta", &text, &[]);
@@ -114,11 +114,11 @@ impl Output {
         response
     }
 
-    fn open(&self) -> Option<&Kind> {
+    fn open(&self) -> Option<&OutputKind> {
         self.items.last().filter(|_| self.is_open).map(|item| &item.kind)
     }
 
-    fn begin(&mut self, events: &mut Vec<Value>, prefix: &str, kind: Kind) {
+    fn begin(&mut self, events: &mut Vec<Value>, prefix: &str, kind: OutputKind) {
         self.close(events, "completed");
         let id = crate::serve::id(prefix);
         let item = Item { id, kind, text: String::new(), status: "in_progress", likely: Vec::new() };
@@ -144,7 +144,7 @@ impl Output {
             item.likely.extend(likely.iter().cloned());
         }
         self.tell(events, name, "delta", text.into());
-        if let (Some(Kind::Message), Some(event)) = (self.open(), events.last_mut()) {
+        if let (Some(OutputKind::Message), Some(event)) = (self.open(), events.last_mut()) {
             event["logprobs"] = likely.into();
         }
     }
@@ -161,17 +161,17 @@ impl Output {
     fn close(&mut self, events: &mut Vec<Value>, status: &'static str) {
         let Some(item) = self.items.last_mut().filter(|_| self.is_open) else { return };
         item.status = status;
-        if matches!(item.kind, Kind::Call { .. }) && item.text.is_empty() && status == "completed" {
+        if matches!(item.kind, OutputKind::Call { .. }) && item.text.is_empty() && status == "completed" {
             // A call without arguments has an object without fields.
             item.text.push_str("{}");
         }
         let (text, likely, part) = (item.text.clone(), item.likely.clone(), item.part());
         let (name, field) = match item.kind {
-            Kind::Reasoning => ("response.reasoning_text.done", "text"),
-            Kind::Message => ("response.output_text.done", "text"),
-            Kind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
+            OutputKind::Reasoning => ("response.reasoning_text.done", "text"),
+            OutputKind::Message => ("response.output_text.done", "text"),
+            OutputKind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
         };
-        let (item, is_message) = (item.json(self.carries), matches!(item.kind, Kind::Message));
+        let (item, is_message) = (item.json(self.carries), matches!(item.kind, OutputKind::Message));
         self.tell(events, name, field, text.into());
         if let (true, Some(event)) = (is_message, events.last_mut()) {
             event["logprobs"] = likely.into();
@@ -207,9 +207,9 @@ impl Output {
     fn tell(&mut self, events: &mut Vec<Value>, name: &str, field: &str, value: Value) {
         let Some(item) = self.items.last() else { return };
         let mut fields = json!({ "item_id": item.id, "output_index": self.items.len() - 1 });
-        if !matches!(item.kind, Kind::Call { .. }) {
+        if !matches!(item.kind, OutputKind::Call { .. }) {
             fields["content_index"] = 0.into();
-        } else if let (Kind::Call { function, .. }, "arguments") = (&item.kind, field) {
+        } else if let (OutputKind::Call { function, .. }, "arguments") = (&item.kind, field) {
             fields["name"] = function.name.as_str().into();
         }
         fields[field] = value;
@@ -227,7 +227,7 @@ impl Output {
 impl Item {
     fn json(&self, carries: bool) -> Value {
         match &self.kind {
-            Kind::Reasoning => {
+            OutputKind::Reasoning => {
                 let mut item = json!({
                     "id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": [self.part()],
                 });
@@ -236,10 +236,10 @@ impl Item {
                 }
                 item
             }
-            Kind::Message => json!({
+            OutputKind::Message => json!({
                 "id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": [self.part()],
             }),
-            Kind::Call { id, function } => {
+            OutputKind::Call { id, function } => {
                 let mut item = json!({
                     "id": self.id, "type": "function_call", "status": self.status, "call_id": id,
                     "name": function.name, "arguments": self.text,
@@ -255,11 +255,11 @@ impl Item {
     /// The one part of its content; a call has none.
     fn part(&self) -> Option<Value> {
         match self.kind {
-            Kind::Reasoning => Some(json!({ "type": "reasoning_text", "text": self.text })),
-            Kind::Message => Some(json!({
+            OutputKind::Reasoning => Some(json!({ "type": "reasoning_text", "text": self.text })),
+            OutputKind::Message => Some(json!({
                 "type": "output_text", "text": self.text, "annotations": [], "logprobs": self.likely,
             })),
-            Kind::Call { .. } => None,
+            OutputKind::Call { .. } => None,
         }
     }
 }
