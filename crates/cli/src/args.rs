@@ -17,7 +17,7 @@ use forebay_engine::plan::ExpertMemory;
 use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 
 use crate::device::{self, DeviceArgs};
-use crate::errors;
+use crate::errors::{self, in_flags};
 use crate::progress::Progress;
 
 /// How a model is loaded.
@@ -45,7 +45,7 @@ impl LoadArgs {
         if !self.compute.device.may_fall_back(&error) {
             return Err(error.into());
         }
-        eprintln!("The processor goes on, and loads the model: {lost}");
+        eprintln!("The processor goes on, and loads the model: {}", in_flags(lost));
         self.compute.open(path, self.ctx, None).context("the GPU was lost, and the processor cannot go on")
     }
 
@@ -120,7 +120,7 @@ impl ComputeArgs {
         };
         match open(Some(gpu.clone())) {
             Err(error) if self.device.may_fall_back(&error) => {
-                eprintln!("The processor computes, not {}: {error}", gpu.name());
+                eprintln!("The processor computes, not {}: {}", gpu.name(), in_flags(&error.to_string()));
                 Ok((open(None)?, None))
             }
             other => {

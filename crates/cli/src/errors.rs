@@ -149,6 +149,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn options_of_the_library_are_named_as_flags() {
+        let lost =
+            Error::DeviceLost("the GPU cannot copy: gone; Options::device = None goes without it".into());
+        assert_eq!(message(&lost.into()), "the GPU cannot copy: gone; --device cpu goes without it");
+        let all = FLAGS.map(|(option, _)| option).join(", ");
+        assert_eq!(in_flags(&all), "--device cpu, --io pool, --expert-memory, --memory, --ctx, --vram");
+    }
+
+    #[test]
     fn a_cause_that_is_quoted_already_is_not_repeated() {
         let cause = || std::io::Error::other("the disk is gone");
         let quoting = Error::io("model.gguf".as_ref(), "cannot open", cause());

@@ -138,7 +138,9 @@ impl DevicePlan {
                     Bytes(self.scratch),
                     Bytes(least)
                 ),
-                remedy: "raise the device's memory limit, ask for a shorter context with Options::context, or use Options::device = None".into(),
+                remedy: "raise the device's memory limit, ask for a shorter context with Options::context, or use \
+                         Options::device = None"
+                    .into(),
             });
         };
         self.slot_bytes = classes.device_bytes(&slots);

@@ -67,7 +67,7 @@ pub fn run(
             Err(error) if error.is::<std::io::Error>() || error.is::<forebay_engine::Error>() => {
                 return Err(error);
             }
-            Err(error) => eprintln!("{error:#}\n"),
+            Err(error) => eprintln!("{}\n", message(&error)),
         }
     }
 }
@@ -222,7 +222,9 @@ impl Chat {
                 session.obey(self.session.cancel());
                 self.session = session;
             }
-            Err(error) => eprintln!("The conversation is read again with the next question: {error}"),
+            Err(error) => {
+                eprintln!("The conversation is read again with the next question: {}", message(&error.into()))
+            }
         }
         if saved.model != self.model_name() {
             eprintln!("It was had with {}.", saved.model);

@@ -228,7 +228,7 @@ impl From<Error> for ApiError {
             },
             Error::Cancelled => ApiError::unavailable("the server is shutting down", 30),
             Error::DeviceLost(why) => {
-                tracing::error!("{why}");
+                tracing::error!("{}", in_flags(&why));
                 ApiError::unavailable("the device that computes was lost", 30)
             }
             error => {
