@@ -6,6 +6,7 @@ mod common;
 mod advice;
 mod batch;
 mod bench;
+mod book;
 mod chat;
 mod config;
 mod docs;
