@@ -29,9 +29,10 @@ fn commands_have_the_flags_of_today() {
 
 #[test]
 fn flags_that_the_book_names_exist() {
-    let of_others = ["--locked", "--no-mmap", "--n-cpu-moe"];
+    let of_clap = ["--help", "--version"];
+    let of_others = ["--env-file", "--example", "--n-cpu-moe", "--path", "--profile"];
     let known = call(&["docs", "markdown"]).success();
-    let known: BTreeSet<&str> = flags(&known).chain(of_others).collect();
+    let known: BTreeSet<&str> = flags(&known).chain(of_clap).chain(of_others).collect();
     let pages = pages(&repository(""));
     let concerned = pages.iter().filter(|(name, _)| in_book(name) || *name == "README.md");
     let wrong = concerned.flat_map(|(name, page)| {
@@ -39,6 +40,20 @@ fn flags_that_the_book_names_exist() {
         unknown.map(move |flag| format!("{name}: there is no {flag}"))
     });
     assert_none(wrong.collect());
+}
+
+/// People search the book for what the program has told them.
+#[test]
+fn messages_that_the_book_explains_are_the_programs() {
+    let root = repository("");
+    let is_shipped = |name: &String| name.contains("/src/") && !name.contains("/tests");
+    let sources = files(&root, "crates", ".rs").into_iter().filter(is_shipped);
+    let sources: Vec<String> = sources.map(|name| one_line(&read(&root.join(name)))).collect();
+    let told = |part: &str| sources.iter().any(|source| source.contains(part));
+    let page = read(&root.join("docs/troubleshooting.md"));
+    let unknown =
+        explained(&page).into_iter().filter(|message| !message.split('…').all(|part| told(part.trim())));
+    assert_none(unknown.map(|message| format!("the program never says {message:?}")).collect());
 }
 
 #[test]
@@ -50,7 +65,10 @@ fn what_is_broken_is_found() {
     write("docs/SUMMARY.md", "# Summary\n\n- [One](one.md)\n");
     write("docs/one.md", "# One\n\n## A `--flag`, and more\n\n[](two.md#b-1) [](#a---flag-and-more)\n");
     write("docs/two.md", "## B\n\n## B\n\n[](one.md#two) [](../README.md) ![](none.png)\n");
-    write("README.md", "[](docs/one.md) <img src=\"none.svg\">\n\n```sh\nX=1 forebay run --none | cat\n```\n");
+    write(
+        "README.md",
+        "[](docs/one.md) <img src=\"none.svg\">\n\n```sh\nX=1 forebay run --none | cat\n```\n",
+    );
     let pages = pages(root);
     let broken = [
         "README.md: none.svg: there is no such file",
@@ -63,6 +81,9 @@ fn what_is_broken_is_found() {
     let [command] = &pages["README.md"].commands[..] else { panic!("one command is expected") };
     assert_eq!(command.text, "forebay run --none");
     assert!(command.refusal().unwrap().contains("unexpected argument '--none'"));
+    let table = "| message | `x` |\n|---|---|\n| `a … b` `c` | `d` |\n";
+    assert_eq!(explained(table), ["a … b", "c"]);
+    assert_eq!(one_line("\"one \\\n    line\""), "\"one line\"");
 }
 
 #[test]
@@ -93,16 +114,17 @@ struct Page {
 struct Shown {
     text: String,
     args: Vec<String>,
-    /// In a block of code a command is whole. Within a sentence it may lack arguments.
+    /// In a block of code a command is whole. Within a sentence it may lack arguments, or be `help COMMAND`.
     whole: bool,
 }
 
 impl Shown {
-    fn new(args: Vec<String>, whole: bool) -> Shown {
+    fn new(mut args: Vec<String>, whole: bool) -> Shown {
+        args.retain(|arg| whole || arg != "COMMAND");
         Shown { text: format!("forebay {}", args.join(" ")), args, whole }
     }
 
-    /// Why the program does not take the command, which is not carried out.
+    /// Why the program does not take the command, which it does not carry out.
     fn refusal(&self) -> Option<String> {
         let mut args: Vec<&str> = self.args.iter().map(String::as_str).collect();
         let only_says = ["help", "--help", "-h", "--version", "-V", "--print-config"];
@@ -111,28 +133,48 @@ impl Shown {
         }
         let outcome = call(&args);
         let lacks = outcome.stderr.contains("required arguments were not provided");
-        (outcome.code != Some(0) && (self.whole || !lacks)).then_some(outcome.stderr)
+        let called_wrongly = outcome.code == Some(2);
+        (called_wrongly && (self.whole || !lacks)).then_some(outcome.stderr)
     }
 }
 
 /// All pages by their paths from the root.
 fn pages(root: &Path) -> BTreeMap<String, Page> {
-    let mut names: Vec<String> =
-        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(String::from).to_vec();
-    let mut folders = vec!["docs".to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(root.join(&folder)).unwrap() {
-            let entry = entry.unwrap();
-            let name = format!("{folder}/{}", entry.file_name().into_string().unwrap());
-            if entry.file_type().unwrap().is_dir() {
-                folders.push(name);
-            } else if name.ends_with(".md") {
-                names.push(name);
-            }
+    let at_root = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(String::from);
+    let names = at_root.into_iter().filter(|name| root.join(name).exists()).chain(files(root, "docs", ".md"));
+    names.map(|name| (name.clone(), Page::of(&read(&root.join(name))))).collect()
+}
+
+/// The files with an ending in a folder and those below it, by their paths from the root.
+fn files(root: &Path, folder: &str, ending: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root.join(folder)).unwrap() {
+        let entry = entry.unwrap();
+        let name = format!("{folder}/{}", entry.file_name().to_str().unwrap());
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(files(root, &name, ending));
+        } else if name.ends_with(ending) {
+            found.push(name);
         }
     }
-    names.retain(|name| root.join(name).exists());
-    names.into_iter().map(|name| (name.clone(), Page::read(&root.join(name)))).collect()
+    found
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// The messages in the first columns of a page's tables, with `…` for what varies.
+fn explained(page: &str) -> Vec<&str> {
+    let cells = page.lines().filter_map(|line| line.strip_prefix('|')?.split('|').next());
+    cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect()
+}
+
+/// Source text in which no literal is broken into lines or has quotes escaped.
+fn one_line(source: &str) -> String {
+    let mut pieces = source.split("\\\n");
+    let first = pieces.next().unwrap_or_default().to_owned();
+    pieces.fold(first, |text, piece| text + piece.trim_start()).replace("\\\"", "\"")
 }
 
 fn in_book(name: &str) -> bool {
@@ -140,12 +182,11 @@ fn in_book(name: &str) -> bool {
 }
 
 impl Page {
-    fn read(path: &Path) -> Page {
-        let text = std::fs::read_to_string(path).unwrap();
+    fn of(text: &str) -> Page {
         let mut page = Page::default();
         let mut heading = None::<String>;
         let mut script = None::<String>;
-        for event in Parser::new_ext(&text, Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH) {
+        for event in Parser::new_ext(text, Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH) {
             match event {
                 Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
                     page.links.push(dest_url.into_string());
@@ -241,7 +282,10 @@ fn unlisted(pages: &BTreeMap<String, Page>) -> Vec<String> {
     const CONTENTS: &str = "docs/SUMMARY.md";
     let listed: BTreeSet<String> = pages[CONTENTS].links.iter().map(|link| resolve(CONTENTS, link)).collect();
     let of_book = pages.keys().filter(|name| in_book(name) && *name != CONTENTS);
-    of_book.filter(|name| !listed.contains(*name)).map(|name| format!("{name} is not in {CONTENTS}")).collect()
+    of_book
+        .filter(|name| !listed.contains(*name))
+        .map(|name| format!("{name} is not in {CONTENTS}"))
+        .collect()
 }
 
 /// The flags with long names in a text.

@@ -150,7 +150,7 @@ struct Forecast {
 }
 
 /// Half-lives of the two memories, in tokens, and the share of the recent one. They lie on a plateau: half or twice of
-/// each changes the hit rates of recorded traces by little more than a hundredth (docs/streaming.md).
+/// each changes the hit rates of recorded traces by little more than a hundredth (docs/performance-cache.md).
 const RECENT: f64 = 3.0;
 const LASTING: f64 = 64.0;
 const RECENT_SHARE: f64 = 0.3;

@@ -46,7 +46,7 @@ pub struct DevicePart {
 const FILLING: usize = 16;
 
 /// One in so many of the device's experts may leave soon: those are not counted on. With recorded traces, to count on all of them costs
-/// up to a quarter of the hits in either memory, not to count on half of them next to nothing (docs/streaming.md).
+/// up to a quarter of the hits in either memory, not to count on half of them next to nothing (docs/performance-cache.md).
 const UNSETTLED: usize = 4;
 
 /// Which experts are in the device's slots.

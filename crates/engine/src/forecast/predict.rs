@@ -30,7 +30,7 @@ pub enum Skew {
 }
 
 /// Where the experts in memory get a share `s` of the choices by the routers' preferences alone, `1 - (1 - s)^k` of them
-/// hit: a conversation stays with some experts. The models whose traces were recorded (docs/streaming.md) have such `k`.
+/// hit: a conversation stays with some experts. The models whose traces were recorded (docs/performance-cache.md) have such `k`.
 const LOCALITY: [f64; 3] = [1.2, 1.6, 2.0];
 
 /// How many misses there are for every one that the heat of earlier runs lets expect: the next conversation is about
