@@ -134,7 +134,9 @@ impl Shown {
             args.push("--print-config");
         }
         let outcome = call(&args);
-        let lacks = outcome.stderr.contains("required arguments were not provided");
+        let lacks = ["required arguments were not provided", "a value is required for"]
+            .iter()
+            .any(|words| outcome.stderr.contains(words));
         let called_wrongly = outcome.code == Some(2);
         (called_wrongly && (self.whole || !lacks)).then_some(outcome.stderr)
     }
@@ -142,7 +144,7 @@ impl Shown {
 
 /// All pages by their paths from the root.
 fn pages(root: &Path) -> BTreeMap<String, Page> {
-    let at_root = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(String::from);
+    let at_root = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(String::from);
     let names = at_root.into_iter().filter(|name| root.join(name).exists()).chain(files(root, "docs", ".md"));
     names.map(|name| (name.clone(), Page::of(&read(&root.join(name))))).collect()
 }
