@@ -53,7 +53,7 @@ pub fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let mut collect = |values: &[f32]| {
         logits.extend(values.iter().flat_map(|v| v.to_le_bytes()));
     };
-    let bar = Progress::reading(tokens.len());
+    let bar = Progress::computing(tokens.len());
     let progress = |done| bar.set(done as u64, tokens.len() as u64);
     let failed = |error| errors::explain(&engine, error);
     if args.one_by_one {

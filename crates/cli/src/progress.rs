@@ -5,6 +5,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use forebay_engine::PromptMeter;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// How long something takes before a bar appears.
@@ -27,9 +28,22 @@ impl Progress {
         Progress::new(None, "loading {bar:30} {bytes} of {total_bytes} · {bytes_per_sec} · {eta}")
     }
 
-    /// A prompt is being read.
-    pub fn reading(tokens: usize) -> Progress {
-        Progress::new(Some(tokens as u64), "reading {bar:30} {pos} of {len} tokens · {elapsed}")
+    /// A prompt is being processed. The bar follows its meter, also within a pass.
+    pub fn prompt(meter: PromptMeter) -> Progress {
+        let total = meter.read().total as u64;
+        let template = "processing the prompt {bar:30} {percent} % of {len} tokens{msg}";
+        Progress::following(Some(total), template, move |bar| {
+            let progress = meter.read();
+            bar.set_position(progress.done as u64);
+            if let Some(left) = progress.time_left() {
+                bar.set_message(format!(" · {} left", rough(left)));
+            }
+        })
+    }
+
+    /// The logits of so many tokens are being computed.
+    pub fn computing(tokens: usize) -> Progress {
+        Progress::new(Some(tokens as u64), "computing {bar:30} {pos} of {len} tokens · {elapsed}")
     }
 
     /// An answer is being written to where nobody sees it.
@@ -78,15 +92,29 @@ impl Progress {
     }
 
     fn new(total: Option<u64>, template: &str) -> Progress {
+        Progress::following(total, template, |_| {})
+    }
+
+    /// A bar that `follow` brings up to date before it is drawn.
+    fn following(
+        total: Option<u64>,
+        template: &str,
+        follow: impl Fn(&ProgressBar) + Send + 'static,
+    ) -> Progress {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
         let style = ProgressStyle::with_template(template).expect("the template is well-formed");
         bar.set_style(style.progress_chars("━╸ "));
         let (sender, receiver) = mpsc::channel();
         let shown = bar.clone();
         let thread = thread::spawn(move || {
-            if receiver.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                shown.set_draw_target(ProgressDrawTarget::stderr());
-                shown.enable_steady_tick(TICK);
+            let mut wait = PATIENCE;
+            while receiver.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                if wait == PATIENCE {
+                    shown.set_draw_target(ProgressDrawTarget::stderr());
+                }
+                wait = TICK;
+                follow(&shown);
+                shown.tick();
             }
         });
         Progress { bar, timer: Some((sender, thread)) }
@@ -114,6 +142,15 @@ impl Progress {
     }
 }
 
+/// A time as people estimate it: `8 s`, `1 min 20 s`, `2 h 5 min`.
+fn rough(time: Duration) -> String {
+    match time.as_secs_f64().round() as u64 {
+        seconds @ ..60 => format!("{seconds} s"),
+        seconds @ ..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        seconds => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
 fn set(bar: &ProgressBar, done: u64, total: u64) {
     bar.set_length(total);
     bar.set_position(done);
@@ -127,5 +164,20 @@ impl Drop for Progress {
             let _ = thread.join();
         }
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn estimates_are_rough() {
+        let rough = |seconds| rough(Duration::from_secs_f64(seconds));
+        assert_eq!(rough(0.3), "0 s");
+        assert_eq!(rough(59.4), "59 s");
+        assert_eq!(rough(59.6), "1 min 0 s");
+        assert_eq!(rough(3599.0), "59 min 59 s");
+        assert_eq!(rough(7500.0), "2 h 5 min");
     }
 }

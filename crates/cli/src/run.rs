@@ -204,14 +204,15 @@ fn generate(
     let engine = session.engine().clone();
     let cancel = session.cancel().clone();
     let mut failure = None;
-    let mut reading = Some(Progress::reading(question.request.prompt.len()));
+    let mut reading = None;
     let mut writing = None;
     let reply = session.reply(question, &mut |event| {
         let (kind, text) = match event {
+            ReplyEvent::Start(meter) => {
+                reading = Some(Progress::prompt(meter));
+                return;
+            }
             ReplyEvent::Progress { done, total } => {
-                if let Some(bar) = &reading {
-                    bar.set(done as u64, total as u64);
-                }
                 if done == total {
                     reading = None;
                     writing = (bar == WritingBar::Yes).then(Progress::writing);

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for event in driver.chat(ChatRequest::new(messages.clone()).max_tokens(200))? {
             let event = event?;
             match &event {
-                ReplyEvent::Progress { .. } => {}
+                ReplyEvent::Start(_) | ReplyEvent::Progress { .. } => {}
                 ReplyEvent::Reasoning(text) => eprint!("{text}"),
                 ReplyEvent::Content { text, .. } => print!("{text}"),
                 ReplyEvent::Call { name, .. } => print!("\n[calls {name}] "),

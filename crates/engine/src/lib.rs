@@ -162,7 +162,7 @@ mod synth;
 pub mod tokenizer;
 
 pub use backend::{Best, Logits, Precision};
-pub use blocks::Cancel;
+pub use blocks::{Cancel, PromptMeter, PromptProgress};
 pub use conversation::{ChatRequest, Prompter, Question, Reply, ReplyEvent};
 pub use driver::crowd::{Crowd, CrowdOptions, Listener};
 pub use driver::prefix::{PrefixMeters, PrefixOptions};

@@ -8,11 +8,15 @@ pub mod head;
 pub mod mla;
 pub mod mlp;
 pub mod moe;
+mod progress;
 pub mod rope;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) use progress::PromptPart;
+pub use progress::{PromptMeter, PromptProgress};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -24,6 +28,8 @@ pub struct Context<'a> {
     pub executor: &'a mut dyn ExpertExecutor,
     /// Asks the pass to end early.
     pub cancel: &'a Cancel,
+    /// The prompts of the batch whose meters advance with each layer.
+    pub prompts: &'a [PromptPart],
     /// Told of each layer's choices, if somebody wants to know.
     pub observer: Option<&'a mut RoutingObserver<'a>>,
 }
@@ -32,6 +38,15 @@ impl Context<'_> {
     /// The arithmetic of whoever computes.
     pub fn backend(&mut self) -> &mut dyn Backend {
         self.executor.backend()
+    }
+
+    /// A layer begins, after so many of `all`.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if the pass is to end early.
+    pub fn begin_layer(&self, before: usize, all: usize) -> Result<()> {
+        self.prompts.iter().for_each(|part| part.advance(before, all));
+        self.cancel.check()
     }
 }
 

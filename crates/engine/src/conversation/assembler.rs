@@ -62,6 +62,7 @@ impl Assembler {
     /// Takes what happens to the answer. Gives whether more of it is wanted.
     pub fn push(&mut self, event: Event<'_>, emit: &mut dyn FnMut(ReplyEvent)) -> bool {
         match event {
+            Event::Start(meter) => emit(ReplyEvent::Start(meter.clone())),
             Event::Prompt { done, total } => emit(ReplyEvent::Progress { done, total }),
             Event::Token(scored) => self.pending.push(scored.clone()),
             Event::Text(text) => {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Question;
+use crate::blocks::PromptMeter;
 use crate::chat::Message;
 use crate::error::Result;
 use crate::generate::Answer;
@@ -20,7 +21,8 @@ use crate::session::Session;
 /// # let driver = Driver::start(&engine, DriverOptions::new(1))?;
 /// for event in driver.chat(ChatRequest::user("Tell me a story.").max_tokens(8))? {
 ///     match event? {
-///         ReplyEvent::Progress { done, total } => eprintln!("{done} of {total} tokens read"),
+///         ReplyEvent::Start(meter) => eprintln!("{} tokens to process", meter.read().total),
+///         ReplyEvent::Progress { done, total } => eprintln!("{done} of {total} tokens processed"),
 ///         ReplyEvent::Reasoning(text) => eprint!("{text}"),
 ///         ReplyEvent::Content { text, .. } => print!("{text}"),
 ///         ReplyEvent::Call { name, .. } => print!("[calls {name}] "),
@@ -32,11 +34,13 @@ use crate::session::Session;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReplyEvent {
-    /// The prompt is being read.
+    /// Prompt processing starts. The meter shows at any time how far it is, also while a pass computes.
+    Start(PromptMeter),
+    /// More of the prompt has been processed: told after each pass.
     Progress {
-        /// Tokens read.
+        /// Tokens processed.
         done: usize,
-        /// Tokens to read.
+        /// Tokens to process.
         total: usize,
     },
     /// What the model says to itself.
@@ -168,7 +172,7 @@ impl Draft {
     /// Takes what happens; gives the reply when it has ended, after which the draft is empty.
     pub fn take(&mut self, event: ReplyEvent) -> Option<Reply> {
         match event {
-            ReplyEvent::Progress { .. } => {}
+            ReplyEvent::Start(_) | ReplyEvent::Progress { .. } => {}
             ReplyEvent::Reasoning(text) => self.reasoning.push_str(&text),
             ReplyEvent::Content { text, mut scored } => {
                 self.content.push_str(&text);

@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use super::{Compute, Inner};
 use crate::backend::{Batch, Logits, Row, note_loss};
 use crate::blocks::head::Head;
-use crate::blocks::{Cancel, Context};
+use crate::blocks::{Cancel, Context, PromptPart};
 use crate::error::{Bytes, Error, Result};
 use crate::experts::{BatchShape, ExpertStore, RoutingObserver};
 use crate::memory::{Pressure, Relief};
@@ -15,6 +15,8 @@ use crate::memory::{Pressure, Relief};
 pub(crate) struct Pass<'a> {
     /// Asks the pass to end early.
     pub cancel: &'a Cancel,
+    /// The prompts of the batch whose meters advance with each layer.
+    pub prompts: &'a [PromptPart],
     /// Told of each layer's choices, if somebody wants to know. It runs while the backend is held, so it only writes them down.
     pub observer: Option<&'a mut RoutingObserver<'a>>,
 }
@@ -70,13 +72,14 @@ impl<'a> ComputeGuard<'a> {
 
     /// Takes a batch through all layers. Afterwards all experts that they used have come to where they are computed.
     fn pass_layers(&mut self, batch: &mut Batch<'_>, pass: Pass<'_>) -> Result<()> {
-        let Pass { cancel, mut observer } = pass;
+        let Pass { cancel, prompts, mut observer } = pass;
         let Compute { executor, pressure, .. } = &mut *self.held;
         relieve(pressure, &self.inner.experts.store);
         executor.begin(BatchShape { rows: batch.tokens.len(), sequences: batch.sequences.len() })?;
         let mut cx = Context {
             executor: &mut **executor,
             cancel,
+            prompts,
             // With its lifetime cut to that of the context.
             observer: match &mut observer {
                 Some(observer) => Some(&mut **observer),

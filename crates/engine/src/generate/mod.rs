@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use crate::TokenId;
 use crate::backend::Logits;
+use crate::blocks::PromptMeter;
 use crate::chat::dialect::ReasoningLimit;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -35,7 +36,8 @@ pub use request::Request;
 /// # let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
 /// let request = Request::new(&engine, prompt)?.max_tokens(8);
 /// let answer = engine.session().generate(&request, &mut |event| match event {
-///     Event::Prompt { done, total } => eprintln!("{done} of {total} tokens read"),
+///     Event::Start(meter) => eprintln!("{} tokens to process", meter.read().total),
+///     Event::Prompt { done, total } => eprintln!("{done} of {total} tokens processed"),
 ///     Event::Token(_) => unreachable!("no probabilities were asked for"),
 ///     Event::Text(text) => {
 ///         print!("{text}");
@@ -46,11 +48,13 @@ pub use request::Request;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
-    /// The prompt is being read.
+    /// Prompt processing starts. The meter shows at any time how far it is, also while a pass computes.
+    Start(&'a PromptMeter),
+    /// More of the prompt has been processed: told after each pass.
     Prompt {
-        /// Tokens read.
+        /// Tokens processed.
         done: usize,
-        /// Tokens to read.
+        /// Tokens to process.
         total: usize,
     },
     /// A token of the answer, before the text it leads to; only if [probabilities](Request::logprobs) were asked for.
@@ -58,6 +62,14 @@ pub enum Event<'a> {
     Token(&'a Scored),
     /// More text of the answer: whole characters.
     Text(&'a str),
+}
+
+impl Event<'_> {
+    /// What is told after a pass.
+    fn prompt(meter: &PromptMeter) -> Event<'static> {
+        let progress = meter.read();
+        Event::Prompt { done: progress.done as usize, total: progress.total }
+    }
 }
 
 /// Why an answer ended.
@@ -200,8 +212,15 @@ impl Session {
         writing.prepare()?;
         let start = Instant::now();
         let before = engine.meters();
-        let mut progress = |done, total| on_event(Event::Prompt { done, total });
-        match self.extend_watched(&request.prompt, &mut progress) {
+        let mut started = false;
+        let mut watch = |meter: &PromptMeter| {
+            let event = match std::mem::replace(&mut started, true) {
+                false => Event::Start(meter),
+                true => Event::prompt(meter),
+            };
+            on_event(event);
+        };
+        match self.extend_watched(&request.prompt, &mut watch) {
             Ok(extended) => writing.stats().reused_tokens = extended.reused,
             Err(Error::Cancelled) => writing.cancel(),
             Err(error) => return Err(error),

@@ -445,7 +445,7 @@ impl Model for Decoder {
             Attention::Latent(mla) => mla.begin(cx, batch)?,
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            cx.cancel.check()?;
+            cx.begin_layer(i, self.layers.len())?;
             let i = LayerIdx(i);
             cx.backend().rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
             let (x, out) = (self.normed, self.added);

@@ -51,6 +51,7 @@ impl Engine {
         }
         session.check(text)?;
         session.go_back(0);
+        session.meter = None;
         Ok(AllLogits { engine: self, session, text, end: 0, chunk: None, last: Vec::new() })
     }
 }

@@ -15,7 +15,7 @@ pub(crate) use snapshot::{Outline, Snapshot};
 pub use together::{Step, Turn};
 
 use crate::backend::{Batch, Logits, Routing, Sequence, SequenceState};
-use crate::blocks::Cancel;
+use crate::blocks::{Cancel, PromptMeter, PromptPart};
 use crate::engine::{Computed, Engine, Pass};
 use crate::error::{Error, Result};
 use crate::experts::RoutingObserver;
@@ -123,6 +123,8 @@ pub struct Session {
     /// After the last token; empty if they are not known.
     logits: Vec<f32>,
     cancel: Cancel,
+    /// Of the prompt that is processed, or was last.
+    meter: Option<PromptMeter>,
     /// Of the chunk at hand; kept for the next.
     positions: Vec<u32>,
     routers: Option<Routers>,
@@ -138,6 +140,7 @@ impl Session {
             tokens: Vec::with_capacity(engine.plan().reserved),
             logits: Vec::new(),
             cancel: Cancel::default(),
+            meter: None,
             positions: Vec::new(),
             routers: None,
             engine,
@@ -218,6 +221,18 @@ impl Session {
         self.cancel = cancel.clone();
     }
 
+    /// Has a meter show how much of a prompt is processed from now on.
+    pub(crate) fn show(&mut self, meter: &PromptMeter) {
+        self.meter = Some(meter.clone());
+    }
+
+    /// What so many tokens after those held are of the prompt that a meter shows.
+    fn prompt_part(&self, tokens: usize) -> Option<PromptPart> {
+        let start = self.tokens.len();
+        let meter = self.meter.clone().filter(|meter| meter.concerns(start))?;
+        Some(PromptPart { meter, start, tokens })
+    }
+
     /// Has a watch told what every router chooses, layer by layer, from now on; `None` ends that. It is told after each batch, when
     /// others may compute already: what routers chose is copied meanwhile. A batch that fails or is cancelled ends before its last layer.
     ///
@@ -267,17 +282,18 @@ impl Session {
     /// # Ok::<(), forebay_engine::Error>(())
     /// ```
     pub fn extend(&mut self, tokens: &[TokenId]) -> Result<Extended> {
-        self.extend_watched(tokens, &mut |_, _| {})
+        self.extend_watched(tokens, &mut |_| {})
     }
 
-    /// As [`extend`](Self::extend), and tells after each chunk how many tokens are done, and of how many.
+    /// As [`extend`](Self::extend), and tells of the prompt's meter: before the first chunk, and after each. Another thread may
+    /// read it in between.
     ///
     /// # Errors
     /// As [`extend`](Self::extend).
     pub fn extend_watched(
         &mut self,
         tokens: &[TokenId],
-        progress: &mut dyn FnMut(usize, usize),
+        watch: &mut dyn FnMut(&PromptMeter),
     ) -> Result<Extended> {
         self.check(tokens)?;
         let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
@@ -287,6 +303,9 @@ impl Session {
         // The last token is computed again for its logits, if nothing else.
         let reused = self.state.reach(same.min(tokens.len() - 1));
         self.go_back(reused);
+        let meter = PromptMeter::new(reused, tokens.len());
+        self.show(&meter);
+        watch(&meter);
         let engine = self.engine.clone();
         while self.tokens.len() < tokens.len() {
             let end = tokens.len().min(self.tokens.len() + engine.chunk());
@@ -294,7 +313,7 @@ impl Session {
             let computed =
                 self.compute_chunk(&engine, &tokens[..end], if last { end - 1..end } else { 0..0 })?;
             self.keep(computed, &tokens[self.tokens.len()..end])?;
-            progress(end - reused, tokens.len() - reused);
+            watch(&meter);
         }
         Ok(Extended { reused, computed: tokens.len() - reused })
     }
@@ -443,6 +462,7 @@ impl Session {
     ) -> Result<Computed<'e>> {
         let start = self.tokens.len();
         self.make_room(start + tokens.len())?;
+        let prompt = self.prompt_part(tokens.len());
         self.positions.clear();
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
         let mut sequences = [Sequence { state: &mut self.state, rows: 0..tokens.len() }];
@@ -452,7 +472,7 @@ impl Session {
             |layer: LayerIdx, routing: &Routing| routers.chosen.push((phase, layer, routing.clone()))
         });
         let observer = record.as_mut().map(|record| record as &mut RoutingObserver<'_>);
-        let pass = Pass { cancel: &self.cancel, observer };
+        let pass = Pass { cancel: &self.cancel, prompts: prompt.as_slice(), observer };
         let computed = engine.compute().forward(&mut batch, wanted, pass);
         if computed.is_err() {
             self.tell_routers();
@@ -478,6 +498,9 @@ impl Session {
     fn commit(&mut self, tokens: &[TokenId]) {
         self.tokens.extend_from_slice(tokens);
         self.state.settle(self.tokens.len());
+        if let Some(meter) = &self.meter {
+            meter.set(self.tokens.len() as f64);
+        }
         self.tell_routers();
     }
 

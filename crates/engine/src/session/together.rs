@@ -124,6 +124,8 @@ impl Engine {
                 wanting.push(i);
             }
         }
+        let prompts: Vec<_> =
+            turns.iter().filter_map(|turn| turn.session.prompt_part(turn.tokens.len())).collect();
         let mut row = 0;
         let mut sequences: Vec<Sequence<'_>> = turns
             .iter_mut()
@@ -134,7 +136,8 @@ impl Engine {
             })
             .collect();
         let mut batch = Batch { tokens: &tokens, positions: &positions, sequences: &mut sequences };
-        let computed = self.compute().forward(&mut batch, wanted, Pass { cancel, observer: None })?;
+        let pass = Pass { cancel, prompts: &prompts, observer: None };
+        let computed = self.compute().forward(&mut batch, wanted, pass)?;
         Ok(Step { computed, turns, wanting: wanting.into_iter() })
     }
 

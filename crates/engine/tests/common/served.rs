@@ -24,7 +24,7 @@ impl Listener for Ear {
         match event {
             Event::Prompt { done, total } => heard.progress.push((done, total)),
             Event::Text(text) => heard.text.push_str(text),
-            Event::Token(_) => {}
+            Event::Start(_) | Event::Token(_) => {}
         }
     }
 

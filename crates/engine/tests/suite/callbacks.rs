@@ -3,12 +3,12 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use forebay_engine::{
-    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Options, Result, Session, TokenId,
-    Turn,
+    Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Event, Listener, Options, PromptMeter, Result,
+    Session, TokenId, Turn,
 };
 use forebay_testing::assert_same_bits;
 
@@ -83,13 +83,13 @@ fn anything_may_be_done_in_the_callbacks_of_an_answer() {
         let (mut prompts, mut texts) = (0, 0);
         let answer = engine.session().generate(&request, &mut |event| {
             match event {
-                Event::Prompt { .. } => prompts += 1,
+                Event::Start(_) | Event::Prompt { .. } => prompts += 1,
                 Event::Text(_) | Event::Token(_) => texts += 1,
             }
             handle_and_compute(&mut other, folder.path());
         });
         assert_eq!(answer.unwrap().tokens, expected.tokens);
-        assert!(prompts == 3 && texts > 0, "{prompts}, {texts}");
+        assert!(prompts == 4 && texts > 0, "{prompts}, {texts}");
     });
 }
 
@@ -218,5 +218,81 @@ fn anything_may_be_done_by_those_who_listen_to_a_crowd() {
         }
         let answers: Vec<_> = came.try_iter().map(|answer| answer.unwrap().tokens).collect();
         assert_eq!(answers, [&expected.tokens; 3].map(Clone::clone));
+    });
+}
+
+/// Takes the meter of a request.
+struct Metering(Arc<Mutex<Vec<PromptMeter>>>);
+
+impl Listener for Metering {
+    fn event(&mut self, event: Event<'_>) {
+        if let Event::Start(meter) = event {
+            self.0.lock().unwrap().push(meter.clone());
+        }
+    }
+
+    fn end(self: Box<Self>, answer: Result<Answer>) {
+        answer.unwrap();
+    }
+}
+
+/// What is asked between layers stands for another thread that reads meters while a batch is computed.
+#[test]
+fn the_meters_of_all_prompts_advance_with_each_layer() {
+    ending(|| {
+        let engine = open();
+        let layers = engine.routed_layers().len();
+        let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
+        let meters = Arc::new(Mutex::new(Vec::new()));
+        // Neither begins like the other, so neither waits for what the other has computed.
+        for prompt in [story(20), random_tokens(44, 160, 32)] {
+            crowd.add(request(&prompt, 2, 9), Cancel::default(), Box::new(Metering(meters.clone())));
+        }
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let look = {
+            let (meters, shown) = (meters.clone(), shown.clone());
+            Cancel::when(move || {
+                if let [first, second] = &meters.lock().unwrap()[..] {
+                    shown.lock().unwrap().push((first.read().done, second.read().done));
+                }
+                false
+            })
+        };
+        while !crowd.is_empty() {
+            crowd.step(&look).unwrap();
+        }
+        let (meters, shown) = (meters.lock().unwrap(), shown.lock().unwrap());
+        assert!(shown.is_sorted_by(|a, b| a.0 <= b.0 && a.1 <= b.1), "{shown:?}");
+        // A pass takes 16 tokens: eight of each prompt, later more of the longer one.
+        for layer in 0..layers {
+            let done = 8.0 * layer as f64 / layers as f64;
+            assert!(shown.contains(&(done, done)), "{done} of both prompts: {shown:?}");
+        }
+        let read = |meter: &PromptMeter| (meter.read().done, meter.read().total);
+        assert_eq!(meters.iter().map(read).collect::<Vec<_>>(), [(20.0, 20), (44.0, 44)]);
+    });
+}
+
+#[test]
+fn a_meter_shows_what_a_cancelled_prompt_kept_and_goes_on_from_there() {
+    ending(|| {
+        let engine = open();
+        let text = story(40);
+        let mut session = engine.session();
+        session.extend(&text[..4]).unwrap();
+        let (asked, layers) = (AtomicUsize::new(0), engine.routed_layers().len());
+        session.obey(&Cancel::when(move || asked.fetch_add(1, Ordering::Relaxed) == layers + 1));
+        let mut meter = None;
+        let result = session.extend_watched(&text, &mut |started| meter = Some(started.clone()));
+        assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        let progress = meter.unwrap().read();
+        let part = 16.0 / layers as f64;
+        assert_eq!((progress.done, progress.total), (16.0 + part, 36), "of the second chunk one layer");
+        assert_eq!(session.tokens().len(), 20);
+        session.obey(&Cancel::default());
+        let mut meter = None;
+        session.extend_watched(&text, &mut |started| meter = Some(started.clone())).unwrap();
+        let progress = meter.unwrap().read();
+        assert_eq!((progress.done, progress.total, progress.time_left()), (20.0, 20, Some(Duration::ZERO)));
     });
 }

@@ -169,6 +169,7 @@ fn what_is_told_as_it_comes_is_the_whole() {
     for event in driver.chat(request).unwrap() {
         assert!(end.is_none(), "nothing comes after the end");
         match event.unwrap() {
+            ReplyEvent::Start(meter) => assert!(meter.read().total > 0),
             ReplyEvent::Progress { done, total } => read = done * usize::from(done == total),
             ReplyEvent::Content { text: more, scored: mut likely } => {
                 text.push_str(&more);

@@ -276,7 +276,7 @@ fn probabilities_are_the_models_own() {
     let answer = session.generate(&request, &mut |event| match event {
         Event::Token(scored) => order.push(format!("token {}", scored.token.0)),
         Event::Text(text) => order.push(text.to_owned()),
-        Event::Prompt { .. } => {}
+        Event::Start(_) | Event::Prompt { .. } => {}
     });
     let answer = answer.unwrap();
     let tokens: Vec<TokenId> = answer.logprobs.iter().map(|scored| scored.token).collect();

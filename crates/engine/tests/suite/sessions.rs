@@ -7,7 +7,9 @@ use std::sync::mpsc;
 
 use forebay_engine::chat::{Message, RenderOptions};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
-use forebay_engine::{Cancel, Engine, Error, Extended, Options, Precision, Session, TokenId, Turn};
+use forebay_engine::{
+    Cancel, Engine, Error, Extended, Options, Precision, PromptMeter, Session, TokenId, Turn,
+};
 use forebay_testing::assert_same_bits;
 
 use crate::common::models::{KEEPING, containers, data, demo_model, options, random_tokens, trained};
@@ -70,9 +72,9 @@ fn progress_counts_what_is_computed() {
     let mut session = engine.session();
     session.extend(&story[..20]).unwrap();
     let mut seen = Vec::new();
-    let mut progress = |done, total| seen.push((done, total));
+    let mut progress = |meter: &PromptMeter| seen.push((meter.read().done, meter.read().total));
     session.extend_watched(&story, &mut progress).unwrap();
-    assert_eq!(seen, [(16, 40), (32, 40), (40, 40)]);
+    assert_eq!(seen, [(0.0, 40), (16.0, 40), (32.0, 40), (40.0, 40)]);
 }
 
 #[test]
@@ -159,8 +161,8 @@ fn another_thread_can_stop_a_long_prompt() {
     });
     // The next chunk is under way when it is stopped; a thread that is late is waited for, long before the last chunk.
     let mut chunks = 0;
-    let mut progress = |_, _| {
-        chunks += 1;
+    let mut progress = |meter: &PromptMeter| {
+        chunks = meter.read().done as usize / 32;
         match chunks {
             1 => begun.send(()).unwrap(),
             3 => has_stopped.recv().unwrap(),

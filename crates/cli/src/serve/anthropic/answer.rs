@@ -44,7 +44,7 @@ impl Answer {
     pub fn take(&mut self, event: ReplyEvent) -> Vec<Value> {
         let mut events = Vec::new();
         match event {
-            ReplyEvent::Progress { .. } => {}
+            ReplyEvent::Start(_) | ReplyEvent::Progress { .. } => {}
             ReplyEvent::Reasoning(text) => {
                 if !matches!(self.open(), Some(Block::Thinking(_))) {
                     self.begin(Block::Thinking(String::new()), &mut events);

@@ -42,6 +42,7 @@ async fn stream(to: Streamed, mut turn: Turn) -> Result<(), Gone> {
             Err(error) => return to.fail(&error).await,
         };
         match event {
+            ReplyEvent::Start(_) => {}
             ReplyEvent::Progress { done, total } => {
                 let choice = to.choice(index, Value::Object(Map::new()), None, None);
                 to.progress(choice, done, total).await?;

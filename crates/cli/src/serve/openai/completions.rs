@@ -44,6 +44,7 @@ async fn stream(to: Streamed, mut turn: Turn) -> Result<(), Gone> {
             Err(error) => return to.fail(&error).await,
         };
         match event {
+            ReplyEvent::Start(_) => {}
             ReplyEvent::Progress { done, total } => {
                 to.progress(text_choice(index, "", Value::Null, None), done, total).await?;
             }

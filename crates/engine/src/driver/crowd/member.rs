@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Listener;
 use crate::TokenId;
-use crate::blocks::Cancel;
+use crate::blocks::{Cancel, PromptMeter};
 use crate::driver::prefix::Ticket;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -52,8 +52,8 @@ pub struct Member {
     pub served: u64,
     came: Instant,
     begun: Moment,
-    /// Tokens of the prompt that were known when computing began.
-    reused: Option<usize>,
+    /// Shows how much of the prompt is processed, once that has begun.
+    meter: Option<PromptMeter>,
     /// When the prompt had been read.
     read: Option<Moment>,
     /// How much of the prompt its listener knows to be read.
@@ -117,7 +117,7 @@ impl Asked {
             served: 0,
             came,
             begun,
-            reused: None,
+            meter: None,
             read: None,
             told: 0,
         };
@@ -134,10 +134,17 @@ impl Member {
             self.session = session;
         }
         self.pins.iter().for_each(|&pin| self.session.pin(pin));
-        let first = self.reused.is_none();
-        let reused = *self.reused.get_or_insert(self.session.tokens().len());
-        self.writing.stats().reused_tokens = reused;
-        first.then_some(reused)
+        let known = self.session.tokens().len();
+        let Member { meter, listener, prompt, session, .. } = self;
+        if let Some(meter) = meter {
+            session.show(meter);
+            return None;
+        }
+        let meter = meter.insert(PromptMeter::new(known, *prompt));
+        session.show(meter);
+        listener.event(Event::Start(meter));
+        self.writing.stats().reused_tokens = known;
+        Some(known)
     }
 
     /// Has it able to go back to so many tokens, for others.
@@ -188,13 +195,14 @@ impl Member {
 
     /// More of the text has been computed. Gives whether that is news.
     pub fn tell_progress(&mut self) -> bool {
-        let reused = self.reused.unwrap_or(0);
-        let done = self.session.tokens().len().min(self.prompt).saturating_sub(reused);
+        let Some(meter) = &self.meter else { return false };
+        let progress = meter.read();
+        let done = progress.done as usize;
         // What is computed again after it was lost is nobody's progress.
         let is_news = done > self.told;
         if is_news {
             self.told = done;
-            self.listener.event(Event::Prompt { done, total: self.prompt - reused });
+            self.listener.event(Event::Prompt { done, total: progress.total });
         }
         is_news
     }

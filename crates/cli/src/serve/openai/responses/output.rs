@@ -71,7 +71,7 @@ impl Output {
     pub fn take(&mut self, event: ReplyEvent) -> Vec<Value> {
         let mut events = Vec::new();
         match event {
-            ReplyEvent::Progress { .. } => {}
+            ReplyEvent::Start(_) | ReplyEvent::Progress { .. } => {}
             ReplyEvent::Reasoning(text) => {
                 if !matches!(self.open(), Some(OutputKind::Reasoning)) {
                     self.begin(&mut events, "rs_", OutputKind::Reasoning);
