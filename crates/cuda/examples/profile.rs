@@ -1,11 +1,11 @@
-//! How long a step takes on the GPU, and which kernels it takes: for one conversation, for several, and for a prompt.
+//! Measures a step on the GPU, and its kernels: for one conversation, for several, and for a prompt.
 //!
 //! ```sh
 //! cargo run --profile dist -p forebay-cuda --example profile -- MODEL [CONVERSATIONS…]
 //! ```
 //!
-//! Steps are timed as they are, as graphs; kernels are timed one by one, each after the one before has ended. With
-//! `FOREBAY_GPU_APART=1` they start one after the other in graphs, too.
+//! Steps are timed as they normally run, as graphs. Kernels are timed one by one, each after its predecessor has ended.
+//! With `FOREBAY_GPU_APART=1`, kernels in graphs run one after the other, too.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use forebay_engine::{Cancel, Engine, Options, Result, Session, TokenId, Turn};
 /// Tokens of the prompt.
 const PROMPT: usize = 512;
 
-/// Steps that are timed.
+/// Steps to time.
 const STEPS: usize = 64;
 
 fn tokens(count: usize, from: usize) -> Vec<TokenId> {
@@ -29,7 +29,7 @@ fn step(engine: &Engine, sessions: &mut [Session], number: usize) -> Result<()> 
     let turns = sessions.iter_mut().zip(&next);
     let mut turns: Vec<Turn<'_>> =
         turns.map(|(session, tokens)| Turn { session, tokens, logits: true, marks: &[] }).collect();
-    // Somebody looks at the likeliest tokens: logits that nobody asks for are not computed.
+    // Reads the likeliest tokens, because logits that are not read are not computed.
     let mut step = engine.step(&mut turns, &Cancel::default())?;
     while let Some((_, mut logits)) = step.next_row()? {
         logits.best()?;
@@ -62,7 +62,7 @@ fn main() -> Result<()> {
         for (i, session) in sessions.iter_mut().enumerate() {
             session.extend(&tokens(64, i))?;
         }
-        // A record becomes a graph when it comes for the second time.
+        // A sequence becomes a graph when it is repeated.
         (0..4).try_for_each(|number| step(&engine, &mut sessions, number))?;
         let start = Instant::now();
         (0..STEPS).try_for_each(|number| step(&engine, &mut sessions, number))?;

@@ -1,8 +1,9 @@
-// Experts come to the device as they lie in their file. Here their bytes are put where products look for them.
+// Rearranges uploaded experts: from the layout of their file to that of the kernels.
 
 #include "matrix.cuh"
 
-// One plane of a matrix: rows of units, which are so many bytes apart where they come from and lie together where they go.
+// One plane of a matrix: rows of units, which are `unit_step` bytes apart in the source and contiguous in the
+// destination.
 struct Plane {
     const u8* from;
     u8* to;
@@ -16,13 +17,13 @@ struct Arrival {
 };
 
 struct ArrangeArgs {
-    const Plane* planes; // one for each y of the grid
+    const Plane* planes; // one per y of the grid
     const Arrival* arrivals;
-    u64* table; // where all experts are
+    u64* table; // the addresses of all experts
     u32 count;  // of arrivals
 };
 
-// Copies as many bytes at a time as the type has, which divides the unit and everything that is added to `from`.
+// Copies with the largest word whose size divides the unit and all offsets of `from`.
 template <class Bytes> __device__ inline void copy_plane(const Plane& p) {
     u32 stride = p.unit * p.units, count = p.rows * (stride / (u32)sizeof(Bytes));
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
@@ -45,14 +46,14 @@ extern "C" __global__ void arrange(const ArrangeArgs a) {
 }
 
 struct FetchArgs {
-    const u64* from; // in the computer's memory
+    const u64* from; // in RAM
     u64* to;
     u32 count;
 };
 
-// Takes a little from the computer's memory. A copy would have to wait until the experts that are on their way have come. Nobody reads
-// what it writes to but those after it, nor does the kernel before it, so it need not wait to begin; but it does not end before
-// that one, because who waits for this one counts on both.
+// Fetches a little data from RAM. A copy would have to wait until uploads of experts have ended. Only later kernels
+// read what it writes, and no earlier one does, so it may begin at once. But it ends only after the kernel before it,
+// because the kernel after it relies on both.
 extern "C" __global__ void fetch(const FetchArgs a) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < a.count) a.to[i] = ((const volatile u64*)a.from)[i];
@@ -60,7 +61,7 @@ extern "C" __global__ void fetch(const FetchArgs a) {
 }
 
 struct PutArgs {
-    const float* from; // one row after the other
+    const float* from; // contiguous rows
     const u32* rows;
     float* to;
     u32 width;

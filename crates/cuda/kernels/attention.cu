@@ -1,13 +1,13 @@
-// Attention over keys and values in pages, whatever their shape and type.
+// Attention over keys and values in pages, of any shape and type.
 
 #include "matrix.cuh"
 #include "pages.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / WARP)
-// Keys that are in shared memory at a time.
+// Keys in shared memory at a time.
 #define KEYS 32
-// Channels of a value that a lane has at most.
+// The most channels of a value per lane.
 #define MOST_VALUES 16
 
 struct AppendArgs {
@@ -44,9 +44,9 @@ extern "C" __global__ void append(const AppendArgs a) {
 struct AttendArgs {
     KvArgs kv;
     const float* q;     // [rows, q_heads * key_dim]
-    float* out;         // [rows, q_heads * value_dim], where there is one split
-    float* partial;     // [splits, rows, q_heads, value_dim + 2], where there are several: out, max, sum
-    const float* sinks; // [q_heads], or none
+    float* out;         // [rows, q_heads * value_dim], if there is one split
+    float* partial;     // [splits, rows, q_heads, value_dim + 2], if there are several: out, max, sum
+    const float* sinks; // [q_heads], or null
     u32 q_heads, rows, splits;
     u32 window; // positions a query sees, or 0 for all
     float scale;
@@ -56,10 +56,10 @@ template <class T> __device__ inline float number(T x);
 template <> __device__ inline float number(float x) { return x; }
 template <> __device__ inline float number(u16 x) { return half_to_float(x); }
 
-// Bytes from one key to the next in shared memory: an odd number of sixteens, so that keys lie in different banks.
+// Bytes between keys in shared memory: an odd multiple of 16, so that keys are in different banks.
 __device__ inline u32 key_bytes(u32 dim, u32 size) { return (dim * size / 16 + 1 | 1) * 16; }
 
-// A block is one row and up to WARPS query heads of one key head, a warp for each; blockIdx.z says which share of the
+// A block computes one row and up to WARPS query heads of one key head, one per warp. blockIdx.z is the split of the
 // positions.
 template <class T> __device__ inline void attend(const AttendArgs& a) {
     await_previous();
@@ -83,7 +83,7 @@ template <class T> __device__ inline void attend(const AttendArgs& a) {
 
     u32 end = a.kv.position[row] + 1;
     u32 start = a.window && end > a.window ? end - a.window : 0;
-    // Shares are whole tiles.
+    // Splits are whole tiles.
     u32 first_tile = start / KEYS, tiles = (end + KEYS - 1) / KEYS - first_tile;
     u32 share = (tiles + a.splits - 1) / a.splits;
     u32 from = first_tile + min(split * share, tiles), to = first_tile + min((split + 1) * share, tiles);
@@ -121,7 +121,7 @@ template <class T> __device__ inline void attend(const AttendArgs& a) {
         __syncthreads();
         if (!active) continue;
 
-        // Scores: a lane for each key.
+        // Scores: one lane per key.
         const T* key = (const T*)(keys + lane * stride);
         float score = 0;
         if (key_dim % 8 == 0) {
@@ -153,7 +153,7 @@ template <class T> __device__ inline void attend(const AttendArgs& a) {
         for (int i = 0; i < MOST_VALUES; i++) acc[i] *= correction;
         for (u32 j = 0; j < KEYS; j++) {
             float pj = __shfl_sync(ALL_LANES, p, j);
-            // What was never written may be anything.
+            // Memory beyond the last position is uninitialised.
             if (pj == 0) continue;
             const T* value = a.kv.latent ? (const T*)(keys + j * stride) + own : values + j * value_dim;
 #pragma unroll
@@ -189,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_singles(const Atten
 
 #define MOST_SPLITS 64
 
-// Joins the shares of the positions; a block for each head of each row, a thread for each channel.
+// Combines the splits of the positions: one block per head of a row, one thread per channel.
 extern "C" __global__ void merge(const AttendArgs a) {
     await_previous();
     __shared__ float factor[MOST_SPLITS];

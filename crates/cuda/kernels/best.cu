@@ -1,14 +1,14 @@
-// The likeliest tokens of rows of logits: each row's are counted in bins by size, those from the bin on that the last of
-// them is in are gathered, and these few are sorted.
+// Finds the likeliest tokens of rows of logits. Each row's logits are counted in bins by value. Those in the bins that
+// can contain the result are gathered, and these few are sorted.
 
 #include "matrix.cuh"
 
 #define THREADS 256
-// Logits of a block.
+// Logits per block.
 #define SHARE 4096
 #define BIN_BITS 12
 #define BINS (1 << BIN_BITS)
-// The most that are gathered of a row. Where more are as likely as the last, the host looks at all.
+// The most candidates per row. If more are as likely as the last one, the host ranks the whole row.
 #define MOST 4096
 #define SORT_THREADS 1024
 #define TOO_MANY 0xffffffffu
@@ -22,7 +22,7 @@ struct BestArgs {
     u32 width, k, rows;
 };
 
-// A number that is larger for a likelier token. A NaN is as minus infinity, minus zero as zero.
+// Maps a logit to an integer that is larger for a likelier token. NaN counts as minus infinity, and minus zero as zero.
 __device__ inline u64 key_of(float x, u32 token) {
     x = x == x ? fminf(x, __int_as_float(0x7f7fffff)) + 0.0f : -INFINITE;
     u32 bits = __float_as_uint(x);
@@ -32,7 +32,7 @@ __device__ inline u64 key_of(float x, u32 token) {
 
 __device__ inline u32 bin_of(u64 key) { return (u32)(key >> (64 - BIN_BITS)); }
 
-// A thread's share of a row's logits, which are all on their way before the first is looked at.
+// A thread's part of a row's logits. All of them are loaded before the first is used.
 #define EACH (SHARE / THREADS)
 struct Logits {
     float logit[EACH];
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_gather(const BestArgs
     u32 row = blockIdx.y;
     Logits x(a);
 
-    // A thread has as many bins as any other, the first thread the likeliest.
+    // Every thread has the same number of bins, the first thread those of the largest logits.
     const u32 OWN_BINS = BINS / THREADS;
     const u32* bins = a.bins + (u64)row * BINS + BINS - 1 - threadIdx.x * OWN_BINS;
     u32 mine = 0;
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_gather(const BestArgs
     }
 }
 
-// Sorts what was gathered of a row, the largest first; no two are equal.
+// Sorts a row's candidates in descending order. No two are equal.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS) best_sort(const BestArgs a) {
     await_previous();
     __shared__ u64 keys[MOST];
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) best_sort(const BestA
             for (u32 i = threadIdx.x; i < size / 2; i += SORT_THREADS) {
                 u32 low = i / step * 2 * step + i % step, high = low + step;
                 u64 p = keys[low], q = keys[high];
-                // Every other run is the other way round, so that two of them make one that rises and falls.
+                // Every other run is reversed, so that two of them form a bitonic sequence.
                 bool falls = (low & run) == 0;
                 if ((p < q) == falls) keys[low] = q, keys[high] = p;
             }

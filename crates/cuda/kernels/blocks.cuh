@@ -1,20 +1,20 @@
-// Types whose weights lie in blocks, with the scales of each inside it or cut from it; and floats.
+// Types whose weights are in blocks, with each block's scales inside it or split from it; and floats.
 
-// The doubles of the four-bit floats, as bytes of words.
+// The doubles of four-bit floats, as bytes of words.
 __device__ inline float fp4(u32 code) {
     u32 word = code & 4 ? 0x0c080604u : 0x03020100u;
     int value = word >> (8 * (code & 3)) & 255;
     return (float)(code & 8 ? -value : value);
 }
 
-// Half of 2^(exponent - 127), since lanes are doubled.
+// Half of 2^(exponent - 127), because lanes are doubled.
 __device__ inline float half_of_power(u32 exponent) {
     return __int_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
 }
 
 __device__ const i8 IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-// Sixteen bytes of nibbles: low ones first, then high ones.
+// 16 bytes of nibbles: all low ones first, then all high ones.
 template <class Value> __device__ inline void nibble_halves(const uint4& codes, Group& g, Value value) {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -24,7 +24,7 @@ template <class Value> __device__ inline void nibble_halves(const uint4& codes, 
     }
 }
 
-// Sixteen bytes of nibbles, two neighbours in a byte.
+// 16 bytes of nibbles, two neighbours per byte.
 template <class Value> __device__ inline void nibble_pairs(const uint4& codes, Group& g, Value value) {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -34,7 +34,7 @@ template <class Value> __device__ inline void nibble_pairs(const uint4& codes, G
     }
 }
 
-// The six-bit scale and minimum of part `i` of a block of Q4_K or Q5_K, from its head.
+// The six-bit scale and minimum of part `i` of a block of Q4_K or Q5_K, from the block's head.
 __device__ inline void scale_and_min(const uint4& head, u32 i, Group& g) {
     u32 j = 8 * (i & 3);
     u32 a = head.y >> j & 255, b = head.z >> j & 255, c = head.w >> j & 255;
@@ -45,7 +45,7 @@ __device__ inline void scale_and_min(const uint4& head, u32 i, Group& g) {
 }
 
 template <> struct Unpack<F32> {
-    // Loaded ahead, they would take too many registers.
+    // Loading floats ahead would take too many registers.
     struct Raw {
         const float* from;
     };
@@ -126,7 +126,7 @@ template <> struct Unpack<Q8_0> {
     }
 };
 
-// Sixteen bytes of nibbles, less an offset: low ones first.
+// 16 bytes of nibbles less an offset: all low ones first.
 __device__ inline void nibble_lanes(const uint4& codes, float offset, Group& g) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -136,7 +136,7 @@ __device__ inline void nibble_lanes(const uint4& codes, float offset, Group& g) 
     }
 }
 
-// Four bits, the lowest first, as the fifth bits of four bytes.
+// Four bits, lowest first, as the fifth bits of four bytes.
 __device__ inline u32 fifth_bits(u32 bits) {
     bits &= 15;
     return ((bits | bits << 7 | bits << 14 | bits << 21) & 0x01010101u) << 4;
@@ -170,7 +170,7 @@ template <> struct Unpack<Q4_0> {
 template <> struct Unpack<Q4_1> {
     struct Raw {
         uint4 codes;
-        u32 head; // scale and what is added
+        u32 head; // scale and minimum
     };
     static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
         return Raw{((const uint4*)r.codes)[index], ((const u32*)r.scales)[index]};
@@ -201,7 +201,7 @@ template <> struct Unpack<Q5_0> {
 template <> struct Unpack<Q5_1> {
     struct Raw {
         uint4 codes;
-        uint2 head; // scale and what is added, then the fifth bits
+        uint2 head; // scale and minimum, then the fifth bits
     };
     static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
         return Raw{((const uint4*)r.codes)[index], ((const uint2*)r.scales)[index]};
@@ -216,7 +216,7 @@ template <> struct Unpack<Q5_1> {
 template <> struct Unpack<Q2_K> {
     struct Raw {
         uint4 codes[2];
-        u32 head;   // what scales and minima are multiplied by
+        u32 head;   // factors of scales and minima
         u16 scales; // two nibbles each: a scale and a minimum
     };
     static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
@@ -252,7 +252,7 @@ template <> struct Unpack<Q3_K> {
                    {scales[0], scales[1], scales[2]},
                    ((const u16*)r.biases)[block]};
     }
-    // The six-bit scale `i` of a block's sixteen: four bits of it among the first two words, two in the last.
+    // The six-bit scale `i` of a block's 16: four of its bits are in the first two words, two in the last.
     static __device__ inline float scale(const Raw& raw, u32 i) {
         u32 word = i & 4 ? raw.scales[1] : raw.scales[0];
         u32 low = word >> (8 * (i & 3) + (i < 8 ? 0 : 4)) & 15;
@@ -399,7 +399,7 @@ template <> struct Unpack<NVFP4> {
     static __device__ inline Raw load(const Mat& m, const Row& r, u32 index) {
         return Raw{((const uint4*)r.codes)[index], ((const u16*)r.scales)[index]};
     }
-    // Half of a float of four bits of exponent and three of mantissa, since lanes are doubled. The sign is ignored.
+    // Half of a float with four bits of exponent and three of mantissa, because lanes are doubled. The sign is ignored.
     static __device__ inline float scale(u32 byte) {
         u32 exponent = byte >> 3 & 15, mantissa = byte & 7;
         u32 steps = byte == 0x7f ? 0 : exponent ? 8 + mantissa : mantissa;

@@ -1,6 +1,6 @@
 // Linear attention by the gated delta rule.
 //
-// What a layer keeps of a sequence: the last inputs of the convolution [kernel - 1, channels], then the states of the
+// State of a sequence in a layer: the last inputs of the convolution [kernel - 1, channels], then the states of the
 // heads in blocks of columns [value_heads, blocks, key_dim, COLUMNS].
 
 #include "matrix.cuh"
@@ -29,12 +29,12 @@ extern "C" __global__ void delta_gates(const GatesArgs g) {
     g.b[i] = sigmoid(g.b[i]);
 }
 
-// Tokens of a sequence between two states that are kept.
+// Tokens of a sequence between two stored states.
 struct Stretch {
     u32 row, count;      // in the batch
     u32 start;           // tokens of the sequence before them
     u32 chunk;           // the first of its chunks
-    const float* before; // or none: all zero
+    const float* before; // or null: all zeros
     float* after;
 };
 
@@ -50,7 +50,7 @@ struct DeltaArgs {
     u32 channels;
 };
 
-// What the convolution reads at place `i` of a stretch, counted from the first input that is kept.
+// The convolution's input at index `i` of a stretch, counted from the first stored input.
 __device__ inline float input(const DeltaArgs& d, const Stretch& s, u32 i, u32 channel) {
     u32 kept = d.kernel - 1;
     if (i >= kept) return d.qkv[(u64)(s.row + i - kept) * d.channels + channel];
@@ -58,7 +58,7 @@ __device__ inline float input(const DeltaArgs& d, const Stretch& s, u32 i, u32 c
     return s.before[(u64)i * d.channels + channel];
 }
 
-// A thread for each channel of each token: blockIdx.y is the token of a stretch or, after the last, a kept input.
+// One thread per channel of a token. blockIdx.y is the token of a stretch or, after the last token, an input to store.
 extern "C" __global__ void convolve(const DeltaArgs d) {
     await_previous();
     Stretch s = d.stretches[blockIdx.z];
@@ -73,7 +73,7 @@ extern "C" __global__ void convolve(const DeltaArgs d) {
     if (token < d.kernel - 1) s.after[(u64)token * d.channels + channel] = input(d, s, s.count + token, channel);
 }
 
-// Gives queries and keys their length; a warp for each head of each token.
+// Normalises queries and keys; one warp per head of a token.
 extern "C" __global__ void delta_norm(const DeltaArgs d) {
     await_previous();
     Stretch s = d.stretches[blockIdx.z];
@@ -90,7 +90,7 @@ extern "C" __global__ void delta_norm(const DeltaArgs d) {
 
 #define RECUR_WARPS 4
 
-// The recurrence of one block of columns of one head: a lane for each column, the rows dealt to the warps.
+// The recurrence of one block of columns of one head. Each lane has a column, and the rows are divided among the warps.
 extern "C" __global__ void __launch_bounds__(RECUR_WARPS* WARP) recur(const DeltaArgs d) {
     await_previous();
     extern __shared__ float shared[];
@@ -146,13 +146,14 @@ extern "C" __global__ void __launch_bounds__(RECUR_WARPS* WARP) recur(const Delt
     for (u32 i = threadIdx.x; i < d.key_dim * COLUMNS; i += blockDim.x) s.after[at + i] = state[i];
 }
 
-// Many tokens, a chunk at a time. With g the share of the state that a token keeps, b how much it corrects, and D[t][s] the
-// product of g over the tokens after s up to t, the corrections u of a chunk that begins with the state S are
+// Many tokens, one chunk at a time. Let g be the share of the state that a token keeps, b the strength of its
+// correction, and D[t][s] the product of g over the tokens after s up to t. The corrections u of a chunk that begins
+// with the state S are
 //
 //   u[t] = b[t] (v[t] - past[t] S^T k[t] - sum over s < t of D[t][s] (k[t] . k[s]) u[s])
 //
-// where past[t] is the product of g up to t: a triangular system, whose inverse does not depend on S, so all chunks' are found
-// at once. What is left for one chunk after the other is products:
+// where past[t] is the product of g up to t. This is a triangular system whose inverse does not depend on S, so the
+// inverses of all chunks are computed at once. Only products remain for one chunk after the other:
 //
 //   u = solve (v - past K S),  out = past Q S + scores u,  S = past[last] S + K^T (rest u)
 //
@@ -161,10 +162,10 @@ extern "C" __global__ void __launch_bounds__(RECUR_WARPS* WARP) recur(const Delt
 #define CHUNK 64
 #define CHUNK_THREADS 256
 #define CHUNK_WARPS (CHUNK_THREADS / WARP)
-// Tokens of a chunk that a warp has.
+// Tokens of a chunk per warp.
 #define WARP_TOKENS (CHUNK / CHUNK_WARPS)
 
-// What is found of a chunk of a head.
+// The results for a chunk of a head that do not depend on the state.
 struct Chunk {
     float solve[CHUNK][CHUNK];
     float scores[CHUNK][CHUNK];
@@ -181,7 +182,7 @@ __device__ inline u32 key_head_of(const DeltaArgs& d, u32 head) {
     return d.dealt ? head % d.key_heads : head / (d.value_heads / d.key_heads);
 }
 
-// Queries and keys of a chunk to shared memory, rows of `width` floats; those beyond its tokens are zero.
+// Loads queries and keys of a chunk to shared memory, in rows of `width` floats. Rows beyond its tokens are zero.
 __device__ inline void load_chunk(const DeltaArgs& d, u64 row, u32 count, u32 head, u32 width, float* q, float* k) {
     u32 key_head = key_head_of(d, head), fours = d.key_dim / 4;
     for (u32 i = threadIdx.x; i < CHUNK * fours; i += CHUNK_THREADS) {
@@ -198,13 +199,13 @@ __device__ inline float dot(float4 a, float4 b, float sum) {
     return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
 }
 
-// A block for each chunk of each head.
+// One block per chunk of a head.
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_chunks(const ChunkArgs c) {
     await_previous();
     extern __shared__ __align__(16) float shared[];
     __shared__ float keep[CHUNK];
     __shared__ float correct[CHUNK];
-    // First the products of what is kept, then the system.
+    // First the products of g, then the system.
     __shared__ float system[CHUNK][CHUNK + 1];
     const DeltaArgs& d = c.d;
     Stretch s = d.stretches[blockIdx.z];
@@ -213,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_chunks(const C
     u32 count = min(CHUNK, s.count - first);
     u64 row = s.row + first;
     Chunk& chunk = c.chunks[(u64)(s.chunk + blockIdx.x) * d.value_heads + head];
-    // Rows lie in different banks.
+    // Rows are in different banks.
     u32 width = d.key_dim + 4;
     float* q = shared;
     float* k = shared + CHUNK * width;
@@ -235,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_chunks(const C
     if (threadIdx.x < CHUNK) chunk.past[threadIdx.x] = keep[0] * system[threadIdx.x][0];
     __syncthreads();
 
-    // Sixteen by sixteen threads with four by four pairs of tokens each.
+    // 16 by 16 threads with 4 by 4 pairs of tokens each.
     u32 x = threadIdx.x % 16, y = threadIdx.x / 16;
     float alike[4][4] = {}, asked[4][4] = {};
     for (u32 i = 0; i < d.key_dim; i += 4) {
@@ -265,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_chunks(const C
     }
     __syncthreads();
 
-    // A thread for each column of the inverse, which takes the place of queries and keys.
+    // One thread per column of the inverse, which overwrites queries and keys.
     if (threadIdx.x >= CHUNK) return;
     float* inverse = shared + threadIdx.x;
     for (u32 t = 0; t < CHUNK; t++) {
@@ -282,7 +283,8 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_chunks(const C
     }
 }
 
-// sums[i] = rows[i] . columns, for a warp's tokens and one column: rows of `width` floats, columns COLUMNS apart.
+// sums[i] = rows[i] . columns, for a warp's tokens and one column. Rows have `width` floats, and columns are COLUMNS
+// apart.
 __device__ inline void products(const float* rows, u32 width, const float* columns, u32 length,
                                 float (&sums)[WARP_TOKENS]) {
 #pragma unroll 2
@@ -295,7 +297,7 @@ __device__ inline void products(const float* rows, u32 width, const float* colum
     }
 }
 
-// One block of columns of one head: a lane for each column, the tokens of a chunk shared among the warps.
+// One block of columns of one head. Each lane has a column, and the tokens of a chunk are divided among the warps.
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_pass(const ChunkArgs c) {
     await_previous();
     extern __shared__ __align__(16) float shared[];
@@ -331,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_pass(const Chu
             sums[t] = 0;
         }
         __syncthreads();
-        // What comes after a warp's tokens has no part in them.
+        // Tokens after a warp's own do not contribute.
         products(chunk.solve[mine], CHUNK, u + lane, mine + WARP_TOKENS, sums);
         __syncthreads();
 #pragma unroll

@@ -7,40 +7,40 @@
 struct FewArgs {
     Mat w[MOST_PRODUCTS];
     float* out[MOST_PRODUCTS];
-    const float* bias[MOST_PRODUCTS]; // [experts, rows], if there are any
+    const float* bias[MOST_PRODUCTS]; // [experts, rows], or null
     u32 blocks[MOST_PRODUCTS];        // where each matrix's blocks end
     u32 width[MOST_PRODUCTS];
     const float* x;     // [rows, cols]
-    u32 rows;           // of the output, where there are no tiles
-    u32 each;           // sixteens of rows that a warp has, one after the other
+    u32 rows;           // of the output, if there are no tiles
+    u32 each;           // tiles of 16 rows that a warp computes in sequence
     const Tile* tiles;  // of experts
     const u32* tile_count;
-    const u32* sources; // [rows of the output] which row of x each reads, if not its own
-    float alpha, limit; // of the clamped activation; a limit of 0 is none
-    Mat next;           // what the same tiles are multiplied with next, and of how many of them that is asked for ahead
+    const u32* sources; // [rows of the output] the row of x that each reads, or null for its own
+    float alpha, limit; // of the clamped activation; a limit of 0 means no limit
+    Mat next;           // the matrix of the same tiles' next product, and how many tiles prefetch it
     u32 ahead;
 };
 
-// Which rows of activations a block multiplies, and with which expert.
+// The rows of activations of a block, and their expert.
 struct Work {
     u32 expert, first, count;
 };
 
 __device__ inline u32 source(const FewArgs& a, u32 y) { return a.sources ? a.sources[y] : y; }
 
-// out[y][r] = w[r] . x[y], or, where gated, out[y][r] = activation(w[0][r] . x[y], w[1][r] . x[y]). TILES eights of tokens;
-// every warp has rows of its own.
+// out[y][r] = w[r] . x[y] or, if gated, out[y][r] = activation(w[0][r] . x[y], w[1][r] . x[y]). TILES is the number of
+// tokens divided by eight. Every warp has its own rows.
 template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
     extern __shared__ uint4 staged[];
     __shared__ float powers[8 * TILES];
-    // Weights are on their way before the activations are there. Which they are is known then where there are no experts.
+    // Loads weights before the activations are ready. Without experts, their addresses are known by then.
     if (a.tiles) await_previous();
     Which which = which_of(a.blocks);
     const Mat& m = a.w[which.number];
     Work work = {0, blockIdx.y * 8 * TILES, 8 * TILES};
     u64 slot = 0;
     if (a.tiles) {
-        // Both are asked for at once. There is room for a tile for every block.
+        // Loads both at once. There is a tile for every block in memory.
         Tile tile = a.tiles[blockIdx.y];
         if (blockIdx.y >= *a.tile_count) return;
         slot = slot_of(m, tile.expert);
@@ -58,7 +58,7 @@ template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
     u32 first_row = ((blockIdx.x - which.start) * WARPS + warp) * a.each * step;
     Rows rows = {&m, GATED ? &a.w[1] : &m, slot, first_row, step, 0, strips};
 
-    // Activations of tokens that there are not stay as they are: what comes of them is not used.
+    // Columns of missing tokens keep arbitrary values, because their results are not used.
     auto prepare = [&]() {
         if (!a.tiles) await_previous();
         u32 row = EIGHTS * strips, count = work.count * row;
@@ -101,15 +101,15 @@ template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
     WITH_KIND(m.kind, BODY)
 #undef BODY
     if (GATED && a.ahead && threadIdx.x == 0) {
-        // While the last blocks end, memory would rest: they ask for what the first ones of the next kernel will read.
+        // While the last blocks end, memory would be idle. So they prefetch what the next kernel reads first.
         u32 count = *a.tile_count, last = min(count, a.ahead), share = (a.next.rows + gridDim.x - 1) / gridDim.x;
         u32 tile = blockIdx.y + last - count;
         if (blockIdx.y + last >= count) fetch_rows(a.next, slot_of(a.next, a.tiles[tile].expert), blockIdx.x * share, share);
     }
 }
 
-// out[y][r] = w[r] . x[y] where there are too few rows for all warps: those of a block share the columns. Each takes its
-// share of the activations to shared memory and needs nobody else until its sums are there.
+// out[y][r] = w[r] . x[y] if there are not enough rows for all warps: the warps of a block share the columns. Each
+// loads its part of the activations to shared memory and needs no other warp until the sums are combined.
 template <int TILES> __device__ inline void few_shared(const FewArgs& a) {
     const int TOKENS = 8 * TILES, NUMBERS = 4 * TILES;
     extern __shared__ uint4 staged[];
@@ -127,7 +127,7 @@ template <int TILES> __device__ inline void few_shared(const FewArgs& a) {
     Rows rows = {&m, &m, 0, first_row, 16, first_strip, min(share, strips - first_strip)};
     u32 turns = min(a.each, (m.rows - first_row + 15) / 16);
 
-    // Of the two tokens of each tile whose sums a lane has.
+    // The scale of the two tokens of each tile whose sums a lane has.
     float power[TILES][2];
     auto prepare = [&]() {
         await_previous();
@@ -160,7 +160,7 @@ template <int TILES> __device__ inline void few_shared(const FewArgs& a) {
     WITH_KIND(m.kind, BODY)
 #undef BODY
     __syncthreads();
-    // The sums of the warps' columns are added up in order: one of a turn's numbers for each warp at a time.
+    // Adds the sums of the warps' columns in order. Each warp adds one of a turn's numbers at a time.
     for (u32 number = warp; number < turns * NUMBERS; number += WARPS) {
         u32 turn = number / NUMBERS, i = number % NUMBERS;
         const float* from = parts + (turn * WARPS * NUMBERS + i) * WARP + lane;

@@ -1,23 +1,23 @@
 // How weights are multiplied with a few rows of activations, on the tensor cores.
 //
-// Here weights go from memory to the tensor cores through registers alone. A warp has sixteen rows of a matrix and passes
-// over their columns, 256 at a time: a strip. In the order that the tensor cores want, four lanes share a row; each has
-// those 64 columns of a strip whose codes lie together. The order in which columns are added up does not matter, as long
-// as the activations come in the same. Those become halves on their way to shared memory.
+// Weights go from memory to the tensor cores through registers alone. A warp has 16 rows of a matrix and passes over
+// their columns in strips of 256. The tensor cores need rows to be shared by four lanes. Each lane has those 64 columns
+// of a strip whose codes are stored together. The order in which columns are added does not matter, as long as the
+// activations have the same order. Activations are converted to f16 on their way to shared memory.
 
 #define THREADS 256
 #define WARPS (THREADS / WARP)
 #define STRIP 256
-// Eights of columns in a strip.
+// Groups of eight columns in a strip.
 #define EIGHTS (STRIP / 8)
 
-// Masks for nibbles, and twice 1024 as halves. The compiler would load a constant anew each time, in an instruction of its
-// own; it does not know that this adds nothing.
+// Masks for nibbles, and twice 1024 as f16. The compiler would load a constant anew each time, in a separate
+// instruction. It does not know that threadIdx.y is 0.
 #define LOW_NIBBLE (0x000f000fu + threadIdx.y)
 #define HIGH_NIBBLE (0x00f000f0u + threadIdx.y)
 #define KEPT_1024 (0x64006400u + threadIdx.y)
 
-// A number twice, for two halves in a word; and numbers as halves.
+// A number twice, as two f16 in a word; and numbers as f16.
 #define TWICE(half) (0x00010001u * (half))
 #define HALF_1024 0x6400u
 #define MINUS_1024 TWICE(0xe400u)
@@ -27,13 +27,13 @@
 #define MINUS_96 TWICE(0xd600u)
 #define SIXTEENTH TWICE(0x2c00u)
 
-// Sums of 32 activations are kept as two halves after division by this, so that they fit.
+// Sums of 32 activations are stored as two f16 after division by this, so that they fit.
 #define SUM_SCALE 32.0f
 
-// Where an eight of columns lies in shared memory: the four that lanes read at the same time lie in different banks.
+// Where a group of eight columns is in shared memory. The four that lanes read at the same time are in different banks.
 __device__ inline u32 place(u32 eight) { return eight ^ (eight >> 2 & 6); }
 
-// Activations in shared memory, as one lane sees them: its token of each eight.
+// Activations in shared memory, as one lane sees them: its token in each group of eight.
 struct Activations {
     const uint4* eights; // halves in the order 0 2 1 3, 4 6 5 7
     const uint2* sums;   // of every 32: two sums' upper halves, then their lower ones
@@ -43,7 +43,7 @@ struct Activations {
     __device__ inline uint2 two_sums(int tile, u32 index) const { return sums[8 * tile * sums_stride + index]; }
 };
 
-// Multiplies eight columns: those of the two rows' weights that a lane has, in the order of the activations.
+// Multiplies eight columns of the lane's two rows of weights, in the order of the activations.
 template <int TILES>
 __device__ inline void multiply_eight(float (&d)[TILES][4], const u32 (&lower)[4], const u32 (&upper)[4],
                                       const Activations& x, u32 index) {
@@ -57,14 +57,14 @@ __device__ inline void multiply_eight(float (&d)[TILES][4], const u32 (&lower)[4
     }
 }
 
-// A lane's share of a row of a strip, and how it is multiplied. Any type of weights can be unpacked to floats first.
+// A lane's part of a row of a strip, and how it is multiplied. Any type of weights can be unpacked to floats first.
 template <u32 KIND> struct Share {
     static const int TIMES = 1;
     struct Raw {
         typename Unpack<KIND>::Raw group[2];
     };
     static __device__ inline u32 group_of(const Mat& m, u32 strip, u32 part, int i) {
-        // Groups beyond the last are read again, and multiplied by zero.
+        // Groups beyond the last repeat it, and are multiplied by zero.
         return min(8 * strip + 2 * part + i, (m.cols - 1) / 32);
     }
     static __device__ inline Raw load(const Mat& m, const Row& r, u32 strip, u32 part) {
@@ -99,9 +99,9 @@ template <u32 KIND> struct Share {
     }
 };
 
-// The types with blocks of 256 are multiplied by whole numbers, code times scale, and what the numbers of a block share
-// multiplies their sums. A code in the last places of 1024 is a half without a conversion; codes times scales have at most
-// eleven bits, so nothing is rounded.
+// Types with blocks of 256 are multiplied as integers, code times scale, and the block's common factors multiply the
+// sums. A code in the low bits of 1024 is an f16 without a conversion. Codes times scales have at most 11 bits, so
+// nothing is rounded.
 template <bool FIFTH> struct KBlock {
     static const int TIMES = 2;
     struct Raw {
@@ -116,7 +116,7 @@ template <bool FIFTH> struct KBlock {
         raw.codes[1] = block[(FIFTH ? 4 : 2) + 2 * part];
         return raw;
     }
-    // For the low nibbles and for the high ones, which are codes times sixteen; and what takes the 1024 away.
+    // For the low nibbles, and for the high ones, which are codes times 16; and the offset that removes the 1024.
     struct Scales {
         u32 low, high, low_offset, high_offset, mins;
     };
@@ -133,7 +133,7 @@ template <bool FIFTH> struct KBlock {
         s.mins = add_halves(__byte_perm(min, 0x64, 0x4140), MINUS_1024);
         return s;
     }
-    // Eight weights' low nibbles and eight weights' high ones, from two words.
+    // The low nibbles of eight weights and the high ones of eight others, from two words.
     static __device__ inline void unpack(const Raw& raw, const Scales& s, int two, u32 part, u32 (&low)[4],
                                          u32 (&high)[4]) {
 #pragma unroll
@@ -183,10 +183,10 @@ template <bool FIFTH> struct KBlock {
 template <> struct Share<Q4_K> : KBlock<false> {};
 template <> struct Share<Q5_K> : KBlock<true> {};
 
-// The bits of one word where a mask has them, and of another where it has not.
+// The bits of one word where a mask is set, and of another elsewhere.
 __device__ inline u32 select(u32 mask, u32 these, u32 those) { return (these & mask) | (those & ~mask); }
 
-// A lane has sixteen bytes of each pair of quarters of one half of a block: sixteen columns of each quarter.
+// A lane has 16 bytes of each pair of quarters of one half of a block: 16 columns of each quarter.
 template <> struct Share<Q6_K> {
     static const int TIMES = 2;
     struct Raw {
@@ -252,11 +252,11 @@ template <> struct Share<Q6_K> {
     }
 };
 
-// As a Share, with no weight rounded: where codes times scales have more bits than halves do, scales are taken apart.
+// Like a Share, but without rounding any weight: if codes times scales have more bits than f16, scales are split.
 template <u32 KIND> struct Exact : Share<KIND> {};
 
 template <> struct Exact<Q6_K> : Share<Q6_K> {
-    // The upper and the lower four bits of the scale of each quarter.
+    // The upper and the lower four bits of each quarter's scale.
     static __device__ inline void scales(const Raw& raw, u32 part, u32 (&scale)[2][4]) {
         u32 a = (raw.scales.x ^ 0x80808080u) >> 8 * (part % 2), b = (raw.scales.y ^ 0x80808080u) >> 8 * (part % 2);
 #pragma unroll
@@ -272,7 +272,7 @@ template <> struct Exact<Q6_K> : Share<Q6_K> {
         u32 ls[2][4], us[2][4];
         scales(lower, part, ls);
         scales(upper, part, us);
-        // Apart, since each product waits for the one before it.
+        // Summed separately, because each product waits for its predecessor.
         float d[2][TILES][4] = {};
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -293,7 +293,7 @@ template <> struct Exact<Q6_K> : Share<Q6_K> {
     }
 };
 
-// Larger activations are divided by a power of two, so that they fit into halves.
+// Larger activations are divided by a power of two, so that they fit in f16.
 #define MOST_HALF 16384.0f
 
 __device__ inline float power_for(float largest) {
@@ -317,7 +317,7 @@ struct Loaded {
     float4 first, second;
 };
 
-// Those of missing columns are zero.
+// Missing columns are zero.
 __device__ inline Loaded load(const Eight& eight, u32 cols) {
     Loaded loaded = {{0, 0, 0, 0}, {0, 0, 0, 0}};
     const float4* from = (const float4*)(eight.x + 8 * eight.index);
@@ -325,8 +325,8 @@ __device__ inline Loaded load(const Eight& eight, u32 cols) {
     return loaded;
 }
 
-// Takes eight activations to shared memory, divided by a power, and the sums of every 32: a whole warp takes neighbours.
-// Gives the largest of the eight.
+// Stores eight activations in shared memory, divided by a power of two, and the sums of every 32; the lanes of a warp
+// have neighbours. Returns the largest of the eight.
 __device__ inline float stage(const Eight& eight, const Loaded& loaded, float power) {
     float inverse = 1 / power;
     float4 a = loaded.first, b = loaded.second;
@@ -354,8 +354,8 @@ __device__ inline float stage(const Eight& eight, const Loaded& loaded, float po
     return fmaxf(first, second);
 }
 
-// Takes so many eights to shared memory, which `at` tells. TOGETHER of them are on their way at a time. Gives the largest
-// activation.
+// Stores `count` groups of eight, whose place `at` returns, in shared memory. TOGETHER of them are in flight at a time.
+// Returns the largest activation.
 template <int TOGETHER, class At> __device__ inline float stage_all(u32 count, u32 cols, At at) {
     float largest = 0;
     for (u32 first = 0; first < count; first += TOGETHER) {
@@ -371,7 +371,7 @@ template <int TOGETHER, class At> __device__ inline float stage_all(u32 count, u
     return largest;
 }
 
-// Takes eights [first, end) of a token that may have activations too large for halves, a warp's work. Gives the power.
+// One warp stores groups [first, end) of a token whose activations may be too large for f16. Returns the power of two.
 __device__ inline float stage_large(Eight token, u32 cols, u32 first, u32 end) {
     float largest = 0;
     for (u32 i = 8 * first + threadIdx.x % WARP; i < min(8 * end, cols); i += WARP)
@@ -382,7 +382,7 @@ __device__ inline float stage_large(Eight token, u32 cols, u32 first, u32 end) {
     return power;
 }
 
-// What a warp has: the rows of one lane's share, and its strips.
+// A warp's work: the rows of one lane's part, and its strips.
 struct Rows {
     const Mat* lower;
     const Mat* upper;
@@ -419,11 +419,11 @@ __device__ inline void pass(const Rows& r, u32 turns, Prepare prepare, const Act
     prepare();
     for (u32 turn = 0; turn < turns; turn++) {
         float sum[TILES][4] = {};
-        // Where it is short, twice, so that what was loaded need not be moved.
+        // If it is short, it is unrolled twice, so that loaded registers need not be moved.
 #pragma unroll(S::TIMES)
         for (u32 strip = 0; strip < r.strips; strip++) {
             typename S::Raw now_lower = lower, now_upper = upper;
-            // What comes next is on its way while this is multiplied.
+            // Loads the next weights while these are multiplied.
             if (next_turn < turns) load();
             S::template multiply<TILES>(m, now_lower, now_upper, r.first_strip + strip, part, x, sum);
         }
@@ -431,7 +431,7 @@ __device__ inline void pass(const Rows& r, u32 turns, Prepare prepare, const Act
     }
 }
 
-// Which of a kernel's matrices a block has, and where its blocks start.
+// Which of a kernel's matrices a block computes, and where that matrix's blocks start.
 struct Which {
     u32 number, start;
 };

@@ -5,20 +5,20 @@
 
 #define THREADS 128
 #define WARPS (THREADS / WARP)
-// Columns that a warp multiplies in a step.
+// Columns that a warp multiplies per step.
 #define WARP_COLS 64
 
 struct HalveArgs {
     const float* x;
     u16* out;     // [rows, width]
-    u16* low;     // [rows, width] what is missing in those, or none
-    float* scale; // [rows] What the halves are to be multiplied with
+    u16* low;     // [rows, width] the remainders of those, or null
+    float* scale; // [rows] the scale of the f16
     u32 width;
-    const u32* experts; // of each row, or none: then all rows count
-    const u64* slots;   // [experts] where each expert's slot is, 0 if it has none
+    const u32* experts; // of each row, or null: then all rows are converted
+    const u64* slots;   // [experts] the address of each expert's slot, 0 if it has none
 };
 
-// Rows as halves, divided by a power of two where they would not fit.
+// Converts rows to f16, divided by a power of two if they would overflow.
 extern "C" __global__ void halve(const HalveArgs a) {
     await_previous();
     if (a.experts && !a.slots[a.experts[blockIdx.x]]) return;
@@ -46,19 +46,19 @@ extern "C" __global__ void halve(const HalveArgs a) {
 struct GemmArgs {
     Mat w[MOST_PRODUCTS];
     float* out[MOST_PRODUCTS];
-    const float* bias[MOST_PRODUCTS]; // [experts, rows], if there are any
+    const float* bias[MOST_PRODUCTS]; // [experts, rows], or null
     u32 blocks[MOST_PRODUCTS];        // where each matrix's blocks end
     u32 width[MOST_PRODUCTS];
     const u16* x;       // [rows, cols]
-    const u16* low;     // [rows, cols] what is missing in them, for weights that are floats
+    const u16* low;     // [rows, cols] their remainders, for float weights
     const float* scale; // of the rows of x
-    u32 rows;           // of the output, where there are no tiles
+    u32 rows;           // of the output, if there are no tiles
     const Tile* tiles;  // of experts
     const u32* tile_count;
-    const u32* sources; // [rows of the output] which row of x each reads, if not its own
+    const u32* sources; // [rows of the output] the row of x that each reads, or null for its own
 };
 
-// A group of weights as halves to shared memory, and what is missing in those to `low`, if it is wanted.
+// Stores a group of weights in shared memory as f16, and the remainders in `low`, if needed.
 template <bool SPLIT> __device__ inline void store_halves(const Group& g, u16* to, u16* low) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -78,7 +78,7 @@ template <bool SPLIT> __device__ inline void store_halves(const Group& g, u16* t
     }
 }
 
-// Eight halves of a row of activations; those beyond the last column are zero.
+// Eight f16 of a row of activations; those beyond the last column are zero.
 __device__ inline uint4 eight(const u16* x, u32 col, u32 cols) {
     if (cols % 8 == 0) return *(const uint4*)(x + col);
     uint4 words = {0, 0, 0, 0};
@@ -87,25 +87,25 @@ __device__ inline uint4 eight(const u16* x, u32 col, u32 cols) {
     return words;
 }
 
-// Which rows of activations a block multiplies, and with which expert.
+// The rows of activations of a block, and their expert.
 struct Work {
     u32 expert, first, count;
 };
 
-// How a block's warps share the work: ROW_TILES of sixteen rows each, and the columns of a step among so many warps as are
-// left. Few rows of activations leave little to do for each weight, so more warps take columns: there are fewer steps, each
-// of which waits for memory, and more blocks.
+// How a block's warps divide the work: ROW_TILES of 16 rows each, and the columns of a step among the remaining warps.
+// With few rows of activations there is little work per weight, so more warps share the columns. Then there are fewer
+// steps, each of which waits for memory, and more blocks.
 template <int TOKENS, int ROW_TILES> struct Plan {
     static const int TILE_ROWS = 16 * ROW_TILES;
     static const int COL_PARTS = WARPS / ROW_TILES;
     static const int TILE_COLS = WARP_COLS * COL_PARTS;
-    // Halves of a row in shared memory: eight more than a tile has, so that eight rows lie in different banks.
+    // f16 per row in shared memory: eight more than a tile has, so that eight rows are in different banks.
     static const int STRIDE = TILE_COLS + 8;
     static const int HALVES = (TILE_ROWS + TOKENS) * STRIDE;
 };
 
-// d = w . x for a tile of rows of a matrix from `first_row` on and up to TOKENS rows of x. SPLIT makes up for what halves
-// miss in either: such products are as good as those of floats.
+// d = w . x for a tile of matrix rows from `first_row` on and up to TOKENS rows of x. SPLIT also multiplies the
+// remainders of both, so the product is as precise as in f32.
 template <u32 KIND, int TOKENS, bool SPLIT, int ROW_TILES>
 __device__ inline void multiply(const GemmArgs& a, const Mat& m, u64 slot, u32 first_row, Work work, u16* weights,
                                 float (&d)[TOKENS / 8][4]) {
@@ -117,11 +117,11 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u64 slot, u32 f
     u16* low_xs = xs + P::HALVES;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     u32 row_tile = warp % ROW_TILES, first_col = warp / ROW_TILES * WARP_COLS;
-    // A thread unpacks one group of a row in each step.
+    // Each thread unpacks one group of a row per step.
     u32 my_row = threadIdx.x / GROUPS, my_group = threadIdx.x % GROUPS;
     Row row = row_of(m, slot, min(first_row + my_row, m.rows - 1));
     u32 my_place = my_row * STRIDE + 32 * my_group, last_group = (m.cols - 1) / 32;
-    // Where its share of the activations comes from.
+    // Where its part of the activations comes from.
     u64 from[CHUNKS];
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
@@ -133,7 +133,7 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u64 slot, u32 f
     typename Unpack<KIND>::Raw raw;
     uint4 high[CHUNKS], low[CHUNKS];
     auto load = [&](u32 k) {
-        // Groups and columns beyond the last are read again, and not used.
+        // Groups and columns beyond the last repeat it and are not used.
         raw = Unpack<KIND>::load(m, row, min(k / 32 + my_group, last_group));
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
@@ -163,7 +163,7 @@ __device__ inline void multiply(const GemmArgs& a, const Mat& m, u64 slot, u32 f
             if (SPLIT) *(uint4*)(low_xs + place) = low[i];
         }
         __syncthreads();
-        // What comes next is on its way while this is multiplied.
+        // Loads the next columns while these are multiplied.
         if (k + P::TILE_COLS < m.cols) load(k + P::TILE_COLS);
 #pragma unroll
         for (int step = 0; step < WARP_COLS; step += 16) {
@@ -224,7 +224,7 @@ template <int TOKENS, bool SPLIT, int ROW_TILES> __device__ inline void gemm(con
         work.count = min(work.count, a.rows - work.first);
     }
     float d[TOKENS / 8][4] = {};
-    // Only floats are split, and all of them are.
+    // Only float weights are split, and they always are.
 #define BODY(KIND)                                                                                                     \
     if constexpr ((KIND == F32 || KIND == F16 || KIND == BF16) == SPLIT)                                              \
     multiply<KIND, TOKENS, SPLIT, ROW_TILES>(a, m, slot, first_row, work, shared, d)
@@ -234,7 +234,7 @@ template <int TOKENS, bool SPLIT, int ROW_TILES> __device__ inline void gemm(con
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     u32 row_tile = warp % ROW_TILES, part = warp / ROW_TILES;
     if (P::COL_PARTS > 1) {
-        // The sums of the other warps' columns come by way of shared memory, in order.
+        // Collects the sums of the other warps' columns through shared memory, in order.
         float* sums = (float*)shared;
         if (part > 0) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Types whose lanes are points of a grid, chosen by number. The grids themselves come before this.
+// Types whose lanes are points of a grid, chosen by index. The grids themselves are inserted before this text.
 
 // The lanes of four bytes, negative where a bit is set.
 __device__ inline void signed_lanes(u32 bytes, u32 signs, float* lane) {
@@ -12,13 +12,13 @@ __device__ inline void signed_lanes(u64 bytes, u32 signs, float* lane) {
     signed_lanes((u32)(bytes >> 32), signs >> 4, lane + 4);
 }
 
-// Seven signs and an eighth that makes the number of minus signs even.
+// Seven signs, and an eighth that makes the number of minus signs even.
 __device__ inline u32 even_signs(u32 bits) {
     u32 seven = bits & 127;
     return seven | (__popc(seven) & 1) << 7;
 }
 
-// A scale of `n` and a half units, and `d` for two units.
+// A scale of `n` and a half units, where `d` is the scale of two units.
 __device__ inline float odd_scale(u16 d, float unit, u32 n) {
     return __fmul_rn(__fmul_rn(half_to_float(d), unit), (float)(2 * n + 1));
 }
@@ -133,7 +133,7 @@ template <> struct Unpack<IQ3_S> {
     }
 };
 
-// The lanes of a point of the one-bit grid, in eighths and shifted by one. The grid's bytes are eight more than that.
+// The lanes of a point of the one-bit grid, in eighths and shifted by one. The grid's bytes are larger by eight.
 __device__ inline void shifted_lanes(u32 point, bool down, float* lane) {
     u64 bytes = GRID_IQ1[point];
     float offset = down ? 9 : 7;

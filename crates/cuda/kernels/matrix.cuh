@@ -1,8 +1,9 @@
-// Weight matrices as they lie on the device, and how each type's bytes become numbers.
+// Weight matrices in their layout on the device, and how each type's bytes become numbers.
 //
-// A row is groups of 32 weights. A type is an unpacker: it brings a group into one form, lanes with a scale and a
-// minimum for every sixteen of them, `weight = lane * scale - minimum`. Everything else is written once over it.
-// Codes lie apart from scales where a block's length would leave them unaligned: weights.rs says how blocks are cut.
+// A row is groups of 32 weights. A type is an unpacker: it converts a group to one form, lanes with a scale and a
+// minimum for every 16 of them: `weight = lane * scale - minimum`. Everything else is written once over this form.
+// Codes are separate from scales where a block's length would leave them unaligned: weights.rs defines how blocks are
+// split.
 
 typedef signed char i8;
 typedef unsigned char u8;
@@ -14,9 +15,9 @@ typedef unsigned long long u64;
 #define ALL_LANES 0xffffffffu
 #define INFINITE __int_as_float(0x7f800000)
 
-// A kernel may be started while the one before it still runs (program.rs says when). Every kernel calls this first, or
-// after no more than reading what no kernel writes: it returns when the one before has ended and all that it wrote can
-// be seen. From then on the next one may start.
+// A kernel may start while its predecessor still runs (program.rs decides when). Every kernel calls this function
+// first, or after reading only data that no kernel writes. It returns when the predecessor has ended and all its writes
+// are visible. From then on the next kernel may start.
 __device__ inline void await_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -24,10 +25,10 @@ __device__ inline void await_previous() {
 #endif
 }
 
-// Has a line of the device's memory come to its cache, before it is read.
+// Loads a line of device memory into the cache, before it is read.
 __device__ inline void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
-// The kinds that kernels are compiled for. A model has few.
+// The kinds of weights that the kernels are compiled for. A model has few.
 #ifndef KINDS
 #define KINDS 0xffffffffu
 #endif
@@ -39,19 +40,19 @@ enum Kind {
 };
 
 struct Mat {
-    const u8* plane[3]; // codes, scales, biases; of experts, how far into an expert's slot they are
-    const u64* slots;   // [experts] where each expert's slot is, 0 if it has none; none for other matrices
+    const u8* plane[3]; // codes, scales, biases; for experts, offsets in an expert's slot
+    const u64* slots;   // [experts] the address of each expert's slot, 0 if it has none; null for other matrices
     u32 stride[3];      // bytes of a row in each plane
     u32 rows;
     u32 cols;
     u32 kind;
-    u32 group;  // weights of a row that share a scale, where scales are apart
+    u32 group;  // weights of a row that share a scale, if scales are separate
     u32 floats; // the kind of such scales
-    u32 share;  // rows that have their scales in common
+    u32 share;  // rows that share their scales
     u32 unused;
 };
 
-// Matrices that a kernel multiplies with the same rows.
+// The most matrices that a kernel multiplies with the same rows.
 #define MOST_PRODUCTS 4
 
 // Rows of one expert that are computed together.
@@ -71,28 +72,28 @@ struct Group {
     float scale[2], min[2]; // each for sixteen
 };
 
-// Where an expert's slot is, 0 if it has none. Other matrices are where they are, and always there.
+// The address of an expert's slot, 0 if it has none. Other matrices have fixed addresses.
 __device__ inline u64 slot_of(const Mat& m, u32 expert) { return m.slots ? m.slots[expert] : 0; }
 __device__ inline bool absent(const Mat& m, u64 slot) { return m.slots && !slot; }
 
 __device__ inline Row row_of(const Mat& m, u64 slot, u32 row) {
     u32 scales = m.share > 1 ? row / m.share : row;
-    // Added to the planes, since the compiler knows of those that they are in the device's memory.
+    // The offset is added to the planes, because the compiler knows that these are in device memory.
     return Row{m.plane[0] + slot + (u64)row * m.stride[0], m.plane[1] + slot + (u64)scales * m.stride[1],
                m.plane[2] + slot + (u64)row * m.stride[2]};
 }
 
-// Has memory come to the device's cache, all of it at once.
+// Loads a region of memory into the device's cache at once.
 __device__ inline void fetch_ahead(const u8* from, u32 bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    // Whole sixteens, which begin where the memory does and end where there is still some.
+    // Whole groups of 16 bytes, from the region's first to its last.
     u64 start = (u64)from / 16 * 16;
     u32 size = (u32)((u64)from + bytes + 15 - start) / 16 * 16;
     if (bytes) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(start), "r"(size));
 #endif
 }
 
-// The same for rows of a matrix; rows and experts that there are not do no harm. One thread's work.
+// The same for rows of a matrix, by one thread. Missing rows and experts do no harm.
 __device__ inline void fetch_rows(const Mat& m, u64 slot, u32 first, u32 count) {
     if (first >= m.rows || absent(m, slot)) return;
     Row r = row_of(m, slot, first);
@@ -114,7 +115,7 @@ __device__ inline u16 float_to_half(float value) {
     return bits;
 }
 
-// Two halves in a word, the first in its lower half.
+// Two f16 in a word, the first in the lower half.
 __device__ inline u32 two_halves(float first, float second) {
     u32 both;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
@@ -134,7 +135,7 @@ __device__ inline u32 word_of(const uint4& words, int i) {
 
 #define LOW_NIBBLES 0x0f0f0f0fu
 
-// The four bytes of a word as numbers, less an offset. A byte in the last place of 2^23 is a float without a conversion,
+// The four bytes of a word as floats, less an offset. A byte in the low bits of 2^23 is a float without a conversion,
 // which would take twice as long.
 __device__ inline void four_lanes(u32 bytes, float offset, float* lane) {
 #pragma unroll
@@ -150,7 +151,7 @@ __device__ inline float float_at(u32 kind, const u8* plane, u32 i) {
     }
 }
 
-// A type's bytes of a group, and what they mean. Loading is apart from unpacking so that it can be done ahead.
+// A type's bytes of a group, and how to unpack them. Loading is separate from unpacking so that it can be done ahead.
 template <u32 KIND> struct Unpack;
 
 #if KINDS
@@ -163,12 +164,12 @@ template <u32 KIND> __device__ inline void unpack_group(const Mat& m, const Row&
     Unpack<KIND>::unpack(m, Unpack<KIND>::load(m, r, index), index, g);
 }
 
-// The weights themselves, with the roundings that the processor's kernels have.
+// The weights themselves, rounded as in the CPU's kernels.
 __device__ inline float weight(const Group& g, int i) {
     return __fsub_rn(__fmul_rn(g.scale[i / 16], g.lane[i]), g.min[i / 16]);
 }
 
-// Calls `body` with the kind of a matrix as a constant. Only the kinds in KINDS, a bit for each, are compiled.
+// Calls `body` with the kind of a matrix as a constant. Only the kinds in KINDS, one bit each, are compiled.
 #define WITH_KIND(kind, body)                                                                                          \
     switch (kind) {                                                                                                    \
         KIND_CASE(F32, body)                                                                                           \
@@ -221,7 +222,7 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// The sum over a block; every thread gets it. At most 32 warps.
+// The sum over a block of at most 32 warps. Every thread gets it.
 __device__ inline float block_sum(float x) {
     __shared__ float sums[WARP];
     x = warp_sum(x);
@@ -247,34 +248,34 @@ __device__ inline float block_max(float x) {
 __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 __device__ inline float silu(float x) { return x * sigmoid(x); }
 
-// How an expert joins its gate and its up; a limit of 0 is none.
+// Combines an expert's gate and up. A limit of 0 means no limit.
 __device__ inline float activate(float gate, float up, float alpha, float limit) {
     if (limit == 0) return silu(gate) * up;
     gate = gate > limit ? limit : gate;
     return (fminf(fmaxf(up, -limit), limit) + 1) * (gate * sigmoid(alpha * gate));
 }
 
-// A norm of activations before they are multiplied, and what is added to them before that.
+// A norm of activations before they are multiplied, and what is added to them first.
 struct PriorNorm {
-    const float* w;     // or none: then there is no norm
-    const float* added; // or none
-    float* sum;         // where the sum goes, if something is added
-    float* normed;      // where the normed activations go
+    const float* w;     // or null: then there is no norm
+    const float* added; // or null
+    float* sum;         // where the sum is stored, if something is added
+    float* normed;      // where the normed activations are stored
     float eps;
 };
 
-// Counts up, and tells what the counter was. Whoever counts later sees what was written before.
+// Increments a counter and returns its old value. Blocks that count later see what was written before.
 __device__ inline u32 count_up(u32* counter) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(1u) : "memory");
     return before;
 }
 
-// Whether this is the last of `count` blocks that call it with the same counter: that one sees what all of them wrote
-// before. The counter is zero before and after.
+// Whether this is the last of `count` blocks that call this with the same counter. The last block sees everything that
+// the others wrote before. The counter is zero before and after.
 __device__ inline bool last_of(u32* counter, u32 count) {
     __shared__ u32 number;
-    // The others' writes come before the barrier, and so before the first thread's count.
+    // The barrier orders the other threads' writes before the first thread's count.
     __syncthreads();
     if (threadIdx.x == 0) {
         number = count_up(counter);

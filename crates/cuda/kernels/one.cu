@@ -1,14 +1,15 @@
 // Products of weight matrices with one row of activations, on the tensor cores, for types whose weights are exact there.
 //
-// Nothing is lost: two tokens stand for the row, its activations as halves and what is missing in those. The warps of a
-// block share the columns, each takes its share of the activations to shared memory by itself, and the sums meet there.
+// Nothing is lost: the row is split into two rows, its activations as f16 and their remainders. The warps of a block
+// share the columns. Each loads its part of the activations to shared memory on its own, and the sums are combined
+// there.
 
 #include "matrix.cuh"
 #include "vector.cuh"
 #include "tensor.cuh"
 #include "few.cuh"
 
-// What is missing in eight activations where they are halves, after division by a power.
+// The remainders of eight activations that do not fit f16, after division by a power of two.
 __device__ inline Loaded missing(const Loaded& x, float power) {
     float inverse = 1 / power;
     auto rest = [&](float v) { return v * inverse - half_to_float(float_to_half(v * inverse)); };
@@ -16,7 +17,7 @@ __device__ inline Loaded missing(const Loaded& x, float power) {
                   {rest(x.second.x), rest(x.second.y), rest(x.second.z), rest(x.second.w)}};
 }
 
-// Where the two tokens are.
+// The two rows in shared memory.
 struct Two {
     uint4* eights;
     u16* sums;
@@ -26,15 +27,15 @@ struct Two {
         stride = EIGHTS * strips + 1, sums_stride = 4 * (strips | 1);
         eights = staged, sums = (u16*)(staged + 2 * stride);
     }
-    // The first byte behind them.
+    // The first byte after them.
     __device__ inline float* end() const { return (float*)(sums + 2 * 4 * sums_stride); }
-    // There are two tokens and no more: the others of a tile are the same again.
+    // There are only two tokens. The others of a tile repeat them.
     __device__ inline Activations activations() const {
         u32 token = threadIdx.x % WARP / 4 % 2;
         return Activations{eights + token * stride, (const uint2*)sums + token * sums_stride, stride, sums_stride};
     }
-    // Takes the activations of some strips there, a warp's work: `load` gives eight of them. Those of a share that are too
-    // large for halves are divided by a power, which is returned.
+    // Loads the activations of some strips, as one warp; `load` returns eight of them. If a part's activations are too
+    // large for f16, they are divided by a power of two, which is returned.
     template <class Load> __device__ inline float stage_share(u32 first_strip, u32 strips, Load load) const {
         float power = 1;
         for (int time = 0; time < 2; time++) {
@@ -50,7 +51,7 @@ struct Two {
         __syncwarp();
         return power;
     }
-    // Eight of them as they were, but for the power.
+    // Eight of them with their original values, except for the power of two.
     __device__ inline Loaded eight(u32 i) const {
         uint4 upper = eights[place(i)], lower = eights[stride + place(i)];
         auto at = [&](int word, int shift) {
@@ -61,7 +62,7 @@ struct Two {
     }
 };
 
-// A warp's share of the strips.
+// A warp's part of the strips.
 struct Strips {
     u32 first, count;
     __device__ inline Strips(u32 strips) {
@@ -70,7 +71,7 @@ struct Strips {
     }
 };
 
-// out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind.
+// out[y][r] = activation(gate[r] . x, up[r] . x), for two matrices of the same kind.
 __device__ inline void gate_up_of_one(const GateUpArgs& a) {
     await_previous();
     extern __shared__ uint4 staged[];
@@ -90,7 +91,7 @@ __device__ inline void gate_up_of_one(const GateUpArgs& a) {
         if (a.ahead && threadIdx.x == 0) {
             fetch_rows(m, slot, first_row, 8 * a.turns);
             fetch_rows(a.up, slot, first_row, 8 * a.turns);
-            // The kernel after this one cannot begin before this one ends, and memory would rest meanwhile.
+            // The next kernel cannot begin before this one ends, and memory would be idle meanwhile.
             u32 next = (a.next.rows + gridDim.x - 1) / gridDim.x;
             fetch_rows(a.next, slot, blockIdx.x * next, next);
         }
@@ -100,7 +101,7 @@ __device__ inline void gate_up_of_one(const GateUpArgs& a) {
     };
     Activations x = two.activations();
     auto done = [&](u32 turn, float (&sum)[1][4]) {
-        // These lanes have both tokens.
+        // These lanes have both tokens' sums.
         if (lane % 4) return;
         float* to = parts + (turn * 2 * WARPS + warp) * 8 + lane / 4;
         to[0] = (sum[0][0] + sum[0][1]) * power;
@@ -123,7 +124,7 @@ __device__ inline void gate_up_of_one(const GateUpArgs& a) {
     }
 }
 
-// out[r] = w[r] . x, perhaps after a sum and a norm, which the first block keeps.
+// out[r] = w[r] . x, optionally after a sum and a norm, which the first block stores.
 __device__ inline void product_of_one(const MatvecArgs& a) {
     extern __shared__ uint4 staged[];
     __shared__ float squares[WARPS];
@@ -167,7 +168,7 @@ __device__ inline void product_of_one(const MatvecArgs& a) {
         if (lane == 0) squares[warp] = mine;
     };
     auto done = [&](u32 turn, float (&sum)[1][4]) {
-        // These lanes have both tokens.
+        // These lanes have both tokens' sums.
         if (lane % 4) return;
         float* to = parts + (turn * WARPS + warp) * 16 + lane / 4;
         to[0] = (sum[0][0] + sum[0][1]) * power;
@@ -206,7 +207,8 @@ __device__ inline void product_of_one(const MatvecArgs& a) {
     }
 }
 
-// As many threads would have 168 registers each: the kernels before and after have room on the same processor.
+// This many threads would have 168 registers each, which leaves space on the multiprocessor for the kernels before and
+// after.
 #define THREADS_WITH_ROOM 384
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gate_up_one(const GateUpArgs a) { gate_up_of_one(a); }

@@ -6,10 +6,10 @@
 #define PAGE 64
 
 struct KvArgs {
-    const u32* sequence; // [rows] which each row belongs to
+    const u32* sequence; // [rows] of each row
     const u32* position; // [rows]
     u8* const* pages;    // [sequences, capacity]
-    u32 capacity;        // pages that there is room for
+    u32 capacity;        // the most pages per sequence
     u32 heads, key_dim, value_dim, latent;
-    u32 single; // whether numbers are single precision and not halves
+    u32 single; // whether numbers are f32 instead of f16
 };

@@ -1,4 +1,4 @@
-// Types whose scales are a matrix of their own.
+// Types whose scales are in a separate matrix.
 
 template <bool BYTES> struct Affine {
     struct Raw {
@@ -32,7 +32,7 @@ template <bool BYTES> struct Affine {
 template <> struct Unpack<AFFINE4> : Affine<false> {};
 template <> struct Unpack<AFFINE8> : Affine<true> {};
 
-// Codes that do not end where bytes do: as many words as a code has bits.
+// Codes that do not end at byte boundaries: as many words as a code has bits.
 template <int BITS> struct AffineWords {
     struct Raw {
         u32 words[BITS];
@@ -64,7 +64,7 @@ template <> struct Unpack<AFFINE3> : AffineWords<3> {};
 template <> struct Unpack<AFFINE5> : AffineWords<5> {};
 template <> struct Unpack<AFFINE6> : AffineWords<6> {};
 
-// Floats of eight bits, whose scales may begin and end anywhere: lanes are the weights themselves.
+// Eight-bit floats, whose scales may begin and end anywhere. Lanes are the weights themselves.
 template <> struct Unpack<FP8> {
     struct Raw {
         uint4 codes[2];
@@ -80,7 +80,7 @@ template <> struct Unpack<FP8> {
             if (i < left) words[i / 4] |= (u32)from[i] << 8 * (i % 4);
         return Raw{{uint4{words[0], words[1], words[2], words[3]}, uint4{words[4], words[5], words[6], words[7]}}, r.scales};
     }
-    // Four bits of exponent and three of mantissa; the largest of either sign is no number.
+    // Four bits of exponent and three of mantissa; the largest of either sign is NaN.
     static __device__ inline float number(u32 code) {
         u32 magnitude = code & 127;
         float value = magnitude < 8 ? (float)magnitude * (1.0f / 512) : __int_as_float((magnitude << 20) + (120 << 23));
@@ -89,7 +89,7 @@ template <> struct Unpack<FP8> {
     }
     static __device__ inline void unpack(const Mat& m, const Raw& raw, u32 index, Group& g) {
         bool together = m.group % 32 == 0;
-        // Of groups beyond the last, some other's.
+        // Groups beyond the last use some other group's scale.
         float scale = float_at(m.floats, raw.scales, min(32 * index, m.cols - 1) / m.group);
 #pragma unroll
         for (int i = 0; i < 32; i++) {

@@ -1,21 +1,21 @@
 // Products with weight matrices.
 //
-// Weights are read once for one row of activations, and multiplied in full precision: bound by memory. Many rows take
-// gemm.cu, and a few take few.cu.
+// Weights are read once for one row of activations, and multiplied in full precision, so memory is the limit. gemm.cu
+// computes many rows, and few.cu a few.
 
 #include "matrix.cuh"
 #include "vector.cuh"
 
 #define VECTOR_THREADS 256
 #define VECTOR_WARPS (VECTOR_THREADS / WARP)
-// Activations of a group in shared memory, and room that spreads groups over the banks.
+// Activations of a group in shared memory, with padding that spreads groups over the banks.
 #define GROUP_STRIDE 36
 // Columns whose activations are in shared memory at a time.
 #define VECTOR_COLS 8192
 
 struct DequantiseArgs {
     Mat w;
-    const u32* rows; // which rows of it, if not the first ones
+    const u32* rows; // the rows to read, or null for the first ones
     float* out;      // [count, cols]
     u32 count;
 };
@@ -39,11 +39,11 @@ extern "C" __global__ void dequantise(const DequantiseArgs a) {
     }
 }
 
-// Where four activations lie in shared memory.
+// The address of four activations in shared memory.
 __device__ inline float4* four_in(float* shared, u32 i) { return (float4*)(shared + i / 8 * GROUP_STRIDE + i % 8 * 4); }
 
-// Takes activations to shared memory, those of missing columns zero. So many fours are on their way to a thread at a time:
-// one after the other they would take longer than the weights.
+// Loads activations to shared memory; missing columns are zero. Each thread has TOGETHER loads of four in flight. One
+// load after the other would take longer than the weights.
 template <int TOGETHER> __device__ inline void stage(float* to, const float* x, u32 cols) {
     if (cols % 32 == 0 && (u64)x % 16 == 0) {
         u32 fours = cols / 4;
@@ -97,9 +97,9 @@ __device__ inline void multiply(const Mat& m, const typename Unpack<KIND>::Raw (
     }
 }
 
-// Products of a warp's rows, ROWS at a turn, with columns [first, first + cols); the weights of what comes next are on
-// their way while something is multiplied. `find` says which rows those of a turn are, `prepare` takes the activations to
-// shared memory and is called by the whole block, `x` says where a turn's are, and `done` is told each turn's sums.
+// Products of a warp's rows, ROWS per turn, with the columns [first, first + cols). The next weights are loaded while
+// others are multiplied. `find` returns the rows of a turn. `prepare` loads the activations to shared memory and is
+// called by the whole block. `x` returns a turn's activations, and `done` receives its sums.
 template <u32 KIND, int ROWS, class Find, class Prepare, class X, class Done>
 __device__ inline void pass(const Mat& m, u32 first, u32 cols, u32 turns, Find find, Prepare prepare, X x, Done done) {
     u32 groups = (cols + 31) / 32, steps = (groups + WARP - 1) / WARP, lane = threadIdx.x % WARP;
@@ -134,16 +134,16 @@ __device__ inline void pass(const Mat& m, u32 first, u32 cols, u32 turns, Find f
     }
 }
 
-// Fours of activations, and of what is added to them, that are on their way to a thread at a time.
+// Loads of four activations and their summands in flight per thread.
 #define SUMMANDS 2
 
-// Before the activations are there: what they will be multiplied with goes to shared memory.
+// Loads the norm's weights to shared memory before the activations are ready.
 __device__ inline void stage_norm(float* to, const PriorNorm& norm, u32 cols) {
     if (norm.w) stage<SUMMANDS>(to, norm.w, cols);
 }
 
-// Takes one row of activations to shared memory, normed except for a factor, which is returned. The first block keeps
-// what they were normed from and to.
+// Loads one row of activations to shared memory, normed except for a factor, which is returned. The first block stores
+// the norm's input and output.
 __device__ inline float stage_normed(float* to, const float* x, const PriorNorm& norm, u32 cols) {
     float squares = 0;
     bool keep = blockIdx.x == 0, adds = norm.added;
@@ -164,7 +164,7 @@ __device__ inline float stage_normed(float* to, const float* x, const PriorNorm&
             v[j].x += y[j].x, v[j].y += y[j].y, v[j].z += y[j].z, v[j].w += y[j].w;
             if (adds && keep) ((float4*)norm.sum)[i] = v[j];
             squares += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
-            // A thread reads what it wrote itself.
+            // Each thread reads what it wrote.
             float4 w = *four_in(to, i);
             *four_in(to, i) = float4{v[j].x * w.x, v[j].y * w.y, v[j].z * w.z, v[j].w * w.w};
         }
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 3) matvec(const Mat
     while (blockIdx.x >= a.blocks[which]) start = a.blocks[which++];
     const Mat& m = a.w[which];
     u32 y = blockIdx.y;
-    // Weights are on their way before the activations are there; but which expert's is not known before.
+    // Loads weights before the activations are ready, unless the expert is not known before.
     if (a.experts) await_previous();
     u32 expert = a.experts ? a.experts[y] : 0;
     u64 slot = slot_of(m, expert);
@@ -242,13 +242,13 @@ struct HeadsArgs {
     Mat w; // all heads' rows one after another
     const float* x;
     float* out;
-    u32 heads, first, rows;   // the heads' matrices: `rows` of each head's stored rows, from `first` on
-    u32 transposed;           // whether those are the columns
+    u32 heads, first, rows;   // the heads' matrices: `rows` rows of each head's stored rows, from `first` on
+    u32 transposed;           // whether these rows are the columns of the matrix
     u32 x_width, out_width;   // of one token
     u32 tokens;
 };
 
-// out[h] = [rest | W[h] part] with x[h] = [part | rest]; a warp for each number.
+// out[h] = [rest | W[h] part] with x[h] = [part | rest]; one warp per number.
 extern "C" __global__ void head_products(const HeadsArgs a) {
     await_previous();
     u32 head_dim = a.x_width / a.heads, out_dim = a.out_width / a.heads;
@@ -296,13 +296,13 @@ extern "C" __global__ void head_products(const HeadsArgs a) {
     if (lane == 0) out[i] = sum;
 }
 
-// out[y][r] = activation(gate[r] . x, up[r] . x), both matrices of the same kind, with no more than VECTOR_COLS columns.
+// out[y][r] = activation(gate[r] . x, up[r] . x), for two matrices of the same kind with at most VECTOR_COLS columns.
 extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const GateUpArgs a) {
     await_previous();
     extern __shared__ float shared[];
     u32 y = blockIdx.y;
     u32 expert = a.experts ? a.experts[y] : 0;
-    // All of an expert is in its slot.
+    // An expert's matrices are all in its slot.
     u64 slot = slot_of(a.gate, expert);
     if (absent(a.gate, slot)) return;
     u32 first_row = (blockIdx.x * VECTOR_WARPS + threadIdx.x / WARP) * a.turns;
@@ -316,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const Ga
         if (a.ahead && threadIdx.x == 0) {
             fetch_rows(m, slot, first_row, VECTOR_WARPS * a.turns);
             fetch_rows(a.up, slot, first_row, VECTOR_WARPS * a.turns);
-            // The kernel after this one cannot begin before this one ends, and memory would rest meanwhile.
+            // The next kernel cannot begin before this one ends, and memory would be idle meanwhile.
             u32 share = (a.next.rows + gridDim.x - 1) / gridDim.x;
             fetch_rows(a.next, slot, blockIdx.x * share, share);
         }
@@ -337,12 +337,12 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const Ga
 }
 
 #define MOST_CHOSEN 64
-// Rows of each expert that a block takes, two at a time.
+// Rows of each expert per block, computed two at a time.
 #define DOWN_ROWS 8
 
 struct DownArgs {
     Mat w;
-    const float* bias;    // [experts, hidden], or none
+    const float* bias;    // [experts, hidden], or null
     const float* x;       // [rows, top_k, inner]
     const u32* experts;   // [rows, top_k]
     const float* weights; // [rows, top_k]
@@ -350,8 +350,8 @@ struct DownArgs {
     u32 top_k;
 };
 
-// out[t] = the sum of weight * (w of the expert . x), in rank order. The experts are dealt to the warps, and all
-// activations of a row are in shared memory: they are whole groups.
+// out[t] = the sum of weight * (w of the expert . x), in rank order. The experts are divided among the warps. All
+// activations of a row fit in shared memory and are whole groups.
 extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) down_combine(const DownArgs a) {
     extern __shared__ float shared[];
     __shared__ float products[MOST_CHOSEN][DOWN_ROWS];
@@ -359,15 +359,16 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) down_combine(con
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     u32 first_row = blockIdx.x * DOWN_ROWS;
     u64 row = blockIdx.y;
-    // The kernel before this one has not chosen them but used them, and so waited for whoever did.
+    // The kernel before this one used the choice, so it waited for the kernel that made it.
     const volatile u32* experts = a.experts + row * a.top_k;
     u32 mine = warp < a.top_k ? (a.top_k - warp + VECTOR_WARPS - 1) / VECTOR_WARPS : 0;
-    // What a warp does at a turn: two rows of one expert.
+    // The work of a warp's turn: two rows of one expert.
     auto rank = [&](u32 turn) { return warp + turn / (DOWN_ROWS / 2) * VECTOR_WARPS; };
     auto row_at = [&](u32 turn) { return first_row + turn % (DOWN_ROWS / 2) * 2; };
     u64 slot;
     auto find = [&](u32 turn, Row(&rows)[2]) {
-        // It is asked for once: who waits for it cannot ask for weights. A warp that has no expert loads what it does not use.
+        // Read once, because waiting for it delays the loads of weights. A warp without an expert loads data that it
+        // does not use.
         if (turn % (DOWN_ROWS / 2) == 0) slot = slot_of(m, experts[min(rank(turn), a.top_k - 1)]);
         u32 r = row_at(turn);
         rows[0] = row_of(m, slot, min(r, m.rows - 1));

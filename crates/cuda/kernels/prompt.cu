@@ -1,11 +1,11 @@
-// Attention of many tokens of a sequence, on the tensor cores.
+// Attention for many tokens of a sequence, on the tensor cores.
 
 #include "matrix.cuh"
 #include "tensor.cuh"
 #include "pages.cuh"
 
 #define THREADS 128
-// Queries of a block: all query heads of a key head, of as many tokens as that allows.
+// Queries per block: all query heads of a key head, for as many tokens as fit.
 #define QUERIES 64
 
 // Consecutive tokens of a sequence.
@@ -17,14 +17,14 @@ struct PromptArgs {
     KvArgs kv;
     const float* q;     // [rows, q_heads * dim]
     float* out;         // [rows, q_heads * dim]
-    const float* sinks; // [q_heads], or none
+    const float* sinks; // [q_heads], or null
     const Tokens* tokens;
     u32 q_heads;
     u32 window; // positions a query sees, or 0 for all
     float scale;
 };
 
-// The largest of a row of scores, and the sum: four lanes have a row.
+// The maximum and the sum of a row of scores, which four lanes share.
 __device__ inline float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
     return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
@@ -35,7 +35,7 @@ __device__ inline float row_sum(float x) {
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-// A warp has sixteen queries and passes over all pages that its block sees.
+// A warp has 16 queries and passes over all pages that its block sees.
 template <int DIM> __device__ inline void attend(const PromptArgs& a) {
     await_previous();
     const int STRIDE = DIM + 8;
@@ -47,7 +47,7 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
     u32 first = a.kv.position[tokens.row], last = first + tokens.count - 1;
     u8* const* pages = a.kv.pages + (u64)a.kv.sequence[tokens.row] * a.kv.capacity;
 
-    // Each lane has two queries: their tokens, heads, and what they see.
+    // Each lane has two queries: their tokens, heads, and visible positions.
     u32 head[2], row[2], end[2], start[2];
     bool active[2];
     u32 q[DIM / 16][4];
@@ -67,7 +67,7 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
             q[step][i + 2] = two_halves(from[16 * step + 8], from[16 * step + 9]);
         }
     }
-    // Where a block has few tokens, some warps have no queries, and only help to load.
+    // If a block has few tokens, some warps have no queries and only help to load.
     bool working = 16 * warp < tokens.count * group;
     float max[2] = {-INFINITE, -INFINITE}, sum[2] = {0, 0};
     float out[DIM / 8][4] = {};
@@ -77,11 +77,11 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
         const u16* from = (const u16*)pages[page] + (u64)kv_head * PAGE * DIM;
         const u16* values_from = from + (u64)a.kv.heads * PAGE * DIM;
         __syncthreads();
-        // Several loads at a time: a block is alone on its processor where there are few.
+        // Several loads in flight: with few blocks, each is alone on its multiprocessor.
 #pragma unroll 8
         for (u32 i = threadIdx.x; i < PAGE * DIM / 8; i += THREADS) {
             u32 key = i / (DIM / 8), col = i % (DIM / 8) * 8;
-            // What was never written may be no number.
+            // Memory beyond the last position is uninitialised.
             bool there = page * PAGE + key <= last;
             uint4 nothing = {0, 0, 0, 0};
             *(uint4*)(keys + key * STRIDE + col) = there ? ((const uint4*)from)[i] : nothing;
@@ -116,7 +116,7 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             largest[i] = row_max(largest[i]);
-            // Where nothing was seen yet there is nothing to correct.
+            // If no position was visible yet, there is nothing to correct.
             correction[i] = max[i] == -INFINITE ? 0 : expf(max[i] - largest[i]);
             max[i] = largest[i];
             sum[i] *= correction[i];

@@ -1,4 +1,4 @@
-// Routers: which experts a token goes to, and the batch sorted by expert.
+// Routers: choosing the experts of each token, and sorting the batch by expert.
 
 #include "matrix.cuh"
 
@@ -6,28 +6,29 @@
 
 struct RouteArgs {
     const float* logits;     // [rows, experts]
-    const float* correction; // [experts], or none
+    const float* correction; // [experts], or null
     u32* experts;            // [rows, top_k] the best first
     float* weights;          // [rows, top_k]
-    u32* told;               // [rows, 1 + 2 * top_k] the same once more, in the computer's memory, or none
+    u32* told;               // [rows, 1 + 2 * top_k] the same again, in RAM, or null
     u32 count, top_k;
-    u32 sigmoid;    // whether scores are sigmoids and not softmax
-    u32 groups;     // 0 if all are chosen from
+    u32 sigmoid;    // whether scores are sigmoids instead of a softmax
+    u32 groups;     // 0 if experts are not in groups
     u32 used;       // groups that are chosen
-    u32 best_two;   // whether a group is worth its two best
+    u32 best_two;   // whether a group is valued by its two best experts instead of one
     u32 normalise;
     float scale;
-    u32 turn; // what stands before a row that was told, when all of it is there
+    u32 turn; // written before a reported row when the row is complete
 };
 
-// A number that is larger for a larger float, and never 0. NaN is as minus infinity, minus zero as zero.
+// Maps a float to an integer that is larger for a larger float, and never 0. NaN counts as minus infinity, minus zero
+// as zero.
 __device__ inline u32 order(float x) {
     u32 bits = __float_as_uint(x == x ? x + 0.0f : -INFINITE);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Picks the `k` largest of numbers that are not 0, ties to the lower one, and makes them 0: a warp's work. Each lane keeps
-// the largest of its own.
+// Picks the `k` largest of the numbers that are not 0, and sets them to 0; of equals, the lower index wins. One warp
+// does this, and each lane tracks the largest of its own numbers.
 template <class Take> __device__ inline void pick_largest(u32* numbers, u32 count, u32 k, Take take) {
     u32 lane = threadIdx.x % WARP, best, place;
     auto look = [&]() {
@@ -46,8 +47,8 @@ template <class Take> __device__ inline void pick_largest(u32* numbers, u32 coun
     }
 }
 
-// The choice for a row, a warp's work. Shared memory: the scores, what they are chosen by, what groups are worth and which
-// are chosen, and the experts.
+// One warp makes the choice for a row. Shared memory holds the scores, the values that they are chosen by, the values
+// of groups and which are chosen, and the experts.
 __device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
     float* score = shared;
     u32* numbers = (u32*)shared + a.count;
@@ -57,7 +58,7 @@ __device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
     u32 lane = threadIdx.x % WARP;
     const float* logits = a.logits + row * a.count;
 
-    // Until they meet, lanes read nothing but what they wrote themselves.
+    // Until the warp synchronises, lanes read only what they wrote themselves.
     for (u32 i = lane; i < a.count; i += WARP) score[i] = logits[i];
     if (a.sigmoid) {
         for (u32 i = lane; i < a.count; i += WARP) score[i] = sigmoid(score[i]);
@@ -125,11 +126,11 @@ extern "C" __global__ void route(const RouteArgs a) {
 
 #define ROUTER_THREADS 256
 #define ROUTER_WARPS (ROUTER_THREADS / WARP)
-// Fours of columns that a thread has at most.
+// The most groups of four columns per thread.
 #define MOST_FOURS 4
-// Experts of a block where every warp has a row.
+// Experts per block if every warp has a row.
 #define ROUTER_EXPERTS 4
-// Fours of columns that are on their way to a lane at a time there.
+// Groups of four columns in flight per lane there.
 #define TOGETHER 4
 
 struct RouterArgs {
@@ -141,10 +142,10 @@ struct RouterArgs {
     float* logits; // [rows, experts]
     u32* arrived;  // counters
     u32 rows;
-    u32 shared; // floats that a choice needs
+    u32 shared; // floats of shared memory that a choice needs
 };
 
-// Weights as they lie in memory: there is no branch between loads, so that many are on their way.
+// Weights in their memory layout. There is no branch between loads, so that many are in flight.
 template <u32 KIND> struct Four;
 template <> struct Four<F32> {
     float4 four;
@@ -174,13 +175,13 @@ struct Summands {
 // A row before its norm.
 struct Before {
     const float4* x;
-    const float4* added; // or none
+    const float4* added; // or null
 
     __device__ inline Before(const RouterArgs& a, u64 row) {
         x = (const float4*)a.x + row * (a.cols / 4);
         added = a.norm.added ? (const float4*)a.norm.added + row * (a.cols / 4) : 0;
     }
-    // Zeros, if they are not there.
+    // Zeros if `there` is false.
     __device__ inline Summands load(u32 i, bool there) const {
         Summands s = {{0, 0, 0, 0}, {0, 0, 0, 0}};
         bool more = there && added;
@@ -188,7 +189,7 @@ struct Before {
         if (more) s.y = added[i];
         return s;
     }
-    // Keeps what the row was normed from and to: so many threads' work.
+    // Stores the norm's input and output, with `threads` threads.
     __device__ inline void keep(const RouterArgs& a, u64 row, float factor, u32 thread, u32 threads) const {
         u64 first = row * (a.cols / 4);
 #pragma unroll 4
@@ -210,7 +211,7 @@ __device__ inline float norm_factor(const RouterArgs& a, float squares) {
     return 1 / sqrtf(squares / a.cols + a.norm.eps);
 }
 
-// Two sums over a block; every thread gets them.
+// Two sums over a block. Every thread gets them.
 __device__ inline float2 block_sums(float x, float y) {
     __shared__ float2 sums[ROUTER_WARPS];
     x = warp_sum(x), y = warp_sum(y);
@@ -228,13 +229,13 @@ __device__ inline float2 block_sums(float x, float y) {
     else if (kind == F16) body<F16>(a, shared);                                                                        \
     else body<BF16>(a, shared);
 
-// Norms a row, multiplies it with a router and chooses: a block for each expert of each row, and the last one chooses.
+// Norms a row, multiplies it with a router and chooses: one block per expert of a row, and the last block chooses.
 template <u32 KIND> __device__ inline void route_row(const RouterArgs& a, float* shared) {
     u32 expert = blockIdx.x, fours = a.cols / 4;
     u64 row = blockIdx.y;
     const float4* norm = (const float4*)a.norm.w;
     const Four<KIND>* from = (const Four<KIND>*)a.w + (u64)expert * fours;
-    // The weights are on their way before the activations are there.
+    // Loads the weights before the activations are ready.
     Four<KIND> w[MOST_FOURS];
     float4 n[MOST_FOURS];
     Summands s[MOST_FOURS];
@@ -265,7 +266,7 @@ template <u32 KIND> __device__ inline void route_row(const RouterArgs& a, float*
     float factor = norm_factor(a, sums.x);
     if (threadIdx.x == 0) a.logits[row * a.route.count + expert] = sums.y * factor;
     if (last_of(a.arrived + row, gridDim.x) && threadIdx.x < WARP) choose(a.route, row, shared);
-    // The first one keeps it, while others go on.
+    // The first block stores the normed row while others continue.
     if (expert == 0) before.keep(a, row, factor, threadIdx.x, ROUTER_THREADS);
 }
 
@@ -274,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(ROUTER_THREADS, 2) norm_and_route(c
     WITH_FLOATS(a.kind, route_row)
 }
 
-// The same for many rows: a warp has a row, a block some experts. The last block that has some of the same rows chooses.
+// The same for many rows: each warp has a row, each block some experts. The last block with the same rows chooses.
 template <u32 KIND> __device__ inline void route_rows(const RouterArgs& a, float* shared) {
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, fours = a.cols / 4;
     u32 first = blockIdx.x * ROUTER_EXPERTS;
@@ -282,7 +283,7 @@ template <u32 KIND> __device__ inline void route_rows(const RouterArgs& a, float
     bool active = row < a.rows;
     // Experts beyond the last repeat it.
     auto weights_of = [&](u32 e) { return (const Four<KIND>*)a.w + (u64)min(first + e, a.route.count - 1) * fours; };
-    // Each warp asks for a share of an expert's weights ahead.
+    // Each warp prefetches a part of an expert's weights.
     const u32 SHARES = ROUTER_WARPS / ROUTER_EXPERTS;
     const u8* ahead = (const u8*)weights_of(warp / SHARES);
     for (u32 line = warp % SHARES * WARP + lane; line * 128 < fours * sizeof(Four<KIND>); line += SHARES * WARP)
@@ -300,7 +301,7 @@ template <u32 KIND> __device__ inline void route_rows(const RouterArgs& a, float
             Four<KIND> some[TOGETHER][ROUTER_EXPERTS];
 #pragma unroll
             for (int j = 0; j < TOGETHER; j++) {
-                // Those beyond the last are zero, whatever they are multiplied with.
+                // Summands beyond the last are zero, so their products are, too.
                 u32 i = from + j * WARP, there = min(i, fours - 1);
                 s[j] = before.load(i, i < fours);
                 n[j] = ((const float4*)a.norm.w)[there];
@@ -343,8 +344,8 @@ struct SortArgs {
     u32 tile; // places of a tile
 };
 
-// Sorts pairs into buckets by expert, and cuts those into tiles. One block of 1024 threads; shared memory: where the
-// experts' buckets start, and how far they are filled.
+// Sorts pairs into buckets by expert, and cuts the buckets into tiles. One block of 1024 threads. Shared memory holds
+// the start of each expert's bucket, and how full it is.
 extern "C" __global__ void sort(const SortArgs a) {
     await_previous();
     extern __shared__ u32 counts[];
@@ -387,7 +388,7 @@ extern "C" __global__ void sort(const SortArgs a) {
 struct CombineArgs {
     const float* experts; // [places, width]
     const float* weights; // [rows, top_k]
-    const u32* places;    // [rows, top_k], or none where a pair's place is its number
+    const u32* places;    // [rows, top_k], or null if a pair's place is its index
     float* out;           // [rows, width]
     u32 width, top_k;
 };

@@ -6,12 +6,12 @@ struct NormArgs {
     const float* x;
     const float* w;
     float* out;
-    u32 width; // of what is normed together: a row or a part of it
+    u32 width; // floats that are normed together: a row or a part of one
     float eps;
-    float* sum;         // x is added to this first, and the sum kept there; or none
+    float* sum;         // x is added to this first, and the sum is stored here; or null
 };
 
-// out = norm(x) * w, over parts of rows; a block for each.
+// out = norm(x) * w, over rows or parts of rows; one block each.
 extern "C" __global__ void rms_norm(const NormArgs a) {
     await_previous();
     u64 at = (u64)blockIdx.x * a.width;
@@ -19,7 +19,7 @@ extern "C" __global__ void rms_norm(const NormArgs a) {
     float* sum = a.sum ? a.sum + at : 0;
     float squares = 0;
     if (a.width == 4 * blockDim.x) {
-        // Every thread has four: memory is read once, in one go.
+        // Every thread has four, so memory is read in one go.
         float4 v = ((const float4*)x)[threadIdx.x], w = ((const float4*)a.w)[threadIdx.x];
         if (sum) {
             float4 s = ((float4*)sum)[threadIdx.x];
@@ -50,7 +50,7 @@ struct PairArgs {
     const float* y;
     u64 count;
     u32 width; // of x
-    u32 other; // of y, where rows differ
+    u32 other; // of y, if it differs
 };
 
 extern "C" __global__ void add(const PairArgs a) {
@@ -72,7 +72,7 @@ extern "C" __global__ void swiglu(const PairArgs a) {
     if (i < a.count) a.x[i] = silu(a.x[i]) * a.y[i];
 }
 
-// x *= sigmoid(y), where a row of y has `other` numbers, each for as many of x.
+// x *= sigmoid(y). A row of y has `other` numbers, and each applies to width / other numbers of x.
 extern "C" __global__ void sigmoid_gate(const PairArgs a) {
     await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -85,10 +85,10 @@ struct ActivateArgs {
     u32 width;
     float alpha, limit;
     const u32* experts; // of each row
-    const u64* slots;   // [experts] where each expert's slot is, 0 if it has none
+    const u64* slots;   // [experts] the address of each expert's slot, 0 if it has none
 };
 
-// gate = activation(gate, up), in the rows whose expert has a slot; a block for each row.
+// gate = activation(gate, up), in the rows whose expert has a slot; one block per row.
 extern "C" __global__ void activate_rows(const ActivateArgs a) {
     await_previous();
     u64 row = blockIdx.x;
@@ -101,14 +101,14 @@ extern "C" __global__ void activate_rows(const ActivateArgs a) {
 
 struct AnglesArgs {
     const float* frequencies;
-    const float* divisors; // or none
+    const float* divisors; // or null
     const u32* positions;
     float* out; // [rows, cos... | sin...]
     u32 half;
     float scale;
 };
 
-// The product is rounded to single precision, as it was when the models were trained.
+// The product is rounded to f32, as in the models' training.
 extern "C" __global__ void rope_angles(const AnglesArgs a) {
     await_previous();
     u32 row = blockIdx.x;
@@ -127,7 +127,7 @@ struct RopeArgs {
     u32 interleaved;
 };
 
-// Rotates every head of a row by its angles.
+// Rotates every head of a row by the row's angles.
 extern "C" __global__ void rope(const RopeArgs a) {
     await_previous();
     u32 row = blockIdx.y;
@@ -147,7 +147,7 @@ extern "C" __global__ void rope(const RopeArgs a) {
 
 struct HeadsArgs {
     float* x[MOST_BUFFERS];
-    const float* w[MOST_BUFFERS]; // of the norms, or none
+    const float* w[MOST_BUFFERS]; // of the norms, or null
     u32 heads[MOST_BUFFERS];
     const float* angles;
     u32 dim, half;
@@ -155,7 +155,7 @@ struct HeadsArgs {
     float eps;
 };
 
-// Norms and rotates heads of several buffers; a warp for each head of each row.
+// Norms and rotates heads of several buffers; one warp per head of a row.
 extern "C" __global__ void norm_and_rotate(const HeadsArgs a) {
     await_previous();
     u32 lane = threadIdx.x % WARP, row = blockIdx.y;
@@ -190,7 +190,7 @@ struct UngroupArgs {
     u32 x_width, to_width;
     u32 group, first, part; // floats of a group, where the part starts in it, and its length
     u32 at;                 // where the parts go in a row
-    u32 count;              // floats of a row's parts
+    u32 count;              // floats of all parts of a row
 };
 
 extern "C" __global__ void ungroup(const UngroupArgs a) {

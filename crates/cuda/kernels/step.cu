@@ -1,8 +1,9 @@
-// Attention of a step: one row of each of several sequences, from what the products gave to what attention gives.
+// Attention of a decode step: one row of each sequence, from the products' output to attention's output.
 //
-// A block has the query heads of one key head of a row, up to HEADS of them, and a share of the positions. Keys and values
-// of earlier positions are on their way before the row's own are there, since no kernel that may still run writes them.
-// Products are the tensor cores'. Queries and the weights of values go there as two halves each, what one half of a number
+// A block has up to HEADS query heads of one key head of a row, and one split of the positions. It loads keys and
+// values of earlier positions before the row's own are ready, because no kernel that may still run writes them. The
+// tensor cores compute the products. Queries and the weights of values are split into two f16 each, a rounded number
+// and its remainder, which is as precise as f32. So each head has two of the 16 rows that are multiplied at once.
 // misses in the other, so that they are as good as floats; a head has two of the sixteen rows that are multiplied at once.
 
 #include "matrix.cuh"
@@ -11,13 +12,13 @@
 
 #define THREADS 256
 #define WARPS (THREADS / WARP)
-// Query heads of a block, a warp for each where heads are apart.
+// Query heads per block; one warp each where heads are processed separately.
 #define HEADS 8
-// Keys that are in shared memory at a time: two pages.
+// Keys in shared memory at a time: two pages.
 #define CHUNK (2 * PAGE)
-// Channels of a head at most.
+// The most channels of a head.
 #define MOST_DIM 256
-// Halves that a row in shared memory is longer than it needs to be, so that eight rows lie in different banks.
+// Padding of rows in shared memory, in f16, so that eight rows are in different banks.
 #define PADDING 8
 
 struct StepArgs {
@@ -25,12 +26,12 @@ struct StepArgs {
     const float* q;      // [rows, q_heads * key_dim]
     const float* k;      // [rows, heads * key_dim]
     const float* v;      // [rows, heads * value_dim]
-    const float* q_norm; // or none
+    const float* q_norm; // or null
     const float* k_norm;
     const float* angles; // [rows, cos... | sin...]
-    const float* sinks;  // [q_heads], or none
+    const float* sinks;  // [q_heads], or null
     float* out;          // [rows, q_heads * value_dim]
-    float* partial;      // [splits, rows, q_heads, value_dim + 2], where there are several: out, max, sum
+    float* partial;      // [splits, rows, q_heads, value_dim + 2], if there are several: out, max, sum
     u32* arrived;        // [rows, blocks of heads] counters
     u32 q_heads, rows, splits;
     u32 window; // positions a query sees, or 0 for all
@@ -38,19 +39,19 @@ struct StepArgs {
     float scale, eps;
 };
 
-// How many channels keys and values have: as many as DIM says, which makes everything shorter, or, where that is 0, any
-// number of sixteens.
+// The number of channels of keys and values. If DIM is not 0, it is DIM, which makes the code shorter. If DIM is 0, it
+// is any multiple of 16.
 template <u32 DIM> struct Dims {
-    // The most of them, and the most that a lane has.
+    // The most channels, and the most per lane.
     static const int MOST = DIM ? DIM : MOST_DIM;
     static const int PARTS = (MOST + WARP - 1) / WARP;
-    // Sixteens of channels that a warp has at most.
+    // The most groups of 16 channels per warp.
     static const int SIXTEENS = (MOST / 16 + WARPS - 1) / WARPS;
     static __device__ inline u32 key(const StepArgs& a) { return DIM ? DIM : a.kv.key_dim; }
     static __device__ inline u32 value(const StepArgs& a) { return DIM ? DIM : a.kv.value_dim; }
 };
 
-// What a block has in shared memory.
+// A block's shared memory.
 struct Place {
     u16* keys;    // [CHUNK, key_dim]
     u16* values;  // [CHUNK, value_dim]
@@ -58,8 +59,8 @@ struct Place {
     u16* weights; // [2, HEADS, CHUNK]
     u16* newest;  // the row's own key and value
     float* scores; // [HEADS, CHUNK]
-    float* made;   // [WARPS, key_dim] heads on their way
-    float* factor; // [2, HEADS] for what was added up so far, and in the end
+    float* made;   // [WARPS, key_dim] heads in progress
+    float* factor; // [2, HEADS] for the sum so far, and for the final sum
     u32 key_stride, value_stride, weight_stride, score_stride;
 };
 
@@ -78,7 +79,7 @@ __device__ inline Place place_in(u8* shared, u32 key_dim, u32 value_dim) {
     return p;
 }
 
-// Channels of a head, dealt to the lanes of a warp.
+// Channels of a head, divided among the lanes of a warp.
 template <int PARTS> struct Head {
     float channel[PARTS];
 };
@@ -93,7 +94,7 @@ template <int PARTS> __device__ inline Head<PARTS> load_head(const float* from, 
     return h;
 }
 
-// A row's cosines and sines, dealt to the lanes.
+// A row's cosines and sines, divided among the lanes.
 template <int PARTS> struct Angles {
     float cosine[PARTS], sine[PARTS];
 };
@@ -109,7 +110,7 @@ template <int PARTS> __device__ inline Angles<PARTS> load_angles(const float* fr
     return a;
 }
 
-// Norms and rotates a head, a warp's work.
+// Norms and rotates a head with one warp.
 template <int PARTS>
 __device__ inline void make_head(float* to, const Head<PARTS>& head, const Head<PARTS>& norm,
                                  const Angles<PARTS / 2>& angles, const StepArgs& a, u32 dim, bool normed) {
@@ -141,11 +142,12 @@ struct Chunk {
 
     __device__ inline u32 count() const { return min(CHUNK, end - first); }
     __device__ inline bool seen(u32 key) const { return first + key >= start && first + key < end; }
-    // Whether the row's own position is here: it is the last one.
+    // Whether the chunk includes the row's own position, which is the last.
     __device__ inline bool has_newest() const { return end - first <= CHUNK; }
 };
 
-// Starts to take the keys and values of earlier positions to shared memory: a warp takes those of a position at a time.
+// Starts to load the keys and values of earlier positions to shared memory. Each warp loads those of one position at a
+// time.
 template <u32 DIM>
 __device__ inline void load_chunk(const Place& p, const StepArgs& a, u8* const* pages, u32 kv_head, Chunk chunk) {
     u32 key_dim = Dims<DIM>::key(a), value_dim = Dims<DIM>::value(a);
@@ -163,23 +165,23 @@ __device__ inline void load_chunk(const Place& p, const StepArgs& a, u8* const* 
         for (u32 key = threadIdx.x / WARP; key < CHUNK; key += WARPS) {
             if (chunk.seen(key) && chunk.first + key + 1 < chunk.end)
                 copy_sixteen(to + key * stride, (key < PAGE ? page[0] : page[1]) + from + key % PAGE * dim);
-            // What is not seen weighs nothing, but nothing times what was never written may be no number.
+            // Invisible positions have weight zero, but zero times uninitialised memory may be NaN.
             else *(uint4*)(to + key * stride) = uint4{0, 0, 0, 0};
         }
     }
 }
 
-// A number as two halves, the second what is missing in the first.
+// A number as two f16; the second is the remainder of the first.
 __device__ inline void store_twice(u16* to, u32 apart, float x) {
     *to = float_to_half(x);
     to[apart] = float_to_half(x - half_to_float(*to));
 }
 
-// What a query sees of a chunk: the products with its keys, a warp for every sixteen.
+// Products of the queries with a chunk's keys; one warp for every 16 keys.
 __device__ inline void score_chunk(const Place& p, u32 key_dim, Chunk chunk) {
     u32 lane = threadIdx.x % WARP;
     for (u32 first = threadIdx.x / WARP * 16; first < chunk.count(); first += 16 * WARPS) {
-        // Even and odd steps apart: each waits for the one before it.
+        // Even and odd steps are summed separately, because each product waits for its predecessor.
         float d[2][2][4] = {};
         const u16* query = p.queries + lane % 16 * p.key_stride + lane / 16 * 8;
         const u16* key = p.keys + (first + lane % 8 + lane / 16 * 8) * p.key_stride + lane / 8 % 2 * 8;
@@ -205,12 +207,12 @@ __device__ inline void score_chunk(const Place& p, u32 key_dim, Chunk chunk) {
     }
 }
 
-// What a head has seen so far.
+// What a head has accumulated so far.
 struct Seen {
     float max, sum;
 };
 
-// Turns the scores of a head into weights, a warp's work.
+// Converts the scores of a head to weights with one warp.
 __device__ inline void weigh_chunk(const Place& p, u32 head, Chunk chunk, Seen& seen) {
     u32 lane = threadIdx.x % WARP;
     float score[CHUNK / WARP], largest = seen.max, sum = 0;
@@ -223,7 +225,7 @@ __device__ inline void weigh_chunk(const Place& p, u32 head, Chunk chunk, Seen& 
     largest = warp_max(largest);
 #pragma unroll
     for (int j = 0; j < CHUNK / WARP; j++) {
-        // Where scores are no numbers, or infinite, neither is what is made of them.
+        // If scores are NaN or infinite, so are their weights.
         float weight = chunk.seen(lane + WARP * j) ? expf(score[j] - largest) : 0;
         sum += weight;
         store_twice(p.weights + head * p.weight_stride + lane + WARP * j, HEADS * p.weight_stride, weight);
@@ -234,7 +236,7 @@ __device__ inline void weigh_chunk(const Place& p, u32 head, Chunk chunk, Seen& 
     if (lane == 0) p.factor[head] = correction;
 }
 
-// Adds the weighted values of a chunk: a warp has some channels of all heads.
+// Adds the weighted values of a chunk. Each warp has some channels of all heads.
 template <int SIXTEENS>
 __device__ inline void add_chunk(const Place& p, u32 value_dim, Chunk chunk, float (&out)[SIXTEENS][2][4]) {
     u32 lane = threadIdx.x % WARP, first = threadIdx.x / WARP * 16;
@@ -258,7 +260,7 @@ __device__ inline void add_chunk(const Place& p, u32 value_dim, Chunk chunk, flo
     }
 }
 
-// Joins the shares of a head, a warp's work.
+// Combines the splits of a head with one warp.
 template <int PARTS> __device__ inline void merge_head(const StepArgs& a, u32 dim, u32 row, u32 head) {
     u32 lane = threadIdx.x % WARP;
     u64 step = (u64)a.rows * a.q_heads * (dim + 2);
@@ -300,7 +302,7 @@ template <u32 DIM> __device__ inline void attend(const StepArgs& a) {
     u32 row = blockIdx.y, split = blockIdx.z, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     Place p = place_in(shared, key_dim, value_dim);
 
-    // A share of the positions is whole chunks.
+    // A split consists of whole chunks.
     u32 end = a.kv.position[row] + 1, start = a.window && end > a.window ? end - a.window : 0;
     u8* const* pages = a.kv.pages + (u64)a.kv.sequence[row] * a.kv.capacity;
     u32 first_chunk = start / CHUNK, chunks = (end + CHUNK - 1) / CHUNK - first_chunk;
@@ -313,7 +315,7 @@ template <u32 DIM> __device__ inline void attend(const StepArgs& a) {
     auto q_norm = load_head<D::PARTS>(a.q_norm, key_dim), k_norm = load_head<D::PARTS>(a.k_norm, key_dim);
 
     await_previous();
-    // The first warp has a query and the key: both are asked for before either is made.
+    // The first warp makes a query and the key, and loads both before it makes either.
     bool makes_key = warp == 0 && has_newest;
     u64 kv_row = (u64)row * a.kv.heads + kv_head;
     auto angles = load_angles<D::PARTS / 2>(a.angles + (u64)row * 2 * a.half, a.half);
@@ -351,7 +353,7 @@ template <u32 DIM> __device__ inline void attend(const StepArgs& a) {
                 bool is_key = i < key_dim;
                 u32 channel = is_key ? i : i - key_dim;
                 *(is_key ? p.keys + key * p.key_stride + i : p.values + key * p.value_stride + channel) = p.newest[i];
-                // One block of those that have it keeps it.
+                // One of the blocks that made the key stores it.
                 if (in_group == 0)
                     newest_page[is_key ? at * key_dim + i
                                        : (u64)a.kv.heads * PAGE * key_dim + at * value_dim + channel] = p.newest[i];
@@ -366,7 +368,7 @@ template <u32 DIM> __device__ inline void attend(const StepArgs& a) {
     }
 
     if (a.splits == 1) {
-        // What every head's sum is to be multiplied with.
+        // The factor for every head's sum.
         if (warp < heads && lane == 0) {
             float sink = a.sinks ? a.sinks[first_head + warp] : -INFINITE, largest = fmaxf(seen.max, sink);
             float correction = expf(seen.max - largest);

@@ -1,4 +1,4 @@
-//! The kernels: compiled for the GPU at hand when they are first needed, and kept on disk.
+//! Compiles the kernels for the GPU at hand when they are first needed, and caches them on disk.
 
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use forebay_engine::{Error, Result};
 use crate::driver::{Gpu, failed};
 use crate::{grids, profile};
 
-/// The sources, and what they share.
+/// The shared headers.
 const HEADS: [(&str, &str); 8] = [
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("blocks.cuh", include_str!("../kernels/blocks.cuh")),
@@ -38,10 +38,10 @@ const SOURCES: [(&str, &str); 12] = [
     ("best", include_str!("../kernels/best.cu")),
 ];
 
-/// What a file in the cache starts with.
+/// The first bytes of a cache file.
 const MAGIC: &[u8; 8] = b"FBCUBIN\x01";
 
-/// A kernel.
+/// A handle to a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel(pub(crate) sys::CUfunction);
 
@@ -87,18 +87,18 @@ kernels! {
     "arrange": arrange, fetch, put_rows;
 }
 
-/// The kernels and what keeps them.
+/// The kernels and the modules that they belong to.
 pub struct Compiled {
-    /// To be used while this lives.
+    /// Valid as long as this value lives.
     pub kernels: Kernels,
     _modules: Vec<Module>,
 }
 
 impl Compiled {
-    /// Compiles what is not in the folder, and loads everything, for matrices of these kinds, a bit for each.
+    /// Loads all kernels, and compiles those that are not in the cache. `kinds` has one bit for each kind of weights.
     ///
     /// # Errors
-    /// If there is no compiler, or the GPU refuses.
+    /// If there is no compiler, or the GPU reports an error.
     pub fn load(gpu: &Arc<Gpu>, cache: Option<&Path>, kinds: u32) -> Result<Compiled> {
         let modules: Vec<Module> = SOURCES
             .iter()
@@ -108,9 +108,9 @@ impl Compiled {
     }
 }
 
-/// A source with what it includes.
+/// A source file with its includes.
 fn source(name: &str, text: &str, kinds: u32) -> String {
-    // The others have no matrices.
+    // The other sources use no matrices.
     let kinds = if matches!(name, "products" | "gemm" | "few" | "one") { kinds } else { 0 };
     let grids = if kinds == 0 { String::new() } else { grids::source() };
     let mut source = format!("#define KINDS {kinds}u\n{grids}{text}");
@@ -136,7 +136,7 @@ impl Module {
             folder.join(format!("{name}-{:016x}-sm_{major}{minor}.cubin", Fnv::of(source.as_bytes())))
         });
         gpu.enter()?;
-        // What cannot be read, is damaged or is not taken is made anew.
+        // A file that is unreadable, damaged or rejected is compiled again.
         if let Some(module) =
             file.as_deref().and_then(read_cached).and_then(|code| Module::of(gpu, &code).ok())
         {
@@ -161,7 +161,7 @@ impl Module {
         // SAFETY: the module is loaded.
         let kernel = unsafe { result::module::get_function(self.module, c_name) }
             .map_err(|error| failed(&format!("find the kernel {name}"), error))?;
-        // Blocks may ask for all that the kernel does not have already.
+        // A block may use all shared memory that the kernel does not use statically.
         let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let own = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         // SAFETY: the kernel was just found.
@@ -184,13 +184,13 @@ impl Drop for Module {
     }
 }
 
-/// Whether the compiler is there.
+/// Whether the compiler library exists.
 pub fn compiler_is_there() -> bool {
     // SAFETY: looks for the library and loads it, nothing else.
     unsafe { nvrtc::sys::is_culib_present() }
 }
 
-/// Compiles for an architecture.
+/// Compiles a source for one architecture.
 fn compile(name: &str, source: &str, (major, minor): (i32, i32)) -> Result<Vec<u8>> {
     if !compiler_is_there() {
         return Err(Error::Backend(
@@ -203,7 +203,7 @@ fn compile(name: &str, source: &str, (major, minor): (i32, i32)) -> Result<Vec<u
     let file = CString::new(format!("{name}.cu")).expect("names have no zeros");
     let refused = |error: nvrtc::result::NvrtcError| {
         Error::Backend(format!(
-            "the GPU's kernels cannot be compiled: {:?}; Options::device = None goes without it",
+            "the GPU's kernels cannot be compiled: {:?}; use Options::device = None to run on the CPU",
             error.0
         ))
     };
@@ -235,7 +235,7 @@ fn compile(name: &str, source: &str, (major, minor): (i32, i32)) -> Result<Vec<u
     Ok(code)
 }
 
-/// What a file of the cache holds, if it is whole.
+/// The contents of a cache file, if it is intact.
 fn read_cached(file: &Path) -> Option<Vec<u8>> {
     let bytes = std::fs::read(file).ok()?;
     let (head, code) = bytes.split_at_checked(16)?;
@@ -243,10 +243,10 @@ fn read_cached(file: &Path) -> Option<Vec<u8>> {
     (magic == MAGIC && sum == checksum(code)).then(|| code.to_vec())
 }
 
-/// A cache that cannot be written to costs time, nothing else.
+/// Writes a cache file. A failure only costs time at the next start.
 fn write_cached(file: &Path, code: &[u8]) {
     let bytes = [&MAGIC[..], &checksum(code), code].concat();
-    // Beside it first: two programs may start at the same time.
+    // Written to a temporary file first, because two programs may start at the same time.
     let beside = file.with_extension(format!("{}.part", std::process::id()));
     let written = file
         .parent()
@@ -262,7 +262,7 @@ fn checksum(code: &[u8]) -> [u8; 8] {
     Fnv::of(code).to_le_bytes()
 }
 
-/// Where compiled kernels are kept; nowhere, if there is no home.
+/// The folder for compiled kernels; `None` without a home directory.
 pub fn cache_folder() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
@@ -291,10 +291,10 @@ mod tests {
         }
     }
 
-    /// A kernel that does not wait for the one before it would read what that one is still writing, now and then.
+    /// A kernel that does not wait for its predecessor would sometimes read incomplete data.
     #[test]
     fn every_kernel_waits_for_the_one_before() {
-        /// The text from a place to where its first bracket is closed.
+        /// The text from a position to the bracket that closes its first bracket.
         fn body(text: &str) -> &str {
             let mut depth = 0;
             let end = text.char_indices().find(|&(_, c)| {

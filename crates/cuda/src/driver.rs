@@ -1,4 +1,4 @@
-//! One GPU: its context, its stream and its memory.
+//! One GPU: its context, its streams and its memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -13,49 +13,50 @@ use forebay_engine::{Bytes, Error, Result};
 /// An address in the GPU's memory.
 pub type Address = u64;
 
-/// Pieces of states that are allocated together.
+/// Pieces of states are allocated in slabs of this size.
 const SLAB: u64 = 8 << 20;
 
-/// A GPU that is in use.
+/// A GPU in use.
 pub struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
     copies: sys::CUstream,
-    /// Nothing ever runs on it: graphs are recorded there, since what other threads do meanwhile on the first would become a part of them.
+    /// A stream on which graphs are recorded and nothing runs. Otherwise work of other threads would become part of a
+    /// graph.
     recording: sys::CUstream,
     /// Its number.
     pub ordinal: usize,
-    /// What the maker calls it.
+    /// Its product name.
     pub name: String,
-    /// Major and minor compute capability.
+    /// Compute capability, major and minor.
     pub capability: (i32, i32),
-    /// How many blocks run truly at once is a multiple of these.
+    /// The number of multiprocessors.
     pub multiprocessors: u32,
-    /// The most shared memory that a block may ask for.
+    /// The most shared memory that a block may use.
     pub shared_limit: u32,
     /// Bytes that models may use.
     pub budget: u64,
-    /// Bytes by purpose.
+    /// Bytes in use, by purpose.
     used: Mutex<BTreeMap<&'static str, u64>>,
     pieces: Mutex<PiecePool>,
-    /// Parts of the computer's memory that it copies from by itself: where each starts and ends.
+    /// Regions of pinned RAM, from which the GPU copies on its own: start and end.
     pinned: Mutex<BTreeMap<usize, usize>>,
 }
 
-/// A CUDA stream: what is started on it happens in order, beside what happens on the other one.
+/// A CUDA stream. Work on one stream runs in order, and independently of the other stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
-    /// Everything but the following.
+    /// For everything else.
     Compute,
-    /// Experts on their way.
+    /// For uploads of experts.
     Copies,
 }
 
-/// Memory for states, which is kept for the next state.
+/// Memory of freed states, kept for later ones.
 #[derive(Default)]
 struct PiecePool {
-    /// By bytes of a piece.
+    /// Free pieces, by size.
     free: HashMap<u64, Vec<Address>>,
     slabs: Vec<Slab>,
 }
@@ -63,37 +64,37 @@ struct PiecePool {
 /// Pieces that were allocated together.
 struct Slab {
     first: Address,
-    /// Of all of them.
+    /// Bytes of the slab.
     bytes: u64,
-    /// Of each, and how many there are.
+    /// Bytes of each piece, and how many are free.
     piece: u64,
     count: u64,
 }
 
-// SAFETY: the handles are the driver's, which any thread may use; what they stand for is not changed after creation.
+// SAFETY: the handles are the driver's, which any thread may use; what they refer to does not change after creation.
 unsafe impl Send for Gpu {}
-// SAFETY: as above, and what does change is behind a mutex or atomic.
+// SAFETY: as above; what does change is behind a mutex or atomic.
 unsafe impl Sync for Gpu {}
 
-/// What the driver says of the GPUs there are, without using one.
+/// What the driver reports about a GPU that is not in use.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Its number.
     pub ordinal: usize,
-    /// What the maker calls it.
+    /// Its product name.
     pub name: String,
     /// Bytes of memory.
     pub memory: u64,
     /// Major and minor compute capability.
     pub capability: (i32, i32),
-    /// Where it is on the PCI bus, as the system writes it: `0000:3b:00.0`.
+    /// Its PCI address in the system's notation: `0000:3b:00.0`.
     pub bus: String,
 }
 
 /// The GPUs of this machine.
 ///
 /// # Errors
-/// Why there are none that can be used, in words for people.
+/// Why no GPU can be used, as a message.
 pub fn find() -> std::result::Result<Vec<Found>, String> {
     // SAFETY: looks for the library and loads it, nothing else.
     if !unsafe { sys::is_culib_present() } {
@@ -140,7 +141,7 @@ fn bus(device: sys::CUdevice) -> std::result::Result<String, DriverError> {
     Ok(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
 }
 
-/// The driver's words for what went wrong.
+/// The driver's message for an error.
 fn reason(error: DriverError) -> String {
     let name = error.error_name().map(|name| name.to_string_lossy().into_owned());
     let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
@@ -150,21 +151,21 @@ fn reason(error: DriverError) -> String {
     }
 }
 
-/// Bytes of the GPU's memory that are free, less what others may need in the meantime.
+/// The free bytes of the GPU's memory, less a reserve for other programs.
 fn usable_memory() -> std::result::Result<u64, DriverError> {
     let free = result::mem_get_info()?.0 as u64;
     Ok(free.saturating_sub((free / 32).max(256 << 20)))
 }
 
-/// An engine's error for a driver's.
+/// Converts the driver's error to the engine's.
 pub fn failed(doing: &str, error: DriverError) -> Error {
     let message =
-        format!("the GPU cannot {doing}: {}; Options::device = None goes without it", reason(error));
+        format!("the GPU cannot {doing}: {}; use Options::device = None to run on the CPU", reason(error));
     if is_fatal(error.0) { Error::DeviceLost(message) } else { Error::Backend(message) }
 }
 
-/// Whether all that is asked of the GPU fails from now on: the driver gives up a context in which a kernel went wrong, and
-/// a card may be gone.
+/// Whether everything fails from now on: the driver gives up a context in which a kernel failed, and a card may be
+/// gone.
 fn is_fatal(error: sys::CUresult) -> bool {
     use sys::CUresult::*;
     matches!(
@@ -192,11 +193,10 @@ fn is_fatal(error: sys::CUresult) -> bool {
 }
 
 impl Gpu {
-    /// Takes the GPU of this number into use, of whose memory `budget` bytes may be used: by default what is free, less a
-    /// margin.
+    /// Opens the GPU with this number, with `budget` bytes of its memory; by default all free memory less a margin.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver reports an error.
     pub fn open(ordinal: usize, budget: Option<u64>) -> Result<Arc<Gpu>> {
         let open = |error| failed("be used", error);
         let device = result::device::get(ordinal as i32).map_err(open)?;
@@ -230,8 +230,8 @@ impl Gpu {
         }))
     }
 
-    /// Whether kernels may start while the one before them ends, in graphs, too: on GPUs of compute capability 9.0 and
-    /// with drivers for CUDA 12.3.
+    /// Whether a kernel may start while its predecessor ends, including in graphs. This needs compute capability 9.0
+    /// and a driver for CUDA 12.3.
     pub fn overlaps(&self) -> bool {
         let mut version = 0;
         // SAFETY: the driver writes one number.
@@ -239,13 +239,13 @@ impl Gpu {
         self.capability >= (9, 0) && asked.is_ok() && version >= 12_030
     }
 
-    /// Makes the calling thread one that works with this GPU.
+    /// Makes this GPU's context current on the calling thread.
     pub fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as the GPU.
         unsafe { result::ctx::set_current(self.context) }.map_err(|error| failed("be used", error))
     }
 
-    /// The stream on which everything happens, in order.
+    /// The stream for everything except uploads of experts.
     pub fn stream(&self) -> sys::CUstream {
         self.stream
     }
@@ -262,28 +262,28 @@ impl Gpu {
         }
     }
 
-    /// Waits until everything that was started, but for copies of experts, has ended.
+    /// Waits until all started work has ended, except uploads of experts.
     ///
     /// # Errors
-    /// If any of it failed.
+    /// If any of the work failed.
     pub fn wait(&self) -> Result<()> {
         self.wait_for(Stream::Compute)
     }
 
-    /// Waits until everything that was started on a stream has ended.
+    /// Waits until all work on a stream has ended.
     ///
     /// # Errors
-    /// If any of it failed.
+    /// If any of the work failed.
     pub fn wait_for(&self, stream: Stream) -> Result<()> {
         self.enter()?;
         // SAFETY: the stream lives as long as the GPU.
         unsafe { result::stream::synchronize(self.handle(stream)) }.map_err(|error| failed("compute", error))
     }
 
-    /// Memory of so many bytes, for `what`.
+    /// Allocates memory for the purpose `what`.
     ///
     /// # Errors
-    /// If there is none, or the budget does not allow it.
+    /// If there is not enough memory, or the budget does not allow it.
     pub fn allocate(self: &Arc<Gpu>, bytes: usize, what: &'static str) -> Result<Memory> {
         let address = self.take(bytes as u64, what)?;
         Ok(Memory { gpu: self.clone(), address, bytes, what })
@@ -298,24 +298,24 @@ impl Gpu {
         self.counts().iter().map(|(what, bytes)| (*what, *bytes)).collect()
     }
 
-    /// Bytes of the budget that are in no use.
+    /// Bytes of the budget that are not in use.
     pub fn unused(&self) -> u64 {
         self.budget.saturating_sub(self.counts().values().sum())
     }
 
-    /// Sees to it that others have left so many bytes.
+    /// Checks that other programs have left this many bytes free.
     ///
     /// # Errors
     /// If they have not.
     pub fn has_free(&self, bytes: u64) -> Result<()> {
         self.enter()?;
-        let (free, _) = result::mem_get_info().map_err(|error| failed("tell what is free", error))?;
+        let (free, _) = result::mem_get_info().map_err(|error| failed("report its free memory", error))?;
         if free as u64 >= bytes {
             return Ok(());
         }
         let (free, bytes) = (Bytes(free as u64), Bytes(bytes));
         Err(Error::Backend(format!(
-            "the GPU has {free} left where {bytes} are needed: other programs use its memory"
+            "the GPU has {free} of free memory, but {bytes} are needed: other programs use its memory"
         )))
     }
 
@@ -339,7 +339,7 @@ impl Gpu {
                      or use Options::device = None",
                     Bytes(bytes)
                 )),
-                _ => failed(&format!("find {} of its memory for {what}", Bytes(bytes)), error),
+                _ => failed(&format!("allocate {} for {what}", Bytes(bytes)), error),
             })?;
         *counts.entry(what).or_default() += bytes;
         Ok(address)
@@ -354,7 +354,7 @@ impl Gpu {
         *self.counts().entry(what).or_default() -= bytes;
     }
 
-    /// A piece of a state. It holds anything.
+    /// A piece of memory for a state, with arbitrary content.
     pub(crate) fn take_piece(&self, bytes: u64) -> Result<Address> {
         let mut pool = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(address) = pool.free.get_mut(&bytes).and_then(Vec::pop) {
@@ -365,7 +365,7 @@ impl Gpu {
         let (slab, count) = match self.take(count * stride, "conversations") {
             Ok(slab) => (slab, count),
             Err(_) => {
-                // States of another size may have left room behind.
+                // Slabs of other sizes may have free pieces.
                 let one = self.take(stride, "conversations").or_else(|_| {
                     self.wait()?;
                     self.trim(&mut pool);
@@ -379,13 +379,13 @@ impl Gpu {
         Ok(slab)
     }
 
-    /// Takes a piece back, for the next state that needs one. What was started with it before ends before that.
+    /// Returns a piece for later states. Work that was started with it ends before later work begins.
     pub(crate) fn return_piece(&self, address: Address, bytes: u64) {
         let mut pool = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         pool.free.entry(bytes).or_default().push(address);
     }
 
-    /// Gives the memory of pieces back of which no state has one.
+    /// Frees slabs of which no state has a piece.
     pub(crate) fn trim_pieces(&self) {
         self.trim(&mut self.pieces.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -404,32 +404,33 @@ impl Gpu {
         });
     }
 
-    /// Copies bytes to the GPU, after everything that was started.
+    /// Copies bytes to the GPU, after all started work, and waits.
     pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller owns the memory there, and the bytes live until the wait below is over.
-        unsafe { result::memcpy_htod_async(to, bytes, self.stream) }.map_err(|e| failed("take data", e))?;
+        unsafe { result::memcpy_htod_async(to, bytes, self.stream) }
+            .map_err(|e| failed("receive data", e))?;
         self.wait()
     }
 
-    /// Copies bytes to the GPU in the line of copies, without waiting for it.
+    /// Copies bytes to the GPU on the stream for uploads, without waiting.
     ///
     /// # Safety
-    /// The bytes must stay what they are, and the memory there the caller's, until the copy has ended.
+    /// The bytes must not change, and the target must stay allocated, until the copy has ended.
     pub unsafe fn bring(&self, to: Address, bytes: &[u8]) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller's promise.
-        unsafe { result::memcpy_htod_async(to, bytes, self.copies) }.map_err(|e| failed("take experts", e))
+        unsafe { result::memcpy_htod_async(to, bytes, self.copies) }.map_err(|e| failed("receive experts", e))
     }
 
-    /// Whether the GPU copies from these bytes by itself.
+    /// Whether the bytes are in pinned memory.
     pub fn is_pinned(&self, bytes: &[u8]) -> bool {
         let (first, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
         let pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
         pinned.range(..=first).next_back().is_some_and(|(_, &pinned)| end <= pinned)
     }
 
-    /// Copies bytes from the GPU, after everything that was started.
+    /// Copies bytes from the GPU, after all started work, and waits.
     pub fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller owns the memory there, and the bytes live until the wait below is over.
@@ -437,14 +438,14 @@ impl Gpu {
         self.wait()
     }
 
-    /// Starts to copy bytes to the GPU, after everything that was started. They must stay until that has ended.
+    /// Starts a copy to the GPU, after all started work. The bytes must live until it has ended.
     pub fn send(&self, to: Address, bytes: &[u8]) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller owns the memory there, and waits before the bytes go.
-        unsafe { result::memcpy_htod_async(to, bytes, self.stream) }.map_err(|e| failed("take data", e))
+        unsafe { result::memcpy_htod_async(to, bytes, self.stream) }.map_err(|e| failed("receive data", e))
     }
 
-    /// Copies bytes inside the GPU, after everything that was started.
+    /// Copies bytes within the GPU, after all started work.
     pub fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller owns both, and what is freed later is freed after the stream has come there.
@@ -471,7 +472,7 @@ impl Drop for Gpu {
     }
 }
 
-/// Memory of the GPU, given back when it is dropped.
+/// Memory of the GPU. Dropping it frees the memory.
 pub struct Memory {
     gpu: Arc<Gpu>,
     address: Address,
@@ -480,12 +481,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// How much it is.
+    /// Its size.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -497,7 +498,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory of the computer that the GPU copies from by itself.
+/// Pinned memory, from which the GPU copies on its own.
 pub struct Pinned {
     gpu: Arc<Gpu>,
     first: *mut u8,
@@ -508,7 +509,7 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// So many bytes.
+    /// Allocates this many bytes.
     ///
     /// # Errors
     /// If the system has no such memory.
@@ -523,25 +524,25 @@ impl Pinned {
         Ok(Pinned { gpu: gpu.clone(), first, bytes })
     }
 
-    /// How much it is.
+    /// Its size.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Where kernels find it.
+    /// Its address for kernels.
     pub fn address(&self) -> Address {
-        // The computer's and the GPU's memory have addresses in common.
+        // RAM and GPU memory share one address space.
         self.first.addr() as Address
     }
 
-    /// A number in it that a kernel may be writing to.
+    /// A number that a kernel may be writing to.
     pub fn number(&self, index: usize) -> &AtomicU32 {
         assert!((index + 1) * 4 <= self.bytes);
         // SAFETY: the number lies in the memory, which is aligned to pages, and whoever writes to it writes whole numbers.
         unsafe { AtomicU32::from_ptr(self.first.cast::<u32>().add(index)) }
     }
 
-    /// All of it.
+    /// All of its bytes.
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: so many bytes were allocated and written, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.first, self.bytes) }
@@ -557,14 +558,14 @@ impl Drop for Pinned {
     }
 }
 
-/// Memory of the engine's that the GPU copies from by itself.
+/// A region of the engine's memory that is pinned while this lives.
 pub struct Registered {
     gpu: Arc<Gpu>,
     part: SharedBytes,
 }
 
 impl Registered {
-    /// Takes all pages of a part of memory from the system, for good.
+    /// Pins a region of memory, which makes all its pages resident.
     ///
     /// # Errors
     /// If the system does not allow it.
@@ -594,7 +595,7 @@ impl Drop for Registered {
     }
 }
 
-/// A CUDA event: a place among what is started on a stream.
+/// A CUDA event: a point in a stream.
 pub struct Event {
     gpu: Arc<Gpu>,
     event: sys::CUevent,
@@ -604,10 +605,10 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// One that has passed.
+    /// A new event, which counts as passed.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver reports an error.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Event> {
         gpu.enter()?;
         let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)
@@ -615,7 +616,7 @@ impl Event {
         Ok(Event { gpu: gpu.clone(), event })
     }
 
-    /// It is when everything that was started so far on a stream has ended.
+    /// Sets the event to the current end of a stream.
     pub fn set(&self, stream: Stream) -> Result<()> {
         self.gpu.enter()?;
         // SAFETY: both live.
@@ -623,7 +624,7 @@ impl Event {
             .map_err(|error| failed("compute", error))
     }
 
-    /// What is started on a stream from now on waits for it; the caller does not.
+    /// Makes later work on a stream wait for the event. The caller does not wait.
     pub fn hold_up(&self, stream: Stream) -> Result<()> {
         self.gpu.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -632,10 +633,10 @@ impl Event {
             .map_err(|error| failed("compute", error))
     }
 
-    /// Whether it has passed.
+    /// Whether the event has passed.
     ///
     /// # Errors
-    /// If what it comes after failed.
+    /// If the work before it failed.
     pub fn has_passed(&self) -> Result<bool> {
         self.gpu.enter()?;
         // SAFETY: the event lives.
@@ -646,7 +647,7 @@ impl Event {
         }
     }
 
-    /// Waits for it.
+    /// Waits until the event has passed.
     pub fn wait(&self) -> Result<()> {
         self.gpu.enter()?;
         // SAFETY: the event lives.

@@ -1,13 +1,13 @@
-//! The grids of the IQ types, as the kernels have them.
+//! The grids of the IQ types, in the form that the kernels need.
 
 use std::fmt::Write;
 
 use forebay_kernels::quant::grids;
 
-/// What is added to the lanes of the one-bit grid, so that none is negative.
+/// Added to the lanes of the one-bit grid so that none is negative.
 const LIFT: i8 = 8;
 
-/// The grids: a point's lanes are the bytes of a word, the first in the lowest.
+/// Source code of the grids. The bytes of a word are a point's lanes, the first in the lowest byte.
 pub fn source() -> String {
     let mut text = String::new();
     table(&mut text, "IQ1", &grids::IQ1, LIFT);

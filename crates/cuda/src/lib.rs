@@ -1,8 +1,8 @@
-//! Computes models on NVIDIA GPUs.
+//! Runs models on NVIDIA GPUs.
 //!
-//! The driver and the compiler of kernels are looked for when they are first needed: a program with this crate runs as it
-//! did where there are none. Dense weights are in the GPU's memory, and so is what conversations keep; experts are there as far as there
-//! is room for them, and come by way of the computer's memory otherwise.
+//! The driver and the kernel compiler (NVRTC) are loaded when they are first needed, so a program with this crate also
+//! runs on machines without them. Dense weights and conversations are in GPU memory. So are as many experts as fit; the
+//! others are uploaded from RAM.
 
 mod backend;
 mod compile;
@@ -30,19 +30,19 @@ use driver::{Gpu, Memory, Pinned, Registered};
 use forebay_kernels::Encoding;
 use weights::WeightKind;
 
-/// Whether there are kernels for matrices that are stored so.
+/// Whether there are kernels for matrices with this encoding.
 pub fn computes(encoding: Encoding) -> bool {
     WeightKind::of(encoding).is_some()
 }
 
-/// Tokens of a prompt that are computed together: enough for every expert to have many.
+/// Tokens of a prompt that one pass computes: enough for every expert to have many.
 const CHUNK: usize = 2048;
 
 /// A GPU that models can be computed on.
 pub struct Cuda(Arc<Gpu>);
 
 impl Cuda {
-    /// The GPU of this number, of whose memory so many bytes may be used: by default what is free, less a margin.
+    /// Opens the GPU with this number, with this much of its memory; by default all free memory less a margin.
     ///
     /// # Errors
     /// If there is no such GPU, or it cannot be used.
@@ -50,22 +50,22 @@ impl Cuda {
         let found = find().map_err(Error::Backend)?;
         let Some(gpu) = found.get(ordinal) else {
             let last = found.len() - 1;
-            return Err(Error::Backend(format!("there is no GPU {ordinal}; the last is cuda:{last}")));
+            return Err(Error::Backend(format!("there is no GPU {ordinal}; the last one is cuda:{last}")));
         };
         if gpu.capability < (8, 0) {
             let (major, minor) = gpu.capability;
             return Err(Error::Unsupported(format!(
-                "{} is of compute capability {major}.{minor}, and at least 8.0 is needed; use Options::device = None",
+                "{} has compute capability {major}.{minor}, but 8.0 or later is needed; use Options::device = None",
                 gpu.name
             )));
         }
         Ok(Cuda(Gpu::open(ordinal, memory)?))
     }
 
-    /// Bytes a second that a copy inside its memory reads and writes, tried for a moment.
+    /// Measures the bytes per second that a copy within its memory reads and writes.
     ///
     /// # Errors
-    /// If it has no memory for that.
+    /// If there is not enough GPU memory.
     pub fn memory_speed(&self) -> Result<f64> {
         let both = self.moment(2)?;
         let half = both.bytes() / 2;
@@ -73,25 +73,25 @@ impl Cuda {
         Ok(2.0 * half as f64 * speed)
     }
 
-    /// Bytes a second that come to it from memory that the system does not move, tried for a moment.
+    /// Measures the bytes per second of copies from pinned memory.
     ///
     /// # Errors
-    /// If there is no memory for that.
+    /// If there is not enough memory.
     pub fn link_speed(&self) -> Result<f64> {
-        // As much as a few experts, since it is measured while all other memory is in use.
-        let there = self.0.allocate(16 << 20, "a moment's measurement")?;
+        // The size of a few experts, because it is measured while all other memory is in use.
+        let there = self.0.allocate(16 << 20, "a speed measurement")?;
         let mut here = Pinned::new(&self.0, there.bytes())?;
         let speed = self.time(|| self.0.send(there.address(), here.bytes()))?;
         Ok(there.bytes() as f64 * speed)
     }
 
-    /// Memory for a moment's measurement, of this many parts: more than caches hold, if there is room.
+    /// Memory for a measurement, in this many parts: larger than caches, if possible.
     fn moment(&self, parts: usize) -> Result<Memory> {
-        let allocate = |bytes: usize| self.0.allocate(parts * bytes, "a moment's measurement");
+        let allocate = |bytes: usize| self.0.allocate(parts * bytes, "a speed measurement");
         allocate(256 << 20).or_else(|_| allocate(64 << 20)).or_else(|_| allocate(16 << 20))
     }
 
-    /// How often a second something is done that is started again and again.
+    /// How often per second an operation completes when it is started repeatedly.
     fn time(&self, mut start: impl FnMut() -> Result<()>) -> Result<f64> {
         const TIMES: usize = 32;
         start()?;
@@ -102,7 +102,7 @@ impl Cuda {
         Ok(TIMES as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// Bytes that are in use of what [may be](Device::memory), by purpose.
+    /// Bytes in use of the [memory limit](Device::memory), by purpose.
     pub fn used(&self) -> Vec<(&'static str, u64)> {
         self.0.used()
     }
@@ -112,7 +112,7 @@ impl Cuda {
         self.0.ordinal
     }
 
-    /// What the maker calls it.
+    /// Its product name.
     pub fn name(&self) -> &str {
         &self.0.name
     }

@@ -1,6 +1,6 @@
-//! How long each kernel takes, for those who make them faster.
+//! Measures the time of each kernel, for optimising them.
 //!
-//! While it is on, kernels are started one by one and not as graphs, each when the one before has ended.
+//! While profiling is on, kernels do not run as graphs. Each starts when its predecessor has ended.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -10,35 +10,35 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{DriverError, result, sys};
 
-/// Kernels that are started before the first of them runs. More would not be taken while that one waits.
+/// Kernels that are started before the first of them runs. The driver would not accept more while that one waits.
 const TOGETHER: usize = 100;
 
 static ON: AtomicBool = AtomicBool::new(false);
 
-/// By name: how often, and for how many microseconds in all.
+/// By name: number of runs, and total microseconds.
 static TIMES: Mutex<Option<HashMap<&'static str, (usize, f64)>>> = Mutex::new(None);
 
 /// The names of kernels by their handles.
 static NAMES: Mutex<Option<HashMap<u64, &'static str>>> = Mutex::new(None);
 
-/// What one kernel took.
+/// The times of one kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
     /// The kernel.
     pub name: &'static str,
     /// How often it ran.
     pub count: usize,
-    /// Microseconds in all.
+    /// Total microseconds.
     pub micros: f64,
 }
 
-/// Starts to take times.
+/// Starts profiling.
 pub fn start() {
     *TIMES.lock().unwrap_or_else(PoisonError::into_inner) = Some(HashMap::new());
     ON.store(true, Ordering::Relaxed);
 }
 
-/// What was taken since the start, the longest first. No more are taken.
+/// Stops profiling. Returns the times since the start, the longest first.
 pub fn stop() -> Vec<Line> {
     ON.store(false, Ordering::Relaxed);
     let times = TIMES.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
@@ -52,13 +52,13 @@ pub(crate) fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Remembers what a kernel is called.
+/// Records a kernel's name.
 pub(crate) fn name(kernel: sys::CUfunction, name: &'static str) {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     names.get_or_insert_default().insert(kernel as u64, name);
 }
 
-/// Keeps the stream waiting until everything has been started, so that no kernel waits for the host.
+/// Makes the stream wait until everything has been started, so that no kernel waits for the CPU.
 unsafe extern "C" fn wait_for_gate(gate: *mut c_void) {
     // SAFETY: the gate lives until the stream has come past this.
     let gate = unsafe { &*gate.cast::<AtomicBool>() };
@@ -67,7 +67,7 @@ unsafe extern "C" fn wait_for_gate(gate: *mut c_void) {
     }
 }
 
-/// Starts kernels by `launch`, and takes the time of each.
+/// Starts kernels with `launch`, and measures each.
 pub(crate) fn time(
     kernels: &[(sys::CUfunction, &[u64])],
     stream: sys::CUstream,

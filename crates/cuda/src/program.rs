@@ -1,7 +1,8 @@
-//! Operations are recorded first and started together: as a graph, if the same was recorded before.
+//! Records operations first and starts them together. A sequence that was recorded before is started as a CUDA graph.
 //!
-//! What differs from token to token (tokens, positions, pages) is never an argument of a kernel. It is put among the
-//! *step parameters*, which are copied to the same place before every start, so that a batch of the same shape records the same.
+//! What differs from token to token (tokens, positions, pages) is never a kernel argument. It is put into the *step
+//! parameters*, which are copied to the same place before every start. So batches of the same shape record the same
+//! sequence.
 
 use std::sync::Arc;
 
@@ -13,10 +14,11 @@ use crate::compile::Kernel;
 use crate::driver::{Address, Event, Gpu, Memory, Pinned, Stream, failed};
 use crate::profile;
 
-/// Step parameters of one start.
+/// Bytes for the step parameters of one start.
 const STEP_PARAMS: usize = 16 << 20;
 
-/// Where this is set, kernels start when the one before has ended, on every GPU. To compare, and to look for errors.
+/// If this environment variable is set, each kernel starts only when its predecessor has ended, for comparisons and
+/// debugging.
 const APART: &str = "FOREBAY_GPU_APART";
 
 /// The most bytes of step parameters that a kernel fetches.
@@ -25,40 +27,40 @@ const FETCHED: usize = 512 << 10;
 /// The most graphs that are kept.
 const GRAPHS: usize = 64;
 
-/// How a kernel is started.
+/// The launch configuration of a kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shape {
-    /// Blocks.
+    /// The number of blocks.
     pub grid: [usize; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: usize,
-    /// Bytes of shared memory that a block asks for.
+    /// Bytes of dynamic shared memory per block.
     pub shared: usize,
 }
 
 impl Shape {
-    /// Blocks of so many threads.
+    /// Blocks of this many threads.
     pub fn new(grid: [usize; 3], threads: usize) -> Shape {
         Shape { grid, threads, shared: 0 }
     }
 
-    /// Enough blocks of 256 threads to have one for each of `count`.
+    /// Enough blocks of 256 threads for one thread per item.
     pub fn each(count: usize) -> Shape {
         Shape::new([count.div_ceil(256), 1, 1], 256)
     }
 
-    /// With so many bytes of shared memory.
+    /// Sets the shared memory.
     pub fn shared(self, shared: usize) -> Shape {
         Shape { shared, ..self }
     }
 }
 
-/// The arguments of a kernel: the fields of one structure, laid out as C does.
+/// The arguments of a kernel: the fields of one struct, with C's layout.
 #[derive(Clone, Default)]
 pub struct Args(Vec<u8>);
 
 impl Args {
-    /// None yet.
+    /// No arguments.
     pub fn new() -> Args {
         Args(Vec::with_capacity(640))
     }
@@ -69,27 +71,27 @@ impl Args {
         self
     }
 
-    /// A pointer; zero is none.
+    /// Adds a pointer; zero is null.
     pub fn at(self, address: Address) -> Args {
         self.put(&address.to_le_bytes())
     }
 
-    /// A `u64`.
+    /// Adds a `u64`.
     pub fn long(self, number: usize) -> Args {
         self.put(&(number as u64).to_le_bytes())
     }
 
-    /// A `u32`.
+    /// Adds a `u32`.
     pub fn int(self, number: usize) -> Args {
         self.put(&u32::try_from(number).expect("numbers of kernels fit").to_le_bytes())
     }
 
-    /// A `u32` that is a truth.
+    /// Adds a truth value as a `u32`.
     pub fn flag(self, truth: bool) -> Args {
         self.int(truth.into())
     }
 
-    /// A `float`.
+    /// Adds a `float`.
     pub fn float(self, number: f32) -> Args {
         self.put(&number.to_le_bytes())
     }
@@ -98,21 +100,21 @@ impl Args {
 /// Records operations and starts them.
 pub struct Recorder {
     gpu: Arc<Gpu>,
-    /// What was recorded: for each start the kernel, its shape, and its arguments.
+    /// The recorded sequence: for each start the kernel, its launch configuration, and its arguments.
     words: Vec<u64>,
     graphs: Vec<Graph>,
     /// Counts starts.
     clock: u64,
     params: StepParams,
-    /// The kernel that fetches step parameters, once it is there.
+    /// The kernel that fetches step parameters, once it is compiled.
     fetch: Option<Kernel>,
-    /// Whether what is started next waits for all before it: for copies, or for step parameters that are being fetched.
+    /// Whether the next start waits for all earlier work: for copies, or for step parameters that are being fetched.
     waits: bool,
-    /// Whether a kernel starts while the one before it ends: what it does before it reads anything is then done meanwhile.
+    /// Whether a kernel starts while its predecessor ends, so that its preparations overlap with it.
     overlap: bool,
 }
 
-/// A record, and what it became when it came again.
+/// A recorded sequence, and the graph that it became when it was repeated.
 struct Graph {
     words: Vec<u64>,
     started: Option<sys::CUgraphExec>,
@@ -122,8 +124,8 @@ struct Graph {
 // SAFETY: the handle is the driver's, which any thread may use.
 unsafe impl Send for Graph {}
 
-/// Two places for step parameters: a batch's are in one, and stay there for all that it starts, while those of the next are written to the
-/// other.
+/// Two buffers for step parameters. One holds those of the current batch, for all its starts, while those of the next
+/// batch are written to the other.
 struct StepParams {
     here: Pinned,
     there: Memory,
@@ -132,20 +134,20 @@ struct StepParams {
     used: usize,
     /// How many of them have been sent.
     sent: usize,
-    /// Whether the next batch's go to the other place.
+    /// Whether the next batch uses the other buffer.
     turns: bool,
-    /// Counts batches and changes of the place.
+    /// Counts changes of buffers and batches.
     turn: u64,
 }
 
 impl StepParams {
-    /// All of them are on their way.
+    /// Marks all parameters as sent.
     fn are_sent(&mut self) -> Result<()> {
         self.sent = self.used;
         self.copied[self.half].set(Stream::Compute)
     }
 
-    /// Goes on in the other place, when what was there last has been copied.
+    /// Changes to the other buffer, once its last copy has ended.
     fn turn(&mut self) -> Result<()> {
         self.half = 1 - self.half;
         (self.used, self.sent, self.turns) = (0, 0, false);
@@ -155,14 +157,14 @@ impl StepParams {
 }
 
 impl Recorder {
-    /// Nothing recorded.
+    /// A recorder without operations.
     ///
     /// # Errors
     /// If there is no memory for step parameters.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Recorder> {
         let params = StepParams {
             here: Pinned::new(gpu, 2 * STEP_PARAMS)?,
-            there: gpu.allocate(2 * STEP_PARAMS, "the lists of a batch")?,
+            there: gpu.allocate(2 * STEP_PARAMS, "batch parameters")?,
             copied: [Event::new(gpu)?, Event::new(gpu)?],
             half: 0,
             used: 0,
@@ -183,12 +185,12 @@ impl Recorder {
         })
     }
 
-    /// From now on this kernel fetches step parameters while experts are on their way.
+    /// Sets the kernel that fetches step parameters while experts are being uploaded.
     pub fn fetch_by(&mut self, fetch: Kernel) {
         self.fetch = Some(fetch);
     }
 
-    /// Forgets what was recorded and not started; a new batch begins.
+    /// Drops what was recorded and not started; a new batch begins.
     pub fn clear(&mut self) {
         self.words.clear();
         self.waits = false;
@@ -197,20 +199,20 @@ impl Recorder {
         self.params.turn += 1;
     }
 
-    /// Whether there are so many step parameters that what was recorded should be started: the next ones may have no room.
+    /// Whether the buffer may be too small for more step parameters, so that what was recorded should be started.
     pub fn has_many_params(&self) -> bool {
         self.params.used > STEP_PARAMS / 2
     }
 
-    /// Step parameters of the same turn are where they were.
+    /// Identifies the current step parameters: within a turn, they stay where they are.
     pub fn turn(&self) -> u64 {
         self.params.turn
     }
 
-    /// Puts step parameters where kernels will find them.
+    /// Adds step parameters. Returns their address for kernels.
     ///
     /// # Errors
-    /// If there is no room for them.
+    /// If there is no space for them.
     pub fn params<T: Pod>(&mut self, params: &[T]) -> Result<Address> {
         let bytes: &[u8] = cast_slice(params);
         if self.params.turns {
@@ -219,7 +221,7 @@ impl Recorder {
         let start = self.params.used.next_multiple_of(16);
         if start + bytes.len() > STEP_PARAMS {
             return Err(Error::Backend(
-                "the batch has more pages than the GPU's lists hold; use shorter ones".into(),
+                "the batch is too large for the GPU's parameter buffer; use shorter conversations or fewer at once".into(),
             ));
         }
         let at = self.params.half * STEP_PARAMS + start;
@@ -228,7 +230,7 @@ impl Recorder {
         Ok(self.params.there.address() + at as u64)
     }
 
-    /// Records a start of a kernel.
+    /// Records the start of a kernel.
     pub fn record(&mut self, kernel: Kernel, shape: Shape, args: Args) {
         put(&mut self.words, kernel, shape, args);
     }
@@ -236,7 +238,7 @@ impl Recorder {
     /// Starts what was recorded.
     ///
     /// # Errors
-    /// If the GPU refuses.
+    /// If the GPU reports an error.
     pub fn submit(&mut self) -> Result<()> {
         if self.words.is_empty() {
             return Ok(());
@@ -248,10 +250,11 @@ impl Recorder {
         self.send(|recorder, words| recorder.start(words, copied))
     }
 
-    /// Starts what was recorded, which will hardly come again in this form, while experts are on their way.
+    /// Starts what was recorded while experts are being uploaded. The sequence will hardly be repeated, so it does not
+    /// become a graph.
     ///
     /// # Errors
-    /// If the GPU refuses.
+    /// If the GPU reports an error.
     pub fn submit_once(&mut self) -> Result<()> {
         if self.words.is_empty() {
             return Ok(());
@@ -263,16 +266,17 @@ impl Recorder {
         })
     }
 
-    /// What is started next waits for copies: its first kernel does not start early, for those it waits for are no kernels.
+    /// Makes the next start wait for copies: its first kernel does not start early, because what it waits for is not a
+    /// kernel.
     pub fn waits_for_copies(&mut self) {
         self.waits = true;
     }
 
-    /// Sends what was put among the step parameters before what is recorded is started. Not by a copy, unless they are many: that would have
-    /// to wait for the copies of experts.
+    /// Sends step parameters before the recorded operations start. A kernel fetches them, unless they are many, because
+    /// a copy would have to wait for uploads of experts.
     ///
     /// # Errors
-    /// If the GPU refuses.
+    /// If the GPU reports an error.
     pub fn send_params(&mut self) -> Result<()> {
         let StepParams { here, there, half, used, sent, .. } = &self.params;
         let first = sent.next_multiple_of(16);
@@ -288,14 +292,14 @@ impl Recorder {
             put(&mut words, fetch, Shape::each(bytes / 8), args);
             self.gpu.enter()?;
             launch(&words, self.gpu.stream(), self.overlap, false).map_err(|e| failed("compute", e))?;
-            // Kernels may read step parameters before they wait for the one before them.
+            // Kernels may read step parameters before they wait for their predecessor.
             self.waits = true;
             self.params.are_sent()?;
         }
         Ok(())
     }
 
-    /// Says whether there was something to copy.
+    /// Copies step parameters. Returns whether there were any.
     fn copy_params(&mut self) -> Result<bool> {
         let StepParams { here, there, half, used, sent, .. } = &mut self.params;
         if *used > *sent {
@@ -304,7 +308,7 @@ impl Recorder {
             self.gpu.enter()?;
             // SAFETY: the bytes are not written to before the event set below has passed.
             unsafe { result::memcpy_htod_async(to, bytes, self.gpu.stream()) }
-                .map_err(|error| failed("take data", error))?;
+                .map_err(|error| failed("receive data", error))?;
             self.params.are_sent()?;
             return Ok(true);
         }
@@ -318,12 +322,12 @@ impl Recorder {
         self.words = words;
         self.words.clear();
         started.map_err(|error| failed("compute", error))?;
-        // A batch that starts often has many.
+        // A batch with many starts has many parameters.
         if self.has_many_params() { self.params.turn() } else { Ok(()) }
     }
 
-    /// Starts a record: one by one when it comes first, the first one when all before it has ended if it `waits`, and as a graph from
-    /// then on.
+    /// Starts a sequence: kernel by kernel the first time, and as a graph from then on. If it `waits`, its first kernel
+    /// starts when all earlier work has ended.
     fn start(&mut self, words: &[u64], waits: bool) -> Result<(), DriverError> {
         self.clock += 1;
         let stream = self.gpu.stream();
@@ -369,7 +373,7 @@ impl Graph {
     }
 }
 
-/// Makes a graph of a record.
+/// Captures a sequence as a graph.
 fn capture(words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<sys::CUgraphExec, DriverError> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream is the GPU's, and used for this alone.
@@ -385,7 +389,7 @@ fn capture(words: &[u64], stream: sys::CUstream, overlap: bool) -> Result<sys::C
     }
 }
 
-/// The kernels of a record, and the part of it that is about each.
+/// Splits a sequence into kernels and their words.
 fn parts(mut words: &[u64]) -> Vec<(sys::CUfunction, &[u64])> {
     let mut parts = Vec::new();
     while let [kernel, _, _, shared_args, ..] = words {
@@ -396,7 +400,7 @@ fn parts(mut words: &[u64]) -> Vec<(sys::CUfunction, &[u64])> {
     parts
 }
 
-/// Adds the start of a kernel to a record.
+/// Adds the start of a kernel to a sequence.
 fn put(words: &mut Vec<u64>, kernel: Kernel, shape: Shape, args: Args) {
     let Shape { grid: [x, y, z], threads, shared } = shape;
     if x == 0 || y == 0 || z == 0 {
@@ -410,7 +414,7 @@ fn put(words: &mut Vec<u64>, kernel: Kernel, shape: Shape, args: Args) {
     words.extend(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))));
 }
 
-/// Starts the kernels of a record one by one, the first one when all before it has ended, if it `waits`.
+/// Starts the kernels of a sequence one by one. If it `waits`, the first one starts when all earlier work has ended.
 fn launch(
     mut words: &[u64],
     stream: sys::CUstream,

@@ -1,4 +1,4 @@
-//! What layers keep of a sequence, on the GPU.
+//! KV caches and recurrent states in GPU memory.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use forebay_engine::internals::backend::Pieces;
 
 use crate::driver::{Address, Gpu};
 
-/// Pieces in the GPU's memory.
+/// Pieces in GPU memory.
 #[derive(Clone)]
 pub struct DevicePieces {
     gpu: Arc<Gpu>,
@@ -16,13 +16,13 @@ pub struct DevicePieces {
 }
 
 impl DevicePieces {
-    /// Pieces of so many bytes.
+    /// Pieces of this size.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> DevicePieces {
         DevicePieces { gpu: gpu.clone(), bytes }
     }
 }
 
-/// One of them.
+/// One piece.
 pub struct DevicePiece {
     gpu: Arc<Gpu>,
     address: Address,
@@ -30,7 +30,7 @@ pub struct DevicePiece {
 }
 
 impl DevicePiece {
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> Address {
         self.address
     }

@@ -1,7 +1,7 @@
 //! Weights on the GPU.
 //!
-//! A matrix lies there as in its file, but blocks whose length would leave their codes unaligned are cut: codes in one
-//! plane, scales in others. Matrices that are stored in another order are put in order first.
+//! A matrix is stored as in its file. But blocks whose length would leave their codes unaligned are split: codes in one
+//! plane, scales in others. Matrices with another order are rearranged first.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use forebay_kernels::{Affine, DType, Encoding, MatRef, Tiles};
 use crate::driver::{Address, Gpu, Memory};
 use crate::program::Args;
 
-/// How the kernels call an encoding. The order is that of matrix.cuh.
+/// The kernels' name for an encoding, in the order of matrix.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, missing_docs)]
 pub enum WeightKind {
@@ -28,7 +28,7 @@ pub enum WeightKind {
     Q6_K,
     IQ4_XS,
     MXFP4,
-    /// Two codes in a byte are neighbours.
+    /// The two codes of a byte are neighbours.
     MXFP4_PAIRS,
     AFFINE4,
     AFFINE8,
@@ -53,7 +53,7 @@ pub enum WeightKind {
     FP8,
 }
 
-// Each has a bit.
+// Each kind has one bit.
 const _: () = assert!((WeightKind::FP8 as u32) < u32::BITS);
 
 impl WeightKind {
@@ -102,18 +102,18 @@ impl WeightKind {
     /// The kind of an encoding.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the kernels have none for it.
+    /// [`Error::Unsupported`] if there are no kernels for it.
     fn named(encoding: Encoding) -> Result<WeightKind> {
         WeightKind::of(encoding)
             .ok_or_else(|| Error::Unsupported(format!("weights of type {encoding} on the GPU")))
     }
 
-    /// Whether weights are floats: products with them are as good as those of floats on every device.
+    /// Whether weights are floats. Products with them are computed at f32 precision.
     pub fn is_float(self) -> bool {
         matches!(self, WeightKind::F32 | WeightKind::F16 | WeightKind::BF16)
     }
 
-    /// Which bytes of a block go to each plane, if it is cut.
+    /// Which bytes of a block go to each plane, if it is split.
     fn cuts(self) -> Option<[Range<usize>; 3]> {
         match self {
             WeightKind::Q8_0 => Some([2..34, 0..2, 0..0]),
@@ -139,15 +139,15 @@ impl WeightKind {
     }
 }
 
-/// Rows of each plane of a matrix where so many have their scales in common.
+/// Rows of each plane of a matrix in which `share` rows have common scales.
 fn plane_rows(rows: usize, share: usize) -> [usize; 3] {
     [rows, rows.div_ceil(share), rows]
 }
 
-/// Rows of a matrix that have their scales in common: of those of a tile, as many as are the matrix's.
+/// Rows of a matrix that have common scales: those rows of a tile that belong to the matrix.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if the tiles have no equal number of its rows.
+/// [`Error::Unsupported`] if tiles contain different numbers of its rows.
 fn sharing(encoding: Encoding, pick: RowPick) -> Result<usize> {
     match encoding {
         Encoding::Tiles(tiles) if tiles.rows.is_multiple_of(pick.step) => Ok(tiles.rows / pick.step),
@@ -159,19 +159,19 @@ fn sharing(encoding: Encoding, pick: RowPick) -> Result<usize> {
     }
 }
 
-/// The planes of a matrix in the computer's memory, as they will lie on the GPU.
+/// The planes of a matrix in RAM, arranged as on the GPU.
 struct Arranged {
     planes: [Vec<u8>; 3],
 }
 
-/// Brings rows into the GPU's order.
+/// Arranges rows for the GPU.
 fn arrange(kind: WeightKind, w: MatRef<'_>) -> Arranged {
     let mut planes: [Vec<u8>; 3] = Default::default();
     if let Encoding::Columns(dtype) = w.encoding {
         let mut row = vec![0.0f32; w.cols];
         for r in 0..w.rows {
             w.dequantise_row(r, &mut row);
-            // They were of this type, so nothing is rounded.
+            // They were converted from this type, so nothing is rounded.
             for &x in &row {
                 match dtype {
                     DType::F32 => planes[0].extend(x.to_le_bytes()),
@@ -185,7 +185,7 @@ fn arrange(kind: WeightKind, w: MatRef<'_>) -> Arranged {
     for r in 0..w.rows {
         let Some(cuts) = kind.cuts() else {
             planes[0].extend_from_slice(w.row(r));
-            // Rows of a tile have them in common.
+            // Rows of a tile share their scales.
             let known = r > 0 && w.scales(r).as_ptr() == w.scales(r - 1).as_ptr();
             match w.encoding {
                 Encoding::Tiles(_) if known => {}
@@ -209,37 +209,37 @@ fn arrange(kind: WeightKind, w: MatRef<'_>) -> Arranged {
     Arranged { planes }
 }
 
-/// A matrix on the GPU, or that of each of a layer's experts.
+/// A matrix on the GPU, or one matrix of each of a layer's experts.
 pub struct DeviceMatrix {
-    /// Where the planes are; of experts, how far into an expert's slot.
+    /// The addresses of the planes; for experts, offsets in an expert's slot.
     planes: [Address; 3],
-    /// Where it is told where each expert's slot is; none for other matrices.
+    /// The address of the table of experts' slots; null for other matrices.
     pub slots: Address,
     strides: [usize; 3],
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// How it is stored.
+    /// Its encoding.
     pub kind: WeightKind,
     group: usize,
     floats: WeightKind,
-    /// Rows that have their scales in common.
+    /// Rows that share their scales.
     share: usize,
     _memory: Vec<Memory>,
 }
 
-/// Bytes that are brought into order at a time.
+/// Bytes that are arranged at a time.
 const PORTION: usize = 64 << 20;
 
-/// Kernels read whole groups: those of the last row may end so far beyond it.
+/// Kernels read whole groups, so the last row's group may end this far beyond it.
 const OVERHANG: usize = 128;
 
-/// Where planes start in a slot.
+/// The alignment of planes in a slot.
 const PLANE_ALIGNMENT: usize = 256;
 
 impl DeviceMatrix {
-    /// A matrix that is nowhere yet.
+    /// A matrix without addresses.
     fn nowhere(
         encoding: Encoding,
         [rows, cols]: [usize; 2],
@@ -269,13 +269,13 @@ impl DeviceMatrix {
         [0, 1, 2].map(|plane| bytes(self.strides[plane], rows[plane]))
     }
 
-    /// Whether what a kernel knows of this one's rows holds for the other's.
+    /// Whether a kernel may treat this matrix's rows like the other's.
     pub fn is_like(&self, other: &DeviceMatrix) -> bool {
         let form = |m: &DeviceMatrix| (m.kind, m.cols, m.strides, m.group, m.floats, m.share);
         form(self) == form(other)
     }
 
-    /// Writes the matrix whose planes are there.
+    /// Writes the weights to the matrix's planes.
     fn fill(&self, gpu: &Gpu, w: MatRef<'_>) -> Result<()> {
         let apart = self.share > 1;
         if apart {
@@ -296,13 +296,13 @@ impl DeviceMatrix {
         Ok(())
     }
 
-    /// Takes a matrix of the dense part.
+    /// Uploads a matrix of the dense weights.
     ///
     /// # Errors
-    /// If its type is not supported or there is no memory for it.
+    /// If its type is not supported or there is not enough memory.
     pub fn dense(gpu: &Arc<Gpu>, matrix: &HostMatrix) -> Result<DeviceMatrix> {
         if matrix.scale != 1.0 {
-            let message = "a matrix that is multiplied by a scale of its own cannot be computed on the GPU";
+            let message = "a matrix with its own scale cannot be computed on the GPU";
             return Err(Error::Unsupported(message.to_owned()));
         }
         let w = matrix.view();
@@ -317,51 +317,51 @@ impl DeviceMatrix {
         Ok(there)
     }
 
-    /// Where its first plane is: all there is of floats.
+    /// The address of its first plane; floats have no other.
     pub fn first(&self) -> Address {
         self.planes[0]
     }
 
-    /// Bytes of a row, in all planes.
+    /// Bytes of a row in all planes.
     pub fn row_bytes(&self) -> usize {
         self.strides.iter().sum()
     }
 
-    /// The `Mat` of the kernels.
+    /// Adds the `Mat` struct of the kernels.
     pub fn put(&self, args: Args) -> Args {
         let args = self.planes.iter().fold(args, |args, &plane| args.at(plane)).at(self.slots);
         let args = self.strides.iter().fold(args, |args, &stride| args.int(stride));
         let args = args.int(self.rows).int(self.cols).int(self.kind as usize).int(self.group);
-        // The kernels' has the size of whole addresses.
+        // Padding: the kernels' struct is a multiple of an address in size.
         args.int(self.floats as usize).int(self.share).int(0)
     }
 
-    /// The place of no matrix.
+    /// Adds a null `Mat`.
     pub fn put_none(args: Args) -> Args {
         let args = (0..4).fold(args, |args, _| args.at(0));
         (0..10).fold(args, |args, _| args.int(0))
     }
 }
 
-/// How one plane of a matrix is put together from what the file has: rows of units, which lie together on the GPU.
+/// How one plane of a matrix is gathered from the file's planes: rows of units, which are contiguous on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gather {
-    /// Which of the file's planes they come from.
+    /// The plane of the file that they come from.
     pub plane: usize,
-    /// Where the first is.
+    /// The offset of the first unit.
     pub start: usize,
-    /// From a row to the next.
+    /// The distance between rows.
     pub row_step: usize,
     /// Bytes of a unit.
     pub unit: usize,
-    /// From a unit to the next.
+    /// The distance between units.
     pub unit_step: usize,
-    /// Units of a row.
+    /// Units per row.
     pub units: usize,
 }
 
 impl Gather {
-    /// How the planes of a matrix come from the file's: the same order as [`arrange`]'s.
+    /// How each plane of a matrix is gathered. The order is that of [`arrange`].
     fn of(kind: WeightKind, shape: &PartShape) -> [Option<Gather>; 3] {
         let PartShape { encoding, rows, cols, pick, .. } = *shape;
         let stored = rows * pick.step;
@@ -372,9 +372,9 @@ impl Gather {
             let columns = Gather { plane: 0, start, row_step, unit, unit_step: stored * unit, units: cols };
             return [Some(columns), None, None];
         }
-        // A part of every block of so many bytes, or else whole rows.
+        // A part of every block, or else whole rows.
         let rows_of = |plane: usize, part: Option<(Range<usize>, usize)>| {
-            // Of scales that are several rows', all are taken.
+            // Scales that several rows share are taken completely.
             let (stored, pick) = match encoding {
                 Encoding::Tiles(tiles) if plane == 1 => (stored.div_ceil(tiles.rows), RowPick::ALL),
                 _ => (stored, pick),
@@ -402,30 +402,30 @@ impl Gather {
 
 /// Where a plane of an expert comes from, and where it goes.
 pub struct PlaneSource {
-    /// The expert's range that holds it.
+    /// The index of the expert's byte range that contains it.
     pub range: usize,
-    /// How it is put together.
+    /// How it is gathered.
     pub gather: Gather,
-    /// Rows of it.
+    /// Its rows.
     pub rows: usize,
-    /// How far into the slot it goes.
+    /// Its offset in the slot.
     pub to: Address,
 }
 
-/// The experts of a layer: what they are, and how they come to lie in their slots.
+/// The experts of a layer: their matrices, and how they are arranged in slots.
 pub struct LayerExperts {
     /// Gate, up and down.
     pub parts: [DeviceMatrix; 3],
-    /// Where the planes of all three come from.
+    /// The planes of all three.
     pub planes: Vec<PlaneSource>,
     /// Bytes of a slot.
     pub slot_bytes: usize,
-    /// How many experts there are.
+    /// The number of experts.
     pub count: usize,
 }
 
 impl LayerExperts {
-    /// Experts like these.
+    /// Experts of this form.
     ///
     /// # Errors
     /// If a type is not supported.
@@ -452,7 +452,7 @@ impl LayerExperts {
         Ok(LayerExperts { parts, planes, slot_bytes, count: layer.experts.len() })
     }
 
-    /// Where kernels are told where the experts are.
+    /// Sets the table in which kernels look up the experts' slots.
     pub fn look_in(&mut self, table: Address) {
         self.parts.iter_mut().for_each(|part| part.slots = table);
     }
@@ -482,7 +482,7 @@ mod tests {
         }
     }
 
-    /// The bytes that a gather brings together.
+    /// The bytes that a gather collects.
     fn gathered(gather: &Gather, rows: usize, planes: [&[u8]; 3]) -> Vec<u8> {
         let unit = |row: usize, unit: usize| {
             let at = gather.start + row * gather.row_step + unit * gather.unit_step;
@@ -510,7 +510,7 @@ mod tests {
         for encoding in encodings.chain(planes) {
             for pick in [RowPick::ALL, RowPick { first: 0, step: 2 }, RowPick { first: 2, step: 3 }] {
                 let lengths = encoding.plane_bytes(rows * pick.step, cols).unwrap();
-                // No float that is not a number, which a conversion might change.
+                // Never a NaN, which a conversion might change.
                 let byte = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8 & 0x3f;
                 let stored = lengths.map(|len| (0..len).map(byte).collect::<Vec<u8>>());
                 let [codes, scales, biases] = &stored;
@@ -529,7 +529,7 @@ mod tests {
         }
     }
 
-    /// A layer of one expert, gate and up of these rows and columns and down of the opposite.
+    /// A layer with one expert. Gate and up have these rows and columns, and down has them swapped.
     fn layer(encoding: Encoding, rows: usize, cols: usize) -> ExpertLayer {
         let mut ranges = Vec::new();
         let parts = [(rows, cols), (rows, cols), (cols, rows)].map(|(rows, cols)| {

@@ -1,4 +1,5 @@
-//! Batches of every size: each takes other kernels, and all give what the processor gives each conversation alone.
+//! Batches of every size, which use different kernels. Each gives the logits that the CPU computes for each
+//! conversation alone.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use crate::tiny_model::{EXPERTS, INNER, VOCAB, tiny_model};
 
 const VOCABULARY: u32 = 300;
 
-/// A model whose experts are of one type, and what leads out of them of another.
+/// A model with experts of one type, and the down matrices of another.
 fn write_model(folder: &Path, family: &str, types: [DType; 2], shape: Shape, changes: &[&str]) -> PathBuf {
     let family = FAMILIES.iter().find(|f| f.name == family).unwrap();
     let [all, down] = types;
@@ -34,7 +35,7 @@ fn write_model(folder: &Path, family: &str, types: [DType; 2], shape: Shape, cha
     path
 }
 
-/// Logits of one step of conversations that are so long, and how far each is from what the processor says of it.
+/// Computes one step of conversations of these lengths, and returns each one's error against the CPU.
 fn errors_of_a_step(ours: &Engine, truth: &Engine, lengths: &[usize]) -> Vec<f64> {
     let count = lengths.len();
     let prompts: Vec<Vec<TokenId>> = (lengths.iter().enumerate())
@@ -65,7 +66,7 @@ fn errors_of_a_step(ours: &Engine, truth: &Engine, lengths: &[usize]) -> Vec<f64
     (0..count).map(error).collect()
 }
 
-/// Weights are random, and so routers hesitate: here and there another expert is chosen, and a row is another one.
+/// Random routers sometimes choose another expert after rounding, so a few rows may differ.
 fn assert_close(what: &str, errors: &[f64]) {
     let close = errors.iter().filter(|&&error| error < 1e-2).count();
     let most = worst(errors.iter().copied());
@@ -78,7 +79,7 @@ pub fn batches_of_every_size_and_type_are_what_each_conversation_is_alone<D: Tes
     use DType::*;
     let device = open::<D>(None);
     let folder = tempfile::tempdir().unwrap();
-    // Rows of the experts are no multiple of what a block of any kernel takes.
+    // The experts' rows are not a multiple of any kernel's block.
     let shape = Shape {
         layers: Some(1),
         hidden: Some(512),
@@ -117,13 +118,14 @@ pub fn batches_of_every_size_and_type_are_what_each_conversation_is_alone<D: Tes
     }
 }
 
-/// Floats have kernels of their own, also where only one of two matrices that are multiplied together is of floats.
+/// Float weights have their own kernels, even if only one of two matrices that are multiplied together has float
+/// weights.
 pub fn gate_and_up_may_be_of_floats_and_not<D: TestDevice>() {
     const HIDDEN: u64 = 256;
     let device = open::<D>(None);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mixed.gguf");
-    // The others are F32.
+    // The other matrices are F32.
     let mut file = tiny_model(HIDDEN);
     for name in ["blk.0.ffn_up_exps.weight", "blk.1.ffn_gate_exps.weight"] {
         let blocks = (HIDDEN * INNER * EXPERTS) as usize / DType::Q8_0.block_len();
@@ -145,8 +147,9 @@ pub fn gate_and_up_may_be_of_floats_and_not<D: TestDevice>() {
     }
 }
 
-/// Heads of every shape and number, conversations that end where keys are taken together and just before and after, windows,
-/// sinks, and rotations of some channels or of neighbours. Few rows share out positions, and many do not.
+/// Heads of every shape and number; conversations that end at, before and after a group of keys; windows; sinks;
+/// rotations of some channels or of neighbours. With few rows, positions are split among blocks; with many they are
+/// not.
 pub fn steps_of_long_conversations_see_what_they_should<D: TestDevice>() {
     let device = open::<D>(None);
     let folder = tempfile::tempdir().unwrap();
@@ -155,7 +158,7 @@ pub fn steps_of_long_conversations_see_what_they_should<D: TestDevice>() {
         hidden: Some(64),
         inter: Some(32),
         experts: Some(4),
-        // All of them, so that no router hesitates.
+        // Every expert is chosen, so that rounding cannot change the choice.
         top_k: Some(4),
         heads: Some(heads),
         kv_heads: Some(kv_heads),
@@ -169,7 +172,7 @@ pub fn steps_of_long_conversations_see_what_they_should<D: TestDevice>() {
     let cases: [(&str, Shape, String, &[&[usize]]); 7] = [
         ("qwen3", dense(9, 1, 80), rotated(80), &[&[127], &[128], &[129], &[300], &[1, 140, 257]]),
         ("qwen3", dense(4, 2, 256), rotated(256), &[&[131], &[5, 64]]),
-        // So many layers that the first are started before the others.
+        // So many layers that the first ones are started before the others are recorded.
         (
             "qwen3",
             Shape { layers: Some(6), ..dense(16, 2, 128) },

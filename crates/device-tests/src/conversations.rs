@@ -1,4 +1,4 @@
-//! Conversations on a device: together, forked, saved, loaded, and taken back.
+//! Conversations on a device: computed together, forked, saved, loaded, and rewound.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +8,7 @@ use forebay_testing::relative_error;
 use crate::device::{TestDevice, at_most, on};
 use crate::models::{KEEPING, containers, options, random_tokens};
 
-/// Conversations of different lengths go on together, one of them a fork, as each would alone.
+/// Conversations of different lengths, one of them a fork, are computed together and give the same logits as alone.
 pub fn conversations_go_on_together<D: TestDevice>() {
     let options = on::<D>(Precision::Fast);
     for family in KEEPING {
@@ -52,7 +52,7 @@ pub fn conversations_go_on_together<D: TestDevice>() {
     }
 }
 
-/// A conversation goes on where another device saved it.
+/// A conversation that one device saved continues on another.
 pub fn snapshots_move_between_devices<D: TestDevice>() {
     let on_device = on::<D>(Precision::Fast);
     let folder = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ pub fn snapshots_move_between_devices<D: TestDevice>() {
     }
 }
 
-/// What one thread copies while another one records what it computes is no part of that.
+/// Copies of one thread do not become part of the graph that another thread records.
 pub fn conversations_are_saved_and_loaded_while_others_compute<D: TestDevice>() {
     let options = on::<D>(Precision::Fast);
     let folder = tempfile::tempdir().unwrap();
@@ -95,9 +95,9 @@ pub fn conversations_are_saved_and_loaded_while_others_compute<D: TestDevice>() 
                 assert_eq!(loaded.logits(), kept.logits());
             }
         });
-        // Also where an assertion fails.
+        // Runs even if an assertion fails.
         let _guard = Finally(|| done.store(true, Ordering::Relaxed));
-        // Each number of tokens is recorded anew, and becomes a graph when it comes again.
+        // Each number of tokens is recorded anew, and becomes a graph when it is repeated.
         for count in 1..24 {
             let mut twice = [(); 2].map(|()| engine.session());
             for session in &mut twice {
@@ -108,7 +108,7 @@ pub fn conversations_are_saved_and_loaded_while_others_compute<D: TestDevice>() 
     });
 }
 
-/// Does something at the end, however that comes.
+/// Calls a function when dropped.
 struct Finally<F: Fn()>(F);
 
 impl<F: Fn()> Drop for Finally<F> {
@@ -117,7 +117,7 @@ impl<F: Fn()> Drop for Finally<F> {
     }
 }
 
-/// Going back, and going on from there, with windows and recurrent states.
+/// Rewinding and continuing, with windows and recurrent states.
 pub fn a_conversation_goes_back<D: TestDevice>() {
     let options = on::<D>(Precision::Fast);
     for family in KEEPING {

@@ -1,4 +1,4 @@
-//! Calls of the driver that fail, and a device that is lost.
+//! Driver calls that fail, and a device that is lost.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ fn tokens() -> Vec<TokenId> {
     random_tokens(20, 50, 1)
 }
 
-/// Opens a small model with these options and asks it for an answer.
+/// Opens a small model with these options and generates an answer.
 ///
 /// # Errors
-/// If something fails.
+/// If anything fails.
 pub fn answer(options: &Options) -> Result<Vec<f32>, Error> {
     let engine = Engine::open(&model(), options)?;
     let mut session = engine.session();
@@ -37,15 +37,15 @@ pub fn answer(options: &Options) -> Result<Vec<f32>, Error> {
     Ok(session.logits().to_vec())
 }
 
-/// Lets such calls fail, each once, until there are no more of them. Every failure is told, in these words and the device's,
-/// and nothing is the worse for it.
+/// Makes each call of this kind fail in turn, until there are no more. Every failure must be reported, with these words
+/// and the device's, and must do no lasting harm.
 fn each_fails<D: FaultyDevice>(faults: &D::Faults, fault: Fault, words: &[&str]) {
     let words = [D::words(fault), words].concat();
     let device = open::<D>(None);
     let truth = answer(&on(&device)).unwrap();
     let free = open::<D>(None).memory();
     let (mut after, mut failures, mut successes) = (1, 0, 0);
-    // One that fails may be made up for, but no two in a row are.
+    // Some failures are compensated, but never two in a row.
     while successes < 2 {
         faults.fail(fault, after);
         match answer(&on(&device)) {
@@ -57,7 +57,7 @@ fn each_fails<D: FaultyDevice>(faults: &D::Faults, fault: Fault, words: &[&str])
             }
         }
         faults.repair();
-        // The first ones all, then fewer.
+        // Tests all early calls, then fewer.
         after += 1 + after / 8;
     }
     println!("{fault:?}: {failures} failures, the last before number {after}");
@@ -80,7 +80,7 @@ pub fn a_start_that_fails_is_an_error<D: FaultyDevice>(faults: &D::Faults) {
     each_fails::<D>(faults, Fault::Launch, &[WITHOUT]);
 }
 
-/// In the middle of an answer, wherever that is.
+/// Loses the device in the middle of an answer.
 pub fn a_lost_device_is_an_error_and_the_processor_goes_on<D: FaultyDevice>(faults: &D::Faults) {
     let processor = options(Precision::Fast);
     let truth = logits(&model(), &processor, &tokens());
@@ -94,7 +94,7 @@ pub fn a_lost_device_is_an_error_and_the_processor_goes_on<D: FaultyDevice>(faul
         for word in [D::words(Fault::Lost), &[WITHOUT]].concat() {
             assert!(error.contains(word), "{word} is not in: {error}");
         }
-        // It stays lost.
+        // The device stays lost.
         session.push(TokenId(1)).unwrap_err();
         engine.session().extend(&tokens()).unwrap_err();
         assert!(Engine::open(&model(), &on(&device)).is_err());
@@ -106,14 +106,14 @@ pub fn a_lost_device_is_an_error_and_the_processor_goes_on<D: FaultyDevice>(faul
     answer(&on(&open::<D>(None))).unwrap();
 }
 
-/// Weights, buffers and conversations: none of them beyond what was allowed.
+/// Weights, buffers and conversations together stay within the allowed memory.
 pub fn the_budget_holds<D: FaultyDevice>(faults: &D::Faults) {
     let before = faults.in_use();
     answer(&on(&open::<D>(None))).unwrap();
     let one = faults.peak() - before;
     let budget = need(&model(), &on(&open::<D>(Some(1)))) + (8 << 20);
     let engine = Engine::open(&model(), &on(&open::<D>(Some(budget)))).unwrap();
-    // Of the budget a part is for the driver itself, which the device does not count. It is for no conversation.
+    // A part of the budget is for the driver itself, which the device does not count and conversations cannot use.
     let most = budget.min(one + engine.plan().device.as_ref().unwrap().room());
     let mut sessions = Vec::new();
     let error = loop {
@@ -126,7 +126,7 @@ pub fn the_budget_holds<D: FaultyDevice>(faults: &D::Faults) {
     };
     assert!(error.contains(MEMORY_LIMIT), "{error}");
     assert!(faults.peak() - before <= most);
-    // Those that have their memory go on, and one that ends makes room for another.
+    // Conversations that have their memory continue, and one that ends frees memory for another.
     sessions[0].push(TokenId(1)).unwrap();
     sessions.pop();
     engine.session().extend(&tokens()).unwrap();

@@ -1,4 +1,4 @@
-//! Logits on a device against code we did not write, and against the processor.
+//! Logits on a device, compared with other programs and with the CPU.
 
 use forebay_engine::{Engine, Precision, TokenId};
 use forebay_testing::{Need, relative_error, skipped};
@@ -47,8 +47,8 @@ pub fn logits_of_the_demo_model_equal_those_of_transformers<D: TestDevice>() {
     }
 }
 
-/// Of the kind that the trained models know, and longer than a chunk of linear attention. Of tokens at random they are as
-/// unsure as models without training.
+/// A text like those that the trained models know, longer than a chunk of linear attention. On random tokens, trained
+/// models are as unstable as random ones.
 const STORY: &str = "Once upon a time there was a little boy named Tom. Tom had a red ball, and he loved to play with it in \
     the garden. One day the ball rolled under the big tree, and Tom could not find it. He looked and looked, but it was gone. \
     Then he saw a small brown dog. The dog had the ball in its mouth! Tom was happy, and he said, \"Thank you, dog!\" The dog \
@@ -63,7 +63,7 @@ pub fn logits_of_trained_models_equal_the_processors<D: TestDevice>() {
     let families = ["tales-qwen35moe", "tales-deepseek_v3", "tales-qwen3moe"];
     let quantised =
         families.iter().flat_map(|name| [format!("{name}-Q4_K_M.gguf"), format!("{name}-mlx-4bit")]);
-    // The weights that they were quantised from, where they are small enough to be kept.
+    // Includes the unquantised weights, where they are small enough to be in the repository.
     let plain = families[..2].iter().map(|name| name.to_string());
     for model in quantised.chain(plain).filter_map(|name| trained(&name)) {
         let exact = options(Precision::Exact);
@@ -81,7 +81,7 @@ fn likeliest(logits: &[f32]) -> usize {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap()
 }
 
-/// By how much the likeliest token's logit is above the next, in units of the logits' length over all.
+/// How far the likeliest token's logit is above the next one's, relative to the norm of all logits.
 fn lead(logits: &[f32]) -> f32 {
     let best = likeliest(logits);
     let next = (0..logits.len()).filter(|&i| i != best).map(|i| logits[i]).fold(f32::NEG_INFINITY, f32::max);
@@ -122,8 +122,8 @@ pub fn greedy_text_is_the_processors_until_two_tokens_are_as_likely<D: TestDevic
     }
 }
 
-/// Prompts of linear attention are computed in chunks, which need not be whole, and cut where a state is kept. Token by token
-/// and with `exact` it is the recurrence.
+/// A prompt's linear attention is computed in chunks, which may be partial and are cut where a state is kept. Token by
+/// token, and with `exact`, it is the recurrence.
 pub fn linear_attention_in_chunks_is_the_recurrence<D: TestDevice>() {
     let on_device = on::<D>(Precision::Fast);
     for family in ["qwen3next", "qwen35moe"] {
@@ -134,7 +134,7 @@ pub fn linear_attention_in_chunks_is_the_recurrence<D: TestDevice>() {
             let [ours, truth] = [0, 1].map(|i: usize| {
                 let mut session = engines[i].session();
                 session.extend(&tokens[..length - 3]).unwrap();
-                // What comes next begins with the state.
+                // The next token starts from the state.
                 session.extend(&tokens).unwrap();
                 session.logits().to_vec()
             });
@@ -145,7 +145,7 @@ pub fn linear_attention_in_chunks_is_the_recurrence<D: TestDevice>() {
     }
 }
 
-/// What does not fit is refused, and the next model is none the worse for it.
+/// A model that does not fit is refused, and the next model loads as usual.
 pub fn too_little_memory_is_an_error<D: TestDevice>() {
     let refused = with(open::<D>(Some(1 << 20)), Precision::Fast);
     let Err(error) = Engine::open(&demo_model(), &refused) else { panic!("a megabyte cannot hold it") };

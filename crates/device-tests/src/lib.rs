@@ -1,16 +1,16 @@
-//! One suite of tests for every device that computes Forebay's models: logits, conversations, batches, memory, experts in tiers, failures.
+//! One suite of tests for every device: logits, conversations, batches, memory, experts in tiers, failures.
 //!
-//! A crate with a device implements [`TestDevice`] in its tests, and [`CountingDevice`] and [`FaultyDevice`] as far as the device
-//! can do that, and names the parts of the suite that apply:
+//! A crate with a device implements [`TestDevice`] in its tests, [`CountingDevice`] and [`FaultyDevice`] as far as the
+//! device allows, and lists the parts of the suite that apply:
 //!
 //! ```text
 //! forebay_device_tests::device_suite!(crate::common::Gpu: golden, conversations, batches, memory, tiers);
 //! ```
 //!
-//! Each part is a module of tests. The suite knows devices through the engine alone: what it asserts is what anybody who computes on
-//! a device is promised. Failures hit the whole process, so `faults` and `tier_faults` belong into a test program of their own.
+//! Each part is a module of tests. The suite reaches devices only through the engine, so it tests what every user of a
+//! device relies on. Failures affect the whole process, so `faults` and `tier_faults` need a separate test program.
 
-// A test's name says what it promises.
+// A test's name says what it tests.
 #![allow(missing_docs)]
 
 pub mod batches;
@@ -23,7 +23,7 @@ mod rooms;
 pub mod tier_faults;
 pub mod tiers;
 
-// Models that the engine's tests have, too.
+// Models that are shared with the engine's tests.
 #[allow(dead_code)]
 #[path = "../../engine/tests/common/gguf_builder.rs"]
 mod gguf_builder;
@@ -35,13 +35,13 @@ mod tiny_model;
 
 pub use device::{CountingDevice, Fault, Faults, FaultyDevice, TestDevice, Use, run, run_failing};
 
-/// The tests of some parts of the suite, for one device, which is named by its full path.
+/// The tests of some parts of the suite for one device, which is named by its full path.
 #[macro_export]
 macro_rules! device_suite {
     ($device:path: $($part:ident),+) => { $($crate::$part!($device);)+ };
 }
 
-/// Logits against code that we did not write, and against the processor's. For a [`TestDevice`].
+/// Logits, compared with other programs and with the CPU. For a [`TestDevice`].
 #[macro_export]
 macro_rules! golden {
     ($device:path) => {
@@ -58,7 +58,7 @@ macro_rules! golden {
     };
 }
 
-/// Conversations: together, forked, saved, loaded, and taken back. For a [`TestDevice`].
+/// Conversations: computed together, forked, saved, loaded, and rewound. For a [`TestDevice`].
 #[macro_export]
 macro_rules! conversations {
     ($device:path) => {
@@ -71,7 +71,7 @@ macro_rules! conversations {
     };
 }
 
-/// Batches of every size, and long conversations, against the processor's. For a [`TestDevice`].
+/// Batches of every size, and long conversations, compared with the CPU. For a [`TestDevice`].
 #[macro_export]
 macro_rules! batches {
     ($device:path) => {
@@ -83,7 +83,7 @@ macro_rules! batches {
     };
 }
 
-/// The device's memory: planned, allowed, taken. For a [`CountingDevice`].
+/// The device's memory: planned, allowed and used. For a [`CountingDevice`].
 #[macro_export]
 macro_rules! memory {
     ($device:path) => {
@@ -94,7 +94,7 @@ macro_rules! memory {
     };
 }
 
-/// Experts in the device's memory, the computer's and on the drive. For a [`CountingDevice`] that keeps experts in slots.
+/// Experts in device memory, in RAM and on the drive. For a [`CountingDevice`] with expert slots.
 #[macro_export]
 macro_rules! tiers {
     ($device:path) => {
@@ -127,7 +127,7 @@ macro_rules! faults {
     };
 }
 
-/// Failures while experts are on their way. For a [`FaultyDevice`] that keeps experts in slots.
+/// Failures while experts are being uploaded. For a [`FaultyDevice`] with expert slots.
 #[macro_export]
 macro_rules! tier_faults {
     ($device:path) => {
@@ -141,7 +141,7 @@ macro_rules! tier_faults {
     };
 }
 
-/// A module of tests, which are functions of the module of this name here.
+/// A module of tests that call the functions of the suite's module of the same name.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! tests {
@@ -162,7 +162,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// One that no list above names is run by nobody.
+    /// A test that no list above names would never run.
     #[test]
     fn every_test_of_a_part_is_in_its_list() {
         let lists = include_str!("lib.rs");

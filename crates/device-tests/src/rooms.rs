@@ -1,4 +1,4 @@
-//! Models with so much memory for experts on the device and in the computer.
+//! Models with limited memory for experts, on the device and in RAM.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use forebay_engine::{Engine, Error, Options, Precision, Prospect};
 
 use crate::device::{TestDevice, open, with};
 use crate::models::random_tokens;
-/// Prompts in chunks of so many tokens, whatever the memory.
+/// The chunk size of prompts, whatever the memory.
 const CHUNK: usize = 24;
 
-/// How much there is for experts.
+/// How much memory there is for experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Room {
     All,
@@ -22,7 +22,7 @@ fn with_memory<D: TestDevice>(vram: Option<u64>, precision: Precision) -> Option
     with(open::<D>(vram), precision).chunk(CHUNK)
 }
 
-/// What a refusal says is needed.
+/// The memory that a refusal asks for.
 pub(crate) fn need(model: &Path, options: &Options) -> u64 {
     match Prospect::new(model, options) {
         Err(Error::Budget { need, .. }) => need,
@@ -31,7 +31,7 @@ pub(crate) fn need(model: &Path, options: &Options) -> u64 {
     }
 }
 
-/// Options with so much room for experts in the device's memory and in the computer's.
+/// Options with this much memory for experts, on the device and in RAM.
 pub(crate) fn tiers<D: TestDevice>(model: &Path, precision: Precision, vram: Room, ram: Room) -> Options {
     let roomy = with_memory::<D>(None, precision);
     let whole = Prospect::new(model, &roomy).unwrap().plan().device.clone().unwrap();
@@ -53,7 +53,7 @@ pub(crate) fn tiers<D: TestDevice>(model: &Path, precision: Precision, vram: Roo
     options.expert_memory(expert_memory)
 }
 
-/// An answer of an engine that may fail on its way.
+/// An answer of an engine whose computation may fail.
 pub(crate) fn answer(engine: &Engine) -> Result<Vec<f32>, Error> {
     let tokens = random_tokens(40, 100, 22);
     let mut session = engine.session();

@@ -1,4 +1,4 @@
-//! What fails while experts move between the drive, the computer's memory and the device's.
+//! Failures while experts move between the drive, RAM and the device.
 
 use forebay_engine::{Engine, Error, Precision};
 use forebay_testing::assert_same_bits;
@@ -7,8 +7,8 @@ use crate::device::{Fault, Faults, FaultyDevice, MEMORY_LIMIT, WITHOUT};
 use crate::models::{data, demo_model, options};
 use crate::rooms::{Room, answer, tiers};
 
-/// A copy or a kernel that fails ends the answer. The next one is right, since what was on its way does not count as arrived; where
-/// the failure was one after which a device is not to be used again, that is the next engine's.
+/// A failed copy or kernel ends the answer. The next answer is right, because an interrupted upload does not count as
+/// done. After a failure that makes a device unusable, a new engine gives the right answer.
 pub fn what_fails_on_its_way_is_brought_again<D: FaultyDevice>(faults: &D::Faults) {
     let model = data("golden/qwen3moe.gguf");
     let options = tiers::<D>(&model, Precision::Fast, Room::Percent(30), Room::Percent(50));
@@ -51,7 +51,7 @@ pub fn a_lost_device_ends_the_answer_and_the_processor_goes_on<D: FaultyDevice>(
     answer(&Engine::open(&model, &on_device).unwrap()).unwrap();
 }
 
-/// Others may take the device's memory after the plan was made.
+/// Other programs may take the device's memory after the plan was made.
 pub fn fewer_slots_than_planned_are_enough<D: FaultyDevice>(faults: &D::Faults) {
     let model = data("golden/qwen3moe.gguf");
     let options = tiers::<D>(&model, Precision::Fast, Room::Percent(60), Room::Percent(50));
@@ -91,7 +91,7 @@ pub fn both_budgets_hold<D: FaultyDevice>(faults: &D::Faults) {
     }
 }
 
-/// The file loses its end while an answer is written, and gets it back.
+/// The file is truncated during an answer, and restored later.
 pub fn a_drive_that_fails_ends_the_answer_and_not_the_engine<D: FaultyDevice>(_: &D::Faults) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shrinking.gguf");

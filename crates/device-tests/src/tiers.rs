@@ -1,4 +1,4 @@
-//! How many experts are in the device's memory and how many in the computer's changes time and never bits.
+//! How many experts are on the device and in RAM changes time and never bits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::device::{CountingDevice, TestDevice, Use, open};
 use crate::models::{MIXTURES, containers, data, demo_model, random_tokens};
 use crate::rooms::{Room, answer, tiers};
 
-/// The logits of a prompt, of tokens one by one, and of several conversations together.
+/// The logits of a prompt, of single tokens, and of several conversations together.
 fn run(model: &Path, options: &Options) -> (Vec<f32>, Meters) {
     let engine = Engine::open(model, options).unwrap();
     let tokens = random_tokens(40, 100, 21);
@@ -26,7 +26,7 @@ fn run(model: &Path, options: &Options) -> (Vec<f32>, Meters) {
         all.extend_from_slice(session.logits());
     }
     drop(session);
-    // As many as the memory that is set aside for one has pages for.
+    // As many conversations as one conversation's reserved memory has pages for.
     for count in [2, engine.plan().reserved.min(384) / 64] {
         let mut together: Vec<Session> = (0..count).map(|_| engine.session()).collect();
         for step in 0..2 {
@@ -60,7 +60,7 @@ fn compare<D: TestDevice>(model: &Path, precision: Precision, rooms: &[(Room, Ro
 pub fn residency_changes_no_bit<D: TestDevice>() {
     let rooms = [Room::All, Room::Percent(30), Room::Least];
     let pairs: Vec<_> = rooms[1..].iter().flat_map(|&vram| rooms.map(|ram| (vram, ram))).collect();
-    // Where there is this much room, some layers are on the device as a whole.
+    // With this much memory, some layers are completely on the device.
     let pairs = [&pairs[..], &[(Room::Percent(90), Room::Percent(50))]].concat();
     for precision in [Precision::Exact, Precision::Fast] {
         compare::<D>(&data("golden/qwen3moe.gguf"), precision, &pairs);
@@ -81,7 +81,7 @@ pub fn residency_changes_no_bit_of_any_family<D: TestDevice>() {
     }
 }
 
-/// What is sent ahead, for a prompt or because it is foreseen, is computed with if it is asked for, and forgotten if it is not.
+/// Experts that are uploaded early, for a prompt or by prediction, are used if they are needed and dropped otherwise.
 pub fn what_is_sent_ahead_changes_no_bit<D: TestDevice>() {
     for model in [data("golden/qwen3moe.gguf"), data("golden/deepseek_v3.gguf"), demo_model()] {
         for ram in [Room::Percent(60), Room::All] {
@@ -96,10 +96,10 @@ pub fn what_is_sent_ahead_changes_no_bit<D: TestDevice>() {
     }
 }
 
-/// Experts that the processor computes give what the device's would, but for rounding, and are fewer to bring.
+/// Experts that the CPU computes give the device's results up to rounding, and need not be uploaded.
 pub fn the_processor_computes_experts_beside_the_device<D: TestDevice>() {
     for model in [data("golden/qwen3moe.gguf"), data("golden/gpt_oss.gguf")] {
-        // What is sent ahead is brought, and may not be asked for.
+        // Early uploads may not be needed, so they would disturb the count.
         let options = tiers::<D>(&model, Precision::Exact, Room::Percent(30), Room::All);
         let alone = options.prefetch(false);
         let (expected, without) = run(&model, &alone);
@@ -115,7 +115,7 @@ pub fn the_processor_computes_experts_beside_the_device<D: TestDevice>() {
     }
 }
 
-/// What was hot is read at the next start: into the device's slots, and what they have no room for into the computer's.
+/// The next start loads the hottest experts into the device's slots, and the next ones into RAM.
 pub fn a_warm_start_fills_both_tiers_with_different_experts<D: TestDevice>() {
     let heat = tempfile::tempdir().unwrap();
     let model = demo_model();
@@ -133,7 +133,7 @@ pub fn a_warm_start_fills_both_tiers_with_different_experts<D: TestDevice>() {
     assert_same_bits(&run(&model, &options).0, &expected, "after a warm start");
 }
 
-/// More conversations than memory was set aside for take it from slots, and give it back; there is an end to it.
+/// Conversations beyond the reserved memory borrow it from slots, and return it. There is a limit.
 pub fn slots_are_lent_to_conversations<D: CountingDevice>() {
     let model = data("golden/qwen3moe.gguf");
     let options = tiers::<D>(&model, Precision::Fast, Room::Percent(80), Room::Percent(50));
@@ -159,7 +159,7 @@ pub fn slots_are_lent_to_conversations<D: CountingDevice>() {
     };
     assert!(matches!(refused, Error::Budget { .. }), "{refused}");
     assert!(many.len() > engine.plan().reserved / 64 && experts() < all, "{} of {all}", experts());
-    // What the first one of the same token gave, with other experts on the device.
+    // The same logits as the first conversation with the same token, with other experts on the device.
     for (i, (_, logits)) in many.iter().enumerate().skip(90) {
         assert_same_bits(logits, &many[i % 90].1, "another conversation");
     }
@@ -168,7 +168,7 @@ pub fn slots_are_lent_to_conversations<D: CountingDevice>() {
     assert_eq!(experts(), all, "slots are back");
 }
 
-/// What becomes of the logits has nothing to do with experts: they stay where they are.
+/// What the caller does with logits does not affect experts: they stay where they are.
 pub fn a_step_that_is_given_up_leaves_experts_on_the_device<D: TestDevice>() {
     let model = data("golden/qwen3moe.gguf");
     let engine =
@@ -186,7 +186,7 @@ pub fn a_step_that_is_given_up_leaves_experts_on_the_device<D: TestDevice>() {
     assert_eq!(engine.meters().bytes_lifted, lifted, "nothing had to be brought again");
 }
 
-/// A thread that has never used the device may be the next to compute, and to drop what it has there.
+/// A thread that has never used the device may be the next to compute, or to drop the engine.
 pub fn any_thread_may_compute<D: TestDevice>() {
     let model = data("golden/qwen3moe.gguf");
     for (vram, ram) in [(Room::All, Room::All), (Room::Percent(30), Room::Percent(50))] {
@@ -197,7 +197,7 @@ pub fn any_thread_may_compute<D: TestDevice>() {
     }
 }
 
-/// Grammars are in the computer's memory: they end with that, and the device's slots stay as they are.
+/// Grammars are in RAM. They are limited by it, and the device's slots stay.
 pub fn grammars_take_no_memory_of_the_device<D: CountingDevice>() {
     let options = tiers::<D>(&demo_model(), Precision::Fast, Room::Percent(30), Room::Percent(30));
     let memory = Some(Prospect::new(&demo_model(), &options).unwrap().plan().total());
@@ -219,13 +219,13 @@ pub fn grammars_take_no_memory_of_the_device<D: CountingDevice>() {
         "{refused}"
     );
     assert_eq!(D::used(&device), used);
-    // A conversation needs none of it.
+    // A conversation needs no RAM.
     engine.session().push(TokenId(1)).unwrap();
     drop(many);
     grammar().unwrap();
 }
 
-/// A device that is said to be otherwise: on a system that does not let it copy from the memory of others, or on a slow link.
+/// A device with altered properties: on a system that does not allow pinning, or on a slow link.
 struct Altered {
     device: Arc<dyn Device>,
     pins: bool,
@@ -269,7 +269,7 @@ impl Device for Altered {
     }
 }
 
-/// There experts come by way of a small buffer.
+/// Then experts are uploaded through a small buffer.
 pub fn slots_that_cannot_be_pinned_are_copied_from<D: TestDevice>() {
     let model = data("golden/qwen3moe.gguf");
     let options = tiers::<D>(&model, Precision::Fast, Room::Percent(30), Room::Percent(50));

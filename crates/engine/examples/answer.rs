@@ -1,4 +1,4 @@
-//! One answer: a prompt is continued, and the text is printed as it comes.
+//! One answer: continues a prompt and prints the text while it is generated.
 //!
 //!     cargo run --release -p forebay-engine --example answer -- [MODEL] [PROMPT]
 
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The small trained model of this repository.
+/// The small trained model in this repository.
 fn demo_model() -> PathBuf {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf").into()
 }

@@ -1,4 +1,4 @@
-//! An answer that is awaited: the driver tells a channel of Tokio's, and the engine needs no runtime.
+//! An answer in async code: the driver sends events to a Tokio channel. The engine itself needs no async runtime.
 //!
 //!     cargo run --release -p forebay-engine --example async_chat -- [MODEL]
 
@@ -16,13 +16,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::open(&model, &Options::default())?;
     let driver = Driver::start(&engine, DriverOptions::new(8))?;
 
-    // Rendering and encoding take a while where a conversation is long, so they have a thread that may block.
+    // Rendering and encoding a long conversation takes a while, so they run on a thread that may block.
     let request = ChatRequest::user("Tell me a story about a boat.").max_tokens(60);
     let prompter = driver.prompter().clone();
     let question = spawn_blocking(move || prompter.chat(request)).await??;
 
     let (sender, mut events) = unbounded_channel();
-    // Dropping the ticket cancels the answer: a future that is dropped takes it along.
+    // Dropping the ticket cancels the answer. So dropping this future cancels it, too.
     let _ticket = driver.ask_telling(question, move |event| drop(sender.send(event)))?;
     loop {
         match tokio::time::timeout(Duration::from_secs(60), events.recv()).await? {
@@ -32,13 +32,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 return Ok(());
             }
             Some(event) => drop(event?),
-            None => return Err("the driver has ended".into()),
+            None => return Err("the driver ended without an answer".into()),
         }
         std::io::stdout().flush()?;
     }
 }
 
-/// The small trained model of this repository.
+/// The small trained model in this repository.
 fn demo_model() -> PathBuf {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf").into()
 }

@@ -1,4 +1,4 @@
-//! A chat whose answers come in typed pieces: reasoning, text and calls of tools. An empty line ends it.
+//! A chat whose answers come in typed pieces: reasoning, text and tool calls. An empty line ends it.
 //!
 //!     cargo run --release -p forebay-engine --example chat -- [MODEL]
 
@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = std::env::args().nth(1).map_or_else(demo_model, PathBuf::from);
     let engine = Engine::open(&model, &Options::default())?;
     let mut options = DriverOptions::new(1);
-    // The next turn begins like this one, and only what is new is computed.
+    // The prefix cache: the next turn begins like this one, so only its new tokens are computed.
     options.crowd.prefixes = Some(forebay_engine::PrefixOptions::new(&engine, None));
     let driver = Driver::start(&engine, options)?;
 
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     println!();
                     let stats = &answer.stats;
                     eprintln!(
-                        "{} tokens, {} of the prompt known, {:.1} per second\n> ",
+                        "{} tokens, {} of the prompt from the cache, {:.1} per second\n> ",
                         stats.generated_tokens,
                         stats.reused_tokens,
                         stats.steps_per_second()
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The small trained model of this repository.
+/// The small trained model in this repository.
 fn demo_model() -> PathBuf {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf").into()
 }

@@ -1,4 +1,4 @@
-//! An answer that must be JSON of a schema.
+//! An answer that satisfies a JSON schema.
 //!
 //!     cargo run --release -p forebay-engine --example json -- [MODEL]
 
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The small trained model of this repository.
+/// The small trained model in this repository.
 fn demo_model() -> PathBuf {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf").into()
 }

@@ -1,4 +1,4 @@
-//! Where a model's memory would go, for several budgets: no weight is read.
+//! How a model's memory is divided under several budgets. No weight is read.
 //!
 //!     cargo run --release -p forebay-engine --example plan -- [MODEL]
 
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The small trained model of this repository.
+/// The small trained model in this repository.
 fn demo_model() -> PathBuf {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf").into()
 }

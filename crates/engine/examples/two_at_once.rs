@@ -1,4 +1,4 @@
-//! Two conversations at once, each on a thread of its own; one of them is cancelled.
+//! Two conversations at once, each asked from its own thread. One of them is cancelled.
 //!
 //!     cargo run --release -p forebay-engine --example two_at_once -- [MODEL]
 
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 begun.push_str(&text);
             }
             if begun.len() > 40 {
-                // The stream is dropped with the loop, which cancels the answer.
+                // Leaving the loop drops the stream, which cancels the answer.
                 break;
             }
         }
@@ -30,13 +30,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}\n", whole.whole()?.content);
     println!("{} … [cancelled]", left.join().expect("it does not panic")?);
 
-    // Nothing more is asked, so the thread ends.
+    // No more requests follow, so the driver's thread ends.
     driver.close();
     driver.join();
     Ok(())
 }
 
-/// The small trained model of this repository.
+/// The small trained model in this repository.
 fn demo_model() -> PathBuf {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf").into()
 }

@@ -1,9 +1,9 @@
-//! The one error type of the engine.
+//! The engine's error type.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What can go wrong, in words a person can act on.
+/// An error with a message that says what happened, where, and what to do.
 ///
 /// # Examples
 /// ```
@@ -25,35 +25,35 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was being done, with the offset where there is one: "cannot read 4096 bytes at offset 17".
+        /// What failed, with the offset if there is one: "cannot read 4096 bytes at offset 17".
         doing: String,
-        /// The operating system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// A file is not what its format demands: damaged, truncated or hostile.
+    /// A file violates its format: it is damaged, truncated or hostile.
     #[error("{}: {message}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// What is wrong, and where in the file.
         message: String,
     },
-    /// The file is sound, and holds something that is not supported. The message names it.
+    /// The file is valid but contains something unsupported. The message names it.
     #[error("{0}")]
     Unsupported(String),
-    /// The memory there is cannot hold what is needed.
+    /// Memory does not suffice.
     #[error("needs {} of memory ({what}), but {} is available; {remedy}", Bytes(*need), Bytes(*have))]
     Budget {
         /// Bytes needed.
         need: u64,
-        /// Bytes there are.
+        /// Bytes available.
         have: u64,
-        /// What the need is made of.
+        /// What the memory is needed for.
         what: String,
         /// What to change.
         remedy: String,
     },
-    /// More tokens than the context holds.
+    /// More tokens than the context length.
     #[error("{tokens} tokens do not fit the context of {limit}; shorten the prompt or raise the context")]
     Context {
         /// Tokens asked for.
@@ -61,22 +61,22 @@ pub enum Error {
         /// Tokens that fit.
         limit: usize,
     },
-    /// The caller asked for something that makes no sense.
+    /// The caller asked for something impossible.
     #[error("{0}")]
     Invalid(String),
-    /// A field of a request cannot be answered, for this reason.
+    /// A field of a request has this error.
     #[error("{}", named(field, error))]
     Field {
-        /// The field, as in `messages[1].content`.
+        /// The field's path, such as `messages[1].content`.
         field: String,
-        /// The reason.
+        /// The error.
         #[source]
         error: Box<Error>,
     },
     /// A compute device failed.
     #[error("{0}")]
     Backend(String),
-    /// A compute device failed for good: nothing more is computed there.
+    /// A compute device failed for good: it computes nothing any more.
     #[error("{0}")]
     DeviceLost(String),
     /// The caller asked to stop.
@@ -84,7 +84,7 @@ pub enum Error {
     Cancelled,
 }
 
-/// The engine's result.
+/// A result with the engine's error type.
 ///
 /// # Examples
 /// ```
@@ -117,7 +117,7 @@ impl Error {
         Error::about(field, Error::Invalid(message.into()))
     }
 
-    /// An error whose reason is this field of a request, unless it names one already.
+    /// Adds the field of a request that caused an error, unless the error names one already.
     pub fn about(field: impl Into<String>, error: Error) -> Error {
         match error {
             Error::Field { .. } => error,
@@ -125,7 +125,7 @@ impl Error {
         }
     }
 
-    /// The error without the field that it is about.
+    /// The error without its field.
     pub fn reason(self) -> Error {
         match self {
             Error::Field { error, .. } => *error,
@@ -133,7 +133,7 @@ impl Error {
         }
     }
 
-    /// The same error again, for another whom it concerns.
+    /// A copy of the error, for a second request that it ends.
     pub(crate) fn repeat(&self) -> Error {
         match self {
             Error::Io { path, doing, source } => Error::Io {
@@ -156,13 +156,13 @@ impl Error {
     }
 }
 
-/// An error with the field that it is about, unless it says that itself.
+/// The error's message, preceded by the field unless it begins with it.
 fn named(field: &str, error: &Error) -> String {
     let message = error.to_string();
     if message.starts_with(field) { message } else { format!("{field}: {message}") }
 }
 
-/// Prints a number of bytes for people: `17.3 MB` style with binary units.
+/// A number of bytes, displayed with binary units.
 ///
 /// # Examples
 /// ```

@@ -1,7 +1,7 @@
-//! What Forebay's own crates use beside the library's interface: devices implement parts of it, the program shows parts of it.
+//! What Forebay's own crates use in addition to the library's interface. Devices implement parts of it, and the program
+//! displays parts of it.
 //!
-//! It follows the engine's modules, and changes with them in any version. Nothing here is covered by the promises of semantic
-//! versioning.
+//! It mirrors the engine's modules and may change in any version. Semantic versioning does not cover it.
 
 /// The operations of a forward pass, and what layers keep of a sequence.
 pub mod backend {

@@ -1,15 +1,15 @@
-//! Runs Mixture-of-Experts language models, also those that are larger than memory.
+//! Runs Mixture-of-Experts language models, including models that are larger than memory.
 //!
-//! A Mixture-of-Experts model has many experts in each layer, and each token uses a few of them. This crate keeps the weights
-//! that every token uses in memory. It gives the rest of the memory to experts, and reads the other experts from the drive when
-//! a token needs them. The models are GGUF files, or folders with safetensors files.
+//! A Mixture-of-Experts model has many experts in each layer, and each token uses a few of them. This crate keeps the
+//! weights that every token uses in memory. The rest of the memory caches experts; the crate reads all other experts
+//! from the drive when a token needs them. Models are GGUF files, or folders with safetensors files.
 //!
 //! An [`Engine`] is a loaded model. A [`Session`] is one conversation with it. A [`Driver`] answers many conversations at
 //! once, on a thread of its own.
 //!
 //! # Adding the crate
 //!
-//! The crate is not on crates.io. A program names a checkout of the repository:
+//! The crate is not on crates.io. Point to a checkout of the repository:
 //!
 //! ```toml
 //! [dependencies]
@@ -20,7 +20,7 @@
 //! opt-level = 2
 //! ```
 //!
-//! The examples on these pages use the small model that the repository has in its folder `models`.
+//! The examples on these pages use the small model in the repository's folder `models`.
 //!
 //! # One answer
 //!
@@ -44,15 +44,15 @@
 //! # Ok::<(), forebay_engine::Error>(())
 //! ```
 //!
-//! A [`Request`] says what is generated: the prompt, how tokens are chosen ([`SamplingParams`]), where the answer ends, and what
-//! it must be ([`Grammar`]). A session keeps what it has computed. The next prompt may begin with the same tokens, and then
-//! [`Session::extend`] and [`Session::generate`] compute only what follows. [`Session::fork`] makes a second session that
-//! shares the past, and [`Session::save`] writes a session to a file.
+//! A [`Request`] describes an answer: the prompt, how tokens are sampled ([`SamplingParams`]), where the answer ends,
+//! and what form it must have ([`Grammar`]). A session keeps the KV cache of its tokens. If the next prompt begins with
+//! the same tokens, [`Session::extend`] and [`Session::generate`] compute only the rest. [`Session::fork`] makes a
+//! second session that shares the past, and [`Session::save`] writes a session to a file.
 //!
 //! # A chat
 //!
-//! A [`ChatRequest`] has messages instead of tokens. The driver renders them with the model's chat template. It gives the
-//! answer in typed pieces: reasoning, text, and calls of tools.
+//! A [`ChatRequest`] has messages instead of tokens. The driver renders them with the model's chat template. It returns
+//! the answer in typed pieces: reasoning, text, and tool calls.
 //!
 //! ```
 //! use forebay_engine::chat::Message;
@@ -78,23 +78,23 @@
 //! # Ok::<(), forebay_engine::Error>(())
 //! ```
 //!
-//! Clones of a driver are handles of the same thread, and any thread may ask. Dropping a [`ReplyStream`] cancels its answer.
-//! Programs with an async runtime use [`Driver::ask_telling`], which calls a function with each event. The crate itself needs
-//! no runtime; `examples/async_chat.rs` shows the driver with Tokio.
+//! Clones of a driver are handles to the same thread, and any thread may use one. Dropping a [`ReplyStream`] cancels
+//! its answer. Programs with an async runtime use [`Driver::ask_telling`], which calls a function with each event. The
+//! crate itself needs no runtime; `examples/async_chat.rs` shows the driver with Tokio.
 //!
 //! # Where memory goes
 //!
-//! The engine stays within a budget. [`Options::memory`] sets it. By default the budget is what the machine has available,
-//! less a margin. A [`Plan`] divides the budget before any weight is read:
+//! The engine stays within a memory budget, which [`Options::memory`] sets. By default the budget is the available
+//! memory of the machine less a margin. A [`Plan`] divides the budget before any weight is read:
 //!
-//! - the dense weights, which every token reads,
-//! - the keys and values of one conversation, as long as [`Options::context`] says,
-//! - the buffers of the computation, and the process itself,
+//! - the dense weights, which every token uses,
+//! - the KV cache of one conversation, as long as [`Options::context`] says,
+//! - buffers for the computation, and the process itself,
 //! - slots for experts, which get the rest.
 //!
-//! If there is a slot for every expert, the engine reads all experts when it loads the model. Otherwise it streams them: it
-//! reads an expert from the drive when a token needs it, and evicts another one ([`PolicyKind`]). On the processor, the
-//! budget changes how long an answer takes, and not what it says.
+//! If there is a slot for every expert, the engine reads all experts when it loads the model. Otherwise it streams
+//! them: it reads an expert from the drive when a token needs it, and evicts another one ([`PolicyKind`]). On the CPU,
+//! the budget changes the speed of an answer and never its text.
 //!
 //! ```
 //! use forebay_engine::{Bytes, Machine, Options, Prospect};
@@ -111,17 +111,19 @@
 //! # Ok::<(), forebay_engine::Error>(())
 //! ```
 //!
-//! While the model runs, more conversations, longer ones, grammars and requests need memory. Expert slots lend it, and get it
-//! back afterwards. [`Engine::memory`] tells who holds how much, and [`Engine::meters`] how often an expert was in memory. If
-//! memory does not suffice, the error is [`Error::Budget`]: it says what is needed, what there is, and what to change.
+//! While the model runs, more conversations, longer ones, grammars and requests need memory. The engine takes it from
+//! expert slots and returns it afterwards. [`Engine::memory`] lists the current use of memory, and [`Engine::meters`]
+//! counts how often an expert was in memory. If memory does not suffice, the error is [`Error::Budget`]: it says what
+//! is needed, what is available, and what to change.
 //!
 //! # What the crate leaves to the caller
 //!
 //! The crate prints nothing, installs no signal handler, and logs with `tracing`. It reads one environment variable,
-//! `FOREBAY_ISA`, which chooses one of the [instruction sets](instruction_sets) for tests. An engine computes one batch at a
-//! time, with [`Options::threads`] threads. A [`Cancel`] stops a computation from another thread, within a layer.
+//! `FOREBAY_ISA`, which selects one of the [instruction sets](instruction_sets) for tests. An engine computes one batch
+//! at a time, with [`Options::threads`] threads. A [`Cancel`] stops a computation from another thread, at the next
+//! layer.
 //!
-//! The processor computes, unless [`Options::device`] names a [`Device`]. The crate `forebay-cuda` has one for NVIDIA GPUs.
+//! The CPU computes, unless [`Options::device`] names a [`Device`]. The crate `forebay-cuda` has one for NVIDIA GPUs.
 //!
 //! # Features
 //!
@@ -134,11 +136,11 @@
 //!
 //! # Modules
 //!
-//! The types of everyday use are at the root of the crate. [`chat`] has templates and dialects, [`conversation`] has requests
-//! and replies, [`driver`] has the driver, [`plan`] divides memory, and [`tokenizer`] makes tokens of text.
+//! The most used types are at the root of the crate. [`chat`] has chat templates and dialects, [`conversation`] has
+//! requests and replies, [`driver`] has the driver, [`plan`] divides memory, and [`tokenizer`] converts text to tokens.
 //!
-//! [`internals`] has what Forebay's own crates use beside that, such as the interfaces that a device implements. It may change
-//! in any version, and semantic versioning does not cover it. Other programs should not need it.
+//! [`internals`] has what Forebay's own crates use in addition, such as the interfaces that a device implements. It may
+//! change in any version, and semantic versioning does not cover it. Other programs should not need it.
 
 mod backend;
 mod blocks;
@@ -217,7 +219,7 @@ pub struct LayerIdx(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExpertIdx(pub u32);
 
-/// The instruction sets of this processor that the kernels use, best first.
+/// The instruction sets of this CPU that the kernels support, best first.
 ///
 /// # Examples
 /// ```

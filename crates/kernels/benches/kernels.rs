@@ -13,8 +13,7 @@ use forebay_kernels::{
 };
 use half::f16;
 
-/// An expert's matrix of a model of 30 B parameters. It stays in a cache, so this is the speed of the arithmetic
-/// and not of the memory.
+/// An expert's matrix of a 30 B model. It stays in a cache, so the benchmark measures arithmetic and not memory.
 const ROWS: usize = 768;
 const COLS: usize = 2048;
 
@@ -22,7 +21,7 @@ fn kernels() -> &'static Kernels {
     Kernels::detect().expect("FOREBAY_ISA names an instruction set of this machine")
 }
 
-/// All types of blocks, and the encodings in planes as published models have them.
+/// All block types, and the encodings in planes that published models have.
 fn encodings() -> impl Iterator<Item = Encoding> {
     let affine = |bits| Encoding::Affine(Affine { bits, group: 64, scales: DType::BF16 });
     let tiles = Tiles { rows: 128, cols: 128, scales: DType::F32 };
@@ -32,7 +31,7 @@ fn encodings() -> impl Iterator<Item = Encoding> {
         .chain([Encoding::Mxfp4, Encoding::Tiles(tiles)])
 }
 
-/// `tokens` activations in the form that a type is multiplied with, and the product.
+/// `tokens` activations in the form that the type needs, and a function that computes the product.
 fn product(kernels: &'static Kernels, encoding: Encoding, tokens: usize) -> impl FnMut() {
     let mut random = Random(1);
     let weights = Stored::random(&mut random, encoding, ROWS, COLS);
@@ -56,7 +55,7 @@ fn product(kernels: &'static Kernels, encoding: Encoding, tokens: usize) -> impl
     }
 }
 
-/// Bytes of weights a second.
+/// In bytes of weights per second.
 fn one_token(c: &mut Criterion) {
     let mut group = c.benchmark_group("one token");
     for isa in Isa::available() {
@@ -69,7 +68,7 @@ fn one_token(c: &mut Criterion) {
     }
 }
 
-/// Multiply-adds a second.
+/// In multiply-adds per second.
 fn many_tokens(c: &mut Criterion) {
     for tokens in [4, 32, 128] {
         let mut group = c.benchmark_group(format!("{tokens} tokens"));
@@ -83,8 +82,8 @@ fn many_tokens(c: &mut Criterion) {
     }
 }
 
-/// A block of keys and values, once for the query heads that share them: a few heads, and the many of latent attention,
-/// whose values lie inside their keys.
+/// A block of keys and values for the query heads that share them: a few heads, and the many heads of latent attention,
+/// whose values are inside their keys.
 fn attention(c: &mut Criterion) {
     let mut random = Random(2);
     let mut group = c.benchmark_group("attention");
@@ -117,7 +116,7 @@ fn attention(c: &mut Criterion) {
     }
 }
 
-/// One token of a layer with 32 value heads of 128×128: its state where it is, and moved from elsewhere.
+/// One token of a layer with 32 value heads of 128×128, with the state in place and moved from elsewhere.
 fn delta_rule(c: &mut Criterion) {
     const HEADS: usize = 32;
     const DIM: usize = 128;
@@ -142,7 +141,7 @@ fn delta_rule(c: &mut Criterion) {
                 black_box(&mut out);
             });
         });
-        // As many tokens find the columns in the first-level cache.
+        // Many tokens find the columns in the first-level cache.
         group.bench_function(BenchmarkId::new(isa.name(), "of many tokens"), |b| {
             b.iter(|| {
                 for _ in 0..HEADS * DIM / STATE_COLUMNS {
@@ -154,7 +153,7 @@ fn delta_rule(c: &mut Criterion) {
     }
 }
 
-/// What works on one row of activations.
+/// Kernels that work on one row of activations.
 fn rows(c: &mut Criterion) {
     let mut random = Random(3);
     let (x, y) = (random.normals(COLS), random.normals(COLS));
@@ -164,7 +163,7 @@ fn rows(c: &mut Criterion) {
     group.bench_function("quantise", |b| {
         b.iter(|| (kernels().quantise)(black_box(&x), Q8Panel::LEN, black_box(&mut panels)));
     });
-    // These work in place, and on their own result values would shrink into the slow range below normal floats.
+    // They work in place. Applied to their own output, values would shrink to slow subnormal numbers.
     let mut out = x.clone();
     group.bench_function("rms_norm", |b| {
         b.iter(|| {

@@ -1,9 +1,9 @@
-//! Scalar kernels compiled for an instruction set.
+//! Scalar kernels that are compiled for an instruction set.
 //!
-//! Their operations and their order are fixed, so the compiler can only make them faster: what is not worth
-//! writing by hand is made by this macro in the module of each instruction set.
+//! The operations of these kernels and their order are fixed, so the compiler can only make them faster. A kernel that
+//! is not worth writing by hand comes from this macro, in the module of each instruction set.
 
-/// Defines the kernels that are nothing but the scalar ones, compiled with these target features.
+/// Defines kernels as the scalar ones, compiled with these target features.
 macro_rules! compiled_scalar_kernels {
     ($features:literal) => {
         /// As [`scalar::quantise`](crate::scalar::quantise).

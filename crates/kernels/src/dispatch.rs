@@ -1,4 +1,4 @@
-//! The table of kernels for the instruction set at hand, chosen once.
+//! The table of kernels for the detected instruction set.
 
 use std::sync::OnceLock;
 
@@ -23,7 +23,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The name that `FOREBAY_ISA` takes.
+    /// The name in `FOREBAY_ISA`.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Avx512 => "avx512",
@@ -33,7 +33,7 @@ impl Isa {
         }
     }
 
-    /// The instruction sets this processor has, best first.
+    /// The instruction sets that this CPU has, best first.
     pub fn available() -> Vec<Isa> {
         #[cfg(target_arch = "x86_64")]
         let native = [(Isa::Avx512, avx512::available()), (Isa::Avx2, avx2::available())];
@@ -45,23 +45,23 @@ impl Isa {
         native.chain([Isa::Scalar]).collect()
     }
 
-    /// What `FOREBAY_ISA` asks for, or else the best there is.
+    /// The instruction set that `FOREBAY_ISA` names, or else the best one.
     ///
     /// # Errors
-    /// A message for people if the variable names something that this processor or this program lacks.
+    /// A message if the variable names an instruction set that this CPU or this program lacks.
     pub fn choose() -> Result<Isa, String> {
         let available = Isa::available();
         match std::env::var("FOREBAY_ISA") {
             Err(_) => Ok(available[0]),
             Ok(name) => available.iter().copied().find(|isa| isa.name() == name).ok_or_else(|| {
                 let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
-                format!("FOREBAY_ISA={name}: this machine has {}", names.join(", "))
+                format!("FOREBAY_ISA={name} is not supported here; this machine has {}", names.join(", "))
             }),
         }
     }
 }
 
-/// Every kernel, for one instruction set. What each does is written in [`crate::scalar`].
+/// Every kernel for one instruction set. [`crate::scalar`] defines what each kernel does.
 #[derive(Debug)]
 #[allow(missing_docs, clippy::type_complexity)]
 pub struct Kernels {
@@ -116,7 +116,7 @@ impl Kernels {
     }
 }
 
-/// The table of a module whose functions need instructions that not every processor has.
+/// The table of a module whose functions need instructions that not every CPU has.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! table {
     ($isa:expr, $module:ident) => {

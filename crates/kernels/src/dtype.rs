@@ -1,11 +1,11 @@
-//! The element types a weight file may hold: names, identifiers and block geometry.
+//! The element types of weight files: names, identifiers and block geometry.
 
 use std::fmt;
 
 /// The type of a stored tensor's elements.
 ///
-/// Every type of the GGUF and safetensors formats is listed, so that any file can be described; whether a type
-/// can be computed with is another question, answered by [`DType::is_computable`].
+/// All types of the GGUF and safetensors formats are listed, so that any file can be described.
+/// [`DType::is_computable`] tells which of them the kernels support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, non_camel_case_types)]
 pub enum DType {
@@ -56,7 +56,7 @@ pub enum DType {
 /// One row of the table below.
 struct Entry {
     dtype: DType,
-    /// The identifier in GGUF files, which do not have all types.
+    /// The identifier in GGUF files, if the type occurs there.
     ggml: Option<u32>,
     name: &'static str,
     block_len: usize,
@@ -67,12 +67,12 @@ const fn entry(dtype: DType, ggml: u32, name: &'static str, block_len: usize, bl
     Entry { dtype, ggml: Some(ggml), name, block_len, block_bytes }
 }
 
-/// A plain type that GGUF files do not have.
+/// A plain type that does not occur in GGUF files.
 const fn plain(dtype: DType, name: &'static str, bytes: usize) -> Entry {
     Entry { dtype, ggml: None, name, block_len: 1, block_bytes: bytes }
 }
 
-/// GGUF identifier where there is one, name, elements in a block, bytes in a block; in the order of the enum.
+/// GGUF identifier if there is one, name, elements per block, bytes per block; in the order of the enum.
 const TABLE: &[Entry] = &[
     entry(DType::F32, 0, "F32", 1, 4),
     entry(DType::F16, 1, "F16", 1, 2),
@@ -130,7 +130,7 @@ impl DType {
         plain.map(|e| e.dtype).find(|dtype| dtype.name() == name)
     }
 
-    /// The name as it is written by the tools of its format.
+    /// The name that the format's tools use.
     pub fn name(self) -> &'static str {
         self.entry().name
     }

@@ -1,4 +1,4 @@
-//! How a weight matrix is written: as one plane of blocks, or as planes of codes, scales and biases.
+//! How a weight matrix is stored: as one plane of blocks, or as planes of codes, scales and biases.
 
 use std::fmt;
 
@@ -7,21 +7,21 @@ use crate::quant::activation_block;
 
 /// How the weights of a matrix are stored.
 ///
-/// A plane is a run of bytes of its own, perhaps far from the others. Every matrix has a plane of codes; where
-/// scales and biases are not inside the codes' blocks, they are planes, too.
+/// A plane is a contiguous run of bytes; different planes may be far apart. Every matrix has a plane of codes. Scales
+/// and biases that are not inside the codes' blocks are separate planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// One plane: elements or blocks of a type, row after row.
     Blocks(DType),
-    /// One plane: elements of a float type, column after column. What is stored is the transposed matrix.
+    /// One plane: elements of a float type, column after column. The file stores the transposed matrix.
     Columns(DType),
-    /// Three planes: small integers, and a scale and a bias for every few of a row. What MLX calls affine.
+    /// Three planes: small integers, and one scale and bias per group of weights in a row. MLX calls this affine.
     Affine(Affine),
     /// Two planes: FP8 (E4M3) numbers, and a scale for every tile of them.
     Tiles(Tiles),
     /// Two planes: FP4 (E2M1) numbers, and a power of two for every 32 of a row.
     ///
-    /// Byte `i` of 16 holds elements `2i` (low nibble) and `2i + 1`. A scale is an exponent, 127 too high.
+    /// Byte `i` of 16 holds elements `2i` (low nibble) and `2i + 1`. A scale is an exponent plus 127.
     Mxfp4,
 }
 
@@ -51,7 +51,7 @@ pub struct Tiles {
 pub(crate) const MXFP4_GROUP: usize = 32;
 
 impl Encoding {
-    /// Whether the kernels can compute with it.
+    /// Whether the kernels support it.
     pub fn is_computable(self) -> bool {
         match self {
             Encoding::Blocks(dtype) => dtype.is_computable(),
@@ -66,8 +66,8 @@ impl Encoding {
         }
     }
 
-    /// Lanes that share one activation scale in products with this encoding; `None` if activations stay f32, whatever
-    /// the precision.
+    /// Lanes that share one activation scale in products with this encoding; `None` if activations stay f32 at every
+    /// precision.
     pub fn activation_block(self) -> Option<usize> {
         match self {
             Encoding::Blocks(dtype) if dtype.is_float() => None,
@@ -78,8 +78,8 @@ impl Encoding {
         }
     }
 
-    /// Bytes of a matrix in each of its planes: codes, scales, biases; zero where there is no such plane. `None` if
-    /// the shape does not fit the encoding.
+    /// Bytes of a matrix in each of its planes: codes, scales, biases; zero if there is no such plane. `None` if the
+    /// shape does not fit the encoding.
     pub fn plane_bytes(self, rows: usize, cols: usize) -> Option<[usize; 3]> {
         let whole = |rows: usize, row: Option<usize>| rows.checked_mul(row?);
         match self {

@@ -1,7 +1,8 @@
-//! CPU arithmetic on slices. This crate knows no model, no file and no thread pool policy.
+//! CPU arithmetic on slices, for each instruction set. This crate knows nothing about models and files, and does not
+//! decide how work is divided among threads.
 //!
-//! [`scalar`] says what every kernel computes, to the bit; the other instruction sets repeat it faster, and
-//! [`Kernels`] is the table of the ones this processor runs. [`quant`] says what the bytes of each type mean.
+//! [`scalar`] defines what every kernel computes, to the bit. The other instruction sets compute the same faster.
+//! [`Kernels`] is the table of the kernels for this CPU. [`quant`] defines what the bytes of each type mean.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

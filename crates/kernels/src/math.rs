@@ -1,7 +1,7 @@
 //! Scalar functions with fixed bits.
 //!
-//! The C library's `expf` differs between platforms and has no vector form, so the exponential is our own:
-//! a short sequence of IEEE operations that every instruction set can repeat exactly.
+//! The C library's `expf` differs between platforms and has no vector form. So this exponential is a short sequence of
+//! IEEE operations that every instruction set can repeat exactly.
 
 /// `e^x`, within two units in the last place; 0 below −87.3, infinity above 88.7, NaN for NaN.
 #[inline(always)]

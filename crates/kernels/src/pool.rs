@@ -1,8 +1,7 @@
-//! A fork-join pool: a few microseconds to start a parallel loop, no allocation, and threads that sleep
-//! when there is nothing to do.
+//! A fork-join thread pool. Starting a parallel loop takes a few microseconds and no allocation, and threads without
+//! work sleep.
 //!
-//! How work is cut is the caller's business; which thread takes which piece is nobody's, so results must not
-//! depend on it.
+//! The caller divides the work into pieces. Any thread may compute any piece, so results must not depend on that.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -15,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use crate::tensor::TileMut;
 
-/// How long a thread without work watches for more before it goes to sleep.
+/// How long a thread without work spins before it sleeps.
 const WATCH: Duration = Duration::from_micros(50);
 
 /// Threads that run parallel loops together with the caller.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// One loop at a time.
+    /// Only one loop runs at a time.
     turn: Mutex<()>,
 }
 
@@ -35,10 +34,10 @@ pub struct Grain {
     pub cols: usize,
 }
 
-/// Which piece of which matrix a call is about.
+/// Which piece of which matrix a call computes.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// Index into the matrices given.
+    /// The index of the matrix.
     pub matrix: usize,
     /// Rows of that matrix.
     pub rows: Range<usize>,
@@ -47,10 +46,10 @@ pub struct Piece {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's among them.
+    /// A pool of `threads` threads, including the caller's.
     ///
     /// # Errors
-    /// If the operating system gives no more threads.
+    /// If the operating system starts no more threads.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
         let threads = threads.max(1);
         let shared = Arc::new(Shared::new(threads));
@@ -63,7 +62,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// The number of threads, the caller's among them.
+    /// The number of threads, including the caller's.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
@@ -71,7 +70,7 @@ impl Pool {
     /// Calls `task` with every number below `tasks`, each once, on any thread; returns when all are done.
     ///
     /// # Panics
-    /// With the panic of a task, after the others have ended.
+    /// If a task panics, with its panic, after the other tasks have ended.
     pub fn run(&self, tasks: usize, task: impl Fn(usize) + Sync) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(task);
@@ -91,7 +90,7 @@ impl Pool {
         }
     }
 
-    /// Cuts matrices into pieces and calls `body` with each piece once, on any thread.
+    /// Divides matrices into pieces and calls `body` once with each piece, on any thread.
     pub fn for_tiles<T: Send>(
         &self,
         matrices: &mut [TileMut<'_, T>],
@@ -114,8 +113,8 @@ impl Pool {
         });
     }
 
-    /// Cuts two matrices into equally many pieces, and calls `body` with the number of each piece and those of both,
-    /// once, on any thread.
+    /// Divides two matrices into equally many pieces. Calls `body` once with the index of each piece and the pieces of
+    /// both matrices, on any thread.
     pub fn for_tile_pairs<T: Send>(
         &self,
         matrices: [TileMut<'_, T>; 2],
@@ -161,7 +160,7 @@ impl Drop for Pool {
         self.shared.stop.store(true, SeqCst);
         self.shared.wake();
         for worker in self.workers.drain(..) {
-            // A worker's panic has already been given to the caller of `run`.
+            // The caller of `run` has received a worker's panic already.
             let _ = worker.join();
         }
     }
@@ -169,18 +168,18 @@ impl Drop for Pool {
 
 type Task = &'static (dyn Fn(usize) + Sync);
 
-/// What the caller and the workers share.
+/// The state that the caller and the workers share.
 ///
-/// A loop is open while `open` is true. A worker first counts itself into `inside` and only then looks
-/// at `open`; the caller first clears `open` and only then waits for `inside` to become zero. So either the
-/// worker sees that the loop is over, or the caller waits for it: a worker that sleeps delays nobody.
+/// A loop is open while `open` is true. A worker first increments `inside` and then reads `open`. The caller first
+/// clears `open` and then waits until `inside` is zero. So either the worker sees that the loop is over, or the caller
+/// waits for the worker. A sleeping worker delays nothing.
 struct Shared {
-    /// Counts loops, so that a worker knows a new one from the one it has finished.
+    /// Counts loops, so that a worker can tell a new loop from the one that it has finished.
     loops: AtomicUsize,
     open: AtomicBool,
     inside: AtomicUsize,
     job: UnsafeCell<Option<(Task, usize)>>,
-    /// By thread: the next task of its share.
+    /// By thread: the next task of its part.
     next: Box<[Cursor]>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
@@ -189,8 +188,7 @@ struct Shared {
     alarm: Condvar,
 }
 
-/// On a cache line of its own (two, since processors fetch pairs), because only one thread writes to it until the
-/// others have nothing left.
+/// On its own cache line (two, because CPUs fetch pairs), because usually only one thread writes to it.
 #[repr(align(128))]
 struct Cursor(AtomicUsize);
 
@@ -214,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// Publishes a loop. The caller holds the turn.
+    /// Publishes a loop. The caller holds `turn`.
     fn open(&self, task: Task, tasks: usize) {
         // SAFETY: the last `close` saw no worker inside, and none reads the job before `open` is set.
         unsafe { *self.job.get() = Some((task, tasks)) };
@@ -228,13 +226,13 @@ impl Shared {
         }
     }
 
-    /// Ends a loop and waits until no worker is inside; gives back a worker's panic.
+    /// Ends a loop and waits until no worker is inside. Returns a worker's panic.
     fn close(&self) -> Option<Box<dyn Any + Send>> {
         self.open.store(false, SeqCst);
         let mut turns = 0u32;
         while self.inside.load(SeqCst) > 0 {
             turns += 1;
-            // A worker that has lost its processor needs ours.
+            // A worker that was descheduled may need this CPU.
             if turns > 1000 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         lock(&self.panic).take()
@@ -246,8 +244,8 @@ impl Shared {
         thread * tasks / threads..(thread + 1) * tasks / threads
     }
 
-    /// First a thread's own share from end to end, because neighbouring tasks are neighbours in memory; then
-    /// what the others have left.
+    /// Runs a thread's own part from first to last, because neighbouring tasks are neighbours in memory. Then runs what
+    /// other threads have left.
     fn take_tasks(&self, thread: usize, task: Task, tasks: usize) {
         let threads = self.next.len();
         for whose in (thread..threads).chain(0..thread) {
@@ -262,7 +260,7 @@ impl Shared {
         }
     }
 
-    /// The life of a worker.
+    /// The main function of a worker.
     fn work(&self, thread: usize) {
         let mut seen = 0;
         while let Some(current) = self.next_loop(seen) {
@@ -273,7 +271,7 @@ impl Shared {
                 let job = unsafe { *self.job.get() };
                 let (task, tasks) = job.expect("an open loop has a job");
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_tasks(thread, task, tasks))) {
-                    // No further task starts, and the caller learns why.
+                    // Stops further tasks. The caller receives the panic.
                     self.next.iter().for_each(|next| next.0.store(tasks, SeqCst));
                     lock(&self.panic).get_or_insert(panic);
                 }
@@ -282,7 +280,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop after `seen`, awake at first, then asleep; `None` when the pool ends.
+    /// Waits for a loop after `seen`, first spinning, then asleep. `None` when the pool ends.
     fn next_loop(&self, seen: usize) -> Option<usize> {
         let news = || {
             let current = self.loops.load(SeqCst);
@@ -308,13 +306,13 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // A worker that is about to sleep holds the lock until it does.
+        // A worker that is about to sleep holds the lock until it sleeps.
         let _bed = lock(&self.bed);
         self.alarm.notify_all();
     }
 }
 
-/// Locks, also after a panic: the data under these locks is sound at every moment.
+/// Locks even after a panic: the data under these locks is valid at every moment.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

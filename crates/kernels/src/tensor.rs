@@ -1,4 +1,4 @@
-//! Borrowed views that the kernels work on: a stored matrix, rows of activations, a tile of output.
+//! Borrowed views that kernels work on: a stored matrix, rows of activations, a tile of output.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use crate::DType;
 use crate::encoding::Encoding;
 use crate::quant::planes::{dequantise, float_at};
 
-/// A matrix as it lies in a file.
+/// A matrix in the layout of its file.
 #[derive(Clone, Copy, Debug)]
 pub struct MatRef<'a> {
     /// How the weights are stored.
@@ -17,20 +17,20 @@ pub struct MatRef<'a> {
     /// Input features.
     pub cols: usize,
     planes: Planes<'a>,
-    /// Rows that the planes hold, of which `first`, `first + step`, … are the matrix's.
+    /// Rows in the planes, of which `first`, `first + step`, … belong to the matrix.
     stored: usize,
     first: usize,
     step: usize,
 }
 
-/// The bytes of a matrix, plane by plane; empty where an [`Encoding`] has no such plane.
+/// The bytes of a matrix, plane by plane; empty if an [`Encoding`] has no such plane.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Planes<'a> {
     /// The weights, or integers to be scaled.
     pub codes: &'a [u8],
-    /// What multiplies them.
+    /// Factors of the codes.
     pub scales: &'a [u8],
-    /// What is added then.
+    /// Summands, added after scaling.
     pub biases: &'a [u8],
 }
 
@@ -54,7 +54,7 @@ impl<'a> MatRef<'a> {
         MatRef { encoding, rows, cols, planes, stored: rows, first: 0, step: 1 }
     }
 
-    /// The stored bytes of one row's codes, which lie together in all encodings but [`Encoding::Columns`].
+    /// The stored bytes of one row's codes, which are contiguous in all encodings except [`Encoding::Columns`].
     #[inline]
     pub fn row(&self, row: usize) -> &'a [u8] {
         self.row_of(self.planes.codes, row)
@@ -86,7 +86,7 @@ impl<'a> MatRef<'a> {
         MatRef { rows: rows.len(), first: self.first + rows.start * self.step, ..*self }
     }
 
-    /// The sub-matrix of every `step`-th row from `first` on.
+    /// The sub-matrix of every `step`-th row, starting with `first`.
     pub fn every(&self, first: usize, step: usize) -> MatRef<'a> {
         assert!(step > 0 && first < step);
         MatRef {
@@ -118,18 +118,18 @@ impl<'a> MatRef<'a> {
     }
 }
 
-/// Rows of activations, perhaps picked by index from a larger set: the tokens that one expert serves. They may be
-/// parts of longer rows: one head of each token.
+/// Rows of activations, possibly selected by index from a larger set, such as the tokens of one expert. They may be
+/// parts of longer rows, such as one head of each token.
 #[derive(Debug)]
 pub struct Rows<'a, T> {
     data: &'a [T],
     width: usize,
-    /// Values from where one row starts to where the next one does.
+    /// The distance between the starts of two rows.
     stride: usize,
     index: Option<&'a [u32]>,
 }
 
-// Derived, these would ask for elements that can be copied.
+// A derived implementation would require `T: Clone`.
 impl<T> Clone for Rows<'_, T> {
     fn clone(&self) -> Self {
         *self
@@ -145,14 +145,14 @@ impl<'a, T> Rows<'a, T> {
         Rows { data, width, stride: width, index: None }
     }
 
-    /// The parts at `columns` of all rows.
+    /// The `columns` of all rows.
     pub fn columns(self, columns: Range<usize>) -> Self {
         assert!(columns.start < columns.end && columns.end <= self.width);
-        // Without the last row's end, the rest is still as many rows as before.
+        // The last row may be shorter now, but the number of rows stays.
         Rows { data: &self.data[columns.start.min(self.data.len())..], width: columns.len(), ..self }
     }
 
-    /// The rows of `data` that `index` names, in its order.
+    /// The rows of `data` that `index` lists, in that order.
     pub fn indexed(data: &'a [T], width: usize, index: &'a [u32]) -> Self {
         Rows { index: Some(index), ..Rows::new(data, width) }
     }
@@ -162,7 +162,7 @@ impl<'a, T> Rows<'a, T> {
         self.index.map_or(self.data.len().div_ceil(self.stride), <[u32]>::len)
     }
 
-    /// Whether there is none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -180,7 +180,7 @@ impl<'a, T> Rows<'a, T> {
     }
 }
 
-/// A rectangle of a row-major matrix, written by one thread.
+/// A rectangle of a row-major matrix, which one thread writes.
 #[derive(Debug)]
 pub struct TileMut<'a, T> {
     first: *mut T,
@@ -196,7 +196,7 @@ unsafe impl<T: Send> Send for TileMut<'_, T> {}
 unsafe impl<T: Send> Sync for TileMut<'_, T> {}
 
 impl<'a, T> TileMut<'a, T> {
-    /// The whole of `data` as rows of `width`.
+    /// All of `data`, as rows of `width`.
     pub fn new(data: &'a mut [T], width: usize) -> Self {
         assert!(width > 0 && data.len().is_multiple_of(width));
         TileMut {
@@ -227,7 +227,7 @@ impl<'a, T> TileMut<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.first.add(row * self.stride), self.cols) }
     }
 
-    /// The tile's first columns and the others.
+    /// Splits the tile into its first columns and the others.
     pub fn split_cols(self, at: usize) -> (Self, Self) {
         assert!(at <= self.cols);
         // SAFETY: the corner is inside the tile's first row, or at its end.
@@ -241,8 +241,7 @@ impl<'a, T> TileMut<'a, T> {
     /// The part of the tile at `rows` and `cols`.
     ///
     /// # Safety
-    /// Parts that are alive at the same time must not overlap, and this tile's rows must not be used
-    /// while a part is alive.
+    /// Parts that exist at the same time must not overlap, and this tile's rows must not be used while a part exists.
     pub(crate) unsafe fn part(&self, rows: Range<usize>, cols: Range<usize>) -> TileMut<'_, T> {
         assert!(rows.start <= rows.end && rows.end <= self.rows);
         assert!(cols.start <= cols.end && cols.end <= self.cols);
@@ -257,10 +256,10 @@ impl<'a, T> TileMut<'a, T> {
     }
 }
 
-/// 256 activations as bytes, with a scale for every 32 and sums for the types that have minima.
+/// 256 activations as bytes, with a scale for every 32 lanes, and sums for types that have minima.
 ///
-/// The blocks that share a scale are those of the weights' type: where a weight block has 256 lanes all
-/// eight scales are equal. A row that does not fill its last panel is padded with zeros.
+/// Lanes that share a scale correspond to the blocks of the weights' type: if a weight block has 256 lanes, all eight
+/// scales are equal. The last panel of a row is padded with zeros.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub struct Q8Panel {
@@ -281,7 +280,7 @@ impl Q8Panel {
         cols.div_ceil(Q8Panel::LEN)
     }
 
-    /// The sum of `len` lanes from `first` on, both multiples of 16.
+    /// The sum of `len` lanes starting at `first`. Both are multiples of 16.
     #[inline(always)]
     pub(crate) fn sum_of(&self, first: usize, len: usize) -> i32 {
         self.sums[first / 16..(first + len) / 16].iter().map(|&sum| i32::from(sum)).sum()

@@ -1,8 +1,8 @@
-//! How far numbers are apart. A NaN compares as neither larger nor smaller, and `f64::max` drops it, so each of these
-//! functions treats a number that is not finite as infinitely far from every other.
+//! Comparing numbers. A NaN is neither larger nor smaller than any number, and `f64::max` drops it. So these functions
+//! treat a number that is not finite as infinitely far from every other.
 
-/// The distance of `ours` from `truth`, relative to the truth's length: ‖ours − truth‖ / ‖truth‖. Infinite if any number on
-/// either side is not finite, and if the truth is all zeros, which nothing can be measured by.
+/// The distance of `ours` from `truth`, relative to the truth's norm: ‖ours − truth‖ / ‖truth‖. Infinite if any number
+/// on either side is not finite, or if the truth is all zeros.
 #[track_caller]
 pub fn relative_error<A, B>(ours: &[A], truth: &[B]) -> f64
 where
@@ -16,13 +16,13 @@ where
     finite_or_far((difference / norm).sqrt())
 }
 
-/// The largest of some errors; infinite if one of them is no number.
+/// The largest of several errors; infinite if one of them is NaN.
 pub fn worst(errors: impl IntoIterator<Item = f64>) -> f64 {
     errors.into_iter().map(finite_or_far).fold(0.0, f64::max)
 }
 
-/// Asserts that two results have the same bits, zeros' signs included, and that all of them are finite: two kernels that
-/// both answer NaN agree about nothing.
+/// Asserts that two results have the same bits, including the signs of zeros, and that all numbers are finite: two
+/// kernels that both return NaN may both be wrong.
 #[track_caller]
 pub fn assert_same_bits(ours: &[f32], truth: &[f32], what: &str) {
     assert_eq!(ours.len(), truth.len(), "{what}: there are more numbers on one side");

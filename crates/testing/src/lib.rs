@@ -1,4 +1,4 @@
-//! What the tests of all crates share: how numbers are compared, and what a test does that cannot run here.
+//! Helpers for the tests of all crates: comparing numbers, and skipping tests that cannot run here.
 
 mod compare;
 mod skip;
@@ -15,7 +15,7 @@ mod tests {
         fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path())
     }
 
-    /// One that its program does not name is not compiled, and nobody would miss its tests.
+    /// A file that its program does not name is not compiled, and nobody would notice that its tests are missing.
     #[test]
     fn every_file_in_the_folder_of_a_test_program_is_a_module_of_it() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

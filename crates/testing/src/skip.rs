@@ -1,4 +1,4 @@
-//! Tests that need what not every machine has.
+//! Skipping tests that need something that not every machine has.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 /// What a test may need beyond the checkout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Models, vocabularies and templates of other people, in `../shared` beside the checkout.
+    /// Published models, vocabularies and templates, in `../shared` beside the checkout.
     Shared,
-    /// Vectors that a script of `tools` makes of other people's files, and an environment variable names.
+    /// Vectors that a script of `tools` makes from published files. An environment variable names their folder.
     Vectors,
     /// The program `tmux`, which provides a terminal.
     Tmux,
-    /// A shell that reads the completions written for it.
+    /// A shell whose completions are tested.
     Shell,
-    /// A way of reading files that the system may refuse.
+    /// An I/O method that the system may refuse.
     Io,
     /// A GPU, or the emulator of `tools/gpu_emulator`.
     Gpu,
-    /// A GPU that is none of the emulator's.
+    /// A real GPU, not the emulator.
     RealGpu,
-    /// The emulator, which fails when it is asked to.
+    /// The emulator, which can be told to fail.
     Emulator,
 }
 
@@ -37,7 +37,7 @@ impl Need {
         Need::Emulator,
     ];
 
-    /// How [`NO_SKIPS`] calls it.
+    /// The name in [`NO_SKIPS`].
     fn name(self) -> &'static str {
         match self {
             Need::Shared => "shared",
@@ -52,21 +52,22 @@ impl Need {
     }
 }
 
-/// The environment variable that names, separated by commas, what this machine is known to have.
+/// An environment variable that lists, separated by commas, what this machine is known to have.
 const NO_SKIPS: &str = "FOREBAY_NO_SKIPS";
 
-/// Says that a test, or a part of it, does not run and why. The test then returns. Panics if `FOREBAY_NO_SKIPS` names what
-/// is needed: a machine that is known to have it must not skip, as the continuous integration has `../shared`.
+/// Prints that a test, or a part of it, does not run, and why. The test then returns. Panics if `FOREBAY_NO_SKIPS`
+/// names what is missing: a machine that must have it, such as the continuous integration, must not skip.
 #[track_caller]
 pub fn skipped(need: Need, why: impl Display) {
     if let Ok(names) = std::env::var(NO_SKIPS) {
         assert!(!is_named(need, &names), "{NO_SKIPS} names {:?}, but {why}", need.name());
     }
-    // Not by `eprintln!`, whose text the test runner hides when a test passes. One write, so that lines stay whole.
+    // The test runner hides the output of `eprintln!` when a test passes. One write keeps the line whole.
     let _ = std::io::stderr().write_all(format!("skipped: {why}\n").as_bytes());
 }
 
-/// A file or folder of `../shared`, which lies beside some checkouts: data of other people, or too large for the repository.
+/// A file or folder of `../shared`, which some checkouts have beside them: published data, or too large for the
+/// repository.
 #[track_caller]
 pub fn shared(name: &str) -> Option<PathBuf> {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")).join(name);
@@ -77,7 +78,7 @@ pub fn shared(name: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// What a script of `tools` made of other people's files, where an environment variable says.
+/// The folder with what a script of `tools` made from published files, as named by an environment variable.
 #[track_caller]
 pub fn vectors(variable: &str, script: &str) -> Option<PathBuf> {
     let path = std::env::var_os(variable);
@@ -87,7 +88,7 @@ pub fn vectors(variable: &str, script: &str) -> Option<PathBuf> {
     path.map(PathBuf::from)
 }
 
-/// Whether a list of names has this one. A name that means nothing is a mistake, which would let tests skip unseen.
+/// Whether the list contains this name. An unknown name panics, because it would let tests skip unnoticed.
 #[track_caller]
 fn is_named(need: Need, names: &str) -> bool {
     let mut named = false;

@@ -148,7 +148,7 @@ fn what_cannot_be_predicted_is_refused() {
     std::fs::write(&file, b"\xff").unwrap();
     assert!(refused(&[], 1).starts_with(&format!("{file} is not UTF-8 text")));
     std::fs::write(&file, "Some words").unwrap();
-    assert!(refused(&["--ctx", "9999999"], 1).contains("a context of 9999999 tokens was asked for"));
+    assert!(refused(&["--ctx", "9999999"], 1).contains("a context of 9999999 tokens is longer"));
     assert!(refused(&["--ctx", "1"], 2).contains("--ctx needs at least 2"));
     let missing = call(&["perplexity", &demo_model(), "-f", "no/such/text"]).failure(1);
     assert!(missing.starts_with("cannot read no/such/text"), "{missing}");

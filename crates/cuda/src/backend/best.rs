@@ -1,4 +1,4 @@
-//! The likeliest tokens, found where the logits are.
+//! Finds the likeliest tokens on the GPU, where the logits are.
 
 use bytemuck::cast_slice_mut;
 use forebay_engine::Result;
@@ -7,8 +7,8 @@ use forebay_engine::internals::backend::{Backend, Buf, Ranked, rank};
 use super::{CudaBackend, Scratch};
 use crate::program::{Args, Shape};
 
-/// Of the kernels: logits of a block, its threads, bins of a row, the most that are gathered of a row, threads that sort
-/// them, and what stands in the place of a token where there were more.
+/// Constants of the kernels: logits per block, threads per block, bins per row, the most candidates per row, threads
+/// for sorting, and the token that stands for too many candidates.
 const SHARE: usize = 4096;
 const THREADS: usize = 256;
 const BINS: usize = 4096;
@@ -17,7 +17,7 @@ const SORT_THREADS: usize = 1024;
 const TOO_MANY: u32 = u32::MAX;
 
 impl CudaBackend {
-    /// As [`Backend::best`].
+    /// Implements [`Backend::best`].
     pub(super) fn rank_rows(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()> {
         assert!(k <= MOST.min(logits.width()), "the best {k} of {}", logits.width());
         let kernels = self.kernels()?;
@@ -38,7 +38,7 @@ impl CudaBackend {
         self.gpu.read(found, cast_slice_mut(&mut pairs))?;
         out.clear();
         out.extend(pairs.iter().map(|&[token, logit]| Ranked { token, logit: f32::from_bits(logit) }));
-        // Logits that are nearly all alike: a model that has nothing to say.
+        // Too many logits are nearly equal, so the host ranks the whole row.
         for row in (0..rows).filter(|&row| pairs[row * k][0] == TOO_MANY) {
             let mut all = vec![0.0; width];
             self.read_row(logits, row, &mut all)?;

@@ -1,4 +1,4 @@
-//! Routers' choices: made on the GPU, and told to the host where it asks for them.
+//! The router's choice: made on the GPU, and reported to the host if it needs it.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::{CudaBackend, Scratch};
 use crate::driver::{Address, Event, Gpu, Pinned, Stream};
 use crate::program::{Args, Shape};
 
-/// The most rows whose experts are computed pair by pair: few enough for hardly any two to choose the same.
+/// Up to this many rows, experts are computed pair by pair: hardly any two rows choose the same expert.
 pub const MOST_APART: usize = 4;
 
-/// Of the router's kernels: threads of a block, the most columns and rows where a block has one expert and one row, and, of
-/// the other one, experts and rows of a block.
+/// Constants of the router's kernels: threads per block; the most columns and rows for the kernel with one expert and
+/// one row per block; experts and rows per block of the other kernel.
 const ROUTER_THREADS: usize = 256;
 const ROUTER_COLS: usize = 4 * 4 * ROUTER_THREADS;
 const MOST_ROW_BY_ROW: usize = 4;
@@ -27,10 +27,10 @@ const ROUTER_ROWS: usize = ROUTER_THREADS / 32;
 /// Bytes of a tile's description.
 const TILE_BYTES: usize = 12;
 
-/// Looks for what is to be told between two questions to the driver whether that ever comes.
+/// How often to poll for a choice before asking the driver whether the GPU still works.
 const LOOKS: usize = 2000;
 
-/// Where routing keeps its lists.
+/// The lists in which routing is stored.
 #[derive(Clone, Copy)]
 pub struct Lists {
     /// `[rows, top_k]` each
@@ -44,13 +44,13 @@ pub struct Lists {
     pub tiles: Address,
 }
 
-/// A router's choice, on the device.
+/// A router's choice on the device.
 #[derive(Clone, Copy)]
 pub struct Chosen {
     pub lists: Lists,
-    /// Rows that chose.
+    /// The number of rows.
     pub rows: usize,
-    /// Experts of each row.
+    /// Experts per row.
     pub top_k: usize,
     /// Experts of the layer.
     pub experts: usize,
@@ -61,18 +61,18 @@ impl Chosen {
         self.rows * self.top_k
     }
 
-    /// Rows of a tile: as many as an expert has on average, and half as many again.
+    /// Rows per tile: half as many again as an expert has on average.
     pub fn tile(&self) -> usize {
         tile_for((self.pairs() * 3).div_ceil(2 * self.experts))
     }
 }
 
-/// Choices that are told to the host: by kernels, which write to the computer's memory by themselves.
+/// Choices that kernels report to the host by writing to pinned memory.
 pub struct Told {
     memory: Option<Pinned>,
-    /// What stands before the rows of the last choice.
+    /// The number that precedes the rows of the last choice.
     turn: u32,
-    /// When everything that was started with it has ended.
+    /// Passes when all work that was started with the choice has ended.
     end: Event,
 }
 
@@ -81,13 +81,13 @@ impl Told {
         Ok(Told { memory: None, turn: 0, end: Event::new(gpu)? })
     }
 
-    /// Where the choice of so many rows will be told, and what will stand before each row then.
+    /// Where the next choice will be written, and the number that will precede each row.
     pub fn ask(&mut self, gpu: &Arc<Gpu>, rows: usize, top_k: usize) -> Result<(Address, u32)> {
         let bytes = rows * row_words(top_k) * 4;
         if self.memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
             self.memory = Some(Pinned::new(gpu, bytes.next_power_of_two())?);
         }
-        // Nothing that was there before looks like an answer.
+        // Overwrites old numbers, so that they are not mistaken for an answer.
         let memory = self.memory.as_ref().expect("it was just made");
         self.turn = self.turn.wrapping_add(1).max(1);
         for row in 0..rows {
@@ -96,12 +96,12 @@ impl Told {
         Ok((memory.address(), self.turn))
     }
 
-    /// The kernel that tells it has been started.
+    /// Called after the kernel that writes the choice was started.
     pub fn started(&self) -> Result<()> {
         self.end.set(Stream::Compute)
     }
 
-    /// Waits until it was told, and says what.
+    /// Waits for the choice and returns it.
     pub fn hear(&self, chosen: &Chosen, routing: &mut Routing) -> Result<()> {
         let (rows, top_k) = (chosen.rows, chosen.top_k);
         let memory = self.memory.as_ref().expect("it was asked");
@@ -117,7 +117,9 @@ impl Told {
             }) {
                 row += 1;
             } else if ended {
-                return Err(Error::Backend("the GPU cannot compute: a router has not chosen".into()));
+                return Err(Error::Backend(
+                    "the GPU cannot compute: a router's choice did not arrive".into(),
+                ));
             } else {
                 ended = self.end.has_passed()?;
             }
@@ -135,7 +137,7 @@ impl Told {
     }
 }
 
-/// Numbers that are told of a row: whether it was, experts and weights.
+/// Words per row: the preceding number, experts and weights.
 pub fn row_words(top_k: usize) -> usize {
     1 + 2 * top_k
 }
@@ -157,7 +159,7 @@ impl CudaBackend {
         })
     }
 
-    /// Records the router's choice, which is also told to the host, if it says where, and what stands before a row then.
+    /// Records the router's choice. If `told` is given, the choice is also reported to the host.
     pub fn choose(
         &mut self,
         logits: Buf,
@@ -177,7 +179,7 @@ impl CudaBackend {
         let args = args.int(groups.map_or(0, |g| g.count)).int(groups.map_or(0, |g| g.used));
         let args = args.flag(groups.is_some_and(|g| g.score == GroupScore::BestTwo));
         let args = args.flag(router.normalise).float(router.scale).int(turn as usize);
-        // What a choice needs.
+        // Shared memory that a choice needs.
         let floats = 2 * router.experts + 2 * groups.map_or(0, |g| g.count) + router.top_k;
         if let Some((norm, w)) = self.prior_product(logits)? {
             let w = &self.matrices[w.index()];
@@ -197,7 +199,8 @@ impl CudaBackend {
         Ok(Chosen { lists, rows: self.rows, top_k: router.top_k, experts: router.experts })
     }
 
-    /// As [`Backend::route`](forebay_engine::internals::backend::Backend::route), for whoever computes with the choice.
+    /// Implements [`Backend::route`](forebay_engine::internals::backend::Backend::route), for computing with the choice
+    /// on the GPU.
     pub fn choose_and_tell(
         &mut self,
         logits: Buf,
@@ -215,12 +218,12 @@ impl CudaBackend {
         Ok(chosen)
     }
 
-    /// Whether every pair reads its expert by itself.
+    /// Whether every pair of row and expert reads its expert separately.
     pub fn are_apart(&self, chosen: &Chosen) -> bool {
         self.by_vector(chosen.rows) || chosen.rows <= MOST_APART
     }
 
-    /// Sorts pairs by expert, if they are computed that way.
+    /// Sorts the pairs by expert, if they are computed that way.
     pub fn sort(&mut self, chosen: &Chosen) -> Result<()> {
         if self.are_apart(chosen) {
             return Ok(());

@@ -1,7 +1,7 @@
-//! Operations that are put off until it is known what comes after them, whose kernel then does them, too.
+//! Defers small operations until the next operation is known, whose kernel then does them as well.
 //!
-//! A kernel that does little takes as long as it takes to start, and one row of activations is little for all that is not a
-//! product. What is put off names buffers and weights, never places, and every other operation is recorded after it.
+//! A small kernel takes as long as its launch, and for one row of activations everything except products is small. A
+//! deferred operation names buffers and weights, never addresses. All later operations are recorded after it.
 
 use forebay_engine::Result;
 use forebay_engine::internals::backend::{Buf, Heads, Matrix, Precision, Vector};
@@ -11,19 +11,19 @@ use super::{CudaBackend, NORM_THREADS, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
 
-/// The most rows whose experts are chosen by the kernel that computes the router's logits, and the most experts: what eight
-/// choices need fits into shared memory.
+/// The most rows whose experts can be chosen by the kernel that computes the router's logits, and the most experts, so
+/// that the data of eight choices fits in shared memory.
 const MOST_ROUTED: usize = 64;
 const MOST_EXPERTS: usize = 1024;
 
-/// An operation that was put off.
+/// A deferred operation.
 #[derive(Clone, Copy, Debug)]
 pub enum Deferred {
     /// `x += y`
     Add { x: Buf, y: Buf },
     /// `out = norm(x) · w`
     Norm(Norm),
-    /// `out = W x`, where `x` was just normed: perhaps by a router.
+    /// `out = W x`, where `x` was just normed. `W` may be a router.
     Product { x: Buf, w: Matrix, out: Buf },
     /// Norms and rotates queries and keys.
     Rotate(Rotation),
@@ -46,7 +46,7 @@ pub struct Rotation {
     pub heads: Heads,
 }
 
-/// A norm that the kernel of a product does before it: what it norms, and what it knows of that.
+/// A norm that a product's kernel does first: its input and its parameters.
 pub struct PriorNorm {
     pub x: Address,
     w: Address,
@@ -57,26 +57,26 @@ pub struct PriorNorm {
 }
 
 impl PriorNorm {
-    /// The `PriorNorm` of the kernels.
+    /// Adds the kernels' struct `PriorNorm`.
     pub fn put(norm: Option<&PriorNorm>, args: Args) -> Args {
         let args = match norm {
             Some(n) => args.at(n.w).at(n.added).at(n.sum).at(n.normed).float(n.eps),
             None => args.at(0).at(0).at(0).at(0).float(0.0),
         };
-        // Structures are as long as their alignment asks for.
+        // Padding to the struct's alignment.
         args.int(0)
     }
 }
 
 impl CudaBackend {
-    /// Puts an addition off.
+    /// Defers an addition.
     pub(super) fn defer_add(&mut self, x: Buf, y: Buf) -> Result<()> {
         self.flush()?;
         self.deferred.push(Deferred::Add { x, y });
         Ok(())
     }
 
-    /// Puts a norm off, after an addition to what it norms.
+    /// Defers a norm. Its input may have a deferred addition.
     pub(super) fn defer_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
         if !matches!(self.deferred[..], [Deferred::Add { x: sum, .. }] if sum == x) {
             self.flush()?;
@@ -85,14 +85,14 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Puts a rotation off.
+    /// Defers a rotation.
     pub(super) fn defer_rotation(&mut self, rotation: Rotation) -> Result<()> {
         self.flush()?;
         self.deferred.push(Deferred::Rotate(rotation));
         Ok(())
     }
 
-    /// Puts a product off, if it may be a router's: then a choice follows.
+    /// Defers a product that may be a router's, so that its kernel can also choose. Returns whether it did.
     pub(super) fn defer_product(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> bool {
         let ([.., Deferred::Norm(norm)], &[(w, out)]) = (&self.deferred[..], products) else { return false };
         let matrix = &self.matrices[w.index()];
@@ -106,14 +106,14 @@ impl CudaBackend {
         true
     }
 
-    /// Records what was put off.
+    /// Records the deferred operations.
     pub(super) fn flush(&mut self) -> Result<()> {
         let deferred = std::mem::take(&mut self.deferred);
         let mut left = &deferred[..];
         while let [first, rest @ ..] = left {
             left = rest;
             match (*first, rest.first()) {
-                // A sum that is normed next is made by the same kernel.
+                // The norm's kernel also computes the sum.
                 (Deferred::Add { x, y }, Some(&Deferred::Norm(norm)))
                     if norm.x == x && self.vectors[norm.w.index()].1 == x.width() =>
                 {
@@ -132,12 +132,12 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Norms rows, or parts of them; what is normed is added to `sum` first, if there is one.
+    /// Norms rows, or parts of rows. If `sum` is not null, `x` is added to it first, and the sum is normed.
     fn norm(&mut self, Norm { x, w, eps, out }: Norm, sum: Address) -> Result<()> {
         let kernels = self.kernels()?;
         let width = self.vectors[w.index()].1;
         let parts = self.rows * x.width() / width;
-        // Four floats to a thread, if that is a whole number of warps.
+        // Four floats per thread, if that is a whole number of warps.
         let threads = match width {
             _ if width.is_multiple_of(128) && width <= 4096 => width / 4,
             _ => width.next_multiple_of(32).min(NORM_THREADS),
@@ -147,7 +147,7 @@ impl CudaBackend {
         self.record(kernels.rms_norm, Shape::new([parts, 1, 1], threads), args)
     }
 
-    /// Takes the norm that was put off and gives `normed`, if it can be done by a kernel that multiplies it.
+    /// Takes the deferred norm whose output is `normed`, if a product's kernel can do it.
     pub(super) fn prior_norm(&mut self, normed: Buf) -> Result<Option<PriorNorm>> {
         let (added, norm) = match self.deferred[..] {
             [Deferred::Norm(norm)] => (None, norm),
@@ -177,7 +177,7 @@ impl CudaBackend {
         Ok(Some(prior))
     }
 
-    /// Takes the router's product that was put off and gives `logits`: the norm before it, and the router.
+    /// Takes the deferred product whose output is `logits`, with the norm before it.
     pub(super) fn prior_product(&mut self, logits: Buf) -> Result<Option<(PriorNorm, Matrix)>> {
         let Some(&Deferred::Product { x, w, out }) = self.deferred.last() else { return Ok(None) };
         if out != logits {
@@ -191,7 +191,7 @@ impl CudaBackend {
         Ok(prior.map(|norm| (norm, w)))
     }
 
-    /// Takes the rotation that was put off, if it is that of these queries and keys.
+    /// Takes the deferred rotation, if it is the one of these queries and keys.
     pub(super) fn prior_rotation(&mut self, q: Buf, k: Buf) -> Option<Rotation> {
         match self.deferred[..] {
             [Deferred::Rotate(rotation)] if rotation.q == q && rotation.k == k => {
@@ -202,8 +202,7 @@ impl CudaBackend {
         }
     }
 
-    /// Another place for a buffer, where it is from now on: of blocks that run together, one may not write to where another
-    /// may still read.
+    /// Moves a buffer to another address: within one launch, no block may write where another block may still read.
     fn move_elsewhere(&mut self, x: Buf) -> Result<Address> {
         self.scratch(Scratch::Spare, self.rows * x.width() * 4)?;
         self.moved = if self.moved.is_some() { None } else { Some(x.index()) };

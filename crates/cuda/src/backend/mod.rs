@@ -1,4 +1,4 @@
-//! The operations of a forward pass, recorded for the GPU.
+//! Implements the backend's operations by recording GPU kernels.
 
 mod best;
 pub mod choice;
@@ -26,60 +26,60 @@ use choice::Told;
 use deferred::{Deferred, Rotation};
 use sequences::RowParams;
 
-/// Threads that norm a row together.
+/// Threads that norm one row.
 const NORM_THREADS: usize = 256;
 
-/// Counters of blocks that have ended.
+/// The number of counters of finished blocks.
 const COUNTERS: usize = 16384;
 
-/// Computes on a GPU.
+/// The backend for a GPU.
 pub struct CudaBackend {
     pub gpu: Arc<Gpu>,
     pub precision: Precision,
-    /// Known when all weights are, since kernels are compiled for their kinds.
+    /// Compiled when all weights are known, because their kinds determine the kernels.
     compiled: Option<Compiled>,
     kinds: u32,
     buffers: Vec<Memory>,
     matrices: Vec<DeviceMatrix>,
     vectors: Vec<(Memory, usize)>,
     told: Told,
-    /// What operations need for themselves, by purpose; grows as needed.
+    /// Scratch memory of operations, by purpose. Grows as needed.
     scratch: [Option<Memory>; SCRATCHES],
     pub recorder: Recorder,
     pub rows: usize,
-    /// Whether the first layers of the batch at hand were started.
+    /// Whether the first layers of the current batch were started.
     started: bool,
-    /// Of the batch at hand, once they are among the step parameters: good for this turn of theirs.
+    /// The current batch's rows, once they are among the step parameters, and the turn of those.
     row_params: Option<(u64, RowParams)>,
-    /// What was asked for and not yet recorded, in order.
+    /// Deferred operations, in order.
     deferred: Vec<Deferred>,
-    /// The buffer that is in the spare place.
+    /// The buffer that was moved to the spare address.
     moved: Option<usize>,
-    /// Zeros that kernels count in and leave as they were.
+    /// Zeros that kernels count in and reset.
     counters: Memory,
 }
 
-/// What scratch memory is for.
+/// The purposes of scratch memory.
 #[derive(Clone, Copy)]
 pub enum Scratch {
-    /// Activations as halves.
+    /// Activations as f16.
     Halves,
-    /// What multiplies them, by row.
+    /// Their scales, by row.
     Scales,
-    /// The same of what the experts of a layer read.
+    /// The same for the experts' input.
     ExpertHalves,
     ExpertScales,
-    /// Shares of attention.
+    /// Partial results of attention.
     Partial,
     /// Experts of pairs, their weights, the places of pairs, the tokens of places, and tiles.
     Routing,
-    /// The same of what is only foreseen.
+    /// The same for predicted choices.
     Foreseen,
-    /// The likeliest tokens, and how they are found.
+    /// The likeliest tokens.
     Best,
-    /// Of linear attention.
+    /// Chunks of linear attention.
     Chunks,
-    /// The spare place of a buffer.
+    /// The spare address for a buffer.
     Spare,
 }
 
@@ -89,7 +89,7 @@ impl CudaBackend {
     /// A backend with these buffers, numbered in order.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is not enough memory.
     pub fn new(gpu: &Arc<Gpu>, precision: Precision, buffers: &[BufShape]) -> Result<CudaBackend> {
         let buffer = |shape: &BufShape| gpu.allocate(shape.rows * shape.width * 4, "buffers");
         let counters = gpu.allocate(COUNTERS * 4, "scratch")?;
@@ -114,7 +114,7 @@ impl CudaBackend {
         })
     }
 
-    /// The kernels, compiled when first asked for.
+    /// The kernels, compiled on first use.
     pub fn kernels(&mut self) -> Result<Kernels> {
         if self.compiled.is_none() {
             let compiled = Compiled::load(&self.gpu, cache_folder().as_deref(), self.kinds)?;
@@ -139,11 +139,11 @@ impl CudaBackend {
         w.map_or(0, |w| self.vector(w))
     }
 
-    /// Scratch memory of at least so many bytes.
+    /// Scratch memory of at least this size.
     fn scratch(&mut self, purpose: Scratch, bytes: usize) -> Result<Address> {
         let there = &mut self.scratch[purpose as usize];
         if there.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
-            // What was recorded names the old one.
+            // Recorded operations use the old memory.
             self.recorder.submit()?;
             self.gpu.wait()?;
             *there = None;
@@ -152,20 +152,20 @@ impl CudaBackend {
         Ok(there.as_ref().expect("it was just made").address())
     }
 
-    /// Records a kernel, after what was put off.
+    /// Records a kernel, after the deferred operations.
     pub fn record(&mut self, kernel: Kernel, shape: Shape, args: Args) -> Result<()> {
         self.flush()?;
         self.recorder.record(kernel, shape, args);
         Ok(())
     }
 
-    /// Starts all that was asked for, which will hardly come again in this form.
+    /// Starts everything recorded. The sequence will hardly be repeated.
     pub fn start_once(&mut self) -> Result<()> {
         self.flush()?;
         self.recorder.submit_once()
     }
 
-    /// Records an operation on each number of `x` with `y`.
+    /// Records an element-wise operation on `x` and `y`.
     fn pairwise(&mut self, kernel: Kernel, x: Buf, y: Address, other: usize) -> Result<()> {
         let count = self.rows * x.width();
         let args = Args::new().at(self.at(x)).at(y).long(count).int(x.width()).int(other);
@@ -226,7 +226,7 @@ impl Backend for CudaBackend {
     }
 
     fn begin(&mut self, rows: usize) {
-        // What a batch recorded that failed on its way is not computed.
+        // Operations of a failed batch are not computed.
         self.recorder.clear();
         self.deferred.clear();
         self.started = false;
@@ -237,7 +237,7 @@ impl Backend for CudaBackend {
         let kernels = self.kernels()?;
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         let ids = self.recorder.params(&ids)?;
-        // It starts anew where there is room for all rows.
+        // It starts from its own memory, which has space for all rows.
         self.moved = self.moved.filter(|&moved| moved != out.index());
         let table = &self.matrices[table.index()];
         let shape = Shape::new([table.cols.div_ceil(32).div_ceil(64), tokens.len(), 1], 64);
@@ -381,7 +381,7 @@ impl Backend for CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
-        // Memory goes back only when nothing uses it any more. A device that is lost uses nothing.
+        // Memory may be freed only when nothing uses it any more. A lost device uses nothing.
         let _ = self.gpu.wait_for(Stream::Copies);
         let _ = self.gpu.wait();
     }

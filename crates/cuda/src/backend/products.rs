@@ -1,4 +1,4 @@
-//! Products with matrices.
+//! Matrix products.
 
 use forebay_engine::Result;
 use forebay_engine::internals::backend::{Activation, Buf, HeadMatrices, Matrix, Precision, Vector};
@@ -10,43 +10,43 @@ use crate::driver::Address;
 use crate::program::{Args, Shape};
 use crate::weights::{DeviceMatrix, WeightKind};
 
-/// Of the kernels that multiply one row of activations.
+/// Threads per block of the kernels that multiply one row of activations.
 pub const VECTOR_THREADS: usize = 256;
 pub const VECTOR_WARPS: usize = VECTOR_THREADS / 32;
 
-/// Columns whose activations are in shared memory at a time, and bytes of 32 of them.
+/// Columns whose activations are in shared memory at a time, and the bytes of 32 of them.
 pub const VECTOR_COLS: usize = 8192;
 const VECTOR_GROUP: usize = 36 * 4;
 
-/// Blocks of them that run on a processor at once: of `matvec`, and of `gate_up`.
+/// Blocks of these kernels that run on a multiprocessor at once: of `matvec`, and of `gate_up`.
 const MATVEC_BLOCKS: usize = 3;
 pub const GATE_UP_BLOCKS: usize = 2;
 
-/// The most rows that a warp takes one after the other.
+/// The most rows that a warp computes in sequence.
 const MOST_TURNS: usize = 16;
 
-/// The most bytes of weights that a kernel for one row asks for at once: the GPU's cache has room for some such kernels'.
-/// 0 leaves it at what each thread asks for.
+/// The most bytes of weights that a one-row kernel prefetches at once: the GPU's cache holds the weights of some such
+/// kernels. With 0, each thread loads only its own.
 const MOST_AHEAD: usize = 24 << 20;
 
-/// Of the kernels that multiply many rows.
+/// Threads per block of the kernels for many rows.
 const GEMM_THREADS: usize = 128;
 
-/// Of the kernels for a few rows: threads of a block, columns that a warp takes at a time, and the most rows that they
-/// are worth it for where a matrix has few rows, and where it has many.
+/// Constants of the kernels for a few rows: threads per block, columns per step of a warp, and the most activation rows
+/// for which they are faster, for matrices with few rows and with many.
 const FEW_THREADS: usize = 256;
 const FEW_WARPS: usize = FEW_THREADS / 32;
 const STRIP: usize = 256;
 const MOST_FEW: usize = 64;
 const MOST_FEW_TALL: usize = 16;
 
-/// The most sixteens of rows that a block of those takes one after the other where its warps share the columns.
+/// The most tiles of 16 rows that a block computes in sequence if its warps share the columns.
 const MOST_FEW_TURNS: usize = 8;
 
-/// The tiles of experts whose weights for the next product are asked for while the product before ends; 0 for none.
+/// The experts' tiles whose next weights are prefetched while a product ends; 0 turns that off.
 const TILES_AHEAD: usize = 16;
 
-/// Products of one kernel.
+/// The most products per kernel.
 const MOST_PRODUCTS: usize = 4;
 
 /// One product.
@@ -54,13 +54,13 @@ const MOST_PRODUCTS: usize = 4;
 pub struct Product<'a> {
     pub w: &'a DeviceMatrix,
     pub out: Address,
-    /// Floats from one row of the output to the next.
+    /// Floats between rows of the output.
     pub width: usize,
     /// `[experts, rows]`, or none.
     pub bias: Address,
 }
 
-/// The fields that all kernels for several products start with; `blocks` says how many blocks a matrix has.
+/// Adds the fields that all kernels for several products begin with. `blocks` returns a matrix's number of blocks.
 fn put_products(products: &[Product<'_>], blocks: impl Fn(&DeviceMatrix) -> usize) -> (Args, usize) {
     assert!(products.len() <= MOST_PRODUCTS);
     let missing = MOST_PRODUCTS - products.len();
@@ -80,17 +80,17 @@ fn put_products(products: &[Product<'_>], blocks: impl Fn(&DeviceMatrix) -> usiz
     ((0..missing).fold(args, |args, _| args.int(0)), end)
 }
 
-/// Shared memory for the activations of a row.
+/// Shared memory for one row's activations.
 pub fn vector_shared(cols: usize) -> usize {
     cols.min(VECTOR_COLS).div_ceil(32) * VECTOR_GROUP
 }
 
-/// Shared memory for so many activations, of several rows.
+/// Shared memory for the activations of several rows.
 pub fn down_shared(cols: usize) -> usize {
     cols.div_ceil(32) * VECTOR_GROUP
 }
 
-/// What the kernels know of an activation.
+/// An activation's parameters for the kernels.
 pub fn clamps(activation: Activation) -> (f32, f32) {
     match activation {
         Activation::SwiGlu => (0.0, 0.0),
@@ -98,37 +98,37 @@ pub fn clamps(activation: Activation) -> (f32, f32) {
     }
 }
 
-/// Whether all weights of some matrices are asked for at once, of so many experts each.
+/// Whether all weights of some matrices are prefetched at once, for this many experts each.
 pub fn asks_ahead<'a>(matrices: impl Iterator<Item = &'a DeviceMatrix>, experts: usize) -> bool {
     matrices.map(|w| w.row_bytes() * w.rows * experts).sum::<usize>() <= MOST_AHEAD
 }
 
-/// Rows of the output, for products of one row each.
+/// Output rows of products that are computed row by row.
 #[derive(Clone, Copy)]
 pub struct Rows {
     pub count: usize,
     pub x: Address,
     pub x_width: usize,
-    /// So many outputs read the same row of `x`.
+    /// This many outputs read the same row of `x`.
     pub share: usize,
-    /// The expert of each output, or none.
+    /// The expert of each output, or null.
     pub experts: Address,
 }
 
-/// How rows of many are found, for products on the tensor cores.
+/// How products on the tensor cores find their rows.
 #[derive(Clone, Copy)]
 pub struct Tiles {
-    /// Rows of a tile.
+    /// Rows per tile.
     pub size: usize,
-    /// The most there can be.
+    /// The most tiles.
     pub most: usize,
     pub tiles: Address,
     pub count: Address,
-    /// Which row of `x` each row of the output reads, or its own.
+    /// The row of `x` that each output row reads, or null for its own.
     pub sources: Address,
 }
 
-/// The kernel for so many rows of activations together, `split` where weights are floats.
+/// The kernel for this many activation rows at a time; `split` for float weights.
 fn gemm(kernels: &Kernels, tokens: usize, split: bool) -> Kernel {
     match (tokens, split) {
         (8, false) => kernels.gemm_8,
@@ -141,7 +141,7 @@ fn gemm(kernels: &Kernels, tokens: usize, split: bool) -> Kernel {
     }
 }
 
-/// Rows of a matrix that a block of that kernel takes: fewer where there is less to do with each weight.
+/// Matrix rows per block of that kernel: fewer if there is less work per weight.
 fn gemm_rows(tokens: usize, split: bool) -> usize {
     match (tokens, split) {
         (64, _) => 64,
@@ -150,24 +150,24 @@ fn gemm_rows(tokens: usize, split: bool) -> usize {
     }
 }
 
-/// Shared memory of a kernel for a few rows: activations of so many rows as halves, and the sums of 32 of them each.
+/// Shared memory of a few-rows kernel: the activations as f16, and the sums of every 32 of them.
 fn few_shared(cols: usize, rows: usize) -> usize {
     let strips = cols.div_ceil(STRIP);
     rows * ((STRIP / 8 * strips + 1) * 16 + 4 * (strips | 1) * 8)
 }
 
-/// Shared memory for the sums of a block's warps, where they share the columns.
+/// Shared memory for the warps' sums if the warps share the columns.
 fn few_parts(rows: usize, turns: usize) -> usize {
     turns * FEW_WARPS * rows * 16 * 4
 }
 
-/// Shared memory of the kernels for one row on the tensor cores: two rows of activations, and sums of sixteen rows of
-/// weights for each turn.
+/// Shared memory of the one-row kernels on the tensor cores: two rows of activations, and sums of 16 weight rows per
+/// turn.
 pub fn one_shared(cols: usize, turns: usize) -> usize {
     few_shared(cols, 2) + turns * FEW_WARPS * 16 * 4
 }
 
-/// Whether a product needs more than halves.
+/// Whether a product needs more than f16.
 fn any_floats(products: &[Product<'_>]) -> bool {
     products.iter().any(|p| p.w.kind.is_float())
 }
@@ -176,16 +176,16 @@ fn any_floats(products: &[Product<'_>]) -> bool {
 #[derive(Clone, Copy)]
 pub struct Halves {
     high: Address,
-    /// What is missing in those, or none.
+    /// The remainder that f16 cannot represent, or null.
     low: Address,
-    /// By row.
+    /// One scale per row.
     scales: Address,
 }
 
 /// The smallest tile.
 pub const EIGHT: usize = 8;
 
-/// The tile for so many rows.
+/// The tile size for this many rows.
 pub fn tile_for(rows: usize) -> usize {
     match rows {
         0..=8 => EIGHT,
@@ -214,7 +214,7 @@ impl CudaBackend {
         self.record(kernel, shape, args)
     }
 
-    /// As [`multiply`](Self::multiply), with nothing else in the same kernel.
+    /// Like [`multiply`](Self::multiply), but without fusing other operations.
     pub(super) fn multiply_rows(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
         let kernels = self.kernels()?;
         self.flush()?;
@@ -227,7 +227,7 @@ impl CudaBackend {
             }
             return Ok(());
         }
-        // Those of floats apart from the others, which need less.
+        // Float weights are computed separately, because the others need less precision.
         let (floats, others): (Vec<_>, Vec<_>) =
             products.iter().copied().partition(|(w, _)| self.matrices[w.index()].kind.is_float());
         let mut halves = None;
@@ -241,7 +241,7 @@ impl CudaBackend {
                 None => *halves.insert(self.halve(from, rows, x.width(), !floats.is_empty())?),
             };
             let named = self.named(some);
-            // Where there are few blocks, smaller tiles make more of them.
+            // If there are few blocks, smaller tiles make more of them.
             let total: usize = named.iter().map(|p| p.w.rows).sum();
             let few = total / gemm_rows(32, any_floats(&named)) < 2 * self.gpu.multiprocessors as usize;
             let tile = if few && rows <= 64 { 8 } else { tile_for(rows) };
@@ -265,7 +265,7 @@ impl CudaBackend {
         products.iter().map(product).collect()
     }
 
-    /// Products of rows one by one; of one row, it may be normed first.
+    /// Products of single rows. A single row may be normed first.
     pub fn vector_products(
         &self,
         kernels: &Kernels,
@@ -274,7 +274,8 @@ impl CudaBackend {
         norm: Option<&PriorNorm>,
     ) -> (Shape, Kernel, Args) {
         let cols = products.iter().map(|p| p.w.cols).max().unwrap_or(0);
-        // On the tensor cores where that loses nothing: a block takes sixteen rows at a time there, or one for each warp.
+        // Uses the tensor cores where that loses nothing. There a block computes 16 rows at a time, otherwise one per
+        // warp.
         let one = rows.count == 1 && rows.experts == 0 && self.precision == Precision::Fast;
         let exact =
             |p: &Product<'_>| matches!(p.w.kind, WeightKind::Q4_K | WeightKind::Q5_K | WeightKind::Q6_K);
@@ -295,7 +296,7 @@ impl CudaBackend {
         (Shape::new([blocks, rows.count, 1], VECTOR_THREADS).shared(shared), kernel, args)
     }
 
-    /// How many rows a warp takes one after the other, so that all blocks run at once if so many do on a processor.
+    /// How many rows a warp computes in sequence, so that all blocks run at once if `blocks` fit a multiprocessor.
     pub fn turns(&self, rows: usize, blocks: usize) -> usize {
         rows.div_ceil(VECTOR_WARPS * blocks * self.gpu.multiprocessors as usize).clamp(1, MOST_TURNS)
     }
@@ -316,7 +317,7 @@ impl CudaBackend {
         (Shape::new([blocks, tiles.most, 1], GEMM_THREADS), kernel, args)
     }
 
-    /// Products of a few rows, if there is a kernel for them that is better than those for many.
+    /// Products of a few rows, if there is a kernel that is faster for them than those for many rows.
     fn few_rows(
         &self,
         kernels: &Kernels,
@@ -327,7 +328,7 @@ impl CudaBackend {
         let cols = products.first()?.w.cols;
         let sixteens: usize = products.iter().map(|p| p.w.rows.div_ceil(16)).sum();
         let processors = self.gpu.multiprocessors as usize;
-        // Where all warps would not have rows of their own, those of a block share the columns.
+        // If there are not enough rows for all warps, the warps of a block share the columns.
         let tall = sixteens >= 2 * FEW_WARPS * processors;
         let tile = if self.rows > 8 && self.few_fit(cols, 16) { 16 } else { 8 };
         let most = if tall { MOST_FEW_TALL } else { MOST_FEW };
@@ -340,7 +341,8 @@ impl CudaBackend {
             (true, 8) => (kernels.few_8, 2, FEW_WARPS),
             (true, _) => (kernels.few_16, 2, FEW_WARPS),
             (false, _) => {
-                // A block for each processor: it takes all activations to shared memory, for as many rows as that allows.
+                // One block per multiprocessor: it loads all activations to shared memory, so it computes as many rows
+                // as fit beside them.
                 let room = (self.gpu.shared_limit as usize - shared) / few_parts(tile, 1);
                 let turns = (sixteens * tiles).div_ceil(processors).clamp(1, MOST_FEW_TURNS.min(room.max(1)));
                 (if tile == 8 { kernels.few_shared_8 } else { kernels.few_shared_16 }, turns, 1)
@@ -353,14 +355,14 @@ impl CudaBackend {
         Some((Shape::new([blocks, tiles, 1], FEW_THREADS).shared(shared + parts), kernel, args))
     }
 
-    /// Whether a block has the shared memory for so many rows of activations, which are read eight at a time.
+    /// Whether the shared memory of a block suffices for this many rows of activations, which are read eight at a time.
     pub fn few_fit(&self, cols: usize, rows: usize) -> bool {
         let shared = few_shared(cols, rows) + few_parts(rows, 1);
         cols.is_multiple_of(8) && shared <= self.gpu.shared_limit as usize
     }
 
-    /// Products of tiles of eight rows with experts; `gated`, of gate and up together, after which comes the product with
-    /// another matrix of the same experts.
+    /// Products of tiles of eight rows with experts. If `gated`, computes gate and up together; the product with
+    /// another matrix of the same experts follows.
     pub fn few_products(
         &self,
         kernels: &Kernels,
@@ -370,7 +372,7 @@ impl CudaBackend {
         gated: Option<(Activation, &DeviceMatrix)>,
     ) -> (Shape, Kernel, Args) {
         let cols = products[0].w.cols;
-        // A warp has enough to do for its start to count little: eight strips or so.
+        // A warp needs enough work to outweigh its start: about eight strips.
         let turns = if cols < 4 * STRIP { 2 } else { 1 };
         let rows = FEW_WARPS * turns * if gated.is_some() { 8 } else { 16 };
         let (args, blocks) = put_products(products, |w| w.rows.div_ceil(rows));
@@ -382,7 +384,7 @@ impl CudaBackend {
             Some((_, next)) => next.put(args).int(TILES_AHEAD),
             None => DeviceMatrix::put_none(args).int(0),
         };
-        // Where gate and up go together, the blocks of the second are those of the first.
+        // If gate and up are computed together, they have the same blocks.
         let (kernel, blocks) = match gated {
             Some(_) => (kernels.few_gate_up, blocks / 2),
             None => (kernels.few_8, blocks),
@@ -391,13 +393,13 @@ impl CudaBackend {
         (shape.shared(few_shared(cols, 8)), kernel, args)
     }
 
-    /// Rows as halves; `split`, for weights that are floats, with what is missing in them.
+    /// Converts rows to f16. With `split`, for float weights, the remainders are kept as well.
     pub(super) fn halve(&mut self, x: Address, rows: usize, width: usize, split: bool) -> Result<Halves> {
         self.halve_to([Scratch::Halves, Scratch::Scales], x, [rows, width], split, [0; 2])
     }
 
-    /// As [`halve`](Self::halve), to this scratch memory; of rows of experts only those whose expert is in a table: the list of
-    /// their experts, and the table.
+    /// Like [`halve`](Self::halve), with this scratch memory. For experts' rows, converts only those whose expert is in
+    /// a table, given the list of their experts and the table.
     pub fn halve_to(
         &mut self,
         scratch: [Scratch; 2],
@@ -416,7 +418,7 @@ impl CudaBackend {
         Ok(Halves { high, low, scales })
     }
 
-    /// Products of each head with a matrix of its own.
+    /// Products of each head with its own matrix.
     pub(super) fn multiply_heads(&mut self, x: Buf, w: &HeadMatrices, out: Buf) -> Result<()> {
         let kernels = self.kernels()?;
         let stored = &self.matrices[w.stored.index()];
@@ -427,7 +429,7 @@ impl CudaBackend {
         self.record(kernels.head_products, Shape::new([each.div_ceil(4), w.heads, self.rows], 128), args)
     }
 
-    /// Where a layer's biases are.
+    /// The addresses of a layer's biases.
     pub fn bias_addresses(&self, biases: Option<[Vector; 3]>) -> [Address; 3] {
         biases.map_or([0; 3], |biases| biases.map(|w| self.vector(w)))
     }

@@ -1,4 +1,4 @@
-//! Operations that read what sequences keep: attention and the gated delta rule.
+//! Operations that read KV caches and recurrent states: attention and the gated delta rule.
 
 use std::ops::Range;
 
@@ -16,70 +16,70 @@ use crate::driver::Address;
 use crate::program::{Args, Shape};
 use crate::state::DevicePieces;
 
-/// Of the attention kernels: threads of a block, query heads that it takes, keys that it takes at a time, and the most
-/// shares of positions.
+/// Constants of the attention kernels: threads per block, query heads per block, keys per step, and the most splits of
+/// the positions.
 const THREADS: usize = 256;
 const HEADS: usize = THREADS / 32;
 const KEYS: usize = 32;
 const MOST_SPLITS: usize = 64;
 
-/// Of the attention kernels for prompts: threads of a block, queries that it takes, and the fewest tokens of a sequence
-/// that they are worth it for.
+/// Constants of the attention kernels for prompts: threads per block, queries per block, and the fewest tokens of a
+/// sequence for which they are faster.
 const PROMPT_THREADS: usize = 128;
 const PROMPT_QUERIES: usize = 64;
 const FEWEST_PROMPT_ROWS: usize = 8;
 
-/// Of the attention kernel for steps: the most sequences, with one row each, query heads that a block takes, keys that it
-/// takes at a time, the most channels of a head, and by how many halves rows in shared memory are longer than they need be.
+/// Constants of the attention kernel for decode steps: the most sequences, with one row each; query heads per block;
+/// keys per step; the most channels of a head; and the padding of rows in shared memory.
 const MOST_STEP_ROWS: usize = 512;
 const STEP_HEADS: usize = 8;
 const STEP_KEYS: usize = 128;
 const MOST_STEP_DIM: usize = 256;
 const STEP_PADDING: usize = 8;
 
-/// Layers that are started before the others are recorded: the GPU computes them meanwhile.
+/// Layers that are started before the others are recorded, so that the GPU computes them meanwhile.
 const FIRST_LAYERS: usize = 4;
 
-/// Lists of pages have room for a power of two of them, so that they seldom move.
+/// The capacity of page lists is a power of two, so that they seldom move.
 const FEWEST_PAGES: usize = 16;
 
-/// Warps of a block of the recurrence.
+/// Threads per block of the recurrence.
 const RECUR_THREADS: usize = 128;
 
-/// Of the kernels for many tokens of linear attention: tokens of a chunk, threads of a block, bytes of what is found of a
-/// chunk of a head, and bytes of shared memory that the first of them has besides.
+/// Constants of the linear-attention kernels for many tokens: tokens per chunk, threads per block, bytes of a chunk's
+/// results for one head, and extra shared memory of the first kernel.
 const CHUNK: usize = 64;
 const CHUNK_THREADS: usize = 256;
 const CHUNK_BYTES: usize = (2 * CHUNK * CHUNK + 2 * CHUNK) * 4;
 const CHUNKS_SHARED: usize = (CHUNK * (CHUNK + 1) + 2 * CHUNK) * 4;
 
-/// Which sequence each row of the batch belongs to, and its position there.
+/// The sequence of each row of the batch, and its position there.
 #[derive(Clone, Copy)]
 pub struct RowParams {
     sequence: Address,
     position: Address,
 }
 
-/// How the positions of attention are shared out among blocks.
+/// How the positions of attention are split among blocks.
 struct Shares {
-    /// Shares of the positions, and where what comes of each is kept if there are several.
+    /// The number of splits, and where their partial results are stored if there are several.
     splits: usize,
     partial: Address,
 }
 
-/// The keys and values of a sequence in a layer.
+/// The KV cache of a sequence in a layer.
 fn pages_of<'a>(sequence: &'a mut Sequence<'_>, layer: LayerIdx) -> &'a mut KvPages<DevicePieces> {
     let (kv, _) = sequence.state.layer(layer);
     kv.as_any_mut().downcast_mut().expect("the state was made by this backend")
 }
 
-/// Blocks for the heads of a row in a step.
+/// Blocks per row of a decode step.
 fn step_blocks(a: &Attention, shape: &KvShape) -> usize {
     shape.heads * (a.q.width() / shape.key_dim / shape.heads).div_ceil(STEP_HEADS)
 }
 
-/// Shared memory of a block in a step: keys, values, queries and weights as halves, the row's own key and value, scores,
-/// heads that are being made, and factors.
+/// Shared memory per block of a decode step: keys, values, queries and weights as f16, the row's own key and value,
+/// scores, rotated heads, and factors.
 fn step_shared(shape: &KvShape) -> usize {
     let KvShape { key_dim, value_dim, .. } = *shape;
     let (key, value) = (key_dim + STEP_PADDING, value_dim + STEP_PADDING);
@@ -106,12 +106,12 @@ impl CudaBackend {
         Ok(params)
     }
 
-    /// As [`Backend::attention`](forebay_engine::internals::backend::Backend::attention).
+    /// Implements [`Backend::attention`](forebay_engine::internals::backend::Backend::attention).
     pub(super) fn attend(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
         let begins = a.layer.0 >= FIRST_LAYERS && !self.started;
         if begins || self.recorder.has_many_params() {
-            // What was put off stays so: it names no places.
+            // Deferred operations stay deferred: they name no addresses.
             self.recorder.submit()?;
             self.row_params = None;
             self.started = true;
@@ -157,7 +157,7 @@ impl CudaBackend {
             _ => None,
         };
         let rows_each = self.rows / batch.sequences.len();
-        // Many sequences keep the processors busy as many tokens of one do.
+        // Many sequences occupy the multiprocessors as well as many tokens of one sequence do.
         let busy = 2 * heads * batch.sequences.len() >= self.gpu.multiprocessors as usize;
         if let Some(kernel) = prompt.filter(|_| plain && (busy || rows_each >= FEWEST_PROMPT_ROWS)) {
             let each = PROMPT_QUERIES / (q_heads / heads);
@@ -173,7 +173,7 @@ impl CudaBackend {
         }
         let blocks = heads * (q_heads / heads).div_ceil(HEADS);
         let Shares { splits, partial } = self.shares(a, &shape, longest, blocks, KEYS)?;
-        // Scratch memory may have been made, and what was recorded started.
+        // Scratch memory may have been allocated, and recorded operations started.
         assert!(value_dim <= 512, "values of {value_dim} channels");
         let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(partial).at(self.optional(a.sinks));
         let args = args.int(q_heads).int(self.rows).int(splits).int(window.unwrap_or(0)).float(a.scale);
@@ -193,7 +193,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// How positions are shared out where a row has so many blocks, which take so many keys at a time.
+    /// Splits the positions, for a kernel with this many blocks per row and keys per step.
     fn shares(
         &mut self,
         a: &Attention,
@@ -203,8 +203,8 @@ impl CudaBackend {
         keys: usize,
     ) -> Result<Shares> {
         let q_heads = a.q.width() / shape.key_dim;
-        // Positions are shared out where there are too few rows for all processors. As lengths grow, the number of
-        // shares changes seldom, so that graphs last.
+        // Positions are split if there are not enough rows for all multiprocessors. The number of splits changes rarely
+        // as lengths grow, so that graphs can be reused.
         let seen = shape.window.map_or(longest, |window| longest.min(window + keys));
         let tiles = seen.div_ceil(keys).next_power_of_two();
         let wanted = (2 * self.gpu.multiprocessors as usize).div_ceil(blocks * self.rows);
@@ -216,7 +216,7 @@ impl CudaBackend {
         Ok(Shares { splits, partial })
     }
 
-    /// The rotation that was put off, if every sequence has one row: then one kernel does it all.
+    /// The deferred rotation, if every sequence has one row. Then one kernel does everything.
     fn rotation_of_a_step(&mut self, a: &Attention, batch: &Batch<'_>, shape: &KvShape) -> Option<Rotation> {
         let single_rows = batch.sequences.len() == self.rows && self.rows <= MOST_STEP_ROWS;
         let whole = [shape.key_dim, shape.value_dim]
@@ -228,7 +228,7 @@ impl CudaBackend {
         if single_rows && fits && fast { self.prior_rotation(a.q, a.k) } else { None }
     }
 
-    /// Attention of one row of each sequence, from what the products gave.
+    /// Attention of one row of each sequence, directly after the products.
     fn attend_step(
         &mut self,
         a: &Attention,
@@ -256,7 +256,7 @@ impl CudaBackend {
         self.record(kernel, grid.shared(step_shared(shape)), args)
     }
 
-    /// As [`Backend::delta_rule`](forebay_engine::internals::backend::Backend::delta_rule).
+    /// Implements [`Backend::delta_rule`](forebay_engine::internals::backend::Backend::delta_rule).
     pub(super) fn recur(&mut self, d: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
         let count = self.rows * d.a.width();
@@ -264,7 +264,7 @@ impl CudaBackend {
         let args = args.at(self.vector(d.biases)).long(count).int(d.a.width());
         self.record(kernels.delta_gates, Shape::each(count), args)?;
 
-        // Stretches of a sequence come one after the other; those of different sequences go together.
+        // Stretches of one sequence are computed one after the other, those of different sequences together.
         let mut rounds: Vec<Vec<[u64; 4]>> = Vec::new();
         let mut longest: Vec<usize> = Vec::new();
         let mut chunks: Vec<usize> = Vec::new();
@@ -295,7 +295,7 @@ impl CudaBackend {
         }
         let s = d.shape;
         let channels = s.channels();
-        // Of a head's queries and keys in shared memory.
+        // For a head's queries and keys in shared memory.
         let rows = 2 * CHUNK * (s.key_dim + 4) * 4;
         let chunks_shared = rows.max(CHUNK * CHUNK * 4);
         let pass_shared = (s.key_dim + CHUNK) * STATE_COLUMNS * 4 + 2 * CHUNK * s.key_dim * 4;
@@ -334,5 +334,5 @@ impl CudaBackend {
     }
 }
 
-// The kernels are written for pages of this length and columns of this number.
+// The kernels are written for this page length and number of columns.
 const _: () = assert!(KEY_BLOCK == 64 && STATE_COLUMNS == 32);

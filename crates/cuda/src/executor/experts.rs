@@ -1,4 +1,4 @@
-//! Experts that come to the device while others are computed.
+//! Uploads experts while others are computed.
 
 use std::sync::atomic::Ordering;
 
@@ -16,70 +16,70 @@ use crate::backend::{CudaBackend, Scratch};
 use crate::driver::{Address, Pinned};
 use crate::program::{Args, Shape};
 
-/// Experts that are brought together for a few rows: the first of them are computed while the last are on their way.
+/// Experts that are uploaded together for a few rows: the first are computed while the last are uploaded.
 const FEW_TOGETHER: usize = 2;
 
-/// Blocks that put a plane in order.
+/// Blocks that rearrange a plane.
 const ARRANGING: usize = 32;
 
-/// Numbers of a layer that are noted: rows that were told, of a few tokens.
+/// The most numbers that are recorded per layer: the choices of a few tokens.
 const NOTED: usize = 2048;
 
-/// What routers chose, of layers that are on the device as a whole: told after the batch.
+/// The routers' choices in layers that are completely on the device, reported after the batch.
 #[derive(Default)]
 pub struct Notes {
     /// `[layers, NOTED]`
     memory: Option<Pinned>,
-    /// The layers, and rows and experts of each.
+    /// The layers, with rows and experts per row.
     layers: Vec<(LayerIdx, usize, usize)>,
 }
 
 impl Notes {
-    /// Those of a batch that failed are nobody's.
+    /// Drops the choices of a failed batch.
     pub fn forget(&mut self) {
         self.layers.clear();
     }
 }
 
-/// The experts of a model on a GPU: the slots that they are in, and the backend that computes with them.
+/// A model's experts on a GPU: the slots that hold them, and the backend that computes with them.
 pub struct GpuExperts {
-    /// Gone first: it waits for all that was started.
+    /// Dropped first, because it waits for all started work.
     pub backend: CudaBackend,
     pub slots: ExpertSlots,
-    /// What the experts of the layer at hand read, once it is halved.
+    /// The input of the current layer's experts as f16, once converted.
     pub(super) halves: Option<Halves>,
     told_ahead: Told,
     notes: Notes,
 }
 
 impl GpuExperts {
-    /// Nothing is in the slots yet.
+    /// No expert is in the slots yet.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver reports an error.
     pub fn new(backend: CudaBackend, slots: ExpertSlots) -> Result<GpuExperts> {
         let told_ahead = Told::new(&backend.gpu)?;
         Ok(GpuExperts { backend, slots, halves: None, told_ahead, notes: Notes::default() })
     }
 
-    /// A batch begins.
+    /// Begins a batch.
     pub fn begin(&mut self, rows: usize) {
         self.notes.forget();
         self.backend.begin(rows);
     }
 
-    /// The logits of a mixture's router.
+    /// Computes the logits of a mixture's router.
     pub fn router_logits(&mut self, mixture: &Mixture<'_>) -> Result<()> {
         mixture.weights.logits(&mut self.backend, mixture.experts.buffers.x, mixture.logits)
     }
 
-    /// The choice of a mixture's router, by its logits. The host is told.
+    /// Chooses experts by the router's logits, and reports the choice to the host.
     pub fn route(&mut self, mixture: &Mixture<'_>, routing: &mut Routing) -> Result<Chosen> {
         self.halves = None;
         self.backend.choose_and_tell(mixture.logits, mixture.router, mixture.weights.correction, routing)
     }
 
-    /// Starts to choose for the next layer. The choice of this layer still counts.
+    /// Starts to predict the next layer's choice. This layer's choice stays valid.
     pub fn foresee(&mut self, mixture: &Mixture<'_>, next: RouterWeights) -> Result<Chosen> {
         let Mixture { router, logits, ref experts, .. } = *mixture;
         let backend = &mut self.backend;
@@ -88,21 +88,21 @@ impl GpuExperts {
         backend.choose(logits, router, next.correction, Scratch::Foreseen, Some(told))
     }
 
-    /// Tells the host what was [foreseen](Self::foresee).
+    /// Waits for the [prediction](Self::foresee).
     pub fn hear_ahead(&mut self, foreseen: &Chosen, routing: &mut Routing) -> Result<()> {
         self.backend.start_once()?;
         self.told_ahead.started()?;
         self.told_ahead.hear(foreseen, routing)
     }
 
-    /// These experts are asked for, and in the computer's memory: starts to copy them, before it is known to which slots they go. What was
-    /// sent ahead and is not among them is given up.
+    /// Starts to upload experts that were chosen and are in RAM, before their slots are known. Drops experts that were
+    /// uploaded early and not chosen.
     pub fn demand(&mut self, leases: Leases) -> Result<()> {
         self.slots.keep_sent(&leases);
         self.slots.send(leases)
     }
 
-    /// Brings experts to their slots, and computes with them, if that is wanted.
+    /// Uploads experts to their slots and, if `with` is given, computes with them.
     pub fn bring(&mut self, mut leases: Leases, with: Option<(&Experts, &Chosen)>) -> Result<()> {
         let together = match with {
             Some(_) if self.backend.rows <= MOST_APART => FEW_TOGETHER.min(self.slots.together()),
@@ -118,7 +118,7 @@ impl GpuExperts {
     fn bring_some(&mut self, leases: Leases, with: Option<(&Experts, &Chosen)>) -> Result<()> {
         let GpuExperts { backend, slots, .. } = self;
         let kernels = backend.kernels()?;
-        // What was recorded before need not wait for copies.
+        // Earlier work need not wait for uploads.
         backend.start_once()?;
         let slot = |lease: &Lease| Some((lease.expert(), lease.device_slot()?));
         let there: SmallVec<[(ExpertIdx, DeviceSlot); 16]> = leases.iter().filter_map(slot).collect();
@@ -128,7 +128,7 @@ impl GpuExperts {
         let args = args.at(slots.whole_table()).int(there.len());
         let table = with.map(|(experts, _)| self.table_of(experts.layer, &there)).transpose()?;
         let GpuExperts { backend, slots, .. } = self;
-        // Nor do the lists.
+        // Nor do parameters.
         backend.recorder.send_params()?;
         slots.await_copies()?;
         backend.recorder.waits_for_copies();
@@ -149,11 +149,11 @@ impl GpuExperts {
     ) -> Result<()> {
         let table = self.table_of(experts.layer, there)?;
         self.compute(experts, chosen, table)?;
-        // They are computed while others come.
+        // They are computed while others are uploaded.
         self.backend.recorder.submit_once()
     }
 
-    /// Puts what experts gave elsewhere to what they gave here.
+    /// Adds results that were computed on the CPU to those of the GPU.
     pub fn put_outputs(&mut self, buffers: ExpertBuffers, outputs: &Outputs) -> Result<()> {
         let backend = &mut self.backend;
         let kernels = backend.kernels()?;
@@ -165,7 +165,7 @@ impl GpuExperts {
         backend.record(kernels.put_rows, shape, args)
     }
 
-    /// A table of a layer's experts that has only these, so that nothing is computed of the others.
+    /// A table with only these of a layer's experts, so that no others are computed.
     fn table_of(&mut self, layer: LayerIdx, there: &[(ExpertIdx, DeviceSlot)]) -> Result<Address> {
         let GpuExperts { backend, slots, .. } = self;
         let count = slots.layers[layer.0].as_ref().expect("it has experts").count;
@@ -176,7 +176,7 @@ impl GpuExperts {
         backend.recorder.params(&table)
     }
 
-    /// Where the choices of a layer are told, to be looked at after the batch.
+    /// Where a layer's choices are recorded until the end of the batch.
     pub(super) fn note(&mut self, layer: LayerIdx, top_k: usize) -> Result<Address> {
         let words = self.backend.rows * row_words(top_k);
         assert!(words <= NOTED, "{words} numbers of a layer are noted");
@@ -189,7 +189,7 @@ impl GpuExperts {
         Ok(memory.address() + (layer.0 * NOTED * 4) as u64)
     }
 
-    /// Tells what mixtures of the last batch chose that were noted: the layer, and an expert for each row and rank.
+    /// Reports the recorded choices of the last batch: the layer, and an expert for each row and rank.
     pub fn tell(&mut self, listener: &mut dyn FnMut(LayerIdx, &[u32])) -> Result<()> {
         let noted = std::mem::take(&mut self.notes.layers);
         let Some(memory) = self.notes.memory.as_ref().filter(|_| !noted.is_empty()) else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Mixtures of experts, from the router's logits to the sum: without a word to the host where all of a layer's experts are on
-//! the device, else in steps.
+//! Computes mixtures from the router's logits to the sum: without the host if all of a layer's experts are on the
+//! device, otherwise in steps.
 
 use forebay_engine::internals::backend::{Buf, Experts, Precision};
 use forebay_engine::internals::experts::Mixture;
@@ -17,15 +17,15 @@ use crate::driver::Address;
 use crate::program::{Args, Shape};
 use crate::weights::{DeviceMatrix, WeightKind};
 
-/// Of the kernel that multiplies with down and adds up: rows of a block, experts of a row, and bytes of shared memory that
-/// leave room for another block on the same processor.
+/// Constants of the kernel that multiplies with down and adds up: rows per block, experts per row, and the shared
+/// memory that lets another block run on the same multiprocessor.
 const DOWN_ROWS: usize = 8;
 const MOST_CHOSEN: usize = 64;
 const MOST_DOWN_SHARED: usize = 96 << 10;
 
 impl GpuExperts {
-    /// Chooses, computes and adds up without a word to the host: all of the layer's experts are on the GPU. Where that is `noted`,
-    /// the choice is told after the batch.
+    /// Chooses, computes and adds up without the host, because all of the layer's experts are on the GPU. If `noted`,
+    /// the choice is reported after the batch.
     pub fn mix(&mut self, mixture: &Mixture<'_>, noted: bool) -> Result<()> {
         let Mixture { router, weights, logits, ref experts, out, .. } = *mixture;
         let layer = experts.layer;
@@ -42,7 +42,7 @@ impl GpuExperts {
         self.sum(&chosen, experts.buffers.out, out)
     }
 
-    /// Whether the kernel that multiplies with down and adds up, with the same bits as those that do one of it each, can do so.
+    /// Whether one kernel can multiply with down and add up. Its bits are the same as those of two separate kernels.
     fn adds_up(&self, layer: LayerIdx, chosen: &Chosen) -> bool {
         let [gate, ..] = self.slots.products(layer.0);
         let whole = gate.rows.is_multiple_of(32) && chosen.top_k <= MOST_CHOSEN;
@@ -50,7 +50,7 @@ impl GpuExperts {
         whole && fits && self.backend.precision == Precision::Fast
     }
 
-    /// Computes the experts that a table has, for all pairs that chose them.
+    /// Computes the experts in a table, for all pairs that chose them.
     pub fn compute(&mut self, experts: &Experts, chosen: &Chosen, table: Address) -> Result<()> {
         self.slots.look_in(experts.layer.0, table);
         match self.backend.are_apart(chosen) {
@@ -59,7 +59,7 @@ impl GpuExperts {
         }
     }
 
-    /// Every pair reads its expert by itself.
+    /// Every pair reads its expert separately.
     fn pair_by_pair(&mut self, experts: &Experts, chosen: &Chosen, sum: Option<Buf>) -> Result<()> {
         let GpuExperts { backend, slots, .. } = self;
         let kernels = backend.kernels()?;
@@ -79,7 +79,8 @@ impl GpuExperts {
             let (alpha, limit) = clamps(experts.activation);
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(backend.at(b.gate)).int(rows.x_width).int(rows.share);
-            // On the tensor cores where that loses nothing. A block takes eight rows at a time there, or one for each warp.
+            // Uses the tensor cores where that loses nothing. There a block computes eight rows at a time, otherwise
+            // one per warp.
             let halves = matches!(gate.kind, WeightKind::Q4_K | WeightKind::Q5_K)
                 && backend.precision == Precision::Fast;
             let (kernel, each) =
@@ -115,7 +116,7 @@ impl GpuExperts {
         backend.record(kernel, shape, args)
     }
 
-    /// Pairs are sorted by expert, and every expert is read once for each tile of them.
+    /// Sorts the pairs by expert and reads every expert once per tile.
     fn tile_by_tile(&mut self, experts: &Experts, chosen: &Chosen) -> Result<()> {
         let GpuExperts { backend, slots, halves: kept, .. } = self;
         let kernels = backend.kernels()?;
@@ -132,11 +133,11 @@ impl GpuExperts {
             sources: lists.tokens,
         };
         let split = [gate, up, down].iter().any(|w| w.kind.is_float());
-        // Where experts have few rows each, other kernels are better.
+        // If experts have few rows each, other kernels are faster.
         let few =
             size == EIGHT && !split && [gate.cols, inner].iter().all(|&cols| backend.few_fit(cols, EIGHT));
         let gated = (few && gate.is_like(up)).then_some(experts.activation);
-        // Those of the layer that come later read the same.
+        // Later experts of the layer have the same input.
         let halves = match kept.filter(|_| !few) {
             None if !few => {
                 let scratch = [Scratch::ExpertHalves, Scratch::ExpertScales];
@@ -161,7 +162,7 @@ impl GpuExperts {
                 smallvec![backend.few_products(&kernels, &both, backend.at(b.x), tiles, gated)]
             }
             Some(halves) => {
-                // Floats have kernels of their own.
+                // Float weights have their own kernels.
                 let apart = gate.kind.is_float() != up.kind.is_float();
                 let together = both.chunks(if apart { 1 } else { 2 });
                 together.map(|both| backend.tiled_products(&kernels, both, halves, tiles)).collect()
@@ -190,7 +191,7 @@ impl GpuExperts {
         backend.record(kernel, shape, args)
     }
 
-    /// Adds what the experts of each row gave.
+    /// Adds the experts' outputs of each row.
     pub fn sum(&mut self, chosen: &Chosen, from: Buf, out: Buf) -> Result<()> {
         let backend = &mut self.backend;
         let kernels = backend.kernels()?;
@@ -203,7 +204,7 @@ impl GpuExperts {
 }
 
 impl CudaBackend {
-    /// Joins what gate and up gave, in rows of these experts.
+    /// Combines the outputs of gate and up, in the rows of these experts.
     fn activate(
         &mut self,
         experts: &Experts,

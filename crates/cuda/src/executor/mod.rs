@@ -1,7 +1,7 @@
-//! Mixtures on a GPU: in which order experts are asked for, copied and computed.
+//! Computes mixtures on a GPU, and decides in which order experts are acquired, uploaded and computed.
 //!
-//! Experts are in three tiers: the GPU's slots, the store's slots in the computer's memory, and the drive. The way to the GPU is
-//! the narrowest, so whatever has to go there sets out before anything else, and the GPU computes what it has meanwhile.
+//! Experts are in three tiers: the GPU's slots, the store's slots in RAM, and the drive. The link to the GPU is the
+//! bottleneck. So uploads start before anything else, and the GPU computes the experts that it has meanwhile.
 
 mod experts;
 mod mixture;
@@ -22,15 +22,15 @@ use crate::backend::choice::{Chosen, MOST_APART};
 use experts::GpuExperts;
 use slots::ExpertSlots;
 
-/// Computes mixtures on a GPU.
+/// The executor for a GPU.
 pub struct CudaExecutor {
     gpu: GpuExperts,
     store: Arc<ExpertStore>,
-    /// The processor, where it computes some of the experts that are in its memory.
+    /// The CPU, if it computes some of the experts in RAM.
     assistant: Option<Assistant>,
     prefetch: bool,
     batch: BatchShape,
-    /// The choices of the layer at hand, and what the next one will probably choose. They keep their memory from layer to layer.
+    /// The current layer's choices, and the prediction for the next layer. Kept to reuse their memory.
     routing: Routing,
     expected: Routing,
 }
@@ -46,7 +46,7 @@ impl ExecutorBuilder for CudaBackend {
         for part in slots.layers.iter().flatten().flat_map(|layer| &layer.parts) {
             self.note_kind(part.kind);
         }
-        // All kinds are known. The first answer need not wait for what takes a while.
+        // All kinds of weights are known now. Compiling here keeps the first answer fast.
         self.kernels()?;
         store.use_device_slots(classes, &made);
         Ok(Box::new(CudaExecutor {
@@ -79,7 +79,7 @@ impl ExpertExecutor for CudaExecutor {
         experts: &mut dyn Iterator<Item = usize>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        // What is on the GPU makes room for others.
+        // Waits until uploads end, to free staging buffers.
         while self.gpu.let_go(true)? {}
         self.store.drop_doubles();
         self.store.preload(experts, progress)
@@ -127,7 +127,7 @@ impl ExpertExecutor for CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// Computes a mixture whose experts are all on the GPU: the store is asked for nothing.
+    /// Computes a mixture whose experts are all on the GPU, without asking the store.
     fn mix_resident(&mut self, mut mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
         let CudaExecutor { gpu, store, routing, .. } = self;
         gpu.router_logits(&mixture)?;
@@ -135,16 +135,16 @@ impl CudaExecutor {
             gpu.route(&mixture, routing)?;
             observer(mixture.experts.layer, routing);
         }
-        // Where others of the model's experts come and go, it counts which are used.
+        // If other layers' experts move, the policy needs to know which experts are used.
         let noted = self.batch.access() == Access::Token && !store.device_holds_all();
         gpu.mix(&mixture, noted)?;
         meanwhile(&mut gpu.backend)
     }
 
-    /// Computes a mixture some of whose experts have to come to the GPU first.
+    /// Computes a mixture of which some experts must be uploaded first.
     ///
-    /// Those that are there are computed while others come. Outputs are kept apart and added in rank order, so that the order of arrival
-    /// changes no bit.
+    /// Experts on the GPU are computed while others are uploaded. Outputs are stored separately and added in rank
+    /// order, so that the order of arrival changes no bit.
     fn mix_streamed(&mut self, mut mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
         let access = self.batch.access();
         let few = access == Access::Token;
@@ -162,13 +162,13 @@ impl CudaExecutor {
             Some(assistant) => acquisition.take_coldest(assistant.share(acquisition.ready())),
             None => Leases::new(),
         };
-        // The way to the GPU is the narrowest: what has to go there sets out before anything else.
+        // The link to the GPU is the bottleneck, so uploads start before anything else.
         gpu.demand(acquisition.demanded())?;
         if let Some(assistant) = assistant.as_mut().filter(|_| !elsewhere.is_empty()) {
             let x = experts.buffers.x;
             gpu.backend.read(x, assistant.input(self.batch.rows * x.width()))?;
         }
-        // A prompt needs nearly all experts, which the store reads far ahead as it is.
+        // A prompt needs nearly all experts, and the store reads ahead for it anyway.
         let next = mixture.next.filter(|_| self.prefetch && few);
         let foreseen = next.map(|next| gpu.foresee(&mixture, next)).transpose()?;
         if !acquisition.on_device().is_empty() {
@@ -181,25 +181,25 @@ impl CudaExecutor {
             likely.extend(expected.likeliest());
             store.prefetch(next_layer, &likely);
         }
-        // The drive is at work meanwhile.
+        // The drive is busy meanwhile.
         meanwhile(&mut gpu.backend)?;
         while acquisition.ready() > 0 {
             gpu.compute_next(&mut acquisition, &mixture, &chosen)?;
         }
-        // What is there is on its way to the GPU, and the drive is at work.
+        // The experts in RAM are being uploaded, and the drive is busy.
         if let Some(assistant) = assistant.filter(|_| !elsewhere.is_empty()) {
             gpu.put_outputs(experts.buffers, assistant.compute(&experts, routing, elsewhere))?;
         }
         while gpu.compute_next(&mut acquisition, &mixture, &chosen)? {}
         if mixture.next.is_some() {
-            // Of a prompt that asks for nearly all, any will do.
+            // If a prompt asks for nearly all experts, no prediction is needed.
             let nearly_all = !few && 4 * routing.chosen().len() >= 3 * mixture.router.experts;
             let room = gpu.slots.room();
             let leases = match nearly_all {
                 true => store.send_ahead(next_layer, store.layer_experts(next_layer), room),
                 false => store.send_ahead(next_layer, likely.into_iter(), room),
             };
-            // The way to the GPU would be idle until the next layer has chosen.
+            // Otherwise the link would be idle until the next layer has chosen.
             if !leases.is_empty() {
                 gpu.slots.send(leases)?;
             }
@@ -209,7 +209,7 @@ impl CudaExecutor {
 }
 
 impl GpuExperts {
-    /// Computes the experts that have become ready next; `false` if all have been computed.
+    /// Computes the experts that become ready next. Returns `false` if all have been computed.
     fn compute_next(
         &mut self,
         acquisition: &mut Acquisition<'_>,

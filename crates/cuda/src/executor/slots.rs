@@ -1,9 +1,9 @@
-//! Experts in slots of the GPU's memory, and on their way there.
+//! The GPU's expert slots, and uploads to them.
 //!
-//! They come as they lie in the computer's slots: the copies have a stream of their own, beside the computing, and go to staging buffers on the
-//! GPU. From there a kernel, on the stream of computing, puts them in order in their slots. So whoever had a slot before has been
-//! computed with when the next one is put there, and a staging buffer is free when that kernel has run. A copy needs no slot, so it may
-//! start long before it is known whose slot the expert gets, or whether it is asked for at all.
+//! Experts are copied in the layout of RAM, on the CUDA stream for copies, to staging buffers on the GPU. On the
+//! compute stream, a kernel rearranges them into their slots. So by the time a slot is overwritten, its last expert has
+//! been used, and a staging buffer is free when that kernel has run. A copy needs no slot, so it may start long before
+//! the expert's slot is known, or whether the expert is needed at all.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use forebay_engine::{Bytes, Error, Result};
 use crate::driver::{Address, Event, Gpu, Memory, Pinned, Stream};
 use crate::weights::{DeviceMatrix, LayerExperts, PlaneSource};
 
-/// A part of a slot that a kernel puts in order, as it reads it.
+/// A part of a slot that a kernel rearranges, in the kernel's layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Plane {
@@ -30,7 +30,7 @@ pub struct Plane {
     unit_step: u32,
 }
 
-/// An expert and the slot it came to, as a kernel reads it.
+/// An expert and the slot that it was uploaded to, in the kernel's layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Arrival {
@@ -38,19 +38,19 @@ pub struct Arrival {
     slot: Address,
 }
 
-/// The slots of a class.
+/// The slots of one size class.
 struct Arena {
-    /// Bytes of a slot.
+    /// Bytes per slot.
     bytes: usize,
-    /// Slots of a part.
+    /// Slots per part.
     each: usize,
     slots: usize,
-    /// None where it is lent.
+    /// `None` for parts that are lent.
     parts: Vec<Option<Memory>>,
 }
 
 impl Arena {
-    /// So many slots.
+    /// Allocates this many slots.
     fn new(gpu: &Arc<Gpu>, bytes: usize, slots: usize) -> Result<Arena> {
         let each = part_of(slots);
         let mut arena = Arena { bytes, each, slots, parts: Vec::new() };
@@ -61,7 +61,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Memory for a part.
+    /// Allocates memory for a part.
     fn allocate(&self, gpu: &Arc<Gpu>, part: usize) -> Result<Memory> {
         let slots = self.each.min(self.slots - part * self.each);
         gpu.allocate(slots * self.bytes, "experts")
@@ -74,7 +74,7 @@ impl Arena {
     }
 }
 
-/// The slots of all classes, and what they hold.
+/// The slots of all classes, and the experts in them.
 pub struct ExpertSlots {
     /// By class.
     arenas: Vec<Arena>,
@@ -82,46 +82,46 @@ pub struct ExpertSlots {
     pub layers: Vec<Option<LayerExperts>>,
     /// By layer: where its experts start in the table.
     starts: Vec<usize>,
-    /// Where all experts are, as far as they are; where one was that has left, nobody looks.
+    /// The addresses of all experts on the GPU. Entries of evicted experts are never read.
     table: Memory,
     staging: Staging,
-    /// The staging buffers of what was brought last.
+    /// The staging buffers of the last upload.
     batch: Vec<usize>,
-    /// What is to be put in order of it.
+    /// The planes to rearrange after it.
     planes: Vec<Plane>,
     arrivals: Vec<Arrival>,
 }
 
-/// The staging buffers through which experts come.
+/// The staging buffers for uploads.
 struct Staging {
     gpu: Arc<Gpu>,
     bytes: usize,
     memory: Memory,
-    /// For experts that are where the GPU cannot copy from.
+    /// A buffer for experts in memory that is not pinned.
     bounce: Option<Pinned>,
     buffers: Vec<StagingBuffer>,
-    /// Those that are not taken, the next one first.
+    /// Free buffers, the next one first.
     free: VecDeque<usize>,
     /// Copies that nobody has asked for yet.
     sent: Vec<Sent>,
-    /// Copies that may not have ended, the oldest first, and what keeps the bytes where they come from.
+    /// Copies that may still run, oldest first, with the leases that keep their sources.
     on_the_way: VecDeque<(usize, Lease)>,
     /// Counts copies.
     copies: u64,
-    /// How long staging buffers were waited for, since somebody asked.
+    /// How long the executor waited for staging buffers, since it was last asked.
     waited: Duration,
 }
 
 struct StagingBuffer {
-    /// When its content had come.
+    /// Passes when the buffer's content has arrived.
     come: Event,
-    /// When that was put in order.
+    /// Passes when the content was rearranged.
     arranged: Event,
-    /// The number of the copy that brought it.
+    /// The number of the copy.
     copy: u64,
 }
 
-/// An expert that is in a staging buffer, or on its way there.
+/// An expert in a staging buffer, or being copied there.
 struct Sent {
     layer: usize,
     expert: u32,
@@ -129,10 +129,10 @@ struct Sent {
 }
 
 impl ExpertSlots {
-    /// So many slots of each class, or as many as there is memory for, but not less than the least.
+    /// Allocates slots of each class: as planned, or as many as there is memory for, but at least the minimum.
     ///
     /// # Errors
-    /// If a type is not supported, or the least do not fit.
+    /// If a type is not supported, or the minimum does not fit.
     pub fn new(
         gpu: &Arc<Gpu>,
         layers: &[Option<ExpertLayer>],
@@ -157,43 +157,43 @@ impl ExpertSlots {
         Ok((ExpertSlots { arenas, layers, starts, table, staging, batch, planes, arrivals }, slots))
     }
 
-    /// Where a layer's part of the table is.
+    /// The address of a layer's part of the table.
     pub fn table(&self, layer: usize) -> Address {
         self.table.address() + (self.starts[layer] * 8) as u64
     }
 
-    /// Where the whole table is.
+    /// The address of the whole table.
     pub fn whole_table(&self) -> Address {
         self.table.address()
     }
 
-    /// Where a slot is.
+    /// The address of a slot.
     pub fn address(&self, slot: DeviceSlot) -> Address {
         self.arenas[slot.class].address(slot.slot)
     }
 
-    /// A layer's experts: gate, up and down.
+    /// The matrices of a layer's experts: gate, up and down.
     pub fn products(&self, layer: usize) -> [&DeviceMatrix; 3] {
         self.layers[layer].as_ref().expect("it has experts").parts.each_ref()
     }
 
-    /// From now on kernels look for a layer's experts in this table.
+    /// Sets the table in which kernels look for a layer's experts.
     pub fn look_in(&mut self, layer: usize, table: Address) {
         self.layers[layer].as_mut().expect("it has experts").look_in(table);
     }
 
-    /// As [`DeviceSlots::lend`](forebay_engine::internals::experts::DeviceSlots::lend).
+    /// Implements [`DeviceSlots::lend`](forebay_engine::internals::experts::DeviceSlots::lend).
     ///
     /// # Errors
     /// If the GPU fails.
     pub fn lend(&mut self, DevicePart { class, part }: DevicePart) -> Result<()> {
-        // Whoever computed with the experts there has ended.
+        // Work that uses these slots has ended then.
         self.staging.gpu.wait()?;
         self.arenas[class].parts[part] = None;
         Ok(())
     }
 
-    /// As [`DeviceSlots::take_back`](forebay_engine::internals::experts::DeviceSlots::take_back).
+    /// Implements [`DeviceSlots::take_back`](forebay_engine::internals::experts::DeviceSlots::take_back).
     pub fn take_back(&mut self, DevicePart { class, part }: DevicePart) -> bool {
         let gpu = &self.staging.gpu;
         gpu.trim_pieces();
@@ -201,20 +201,20 @@ impl ExpertSlots {
         self.arenas[class].parts[part].is_some()
     }
 
-    /// How many experts are best brought together: while some are put in order, others come.
+    /// How many experts are best uploaded together: while some are rearranged, others are copied.
     pub fn together(&self) -> usize {
         self.staging.together()
     }
 
-    /// How many more can be sent before they are asked for.
+    /// How many more experts can be uploaded early.
     pub fn room(&self) -> usize {
         self.staging.room()
     }
 
-    /// Starts copies of experts before it is known when they are asked for, as far as there is room.
+    /// Starts early uploads, as far as there are buffers.
     ///
     /// # Errors
-    /// If the GPU refuses.
+    /// If the GPU reports an error.
     pub fn send(&mut self, leases: Leases) -> Result<()> {
         for lease in leases {
             if self.staging.find(&lease).is_some() {
@@ -230,7 +230,7 @@ impl ExpertSlots {
         Ok(())
     }
 
-    /// Gives up what was sent and is none of these.
+    /// Drops early uploads of experts that are not among these.
     pub fn keep_sent(&mut self, leases: &Leases) {
         let Staging { sent, free, .. } = &mut self.staging;
         sent.retain(|sent| {
@@ -242,14 +242,14 @@ impl ExpertSlots {
         });
     }
 
-    /// Starts copies of experts, unless they were sent before. Says what is to be put in order when they have
-    /// [come](Self::await_copies).
+    /// Starts to upload experts, unless they were uploaded early. Returns what must be rearranged after
+    /// [`await_copies`](Self::await_copies).
     ///
     /// # Errors
-    /// If the GPU refuses.
+    /// If the GPU reports an error.
     pub fn bring(&mut self, leases: Leases) -> Result<(&[Plane], &[Arrival])> {
         assert!(leases.len() <= self.together());
-        // Those of a batch that failed.
+        // Left over from a failed batch.
         self.staging.free.extend(self.batch.drain(..));
         self.planes.clear();
         self.arrivals.clear();
@@ -279,10 +279,10 @@ impl ExpertSlots {
         Ok((&self.planes, &self.arrivals))
     }
 
-    /// What is started from now on waits until what was brought last has come.
+    /// Makes later work wait for the last upload.
     ///
     /// # Errors
-    /// If the GPU refuses.
+    /// If the GPU reports an error.
     pub fn await_copies(&self) -> Result<()> {
         let buffers = &self.staging.buffers;
         // Copies end in order.
@@ -290,10 +290,10 @@ impl ExpertSlots {
         last.map_or(Ok(()), |&last| buffers[last].come.hold_up(Stream::Compute))
     }
 
-    /// What was brought last has been put in order when what was started so far has ended.
+    /// Called after the kernel that rearranges the last upload was started.
     ///
     /// # Errors
-    /// If the GPU refuses.
+    /// If the GPU reports an error.
     pub fn arranged(&mut self) -> Result<()> {
         let Staging { buffers, free, .. } = &mut self.staging;
         let set = self.batch.iter().try_for_each(|&buffer| buffers[buffer].arranged.set(Stream::Compute));
@@ -301,7 +301,8 @@ impl ExpertSlots {
         set
     }
 
-    /// Drops leases of experts that have come; if none has, and it is told to, it waits for one. Says whether it dropped any.
+    /// Drops leases of experts whose copy has ended. If none has and `wait` is set, waits for one. Returns whether it
+    /// dropped any.
     ///
     /// # Errors
     /// If the GPU fails.
@@ -321,7 +322,7 @@ impl ExpertSlots {
         Ok(on_the_way.len() < before)
     }
 
-    /// How long staging buffers for copies were waited for, since this was last asked.
+    /// How long the executor waited for staging buffers, since this was last called.
     pub fn copy_wait(&mut self) -> Duration {
         std::mem::take(&mut self.staging.waited)
     }
@@ -333,7 +334,7 @@ impl Staging {
         Ok(Staging {
             gpu: gpu.clone(),
             bytes,
-            memory: gpu.allocate(buffers * bytes, "experts on their way")?,
+            memory: gpu.allocate(buffers * bytes, "staging buffers")?,
             bounce: None,
             buffers: (0..buffers).map(buffer).collect::<Result<_>>()?,
             free: (0..buffers).collect(),
@@ -352,25 +353,25 @@ impl Staging {
         (self.buffers.len() / 4).max(1)
     }
 
-    /// There is always a staging buffer for what is brought.
+    /// One staging buffer is always reserved for requested experts.
     fn room(&self) -> usize {
         (self.buffers.len() - self.together()).saturating_sub(self.sent.len())
     }
 
-    /// Where it is noted that an expert was sent.
+    /// The index of an expert's early upload.
     fn find(&self, lease: &Lease) -> Option<usize> {
         let (layer, expert) = (lease.layer().0, lease.expert().0);
         self.sent.iter().position(|sent| sent.layer == layer && sent.expert == expert)
     }
 
-    /// Starts the copy of an expert to the next free staging buffer.
+    /// Starts copying an expert to the next free staging buffer.
     fn copy(&mut self, lease: Lease) -> Result<usize> {
         let buffer = self.free.pop_front().expect("staging buffers are left for what is brought");
         let started = self.start_copy(&lease, buffer);
         if started.is_ok() {
             self.on_the_way.push_back((buffer, lease));
         } else {
-            // What was started needs its lease until it has ended, and nobody knows what has come.
+            // The started copies need the lease until they have ended, and their content is unknown.
             self.free.push_front(buffer);
             self.free.extend(self.sent.drain(..).map(|sent| sent.buffer));
             let _ = self.gpu.wait_for(Stream::Copies);
@@ -381,7 +382,7 @@ impl Staging {
     fn start_copy(&mut self, lease: &Lease, buffer: usize) -> Result<()> {
         let (raw, _) = lease.raw();
         assert!(raw.len() <= self.bytes);
-        // What kept the last copy's bytes goes before its event is set anew.
+        // The lease of the buffer's last copy is dropped before its event is set again.
         while self.on_the_way.iter().any(|(taken, _)| *taken == buffer) {
             let (oldest, lease) = self.on_the_way.pop_front().expect("there is one");
             let asked = Instant::now();
@@ -395,7 +396,7 @@ impl Staging {
         *copy = self.copies;
         arranged.hold_up(Stream::Copies)?;
         if self.gpu.is_pinned(raw) {
-            // SAFETY: the lease keeps the bytes until the copy has ended, and the buffer is nobody else's.
+            // SAFETY: the lease keeps the bytes until the copy has ended, and no other copy uses the buffer.
             unsafe { self.gpu.bring(to, raw) }?;
         } else {
             let bounce = match &mut self.bounce {
@@ -404,17 +405,17 @@ impl Staging {
             };
             let here = &mut bounce.bytes()[buffer * self.bytes..][..raw.len()];
             here.copy_from_slice(raw);
-            // SAFETY: the bytes are written to again when the copy has ended, which was waited for above.
+            // SAFETY: the bytes are next written to after the copy has ended, which was waited for above.
             unsafe { self.gpu.bring(to, here) }?;
         }
         come.set(Stream::Copies)
     }
 }
 
-/// Memory for slots; where the GPU has less than was planned, because others use it, fewer of them.
+/// Allocates slots. If other programs use the GPU's memory, allocates fewer than planned.
 fn arenas(gpu: &Arc<Gpu>, classes: &SlotClasses, slots: &[usize]) -> Result<(Vec<Arena>, Vec<usize>)> {
     let mut slots = slots.to_vec();
-    // What the plan has for other purposes.
+    // What the plan reserves for other purposes.
     let owed = gpu.unused().saturating_sub(classes.device_bytes(&slots));
     loop {
         let make = |(class, &count): (usize, &usize)| {
@@ -431,7 +432,7 @@ fn arenas(gpu: &Arc<Gpu>, classes: &SlotClasses, slots: &[usize]) -> Result<(Vec
                 let Some(fewer) = fewer.filter(|fewer| *fewer != slots) else { return Err(error) };
                 let (wanted, fewer_bytes) = (Bytes(wanted), Bytes(classes.device_bytes(&fewer)));
                 tracing::warn!(
-                    "{wanted} of the GPU's memory are not free for experts, trying {fewer_bytes}: {error}"
+                    "cannot allocate {wanted} of the GPU's memory for experts, trying {fewer_bytes}: {error}"
                 );
                 slots = fewer;
             }

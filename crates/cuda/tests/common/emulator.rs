@@ -1,4 +1,4 @@
-//! What tests ask of the emulator (tools/gpu_emulator): that something fails.
+//! Controls the emulator (tools/gpu_emulator), so that tests can make it fail.
 
 use std::ffi::{CString, c_char, c_long};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,16 +7,16 @@ use cudarc::driver::sys::{culib, is_culib_present};
 use forebay_device_tests::{Fault, Faults};
 use forebay_testing::{Need, skipped};
 
-/// The emulator, for one test at a time: what fails, fails for the whole process.
+/// The emulator, for one test at a time, because its failures affect the whole process.
 pub struct Emulator(#[allow(dead_code)] MutexGuard<'static, ()>);
 
-/// Whether the driver is the emulator's.
+/// Whether the driver is the emulator.
 pub fn is_emulated() -> bool {
     // SAFETY: looks for a library and a symbol, which is not called.
     unsafe { is_culib_present() && culib().get::<unsafe extern "C" fn()>(b"emulatorRepair\0").is_ok() }
 }
 
-/// The emulator; where the driver is none, a test is skipped, and says so.
+/// The emulator. Without it the test is skipped.
 pub fn emulator() -> Option<Emulator> {
     static ONE: Mutex<()> = Mutex::new(());
     if !is_emulated() {
@@ -29,7 +29,7 @@ pub fn emulator() -> Option<Emulator> {
 }
 
 impl Emulator {
-    /// The `after`-th of a kind of calls from now fails.
+    /// Makes the `after`-th call of a kind from now fail.
     pub fn fail_call(&self, kind: &str, after: usize) {
         let kind = CString::new(kind).unwrap();
         // SAFETY: the library is the emulator, whose function has this signature.

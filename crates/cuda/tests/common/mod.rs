@@ -1,6 +1,6 @@
-//! The GPU as the suite for all devices (crates/device-tests) meets it, and what CUDA's own tests share.
+//! The GPU as a device for the suite in crates/device-tests, and helpers for CUDA's own tests.
 
-// Each test program uses a part of this.
+// Each test program uses only a part of this module.
 #![allow(dead_code)]
 
 use std::sync::Arc;
@@ -21,9 +21,10 @@ pub struct Gpu;
 impl TestDevice for Gpu {
     type Device = Cuda;
 
-    // Queries and weights are two halves each, which are as good as f32; keys and values are rounded to one.
+    // Queries and weights are split into two f16 each, which is as precise as f32; keys and values are rounded to one
+    // f16.
     const ATTENTION: f64 = 5e-4;
-    // Both are in f32, and sums in another order.
+    // Both compute in f32, with sums in another order.
     const RECURRENCE: f64 = 1e-4;
 
     fn is_there() -> bool {
@@ -44,7 +45,7 @@ impl CountingDevice for Gpu {
         let purpose = |what| match what {
             "dense weights" => Use::Dense,
             "experts" => Use::Experts,
-            "buffers" | "scratch" | "the lists of a batch" => Use::Scratch,
+            "buffers" | "scratch" | "batch parameters" => Use::Scratch,
             other => Use::Other(other),
         };
         gpu.used().into_iter().map(|(what, bytes)| (purpose(what), bytes)).collect()
@@ -68,7 +69,7 @@ impl FaultyDevice for Gpu {
     }
 }
 
-/// The first GPU; without one a test is skipped, and says so.
+/// The first GPU. Without one the test is skipped.
 pub fn gpu() -> Option<Arc<dyn Device>> {
     Gpu::is_there().then(|| Arc::new(Gpu::open(None).unwrap()) as Arc<dyn Device>)
 }

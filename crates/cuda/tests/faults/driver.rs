@@ -1,4 +1,4 @@
-//! What only CUDA's driver and compiler let fail.
+//! Failures that only CUDA's driver and compiler have.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn kernels_that_do_not_compile_are_named() {
     let Some(emulator) = emulator() else { return };
     let device = gpu();
     answer(&on(&device)).unwrap();
-    // What is in the cache is not taken, and so compiled.
+    // The cached module is rejected, so the source is compiled.
     emulator.fail_call("module", 3);
     emulator.fail_call("compile", 1);
     let error = answer(&on(&device)).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! What a program meets when a GPU fails it. A test program of its own, because what fails in the emulator fails for the whole
-//! process; only the emulator fails when asked, and it does so for one test at a time.
+//! What happens when a GPU fails. This is a separate test program, because a failure in the emulator affects the whole
+//! process. A real GPU does not fail on request.
 
 #[path = "../common/mod.rs"]
 mod common;

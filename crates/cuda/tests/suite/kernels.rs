@@ -1,4 +1,4 @@
-//! Kernels against the processor's: every type of weights, unpacked and multiplied.
+//! Compares the GPU's kernels with the CPU's: every type of weights, unpacked and multiplied.
 
 use forebay_engine::TokenId;
 use forebay_engine::internals::backend::{
@@ -17,7 +17,8 @@ const ROWS: usize = 150;
 const COLS: usize = 768;
 const MOST_TOKENS: usize = 100;
 
-/// Encodings that the GPU computes with, in families: each has its tests, which compile its kernels at the same time as the others.
+/// The encodings that the GPU supports, in families. Each family's tests compile its kernels in parallel with the
+/// others'.
 mod families {
     use forebay_kernels::DType::*;
     use forebay_kernels::{Affine, DType, Encoding, Tiles};
@@ -52,7 +53,7 @@ mod families {
 
 use families::{FLOATS, IQ, K, PLAIN, blocks, planes};
 
-/// What is said to be computed is what is tested here.
+/// Every type that the GPU claims to support has a test here.
 #[test]
 fn every_type_that_is_computed_is_tested() {
     let tested = [&FLOATS[..], &PLAIN, &K, &IQ].concat();
@@ -62,7 +63,7 @@ fn every_type_that_is_computed_is_tested() {
     assert!(blocks(&tested).into_iter().chain(planes()).all(forebay_cuda::computes));
 }
 
-/// Any weights of about one in size.
+/// Random weights of magnitude about one.
 fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let lengths = encoding.plane_bytes(rows, cols).unwrap();
@@ -79,7 +80,7 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
             _ => half::bf16::from_f32(x).to_le_bytes().to_vec(),
         }
     };
-    // Floats among random bits would be anything.
+    // Random bits would give floats of any magnitude.
     let [codes, scales, biases] = &mut planes;
     match encoding {
         Encoding::Blocks(dtype) | Encoding::Columns(dtype) if dtype.is_float() => {
@@ -110,11 +111,11 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
                 }
                 match dtype {
                     DType::MXFP4 => block[0] = 124 + block[0] % 4,
-                    // What is not a number counts as zero, small ones have no leading bit, and signs are ignored.
+                    // NaN counts as zero, small scales have no leading bit, and signs are ignored.
                     DType::NVFP4 if block[4] < 8 => block[..4].copy_from_slice(&[0x7f, 0x07, 0xb0, 0]),
                     // From an eighth to two.
                     DType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale = 32 + *scale % 32),
-                    // Its float is in four pieces, of which the last has the sign and most of the exponent.
+                    // Its float is in four pieces; the last one has the sign and most of the exponent.
                     DType::IQ1_M => block[55] = block[55] & 15 | 0x20,
                     _ => {}
                 }
@@ -128,7 +129,7 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix
             }
         }
         Encoding::Tiles(Tiles { scales: dtype, .. }) => {
-            // The one code of each sign that is no number.
+            // Replaces the code for NaN of either sign.
             codes.iter_mut().filter(|code| **code & 127 == 127).for_each(|code| *code ^= 1);
             for bytes in scales.chunks_exact_mut(dtype.block_bytes()) {
                 bytes.copy_from_slice(&float(dtype, 0.01));
@@ -148,7 +149,7 @@ fn dequantised(matrix: &HostMatrix) -> Vec<f32> {
     weights
 }
 
-/// What has a backend with this matrix, a buffer of the columns' width and one of the rows'.
+/// A backend with this matrix, one buffer as wide as its columns and one as its rows.
 fn loaded(
     precision: Precision,
     tokens: usize,
@@ -170,7 +171,7 @@ fn assert_unpacked_to_the_processors_bits(encodings: Vec<Encoding>) {
             return;
         };
         let backend = builder.backend();
-        // Backwards, so that rows are looked for.
+        // In reverse order, so that rows must be looked up.
         let tokens: Vec<TokenId> = (0..ROWS as u32).rev().map(TokenId).collect();
         backend.begin(ROWS);
         backend.embed(Matrix::nth(0), &tokens, out).unwrap();
@@ -183,13 +184,13 @@ fn assert_unpacked_to_the_processors_bits(encodings: Vec<Encoding>) {
     }
 }
 
-/// One row of activations takes one kernel, many take another; columns that are no whole groups are some models'.
+/// One row of activations uses another kernel than many rows. Some models have columns that are not whole groups.
 fn assert_products_are_those_of_the_weights(encodings: Vec<Encoding>) {
     for (i, encoding) in encodings.into_iter().enumerate() {
         let shapes = match encoding {
             Encoding::Blocks(dtype) if dtype.is_float() => vec![(ROWS, COLS), (70, 44), (33, 12)],
             Encoding::Tiles(_) => vec![(ROWS, COLS), (70, 44), (33, 50), (9, 8)],
-            // More columns than a block's warps take at a time, and more rows than all blocks do.
+            // More columns than a block's warps compute at a time, and more rows than all blocks do.
             Encoding::Blocks(DType::Q4_K | DType::Q6_K) => vec![(ROWS, COLS), (40, 4352), (2300, 256)],
             _ => vec![(ROWS, COLS)],
         };
@@ -259,7 +260,7 @@ fn types_in_planes_are_unpacked_and_multiplied() {
     assert_products_are_those_of_the_weights(planes());
 }
 
-/// Activations as halves would be infinite: such rows are divided first, whatever their neighbours are.
+/// Activations too large for f16. The kernel scales such rows down, whatever the other rows are.
 fn some_large(mut table: HostMatrix) -> HostMatrix {
     let row = table.cols * 4;
     let mut bytes = table.planes[0].to_vec();
@@ -273,7 +274,7 @@ fn some_large(mut table: HostMatrix) -> HostMatrix {
     table
 }
 
-/// The products of a row of activations with the rows of a matrix.
+/// The products of one row of activations with a matrix's rows.
 fn products(activations: &[f32], weights: &[f32]) -> Vec<f32> {
     let product = |row: &[f32]| -> f32 {
         activations.iter().zip(row).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
@@ -281,7 +282,7 @@ fn products(activations: &[f32], weights: &[f32]) -> Vec<f32> {
     weights.chunks_exact(activations.len()).map(product).collect()
 }
 
-/// Multiplies so many rows of activations, some of them large, with a matrix, and compares.
+/// Multiplies rows of activations, some of them large, with a matrix, and compares.
 fn assert_products(dtype: DType, [rows, cols]: [usize; 2], tokens: usize) {
     let weights = || matrix(Encoding::Blocks(dtype), rows, cols, 1);
     let truth = dequantised(&weights());
@@ -311,7 +312,7 @@ fn large_activations_are_multiplied_too() {
     }
 }
 
-/// So many rows that every warp of a GPU has some of its own: an output's, with as many tokens as conversations.
+/// Enough rows for every warp of a GPU, as in an output matrix, with several conversations' tokens.
 #[test]
 fn products_of_a_tall_matrix_are_those_of_its_weights() {
     for (dtype, tokens) in [(DType::Q6_K, 12), (DType::Q4_K, 3)] {
@@ -319,7 +320,7 @@ fn products_of_a_tall_matrix_are_those_of_its_weights() {
     }
 }
 
-/// Additions and norms are put off, and may be done by the kernel of the product after them: what they give is there, too.
+/// Additions and norms are deferred and may run in the kernel of the next product. Their results must exist, too.
 #[test]
 fn a_sum_is_normed_and_multiplied() {
     let encodings =
@@ -344,7 +345,7 @@ fn a_sum_is_normed_and_multiplied() {
             backend.begin(1);
             backend.embed(Matrix::nth(1), &[TokenId(0)], x).unwrap();
             backend.embed(Matrix::nth(1), &[TokenId(1)], y).unwrap();
-            // Twice, since a sum may be put elsewhere and back.
+            // Twice, because a sum may be moved and moved back.
             let mut sum = tokens[..COLS].to_vec();
             for time in 1..=2 {
                 backend.add(x, y).unwrap();
@@ -372,7 +373,7 @@ fn a_sum_is_normed_and_multiplied() {
     }
 }
 
-/// A router's choice after a sum and a norm, which one kernel may do: experts, weights, the sum and what was normed.
+/// A router's choice after a sum and a norm, which one kernel may do: experts, weights, the sum and the normed row.
 fn routed(
     backend: &mut dyn Backend,
     weights: &HostMatrix,
@@ -455,7 +456,7 @@ fn routers_choose_what_the_processor_chooses() {
     }
 }
 
-/// Logits of every sort, among them many alike, and more of them than are gathered.
+/// Logits of many kinds, among them many equal ones, and more of those than the kernel can rank.
 #[test]
 fn the_likeliest_tokens_are_those_that_the_processor_finds() {
     const VOCAB: usize = 20_000;
@@ -500,7 +501,7 @@ fn the_likeliest_tokens_are_those_that_the_processor_finds() {
             assert!(ours[truth.len()..].iter().all(|ranked| ranked.logit == f32::NEG_INFINITY));
             let mut read = vec![0.0; VOCAB];
             backend.read_row(logits, i, &mut read).unwrap();
-            // There are NaNs among them on purpose.
+            // Some of them are NaN on purpose.
             let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
             assert!(row.len() == VOCAB && read.iter().zip(row).all(same));
         }

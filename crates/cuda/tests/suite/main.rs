@@ -1,4 +1,5 @@
-//! The backend's tests, on a GPU where they need one. One program, since every program more is linked with all of it.
+//! The CUDA backend's tests. Some need a GPU or the emulator. They are one program, because each further program would
+//! be linked with the whole backend.
 
 #[path = "../common/mod.rs"]
 mod common;

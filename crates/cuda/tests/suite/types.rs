@@ -1,4 +1,4 @@
-//! Which types the GPU computes with. No GPU is needed.
+//! Which types the GPU supports. These tests need no GPU.
 
 use forebay_kernels::{Affine, DType, Encoding, Tiles};
 
@@ -17,7 +17,7 @@ fn all_types_of_folders_have_kernels() {
     for encoding in [2, 3, 4, 5, 6, 8].map(affine).into_iter().chain(others) {
         assert!(forebay_cuda::computes(encoding), "{encoding}");
     }
-    // But for one kind of scales.
+    // All except one kind of scales.
     let powers = tiles(DType::F8_E8M0);
     assert!(powers.is_computable() && !forebay_cuda::computes(powers));
 }

@@ -1,4 +1,4 @@
-//! The suite on the processor: it asks nothing of a device that only a GPU has, and it finds a device that is wrong.
+//! The suite on the CPU: it requires nothing that only a GPU has, and it detects a faulty device.
 
 use forebay_device_tests::TestDevice;
 use forebay_engine::Result;
@@ -7,10 +7,10 @@ use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_kernels::Encoding;
 
-/// The processor as a device. It computes experts where the store has them, and has no memory of its own: the parts of the suite
-/// about that are not for it.
+/// The CPU as a device. It computes experts in the store's slots and has no memory of its own, so the parts about
+/// device memory do not apply.
 struct Processor {
-    /// The precision of everything, if not what is asked for.
+    /// The precision of everything, if not the requested one.
     precision: Option<Precision>,
     memory: u64,
 }
@@ -50,7 +50,7 @@ macro_rules! processors {
             impl TestDevice for $name {
                 type Device = Processor;
 
-                // It computes in f32, and is compared with keys and values that are rounded to halves.
+                // It computes in f32, and is compared with keys and values rounded to f16.
                 const ATTENTION: f64 = 5e-4;
                 const RECURRENCE: f64 = 5e-4;
 
@@ -67,18 +67,18 @@ macro_rules! processors {
 }
 
 processors! {
-    /// By default it rounds activations to eight bits where weights are quantised, so its logits are not as near as a device's.
+    /// At default precision it quantises activations to 8 bits, so its logits are not as close as a device's.
     Plain: None;
-    /// Is exact even where it need not be.
+    /// Always exact, even if fast precision is requested.
     Careful: Some(Precision::Exact);
-    /// Is not exact even where it should be.
+    /// Never exact, even if exact precision is requested.
     Careless: Some(Precision::Fast);
 }
 
 forebay_device_tests::device_suite!(crate::Careful: golden, batches);
 forebay_device_tests::device_suite!(crate::Plain: conversations);
 
-/// Which also shows that what is compared is what the device computed.
+/// This also shows that the suite compares what the device computed.
 #[test]
 fn a_device_that_is_less_exact_than_it_should_be_is_found() {
     use forebay_device_tests::golden::exact_logits_of_the_tiny_models_equal_those_of_others;

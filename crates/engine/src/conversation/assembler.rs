@@ -1,4 +1,4 @@
-//! From the text of an answer, as it comes, to what it is.
+//! Splits the text of an answer, as it is generated, into reasoning, content and tool calls.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -10,29 +10,29 @@ use crate::generate::sampler::Scored;
 use crate::generate::{Answer, Event, FinishReason};
 use crate::tokenizer::StreamDecoder;
 
-/// Tells the parts of one answer apart.
+/// Splits one answer into its parts.
 #[derive(Clone, Debug)]
 pub(crate) struct Assembler {
-    /// `None` where all is content, and at the end.
+    /// `None` if all text is content, and at the end.
     parser: Option<Parser>,
-    /// Control tokens that are part of the text.
+    /// Control tokens that appear in the text.
     shown: Vec<TokenId>,
-    /// Whether there may be several calls.
+    /// Whether several calls are allowed.
     parallel: bool,
-    /// What the ids of calls begin with.
+    /// The prefix of call ids.
     call_ids: Option<String>,
     calls: usize,
-    /// Bytes of the text so far, and how many of them there were when reasoning came last.
+    /// Bytes of the text so far, and up to the end of the last reasoning.
     bytes: usize,
     reasoning_bytes: usize,
-    /// Of tokens whose text has not come.
+    /// Scores of tokens whose text has not come yet.
     pending: Vec<Scored>,
-    /// Whether what comes is not wanted any more.
+    /// Whether the rest of the answer is ignored.
     closed: bool,
 }
 
 impl Assembler {
-    /// Reads with this parser, at the answer's beginning; without one all is content.
+    /// Starts at the answer's beginning. Without a parser, all text is content.
     pub fn new(
         parser: Option<Parser>,
         shown: Vec<TokenId>,
@@ -52,14 +52,14 @@ impl Assembler {
         }
     }
 
-    /// Reads the answer of this number to the same question: its calls have ids of their own.
+    /// Sets the answer's number among the answers to one question, so that its call ids differ from the others'.
     pub fn number(&mut self, number: usize) {
         if let (Some(start), 1..) = (&mut self.call_ids, number) {
             *start = format!("{start}{number}_");
         }
     }
 
-    /// Takes what happens to the answer. Gives whether more of it is wanted.
+    /// Handles an event of the answer. Returns false if the rest of the answer is not needed.
     pub fn push(&mut self, event: Event<'_>, emit: &mut dyn FnMut(ReplyEvent)) -> bool {
         match event {
             Event::Start(meter) => emit(ReplyEvent::Start(meter.clone())),
@@ -79,7 +79,8 @@ impl Assembler {
         !self.closed
     }
 
-    /// Takes the answer's end: passes on what was held back, and gives the answer with what only who reads it knows.
+    /// Handles the end of the answer: emits text that was held back, and returns the answer with what only the parser
+    /// knows.
     pub fn finish(
         &mut self,
         engine: &Engine,
@@ -129,7 +130,7 @@ impl Assembler {
         }
     }
 
-    /// Tokens up to where reasoning came last.
+    /// The number of tokens up to the end of the last reasoning.
     fn reasoning_tokens(&self, engine: &Engine, answer: &Answer) -> usize {
         if self.reasoning_bytes == 0 {
             return 0;
@@ -144,10 +145,10 @@ impl Assembler {
     }
 }
 
-/// The id of a call, which no other call has.
+/// A unique id for a call.
 fn random_id() -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-    // The system's randomness, by way of the keys that the standard library hashes with.
+    // The standard library seeds its hash keys from the system's random numbers.
     let half = || u128::from(RandomState::new().hash_one(()));
     let bits = half() << 64 | half();
     let letters = (0..24).map(|i| char::from(LETTERS[(bits >> (5 * i)) as usize % 32]));
@@ -170,7 +171,8 @@ mod tests {
         Assembler::new(Some(parser), Vec::new(), parallel, call_ids.map(str::to_owned))
     }
 
-    /// What is told of a text that comes in pieces of so many characters, joined, and whether all was wanted.
+    /// Feeds a text in pieces of this many characters. Returns the joined events, and whether all of the text was
+    /// needed.
     fn told(mut assembler: Assembler, text: &str, size: usize) -> (Vec<ReplyEvent>, bool) {
         let mut all: Vec<ReplyEvent> = Vec::new();
         let mut tell = |event| match (all.last_mut(), event) {
@@ -238,7 +240,7 @@ mod tests {
                 _ => None,
             })
             .collect();
-        // The token that ends reasoning has no text of its own, so it counts as the content's.
+        // The token that ends reasoning has no text of its own, so it counts as content.
         assert_eq!(content, [("Well".into(), vec![2, 3]), ("!".into(), vec![4, 5])]);
     }
 }

@@ -1,11 +1,11 @@
-//! A conversation as callers have it, made into what templates expect.
+//! Converts a caller's messages to the form that chat templates expect.
 
 use serde_json::Value;
 
 use crate::chat::Message;
 use crate::error::{Error, Result};
 
-/// The messages with text for content, arguments as objects, and a role that the template knows for developers.
+/// Converts content to text, call arguments to objects, and the role `developer` to one that the template knows.
 ///
 /// # Errors
 /// If a message has content that is not text.
@@ -29,7 +29,7 @@ pub(super) fn normalise(messages: &[Message], knows_developer: bool) -> Result<V
     Ok(all)
 }
 
-/// The messages with the arguments of calls as text, for templates that write them as they are.
+/// Converts call arguments to text, for templates that print them unchanged.
 pub(super) fn with_textual_arguments(messages: &[Message]) -> Vec<Message> {
     let mut messages = messages.to_vec();
     for message in &mut messages {
@@ -44,7 +44,7 @@ pub(super) fn with_textual_arguments(messages: &[Message]) -> Vec<Message> {
     messages
 }
 
-/// Callers have arguments as JSON text; templates go through them. What is no JSON stays as it is.
+/// Parses arguments that are JSON text, because templates iterate over them. Text that is not JSON stays text.
 fn arguments_as_object(arguments: &mut Value) {
     if let Value::String(text) = arguments {
         if text.trim().is_empty() {
@@ -55,7 +55,7 @@ fn arguments_as_object(arguments: &mut Value) {
     }
 }
 
-/// The content of a message as one text, where it comes in parts; `place` names it in errors. Null stays null.
+/// The content of a message as one text, if it comes in parts. Null stays null; `place` names the content in errors.
 ///
 /// # Errors
 /// If a part is not text.
@@ -76,7 +76,7 @@ pub fn text_of(content: Value, place: &str) -> Result<Value> {
     let parts = match content {
         Value::Array(parts) => parts,
         Value::String(_) | Value::Null => return Ok(content),
-        _ => return Err(Error::field(place, "content is a text or a list of parts")),
+        _ => return Err(Error::field(place, "content must be a string or a list of parts")),
     };
     let mut texts = Vec::with_capacity(parts.len());
     for part in parts {

@@ -1,9 +1,9 @@
-//! A conversation: from messages to a prompt, and from what the model writes to reasoning, text and calls.
+//! Chat requests and replies: from messages to a prompt, and from generated text to reasoning, content and tool calls.
 //!
-//! A [`ChatRequest`] says what is asked. A [`Prompter`] makes a [`Question`] of it: it renders and encodes the prompt, compiles
-//! the grammar, and finds everything that is wrong with the request. A [`Session`](crate::Session) or a
-//! [`Driver`](crate::Driver) answers the question. The answer comes as [`ReplyEvent`]s, and a [`Draft`] collects these into
-//! a [`Reply`].
+//! A [`ChatRequest`] has the messages. A [`Prompter`] converts it to a [`Question`]: it renders and encodes the prompt,
+//! compiles the grammar, and finds every error in the request. A [`Session`](crate::Session) or a
+//! [`Driver`](crate::Driver) answers the question. The answer comes as [`ReplyEvent`]s, and a [`Draft`] collects these
+//! into a [`Reply`].
 
 mod assembler;
 mod messages;

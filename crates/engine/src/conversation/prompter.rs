@@ -1,4 +1,4 @@
-//! From what is asked to what is computed.
+//! Converts requests to prompts that are ready to be computed.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::generate::grammar::Grammar;
 use crate::generate::sampler::SamplingOverrides;
 use crate::tokenizer::EncodeOptions;
 
-/// Puts conversations to a model.
+/// Converts chat requests to questions, with a model's chat template and sampling parameters.
 ///
 /// # Examples
 /// ```
@@ -34,15 +34,15 @@ use crate::tokenizer::EncodeOptions;
 #[derive(Clone)]
 pub struct Prompter {
     engine: Engine,
-    /// Instead of the model's.
+    /// Replaces the model's own template.
     template: Option<Arc<ChatTemplate>>,
-    /// How the model writes reasoning and calls.
+    /// The model's format of reasoning and tool calls.
     dialect: Dialect,
     think: Option<bool>,
     sampling: SamplingOverrides,
 }
 
-/// A prompt.
+/// A rendered prompt.
 ///
 /// # Examples
 /// ```
@@ -57,13 +57,13 @@ pub struct Prompter {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// The conversation as the template writes it.
+    /// The prompt as the template renders it.
     pub text: String,
     /// Its tokens.
     pub tokens: Vec<TokenId>,
 }
 
-/// What is to be answered, with everything that can be wrong with it found, and how the answer is read.
+/// A request that is ready to be answered. All errors in it have been found.
 ///
 /// # Examples
 /// ```
@@ -79,15 +79,15 @@ pub struct Prompt {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// What is computed.
+    /// The request for the engine.
     pub request: Request,
-    /// At the answer's beginning. Clones share the tools.
+    /// At the beginning of an answer. Clones share the tools.
     assembler: Assembler,
 }
 
 impl Question {
-    /// The question for one more answer: where the seed is given, another one that follows from it. The answer of number 0
-    /// is that to the question itself.
+    /// The question for another answer to the same request. If a seed is set, each answer gets its own. Number 0 is the
+    /// question itself.
     pub fn nth(&self, number: usize) -> Question {
         let mut question = self.clone();
         let seed = &mut question.request.sampling.seed;
@@ -96,14 +96,14 @@ impl Question {
         question
     }
 
-    /// What reads an answer.
+    /// A parser for one answer.
     pub(crate) fn assembler(&self) -> Assembler {
         self.assembler.clone()
     }
 }
 
 impl Prompter {
-    /// With the model's own template, and what its file recommends about sampling.
+    /// Uses the model's own template, and the sampling parameters that its file recommends.
     pub fn new(engine: &Engine) -> Prompter {
         let prompter = Prompter {
             engine: engine.clone(),
@@ -115,21 +115,21 @@ impl Prompter {
         prompter.with_template(None)
     }
 
-    /// With this template, if one is given, instead of the model's.
+    /// Replaces the model's template, if one is given.
     pub fn with_template(mut self, template: Option<Arc<ChatTemplate>>) -> Prompter {
         self.template = template;
-        // One that does not compile is an error for those who want to chat.
+        // A template that does not compile is an error only for chat requests.
         let source = self.template().ok().flatten().map_or("", ChatTemplate::source);
         self.dialect = Dialect::of(source).with_tokens(self.engine.tokenizer());
         self
     }
 
-    /// Whether the model reasons first where a request does not say.
+    /// Sets whether the model reasons first, for requests that do not say.
     pub fn with_think(self, think: Option<bool>) -> Prompter {
         Prompter { think, ..self }
     }
 
-    /// How tokens are chosen where a request does not say.
+    /// Sets how tokens are sampled, for requests that do not say.
     pub fn with_sampling(self, sampling: SamplingOverrides) -> Prompter {
         Prompter { sampling, ..self }
     }
@@ -139,10 +139,10 @@ impl Prompter {
         &self.engine
     }
 
-    /// The template in effect, if there is one.
+    /// The template in use, if there is one.
     ///
     /// # Errors
-    /// If the model's is none.
+    /// If the model's template does not compile.
     pub fn template(&self) -> Result<Option<&ChatTemplate>> {
         match &self.template {
             Some(template) => Ok(Some(template)),
@@ -150,25 +150,25 @@ impl Prompter {
         }
     }
 
-    /// Whether the model reasons first where a request does not say; `None`: as its template has it.
+    /// Whether the model reasons first, for requests that do not say. `None`: the template decides.
     pub fn think(&self) -> Option<bool> {
         self.think
     }
 
-    /// A conversation as the model sees it, however long it is and whoever spoke last.
+    /// Renders a conversation of any length, whoever spoke last.
     ///
     /// # Errors
-    /// If there is no template, or it refuses the conversation; if a message is not text.
+    /// If there is no template, or it reports an error; if a message's content is not text.
     pub fn prompt(&self, request: &ChatRequest) -> Result<Prompt> {
         let rendered = self.render(request)?;
         self.encode_rendered(rendered)
     }
 
-    /// The question for the next message of a conversation.
+    /// Prepares a request for the next message of a conversation.
     ///
     /// # Errors
-    /// If the request makes no sense, does not fit the context, or asks for what the model cannot do. The error
-    /// [names the field](Error::Field) that is the reason. [`Error::Budget`] if there is no memory to prepare it.
+    /// If the request is invalid, does not fit the context, or asks for something that the model does not support. The
+    /// error [names the field](Error::Field). [`Error::Budget`] if there is not enough memory.
     pub fn chat(&self, request: ChatRequest) -> Result<Question> {
         request.check()?;
         refuse_answered(&request.messages)?;
@@ -177,8 +177,8 @@ impl Prompter {
         self.engine.check_length(&rendered.text).map_err(about_messages)?;
         let Prompt { text, tokens } = self.encode_rendered(rendered)?;
         self.check_room(&tokens).map_err(about_messages)?;
-        // The model is told of all tools whichever it may call: a prompt that begins differently shares nothing with the one
-        // before.
+        // The prompt lists all tools, whichever may be called, so that it shares its beginning with the previous
+        // prompt.
         let has_tools = !request.tools.is_empty();
         let tools = if request.tool_choice == ToolChoice::None { Vec::new() } else { request.tools };
         let ChatRequest { tool_choice, parallel_tool_calls: parallel, options, .. } = request;
@@ -211,7 +211,7 @@ impl Prompter {
         Ok(Question { request, assembler })
     }
 
-    /// The question for the continuation of a text as it is. All of the answer is content.
+    /// Prepares a request to continue a text, without a chat template. The whole answer is content.
     ///
     /// # Errors
     /// As [`chat`](Self::chat).
@@ -219,7 +219,7 @@ impl Prompter {
         Ok(self.texts(vec![tokens], options)?.remove(0))
     }
 
-    /// [`text`](Self::text) for several at once.
+    /// Like [`text`](Self::text), for several texts.
     ///
     /// # Errors
     /// As [`chat`](Self::chat).
@@ -242,10 +242,10 @@ impl Prompter {
         prompts.into_iter().map(question).collect()
     }
 
-    /// The tokens of a text that is to be continued as it is.
+    /// Encodes a text that is to be continued.
     ///
     /// # Errors
-    /// If it cannot fit the context. [`Error::Budget`] if there is no memory to encode it.
+    /// If it cannot fit the context. [`Error::Budget`] if there is not enough memory.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let encode = || {
             self.engine.check_length(text)?;
@@ -262,7 +262,7 @@ impl Prompter {
             kwargs: request.kwargs.clone(),
             ..RenderOptions::default()
         };
-        // Templates have either name.
+        // Templates use either name.
         const NAMES: [&str; 2] = ["enable_thinking", "thinking"];
         let says = NAMES.iter().any(|name| options.kwargs.contains_key(*name));
         if let Some(think) = request.think.or(self.think).filter(|_| !says) {
@@ -273,10 +273,10 @@ impl Prompter {
         })?;
         let knows_developer = template.source().contains("developer");
         let messages = normalise(&request.messages, knows_developer)?;
-        // A template writes the BOS token itself where the model wants one.
+        // A template writes the BOS token itself if the model needs one.
         let render = |messages| template.write(&template.adapt(messages, &options), &options);
         render(messages.clone()).or_else(|error| {
-            // A few templates write arguments as they are, and cannot do that with objects.
+            // Some templates print arguments unchanged, which needs text instead of objects.
             let textual = with_textual_arguments(&messages);
             let rendered = if textual == messages { None } else { render(textual).ok() };
             rendered.ok_or_else(|| Error::about("messages", error))
@@ -292,7 +292,7 @@ impl Prompter {
         Ok(Prompt { text: rendered.text, tokens })
     }
 
-    /// Refuses a prompt that leaves no room for an answer.
+    /// Refuses a prompt that leaves no context for an answer.
     fn check_room(&self, tokens: &[TokenId]) -> Result<()> {
         let limit = self.engine.context();
         if tokens.len() >= limit {
@@ -301,7 +301,7 @@ impl Prompter {
         Ok(())
     }
 
-    /// What the options say of a request.
+    /// Combines a prompt and options to a request.
     fn request(&self, prompt: Vec<TokenId>, options: ReplyOptions) -> Result<Request> {
         let file = self.engine.file();
         let sampling = self.sampling.clone().overruled_by(options.sampling);
@@ -318,7 +318,7 @@ impl Prompter {
     }
 }
 
-/// Refuses a conversation that has its answer: what the assistant began to say cannot be continued.
+/// Refuses a conversation that ends with the assistant's message, because continuing a message is not supported.
 fn refuse_answered(messages: &[Message]) -> Result<()> {
     match messages.last() {
         Some(last) if last.role == "assistant" => Err(Error::field(

@@ -1,4 +1,4 @@
-//! An answer told apart: as it comes, and as a whole.
+//! Replies: answers split into reasoning, content and tool calls, as events or as a whole.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::generate::Answer;
 use crate::generate::sampler::Scored;
 use crate::session::Session;
 
-/// What happens while a question is answered.
+/// An event of a reply in progress.
 ///
 /// # Examples
 /// ```
@@ -34,38 +34,38 @@ use crate::session::Session;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReplyEvent {
-    /// Prompt processing starts. The meter shows at any time how far it is, also while a pass computes.
+    /// Prompt processing starts. The meter shows its progress at any time, even during a pass.
     Start(PromptMeter),
-    /// More of the prompt has been processed: told after each pass.
+    /// More of the prompt has been processed. Sent after each pass.
     Progress {
-        /// Tokens processed.
+        /// Prompt tokens processed so far.
         done: usize,
-        /// Tokens to process.
+        /// Prompt tokens to process.
         total: usize,
     },
-    /// What the model says to itself.
+    /// More reasoning.
     Reasoning(String),
-    /// What it says.
+    /// More content.
     Content {
-        /// More text.
+        /// The text.
         text: String,
-        /// How likely the tokens were that led to the text, if that was asked for.
+        /// The probabilities of the text's tokens, if requested.
         scored: Vec<Scored>,
     },
-    /// It calls a tool.
+    /// A tool call begins.
     Call {
-        /// Tells the call from others.
+        /// The call's unique id.
         id: String,
-        /// The tool.
+        /// The tool's name.
         name: String,
     },
-    /// More of the JSON text of the arguments of the call that began last.
+    /// More of the arguments (JSON text) of the last call.
     Arguments(String),
-    /// The answer has ended: what the model wrote, and what it took. Nothing comes after it.
+    /// The end of the reply, with the whole text and its measurements. It is the last event.
     End(Box<Answer>),
 }
 
-/// A whole answer.
+/// A finished reply.
 ///
 /// # Examples
 /// ```
@@ -86,19 +86,19 @@ pub enum ReplyEvent {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// What the model said to itself.
+    /// The model's reasoning.
     pub reasoning: String,
-    /// What it said.
+    /// The model's answer.
     pub content: String,
-    /// The tools that it called.
+    /// The tool calls.
     pub calls: Vec<Call>,
-    /// How likely the tokens of the content were, if that was asked for.
+    /// The probabilities of the content's tokens, if requested.
     pub scored: Vec<Scored>,
-    /// All that it wrote, why it ended, and what it took.
+    /// The whole generated text, why it ended, and measurements.
     pub answer: Answer,
 }
 
-/// A call of a tool.
+/// A tool call.
 ///
 /// # Examples
 /// ```
@@ -114,16 +114,16 @@ pub struct Reply {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Tells the call from others: the result that is sent back has the same.
+    /// The call's unique id. The message with the tool's result must have the same id.
     pub id: String,
-    /// The tool.
+    /// The tool's name.
     pub name: String,
-    /// JSON text. Where the answer was cut off, it may not be complete.
+    /// JSON text. It may be incomplete if the answer was cut off.
     pub arguments: String,
 }
 
 impl Reply {
-    /// The message with which the conversation goes on.
+    /// The reply as a message, to continue the conversation with.
     pub fn message(&self) -> Message {
         // A message that only calls tools has no content.
         let says = !self.content.is_empty() || self.calls.is_empty();
@@ -142,7 +142,7 @@ impl Reply {
     }
 }
 
-/// A reply that is being collected.
+/// Collects the events of a reply.
 ///
 /// # Examples
 /// ```
@@ -169,7 +169,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Takes what happens; gives the reply when it has ended, after which the draft is empty.
+    /// Adds an event. Returns the reply at its end, after which the draft is empty.
     pub fn take(&mut self, event: ReplyEvent) -> Option<Reply> {
         match event {
             ReplyEvent::Start(_) | ReplyEvent::Progress { .. } => {}
@@ -194,8 +194,8 @@ impl Draft {
 }
 
 impl Session {
-    /// Answers a question and tells what the model says as it comes. As [`generate`](Self::generate), of which the answer is:
-    /// a reply that was cancelled is no error.
+    /// Answers a question and reports each event. Like [`generate`](Self::generate), it does not treat a cancelled
+    /// reply as an error.
     ///
     /// # Errors
     /// As [`generate`](Self::generate).

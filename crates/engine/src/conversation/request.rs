@@ -1,4 +1,4 @@
-//! What is asked, and how it is to be answered.
+//! Chat requests and their options.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use crate::generate::client::Client;
 use crate::generate::grammar::Grammar;
 use crate::generate::sampler::SamplingOverrides;
 
-/// A conversation whose next message is asked for.
+/// A conversation, to which the model writes the next message.
 ///
 /// # Examples
 /// ```
@@ -25,21 +25,21 @@ use crate::generate::sampler::SamplingOverrides;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ChatRequest {
-    /// What was said so far. The content of a message is text or a list of parts that are text; the arguments of its calls
-    /// are objects or JSON text.
+    /// The messages so far. Content is text or a list of text parts; call arguments are objects or JSON text.
     pub messages: Vec<Message>,
-    /// The tools that the model is told of, in OpenAI's shape: `{"type": "function", "function": {"name": …}}`.
+    /// The tools that the model may call, in OpenAI's format: `{"type": "function", "function": {"name": …}}`.
     pub tools: Vec<Value>,
-    /// Whether it calls them.
+    /// Whether the model calls tools.
     pub tool_choice: ToolChoice,
-    /// Whether it may call several at once. If not, the answer ends after the first call.
+    /// Whether the model may call several tools at once. Otherwise the answer ends after the first call.
     pub parallel_tool_calls: bool,
-    /// Further variables of the chat template.
+    /// Additional variables for the chat template.
     pub kwargs: Map<String, Value>,
-    /// Whether the model reasons first, where its template can say that; overruled by `enable_thinking` and `thinking` among the
-    /// variables. `None`: as the [prompter](super::Prompter::with_think) or else the template has it.
+    /// Whether the model reasons first, if its template supports that. The variables `enable_thinking` and `thinking`
+    /// in `kwargs` take precedence. `None`: the [prompter's](super::Prompter::with_think) setting, or else the
+    /// template's default.
     pub think: Option<bool>,
-    /// How the answer is made.
+    /// Options for the answer.
     pub options: ReplyOptions,
 }
 
@@ -58,56 +58,56 @@ impl Default for ChatRequest {
 }
 
 impl ChatRequest {
-    /// Asks for the answer to the last of these messages.
+    /// A request with these messages.
     pub fn new(messages: Vec<Message>) -> ChatRequest {
         ChatRequest { messages, ..ChatRequest::default() }
     }
 
-    /// Asks for the answer to one text.
+    /// A request with one user message.
     pub fn user(text: impl Into<String>) -> ChatRequest {
         ChatRequest::new(vec![Message::new("user", text)])
     }
 
-    /// Tells the model of these [tools](Self::tools).
+    /// Sets the [tools](Self::tools).
     pub fn tools(mut self, tools: Vec<Value>) -> ChatRequest {
         self.tools = tools;
         self
     }
 
-    /// Whether tools are called.
+    /// Sets whether the model calls tools.
     pub fn tool_choice(mut self, choice: ToolChoice) -> ChatRequest {
         self.tool_choice = choice;
         self
     }
 
-    /// Whether the model [reasons first](Self::think).
+    /// Sets whether the model [reasons first](Self::think).
     pub fn think(mut self, think: bool) -> ChatRequest {
         self.think = Some(think);
         self
     }
 
-    /// The most tokens of the answer.
+    /// Sets the most tokens of the answer.
     pub fn max_tokens(mut self, most: usize) -> ChatRequest {
         self.options.max_tokens = Some(most);
         self
     }
 
-    /// What the answer must be.
+    /// Sets the form of the answer.
     pub fn format(mut self, format: Format) -> ChatRequest {
         self.options.format = format;
         self
     }
 
-    /// How tokens are chosen.
+    /// Sets how tokens are sampled.
     pub fn sampling(mut self, sampling: SamplingOverrides) -> ChatRequest {
         self.options.sampling = sampling;
         self
     }
 
-    /// Finds what is wrong with a conversation before it is rendered.
+    /// Checks the request before it is rendered.
     ///
     /// # Errors
-    /// If there are no messages, or a tool is no function with a name.
+    /// If there are no messages, or a tool is not a function with a name.
     pub fn check(&self) -> Result<()> {
         if self.messages.is_empty() {
             return Err(Error::field("messages", "there are no messages"));
@@ -125,7 +125,7 @@ impl ChatRequest {
     }
 }
 
-/// Whether tools are called.
+/// Whether the model calls tools.
 ///
 /// # Examples
 /// ```
@@ -150,16 +150,16 @@ pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// None are.
+    /// It calls none.
     None,
-    /// At least one is.
+    /// It calls at least one.
     Required,
-    /// The one of this name is.
+    /// It calls the tool of this name.
     Named(String),
 }
 
 impl ToolChoice {
-    /// Those of the tools that one has to be called of, if one has to be.
+    /// The tools of which one must be called; `None` if none must.
     pub(super) fn required(&self, tools: &[Value]) -> Result<Option<Vec<Value>>> {
         match self {
             ToolChoice::Auto | ToolChoice::None => Ok(None),
@@ -179,7 +179,7 @@ impl ToolChoice {
     }
 }
 
-/// How an answer is made, to a conversation or to a text.
+/// Options for an answer.
 ///
 /// # Examples
 /// ```
@@ -192,27 +192,27 @@ impl ToolChoice {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ReplyOptions {
-    /// Who asks.
+    /// Who sent the request.
     pub client: Client,
-    /// The most tokens of the answer; without it, until the context is full.
+    /// The most tokens of the answer. `None`: until the context is full.
     pub max_tokens: Option<usize>,
-    /// The most tokens of reasoning: then the model is made to answer.
+    /// The most tokens of reasoning. After that, the model must answer.
     pub reasoning: Option<usize>,
-    /// How tokens are chosen, where the model's file is not to say.
+    /// Sampling parameters. Those that are not set come from the model's file.
     pub sampling: SamplingOverrides,
-    /// Texts that end the answer and are not part of it.
+    /// Strings that end the answer and are not part of it.
     pub stop: Vec<String>,
     /// See [`Request::ignore_end`](crate::Request::ignore_end).
     pub ignore_end: bool,
-    /// What the answer must be.
+    /// The form of the answer.
     pub format: Format,
     /// See [`Request::logprobs`](crate::Request::logprobs).
     pub logprobs: Option<usize>,
-    /// What the ids of calls begin with; the number of the call in its answer follows. Without it, ids are random.
+    /// The prefix of call ids; the call's number in its answer follows. `None`: ids are random.
     pub call_ids: Option<String>,
 }
 
-/// What an answer must be.
+/// The form of an answer.
 ///
 /// # Examples
 /// ```
@@ -232,24 +232,24 @@ pub struct ReplyOptions {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub enum Format {
-    /// Anything.
+    /// Any text.
     #[default]
     Text,
     /// Any JSON object.
     JsonObject,
-    /// JSON that this schema describes.
+    /// JSON that satisfies this schema.
     JsonSchema(Value),
-    /// A text of this grammar, from the first token on: nothing in it is reasoning or a call.
+    /// Text that matches this grammar, from the first token on. It has no reasoning and no calls.
     Grammar(Grammar),
 }
 
 impl Format {
-    /// The grammar of the whole answer, where one is given.
+    /// The grammar of the whole answer, if there is one.
     pub(super) fn grammar(&self) -> Option<&Grammar> {
         if let Format::Grammar(grammar) = self { Some(grammar) } else { None }
     }
 
-    /// The schema of the answer, where one describes it.
+    /// The schema of the answer, if there is one.
     pub(super) fn schema(&self) -> Option<Value> {
         match self {
             Format::Text | Format::Grammar(_) => None,

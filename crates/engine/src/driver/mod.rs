@@ -1,7 +1,7 @@
-//! Many conversations at once: who computes next, and what is kept for later prompts.
+//! Answering many conversations at once.
 //!
-//! A [`Driver`] owns the [`Crowd`] on a thread of its own. Any thread asks, by a handle that is cloned freely, and reads the
-//! answer as a [`ReplyStream`], which cancels it when it is dropped.
+//! A [`Driver`] owns the [`Crowd`] of conversations, on its own thread. Any thread may send requests through a clone of
+//! the driver, and reads each answer from a [`ReplyStream`]. Dropping the stream cancels the answer.
 //!
 //! # Examples
 //! ```
@@ -38,11 +38,11 @@ use crate::error::{Error, Result};
 use crate::generate::Request;
 use crate::tokenizer::{Bos, EncodeOptions};
 
-/// With nothing to do for so long, what is worth keeping is written. People think between two turns for less than that, and
-/// each of their turns makes what was written of the last one worthless.
+/// After this much idle time, the driver writes kept conversations to disk. People usually pause less between two
+/// turns, and each turn makes the file of the last one worthless.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// How a driver works.
+/// Options of a driver.
 ///
 /// # Examples
 /// ```
@@ -60,20 +60,20 @@ const IDLE: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct DriverOptions {
-    /// How many are answered at once, and what is kept for later prompts.
+    /// How many requests are answered at once, and what is kept for later prompts.
     pub crowd: CrowdOptions,
-    /// With nothing to do for so long, the conversations that are kept are written to disk, if they are to be.
+    /// After this much idle time, kept conversations are written to disk, if a folder is set.
     pub idle: Duration,
-    /// How conversations are put to the model; by default as its file says.
+    /// Converts requests to prompts. By default as the model's file says.
     pub prompter: Option<Prompter>,
-    /// Ends everything, as [`Driver::leave`] does.
+    /// Cancelling it ends everything, as [`Driver::leave`] does.
     pub leave: Cancel,
-    /// Told what the driver does.
+    /// Called when the driver starts and ends steps.
     pub observer: Option<Arc<dyn Observer>>,
 }
 
 impl DriverOptions {
-    /// So many answers at once, and nothing kept.
+    /// Options for this many answers at once, without a prefix cache.
     pub fn new(most: usize) -> DriverOptions {
         DriverOptions {
             crowd: CrowdOptions::new(most),
@@ -85,7 +85,7 @@ impl DriverOptions {
     }
 }
 
-/// Told what a driver does, on the driver's thread, and never while a batch is computed.
+/// Callbacks about a driver's work. They run on the driver's thread, and never while a batch is computed.
 ///
 /// # Examples
 /// ```
@@ -113,22 +113,22 @@ impl DriverOptions {
 /// # Ok::<(), forebay_engine::Error>(())
 /// ```
 pub trait Observer: Send + Sync {
-    /// How many are served, and what is kept, before a step and after it.
+    /// Called before and after a step, with the state of all requests and of the prefix cache.
     fn looks(&self, _crowd: &Crowd) {}
 
-    /// There is nothing to do.
+    /// Called when there is nothing to do.
     fn rests(&self) {}
 
-    /// A step begins.
+    /// Called before a step.
     fn begins_step(&self) {}
 
-    /// A step has ended after this time, in which so many tokens were written.
+    /// Called after a step, with its time and the number of tokens generated.
     fn ends_step(&self, _took: Duration, _tokens: usize) {}
 
-    /// A step has ended in which nothing could be computed, because all wait for files or memory.
+    /// Called after a step that could compute nothing, because all requests wait for files or memory.
     fn idles(&self) {}
 
-    /// The thread has ended and has let go of the model. The last thing that is told.
+    /// Called last, when the thread has ended and no longer uses the model.
     fn ends(&self, _ending: Ending) {}
 }
 
@@ -137,16 +137,16 @@ pub trait Observer: Send + Sync {
 /// [`Observer`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It was asked to.
+    /// It was closed or cancelled.
     Asked,
     /// The device that computes is [lost](Engine::lost).
     DeviceLost,
-    /// Something on it panicked: a bug, of the engine's or of who listens.
+    /// Something on the thread panicked. This is a bug in the engine or in a callback.
     Panicked,
 }
 
-/// Answers many conversations at once, on a thread of its own. Clones are handles of the same driver; when the last one is
-/// dropped, all that is not answered ends as [cancelled](Error::Cancelled).
+/// Answers many conversations at once, on its own thread. Clones are handles to the same driver. When the last one is
+/// dropped, all unfinished answers end as [cancelled](Error::Cancelled).
 ///
 /// # Examples
 /// ```
@@ -173,20 +173,20 @@ pub struct Driver(Arc<Shared>);
 
 struct Shared {
     prompter: Prompter,
-    /// `None` when nothing more is taken.
+    /// `None` after the driver is closed.
     jobs: Mutex<Option<Sender<Job>>>,
     fate: Fate,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Driver {
-    /// Starts the thread.
+    /// Starts the driver's thread.
     ///
     /// # Errors
-    /// If the system has no thread for it, or the prompter is another model's.
+    /// If the thread cannot be started, or the prompter belongs to another engine.
     pub fn start(engine: &Engine, options: DriverOptions) -> Result<Driver> {
         if options.prompter.as_ref().is_some_and(|prompter| !prompter.engine().is(engine)) {
-            return Err(Error::Invalid("the driver's prompter is another model's".into()));
+            return Err(Error::Invalid("the driver's prompter belongs to another engine".into()));
         }
         let (jobs, receiver) = channel();
         let DriverOptions { crowd, idle, prompter, leave, observer } = options;
@@ -210,18 +210,17 @@ impl Driver {
         })))
     }
 
-    /// What makes questions of conversations.
+    /// Converts requests to prompts.
     pub fn prompter(&self) -> &Prompter {
         &self.0.prompter
     }
 
-    /// The model.
     pub fn engine(&self) -> &Engine {
         self.0.prompter.engine()
     }
 
-    /// Asks for the next message of a conversation. What takes time before that, from rendering to compiling a grammar, is
-    /// done on the caller's thread, and everything that can be wrong with the request is known when this returns.
+    /// Asks for the next message of a conversation. Rendering, encoding and compiling grammars run on the caller's
+    /// thread, so every error in the request is known when this function returns.
     ///
     /// # Errors
     /// As [`Prompter::chat`] and [`submit`](Self::submit).
@@ -229,7 +228,8 @@ impl Driver {
         self.ask(self.prompter().chat(request)?)
     }
 
-    /// Asks for the continuation of a text as it is, without a chat template. Control tokens in the text are encoded as such.
+    /// Asks for the continuation of a text, without a chat template. Control tokens in the text are encoded as control
+    /// tokens.
     ///
     /// # Errors
     /// As [`Prompter::encode`], [`Prompter::text`] and [`submit`](Self::submit).
@@ -239,7 +239,7 @@ impl Driver {
         self.ask(self.prompter().text(tokens, options)?)
     }
 
-    /// Asks a question that was prepared.
+    /// Asks a prepared question.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -247,9 +247,9 @@ impl Driver {
         ReplyStream::of(self, question)
     }
 
-    /// The same, and has a function told what happens: on the driver's thread, which must not wait there. The last thing that it
-    /// is told is [`ReplyEvent::End`] or an error; if the thread panics it is dropped without. The answer is cancelled when the
-    /// ticket is dropped.
+    /// Asks a prepared question and calls a function with each event. The function runs on the driver's thread and must
+    /// not block. Its last call has [`ReplyEvent::End`] or an error; if the thread panics, the function is dropped
+    /// without it. Dropping the ticket cancels the answer.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -261,33 +261,33 @@ impl Driver {
         stream::ask(self, question, Box::new(tell))
     }
 
-    /// Has a request answered. The listener is told on the driver's thread, which must not wait there.
+    /// Submits a request of tokens. The listener runs on the driver's thread and must not block.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if the driver takes nothing more; else why it cannot go on.
+    /// [`Error::Cancelled`] if the driver is closed; another error if it failed.
     pub fn submit(&self, request: Request, cancel: Cancel, listener: Box<dyn Listener>) -> Result<()> {
         let jobs = self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let jobs = jobs.as_ref().ok_or(Error::Cancelled)?;
         jobs.send(Job { request, cancel, listener }).map_err(|_| self.0.fate.error())
     }
 
-    /// Takes nothing more. The thread ends when all that was asked for is answered.
+    /// Accepts no more requests. The thread ends when all accepted requests are answered.
     pub fn close(&self) {
         self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// Takes nothing more and ends what is being computed, within a layer. All that is not answered ends as
+    /// Accepts no more requests and stops the computation at the next layer. All unfinished answers end as
     /// [cancelled](Error::Cancelled).
     pub fn leave(&self) {
         self.0.fate.leave();
         self.close();
     }
 
-    /// Waits until the thread has ended, which takes a [`close`](Self::close) or [`leave`](Self::leave). What was to be kept on
-    /// disk is there then.
+    /// Waits until the thread has ended, after a [`close`](Self::close) or [`leave`](Self::leave). By then, the prefix
+    /// cache has been written to disk.
     pub fn join(&self) {
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Its panics are told to the observer.
+        // The observer was already told of a panic.
         thread.map(JoinHandle::join);
     }
 

@@ -1,4 +1,4 @@
-//! Answers on their way from the driver's thread to whoever asked.
+//! Passes answers from the driver's thread to the threads that asked for them.
 
 use std::sync::mpsc::{Receiver, channel};
 
@@ -11,10 +11,10 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::generate::{Answer, Event};
 
-/// What is told of an answer.
+/// Receives the events of an answer.
 type Tell = Box<dyn FnMut(Result<ReplyEvent>) + Send>;
 
-/// Stands for an answer that was asked for. Dropping it cancels the answer.
+/// A handle to an answer in progress. Dropping it cancels the answer.
 ///
 /// # Examples
 /// ```
@@ -52,8 +52,8 @@ impl Drop for Ticket {
     }
 }
 
-/// An answer as it comes: an iterator that waits for what happens next. The last thing that happens is
-/// [`ReplyEvent::End`] or an error. Dropping the stream cancels the answer.
+/// The events of an answer in progress, as a blocking iterator. The last item is [`ReplyEvent::End`] or an error.
+/// Dropping the stream cancels the answer.
 ///
 /// # Examples
 /// ```
@@ -85,14 +85,14 @@ impl ReplyStream {
     pub(super) fn of(driver: &Driver, question: Question) -> Result<ReplyStream> {
         let (sender, events) = channel();
         let tell = move |event| {
-            // Where nobody listens any more the answer is cancelled.
+            // If the receiver is gone, the answer is being cancelled.
             let _ = sender.send(event);
         };
         let ticket = driver.ask_telling(question, tell)?;
         Ok(ReplyStream { events, ticket, fate: driver.fate(), ended: false })
     }
 
-    /// Ends the answer where it is; what has come of it is still told.
+    /// Cancels the answer. The events so far and the end are still delivered.
     pub fn cancel(&self) {
         self.ticket.cancel();
     }
@@ -100,7 +100,8 @@ impl ReplyStream {
     /// Waits for the whole answer.
     ///
     /// # Errors
-    /// If it cannot be computed. That it was cancelled is no error of an answer that had begun.
+    /// If the answer cannot be computed, or is cancelled before it begins. An answer that is cancelled later is not an
+    /// error.
     pub fn whole(mut self) -> Result<Reply> {
         let mut draft = Draft::default();
         loop {
@@ -110,7 +111,7 @@ impl ReplyStream {
                         return Ok(reply);
                     }
                 }
-                // Nothing comes after the end.
+                // The driver ended without ending this answer.
                 None => return Err(self.fate.error()),
             }
         }
@@ -130,7 +131,7 @@ impl Iterator for ReplyStream {
     }
 }
 
-/// Asks, and has what the answer is told.
+/// Submits a question whose events go to `tell`.
 pub(super) fn ask(driver: &Driver, question: Question, tell: Tell) -> Result<Ticket> {
     let cancel = Cancel::default();
     let assembler = question.assembler();
@@ -140,7 +141,7 @@ pub(super) fn ask(driver: &Driver, question: Question, tell: Tell) -> Result<Tic
     Ok(Ticket(cancel))
 }
 
-/// Tells the parts of an answer apart.
+/// Splits an answer into its parts and passes them on.
 struct Assembling {
     assembler: Assembler,
     engine: Engine,

@@ -1,4 +1,4 @@
-//! The thread that computes: it owns the crowd of requests, and takes every step.
+//! The driver's thread: it owns the crowd of requests and computes every step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::Request;
 
-/// A request, and who listens to its answer.
+/// A request and its listener.
 pub(super) struct Job {
     pub request: Request,
     pub cancel: Cancel,
     pub listener: Box<dyn Listener>,
 }
 
-/// Whether the thread goes on, and if not, why.
+/// Whether the thread still runs, and if not, why it ended.
 #[derive(Clone)]
 pub(super) struct Fate {
     engine: Engine,
@@ -35,17 +35,19 @@ impl Fate {
         self.leave.cancel();
     }
 
-    /// What is told to those who get no answer, where the thread has ended.
+    /// The error for requests that get no answer because the thread has ended.
     pub fn error(&self) -> Error {
         match self.engine.lost() {
             Some(why) => Error::DeviceLost(why.to_owned()),
             None if self.leave.is_cancelled() => Error::Cancelled,
-            None => Error::Backend("the thread that computes has ended by a bug".into()),
+            None => {
+                Error::Backend("the computing thread panicked, which is a bug: start a new driver".into())
+            }
         }
     }
 }
 
-/// What the thread has.
+/// Everything that the thread owns.
 pub(super) struct Work {
     pub engine: Engine,
     pub options: CrowdOptions,
@@ -58,10 +60,10 @@ pub(super) struct Work {
 impl Work {
     pub fn run(self) {
         let observer = self.observer.clone();
-        // What panics is a bug. Whoever waits is told by the end of its channel.
+        // A panic is a bug. Waiting threads notice it when their channels close.
         let ended = catch_unwind(AssertUnwindSafe(move || self.drive()));
         let ending = ended.unwrap_or_else(|_| {
-            tracing::error!("computing failed for good: a new driver has to be started");
+            tracing::error!("the computing thread panicked, which is a bug: start a new driver");
             Ending::Panicked
         });
         if let Some(observer) = observer {
@@ -74,7 +76,7 @@ impl Work {
         match self.answer(&mut crowd) {
             Ok(()) => crowd.save_prefixes(),
             Err(Error::DeviceLost(why)) => {
-                // Those who came meanwhile.
+                // Requests that arrived meanwhile.
                 for job in self.jobs.try_iter() {
                     job.listener.end(Err(Error::DeviceLost(why.clone())));
                 }
@@ -91,12 +93,12 @@ impl Work {
         Ending::Asked
     }
 
-    /// Answers until all is answered and nothing more can come.
+    /// Computes steps until all requests are answered and no more can come.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if all are to end; [`Error::DeviceLost`] if nothing can be computed any more.
+    /// [`Error::Cancelled`] if the driver is cancelled; [`Error::DeviceLost`] if nothing can be computed any more.
     fn answer(&self, crowd: &mut Crowd) -> Result<()> {
-        // Whether something happened since what is worth keeping was written.
+        // Whether anything changed since kept conversations were written.
         let mut stale = false;
         loop {
             self.fate.leave.check()?;
@@ -126,7 +128,7 @@ impl Work {
             let start = Instant::now();
             self.tell(|observer| observer.begins_step());
             let idle = crowd.idle_steps();
-            // What concerns a request is told to its listener; only leaving concerns all.
+            // Errors of single requests go to their listeners. Only a cancelled driver and a lost device end up here.
             let tokens = crowd.step(&self.fate.leave)?;
             self.tell(|observer| match crowd.idle_steps() > idle {
                 true => observer.idles(),

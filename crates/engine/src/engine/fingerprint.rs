@@ -1,4 +1,4 @@
-//! Telling models apart.
+//! A number that identifies a model, so that saved conversations are never loaded into another one.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,15 +8,15 @@ use crate::experts::{ByteSource, ExpertLayer, FileSource};
 use crate::format::{FileIdx, Format, ModelFile};
 use crate::hash::Fnv;
 
-/// How many places of the dense weights are looked at, and how many of the experts, which are on the drive.
+/// How many samples are taken of the dense weights, and how many of the experts, which must be read from the drive.
 const DENSE_SAMPLES: usize = 1 << 14;
 const EXPERT_SAMPLES: usize = 64;
 
-/// Bytes looked at in each place.
+/// Bytes per sample.
 const SAMPLE: usize = 64;
 
-/// The number of a model by its settings, its table of tensors, and its weights at many places. It is the same
-/// wherever the model lies.
+/// Hashes the model's settings, its tensor table, and samples of its weights. The result does not depend on the file's
+/// path.
 ///
 /// # Errors
 /// If reading fails.
@@ -41,7 +41,7 @@ pub fn fingerprint(model: &ModelFile, dense: &[u8], experts: &[Option<ExpertLaye
     Ok(hash.0)
 }
 
-/// The file of settings, or what stands before the weights.
+/// Hashes the settings file of a folder, or everything before the weights in a GGUF file.
 fn add_settings(model: &ModelFile, hash: &mut Fnv) -> Result<()> {
     let path = model.settings_path();
     let len = match model.format {

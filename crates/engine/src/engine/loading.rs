@@ -1,5 +1,5 @@
-//! Loading, in stages. Each stage is a type that holds only what is there by then: a [`Prospect`] is planned, [`DenseLoaded`]
-//! has the dense weights, [`TiersReady`] also the experts that are resident from the start.
+//! Loading a model, in stages. Each stage is a type that holds only what exists at that point: a [`Prospect`] is
+//! planned, [`DenseLoaded`] has the dense weights, [`TiersReady`] also has the experts that are loaded at start.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -16,7 +16,7 @@ use crate::memory::{Pressure, Region};
 use crate::models::{Blueprint, Model};
 use crate::plan::Plan;
 
-/// Tells the caller how far loading has come.
+/// Reports to the caller how many bytes are loaded.
 pub(super) struct Progress<'a> {
     done: u64,
     total: u64,
@@ -39,7 +39,7 @@ impl Progress<'_> {
     }
 }
 
-/// A model whose dense weights are where they are computed.
+/// A model whose dense weights are loaded, in RAM or on the device.
 pub(super) struct DenseLoaded {
     model: ModelInfo,
     blueprint: Blueprint,
@@ -48,7 +48,7 @@ pub(super) struct DenseLoaded {
     threads: usize,
     builder: Box<dyn ExecutorBuilder>,
     dense: Arc<Region>,
-    /// Computes experts beside a device, if that was asked for.
+    /// Computes some experts on the CPU beside a device (`Options::cpu_experts`).
     assistant: Option<Assistant>,
 }
 
@@ -56,7 +56,7 @@ impl DenseLoaded {
     /// Reads the dense weights.
     ///
     /// # Errors
-    /// If memory cannot be had, reading fails, or the device refuses.
+    /// If memory cannot be allocated, reading fails, or the device reports an error.
     pub fn load(prospect: Prospect, options: &Options, progress: &mut Progress<'_>) -> Result<DenseLoaded> {
         let Prospect { model, blueprint, classes, plan, .. } = prospect;
         let threads = options.thread_count()?;
@@ -83,14 +83,14 @@ impl DenseLoaded {
     }
 }
 
-/// A model with its expert slots, and in them the experts that are resident from the start.
+/// A model with its expert slots, filled with the experts that are loaded at start.
 pub(super) struct TiersReady {
     model: ModelInfo,
     decoder: Box<dyn Model>,
     plan: Plan,
     threads: usize,
     executor: Box<dyn ExpertExecutor>,
-    /// Whether the processor computes some experts beside a device.
+    /// Whether the CPU computes some experts beside a device.
     assisted: bool,
     dense: Arc<Region>,
     store: Arc<ExpertStore>,
@@ -98,11 +98,11 @@ pub(super) struct TiersReady {
 }
 
 impl TiersReady {
-    /// Makes the expert slots, and fills them with all experts if they have room, else with those that were hot when the model
-    /// was last loaded.
+    /// Allocates the expert slots and fills them: with all experts if they fit, otherwise with the hottest experts of
+    /// the last run.
     ///
     /// # Errors
-    /// If memory cannot be had, reading fails, or the device refuses.
+    /// If memory cannot be allocated, reading fails, or the device reports an error.
     pub fn fill(loaded: DenseLoaded, options: &Options, progress: &mut Progress<'_>) -> Result<TiersReady> {
         let DenseLoaded { model, blueprint, classes, mut plan, threads, builder, dense, assistant } = loaded;
         let store_options = StoreOptions {
@@ -118,17 +118,17 @@ impl TiersReady {
             store: Arc::clone(&store),
             classes: &classes,
             device_slots: plan.device.as_ref().map_or(&[], |there| &there.slots[..]),
-            // Slots of a device may be lent later, and experts move then.
+            // A device's slots may be lent to conversations later, and then experts have to be uploaded.
             prefetch: options.prefetch && (plan.moves_experts() || plan.device.is_some()),
             assistant,
         })?;
         if let (Some(slots), Some(there)) = (store.device_slots(), &mut plan.device) {
-            // Others may have taken memory since it was planned.
+            // Other processes may have taken GPU memory since the plan was made.
             let had = std::mem::replace(&mut there.slot_bytes, classes.device_bytes(&slots));
             there.budget -= had - there.slot_bytes;
             there.slots = slots;
         }
-        // Where everything fits there is nothing to choose.
+        // Where all experts fit, their usage need not be recorded.
         let folder = options.heat.as_ref().filter(|_| plan.moves_experts());
         let heat = folder.map(|folder| Heat::of(folder, &model.file, model.traffic.experts));
         let remembered = heat.as_ref().and_then(Heat::read).filter(|heat| heat.len() == store.experts());
@@ -149,13 +149,12 @@ impl TiersReady {
             executor.upload(&mut hottest.iter().copied(), &mut report)?;
             executor.preload(&mut hottest.into_iter(), &mut report)?;
         }
-        // From here on copies go past the buffer that is needed otherwise.
+        // From now on uploads read pinned slots directly instead of going through a buffer.
         store.wait_for_pins();
         let decoder = blueprint.model;
         Ok(TiersReady { model, decoder, plan, threads, executor, assisted, dense, store, heat })
     }
 
-    /// The engine.
     pub fn into_engine(self, options: &Options) -> Engine {
         let TiersReady { model, decoder, plan, threads, mut executor, assisted, dense, store, heat } = self;
         let backend = executor.backend();
@@ -173,9 +172,9 @@ impl TiersReady {
             device: options.device.clone(),
         };
         let pressure = Pressure::on(
-            // Memory that a device copies from cannot be given back.
+            // Pinned memory cannot be returned to the system.
             if plan.device.is_some() { 0 } else { plan.slot_bytes },
-            // Whoever describes a machine has a process that is not it.
+            // A caller that describes the machine may describe another one; then this process's memory says nothing.
             options.machine.is_none().then_some(plan.budget),
         );
         let compute = Compute { executor, pressure, logits: Kept::default(), wanted: Vec::new() };

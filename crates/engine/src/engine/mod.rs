@@ -1,4 +1,4 @@
-//! A loaded model, ready for conversations.
+//! A loaded model, and what all conversations share: weights, experts, memory, and the lock on the computation.
 
 mod fingerprint;
 mod loading;
@@ -33,10 +33,10 @@ use crate::tokenizer::Tokenizer;
 #[cfg(feature = "grammar")]
 use crate::tokenizer::lexicon::{Lexicon, Tree};
 
-/// Long enough for a drive's own cache not to matter, short enough to wait for.
+/// Long enough that a drive's own cache does not matter, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(800);
 
-/// Bytes of weights that no processor's caches hold.
+/// More bytes of weights than any CPU cache holds.
 const BEYOND_CACHES: usize = 512 << 20;
 
 /// A loaded model. Clones share it.
@@ -58,17 +58,16 @@ pub struct Engine(Arc<Inner>);
 
 struct Inner {
     model: ModelInfo,
-    /// The layers.
     decoder: Box<dyn Model>,
     setup: Setup,
     experts: Experts,
     memory: Memory,
     later: MeasuredLater,
-    /// Why nothing is computed any more, if so.
+    /// Set when the device is lost: why nothing can be computed any more.
     lost: OnceLock<String>,
-    /// A conversation's state before its first token. New ones are forks of it, so that none waits for the backend.
+    /// The state of an empty conversation. New conversations fork it, so that they need not wait for the backend.
     blank: Mutex<SequenceState>,
-    /// One batch is computed at a time.
+    /// Locked for the duration of a batch: one batch is computed at a time.
     compute: Mutex<Compute>,
 }
 
@@ -76,11 +75,11 @@ struct Inner {
 struct ModelInfo {
     file: ModelFile,
     tokenizer: Tokenizer,
-    /// A template that does not compile is an error for those who want to chat, not for the others.
+    /// A template that does not compile is an error only for callers that want to chat.
     template: std::result::Result<Option<ChatTemplate>, String>,
-    /// What one token reads.
+    /// Bytes that one token reads.
     traffic: Traffic,
-    /// The routed experts of each layer, in numbers.
+    /// Number and size of the routed experts of each layer.
     routed: Vec<RoutedLayer>,
     /// The number of logits.
     vocab: usize,
@@ -91,17 +90,17 @@ struct Setup {
     threads: usize,
     precision: Precision,
     io: IoMethod,
-    /// Whether the processor computes some experts beside a device.
+    /// Whether the CPU computes some experts beside a device.
     assisted: bool,
-    /// What computes, for people.
+    /// What computes, in words.
     backend_name: String,
-    /// What computes, if it is not the processor.
+    /// What computes, unless it is the CPU.
     device: Option<Arc<dyn Device>>,
 }
 
-/// Where the routed experts are. What was hot is written to a file when the model is dropped.
+/// The routed experts. When the model is dropped, their usage is written to the heat file.
 struct Experts {
-    /// For meters, pictures and heat. Only the executor asks it for experts.
+    /// Used for meters, pictures and heat. Only the executor acquires experts from it.
     store: Arc<ExpertStore>,
     heat: Option<Heat>,
 }
@@ -114,7 +113,7 @@ impl Drop for Experts {
     }
 }
 
-/// Whose memory is whose.
+/// How memory is divided, and how much of it is in use.
 struct Memory {
     plan: Plan,
     ledger: Arc<Ledger>,
@@ -122,12 +121,12 @@ struct Memory {
     dense: Arc<Region>,
 }
 
-/// What is found when it is first asked for.
+/// Values that are computed on first use.
 #[derive(Default)]
 struct MeasuredLater {
     speeds: OnceLock<Speeds>,
     fingerprint: OnceLock<u64>,
-    /// Made when the first grammar is, with the memory that it takes.
+    /// The vocabulary for grammars, with the memory that it uses.
     #[cfg(feature = "grammar")]
     lexicon: Mutex<Option<(Arc<Lexicon>, Hold)>>,
 }
@@ -136,21 +135,21 @@ struct Compute {
     executor: Box<dyn ExpertExecutor>,
     pressure: Pressure,
     logits: Kept,
-    /// Rows of the batch at hand whose logits are wanted.
+    /// Rows of the current batch whose logits are wanted.
     wanted: Vec<usize>,
 }
 
 impl Engine {
-    /// Loads a model from its file or folder; any part of one will do.
+    /// Loads a model from its file or folder. Any part of a split file will do.
     ///
     /// # Errors
-    /// If the file is damaged or holds something unsupported, if memory does not suffice, if reading fails.
-    /// All but the last are found before any weight is read.
+    /// If the file is damaged or contains something unsupported, if memory does not suffice, or if reading fails. All
+    /// but read errors are found before any weight is read.
     pub fn open(path: &Path, options: &Options) -> Result<Engine> {
         Prospect::new(path, options)?.load(options)
     }
 
-    /// What the file says about itself.
+    /// The model's file: its metadata and tensor table.
     pub fn file(&self) -> &ModelFile {
         &self.0.model.file
     }
@@ -163,7 +162,7 @@ impl Engine {
     /// The model's chat template, if its file has one.
     ///
     /// # Errors
-    /// If the file's template is not a valid one.
+    /// If the template does not compile.
     pub fn template(&self) -> Result<Option<&ChatTemplate>> {
         self.0
             .model
@@ -173,22 +172,22 @@ impl Engine {
             .map_err(|message| Error::Unsupported(message.clone()))
     }
 
-    /// Tokens that a conversation may have.
+    /// The context length in tokens.
     pub fn context(&self) -> usize {
         self.0.memory.plan.context
     }
 
-    /// The number of logits: at least as many as the tokenizer has tokens.
+    /// The number of logits per token. The tokenizer may have fewer tokens.
     pub fn vocab_size(&self) -> usize {
         self.0.model.vocab
     }
 
-    /// What is resident.
+    /// How memory is divided.
     pub fn plan(&self) -> &Plan {
         &self.0.memory.plan
     }
 
-    /// What one token reads when it is computed alone.
+    /// Bytes that one token reads when it is computed alone.
     pub fn traffic(&self) -> Traffic {
         self.0.model.traffic
     }
@@ -198,26 +197,26 @@ impl Engine {
         self.0.experts.store.meters()
     }
 
-    /// Takes a picture of where the experts are and which were asked for since it was last taken.
+    /// Updates a picture of where the experts are, and which of them were used since the last call.
     pub fn look(&self, picture: &mut Picture) {
         self.0.experts.store.look(picture);
     }
 
-    /// Bytes of expert slots at the moment: fewer than planned while conversations or the rest of the machine need the
-    /// memory.
+    /// The current size of all expert slots in bytes. It is smaller than planned while conversations or other processes
+    /// need the memory.
     pub fn slot_bytes(&self) -> u64 {
         self.0.experts.store.slot_bytes()
     }
 
-    /// Waits until all memory that was set aside has been taken from the system, which goes on in the background
-    /// after loading, so that measurements are not disturbed.
+    /// Waits until the operating system has provided all reserved memory. That happens in the background after loading;
+    /// measurements wait for it.
     pub fn settle(&self) {
         self.0.experts.store.settle();
     }
 
-    /// What bounds the speed of writing: the drive's speed, if experts are streamed, and the memory's, which is read
-    /// where the dense weights lie, so that nothing more is taken. Measured when first asked for, in about a second; a
-    /// bad moment for that is while tokens are computed.
+    /// Measures the speeds that limit generation: the drive's, if experts are streamed, the RAM's, and the link's to a
+    /// device. The RAM's is measured on the dense weights, so that it needs no further memory. The first call takes
+    /// about a second and disturbs answers in progress; later calls return the same values.
     ///
     /// # Errors
     /// If reading fails.
@@ -227,7 +226,7 @@ impl Engine {
         }
         let streams = self.0.memory.plan.streams();
         let drive = |layers| probe::drive_speed(&self.0.model.file, layers, self.0.setup.io, MOMENT);
-        // A device's memory is not the computer's.
+        // With a device, the dense weights are not in RAM.
         let dense = self.0.memory.dense.get(..BEYOND_CACHES).filter(|_| self.0.memory.plan.device.is_none());
         let speeds = Speeds {
             memory: dense.map(|bytes| read_speed(bytes, self.0.setup.threads)),
@@ -240,46 +239,46 @@ impl Engine {
         Ok(*self.0.later.speeds.get_or_init(|| speeds))
     }
 
-    /// Why nothing can be computed any more, if the device that did was lost. Conversations can be had again with a model
-    /// that is opened anew, by their tokens.
+    /// Why nothing can be computed any more, if the device was lost. To go on, open the model again and extend new
+    /// sessions by the old ones' tokens.
     pub fn lost(&self) -> Option<&str> {
         self.0.lost.get().map(String::as_str)
     }
 
-    /// How experts are read, for people.
+    /// How experts are read, in words.
     pub fn io_description(&self) -> String {
         self.0.experts.store.io_description()
     }
 
-    /// The routed experts of each layer, in numbers.
+    /// Number and size of the routed experts of each layer.
     pub fn routed_layers(&self) -> &[RoutedLayer] {
         &self.0.model.routed
     }
 
-    /// Threads that compute.
+    /// The number of compute threads.
     pub fn threads(&self) -> usize {
         self.0.setup.threads
     }
 
-    /// What computes, for people: the device and its instruction set.
+    /// What computes, in words: the device and its instruction set.
     pub fn backend_name(&self) -> String {
         self.0.setup.backend_name.clone()
     }
 
-    /// Memory for what a caller holds of requests, counted with all else: nothing yet.
+    /// An empty hold, with which a caller counts the memory of its requests against the budget.
     pub fn hold_for_requests(&self) -> Hold {
         Hold::none(self.ledger(), Purpose::Requests)
     }
 
-    /// Bytes that requests hold which are prepared, or wait to be answered.
+    /// Bytes held by requests that are being prepared or wait to be answered.
     pub(crate) fn held_by_requests(&self) -> u64 {
         self.0.memory.ledger.held_by_requests()
     }
 
-    /// Refuses a text that is too long for the context whatever its tokens are, before it is encoded.
+    /// Refuses a text that cannot fit the context, before it is encoded.
     ///
     /// # Errors
-    /// [`Error::Context`], with a number of tokens that the text has at least.
+    /// [`Error::Context`], with a lower bound of the text's tokens.
     pub fn check_length(&self, text: &str) -> Result<()> {
         let tokens = self.tokenizer().fewest_tokens(text);
         if tokens > self.context() {
@@ -288,12 +287,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Holds the memory that encoding a text takes, until it is dropped.
+    /// Reserves the memory that encoding a text needs. Dropping the hold returns it.
     ///
     /// # Errors
-    /// [`Error::Budget`] if there is no memory for it.
+    /// [`Error::Budget`] if there is not enough memory.
     pub fn hold_for_encoding(&self, text: &str) -> Result<Hold> {
-        // The plan leaves so much to texts that are not counted.
+        // The plan reserves this much for texts that are not counted.
         const UNCOUNTED: u64 = 1 << 20;
         const SHORT: usize = 4 << 10;
         let mut hold = self.hold_for_requests();
@@ -304,7 +303,7 @@ impl Engine {
         Ok(hold)
     }
 
-    /// What all memory is used for at the moment.
+    /// How much memory is in use, by tier and purpose.
     pub fn memory(&self) -> Vec<MemoryEntry> {
         self.0.memory.ledger.entries()
     }
@@ -313,7 +312,7 @@ impl Engine {
         &self.0.memory.ledger
     }
 
-    /// The number that tells this model, computed with this precision and by the same processors, from others. Found when first asked for.
+    /// Identifies this model with this precision and these processors. Computed on first use.
     pub(crate) fn fingerprint(&self) -> Result<u64> {
         if let Some(number) = self.0.later.fingerprint.get() {
             return Ok(*number);
@@ -323,11 +322,11 @@ impl Engine {
         Ok(*self.0.later.fingerprint.get_or_init(|| number))
     }
 
-    /// The vocabulary as grammars see it. Made when first asked for, and kept. If the plan has left no memory for it, expert slots
-    /// give some, where they can.
+    /// The vocabulary in the form that grammars need, made on first use. If the plan reserved no memory for it, expert
+    /// slots give some.
     #[cfg(feature = "grammar")]
     pub(crate) fn lexicon(&self) -> Result<Arc<Lexicon>> {
-        // Filled at once, after everything that can fail.
+        // Set only after everything that can fail.
         let mut lexicon = self.0.later.lexicon.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((lexicon, _)) = &*lexicon {
             return Ok(Arc::clone(lexicon));
@@ -340,7 +339,7 @@ impl Engine {
         Ok(Arc::clone(&lexicon.insert((Arc::new(made), hold)).0))
     }
 
-    /// Whether both are the same loaded model.
+    /// Whether both are handles to the same loaded model.
     pub(crate) fn is(&self, other: &Engine) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -353,15 +352,14 @@ impl Engine {
         &*self.0.decoder
     }
 
-    /// A conversation's state before its first token.
+    /// The state of an empty conversation.
     pub(crate) fn blank_state(&self) -> SequenceState {
         self.0.blank.lock().unwrap_or_else(PoisonError::into_inner).fork()
     }
 
-    /// The executor, when it is free.
+    /// Waits until the executor is free, and locks it.
     pub(crate) fn compute(&self) -> ComputeGuard<'_> {
-        // Every batch begins with whole buffers and writes what it reads, so a panic in the last one leaves
-        // nothing behind.
+        // Every batch overwrites the buffers that it reads, so a panic in the last batch leaves nothing behind.
         let held = self.0.compute.lock().unwrap_or_else(|poisoned| {
             self.0.compute.clear_poison();
             poisoned.into_inner()

@@ -1,4 +1,4 @@
-//! How a model is loaded.
+//! The options for loading a model.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::experts::{Device, IoMethod};
 use crate::memory::Machine;
 use crate::plan::{DeviceWishes, ExpertMemory, Wishes};
 
-/// Tokens that memory is set aside for when the caller does not say: enough for most conversations. Longer ones take
-/// memory from expert slots.
+/// Tokens for which memory is reserved by default: enough for most conversations. Longer ones take memory from expert
+/// slots.
 const DEFAULT_CONTEXT: usize = 8192;
 
-/// Far more than what makes a chunk faster; the limit keeps the sizes of buffers in range.
+/// Far larger than is useful; the limit keeps buffer sizes in range.
 const MAX_CHUNK: usize = 1 << 16;
 
-/// How a model is loaded.
+/// The options for loading a model.
 ///
 /// # Examples
 /// ```
@@ -33,38 +33,39 @@ const MAX_CHUNK: usize = 1 << 16;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Options {
-    /// Tokens that a conversation may have, for which memory is set aside. By default as many as the model was made for,
-    /// with memory for 8192; what is beyond takes memory from expert slots as it comes.
+    /// The context length in tokens, with memory reserved for all of it. By default the model's maximum, with memory
+    /// reserved for 8192 tokens; longer conversations take memory from expert slots.
     pub context: Option<usize>,
-    /// Threads that compute; by default one for each processor.
+    /// Compute threads. By default one for each CPU.
     pub threads: Option<usize>,
-    /// How products with quantised weights are computed.
+    /// The precision of products with quantised weights.
     pub precision: Precision,
-    /// Tokens computed together when a prompt is read; by default as many as is good and memory allows.
+    /// Tokens of a prompt that one pass computes. By default the best size that fits memory.
     pub chunk: Option<usize>,
-    /// What the process may use; by default what is available less a margin.
+    /// The memory budget in bytes. By default the available memory less a margin.
     pub memory: Option<u64>,
-    /// What memory the machine has, if that is not to be looked up.
+    /// The memory of the machine, instead of asking the operating system.
     pub machine: Option<Machine>,
-    /// What the caller takes of it beside the engine, as a server does for its connections. At most a sixteenth of it counts.
+    /// Bytes of the budget that the caller uses itself, as a server does for its connections. At most a sixteenth of
+    /// the budget counts.
     pub caller: u64,
-    /// What expert slots may use of it; by default all that is left.
+    /// The memory for expert slots. By default all that is left of the budget.
     pub expert_memory: Option<ExpertMemory>,
     /// How experts are read.
     pub io: IoMethod,
-    /// Who leaves when an expert needs room.
+    /// The eviction policy.
     pub policy: PolicyKind,
-    /// Whether experts that a token's next layer will probably ask for are read while the drive is idle, and uploaded to a device while
-    /// the link is. By default they are.
+    /// Whether the likely experts of the next layer are read while the drive is idle, and uploaded while the link to
+    /// the device is idle. On by default.
     pub prefetch: bool,
-    /// Whether the processor computes experts that are in its memory and not in the device's, where that is quicker than to bring them
-    /// there. It changes bits.
+    /// Whether the CPU computes experts that are in RAM but not on the device, where that is faster than uploading
+    /// them. This changes bits.
     pub cpu_experts: bool,
-    /// A folder where it is remembered how hot the experts of each model were, for the next start.
+    /// A folder for heat files, which record how often each expert of a model was used, for the next start.
     pub heat: Option<PathBuf>,
-    /// What computes instead of the processor, with the dense weights and as many experts as it has room for in its own memory.
+    /// The device that computes instead of the CPU. It holds the dense weights and as many experts as fit its memory.
     pub device: Option<Arc<dyn Device>>,
-    /// Told how many bytes have been loaded, and of how many.
+    /// Called with the bytes loaded so far and the total.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
 }
 
@@ -207,7 +208,7 @@ impl Options {
 
     pub(super) fn thread_count(&self) -> Result<usize> {
         match self.threads {
-            Some(0) => Err(Error::Invalid("at least one thread is needed".into())),
+            Some(0) => Err(Error::Invalid("the number of threads is 0; use at least 1".into())),
             Some(threads) => Ok(threads),
             None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
         }
@@ -216,7 +217,7 @@ impl Options {
     pub(super) fn wishes(&self, limit: usize) -> Result<Wishes> {
         if let Some(chunk) = self.chunk.filter(|chunk| !(1..=MAX_CHUNK).contains(chunk)) {
             return Err(Error::Invalid(format!(
-                "a chunk of {chunk} tokens was asked for; it has 1 to {MAX_CHUNK}"
+                "a chunk of {chunk} tokens is impossible; use 1 to {MAX_CHUNK}"
             )));
         }
         let context = context_length(self.context, limit)?;
@@ -239,10 +240,10 @@ impl Options {
 fn context_length(asked: Option<usize>, limit: usize) -> Result<usize> {
     match asked {
         None => Ok(limit),
-        Some(0) => Err(Error::Invalid("a context holds at least one token".into())),
+        Some(0) => Err(Error::Invalid("Options::context is 0; use at least 1".into())),
         Some(asked) if asked > limit => Err(Error::Invalid(format!(
-            "a context of {asked} tokens was asked for, but the model was made for at most {limit}; \
-             ask for fewer with Options::context"
+            "a context of {asked} tokens is longer than the model's maximum of {limit}; \
+             lower Options::context"
         ))),
         Some(asked) => Ok(asked),
     }

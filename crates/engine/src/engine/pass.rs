@@ -1,4 +1,4 @@
-//! One batch through the model, and the logits that come of it.
+//! One pass: a batch through all layers, and the logits of its rows.
 
 use std::ops::Range;
 use std::sync::MutexGuard;
@@ -11,24 +11,24 @@ use crate::error::{Bytes, Error, Result};
 use crate::experts::{BatchShape, ExpertStore, RoutingObserver};
 use crate::memory::{Pressure, Relief};
 
-/// What is asked of a batch besides computing it.
+/// What a pass does besides computing its batch.
 pub(crate) struct Pass<'a> {
-    /// Asks the pass to end early.
+    /// Ends the pass early when it is cancelled.
     pub cancel: &'a Cancel,
     /// The prompts of the batch whose meters advance with each layer.
     pub prompts: &'a [PromptPart],
-    /// Told of each layer's choices, if somebody wants to know. It runs while the backend is held, so it only writes them down.
+    /// Called with the choices of each layer's router. It runs while the backend is locked, so it only stores them.
     pub observer: Option<&'a mut RoutingObserver<'a>>,
 }
 
-/// The backend, held for a batch.
+/// The locked backend, for one batch.
 pub(crate) struct ComputeGuard<'a> {
     pub(super) inner: &'a Inner,
     pub(super) held: MutexGuard<'a, Compute>,
 }
 
 impl<'a> ComputeGuard<'a> {
-    /// Lends conversations what they need of the device's slots.
+    /// Lends device slots to conversations that need their memory.
     ///
     /// # Errors
     /// If the device fails.
@@ -36,11 +36,11 @@ impl<'a> ComputeGuard<'a> {
         self.held.executor.lend()
     }
 
-    /// Computes a batch, and the logits of the first of the `wanted` rows, which are ascending.
+    /// Computes a batch, and the logits of the first few of the `wanted` rows, which are in ascending order.
     ///
     /// # Errors
-    /// If the device fails or an expert cannot be read; [`Error::Cancelled`]. What goes wrong with logits later is an error of
-    /// [`Computed`], and what the reader of logits makes of them is no error of either.
+    /// If the device fails, an expert cannot be read, or the pass is cancelled. Later errors about logits come from
+    /// [`Computed`].
     pub fn forward(
         mut self,
         batch: &mut Batch<'_>,
@@ -56,9 +56,9 @@ impl<'a> ComputeGuard<'a> {
         let cancel = pass.cancel;
         self.pass_layers(batch, pass).inspect_err(|error| match error {
             Error::DeviceLost(_) => note_loss(&self.inner.lost, error),
-            // These end a batch between two layers, or before an expert was given a place there.
+            // These end a batch between two layers, or before an expert got a slot on the device.
             Error::Cancelled | Error::Io { .. } => {}
-            // What was on its way to the device may not have come there.
+            // Uploads to the device may be incomplete.
             _ => self.held.executor.forget(),
         })?;
         let ComputeGuard { inner, held } = self;
@@ -70,7 +70,7 @@ impl<'a> ComputeGuard<'a> {
         Ok(computed)
     }
 
-    /// Takes a batch through all layers. Afterwards all experts that they used have come to where they are computed.
+    /// Takes a batch through all layers. At the end, all experts that they used are where they are computed.
     fn pass_layers(&mut self, batch: &mut Batch<'_>, pass: Pass<'_>) -> Result<()> {
         let Pass { cancel, prompts, mut observer } = pass;
         let Compute { executor, pressure, .. } = &mut *self.held;
@@ -80,7 +80,7 @@ impl<'a> ComputeGuard<'a> {
             executor: &mut **executor,
             cancel,
             prompts,
-            // With its lifetime cut to that of the context.
+            // Shortens the observer's lifetime to the context's.
             observer: match &mut observer {
                 Some(observer) => Some(&mut **observer),
                 None => None,
@@ -91,31 +91,31 @@ impl<'a> ComputeGuard<'a> {
     }
 }
 
-/// A batch that went through all layers. It gives the logits of the rows that want them, one after the other, and holds the
-/// backend until it is dropped.
+/// A batch that went through all layers. It returns the logits of the wanted rows in order, and keeps the backend
+/// locked until it is dropped.
 pub(crate) struct Computed<'a> {
     inner: &'a Inner,
     held: MutexGuard<'a, Compute>,
     /// Rows of the batch.
     rows: usize,
-    /// How many of the wanted rows have been given.
+    /// How many of the wanted rows were returned.
     given: usize,
-    /// Which of the wanted rows have their logits in the backend's buffer, which has room for a few.
+    /// The wanted rows whose logits are in the backend's buffer, which holds a few.
     ready: Range<usize>,
 }
 
 impl Computed<'_> {
-    /// Whether there are rows that have not been given.
+    /// Whether there are rows that were not returned.
     pub fn has_more(&self) -> bool {
         self.given < self.held.wanted.len()
     }
 
-    /// Whether the next row's logits have to be computed first.
+    /// Whether the next row's logits must be computed first.
     pub fn must_compute(&self) -> bool {
         self.has_more() && self.given == self.ready.end
     }
 
-    /// The next row that is wanted: its number in the batch, and its logits.
+    /// The next wanted row: its index in the batch, and its logits.
     ///
     /// # Errors
     /// If the device fails.
@@ -139,7 +139,7 @@ impl Computed<'_> {
         Ok(Some((wanted[place], Logits::there(row))))
     }
 
-    /// Ends the batch, whose logits have served, and lets others compute.
+    /// Ends the batch and unlocks the backend.
     ///
     /// # Errors
     /// If the device fails.
@@ -147,7 +147,7 @@ impl Computed<'_> {
         self.held.executor.count_used().inspect_err(|error| note_loss(&self.inner.lost, error))
     }
 
-    /// Computes the logits of the next rows, as many as there is room for.
+    /// Computes the logits of the next rows, as many as the buffer holds.
     fn compute_more(&mut self) -> Result<()> {
         let Compute { executor, logits, wanted, .. } = &mut *self.held;
         let next = self.given..wanted.len().min(self.given + Head::ROWS);
@@ -161,7 +161,8 @@ impl Computed<'_> {
     }
 }
 
-/// Gives slots back when memory is short, the machine's or what the process may have, and takes them again when there is plenty.
+/// Returns slots to the system when memory is short, in the machine or in the budget, and takes them back when there is
+/// plenty.
 fn relieve(pressure: &mut Pressure, store: &ExpertStore) {
     match pressure.relief() {
         None => {}

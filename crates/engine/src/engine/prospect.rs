@@ -1,4 +1,4 @@
-//! A model before it is loaded.
+//! A model that is described and planned, but not loaded.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::models::{self, Blueprint};
 use crate::plan::{Plan, Traffic};
 use crate::tokenizer::Tokenizer;
 
-/// A model that could be loaded: described and planned, but none of its weights read.
+/// A model that is described and planned, but whose weights have not been read.
 ///
 /// # Examples
 /// ```
@@ -40,7 +40,7 @@ pub struct Prospect {
     pub(super) blueprint: Blueprint,
     pub(super) classes: SlotClasses,
     pub(super) plan: Plan,
-    /// As it was when the model was described, so that all plans are about the same memory.
+    /// The machine as it was when the model was described, so that all plans use the same figures.
     machine: Machine,
 }
 
@@ -48,7 +48,7 @@ impl Prospect {
     /// Describes and plans a model.
     ///
     /// # Errors
-    /// As [`Engine::open`], but for reading.
+    /// As [`Engine::open`], except for errors in reading weights.
     pub fn new(path: &Path, options: &Options) -> Result<Prospect> {
         let file = ModelFile::open(path)?;
         let blueprint = models::describe(&file)?;
@@ -65,7 +65,7 @@ impl Prospect {
         }
         let template = ChatTemplate::of(&file, &tokenizer).map_err(|error| error.to_string());
         let classes = SlotClasses::new(&blueprint.experts);
-        // What is resident now is what the process needs besides the model.
+        // The memory that the process uses now is what it needs besides the model.
         let machine = options.machine_now();
         let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &machine)?;
         let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
@@ -78,17 +78,17 @@ impl Prospect {
         &self.model.file
     }
 
-    /// Where memory would go.
+    /// How memory would be divided.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What one token would read.
+    /// Bytes that one token would read.
     pub fn traffic(&self) -> Traffic {
         self.model.traffic
     }
 
-    /// Where memory would go with other options.
+    /// How memory would be divided with other options.
     ///
     /// # Errors
     /// [`Error::Budget`] if memory does not suffice, [`Error::Unsupported`] if a device cannot compute the model.
@@ -100,20 +100,20 @@ impl Prospect {
         Plan::new(&self.blueprint, &self.classes, &wishes, &options.machine.unwrap_or(self.machine))
     }
 
-    /// Where memory would go if the process might use so much.
+    /// How memory would be divided with this budget.
     ///
     /// # Errors
-    /// [`Error::Budget`] if that is too little.
+    /// [`Error::Budget`] if the budget is too small.
     pub fn plan_for(&self, options: &Options, memory: u64) -> Result<Plan> {
         self.plan_with(&Options { memory: Some(memory), ..options.clone() })
     }
 
-    /// The smallest memory that the model runs in.
+    /// The smallest budget with which the model runs.
     ///
     /// # Errors
-    /// As [`Engine::open`], where it is not the memory that is wrong.
+    /// As [`Engine::open`], except for errors about memory.
     pub fn least_memory(&self, options: &Options) -> Result<u64> {
-        // What is needed grows a little with what there is, because some of it is a share.
+        // The need grows a little with the budget, because parts of it are a share of the budget.
         let mut memory = 0;
         loop {
             match self.plan_for(options, memory) {
@@ -124,10 +124,10 @@ impl Prospect {
         }
     }
 
-    /// The memory in which nothing is streamed.
+    /// The smallest budget with which no expert is streamed.
     ///
     /// # Errors
-    /// As [`Engine::open`], where it is not the memory that is wrong.
+    /// As [`Engine::open`], except for errors about memory.
     pub fn memory_for_all(&self, options: &Options) -> Result<u64> {
         let options = Options { expert_memory: None, ..options.clone() };
         let mut memory = self.least_memory(&options)?;
@@ -141,7 +141,7 @@ impl Prospect {
         }
     }
 
-    /// The routed experts of each layer, in numbers.
+    /// Number and size of the routed experts of each layer.
     pub fn routed_layers(&self) -> &[RoutedLayer] {
         &self.model.routed
     }
@@ -151,7 +151,7 @@ impl Prospect {
         &self.model.tokenizer
     }
 
-    /// What is known of how unevenly the model uses its experts: from earlier runs, or from its routers.
+    /// How unevenly the model uses its experts: measured in earlier runs, or estimated from its routers.
     ///
     /// # Errors
     /// If the routers cannot be read.
@@ -173,15 +173,15 @@ impl Prospect {
     /// Measures the drives that hold the model's experts; `None` if it has none.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If a drive cannot be read.
     pub fn drive_probe(&self, io: IoMethod) -> Result<Option<DriveProbe>> {
         DriveProbe::of_experts(&self.model.file, &self.blueprint.experts, io)
     }
 
-    /// How long a token's products would take here, tried for a moment on memory of no content.
+    /// Measures how long the products of one token take on this machine, on memory without weights.
     ///
     /// # Errors
-    /// If there is no memory or no thread for it.
+    /// If there is not enough memory, or no thread can be started.
     pub fn compute_time(&self, options: &Options) -> Result<ComputeTime> {
         let threads = options.thread_count()?;
         let (dense, experts) = self.blueprint.products();
@@ -191,7 +191,7 @@ impl Prospect {
         })
     }
 
-    /// What is known of the model on this machine, given how fast both were found to be.
+    /// Everything that is known about the model on this machine, from which its speed is predicted.
     ///
     /// # Errors
     /// If the model's routers cannot be read.
@@ -216,7 +216,8 @@ impl Prospect {
     /// Loads the model.
     ///
     /// # Errors
-    /// If memory cannot be had or reading fails; [`Error::Budget`] if [`Options::memory`] is more than the machine has.
+    /// If memory cannot be allocated or reading fails; [`Error::Budget`] if [`Options::memory`] is more than the
+    /// machine has.
     pub fn load(self, options: &Options) -> Result<Engine> {
         if let Some(memory) = options.memory {
             options.machine_now().check_budget(memory)?;

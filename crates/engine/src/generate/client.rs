@@ -1,7 +1,7 @@
-//! Who asks: what requests may share, and among whom places are divided.
+//! Who sent a request: which prompts may share computed state, and among whom the server divides its places.
 
-/// Those whose prompts may share what was computed of them. Nobody of another tenant can find out, by counts of tokens or by
-/// time, what was asked.
+/// Identifies clients whose prompts may share computed state. Another tenant cannot find out what was asked, neither
+/// from token counts nor from timing.
 ///
 /// # Examples
 /// ```
@@ -13,7 +13,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tenant(pub u128);
 
-/// Who asks. Requests that do not say are one client's.
+/// Identifies the sender of a request. Requests without one belong to the same client.
 ///
 /// # Examples
 /// ```
@@ -29,8 +29,8 @@ pub struct Tenant(pub u128);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Client {
-    /// Whom it shares with.
+    /// With whom it shares computed state.
     pub tenant: Tenant,
-    /// Tells clients apart: places are divided among them, however many requests each of them has.
+    /// Identifies the client. Places are divided evenly among clients, however many requests each of them sends.
     pub number: u128,
 }

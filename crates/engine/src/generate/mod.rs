@@ -1,4 +1,4 @@
-//! An answer to a prompt: the loop of sampling and computing, and when it ends.
+//! Generating an answer: the loop that samples tokens and computes the next logits, until the answer ends.
 
 pub mod client;
 pub mod grammar;
@@ -23,7 +23,7 @@ use crate::tokenizer::StreamDecoder;
 
 pub use request::Request;
 
-/// What happens while an answer is made.
+/// A step in generating an answer.
 ///
 /// # Examples
 /// ```
@@ -48,19 +48,19 @@ pub use request::Request;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
-    /// Prompt processing starts. The meter shows at any time how far it is, also while a pass computes.
+    /// Prompt processing starts. The meter shows its progress at any time, even during a pass.
     Start(&'a PromptMeter),
-    /// More of the prompt has been processed: told after each pass.
+    /// More of the prompt has been processed. Sent after each pass.
     Prompt {
-        /// Tokens processed.
+        /// Prompt tokens processed so far.
         done: usize,
-        /// Tokens to process.
+        /// Prompt tokens to process.
         total: usize,
     },
-    /// A token of the answer, before the text it leads to; only if [probabilities](Request::logprobs) were asked for.
-    /// The token that ends the answer is none of it; those of a stop string are, although their text is not.
+    /// A token of the answer, sent before its text, if [probabilities](Request::logprobs) were requested. The end token
+    /// is not sent. Tokens of a stop string are sent, although their text is not.
     Token(&'a Scored),
-    /// More text of the answer: whole characters.
+    /// More text of the answer, in whole characters.
     Text(&'a str),
 }
 
@@ -89,18 +89,18 @@ impl Event<'_> {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model chose an end token, a stop string came up, or the grammar has come to its end.
+    /// The model chose an end token, a stop string occurred, or the grammar is complete.
     Stop,
-    /// The same, after the model called a tool: only who [reads](crate::conversation) an answer knows of calls.
+    /// The same, after the model called a tool. Only [replies](crate::conversation) have this reason.
     Calls,
-    /// As many tokens as were asked for, or as fit the context.
+    /// The answer reached its token limit, or the context is full.
     Length,
-    /// Somebody [cancelled](crate::Cancel) it.
+    /// It was [cancelled](crate::Cancel).
     Cancelled,
 }
 
 impl FinishReason {
-    /// The name for people and for JSON.
+    /// The name in output and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             FinishReason::Stop => "stop",
@@ -111,7 +111,7 @@ impl FinishReason {
     }
 }
 
-/// Measured while an answer was made. Times are in seconds.
+/// Measurements of one answer. Times are in seconds.
 ///
 /// # Examples
 /// ```
@@ -130,29 +130,29 @@ impl FinishReason {
 pub struct Stats {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of those, the ones the session already held.
+    /// Prompt tokens that the session already held.
     pub reused_tokens: usize,
-    /// Reading the prompt.
+    /// Time for prompt processing.
     pub prompt_seconds: f64,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// Of those, the ones up to where reasoning came last, where the answer was [read](crate::conversation).
+    /// Tokens generated up to the end of reasoning, if the answer is a [reply](crate::conversation).
     pub reasoning_tokens: usize,
-    /// Tokens that were computed after the prompt, each of which led to the next one or to the end. The first token comes
-    /// of the prompt, and one that fills the answer is not computed.
+    /// Tokens that were computed after the prompt. The first token of an answer comes from the prompt's logits, and the
+    /// last one of an answer that reached its limit is not computed.
     pub decode_steps: usize,
-    /// From the end of the prompt to the end of the answer.
+    /// Time from the end of the prompt to the end of the answer.
     pub decode_seconds: f64,
-    /// From the start to the first token.
+    /// Time to first token.
     pub ttft_seconds: f64,
-    /// What the expert store did while the prompt was read.
+    /// What the expert store counted during prompt processing.
     pub prompt_experts: Meters,
-    /// What it did while the answer was written.
+    /// What the expert store counted during generation.
     pub experts: Meters,
 }
 
 impl Stats {
-    /// Steps of writing in a second; zero where there were none.
+    /// Decode steps per second; zero if there were none.
     pub fn steps_per_second(&self) -> f64 {
         if self.decode_seconds > 0.0 { self.decode_steps as f64 / self.decode_seconds } else { 0.0 }
     }
@@ -178,28 +178,28 @@ impl Stats {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// Its text.
+    /// The text.
     pub text: String,
-    /// Its tokens, without the end token.
+    /// The tokens, without the end token.
     pub tokens: Vec<TokenId>,
-    /// Why it ended.
+    /// Why the answer ended.
     pub finish_reason: FinishReason,
     /// The stop string that ended it, if one did.
     pub stop: Option<String>,
-    /// The seed that repeats it.
+    /// The seed that repeats the answer.
     pub seed: u64,
-    /// What it took.
+    /// Measurements.
     pub stats: Stats,
-    /// How likely its tokens were, if that was asked for.
+    /// The probabilities of its tokens, if they were requested.
     pub logprobs: Vec<Scored>,
 }
 
 impl Session {
-    /// Answers a prompt. A cancelled answer is not an error: it ends where it was. Its end takes the request to stop back,
-    /// which concerned this answer and not the next.
+    /// Answers a prompt. A cancelled answer is not an error: it ends where it is. At its end the session's
+    /// [`Cancel`](crate::Cancel) is reset, so that the next answer can be computed.
     ///
     /// # Errors
-    /// If the request makes no sense, the prompt does not fit the context, or the computation fails.
+    /// If the request is invalid, the prompt does not fit the context, or the computation fails.
     pub fn generate(&mut self, request: &Request, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Answer> {
         let answer = self.answer(request, on_event);
         self.cancel().reset();
@@ -247,46 +247,46 @@ impl Session {
     }
 }
 
-/// What was chosen by logits.
+/// The result of sampling.
 pub enum Choice {
     /// A token of the answer.
     Token {
-        /// The token itself.
+        /// The token.
         token: TokenId,
-        /// Whether only the end may follow in the grammar.
+        /// Whether the grammar is complete after it.
         is_complete: bool,
-        /// How likely it was, if that was asked for.
+        /// Its probability, if requested.
         scored: Option<Scored>,
     },
     /// The answer has ended.
     End,
 }
 
-/// An answer that is being written: takes logits, gives tokens, and turns these into text.
+/// An answer in progress: takes logits, chooses tokens, and converts them to text.
 pub struct Writing {
     engine: Engine,
     sampler: Sampler,
     scorer: Option<Scorer>,
     grammar: Option<Grammar>,
-    /// Where the answer is in the grammar, once that is [prepared](Self::prepare).
+    /// The answer's position in the grammar, once it is [prepared](Self::prepare).
     matcher: Option<Matcher>,
-    /// What a matcher took when there was one last.
+    /// Bytes that the last matcher used.
     matcher_bytes: u64,
     reasoning: Option<ReasoningLimit>,
     text: TextStream,
     answer: Answer,
-    /// The most tokens of the answer.
+    /// The token limit of the answer.
     most: usize,
-    /// How often logits were taken.
+    /// How many tokens were chosen, the end token included.
     chosen: usize,
     ended: bool,
 }
 
 impl Writing {
-    /// The beginning of an answer.
+    /// Starts an answer.
     ///
     /// # Errors
-    /// If the request makes no sense.
+    /// If the request is invalid.
     pub fn new(engine: &Engine, request: &Request) -> Result<Writing> {
         let mut sampling = request.sampling.clone();
         if request.ignore_end {
@@ -325,10 +325,10 @@ impl Writing {
         })
     }
 
-    /// Takes the memory that following the grammar takes, before the next token is chosen.
+    /// Reserves the memory that the grammar needs for the next token.
     ///
     /// # Errors
-    /// [`Error::Budget`] if there is none. Then nothing has changed.
+    /// [`Error::Budget`] if there is not enough memory. Then nothing has changed.
     pub fn prepare(&mut self) -> Result<()> {
         if let (Some(grammar), None) = (&self.grammar, &self.matcher) {
             let mut matcher = grammar.matcher()?;
@@ -340,29 +340,29 @@ impl Writing {
         Ok(())
     }
 
-    /// Gives that memory back. What it held is made again from the tokens of the answer when it is next prepared.
+    /// Returns that memory. The next [`prepare`](Self::prepare) rebuilds the grammar's state from the answer's tokens.
     pub fn let_go(&mut self) {
         if let Some(matcher) = self.matcher.take() {
             self.matcher_bytes = matcher.bytes();
         }
     }
 
-    /// Bytes that following the grammar takes, now or when it is next prepared.
+    /// Bytes that following the grammar needs, now or when it is next prepared.
     pub fn matcher_bytes(&self) -> u64 {
         self.matcher.as_ref().map_or(self.matcher_bytes, Matcher::bytes)
     }
 
-    /// Bytes that the grammar itself takes.
+    /// Bytes of the grammar itself.
     pub fn grammar_bytes(&self) -> u64 {
         self.grammar.as_ref().map_or(0, Grammar::bytes)
     }
 
-    /// Chooses the next token by the logits after the last one. The caller hears of it when it is [told](Self::tell), after the
-    /// logits have been let go: nothing of the caller's runs while others wait to compute.
+    /// Chooses the next token from the logits after the last one. [`tell`](Self::tell) reports it to the caller after
+    /// the backend is unlocked, so that the caller's code never delays other computations.
     ///
     /// # Errors
-    /// If the logits cannot be had or are not numbers, or no token fits the grammar. [`Error::Budget`] if there is no memory for
-    /// finding the tokens that fit: then nothing was chosen, and it may be tried again.
+    /// If the logits cannot be read or are not numbers, or no token fits the grammar. [`Error::Budget`] if there is not
+    /// enough memory to find the tokens that fit; then nothing was chosen, and the call may be repeated.
     pub fn choose(&mut self, logits: &mut Logits<'_>) -> Result<Choice> {
         if self.ended || self.answer.tokens.len() == self.most {
             self.chosen += 1;
@@ -401,7 +401,8 @@ impl Writing {
         Ok(Choice::Token { token, is_complete, scored })
     }
 
-    /// Turns a choice into text and tells the caller. Gives the token if it is to be computed; `None` if the answer has ended.
+    /// Converts a choice to text and reports it. Returns the token if it must be computed, or `None` if the answer has
+    /// ended.
     pub fn tell(&mut self, choice: Choice, on_event: &mut dyn FnMut(Event<'_>)) -> Option<TokenId> {
         let Choice::Token { token, is_complete, scored } = choice else { return None };
         if let Some(scored) = scored {
@@ -429,12 +430,12 @@ impl Writing {
         self.ended = true;
     }
 
-    /// What was measured so far; whoever computes fills it in.
+    /// The measurements so far, filled in by the caller.
     pub fn stats(&mut self) -> &mut Stats {
         &mut self.answer.stats
     }
 
-    /// The answer, after the text that was held back.
+    /// The finished answer. Text that was held back for stop strings is emitted first.
     pub fn finish(self, on_event: &mut dyn FnMut(Event<'_>)) -> Answer {
         let mut answer = self.answer;
         // The first logits are the prompt's.
@@ -448,7 +449,7 @@ impl Writing {
     }
 }
 
-/// Tokens in, text out: whole characters, up to a stop string.
+/// Converts tokens to text: whole characters, up to a stop string.
 struct TextStream {
     decoder: StreamDecoder,
     stops: StopMatcher,
@@ -456,14 +457,14 @@ struct TextStream {
 }
 
 impl TextStream {
-    /// Takes the text of a token; true if a stop string came up.
+    /// Adds the text of a token. Returns true if a stop string occurred.
     fn push(&mut self, text: &str, on_event: &mut dyn FnMut(Event<'_>)) -> bool {
         let outcome = self.stops.push(text);
         self.emit(&outcome.emit, on_event);
         outcome.stopped
     }
 
-    /// Emits what was held back; gives the whole text, and the stop string before which it ends, if it does.
+    /// Emits the text that was held back. Returns the whole text, and the stop string that ended it, if one did.
     fn finish(mut self, on_event: &mut dyn FnMut(Event<'_>)) -> (String, Option<String>) {
         let tail = self.decoder.finish();
         let outcome = self.stops.push(&tail);

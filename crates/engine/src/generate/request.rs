@@ -1,4 +1,4 @@
-//! What to generate.
+//! The request for an answer.
 
 use crate::TokenId;
 use crate::chat::dialect::ReasoningLimit;
@@ -8,7 +8,7 @@ use crate::generate::client::Client;
 use crate::generate::grammar::Grammar;
 use crate::generate::sampler::{SamplingOverrides, SamplingParams};
 
-/// What to generate.
+/// The request for an answer to a prompt of tokens.
 ///
 /// # Examples
 /// ```
@@ -27,36 +27,36 @@ use crate::generate::sampler::{SamplingOverrides, SamplingParams};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Request {
-    /// The whole conversation so far.
+    /// The tokens of the whole conversation so far.
     pub prompt: Vec<TokenId>,
-    /// Who asks, where [several](crate::Crowd) do.
+    /// Who sent it, if a [`Crowd`](crate::Crowd) answers several requests.
     pub client: Client,
-    /// The most tokens to generate; without it, until the context is full.
+    /// The most tokens to generate. `None`: until the context is full.
     pub max_tokens: Option<usize>,
-    /// How tokens are chosen.
+    /// How tokens are sampled.
     pub sampling: SamplingParams,
-    /// Texts that end the answer and are not part of it.
+    /// Strings that end the answer and are not part of it.
     pub stop: Vec<String>,
-    /// Control tokens that are part of the text, for whoever reads it as a [dialect](crate::chat::dialect::Dialect::shown).
-    /// Others are none.
+    /// Control tokens that appear in the text, for a parser of the model's
+    /// [dialect](crate::chat::dialect::Dialect::shown). All other control tokens have no text.
     pub shown: Vec<TokenId>,
-    /// How long the model may reason, if not for ever: see [`Dialect::limit`](crate::chat::dialect::Dialect::limit). What a
-    /// grammar forbids is not forced.
+    /// A limit for the model's reasoning: see [`Dialect::limit`](crate::chat::dialect::Dialect::limit). The limit
+    /// forces no token that a grammar forbids.
     pub reasoning: Option<ReasoningLimit>,
     /// Never choose the model's end tokens.
     pub ignore_end: bool,
-    /// What the answer must be, if it must be something.
+    /// The grammar of the answer, if it must satisfy one.
     pub grammar: Option<Grammar>,
-    /// How many of the likeliest tokens are told with each token; `None`: none, and not the token's own probability
-    /// either.
+    /// How many of the likeliest tokens are reported with each token. With `None`, no probabilities are reported, with
+    /// 0 only the chosen token's.
     pub logprobs: Option<usize>,
 }
 
 impl Request {
-    /// A request for an answer with the sampling parameters that the model's file recommends.
+    /// A request with the sampling parameters that the model's file recommends.
     ///
     /// # Errors
-    /// If the file's recommendations make no sense.
+    /// If the file's sampling parameters are invalid.
     pub fn new(engine: &Engine, prompt: Vec<TokenId>) -> Result<Request> {
         let file = engine.file();
         let sampling = SamplingOverrides::default().resolve(&file.metadata, file.path())?;

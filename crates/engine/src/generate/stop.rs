@@ -1,33 +1,33 @@
-//! Ends the answer at a stop string, also where its text arrives in pieces that cut the stop string.
+//! Ends an answer at a stop string, even if the stop string arrives in several pieces.
 
 use crate::error::{Error, Result};
 
 /// Watches a stream of text for stop strings.
 ///
-/// What comes out is the text before the first occurrence of any of them, however the text was cut into pieces:
-/// of two occurrences the one that begins first counts. Text is held back only while it may still turn out to
-/// begin a stop string.
+/// The output is the text before the first occurrence of any stop string, however the text was cut into pieces. If two
+/// occurrences overlap, the one that begins first counts. Text is held back only while it may be the beginning of a
+/// stop string.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: Vec<String>,
     longest: usize,
-    /// The text that is held back. It begins like a stop string, or is empty.
+    /// Text that is held back: empty, or the beginning of a stop string.
     held: String,
-    /// The one that was met.
+    /// The stop string that occurred.
     met: Option<usize>,
 }
 
-/// What a piece of text led to.
+/// The result of adding a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopOutcome {
-    /// The text that can be shown now.
+    /// Text that can be shown now.
     pub emit: String,
-    /// Whether a stop string was met: no more text will come out.
+    /// Whether a stop string occurred: no more text follows.
     pub stopped: bool,
 }
 
 impl StopMatcher {
-    /// A matcher for these strings; there may be none, but none may be empty.
+    /// A matcher for these strings. The list may be empty, but no string in it may be.
     pub fn new(stops: Vec<String>) -> Result<StopMatcher> {
         if stops.iter().any(String::is_empty) {
             return Err(Error::Invalid("a stop string is empty: it would end every answer at once".into()));
@@ -36,7 +36,7 @@ impl StopMatcher {
         Ok(StopMatcher { stops, longest, held: String::new(), met: None })
     }
 
-    /// Takes the next piece of text.
+    /// Adds a piece of text.
     pub fn push(&mut self, text: &str) -> StopOutcome {
         if self.stopped() {
             return StopOutcome { emit: String::new(), stopped: true };
@@ -44,7 +44,7 @@ impl StopMatcher {
         self.held.push_str(text);
         let hold_from = self.first_beginning();
         let kept = match self.first_occurrence() {
-            // An occurrence is final unless a longer stop string may still turn out to begin before it.
+            // An occurrence is final unless a longer stop string may still begin before it.
             Some((start, stop)) if start <= hold_from => {
                 self.met = Some(stop);
                 self.held.truncate(start);
@@ -55,7 +55,7 @@ impl StopMatcher {
         StopOutcome { emit: std::mem::replace(&mut self.held, kept), stopped: self.stopped() }
     }
 
-    /// The text that was held back, now that no more will follow.
+    /// Returns the text that was held back, when no more text follows.
     pub fn finish(&mut self) -> String {
         if let Some((start, stop)) = self.first_occurrence() {
             self.met = Some(stop);
@@ -64,26 +64,26 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
-    /// Whether a stop string was met.
+    /// Whether a stop string occurred.
     pub fn stopped(&self) -> bool {
         self.met.is_some()
     }
 
-    /// The stop string that was met.
+    /// The stop string that occurred.
     pub fn met(&self) -> Option<&str> {
         self.met.map(|stop| self.stops[stop].as_str())
     }
 
-    /// Where the first whole stop string begins, and which it is.
+    /// The position of the first complete stop string, and its index.
     fn first_occurrence(&self) -> Option<(usize, usize)> {
-        // Looking for a text takes time in proportion to that text, even where it cannot be found.
+        // A search takes time in proportion to the text even if it fails, so strings longer than the text are skipped.
         let fit = self.stops.iter().enumerate().filter(|(_, stop)| stop.len() <= self.held.len());
         fit.filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i))).min()
     }
 
-    /// Where the end of the text first reads like the beginning of a stop string; the end itself if nowhere.
+    /// Where the end of the text first matches the beginning of a stop string, or the text's length.
     fn first_beginning(&self) -> usize {
-        // A stop string that begins further back has room to be whole.
+        // A stop string that begins earlier would be complete already.
         let from = self.held.len().saturating_sub(self.longest.saturating_sub(1));
         (from..self.held.len())
             .filter(|&i| self.held.is_char_boundary(i))
@@ -168,7 +168,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..Default::default() })]
 
-        /// A small alphabet makes stop strings that overlap, repeat and contain one another.
+        /// A small alphabet generates stop strings that overlap, repeat and contain one another.
         #[test]
         fn the_cut_into_pieces_does_not_matter(
             stops in prop::collection::vec("[abé]{1,5}", 0..4),
@@ -188,7 +188,7 @@ mod tests {
             prop_assert_eq!(&shown, &text[..end.unwrap_or(text.len())]);
         }
 
-        /// Held text is a proper beginning of a stop string, and no text before it could be one.
+        /// Held text is a proper prefix of a stop string, and no earlier text could begin one.
         #[test]
         fn no_more_is_held_back_than_needed(
             stops in prop::collection::vec("[abé]{1,5}", 1..4),

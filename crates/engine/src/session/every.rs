@@ -7,9 +7,10 @@ use crate::error::{Error, Result};
 
 /// The logits after every token of a text, in order: see [`Engine::all_logits`].
 ///
-/// All of them together would need far more memory than the model's buffers, so they are computed a few at a time from what the
-/// last layer gave, which stays where it is meanwhile: between two rows of a chunk nobody else computes. Who computes with another
-/// conversation of the same engine before this is dropped, in the same thread, waits for ever.
+/// All of them together would need far more memory than the model's buffers, so they are computed a few at a time from
+/// the output of the last layer. That output must stay in the backend's buffer, so no other session can compute between
+/// two rows of a chunk. A thread that computes with another session of the same engine before it drops this value
+/// deadlocks.
 ///
 /// # Examples
 /// ```
@@ -31,23 +32,24 @@ pub struct AllLogits<'a> {
     engine: &'a Engine,
     session: &'a mut Session,
     text: &'a [TokenId],
-    /// The chunk at hand, which ends before this token.
+    /// The end of the current chunk, in tokens.
     end: usize,
     chunk: Option<Computed<'a>>,
-    /// After the last token.
+    /// The logits after the last token.
     last: Vec<f32>,
 }
 
 impl Engine {
-    /// Makes a conversation hold exactly these tokens, all of them computed anew, and gives the logits after each as they are asked
-    /// for. It holds the tokens of a chunk when the first row of the next one is asked for, and all of them when there are no more rows.
+    /// Makes a session hold exactly these tokens, all of them computed anew, and returns the logits after each of them
+    /// on request. The session holds a chunk's tokens when the first row of the next chunk is requested, and all tokens
+    /// when there are no more rows.
     ///
     /// # Errors
-    /// If there is no token, more than the context holds, or one that is not in the vocabulary; if the conversation is another
-    /// engine's.
+    /// If there are no tokens, more than the context length, or one outside the vocabulary; if the session belongs to
+    /// another engine.
     pub fn all_logits<'a>(&'a self, session: &'a mut Session, text: &'a [TokenId]) -> Result<AllLogits<'a>> {
         if !session.engine.is(self) {
-            return Err(Error::Invalid("a conversation belongs to another model".into()));
+            return Err(Error::Invalid("the session belongs to another engine".into()));
         }
         session.check(text)?;
         session.go_back(0);
@@ -57,10 +59,10 @@ impl Engine {
 }
 
 impl AllLogits<'_> {
-    /// The next position and the logits after its token; `None` after the last.
+    /// The next position and the logits after its token; `None` after the last one.
     ///
     /// # Errors
-    /// If the computation fails or is [cancelled](Session::cancel). Then the conversation holds the chunks before this one.
+    /// If the computation fails or is [cancelled](Session::cancel). Then the session holds the chunks before this one.
     pub fn next_row(&mut self) -> Result<Option<(usize, &[f32])>> {
         if self.chunk.as_ref().is_some_and(|chunk| !chunk.has_more()) {
             self.end_chunk()?;
@@ -87,7 +89,7 @@ impl AllLogits<'_> {
         Ok(Some((position, logits)))
     }
 
-    /// The chunk at hand has been read.
+    /// Commits the current chunk, whose rows have all been read.
     fn end_chunk(&mut self) -> Result<()> {
         if let Some(chunk) = self.chunk.take() {
             chunk.finish()?;

@@ -1,4 +1,4 @@
-//! One conversation: the tokens it holds and what the layers remember of them.
+//! One conversation: its tokens, and what the layers keep for them.
 
 mod every;
 mod snapshot;
@@ -23,16 +23,16 @@ use crate::forecast::trace::Phase;
 use crate::memory::{Hold, Purpose};
 use crate::{LayerIdx, TokenId};
 
-/// While an answer is written, and in a long prompt, there is a mark after every so many tokens.
+/// Long prompts and answers get a mark after this many tokens.
 const MARK_EVERY: usize = 512;
 
-/// Fewer tokens between control tokens are a role's name and not a text.
+/// Fewer tokens than this between two control tokens are a role's name, not text.
 const OPENING: usize = 8;
 
-/// What is shared with a snapshot that is being written is no fork's, however long.
+/// Marks memory shared with a snapshot that is being written. No fork is that long.
 const FROZEN: usize = usize::MAX;
 
-/// What [`Session::extend`] did.
+/// The result of [`Session::extend`].
 ///
 /// [`Session::extend`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,21 +44,20 @@ pub struct Extended {
 }
 
 impl Engine {
-    /// A new conversation. It is there at once, also while others compute.
+    /// Starts a new conversation. It does not wait for computations in progress.
     pub fn session(&self) -> Session {
         Session::new(self.clone())
     }
 
-    /// Where a prompt's last turn can be taken back to, if it is after `start`: its end, where an answer starts that may
-    /// come back without its reasoning, and its last control token, as the opening that follows may come back in other
-    /// words.
+    /// Positions after `start` to which a prompt's last turn can be rewound. One is the prompt's end, because the next
+    /// prompt may leave out the answer's reasoning. The other is the last control token, because the next prompt may
+    /// open the turn with other words.
     pub(crate) fn turn_marks(&self, prompt: &[TokenId], start: usize) -> SmallVec<[usize; 4]> {
         let turn = prompt[start..].iter().rposition(|&token| self.tokenizer().is_control(token));
         turn.map(|turn| start + turn).into_iter().chain([prompt.len()]).collect()
     }
 
-    /// Where a prompt's opening ends, which other conversations may have in common with it: the first control token
-    /// after some text.
+    /// The end of a prompt's opening, which other conversations may share: the first control token after some text.
     pub(crate) fn opening_mark(&self, prompt: &[TokenId]) -> Option<usize> {
         let mut text = 0;
         prompt.iter().position(|&token| {
@@ -70,25 +69,25 @@ impl Engine {
     }
 }
 
-/// What the router of one layer chose for tokens that are computed together.
+/// The experts that one layer's router chose for tokens that were computed together.
 ///
 /// [`Session::watch_routing`] has an example.
 pub struct Routed<'a> {
-    /// What the tokens are.
+    /// Whether the tokens belong to a prompt or to an answer.
     pub phase: Phase,
     /// The layer.
     pub layer: LayerIdx,
-    /// Its choices.
+    /// The choices.
     pub routing: &'a Routing,
 }
 
-/// Takes what routers choose.
+/// A callback that receives the routers' choices.
 ///
 /// [`Session::watch_routing`] has an example.
 pub type RoutedWatch = dyn FnMut(Routed<'_>) + Send;
 
-/// A watch of routers, and what they chose in the batch at hand. It is told when the batch has ended, so that nothing of the
-/// caller's runs while others wait to compute.
+/// A routing callback, and the choices of the current batch. The callback runs after the batch, so that the caller's
+/// code never delays other computations.
 struct Routers {
     watch: Box<RoutedWatch>,
     chosen: Vec<(Phase, LayerIdx, Routing)>,
@@ -115,17 +114,17 @@ struct Routers {
 /// ```
 pub struct Session {
     state: SequenceState,
-    /// The memory that the engine counts for it.
+    /// The memory that the session holds of the budget.
     hold: Hold,
-    /// What it shares with its forks, each with the number of positions up to which it does.
+    /// Memory shared with forks, each with the number of positions that are shared.
     shared: Vec<(usize, Arc<Hold>)>,
     tokens: Vec<TokenId>,
-    /// After the last token; empty if they are not known.
+    /// The logits after the last token; empty if unknown.
     logits: Vec<f32>,
     cancel: Cancel,
-    /// Of the prompt that is processed, or was last.
+    /// The meter of the current or last prompt.
     meter: Option<PromptMeter>,
-    /// Of the chunk at hand; kept for the next.
+    /// Positions of the current chunk. Kept to reuse the allocation.
     positions: Vec<u32>,
     routers: Option<Routers>,
     engine: Engine,
@@ -147,17 +146,17 @@ impl Session {
         }
     }
 
-    /// Another conversation that holds the same tokens, and goes its own way from here. Both share what they have
-    /// computed; only what follows is kept twice.
+    /// A second conversation with the same tokens. Both share what was computed so far; only what follows is stored
+    /// twice.
     ///
     /// # Errors
-    /// [`Error::Budget`] if there is no memory for what cannot be shared.
+    /// [`Error::Budget`] if there is no memory for the part that cannot be shared.
     pub fn fork(&mut self) -> Result<Session> {
         let logits = self.logits.clone();
         Ok(Session { logits, ..self.fork_at(self.tokens.len())? })
     }
 
-    /// As [`fork`](Self::fork), of only the first `len` tokens, which must be within reach.
+    /// Like [`fork`](Self::fork), but with only the first `len` tokens, which must be within [reach](Self::reach).
     ///
     /// # Errors
     /// As [`fork`](Self::fork).
@@ -180,7 +179,7 @@ impl Session {
         Ok(Session { state, hold, shared, tokens, ..Session::new(self.engine.clone()) })
     }
 
-    /// What was frozen for a snapshot that has been written is its own again.
+    /// Takes back memory that was shared with snapshots that are written.
     fn thaw(&mut self) {
         let (frozen, shared) =
             self.shared.drain(..).partition::<Vec<_>, _>(|(positions, _)| *positions == FROZEN);
@@ -193,48 +192,49 @@ impl Session {
         }
     }
 
-    /// The engine it runs on.
+    /// The session's engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The tokens it holds.
+    /// The session's tokens.
     pub fn tokens(&self) -> &[TokenId] {
         &self.tokens
     }
 
-    /// The logits after the last token; empty before the first, and where an answer was generated since.
+    /// The logits after the last token. Empty before the first token, and after an answer was generated.
     pub fn logits(&self) -> &[f32] {
         &self.logits
     }
 
-    /// A handle with which another thread can stop what the session is doing. The session stays usable:
-    /// it holds the tokens whose computation was complete. It computes no more until the request is
-    /// [taken back](Cancel::reset), so a request that comes between two chunks is not lost.
-    /// [`generate`](Self::generate) takes it back at the end of its answer; one that comes between two answers ends the next.
+    /// A handle with which another thread can stop the session's computation. The session stays usable: it keeps the
+    /// tokens that were computed completely. After a cancellation it computes nothing until [`Cancel::reset`], so that
+    /// a cancellation between two chunks is not lost. [`generate`](Self::generate) resets it at the end of its answer;
+    /// a cancellation between two answers ends the next one.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
     }
 
-    /// Lets requests to stop be made through this handle, instead of the one it had.
+    /// Replaces the session's cancel handle.
     pub fn obey(&mut self, cancel: &Cancel) {
         self.cancel = cancel.clone();
     }
 
-    /// Has a meter show how much of a prompt is processed from now on.
+    /// Sets the meter that shows how much of a prompt is processed.
     pub(crate) fn show(&mut self, meter: &PromptMeter) {
         self.meter = Some(meter.clone());
     }
 
-    /// What so many tokens after those held are of the prompt that a meter shows.
+    /// The part of the meter's prompt that the next `tokens` tokens are.
     fn prompt_part(&self, tokens: usize) -> Option<PromptPart> {
         let start = self.tokens.len();
         let meter = self.meter.clone().filter(|meter| meter.concerns(start))?;
         Some(PromptPart { meter, start, tokens })
     }
 
-    /// Has a watch told what every router chooses, layer by layer, from now on; `None` ends that. It is told after each batch, when
-    /// others may compute already: what routers chose is copied meanwhile. A batch that fails or is cancelled ends before its last layer.
+    /// Sets a callback that receives the choice of every router, layer by layer; `None` removes it. It is called after
+    /// each batch, when other sessions may compute already. A batch that fails or is cancelled reports only the layers
+    /// that it completed.
     ///
     /// # Examples
     /// ```
@@ -259,12 +259,12 @@ impl Session {
         self.routers = watch.map(|watch| Routers { watch, chosen: Vec::new() });
     }
 
-    /// Makes the session hold exactly these tokens, computing only those after the longest prefix it
-    /// already holds. Afterwards [`logits`](Self::logits) are those after the last token.
+    /// Makes the session hold exactly these tokens. Only the tokens after the longest prefix that the session already
+    /// holds are computed. Afterwards [`logits`](Self::logits) returns the logits after the last token.
     ///
     /// # Errors
-    /// If there is no token, more than the context holds, or one that is not in the vocabulary; if the
-    /// computation fails or is cancelled.
+    /// If there are no tokens, more than the context length, or one outside the vocabulary; if the computation fails or
+    /// is cancelled.
     ///
     /// # Examples
     /// ```
@@ -285,8 +285,8 @@ impl Session {
         self.extend_watched(tokens, &mut |_| {})
     }
 
-    /// As [`extend`](Self::extend), and tells of the prompt's meter: before the first chunk, and after each. Another thread may
-    /// read it in between.
+    /// Like [`extend`](Self::extend). `watch` receives the prompt's meter before the first chunk and after each chunk.
+    /// Another thread may read the meter in between.
     ///
     /// # Errors
     /// As [`extend`](Self::extend).
@@ -300,7 +300,7 @@ impl Session {
         if same == tokens.len() && same == self.tokens.len() && !self.logits.is_empty() {
             return Ok(Extended { reused: same, computed: 0 });
         }
-        // The last token is computed again for its logits, if nothing else.
+        // At least the last token is computed again, for its logits.
         let reused = self.state.reach(same.min(tokens.len() - 1));
         self.go_back(reused);
         let meter = PromptMeter::new(reused, tokens.len());
@@ -318,7 +318,7 @@ impl Session {
         Ok(Extended { reused, computed: tokens.len() - reused })
     }
 
-    /// Adds one token after those it holds.
+    /// Appends one token.
     ///
     /// # Errors
     /// As [`extend`](Self::extend).
@@ -328,11 +328,11 @@ impl Session {
         self.keep(computed, &[token])
     }
 
-    /// As [`push`](Self::push), and has something chosen by the logits, which it does not keep: where they are far away, only
-    /// what is asked of them is fetched. `choose` runs while the backend is held, so nothing of a caller's may run in it.
+    /// Like [`push`](Self::push), but `choose` reads the logits and they are not kept. On a GPU, only the logits that
+    /// `choose` reads are copied. `choose` runs while the backend is locked, so it must not call the caller's code.
     ///
     /// # Errors
-    /// As [`extend`](Self::extend), and those of `choose`.
+    /// As [`extend`](Self::extend), and the errors of `choose`.
     pub(crate) fn push_choosing<T>(
         &mut self,
         token: TokenId,
@@ -348,28 +348,28 @@ impl Session {
         Ok(chosen)
     }
 
-    /// The longest prefix of what it holds, of `len` tokens at most, that it can go back to.
+    /// The longest prefix, of at most `len` tokens, that the session can be rewound to.
     pub(crate) fn reach(&self, len: usize) -> usize {
         self.state.reach(len.min(self.tokens.len()))
     }
 
-    /// Bytes that it takes when it has `len` tokens, what it shares included.
+    /// Bytes that the session needs for `len` tokens, including what it shares.
     pub(crate) fn bytes_for(&self, len: usize) -> u64 {
         self.state.bytes_for(len)
     }
 
-    /// Bytes that it takes; of what it shares, its part.
+    /// Bytes that the session uses, including its part of what it shares.
     pub(crate) fn held_bytes(&self) -> u64 {
         let part = |(_, hold): &(usize, Arc<Hold>)| hold.bytes() / Arc::strong_count(hold) as u64;
         self.hold.bytes() + self.shared.iter().map(part).sum::<u64>()
     }
 
-    /// What it holds alone is kept for later prompts from now on, or is a conversation's that goes on.
+    /// Sets the purpose under which the ledger counts the memory that the session does not share.
     pub(crate) fn hold_for(&mut self, purpose: Purpose) {
         self.hold.turn_to(purpose);
     }
 
-    /// Has it able to go back to `len` tokens when they have been computed, however many follow.
+    /// Keeps the mark at `len` tokens, once they are computed, however many tokens follow.
     pub(crate) fn pin(&mut self, len: usize) {
         self.state.pin(len);
     }
@@ -392,19 +392,18 @@ impl Session {
         }
     }
 
-    /// Lets go of all tokens after the first `len`, which must be within reach.
+    /// Removes all tokens after the first `len`, which must be within [reach](Self::reach).
     pub(crate) fn go_back(&mut self, len: usize) {
         if len < self.tokens.len() {
             self.tokens.truncate(len);
             self.logits.clear();
             self.shared.retain(|(shared, _)| *shared <= len);
         }
-        // The layers may hold more all the same: of a batch that failed or whose watcher panicked.
+        // The layers may still hold more tokens, of a batch that failed or whose callback panicked.
         self.state.truncate(len);
     }
 
-    /// Marks places among the `count` tokens that come next which a later prompt may go back to: these, and now and then
-    /// one between.
+    /// Sets marks among the next `count` tokens: at `places`, and at regular distances.
     fn mark(&mut self, count: usize, places: &[usize]) {
         let start = self.tokens.len();
         let end = start + count;
@@ -415,12 +414,12 @@ impl Session {
         places.into_iter().for_each(|place| self.state.mark(place, end));
     }
 
-    /// Has the engine count what the conversation takes when it has `len` tokens, and make room for that.
+    /// Reserves the memory that the conversation needs for `len` tokens.
     fn make_room(&mut self, len: usize) -> Result<()> {
         let shared = total(&self.shared);
         match self.hold.resize(self.state.bytes_for(len).saturating_sub(shared)) {
             Err(Error::Budget { .. }) if !self.state.marks().is_empty() => {
-                // Going back is a convenience; going on is not.
+                // Continuing the conversation is worth more than being able to rewind it.
                 self.state.forget_marks();
                 self.hold.resize(self.state.bytes_for(len).saturating_sub(shared))
             }
@@ -441,7 +440,7 @@ impl Session {
         self.compute(engine, Phase::Prompt, &text[start..], rows)
     }
 
-    /// Computes a token after those held, with its logits.
+    /// Computes one more token, with its logits.
     fn compute_token<'e>(&mut self, engine: &'e Engine, token: TokenId) -> Result<Computed<'e>> {
         if self.tokens.len() == engine.context() {
             return Err(Error::Context { tokens: self.tokens.len() + 1, limit: engine.context() });
@@ -452,7 +451,8 @@ impl Session {
         self.compute(engine, Phase::Answer, &[token], 0..1)
     }
 
-    /// Computes tokens after those held. The session is as it was until they are [committed](Self::commit).
+    /// Computes tokens after those of the session. The session does not change until they are
+    /// [committed](Self::commit).
     fn compute<'e>(
         &mut self,
         engine: &'e Engine,
@@ -482,7 +482,7 @@ impl Session {
 
     /// Keeps the logits after the last token, if these were asked for, and the tokens.
     fn keep(&mut self, mut computed: Computed<'_>, tokens: &[TokenId]) -> Result<()> {
-        // Without tokens that were computed, nobody knows what they are of.
+        // Without new tokens the old logits would have no meaning.
         self.logits.clear();
         let mut logits = std::mem::take(&mut self.logits);
         if let Some((_, mut row)) = computed.next_row()? {
@@ -494,7 +494,7 @@ impl Session {
         Ok(())
     }
 
-    /// The tokens have been computed, and the backend is free.
+    /// Appends tokens that have been computed. The backend is free by then.
     fn commit(&mut self, tokens: &[TokenId]) {
         self.tokens.extend_from_slice(tokens);
         self.state.settle(self.tokens.len());
@@ -504,7 +504,7 @@ impl Session {
         self.tell_routers();
     }
 
-    /// Has the watch of routers told what was chosen in the last batch.
+    /// Passes the choices of the last batch to the routing callback.
     fn tell_routers(&mut self) {
         if let Some(Routers { watch, chosen }) = &mut self.routers {
             for (phase, layer, routing) in chosen.drain(..) {
@@ -514,7 +514,7 @@ impl Session {
     }
 }
 
-/// Bytes of what is shared.
+/// Bytes of shared memory.
 fn total(shared: &[(usize, Arc<Hold>)]) -> u64 {
     shared.iter().map(|(_, hold)| hold.bytes()).sum()
 }

@@ -1,7 +1,7 @@
-//! Conversations in files, to go on with later.
+//! Saving conversations to files, and loading them again.
 //!
-//! A snapshot is written beside its place and then moved there, so that it is whole or not there at all. It ends with a
-//! checksum, and it names the model it belongs to: a state means nothing to other weights.
+//! A snapshot is written to a temporary file and then renamed, so that it is complete or absent. It ends with a
+//! checksum and contains the model's fingerprint, because a state is useless with other weights.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -19,24 +19,24 @@ use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::memory::Hold;
 
-/// What the file is, and its version.
+/// The file's magic number, which ends with the format's version.
 const MAGIC: &[u8; 8] = b"FBCHAT\0\x01";
 
-/// The checksum at the end of the file.
+/// Bytes of the checksum at the end of the file.
 const CHECKSUM: u64 = 4;
 
-/// A conversation as it was, to be written while that one goes on.
+/// A copy of a conversation, to be written while the conversation goes on.
 pub(crate) struct Snapshot {
     engine: Engine,
     state: SequenceState,
     tokens: Vec<TokenId>,
     logits: Vec<f32>,
-    /// The memory that is counted for it, for as long as one of both is there.
+    /// The budget's memory that the copy shares with the conversation.
     _memory: Vec<Arc<Hold>>,
 }
 
 impl Snapshot {
-    /// Writes it to a file, whole or not at all.
+    /// Writes the file completely or not at all.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -53,7 +53,7 @@ impl Snapshot {
         written.map_err(|error| Error::io(path, "cannot save the conversation", error))
     }
 
-    /// What its file will say before its states.
+    /// What the file says before the states.
     pub fn outline(&self) -> Outline {
         Outline { tokens: self.tokens.clone(), marks: self.state.marks().to_vec() }
     }
@@ -81,17 +81,17 @@ fn write(
     state.save(to)
 }
 
-/// What a file says before the states: which conversation it is, and where it can go back to.
+/// What a file says before the states: the tokens, and the positions to rewind to.
 pub(crate) struct Outline {
     pub tokens: Vec<TokenId>,
     pub marks: Vec<usize>,
 }
 
 impl Outline {
-    /// Reads it alone. Whether the file is whole is not known yet: that takes [`Session::load`].
+    /// Reads only the outline. Only [`Session::load`] checks that the whole file is valid.
     ///
     /// # Errors
-    /// As [`Session::load`], as far as it is read.
+    /// As [`Session::load`], for the part that is read.
     pub fn read(engine: &Engine, path: &Path) -> Result<Outline> {
         let read = || -> Result<Outline, Trouble> {
             let mut from = BufReader::new(File::open(path)?);
@@ -102,14 +102,14 @@ impl Outline {
     }
 }
 
-/// What a file says before its logits.
+/// What a file says before the logits.
 struct Head {
     outline: Outline,
     logits: usize,
 }
 
 impl Head {
-    /// Reads it after the file's kind.
+    /// Reads the part after the magic number.
     fn read(engine: &Engine, path: &Path, from: &mut dyn Read) -> Result<Head, Trouble> {
         let mut number = || {
             let mut bytes = [0; 8];
@@ -117,7 +117,7 @@ impl Head {
         };
         if number()? != engine.fingerprint()? {
             let message =
-                "the conversation was saved with another model, or with this one and other precision";
+                "the conversation was saved with another model, or with this model at another precision";
             return Err(Error::format(path, message).into());
         }
         let [tokens, marks, logits] = [number()?, number()?, number()?];
@@ -126,7 +126,7 @@ impl Head {
             return Err(Error::Context { tokens: tokens as usize, limit: context }.into());
         }
         if marks > MARKS as u64 || (logits != 0 && logits != engine.vocab_size() as u64) {
-            return Err(Trouble::Damaged("its counts are not those of a conversation"));
+            return Err(Trouble::Damaged("its header has impossible counts"));
         }
         let mut ids = vec![0u32; tokens as usize];
         from.read_exact(cast_slice_mut(&mut ids))?;
@@ -144,7 +144,7 @@ impl Head {
 }
 
 impl Session {
-    /// Writes the conversation to a file, whole or not at all.
+    /// Writes the conversation to a file, completely or not at all.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -152,7 +152,8 @@ impl Session {
         self.snapshot(Vec::new()).save(path)
     }
 
-    /// The conversation as it is, to be written by somebody else. Its memory counts for as long as one of both is there.
+    /// A copy of the conversation, to be written on another thread. The ledger counts shared memory until both are
+    /// dropped.
     pub(crate) fn freeze(&mut self) -> Snapshot {
         let own = self.hold.split(u64::MAX);
         self.shared.push((FROZEN, Arc::new(own)));
@@ -162,7 +163,7 @@ impl Session {
     fn snapshot(&self, memory: Vec<Arc<Hold>>) -> Snapshot {
         Snapshot {
             engine: self.engine.clone(),
-            // The layers may hold more than all have computed, of a batch that failed: a fork does not.
+            // After a failed batch, some layers may hold more tokens than others. A fork does not copy those.
             state: self.state.fork(),
             tokens: self.tokens.clone(),
             logits: self.logits.clone(),
@@ -170,11 +171,12 @@ impl Session {
         }
     }
 
-    /// The conversation that [`save`](Self::save) wrote. It goes on with the bits of one that was never stopped.
+    /// Loads a conversation that [`save`](Self::save) wrote. It continues with the same bits as if it had never been
+    /// saved.
     ///
     /// # Errors
-    /// If the file cannot be read, is not a snapshot, is damaged, or is one of another model, or of this one computed
-    /// with other precision; if there is no memory for it.
+    /// If the file cannot be read, is not a snapshot, is damaged, or belongs to another model or precision; if there is
+    /// not enough memory.
     ///
     /// # Examples
     /// ```
@@ -206,19 +208,20 @@ impl Session {
         let mut from = BufReader::new(File::open(path)?).take(len - CHECKSUM);
         self.read(path, &mut from)?;
         if from.limit() > 0 {
-            return Err(Trouble::Damaged("something follows its end"));
+            return Err(Trouble::Damaged("it has extra bytes at its end"));
         }
         Ok(())
     }
 
     fn read(&mut self, path: &Path, from: &mut dyn Read) -> Result<(), Trouble> {
-        from.read_exact(&mut [0; MAGIC.len()])?; // What the file is was checked.
+        from.read_exact(&mut [0; MAGIC.len()])?; // The magic number has been checked.
         let Head { outline: Outline { tokens, marks }, logits } = Head::read(&self.engine, path, from)?;
         self.logits.resize(logits, 0.0);
         from.read_exact(cast_slice_mut(&mut self.logits))?;
         self.make_room(tokens.len())?;
         if self.engine.plan().device.is_some() {
-            // It is written to at once, also while others compute.
+            // The state is written to the device at once, even while others compute, so the device must have memory for
+            // it now.
             self.engine.compute().lend_device()?;
         }
         self.state.load(tokens.len(), &marks, from)?;
@@ -228,7 +231,7 @@ impl Session {
     }
 }
 
-/// Why a snapshot cannot be used.
+/// Why a snapshot cannot be loaded.
 enum Trouble {
     Reading(io::Error),
     Damaged(&'static str),
@@ -264,7 +267,7 @@ impl From<Error> for Trouble {
     }
 }
 
-/// Checks what the file is and its checksum, before anything in it is believed.
+/// Checks the magic number and the checksum before anything else in the file is used.
 fn check(file: File, len: u64, path: &Path) -> Result<(), Trouble> {
     if len < MAGIC.len() as u64 + CHECKSUM {
         return Err(Error::format(path, "not a saved conversation").into());
@@ -282,7 +285,7 @@ fn check(file: File, len: u64, path: &Path) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Checks what the file is, and gives the bytes that say so.
+/// Checks the magic number, and returns it.
 fn check_kind(from: &mut dyn Read, path: &Path) -> Result<[u8; MAGIC.len()], Trouble> {
     let mut magic = [0; MAGIC.len()];
     from.read_exact(&mut magic)?;

@@ -1,4 +1,4 @@
-//! Several conversations computed together, so that weights are read once for all of them.
+//! Computing several conversations in one pass, so that weights are read once for all of them.
 
 use super::Session;
 use crate::TokenId;
@@ -8,35 +8,36 @@ use crate::blocks::Cancel;
 use crate::engine::{Computed, Engine, Pass};
 use crate::error::{Error, Result};
 
-/// A conversation's part in a step that several take together.
+/// One conversation's part in a step.
 ///
 /// [`Engine::step`] has an example.
 pub struct Turn<'a> {
     /// The conversation.
     pub session: &'a mut Session,
-    /// What it adds: at least one token.
+    /// The tokens to append: at least one.
     pub tokens: &'a [TokenId],
-    /// Whether the logits after the last of them are wanted.
+    /// Whether the logits after the last token are wanted.
     pub logits: bool,
-    /// Lengths of the conversation that it should be able to go back to, ascending; those among its tokens count.
+    /// Lengths, in ascending order, that the conversation can later be rewound to. Only those within `tokens` have an
+    /// effect.
     pub marks: &'a [usize],
 }
 
-/// A step that several conversations take together: gives the logits of those who want them. It holds what computes until it is
-/// [finished](Self::finish) or dropped, so a token is chosen by the logits, and told when the step has ended.
+/// One pass for several conversations, which returns the logits of those that want them. It locks the backend until it
+/// is [finished](Self::finish) or dropped. So choose tokens from the logits first, and report them after the step.
 ///
 /// [`Engine::step`] has an example.
 #[must_use = "no conversation has changed until the step is finished"]
 pub struct Step<'a, 's> {
     computed: Computed<'a>,
     turns: &'a mut [Turn<'s>],
-    /// Numbers of the turns that want logits and have not been given them.
+    /// Turns whose logits are wanted and were not returned yet.
     wanting: std::vec::IntoIter<usize>,
 }
 
 impl Step<'_, '_> {
-    /// The number of the next turn that wants logits, and those after its last token, with the bits that the conversation would have
-    /// computed alone.
+    /// The next turn that wants logits: its index, and the logits after its last token. They are bit-identical to those
+    /// that the conversation would get alone.
     ///
     /// # Errors
     /// If the device fails.
@@ -45,7 +46,7 @@ impl Step<'_, '_> {
         Ok(row.zip(self.wanting.next()).map(|((_, logits), turn)| (turn, logits)))
     }
 
-    /// Lets others compute. The conversations hold their new tokens, and do not keep the logits.
+    /// Unlocks the backend. The conversations now hold their new tokens; the logits are not kept.
     ///
     /// # Errors
     /// If the device fails. Then no conversation has changed.
@@ -61,15 +62,15 @@ impl Step<'_, '_> {
 }
 
 impl Engine {
-    /// Computes each turn's tokens after those of its conversation, all in one pass. The conversations have changed when the step is
+    /// Computes the tokens of all turns in one pass. The conversations change when the step is
     /// [finished](Step::finish), and not before.
     ///
-    /// A step takes no more tokens than [`step_size`](Self::step_size). Watches of routing are not told of it. Who computes with the same
-    /// engine before it is finished or dropped, in the same thread, waits for ever.
+    /// A step takes at most [`step_size`](Self::step_size) tokens. Routing callbacks are not called. A thread that
+    /// computes with the same engine before it finishes or drops the step deadlocks.
     ///
     /// # Errors
-    /// If a turn has no tokens, too many for its context, or one outside the vocabulary; if all have more than a step
-    /// takes; if a conversation is another engine's; if the computation fails or is cancelled.
+    /// If a turn has no tokens, too many for the context, or one outside the vocabulary; if all turns together exceed
+    /// the step size; if a session belongs to another engine; if the computation fails or is cancelled.
     ///
     /// # Examples
     /// ```
@@ -96,11 +97,11 @@ impl Engine {
         let rows: usize = turns.iter().map(|turn| turn.tokens.len()).sum();
         if rows > self.step_size() {
             let most = self.step_size();
-            return Err(Error::Invalid(format!("a step takes {most} tokens at most, not {rows}")));
+            return Err(Error::Invalid(format!("a step takes at most {most} tokens, not {rows}")));
         }
         for turn in turns.iter() {
             if !turn.session.engine.is(self) {
-                return Err(Error::Invalid("a conversation belongs to another model".into()));
+                return Err(Error::Invalid("a session belongs to another engine".into()));
             }
             turn.session.check(turn.tokens)?;
             let tokens = turn.session.tokens.len() + turn.tokens.len();

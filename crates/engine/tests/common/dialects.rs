@@ -1,4 +1,4 @@
-//! Dialects by the tags that templates show, and answers put together from pieces.
+//! Templates that show the tags of each dialect, and answers assembled from parsed pieces.
 
 use forebay_engine::chat::dialect::{Dialect, Parser, Piece};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ pub fn call(name: &str, arguments: &str) -> Part {
     Part::Call(name.into(), arguments.into())
 }
 
-/// Puts pieces together, as a client would.
+/// Joins pieces, as a client does.
 #[derive(Default)]
 struct Parts(Vec<Part>);
 
@@ -55,7 +55,8 @@ pub fn characters(text: &str) -> impl Iterator<Item = &str> {
     text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()])
 }
 
-/// The parts of a text: those of the whole, after it has been cut in two at every place, and in characters.
+/// The parts of a text. Asserts that they are the same when the text is cut in two at any place, and when it comes
+/// character by character.
 pub fn parts(dialect: &Dialect, prompt: &str, tools: &[Value], text: &str) -> Vec<Part> {
     let parser = || dialect.parser(prompt, tools);
     let whole = parse(parser(), [text]);
@@ -94,12 +95,12 @@ pub fn tools() -> Vec<Value> {
     ]
 }
 
-/// What a text is in a dialect with tools.
+/// The parts of a text in the template's dialect, with tools.
 pub fn read(template: &str, text: &str) -> Vec<Part> {
     parts(&Dialect::of(template), "", &tools(), text)
 }
 
-/// Templates that show how calls are written, and nothing else.
+/// Templates that only show how calls are written.
 pub const HERMES: &str = "<tool_call>\n{\"name\": name, \"arguments\": …}\n</tool_call>";
 pub const APRIEL: &str = "<tool_calls>[{\"name\": name, \"arguments\": …}]</tool_calls>";
 pub const QWEN: &str = "<tool_call>\n<function=name>\n<parameter=key>";

@@ -1,4 +1,4 @@
-//! Models that write, loaded once for all tests of a program.
+//! Engines that generate text, loaded once for all tests of a program.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use forebay_engine::{Engine, Options};
 use super::models;
 use super::tiny_model::tiny_model;
 
-/// How the stories of the tests begin.
+/// The beginning of the stories in tests.
 pub const STORY: &str = "Once upon a time there was a little girl";
 
 /// The demo model, which writes stories.
@@ -16,7 +16,7 @@ pub static DEMO: LazyLock<Engine> = LazyLock::new(|| {
     Engine::open(&models::demo_model(), &options).unwrap()
 });
 
-/// A model of random weights and few tokens: a, b, c, d, a space, a point. It writes what a bias makes it write.
+/// A random model with the tokens a, b, c, d, space and full stop. A logit bias determines what it generates.
 pub static TINY: LazyLock<Engine> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");

@@ -1,4 +1,4 @@
-//! Folders of a model, to be changed and written.
+//! Reads a model's folder, so that tests can change it and write it again.
 
 use std::path::{Path, PathBuf};
 
@@ -14,17 +14,17 @@ pub struct Tensor {
     pub data: Vec<u8>,
 }
 
-/// A model's folder.
+/// A model's folder in memory.
 #[derive(Clone, Debug)]
 pub struct Folder {
     pub config: Map<String, Value>,
     pub tensors: Vec<Tensor>,
-    /// Copied beside: the tokenizer.
+    /// The folder from which the tokenizer's files are copied.
     from: PathBuf,
 }
 
 impl Folder {
-    /// The folder at `path`, whose weights are in one file.
+    /// Reads the folder at `path`, whose weights are in one file.
     pub fn read(path: &Path) -> Folder {
         let config = serde_json::from_slice(&std::fs::read(path.join("config.json")).unwrap()).unwrap();
         let bytes = std::fs::read(path.join("model.safetensors")).unwrap();
@@ -47,7 +47,7 @@ impl Folder {
         self.tensors.iter_mut().find(|t| t.name == name).unwrap()
     }
 
-    /// Takes a tensor out.
+    /// Removes a tensor.
     pub fn take(&mut self, name: &str) -> Tensor {
         let at = self.tensors.iter().position(|t| t.name == name).unwrap_or_else(|| panic!("{name}"));
         self.tensors.remove(at)
@@ -63,13 +63,13 @@ impl Folder {
         }
     }
 
-    /// Writes the folder, its weights into one file.
+    /// Writes the folder, with its weights in one file.
     pub fn write(&self, to: &Path) {
         self.write_settings(to);
         std::fs::write(to.join("model.safetensors"), safetensors_file(&self.tensors)).unwrap();
     }
 
-    /// Writes the folder, its weights into several files and an index.
+    /// Writes the folder, with its weights in several files and an index.
     pub fn write_sharded(&self, to: &Path, shards: usize) {
         self.write_settings(to);
         let mut map = Map::new();
@@ -106,7 +106,7 @@ pub fn safetensors_file(tensors: &[Tensor]) -> Vec<u8> {
     bytes
 }
 
-/// A header and nothing after it.
+/// A file that consists of a header only.
 pub fn safetensors_with_header(header: &str) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
 }

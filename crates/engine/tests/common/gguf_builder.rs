@@ -1,4 +1,4 @@
-//! Writes small GGUF files, sound ones and wrong ones, for tests.
+//! Writes small GGUF files for tests, valid and invalid.
 
 use std::path::Path;
 
@@ -28,16 +28,16 @@ pub mod tensor_type {
     pub const NVFP4: u32 = 40;
 }
 
-/// A file in the making. What is not set takes the value that makes the file sound.
+/// A GGUF file in preparation. Everything that is not set gets a valid value.
 #[derive(Clone)]
 pub struct GgufBuilder {
     version: u32,
-    /// Written in place of the true numbers.
+    /// Written instead of the true counts.
     tensor_count: Option<u64>,
     entry_count: Option<u64>,
     alignment: usize,
     entries: Vec<Vec<u8>>,
-    /// How many of the entries lie inside another one of the list.
+    /// How many entries are contained in another entry of the list.
     joined_entries: u64,
     tensors: Vec<Tensor>,
 }
@@ -49,13 +49,13 @@ pub struct Tensor {
     pub tensor_type: u32,
     /// The innermost dimension first.
     pub dims: Vec<u64>,
-    /// Written in place of the true offset.
+    /// Written instead of the true offset.
     offset: Option<u64>,
     pub data: Vec<u8>,
 }
 
 impl Tensor {
-    /// The entry up to the offset.
+    /// The header entry, up to the offset.
     fn head(&self) -> Vec<u8> {
         let mut head = string(&self.name);
         head.extend((self.dims.len() as u32).to_le_bytes());
@@ -100,7 +100,7 @@ impl GgufBuilder {
         builder
     }
 
-    /// A file with all entries of another, whose first tensor has this name.
+    /// A file with all metadata of another, whose first tensor has this name.
     pub fn with_entries_of(file: &[u8], first_tensor: &str) -> GgufBuilder {
         let (name, counts) = (string(first_tensor.as_bytes()), 8..24);
         let end = file.windows(name.len()).position(|window| window == name).expect("the tensor is there");
@@ -114,13 +114,13 @@ impl GgufBuilder {
         self
     }
 
-    /// Writes this number of tensors in place of the true one.
+    /// Writes this number of tensors instead of the true one.
     pub fn claim_tensors(mut self, count: u64) -> Self {
         self.tensor_count = Some(count);
         self
     }
 
-    /// Writes this number of metadata entries in place of the true one.
+    /// Writes this number of metadata entries instead of the true one.
     pub fn claim_entries(mut self, count: u64) -> Self {
         self.entry_count = Some(count);
         self
@@ -168,13 +168,13 @@ impl GgufBuilder {
         self.array(key, value_type::STRING, values.len() as u64, elements)
     }
 
-    /// Sets `general.alignment` and places the tensors by it.
+    /// Sets `general.alignment` and aligns the tensors by it.
     pub fn alignment(mut self, alignment: u32) -> Self {
         self.alignment = alignment as usize;
         self.u32("general.alignment", alignment)
     }
 
-    /// Takes an entry out again.
+    /// Removes an entry.
     pub fn without(mut self, key: &str) -> Self {
         let before = self.entries.len();
         self.entries.retain(|entry| !entry.starts_with(&string(key.as_bytes())));
@@ -182,13 +182,13 @@ impl GgufBuilder {
         self
     }
 
-    /// Takes a tensor out again.
+    /// Removes a tensor, which must exist.
     pub fn without_tensor(mut self, name: &str) -> Self {
         self.take(name).unwrap_or_else(|| panic!("there is no {name}"));
         self
     }
 
-    /// Takes a tensor out, if it is there.
+    /// Removes a tensor, if it exists.
     pub fn take(&mut self, name: &str) -> Option<Tensor> {
         let index = self.tensors.iter().position(|tensor| tensor.name == name.as_bytes())?;
         Some(self.tensors.remove(index))
@@ -248,7 +248,7 @@ impl GgufBuilder {
     }
 }
 
-/// A small sound file with every kind of value and three types of tensor.
+/// A small valid file with every kind of value and three types of tensor.
 pub fn sample() -> GgufBuilder {
     GgufBuilder::new()
         .str("general.architecture", "qwen3moe")
@@ -271,7 +271,7 @@ pub fn sample() -> GgufBuilder {
         .tensor("blk.0.ffn_up_exps.weight", tensor_type::Q4_K, &[256, 3, 2], 6 * 144)
 }
 
-/// A length and bytes, as the format writes a text.
+/// A length and bytes, which is how the format writes a string.
 pub fn string(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
 }

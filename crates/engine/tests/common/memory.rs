@@ -1,12 +1,12 @@
-//! An allocator that counts, in the place of the usual one.
+//! A global allocator that counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The memory that some work on this thread took, in bytes.
+/// The memory that some work on this thread used, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryUse {
-    /// The most that was live at one time.
+    /// The most that was allocated at one time.
     pub peak: usize,
     /// What the result still holds.
     pub kept: usize,
@@ -32,7 +32,7 @@ pub fn measure<T>(work: impl FnOnce() -> T) -> (T, MemoryUse) {
     (result, used)
 }
 
-// By thread, so that tests do not disturb each other: the work must stay on the thread that measures it.
+// Counted per thread, so that tests do not disturb each other. The measured work must stay on its thread.
 thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
@@ -40,8 +40,8 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting what the current thread has live. A reallocation is the default one: a new
-/// allocation while the old one is still live, which is the worst case.
+/// Wraps the system's allocator and counts what the current thread has allocated. It uses the default reallocation,
+/// which allocates anew while the old memory is still in use, because that is the worst case.
 struct CountingAllocator;
 
 #[global_allocator]
@@ -62,7 +62,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         unsafe { System.alloc(layout) }
     }
 
-    /// Not the default one, which would write to all pages and so make them resident.
+    /// Overrides the default, which would write to all pages and so make them resident.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
         // SAFETY: the caller keeps the contract of `alloc_zeroed`.

@@ -1,4 +1,4 @@
-//! What several integration tests share.
+//! Helpers for the integration tests.
 
 pub mod dialects;
 pub mod engines;

@@ -1,4 +1,4 @@
-//! Models and reference logits that the tests share.
+//! Models and reference logits for the tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use safetensors::SafeTensors;
 
-/// The engine's folder; other crates use its models, too.
+/// The engine's folder. Other crates use its models, too.
 fn engine_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("engine")
 }
@@ -19,10 +19,10 @@ pub fn demo_model() -> PathBuf {
     engine_folder().join("../../models/tales-qwen3moe-Q4_K_M.gguf")
 }
 
-/// The logits of the demo model that transformers computed in f32.
+/// Logits of the demo model, computed in f32 by transformers.
 pub const DEMO_LOGITS: &str = "golden/tales-qwen3moe-Q4_K_M.f32.logits.safetensors";
 
-/// Models with peculiarities of their own, each a folder.
+/// Models with unusual features, each a folder.
 pub const PECULIAR: [&str; 4] = ["deepseek_v2-groups", "glm4_moe_lite", "gpt_oss-mxfp4", "glm4moe-mtp"];
 
 /// Every tiny model, and the name of the logits that another program computed.
@@ -35,7 +35,7 @@ pub fn tiny_models() -> Vec<(PathBuf, String)> {
     both.chain(peculiar).chain([old]).collect()
 }
 
-/// Tiny random models of the families, each a GGUF file and a folder, with experts and without.
+/// Tiny random models of the families, with experts, each as a GGUF file and as a folder.
 pub const MIXTURES: [&str; 12] = [
     "qwen3moe",
     "mixtral",
@@ -52,7 +52,7 @@ pub const MIXTURES: [&str; 12] = [
 ];
 pub const DENSE: [&str; 4] = ["qwen2", "qwen3", "llama", "llama3"];
 
-/// Of these, one for each way in which layers remember.
+/// One of these for each kind of state that layers keep.
 pub const KEEPING: [&str; 4] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3"];
 
 /// The same tiny model in both kinds of container.
@@ -65,7 +65,8 @@ pub fn data(name: &str) -> PathBuf {
     engine_folder().join("tests/data").join(name)
 }
 
-/// A trained model, or what belongs to one: too large for the repository, they are beside it.
+/// A trained model or a file that belongs to one. They are too large for the repository and are beside it on some
+/// machines.
 pub fn trained(name: &str) -> Option<PathBuf> {
     forebay_testing::shared(&format!("models/{name}"))
 }
@@ -77,7 +78,7 @@ pub fn options(precision: Precision) -> Options {
 /// Logits that another program computed.
 pub struct Reference {
     pub tokens: Vec<TokenId>,
-    /// Of all positions, or of the last ones.
+    /// Of all positions, or of the last few.
     pub logits: Vec<f32>,
 }
 
@@ -95,7 +96,7 @@ impl Reference {
     }
 }
 
-/// How far the logits of a model are from a reference: ‖ours − reference‖ / ‖reference‖
+/// The relative distance of a model's logits from a reference: ‖ours − reference‖ / ‖reference‖
 pub fn distance(model: &Path, options: &Options, reference: &Reference) -> f64 {
     let ours = logits(model, options, &reference.tokens);
     relative_error(&ours[ours.len() - reference.logits.len()..], &reference.logits)
@@ -112,7 +113,7 @@ pub fn logits(model: &Path, options: &Options, tokens: &[TokenId]) -> Vec<f32> {
     all
 }
 
-/// The logits of every position, and the experts that it used: those of each layer in ascending order.
+/// The logits of every position, and the experts that each used, in ascending order within each layer.
 fn logits_and_experts(engine: &Engine, tokens: &[TokenId]) -> (Vec<Vec<f32>>, Vec<Vec<u32>>) {
     let experts = Arc::new(Mutex::new(vec![Vec::new(); tokens.len()]));
     let seen = experts.clone();
@@ -137,10 +138,9 @@ fn logits_and_experts(engine: &Engine, tokens: &[TokenId]) -> (Vec<Vec<f32>>, Ve
     (logits, Arc::into_inner(experts).unwrap().into_inner().unwrap())
 }
 
-/// Asserts that logits by default, where keys and values are rounded to halves, are those of exact computation within
-/// 1e-2. Routers of random weights hesitate here and there: two experts are as good as each other to within that rounding,
-/// and the other one is chosen. Such a token's logits are others, and so are those of the tokens that see it: of each text,
-/// what comes before the first of those is compared.
+/// Asserts that logits at default precision, which rounds keys and values to f16, are within 1e-2 of exact ones. Random
+/// routers sometimes score two experts so alike that this rounding changes the choice. Then the logits of that token
+/// and of all later tokens differ. So of each text, only the part before the first such token is compared.
 pub fn assert_close_by_default(model: &Path, by_default: &Options) {
     const TEXTS: u64 = 8;
     const LENGTH: usize = 16;
@@ -153,7 +153,7 @@ pub fn assert_close_by_default(model: &Path, by_default: &Options) {
         assert_eq!([ours.len(), truth.len(), chosen.len(), best.len()], [LENGTH; 4]);
         let alike = chosen.iter().zip(&best).take_while(|(chosen, best)| chosen == best).count();
         errors.extend((0..alike).map(|i| relative_error(&ours[i], &truth[i])));
-        // The others are different numbers, but numbers.
+        // The later logits may differ, but must be finite.
         assert!(ours[alike..].iter().flatten().all(|logit| logit.is_finite()), "{}", model.display());
         compared += alike;
     }
@@ -164,7 +164,7 @@ pub fn assert_close_by_default(model: &Path, by_default: &Options) {
     assert!(4 * compared >= 3 * all, "{name}: experts differ before {} of {all} tokens", all - compared);
 }
 
-/// Any tokens below `vocab`, the same for the same seed.
+/// Random tokens below `vocab`, determined by the seed.
 pub fn random_tokens(count: usize, vocab: u32, seed: u64) -> Vec<TokenId> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..count).map(|_| TokenId(rng.next_u32() % vocab)).collect()

@@ -1,4 +1,4 @@
-//! Damages the header of a file at random, in the ways that a careless parser does not expect.
+//! Damages a file's header at random, in ways that a careless parser does not expect.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::RngCore;
@@ -25,8 +25,8 @@ pub fn mutate(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     }
 }
 
-/// A place to damage. Most of a real header is vocabulary, so its two ends, with the counts and settings and
-/// with the tensors, are hit as often as all the rest.
+/// A position to damage. Most of a real header is vocabulary. So its two ends, with the counts, settings and tensors,
+/// are hit as often as all the rest.
 fn position(len: usize, rng: &mut ChaCha8Rng) -> usize {
     let end = len.min(4096);
     match rng.next_u32() % 3 {
@@ -36,7 +36,7 @@ fn position(len: usize, rng: &mut ChaCha8Rng) -> usize {
     }
 }
 
-/// An integer at or beside a boundary that a careless parser forgets.
+/// An integer at or next to a boundary that a careless parser forgets.
 fn extreme(rng: &mut ChaCha8Rng) -> u64 {
     const BOUNDARIES: [u64; 10] =
         [0, 0xff, 0xffff, 65_536, 1 << 24, 0x7fff_ffff, 0xffff_ffff, 1 << 40, i64::MAX as u64, u64::MAX];

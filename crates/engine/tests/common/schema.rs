@@ -1,4 +1,4 @@
-//! Whether a value is what a JSON schema says, for the keywords that the tests use; others are refused.
+//! Validates a value against a JSON schema, for the keywords that the tests use. Other keywords panic.
 
 use serde_json::Value;
 

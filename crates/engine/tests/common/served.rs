@@ -1,15 +1,15 @@
-//! Requests to a crowd, and what is heard of them.
+//! Sends requests to a crowd and records their events.
 
 use std::sync::{Arc, Mutex};
 
 use forebay_engine::internals::generate::sampler::SamplingParams;
 use forebay_engine::{Answer, Cancel, Crowd, Engine, Event, Listener, Request, Result, TokenId};
 
-/// What was heard of a request.
+/// The events of a request.
 #[derive(Default)]
 pub struct Heard {
     pub text: String,
-    /// What was done of the prompt, and of how much.
+    /// Prompt progress: tokens computed, and the total.
     pub progress: Vec<(usize, usize)>,
     pub answer: Option<Result<Answer>>,
 }
@@ -47,7 +47,7 @@ impl Ear {
         self.0.lock().unwrap().progress.clone()
     }
 
-    /// The answer, which must be what was heard.
+    /// The answer. Asserts that its text equals the events' text.
     pub fn answer(&self) -> Answer {
         let mut heard = self.0.lock().unwrap();
         let answer = heard.answer.take().expect("it has ended").unwrap();
@@ -60,28 +60,28 @@ impl Ear {
     }
 }
 
-/// A request with randomness of its own that ends after so many tokens.
+/// A request with its own seed that ends after `max_tokens` tokens.
 pub fn request(prompt: &[TokenId], max_tokens: usize, seed: u64) -> Request {
     let sampling = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
     Request::default().prompt(prompt.to_vec()).max_tokens(max_tokens).sampling(sampling).ignore_end(true)
 }
 
-/// What a new session answers.
+/// The answer of a new session.
 pub fn alone(engine: &Engine, request: &Request) -> Answer {
     engine.session().generate(request, &mut |_| {}).unwrap()
 }
 
-/// Adds a request that nobody cancels.
+/// Adds a request that is never cancelled.
 pub fn add(crowd: &mut Crowd, request: &Request) -> Ear {
     let ear = Ear::default();
     crowd.add(request.clone(), Cancel::default(), Box::new(ear.clone()));
     ear
 }
 
-/// Steps in which nothing is computed, after which nothing ever will be: no file of a test takes so long to read.
+/// After this many steps that compute nothing, nothing ever will be: no file of a test takes so long to read.
 const MOST_IDLE: u64 = 1000;
 
-/// Takes steps until all have been answered.
+/// Takes steps until all requests are answered.
 pub fn finish(crowd: &mut Crowd) {
     let idle = crowd.idle_steps();
     for _ in 0..100_000 {
@@ -110,7 +110,7 @@ pub fn ask(crowd: &mut Crowd, request: &Request) -> Answer {
     ear.answer()
 }
 
-/// Both say the same; what they took may differ.
+/// Asserts that both answers are the same, except for their measurements.
 pub fn assert_same(a: &Answer, b: &Answer, what: &str) {
     assert_eq!(a.tokens, b.tokens, "{what}");
     assert_eq!((&a.text, a.finish_reason), (&b.text, b.finish_reason), "{what}");

@@ -1,4 +1,4 @@
-//! Chat templates to try things on: ours, and published ones where they are there.
+//! Chat templates for tests: our own, and published ones if they exist on this machine.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ pub struct Template {
     pub source: String,
 }
 
-/// A template that makes control tokens of roles, as several published ones do.
+/// A template that builds control tokens from roles, as several published ones do.
 const ROLES: &str = "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + (m['content'] or '') }}\
                      {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
 

@@ -1,4 +1,4 @@
-//! A whole Qwen3-MoE model of random F32 weights, made to be changed by a test.
+//! A complete Qwen3-MoE model with random F32 weights, which tests can change.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -11,9 +11,9 @@ pub const KV_HEADS: u64 = 2;
 pub const HEAD_DIM: u64 = 8;
 pub const EXPERTS: u64 = 4;
 pub const INNER: u64 = 16;
-/// The context that the file names.
+/// The context length in the file.
 pub const CONTEXT: u32 = 96;
-/// Texts of the vocabulary, the last of which ends an answer. The model has a few tokens more.
+/// The vocabulary. Its last token ends an answer. The model has a few more tokens.
 pub const TOKENS: [&str; 12] = ["a", "b", "c", "Ġ", "Ã", "©", ".", "ab", "Ġa", "abc", "d", "<end>"];
 pub const VOCAB: u64 = TOKENS.len() as u64 + 4;
 
@@ -50,7 +50,7 @@ pub fn tiny_model(hidden: u64) -> GgufBuilder {
 
     let mut rng = ChaCha8Rng::seed_from_u64(17);
     let mut add = |name: &str, dims: &[u64]| {
-        // Rows of unit length, give or take, keep the activations in range; norms are near one.
+        // Rows of about unit length keep the activations in range; norms are near one.
         let (middle, spread) =
             if dims.len() == 1 { (1.0, 0.1) } else { (0.0, (3.0 / dims[0] as f32).sqrt()) };
         let mut weight = || middle + spread * (rng.next_u32() as f32 / (1u32 << 31) as f32 - 1.0);

@@ -1,4 +1,4 @@
-//! Computing and choosing a token allocate nothing once the buffers have grown.
+//! Computing and choosing a token allocates nothing once the buffers have grown.
 
 use forebay_engine::internals::generate::sampler::{Sampler, SamplingParams};
 use forebay_engine::{Engine, Options, TokenId};
@@ -31,7 +31,7 @@ fn choosing_a_token_allocates_nothing_after_the_first_ones() {
     assert_eq!(generate(2000), 0);
 }
 
-/// Other threads run the loops that the caller starts, so what they would allocate the caller would too.
+/// Other threads run the same loops as the caller. So what they would allocate, the caller would as well.
 #[test]
 fn computing_a_token_allocates_nothing_but_a_page_of_context_now_and_then() {
     for model in ["qwen3moe", "qwen3next", "qwen35moe", "gpt_oss", "deepseek_v3"] {
@@ -40,7 +40,7 @@ fn computing_a_token_allocates_nothing_but_a_page_of_context_now_and_then() {
         let engine = Engine::open(path.as_ref(), &options).unwrap();
         let mut session = engine.session();
         session.extend(&[TokenId(1), TokenId(2), TokenId(3)]).unwrap();
-        // Whichever thread has not attended yet has no scratch memory yet.
+        // A thread allocates scratch memory when it first computes attention, so every thread has to do that once.
         for token in 0..8 {
             session.push(TokenId(token)).unwrap();
         }

@@ -1,5 +1,5 @@
-//! A token's logits depend on the model and the tokens before it, and on nothing else: not on how a prompt is
-//! cut into chunks, not on the number of threads, not on how the tokens came in.
+//! A token's logits depend only on the model and the tokens before it: not on the chunks of a prompt, not on the number
+//! of threads, not on whether tokens were extended or pushed.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::common::models::{DENSE, MIXTURES, containers, data, demo_model, logit
 
 const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
 
-/// The chunk sizes and threads of the runs that are compared with the first one.
+/// Chunk sizes and thread counts of the runs that are compared with the first run.
 const CUTS: [(usize, usize); 4] = [(40, 1), (1, 3), (7, 2), (33, 3)];
 
 #[test]
@@ -29,7 +29,7 @@ fn chunks_and_threads_change_no_bit_of_any_family() {
     }
 }
 
-/// Weights of types that the tiny models do not have.
+/// Trained models have weights of types that the tiny models lack.
 #[test]
 fn chunks_and_threads_change_no_bit_of_trained_models() {
     for model in ["tales-deepseek_v3-Q4_K_M.gguf", "tales-deepseek_v3-mlx-4bit"] {
@@ -49,7 +49,7 @@ fn chunks_and_threads_change_no_bit_of_the_demo_model_when_exact() {
     compare_cuts(&demo_model(), Precision::Exact, &random_tokens(40, 4096, 3), &CUTS);
 }
 
-/// Attention memory comes in pages of 64 positions, so the prompt fills two and begins a third.
+/// The KV cache has pages of 64 positions, so the prompt fills two pages and begins a third.
 #[test]
 fn a_prompt_of_several_pages_may_be_cut_anywhere() {
     let cuts = [(512, 2), (13, 3)];
@@ -62,7 +62,7 @@ fn a_prompt_of_several_pages_may_be_cut_anywhere() {
     }
 }
 
-/// Layers that see 16 positions forget the pages before them, between chunks and in the middle of a prompt.
+/// Layers with a window of 16 positions free the pages before it, between chunks and in the middle of a prompt.
 #[test]
 fn windows_may_be_cut_anywhere() {
     let tokens = random_tokens(200, 512, 9);
@@ -87,7 +87,7 @@ fn options(precision: Precision, chunk: usize, threads: usize) -> Options {
     Options::default().precision(precision).chunk(chunk).threads(threads)
 }
 
-/// The logits of every position, with each chunk size and number of threads.
+/// Compares the logits of every position for each chunk size and thread count.
 fn compare_cuts(model: &Path, precision: Precision, tokens: &[TokenId], cuts: &[(usize, usize)]) {
     let mut runs = cuts.iter().map(|&(chunk, threads)| {
         let name = format!("{precision:?}, chunks of {chunk}, {threads} threads");
@@ -99,7 +99,7 @@ fn compare_cuts(model: &Path, precision: Precision, tokens: &[TokenId], cuts: &[
     }
 }
 
-/// The logits after the last token, at every position for `push` and at some for `extend`.
+/// Compares the logits after the last token, at every position for `push` and at some for `extend`.
 fn compare_pieces(model: &Path, precision: Precision, tokens: &[TokenId]) {
     let options = options(precision, 512, 2);
     let whole = logits(model, &options, tokens);

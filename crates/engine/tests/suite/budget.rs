@@ -1,4 +1,4 @@
-//! Budgets that cannot work.
+//! Budgets that are too small.
 
 use forebay_engine::{Engine, Error, Options};
 
@@ -16,7 +16,7 @@ fn a_budget_that_cannot_work_is_refused_with_what_it_needs() {
             assert_eq!(have, 1 << 20);
             let message = error.to_string();
             assert!(message.contains("Options::memory") && message.contains("dense weights"), "{message}");
-            // With a little less than it says it does not work, and with that it does.
+            // The budget in the error suffices, and a slightly smaller one does not.
             assert!(open(need - (1 << 20)).is_err());
             let engine = open(need).unwrap();
             assert!(engine.plan().total() <= engine.plan().budget);

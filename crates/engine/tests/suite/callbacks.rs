@@ -1,5 +1,5 @@
-//! Nothing of the caller's runs while a batch is computed: callbacks may do anything with the engine, and a conversation is
-//! opened, forked, saved and loaded at any time.
+//! The caller's code never runs while a batch is computed. So callbacks may do anything with the engine, and a session
+//! can be opened, forked, saved and loaded at any time.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,15 +15,15 @@ use forebay_testing::assert_same_bits;
 use crate::common::models::{data, random_tokens};
 use crate::common::served::{alone, request};
 
-/// Ends a test that hangs; none takes so long.
+/// Ends a test that hangs. No test takes this long.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Does something in a thread of its own, and fails if that never ends.
+/// Runs a function on its own thread, and fails if it does not end.
 fn ending(body: impl FnOnce() + Send + 'static) {
     let (ended, end) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         body();
-        // Whoever waits has gone if it took too long.
+        // The receiver is gone if the limit was exceeded.
         let _ = ended.send(());
     });
     match end.recv_timeout(LIMIT) {
@@ -43,14 +43,14 @@ fn story(len: usize) -> Vec<TokenId> {
     random_tokens(len, 160, 31)
 }
 
-/// A conversation that others are forks of.
+/// A session that others are forked from.
 fn begun(engine: &Engine) -> Session {
     let mut session = engine.session();
     session.extend(&story(20)).unwrap();
     session
 }
 
-/// Opens, forks, saves and loads, without computing anything.
+/// Opens, forks, saves and loads a session, without computing anything.
 fn handle(session: &mut Session, folder: &Path) -> Session {
     let engine = session.engine().clone();
     assert!(engine.session().tokens().is_empty() && !engine.backend_name().is_empty());
@@ -63,7 +63,7 @@ fn handle(session: &mut Session, folder: &Path) -> Session {
     loaded
 }
 
-/// The same, and goes on with all of them.
+/// Does the same, and then computes with all of the sessions.
 fn handle_and_compute(session: &mut Session, folder: &Path) {
     let mut loaded = handle(session, folder);
     loaded.push(TokenId(3)).unwrap();
@@ -113,7 +113,7 @@ fn anything_may_be_done_where_routers_are_watched() {
         assert_eq!(session.generate(&request, &mut |_| {}).unwrap().tokens, expected.tokens);
         let layers = engine.routed_layers().len();
         assert_eq!(told.load(Ordering::Relaxed), (3 + 3) * layers, "three chunks and three tokens");
-        // Of a batch that is cancelled, what was chosen before is told.
+        // A cancelled batch reports the choices that it made.
         let asked = AtomicUsize::new(0);
         session.obey(&Cancel::when(move || asked.fetch_add(1, Ordering::Relaxed) == 1));
         assert!(matches!(session.push(TokenId(1)), Err(Error::Cancelled)));
@@ -121,7 +121,7 @@ fn anything_may_be_done_where_routers_are_watched() {
     });
 }
 
-/// While the logits of a step are held, all others who want to compute wait. Who does not compute does not wait.
+/// While a step holds the logits, everything that wants to compute waits. Everything else does not.
 #[test]
 fn conversations_are_opened_forked_saved_and_loaded_while_a_batch_is_held() {
     ending(|| {
@@ -182,7 +182,7 @@ fn conversations_are_handled_by_some_threads_while_others_compute() {
     });
 }
 
-/// Does everything whenever it hears something.
+/// A listener that does everything at every event.
 struct Busy {
     other: Session,
     folder: tempfile::TempDir,

@@ -1,4 +1,4 @@
-//! Control tokens come from the template: no text of a request becomes one, and nothing else changes.
+//! Only the template writes control tokens: text from a request never becomes one, and nothing else about it changes.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn tokenizer(control: &[String]) -> Tokenizer {
     let characters = (0..256u32).filter(printable).chain((256..).zip(others).map(|(c, _)| c));
     let vocab: serde_json::Map<String, Json> =
         characters.enumerate().map(|(id, c)| (char::from_u32(c).unwrap().to_string(), id.into())).collect();
-    // Both kinds are in published files: what is found before the text is normalised, and after.
+    // Published files have both kinds: added tokens that match before the text is normalised, and after.
     let added = control.iter().enumerate().map(
         |(i, text)| json!({ "id": 256 + i, "content": text, "special": true, "normalized": i % 2 == 1 }),
     );
@@ -32,7 +32,7 @@ fn tokenizer(control: &[String]) -> Tokenizer {
     Tokenizer::from_folder(folder.path()).unwrap()
 }
 
-/// What looks like a control token in a template: `<|…|>`, `<｜…｜>`, `[…]`.
+/// Everything in a template that looks like a control token: `<|…|>`, `<｜…｜>`, `[…]`.
 fn control_tokens(source: &str) -> Vec<String> {
     let mut found = vec!["<|im_start|>".to_owned(), "<|im_end|>".to_owned(), "<s>".into(), "</s>".into()];
     found.extend(["user", "assistant", "system", "tool"].map(|role| format!("<|{role}|>")));
@@ -60,7 +60,7 @@ fn control_of(tokenizer: &Tokenizer, tokens: &[TokenId]) -> Vec<TokenId> {
     tokens.iter().copied().filter(|&id| tokenizer.is_control(id)).collect()
 }
 
-/// A number that only its seed decides.
+/// Random numbers, determined by a seed.
 struct Chance(u64);
 
 impl Chance {
@@ -69,7 +69,7 @@ impl Chance {
         (self.0 >> 33) as usize % n
     }
 
-    /// A text with control tokens, halves of them and other things.
+    /// A text with control tokens, halves of them, and other things.
     fn text(&mut self, control: &[String]) -> String {
         const OTHERS: [&str; 8] =
             ["Hello", " ", "\n", "é\u{301}", "🦙\u{f0041}\u{40041}", "|>", "<|im_", "im_end|>"];
@@ -88,7 +88,8 @@ impl Chance {
     }
 }
 
-/// The same request without anything to make a control token of: characters that all of them have are replaced.
+/// The same request without anything that could become a control token: characters that all control tokens contain are
+/// replaced.
 fn harmless(value: &Json) -> Json {
     let text = |text: &str| {
         if ["user", "assistant", "system", "tool"].contains(&text) {
@@ -145,14 +146,14 @@ fn no_text_of_a_request_becomes_a_control_token() {
         for seed in 0..60 {
             let mut given = request(&mut Chance(seed), &control);
             if seed % 2 == 1 {
-                // Some templates have much to say about calls.
+                // Some templates treat calls in special ways.
                 given["messages"][2].as_object_mut().unwrap().remove("tool_calls");
             }
             let write = |request: &Json| {
                 let (messages, options) = read(request);
                 template.write(&messages, &options)
             };
-            // Some templates refuse what they find in messages.
+            // Some templates refuse such messages.
             let (Ok(hostile), Ok(inert)) = (write(&given), write(&harmless(&given))) else { continue };
             let tokens = hostile.encode(&tokenizer).unwrap();
             assert_eq!(
@@ -161,7 +162,7 @@ fn no_text_of_a_request_becomes_a_control_token() {
                 "{name}, seed {seed}: {}",
                 hostile.text
             );
-            // Nothing but the control tokens differs from the text as it is.
+            // Apart from control tokens, the prompt has the same tokens as the plain text.
             let special = EncodeOptions { special: true, bos: Bos::Never };
             let read_as_is = tokenizer.encode(&hostile.text, special).unwrap();
             assert_eq!(tokenizer.decode(&tokens, true), tokenizer.decode(&read_as_is, true), "{name}");
@@ -169,7 +170,7 @@ fn no_text_of_a_request_becomes_a_control_token() {
             forged += usize::from(control_of(&tokenizer, &read_as_is) != control_of(&tokenizer, &tokens));
         }
         assert!(compared > 10, "{name} refuses all but {compared} requests");
-        // One of ours prints no message.
+        // One of our templates prints no message.
         assert!(forged > 5 || name == "values.jinja", "{name}: only {forged} requests hold control tokens");
     }
 }

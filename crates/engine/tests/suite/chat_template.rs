@@ -1,4 +1,4 @@
-//! Chat templates give the text that Hugging Face's code gives.
+//! Chat templates render the same text as Hugging Face's code.
 
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -19,7 +19,7 @@ fn conversation() -> Vec<Message> {
     ]
 }
 
-/// Renders a conversation with a prompt for the answer.
+/// Renders a conversation with the prompt for an answer.
 fn render(source: &str) -> Result<String> {
     let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
     ChatTemplate::new(source, &[("bos_token", "<s>"), ("eos_token", "</s>")])?
@@ -187,7 +187,7 @@ fn a_model_may_bring_a_template_for_tools() {
     };
     assert_eq!(render(&[]), "<s><pad>False");
     assert_eq!(render(&[json!({})]), "tools: 1");
-    // A file of its own goes first.
+    // A separate template file takes precedence.
     write("chat_template.jinja", "{% generation %}\nfile {{ messages|length }}{% endgeneration %}");
     assert_eq!(render(&[json!({})]), "file 2");
     write("chat_template.jinja", "{% if %}");
@@ -227,12 +227,12 @@ fn templates_change_their_own_lists() {
                   {{ ns.ids }} {{ ns.ids.pop(0) }} {{ ns.ids }} {% set l = [1] %}{% set _ = l.extend([2, 3]) %}\
                   {% set _ = l.insert(-1, 9) %}{{ l.pop() }}{{ l }}{{ l|length }}{{ l[-1] }}{{ l == [1, 2, 9] }}";
     let template = ChatTemplate::new(source, &[]).unwrap();
-    // Each rendering starts from the template's text.
+    // Each rendering starts from the template's source.
     for _ in 0..2 {
         let text = template.render(&conversation(), &RenderOptions::default()).unwrap();
         assert_eq!(text, "['system', 'user'] system ['user'] 3[1, 2, 9]39True");
     }
-    // What is appended is a copy, so that no list holds itself and none grows deeper than it may.
+    // `append` copies, so that no list contains itself or nests deeper than allowed.
     let twice = "{% set l = [] %}{% set _ = l.append(l) %}{% set _ = l.append(l) %}{{ l }}";
     assert_eq!(render(twice).unwrap(), "[[], [[]]]");
     for endless in [
@@ -245,7 +245,7 @@ fn templates_change_their_own_lists() {
     }
 }
 
-/// Renders as servers do: a few templates take arguments as text alone.
+/// Renders as the server does: a few templates accept arguments only as text.
 fn rendered(template: &ChatTemplate, messages: &Json, options: &RenderOptions) -> Result<String> {
     let messages: Vec<Message> = serde_json::from_value(messages.clone()).unwrap();
     let render = |messages: Vec<Message>| template.render(&template.adapt(messages, options), options);
@@ -267,7 +267,7 @@ fn answers_that_call_tools_are_accepted_when_they_come_back() {
         "function": { "name": "look", "arguments": { "city": "Bern" } } }]);
     let tool = json!({ "type": "function", "function": { "name": "look", "description": "Looks.",
         "parameters": { "type": "object", "properties": { "city": { "type": "string" } }, "required": ["city"] } } });
-    // As each API's answers come back: with null, without content, with empty text, with reasoning.
+    // Answers as each API returns them: with null, without content, with empty text, with reasoning.
     let answers = [
         json!({ "role": "assistant", "content": null, "tool_calls": call }),
         json!({ "role": "assistant", "tool_calls": call }),
@@ -279,7 +279,7 @@ fn answers_that_call_tools_are_accepted_when_they_come_back() {
     let ours = [("strict", strict), ("printing", printing)];
     let ours = ours.map(|(name, source)| Template { name: name.into(), source: source.into() });
     for Template { name, source } in templates().into_iter().chain(ours) {
-        // These are no chats.
+        // These templates are not chat templates.
         if ["values.jinja", "jinja.jinja"].contains(&&*name) {
             continue;
         }
@@ -316,7 +316,7 @@ fn system_messages_are_rendered_wherever_they_are() {
         if ["values.jinja", "jinja.jinja"].contains(&&*name) {
             continue;
         }
-        // As servers do where a template knows no developers.
+        // As the server does for templates that do not know the role `developer`.
         let mut messages = messages.clone();
         if !source.contains("developer") {
             messages[5]["role"] = "system".into();
@@ -328,7 +328,7 @@ fn system_messages_are_rendered_wherever_they_are() {
             assert!(text.contains(part), "{name}: {part}: {text}");
         }
     }
-    // A template that wants one system message and turns gets them, in the order of the conversation.
+    // A template that accepts one system message and alternating turns receives these, in the conversation's order.
     let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}\
                   {% elif not loop.first and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('turns') }}\
                   {% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
@@ -347,7 +347,7 @@ fn system_messages_are_rendered_wherever_they_are() {
         text.starts_with("[user]first rule\n\nsecond rule\n\na question\n\nthird rule[assistant]"),
         "{text}"
     );
-    // One that takes them all gets them as they are.
+    // A template that accepts all messages receives them unchanged.
     let chatml = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     let template = ChatTemplate::new(chatml, &[]).unwrap();
     let text = rendered(&template, &messages, &RenderOptions::default()).unwrap();
@@ -361,6 +361,6 @@ fn a_message_of_many_fields_is_read_at_once() {
     let template = ChatTemplate::new("{{ messages[0].field_7 }}", &[]).unwrap();
     let start = std::time::Instant::now();
     assert_eq!(template.render(&[message], &RenderOptions::default()).unwrap(), "7");
-    // It takes a part of a second; looking through all fields for each of them takes minutes.
+    // It takes a fraction of a second. Searching all fields for each one would take minutes.
     assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }

@@ -26,11 +26,11 @@ struct Template {
 struct Rendering {
     conversation: String,
     settings: usize,
-    /// Absent where the template refuses the conversation.
+    /// Absent if the template refuses the conversation.
     text: Option<String>,
 }
 
-/// The time at which the vectors were made, as far as templates know.
+/// The time at which the vectors were made, for templates that print it.
 fn now() -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(1_721_999_109)
 }
@@ -80,7 +80,7 @@ fn our_templates_render_as_in_transformers() {
     check(include_str!("../data/chat_vectors.json"));
 }
 
-/// Compares with other people's templates, whose vectors `tools/template_vectors.py` writes.
+/// Compares with published templates, whose vectors `tools/template_vectors.py` makes.
 #[test]
 fn published_templates_render_as_in_transformers() {
     let Some(path) = vectors("FOREBAY_CHAT_VECTORS", "template_vectors.py") else { return };

@@ -1,4 +1,4 @@
-//! Many requests at once: what one is answered does not depend on the others, and nobody waits for ever.
+//! Many requests at once: an answer does not depend on other requests, and no request waits for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ fn open(family: &str, chunk: usize) -> Engine {
     Engine::open(&file, &options(Precision::Fast).chunk(chunk)).unwrap()
 }
 
-/// Requests of many lengths, some of which begin alike.
+/// Requests of many lengths, some with the same beginning.
 fn requests(count: usize) -> Vec<Request> {
     let shared = random_tokens(50, 160, 1);
     (0..count)
@@ -112,7 +112,7 @@ fn those_who_write_get_a_token_with_every_pass_and_short_prompts_pass_long_ones(
     let progress = long.progress();
     assert!(progress.is_sorted() && progress.iter().all(|(_, total)| *total == 900));
     assert_eq!(progress.last(), Some(&(900, 900)));
-    // Nobody wrote any more: passes were as large as they can be.
+    // By then no request generates, so passes are as large as possible.
     let rest = &progress[before.len()..];
     assert!(rest.windows(2).all(|pair| pair[1].0 - pair[0].0 == 32 || pair[1].0 == 900), "{rest:?}");
 }
@@ -140,8 +140,8 @@ fn answers_to_one_prompt_read_it_once() {
     }
 }
 
-/// Two requests wait for a prompt, the second for the first as well. When the prompt's client leaves, the first must not
-/// wait for the second.
+/// Two requests wait for a prompt, and the second of them also for the first. When the client of that prompt leaves,
+/// the first must not wait for the second.
 #[test]
 fn who_loses_the_prompt_it_waited_for_does_not_wait_for_its_own_follower() {
     for family in KEEPING {
@@ -166,8 +166,8 @@ fn who_loses_the_prompt_it_waited_for_does_not_wait_for_its_own_follower() {
     }
 }
 
-/// Requests that begin alike in many ways come and leave at random. A step in which nothing is computed, or more steps than
-/// all their tokens can take, means that some wait for each other.
+/// Requests with common beginnings come and leave at random. A step that computes nothing, or more steps than their
+/// tokens need, means that some requests wait for each other.
 #[test]
 fn whoever_comes_and_leaves_nobody_waits_for_ever() {
     let engine = open("qwen3moe", 16);
@@ -211,7 +211,7 @@ fn whoever_comes_and_leaves_nobody_waits_for_ever() {
     }
 }
 
-/// A request of a client, who is a tenant of its own.
+/// A request of a client that is its own tenant.
 fn from_client(number: u128, request: Request) -> Request {
     request.client(Client { tenant: Tenant(number), number })
 }
@@ -227,11 +227,11 @@ fn one_client_leaves_places_to_others_however_much_it_asks_for() {
     let many: Vec<Ear> = (0..10).map(|_| ask(&mut crowd, 1, 20)).collect();
     step(&mut crowd);
     assert_eq!((crowd.running(), crowd.waiting()), (3, 7));
-    // Another one finds a place at once.
+    // Another client gets a place at once.
     let other = ask(&mut crowd, 2, 1);
     step(&mut crowd);
     assert_eq!(other.answer().tokens.len(), 1);
-    // When a place gets free, it is the turn of who has fewest, not of who came first.
+    // A free place goes to the client with the fewest places, not to the one that came first.
     let others: Vec<Ear> = [2, 2, 3].into_iter().map(|client| ask(&mut crowd, client, 50)).collect();
     step(&mut crowd);
     assert_eq!((crowd.running(), crowd.waiting()), (4, 9), "three of the first client and one of the second");
@@ -252,7 +252,7 @@ fn tenants_share_nothing_that_is_being_computed() {
         let asked = request(&random_tokens(100, 160, 31), 8, 1);
         let prefixes = Some(PrefixOptions::new(&engine, None));
         let mut crowd = Crowd::new(&engine, CrowdOptions { prefixes, ..CrowdOptions::new(8) });
-        // Two tenants at once, then a third while those write, then the first again.
+        // Two tenants at once, then a third while those generate, then the first again.
         let mut ears: Vec<Ear> =
             [1, 1, 2].map(|tenant| add(&mut crowd, &from_client(tenant, asked.clone()))).into();
         while ears.iter().any(|ear| ear.text().is_empty()) {
@@ -272,7 +272,7 @@ fn tenants_share_nothing_that_is_being_computed() {
     }
 }
 
-/// A request to stop that is made at the so manieth look.
+/// A `Cancel` that is cancelled when it is checked for the given time.
 fn after_looks(looks: usize) -> (Cancel, Arc<AtomicUsize>) {
     let seen = Arc::new(AtomicUsize::new(0));
     let counter = seen.clone();
@@ -288,7 +288,7 @@ fn a_pass_for_one_who_left_is_given_up_and_others_lose_nothing() {
         let ear = add(&mut crowd, &stays);
         crowd.step(&Cancel::default()).unwrap();
         crowd.step(&Cancel::default()).unwrap();
-        // Looked at once before the pass, then with each layer.
+        // It is checked once before the pass, then at each layer.
         let (cancel, looks) = after_looks(2);
         let leaves = Ear::default();
         crowd.add(request(&random_tokens(100, 160, 6), 5, 2), cancel, Box::new(leaves.clone()));
@@ -298,7 +298,7 @@ fn a_pass_for_one_who_left_is_given_up_and_others_lose_nothing() {
         assert_eq!(looks.load(Ordering::SeqCst), 4, "{family}: before, two layers, and after");
         assert_eq!(crowd.step(&Cancel::default()).unwrap(), 1, "{family}");
 
-        // One of three who write leaves after the pass, of which most is for others.
+        // One of three generating requests leaves after the pass, most of which is for the others.
         let (cancel, leaves) = (Cancel::default(), Ear::default());
         crowd.add(request(&random_tokens(9, 160, 7), 50, 2), cancel.clone(), Box::new(leaves.clone()));
         crowd.step(&Cancel::default()).unwrap();
@@ -367,7 +367,7 @@ fn what_is_wrong_with_a_request_is_its_own_matter() {
     assert_same(&second.answer(), &expected, "again");
 }
 
-/// The file loses its end while answers are written, and gets it back.
+/// The file is truncated while answers are generated, and restored later.
 #[test]
 fn a_drive_that_fails_ends_the_answers_and_not_the_crowd() {
     let folder = tempfile::tempdir().unwrap();
@@ -397,7 +397,7 @@ fn a_drive_that_fails_ends_the_answers_and_not_the_crowd() {
     assert_same(&ear.answer(), &alone(&engine, &requests[0]), "asked again");
 }
 
-/// Whether a request chooses an expert of a layer, anywhere; and its answer.
+/// Whether a request ever chooses an expert of a layer; and its answer.
 fn chooses(engine: &Engine, request: &Request, layer: usize, expert: u32) -> (bool, Answer) {
     let chosen = Arc::new(AtomicUsize::new(0));
     let counter = chosen.clone();
@@ -411,7 +411,8 @@ fn chooses(engine: &Engine, request: &Request, layer: usize, expert: u32) -> (bo
     (chosen.load(Ordering::SeqCst) > 0, answer)
 }
 
-/// The file ends before the last expert of its last tensor of experts, which some requests choose and others do not.
+/// The file is cut before the last expert of its last tensor of experts. Some requests choose that expert and others do
+/// not.
 #[test]
 fn an_expert_that_cannot_be_read_fails_those_who_need_it_and_nobody_else() {
     let folder = tempfile::tempdir().unwrap();
@@ -422,7 +423,7 @@ fn an_expert_that_cannot_be_read_fails_those_who_need_it_and_nobody_else() {
     let last = tensors.max_by_key(|tensor| tensor.offset).unwrap();
     let experts = last.shape[0] as u64;
     let layer = last.name.split('.').nth(1).unwrap().parse().unwrap();
-    // Reads are of whole blocks, and the neighbour's last one is to be whole.
+    // Reads are of whole blocks, so the neighbouring expert's last block must be complete.
     let end = (last.offset + last.len / experts * (experts - 1)).next_multiple_of(4096);
     assert!(end + 4096 < last.offset + last.len);
 
@@ -465,6 +466,6 @@ fn an_answer_says_what_it_took() {
         assert!(stats.prompt_seconds > 0.0 && stats.decode_seconds > 0.0 && stats.experts.hits > 0);
         assert!(stats.prompt_experts.hits > 0 && stats.ttft_seconds >= stats.prompt_seconds);
     }
-    // The second waited for the first, all of whose tokens came after both had been asked for.
+    // The second waited for the first, whose tokens were all generated after both requests had been submitted.
     assert!(second.ttft_seconds > first.decode_seconds && second.ttft_seconds > second.prompt_seconds);
 }

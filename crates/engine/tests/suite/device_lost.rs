@@ -16,7 +16,7 @@ use forebay_kernels::Encoding;
 
 use crate::common::models::{demo_model, options};
 
-/// Computes on the processor, and is lost after so many batches.
+/// A device that computes on the CPU and is lost after this many batches.
 struct Frail(Arc<AtomicUsize>);
 
 impl Device for Frail {
@@ -115,7 +115,7 @@ impl ExpertExecutor for FrailExecutor {
     }
 }
 
-/// The demo model on a device that takes so many batches.
+/// The demo model on a device that is lost after this many batches.
 fn frail(batches: usize) -> Engine {
     let device: Arc<dyn Device> = Arc::new(Frail(Arc::new(AtomicUsize::new(batches))));
     Engine::open(&demo_model(), &options(Precision::Fast).device(Some(device))).unwrap()
@@ -143,7 +143,7 @@ fn a_conversation_goes_on_with_a_model_that_is_opened_anew() {
     let error = session.generate(&request, &mut listen).unwrap_err();
     assert!(matches!(&error, Error::DeviceLost(why) if why.contains("fell off")), "{error:?}");
     assert_eq!(engine.lost(), Some("it fell off the bus"));
-    // It is not asked again.
+    // The device is not called again.
     assert!(matches!(engine.session().extend(&request.prompt), Err(Error::DeviceLost(_))));
 
     let anew = Engine::open(&demo_model(), &options(Precision::Fast)).unwrap();
@@ -171,7 +171,7 @@ impl Listener for Ear {
 #[test]
 fn all_requests_are_told() {
     let engine = frail(5);
-    // One of them has to wait for its turn.
+    // One of the requests has to wait for a place.
     let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
     let (sender, ended) = mpsc::channel();
     for _ in 0..3 {

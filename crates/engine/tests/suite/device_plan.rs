@@ -1,4 +1,4 @@
-//! Where a model goes when a device with memory of its own computes: planned, and refused, without one.
+//! Plans for a device with its own memory, and refusals, without such a device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::common::gguf_builder::{GgufBuilder, tensor_type};
 use crate::common::models::{data, demo_model};
 use crate::common::tiny_model::{EXPERTS, HEAD_DIM, HEADS, INNER, tiny_model};
 
-/// A device that is planned with and never used. It computes all types but one, if that is given.
+/// A device that is only planned with. It computes all types except one, if that is given.
 struct Planned {
     memory: u64,
     without: Option<Encoding>,
@@ -53,7 +53,7 @@ fn plan(model: &Path, vram: u64, options: &Options) -> Result<Plan> {
 
 #[test]
 fn experts_go_where_there_is_room() {
-    // Shorter chunks would leave more room.
+    // Shorter chunks would leave more memory.
     let (model, options) = (demo_model(), Options::default().context(256).chunk(32));
     let whole = plan(&model, 64 << 30, &options).unwrap();
     let there = whole.device.clone().unwrap();
@@ -61,11 +61,11 @@ fn experts_go_where_there_is_room() {
     assert_eq!(there.slot_count(), whole.expert_count);
     assert_eq!(there.room(), there.budget - there.total() + there.kv);
 
-    // A byte less than everything needs.
+    // One byte less than everything needs.
     let less = plan(&model, there.total() - 1, &options).unwrap();
     let on_device = less.device.as_ref().unwrap();
     assert!(on_device.slot_count() < less.expert_count && on_device.total() < there.total());
-    // The rest is in the computer's memory.
+    // The rest is in RAM.
     assert!(less.holds_all_experts() && !less.streams() && less.moves_experts());
 
     let both = options.clone().expert_memory(ExpertMemory::Percent(30.0));
@@ -99,13 +99,13 @@ fn what_cannot_hold_the_least_is_refused_with_numbers() {
     let least = plan(&model, need, &options).unwrap();
     assert_eq!(least.device.unwrap().total(), need);
     assert!(plan(&model, need - 1, &options).is_err());
-    // The computer's memory is refused in its own words.
+    // The error about RAM names RAM's option.
     let little = options.memory(1 << 20);
     let Err(Error::Budget { remedy, .. }) = plan(&model, need, &little) else { panic!("it needs more") };
     assert!(remedy.contains("Options::memory"), "{remedy}");
 }
 
-/// The device would compute without the scale, whatever the type of the weights.
+/// The device would ignore the scale, whatever the type of the weights.
 #[test]
 fn a_matrix_with_a_scale_of_its_own_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -154,7 +154,7 @@ fn a_type_that_the_device_does_not_compute_is_refused_by_name() {
                 Ok(_) => panic!("{dtype} in {tensor} is taken"),
                 Err(other) => panic!("{other:?}"),
             }
-            // The processor computes it.
+            // The CPU can compute it.
             Prospect::new(&path, &Options::default()).unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! What models write, in the formats of each family, cut in every way.
+//! Parsing generated text in the format of each family, cut in every way.
 
 use forebay_engine::chat::dialect::Dialect;
 use forebay_testing::vectors;
@@ -12,7 +12,7 @@ fn hermes() {
     let text = "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Köln\", \"days\": 2}}\n</tool_call>";
     let weather = call("weather", "{\"city\": \"Köln\", \"days\": 2}");
     assert_eq!(read(HERMES, text), [content("Let me look."), weather.clone()]);
-    // Several, text between them, and white space that is none of anybody's.
+    // Several calls, text between them, and insignificant white space.
     let text = "<think>\nHm.\n</think>\n\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>{\"name\":\"now\"}</tool_call> And \n\n<tool_call>{\"arguments\": {\"a\": [1, \"}\"]} , \"name\": \"x\"}</tool_call>\n";
     let expected = [
         reasoning("Hm."),
@@ -63,10 +63,10 @@ fn hermes_that_is_not_as_it_should_be() {
     ] {
         assert_eq!(read(HERMES, text), [content(text)]);
     }
-    // One that is none, and one that is.
+    // One that is no call, and one that is.
     let text = "<tool_call>oh <tool_call>{\"name\": \"now\"}</tool_call>";
     assert_eq!(read(HERMES, text), [content("<tool_call>oh"), call("now", "{}")]);
-    // Broken inside, and cut off by the end.
+    // Broken inside, and cut off at the end.
     let text = "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": [1}, 'b'}}</tool_call>c";
     assert_eq!(read(HERMES, text), [call("now", "{\"a\": [1}, 'b'}}"), content("c")]);
     let text = "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": \"some te";
@@ -85,7 +85,7 @@ fn qwen_xml() {
     let text = "<tool_call>\n<function=files.write>\n<parameter=path>\n/a\n</parameter>\n<parameter=text>\n\n\tif a < b:\n</param\n\n</parameter>\n</function>\n</tool_call>";
     let written = r#"{"path":"/a","text":"\n\tif a < b:\n</param\n"}"#;
     assert_eq!(read(QWEN, text), [call("files.write", written)]);
-    // What does not fit its schema, and what has none.
+    // A value that does not fit its schema, and one without a schema.
     let text = "<tool_call><function=weather><parameter=days>two</parameter><parameter=hourly>1</parameter><parameter=other>3</parameter><parameter=more>three</parameter><parameter=units></parameter><parameter=city>null</parameter><parameter=either>five</parameter></function></tool_call>";
     let arguments =
         r#"{"days":"two","hourly":1,"other":3,"more":"three","units":"","city":"null","either":"five"}"#;
@@ -141,7 +141,7 @@ fn glm() {
     {
         assert_eq!(read(GLM, text), [content(text)]);
     }
-    // Reasoning that is off, as the prompt has it.
+    // Reasoning is turned off in the prompt.
     let dialect = Dialect::of(GLM);
     assert_eq!(parts(&dialect, "<|assistant|>\n<think></think>", &tools(), "\nYes."), [content("Yes.")]);
 }
@@ -171,7 +171,7 @@ fn deepseek_dsml() {
         call("now", "{}"),
     ];
     assert_eq!(parts(&Dialect::of(DSML), "<｜Assistant｜><think>", &tools(), text), expected);
-    // What a parameter says about itself counts where its schema leaves it open, or nobody has declared it.
+    // A type in the parameter's tag counts if the schema leaves the type open or there is no schema.
     let parameter = |name: &str, says: &str, value: &str| {
         format!("<｜DSML｜parameter name=\"{name}\" string=\"{says}\">{value}</｜DSML｜parameter>\n")
     };
@@ -206,7 +206,7 @@ fn deepseek() {
     assert_eq!(read(DEEPSEEK, text), expected);
     let text = "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Köln\"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
     assert_eq!(read(DEEPSEEK, text), expected);
-    // Calls end reasoning that nobody ended.
+    // A call ends reasoning that was not closed.
     let dialect = Dialect::of(DEEPSEEK);
     let parts = parts(&dialect, "<｜Assistant｜><think>", &tools(), text);
     assert_eq!(parts[0], reasoning("I look."));
@@ -242,7 +242,7 @@ fn harmony() {
     let final_ = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is\n\"it\". ";
     assert_eq!(read(final_), [reasoning("Hm."), content("It is\n\"it\". ")]);
     assert_eq!(read(&format!("{final_}<|return|>")), [reasoning("Hm."), content("It is\n\"it\". ")]);
-    // The recipient before or after the channel, the kind of content in words or by a tag.
+    // The recipient before or after the channel; the content type as a word or as a tag.
     for head in [
         "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
         "<|channel|>commentary to=functions.weather<|constrain|>json<|message|>",
@@ -261,11 +261,11 @@ fn harmony() {
             format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{head}{{\"city\": \"Köln\"}}");
         assert_eq!(read(&text), [reasoning("Hm."), weather.clone()]);
     }
-    // What it says before it calls; several calls; reasoning in two messages; no closing tag.
+    // Text before a call; several calls; reasoning in two messages; no closing tag.
     let text = "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>Two.<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.now<|message|><|call|><|start|>assistant<|channel|>commentary to=functions.weather<|message|>{\"city\": \"Köln\"}<|call|>";
     let expected = [reasoning("One.\n\nTwo."), content("I look."), call("now", "{}"), weather];
     assert_eq!(read(text), expected);
-    // A prompt that has begun the answer.
+    // A prompt that begins the answer.
     let begun = "<|start|>assistant<|channel|>final<|message|>Well";
     assert_eq!(parts(&dialect, begun, &[], ", yes."), [content(", yes.")]);
     assert_eq!(
@@ -360,12 +360,12 @@ fn a_call_ends_reasoning_that_nobody_ended() {
         let dialect = Dialect::of(template);
         let read = |prompt: &str, text: &str| parts(&dialect, prompt, &tools(), text);
         let one = format!("{opened}{text}");
-        // The prompt opened it, or the model.
+        // The reasoning was opened by the prompt, or by the model.
         let expected = [reasoning("I look."), weather(arguments)];
         assert_eq!(read("<think>\n", &format!("I look.\n\n{one}\n")), expected);
         assert_eq!(read("", &format!("<think>\nI look.\n{one}")), expected);
         assert_eq!(read("<think>", &one), expected[1..]);
-        // What ends the reasoning later is no text, and what is said after that is.
+        // A later end of reasoning is not content, and the text after it is.
         let twice = format!("I look.\n{one}\n{one}\n</think>\n\nDone.</think>");
         let expected =
             [expected[0].clone(), weather(arguments), weather(arguments), content("Done.</think>")];
@@ -378,7 +378,7 @@ fn a_call_ends_reasoning_that_nobody_ended() {
             assert_eq!(read("<think>\n", &text), [reasoning(&mentioned), content("No.")]);
             assert_eq!(read("<think>\n", &format!("I write {tag}")), [reasoning(&format!("I write {tag}"))]);
         }
-        // Without tools there is nothing to call.
+        // Without tools there are no calls.
         let text = format!("I look.\n{one}");
         assert_eq!(parts(&dialect, "<think>\n", &[], &text), [reasoning(&text)]);
     }
@@ -456,11 +456,11 @@ fn long_texts_take_time_in_proportion() {
         let cut = parse(dialect.parser("", &tools()), characters(text));
         assert!(cut == whole, "{}…", &text[..40.min(text.len())]);
     }
-    // Quadratic time would be hours.
+    // Quadratic time would take hours.
     assert!(start.elapsed().as_secs() < 600, "{:?}", start.elapsed());
 }
 
-/// Compares with what other people's templates write, whose vectors `tools/dialect_vectors.py` makes.
+/// Compares with the output of published templates, whose vectors `tools/dialect_vectors.py` makes.
 #[test]
 fn published_templates_are_read_back() {
     let Some(path) = vectors("FOREBAY_DIALECT_VECTORS", "dialect_vectors.py") else { return };
@@ -493,7 +493,7 @@ fn published_templates_are_read_back() {
     }
 }
 
-/// Texts of tags and what is found between them.
+/// Random texts of tags and what occurs between them.
 fn tagged() -> impl Strategy<Value = String> {
     let words = [
         "<think>",

@@ -1,4 +1,4 @@
-//! How formats are recognised, and those that few families have, cut in every way.
+//! Recognising formats, and parsing the rarer ones, cut in every way.
 
 use forebay_engine::chat::dialect::Dialect;
 use forebay_testing::shared;
@@ -36,16 +36,16 @@ fn templates_show_their_dialect() {
 #[test]
 fn tags_that_families_share_claim_no_dialect() {
     for template in [
-        // MiniMax M3 puts a mark before each tag, and writes arguments as tags inside each other.
+        // MiniMax M3 writes a mark before each tag, and nested tags for arguments.
         "{% set mark = ']<]minimax[>[' %}{{ mark ~ '<tool_call>' }}<invoke name=\"{{ name }}\">{{ arguments }}</tool_call>",
-        // A tag alone does not say what stands between it and its end.
+        // A tag alone does not determine the format of its content.
         "<tool_call>",
         "<tool_call></tool_call>",
-        // Seed has Qwen's tags for names, and its own around calls.
+        // Seed has Qwen's tags for names, and different ones around calls.
         "<seed:tool_call><function=name><parameter=key>",
         "｜DSML｜",
         "<arg_key>",
-        // K2 Horizon describes functions with tags that MiniCPM calls them with.
+        // K2 Horizon describes functions with the tags with which MiniCPM calls them.
         "<function name=name><param name=key type=string></function><ifm|tool_calls>",
     ] {
         let dialect = Dialect::of(template);
@@ -54,7 +54,7 @@ fn tags_that_families_share_claim_no_dialect() {
         let text = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
         assert_eq!(read(template, text), [content(text)], "{template}");
     }
-    // Apriel names the wrong tag in its instructions, and shows its own.
+    // Apriel's instructions name the wrong tag, but its examples have the right one.
     let apriel =
         "within <tool_call></tool_call> tags: <tool_calls>[{\"name\": …, \"arguments\": …}]</tool_calls>";
     assert_eq!(Dialect::of(apriel).name(), "apriel");
@@ -93,7 +93,7 @@ fn mistral() {
         assert_eq!(read(MISTRAL, text), [content(text)]);
     }
     assert_eq!(read(MISTRAL, "[TOOL_CALLS]now[ARGS]{\"a\": \"b"), [call("now", "{\"a\": \"b")]);
-    // Reasoning has tags of its own, and a call ends it.
+    // Reasoning has its own tags, and a call ends it.
     let thinks = format!("[THINK]{MISTRAL}");
     let text = "[THINK]Hm. <think>[/THINK]I look.[TOOL_CALLS]now[ARGS]{}";
     assert_eq!(read(&thinks, text), [reasoning("Hm. <think>"), content("I look."), call("now", "{}")]);
@@ -128,7 +128,7 @@ fn solar() {
     let expected = [reasoning("Hm."), call("weather", "{\"city\": \"Köln\"}"), call("now", "{}")];
     assert_eq!(read(SOLAR, &format!("<|think|>Hm.<|end|><|begin|>assistant{calls}")), expected);
     assert_eq!(read(SOLAR, &calls), expected[1..]);
-    // Nobody ended the reasoning, or the prompt had begun it.
+    // The reasoning was not closed, or was opened by the prompt.
     assert_eq!(read(SOLAR, &format!("<|think|>Hm.{calls}")), expected);
     let prompt = "<|begin|>assistant<|think|>";
     assert_eq!(parts(&Dialect::of(SOLAR), prompt, &tools(), &format!("Hm.\n{calls}")), expected);
@@ -156,7 +156,7 @@ fn gigachat() {
         let text = format!("I look.{before}{object}<|message_sep|>\n\n");
         assert_eq!(read(template, &text), [content("I look."), weather.clone()], "{text}");
         assert_eq!(read(template, &format!("{before}{object}")), std::slice::from_ref(&weather));
-        // What ends a message is no text, also where there is nothing to call.
+        // The end of a message is not content, even if there are no tools.
         let text = "A function call is made.<|message_sep|>\n\n";
         for tools in [tools(), vec![]] {
             assert_eq!(
@@ -179,25 +179,25 @@ fn minicpm() {
         call("now", "{}"),
     ];
     assert_eq!(read(MINICPM, text), expected);
-    // A section holds what would be tags.
+    // The CDATA section contains text that looks like tags.
     let text = "<function name=\"files.write\"><param name=\"path\"><![CDATA[]]></param><param name=\"text\"><![CDATA[if a < b:\n</param></function>]]></param></function>.";
     let written = r#"{"path":"","text":"if a < b:\n</param></function>"}"#;
     assert_eq!(read(MINICPM, text), [call("files.write", written), content(".")]);
     let text = "<function name=\"weather\"><param name=\"hours\"><![CDATA[[1, 2]]]></param></function>";
     assert_eq!(read(MINICPM, text), [call("weather", "{\"hours\":[1, 2]}")]);
-    // The template prints lists and objects as Python does.
+    // The template prints lists and objects in Python syntax.
     let text = "<function name=\"weather\"><param name=\"place\">{'a': [1, None, 'b\\'c']}</param><param name=\"hours\">(1, 2)</param><param name=\"city\">['a']</param></function>";
     let arguments = r#"{"place":{"a":[1,null,"b'c"]},"hours":[1,2],"city":"['a']"}"#;
     assert_eq!(read(MINICPM, text), [call("weather", arguments)]);
     let text = "<function name=\"weather\"><param name=\"place\">{'a': [1, 2}</param></function>";
     assert_eq!(read(MINICPM, text), [call("weather", r#"{"place":"{'a': [1, 2}"}"#)]);
-    // Only a known name makes a call of a tag that documents may have, too.
+    // A tag that documents may contain makes a call only with the name of a known tool.
     for text in ["<function name=\"unknown\"></function>", "<function name=\"now\"", "A <function> tag."] {
         assert_eq!(read(MINICPM, text), [content(text)]);
     }
     let text = "<function name=\"weather\"><param name=\"city\">Kö";
     assert_eq!(read(MINICPM, text), [call("weather", "{\"city\":\"Kö")]);
-    // A call ends reasoning that nobody ended.
+    // A call ends reasoning that was not closed.
     let text = "Hm. <function name=\"now\"></function>";
     assert_eq!(
         parts(&Dialect::of(MINICPM), "<think>\n", &tools(), text),
@@ -213,17 +213,17 @@ fn pythonic() {
     assert_eq!(read(PYTHONIC, text), expected);
     assert_eq!(read(PYTHONIC, &format!("<|python_start|>{text}<|python_end|>")), expected);
     assert_eq!(read(PYTHONIC, &format!("\n{} \n", text.replace(", ", " , ").replace('=', " = "))), expected);
-    // Texts in either quotes, with escapes, and without quotes.
+    // Strings in either kind of quotes, with escapes, and without quotes.
     let text = r#"[weather(city='a "b" \'c\' \n\\ \x41\u00e9\U0001f999\ud83e\udd99 \d \u12', mode="it's, [now()]", units=New York, either=5.)]"#;
     let arguments = r#"{"city":"a \"b\" 'c' \n\\ \u0041\u00e9🦙\ud83e\udd99 \\d \\u12","mode":"it's, [now()]","units":"New York","either":"5."}"#;
     assert_eq!(read(PYTHONIC, text), [call("weather", arguments)]);
-    // Not the whole answer, not a list, or not known.
+    // Not the whole answer, not a list, or an unknown tool.
     for text in
         ["A [now()]", "now()", "[unknown()]", "[now]", "[now, then]", "[1, 2]", "[", "[now", "[] now()"]
     {
         assert_eq!(read(PYTHONIC, text), [content(text)], "{text}");
     }
-    // What is not Python is passed on; what is cut off is incomplete.
+    // Arguments that are not Python are passed on unchanged. A call that is cut off is incomplete.
     assert_eq!(read(PYTHONIC, "[now(1, a=2)]"), [call("now", "1, a=2)]")]);
     assert_eq!(read(PYTHONIC, "[now(a={1])]"), [call("now", "{\"a\":{\"1\"])]")]);
     assert_eq!(read(PYTHONIC, "[now(a=\"so"), [call("now", "{\"a\":\"so")]);
@@ -244,12 +244,12 @@ fn harmony_calls_of_tools_that_nobody_declared_are_no_text() {
         (" to=python<|channel|>analysis code<|message|>", "python"),
     ] {
         let text = format!("{head}{{\"a\": 1}}{said}");
-        // Whoever gets the call can say that there is no such tool.
+        // The client can reply that there is no such tool.
         assert_eq!(read(&tools(), &text), [call(name, "{\"a\": 1}"), content("Yes.")]);
-        // Where nobody takes calls, it is what the model says to itself.
+        // Without tools it is reasoning.
         assert_eq!(read(&[], &text), [reasoning("{\"a\": 1}"), content("Yes.")]);
     }
-    // These are nobody that could be called.
+    // These names cannot be called.
     for recipient in ["assistant", "user", "all"] {
         let text = format!("<|channel|>commentary to={recipient}<|message|>Yes.");
         assert_eq!(read(&tools(), &text), [content("Yes.")]);
@@ -258,7 +258,7 @@ fn harmony_calls_of_tools_that_nobody_declared_are_no_text() {
     assert_eq!(read(&tools(), text), [reasoning("Hm.")]);
 }
 
-/// Other people's templates, which are not part of this repository.
+/// Published templates, which are not in this repository.
 #[test]
 fn published_templates_claim_their_own_dialect() {
     let Some(folder) = shared("templates") else { return };

@@ -1,4 +1,4 @@
-//! Grammars that have a model call tools, and the control tokens that are tags.
+//! Grammars that force a model to call tools, and control tokens that are tags.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn tools() -> Vec<Value> {
     vec![json!({ "type": "function", "function": { "name": "now" } })]
 }
 
-/// A tokenizer of these control tokens, and of `a`.
+/// A tokenizer with these control tokens, and `a`.
 fn tokenizer(controls: &[&str]) -> Tokenizer {
     let (mut tokens, mut types) = (StringArray::default(), Vec::new());
     for (text, kind) in [("a", 1i32)].into_iter().chain(controls.iter().map(|text| (*text, 3))) {
@@ -43,12 +43,12 @@ fn control_tokens_that_are_tags_are_shown_and_numbered() {
         grammar.contains(r#"<[1]> "commentary to=functions.now " "<|constrain|>" "json" <[2]> "{}""#),
         "{grammar}"
     );
-    // Elsewhere tags of calls are text unless there is something to call.
+    // In other dialects, tags of calls are text unless there are tools.
     let tokenizer = self::tokenizer(&["<|tool_call_begin|>", "</think>"]);
     let kimi = Dialect::of(KIMI).with_tokens(&tokenizer);
     assert_eq!(kimi.shown(&[]), [TokenId(2)]);
     assert_eq!(kimi.shown(&tools()).len(), 2);
-    // Line breaks are part of a token, or follow it. What ends a message is no text, whatever there is to call.
+    // Line breaks are part of a token, or follow it. The end of a message is not text, with or without tools.
     for (controls, call) in [
         (["<|message_sep|>\n\n", "<|role_sep|>\n"], r#"<[1]> "function call" <[2]> "{"#),
         (["<|message_sep|>", "<|role_sep|>"], r#"<[1]> "\n\n" "function call" <[2]> "\n" "{"#),
@@ -88,7 +88,7 @@ fn no_call_is_forced_that_cannot_be_written() {
     assert!(refused(HERMES, &[]).contains("no tools"));
 }
 
-/// The demo model knows nothing of tools: grammars alone make it call them.
+/// The demo model knows no tools. Only the grammars make it call them.
 #[test]
 fn a_forced_model_calls() {
     let options = Options::default().threads(2);
@@ -121,7 +121,7 @@ fn a_forced_model_calls() {
     let mut found = 0;
     for template in ALL.into_iter().filter(|template| *template != NONE) {
         let dialect = Dialect::of(template);
-        // Reasoning has no end that this model would find.
+        // This model would never close its reasoning.
         let prompt = if template == HARMONY { "<|message|>" } else { "" };
         for (i, tools) in [&tools[..], &tools[..1], &tools[1..]].into_iter().enumerate() {
             let (text, end) = write(&dialect.call_grammar(prompt, tools).unwrap(), i as u64);
@@ -150,7 +150,7 @@ fn a_forced_model_calls() {
         let value: Value =
             serde_json::from_str(json).unwrap_or_else(|error| panic!("{}: {text}: {error}", dialect.name()));
         assert!(value["ok"].is_boolean(), "{text}");
-        // Where it may call, too, it does one or the other; which, is left to chance.
+        // If it may also answer in text, it does one or the other at random.
         let either = dialect.answer_grammar(prompt, &schema, &tools[1..]);
         let mut said = [0, 0];
         for seed in 0..50 {

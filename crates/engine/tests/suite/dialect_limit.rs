@@ -1,4 +1,4 @@
-//! Limits to reasoning: a model that would reason for ever is made to answer.
+//! Limits on reasoning: a model that would reason for ever is made to answer.
 
 use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::internals::generate::sampler::SamplingParams;
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use crate::common::dialects::*;
 use crate::common::models::demo_model;
 
-/// The demo model, which never ends reasoning by itself.
+/// The demo model, which never ends reasoning on its own.
 fn engine() -> Engine {
     Engine::open(&demo_model(), &Options::default().threads(2)).unwrap()
 }
 
-/// What it answers with so many tokens of reasoning.
+/// Its answer with at most this many tokens of reasoning.
 fn write(engine: &Engine, dialect: &Dialect, prompt: &str, most: Option<usize>, more: Request) -> Answer {
     let limit = |most| dialect.limit(most, prompt, &[], engine.tokenizer()).unwrap();
     let request = more
@@ -26,7 +26,7 @@ fn write(engine: &Engine, dialect: &Dialect, prompt: &str, most: Option<usize>, 
     engine.session().generate(&request, &mut |_| {}).unwrap()
 }
 
-/// How many tokens come before those that end reasoning.
+/// The number of tokens before those that end reasoning.
 fn tokens_before(engine: &Engine, answer: &Answer, end: &str) -> Option<usize> {
     let options = EncodeOptions { special: true, bos: Bos::Never };
     let end = engine.tokenizer().encode(end, options).unwrap();
@@ -49,7 +49,7 @@ fn reasoning_ends_after_as_many_tokens_as_there_may_be() {
         for most in [0, 1, 9] {
             let answer = write(&engine, &dialect, prompt, Some(most), Request::default());
             assert_eq!(tokens_before(&engine, &answer, end), Some(most), "{:?}", answer.text);
-            // What comes before is what would have come anyway.
+            // The reasoning before the limit is unchanged.
             assert_eq!(answer.tokens[..most], endless.tokens[..most]);
             match &parts(&answer)[..] {
                 [Part::Content(_)] if most == 0 => {}

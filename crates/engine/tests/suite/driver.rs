@@ -1,4 +1,4 @@
-//! A driver: any thread asks, answers come in pieces that are told apart, and whoever leaves takes its answer along.
+//! The driver: any thread may ask, answers come in typed pieces, and dropping a handle cancels its answer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 
 use crate::common::models::demo_model;
 
-/// Ends a test that hangs; none takes so long.
+/// Ends a test that hangs. No test takes this long.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A template of a model that calls tools and reasons. What the demo model makes of it is of no concern: the answers here
-/// are held to a form.
+/// A template of a model that calls tools and reasons. What the demo model makes of it does not matter, because
+/// grammars determine the form of the answers.
 const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}
 <tool_call>{\"name\": …, \"arguments\": …}</tool_call><|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n
 {%- if m.content %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}
@@ -30,7 +30,7 @@ fn engine() -> Engine {
     Engine::open(&demo_model(), &Options::default().threads(2)).unwrap()
 }
 
-/// An engine whose model calls tools and reasons, and what puts conversations to it.
+/// An engine whose model calls tools and reasons, and its prompter.
 fn with_tools() -> (Engine, Prompter) {
     let engine = engine();
     let template = ChatTemplate::new(TEMPLATE, &[]).unwrap();
@@ -42,13 +42,13 @@ fn start(engine: &Engine) -> Driver {
     Driver::start(engine, DriverOptions::new(4)).unwrap()
 }
 
-/// A question with randomness of its own.
+/// A question with its own seed.
 fn question(thing: &str, max_tokens: usize, seed: u64) -> ChatRequest {
     let sampling = SamplingOverrides { seed: Some(seed), ..SamplingOverrides::default() };
     ChatRequest::user(format!("Tell me a story about {thing}.")).max_tokens(max_tokens).sampling(sampling)
 }
 
-/// A question whose answer goes on until somebody ends it.
+/// A question whose answer does not end until it is cancelled.
 fn endless(thing: &str) -> ChatRequest {
     let mut request = question(thing, 1_000_000, 1);
     request.options.ignore_end = true;
@@ -71,7 +71,7 @@ fn tool(name: &str) -> Value {
     json!({ "type": "function", "function": { "name": name, "parameters": parameters } })
 }
 
-/// Sees what the driver does.
+/// An observer that records the driver's work.
 #[derive(Default)]
 struct Witness {
     seen: Mutex<Seen>,
@@ -200,7 +200,7 @@ fn an_answer_whose_handle_is_dropped_ends_and_gives_its_memory_back() {
     assert_eq!(other.whole().unwrap().answer.finish_reason, FinishReason::Length, "others go on");
     witness.wait(|seen| seen.rests);
     assert_eq!(held(&engine, Purpose::Conversations), before);
-    // The same with a function that is told, and a ticket.
+    // The same with a callback and a ticket.
     let question = driver.prompter().chat(endless("a dog")).unwrap();
     let (sender, told) = mpsc::channel();
     let ticket = driver.ask_telling(question, move |event| drop(sender.send(event))).unwrap();
@@ -268,7 +268,7 @@ fn a_panic_of_who_listens_ends_all_and_is_told() {
     assert!(matches!(driver.ask(question).err(), Some(Error::Backend(_))), "nothing is answered any more");
 }
 
-/// What a reply has in common with another one of the same question.
+/// What two replies to the same question must have in common.
 fn calls(reply: &Reply) -> Vec<(&str, Value)> {
     let arguments = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| panic!("{text}"));
     reply.calls.iter().map(|call| (call.name.as_str(), arguments(&call.arguments))).collect()
@@ -290,7 +290,7 @@ fn calls_of_tools_come_in_pieces_and_end_the_answer() {
     let [(name, arguments)] = &calls(&reply)[..] else { panic!("{reply:?}") };
     assert_eq!(*name, "leave");
     assert!(arguments["count"].as_u64().unwrap() < 10);
-    // The message goes on with the conversation, and its call has an id.
+    // The reply can be used as a message, and its call has an id.
     let message = reply.message();
     assert_eq!((message.role.as_str(), &message.content), ("assistant", &Some(Value::Null)));
     assert_eq!(message.extra["tool_calls"][0]["id"], reply.calls[0].id);
@@ -324,11 +324,11 @@ fn answers_have_the_form_that_was_asked_for() {
         let reply = whole(request);
         let value: Value = serde_json::from_str(&reply.content).unwrap();
         assert!(value["count"].is_u64(), "{reply:?}");
-        // Reasoning comes before what has a form, and is counted.
+        // Reasoning comes before the JSON, and is counted.
         assert_eq!(reply.answer.stats.reasoning_tokens > 0, thinks, "{reply:?}");
         assert_eq!(!reply.reasoning.is_empty(), thinks);
     }
-    // All of the answer is of a grammar: there is nothing else in it.
+    // The grammar covers the whole answer, so there is nothing else in it.
     let grammar = Grammar::json_schema(&engine, &schema).unwrap();
     let reply = whole(ask(Format::Grammar(grammar)).think(true));
     assert!(serde_json::from_str::<Value>(&reply.answer.text).unwrap()["count"].is_u64());
@@ -360,7 +360,7 @@ fn what_is_wrong_with_a_request_is_known_before_it_is_asked() {
     ] {
         assert_eq!(refused(request).0, field);
     }
-    // Before it is encoded: there is no memory for so long a text.
+    // Refused before encoding, for which there would not be enough memory.
     let (field, error) = refused(ChatRequest::user("word ".repeat(5_000_000)));
     assert_eq!(field, "messages");
     assert!(matches!(error, Error::Context { limit, .. } if limit == engine.context()));

@@ -1,4 +1,4 @@
-//! The processor's executor over a drive that is slow or fails: what it computes is the mixture, whatever happened on the way.
+//! The CPU's executor with a slow or failing drive: it always computes the right mixture.
 
 use std::io;
 use std::path::Path;
@@ -25,25 +25,25 @@ const EXPERTS: usize = 8;
 const TOP_K: usize = 3;
 const LAYERS: usize = 2;
 
-/// Each part of an expert has so much of the file to itself, so that an offset tells whose it is.
+/// Each part of an expert has this many bytes of the file to itself, so that an offset identifies the expert.
 const STRIDE: u64 = 8192;
 
-/// What experts read, three buffers that they work in, logits, the sum, and what is computed meanwhile.
+/// The buffers: the experts' input, three work buffers, logits, the sum, and what is computed beside the mixture.
 const WIDTHS: [usize; 7] = [HIDDEN, TOP_K * INNER, TOP_K * INNER, TOP_K * HIDDEN, EXPERTS, HIDDEN, HIDDEN];
 
 const TOKENS: [TokenId; 2] = [TokenId(3), TokenId(1)];
 
-/// A number between -1/4 and 1/4 for each place of the file.
+/// A number between -1/4 and 1/4 for each position of the file.
 fn float_at(word: u64) -> f32 {
     let bits = (word + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     (bits as f32 / (1 << 24) as f32 - 0.5) / 2.0
 }
 
-/// A drive that fails while it is told to, and on which one expert may be slower than all others.
+/// A drive that can be told to fail, and on which one expert may be slower than all others.
 #[derive(Default)]
 struct Drive {
     fails: AtomicBool,
-    /// The expert whose reads wait until so many others of its layer have ended.
+    /// The expert whose reads wait until this many others of its layer have ended.
     slow: Option<(u64, usize)>,
     others: Mutex<usize>,
     ended: Condvar,
@@ -98,7 +98,7 @@ fn layers() -> Vec<Option<ExpertLayer>> {
     (0..LAYERS).map(|l| Some(layer(l))).collect()
 }
 
-/// An executor with a table of activations and a router for each layer.
+/// An executor with activations and a router for each layer.
 fn executor(drive: &Arc<Drive>, slots: usize, resident: &[usize]) -> CpuExecutor {
     let layers = layers();
     let classes = SlotClasses::new(&layers);
@@ -130,7 +130,8 @@ fn shared(b: &mut dyn Backend) -> Result<()> {
     b.embed(Matrix::nth(0), &TOKENS, Buf::nth(6, HIDDEN))
 }
 
-/// A step of two layers, the second of which reads what the first gave: the sums, and the experts that were chosen.
+/// A step of two layers, the second of which reads the first one's output. Returns the sums, and the experts that were
+/// chosen.
 fn step(
     executor: &mut CpuExecutor,
     meanwhile: &mut dyn FnMut(&mut dyn Backend) -> Result<()>,
@@ -138,7 +139,7 @@ fn step(
     pass(executor, TOKENS.len(), meanwhile)
 }
 
-/// The same, of tokens of so many sequences.
+/// The same, for tokens of several sequences.
 fn pass(
     executor: &mut CpuExecutor,
     sequences: usize,
@@ -182,7 +183,7 @@ fn pass(
     Ok((sums, chosen))
 }
 
-/// What a pass gives where all experts are in memory.
+/// The result when all experts are in memory.
 fn truth() -> (Vec<f32>, Vec<u32>) {
     let all: Vec<usize> = (0..LAYERS * EXPERTS).collect();
     step(&mut executor(&Arc::default(), LAYERS * EXPERTS, &all), &mut shared).unwrap()
@@ -201,7 +202,7 @@ fn where_experts_are_and_in_which_order_they_come_changes_no_bit() {
             assert_same_bits(&sums, &expected, &format!("{slots} slots, {resident:?} resident"));
         }
     }
-    // A prompt's experts are read together, and one after the other is the last of the first layer's to come.
+    // A prompt's experts are read together, so each of the first layer's experts is the slow one in turn.
     let mut first: Vec<u32> = chosen.into_iter().filter(|&e| (e as usize) < EXPERTS).collect();
     first.sort_unstable();
     first.dedup();
@@ -217,7 +218,7 @@ fn where_experts_are_and_in_which_order_they_come_changes_no_bit() {
 fn an_executor_goes_on_after_its_drive_failed() {
     let (expected, chosen) = truth();
     let drive = Arc::new(Drive::default());
-    // One of those that the first layer asks for is there.
+    // One of the first layer's experts is in memory.
     let mut executor = executor(&drive, LAYERS * EXPERTS, &[chosen[0] as usize]);
     drive.fails.store(true, SeqCst);
     for _ in 0..2 {
@@ -241,6 +242,6 @@ fn work_that_fails_meanwhile_ends_the_pass_alone() {
     let mut executor = executor(&Arc::default(), 4, &[]);
     let error = step(&mut executor, &mut |_| Err(Error::Backend("it cannot be".into()))).unwrap_err();
     assert!(error.to_string().contains("it cannot be"), "{error}");
-    // Its experts' slots are free again.
+    // The slots are free again.
     assert_same_bits(&step(&mut executor, &mut shared).unwrap().0, &truth().0, "afterwards");
 }

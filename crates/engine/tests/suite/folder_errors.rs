@@ -1,4 +1,4 @@
-//! Folders that cannot be run say why: what is missing, damaged or not supported, by name.
+//! Folders that cannot be run: the error names what is missing, damaged or not supported.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::common::folder_builder::{Folder, safetensors_file, safetensors_with_header};
 use crate::common::models::data;
 
-/// Changes the golden folder, and says how it is refused.
+/// The error of the golden folder after a change.
 fn refusal(name: &str, change: impl FnOnce(&mut Folder)) -> Error {
     let mut folder = Folder::read(&data("golden").join(name));
     change(&mut folder);
@@ -123,7 +123,7 @@ fn a_tensor_that_is_missing_wrong_or_unknown_is_named() {
     assert_damaged(&error, &["experts.3.down_proj.weight is F16", "BF16"]);
     let error = refusal("qwen3moe", |f| f.tensor("model.norm.weight").dtype = "I16".into());
     assert_unsupported(&error, &["model.norm.weight", "I16"]);
-    // A layer more than the settings know would be left out.
+    // A layer that the settings do not count would be ignored.
     let error = refusal("qwen3moe", |f| drop(f.config.insert("num_hidden_layers".into(), json!(2))));
     assert_unsupported(&error, &["model.layers.2"]);
 }
@@ -301,7 +301,7 @@ fn damaged_safetensors_headers_each_have_their_error() {
     assert_damaged(&header("{\"a\":", 0), &["not what a safetensors file has"]);
     assert_damaged(&header("{\"a\":{\"dtype\":\"F32\"}}", 0), &["shape"]);
     assert_unsupported(&one("F7", "[2]", "[0,8]"), &["\"t\"", "F7"]);
-    // A type of GGUF's blocks is none of this format's.
+    // A GGUF block type is not a type of safetensors.
     assert_unsupported(&one("Q4_K", "[2]", "[0,8]"), &["Q4_K"]);
     assert_damaged(&one("F32", "[2]", "[8,0]"), &["before its start"]);
     assert_damaged(&one("F32", "[3]", "[0,8]"), &["has 8 bytes", "12"]);

@@ -1,4 +1,4 @@
-//! Damaged folders never panic, and never allocate much more than they have bytes.
+//! Damaged folders never cause a panic, and never much more allocation than they have bytes.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ fn header(path: &Path) -> (Vec<u8>, u64) {
 #[test]
 fn mutated_safetensors_headers_are_harmless() {
     const MUTATIONS: usize = 10_000;
-    /// What the parser may take beyond the size of the header.
+    /// What the parser may allocate beyond the size of the header.
     const SLACK: usize = 4 << 20;
     let headers = [
         header(&golden("qwen3moe/model.safetensors")),
@@ -45,8 +45,8 @@ fn mutated_safetensors_headers_are_harmless() {
                 mutate_json(&mut copy, &mut rng)
             }
         }
-        // Half of the files are as long as the whole one, half end with the header; of half of them the length of the
-        // header is put right, so that the damage gets past it.
+        // Half of the files are as long as the original, half end with the header. In half of them the header's length
+        // is corrected, so that the damage gets past that check.
         let len = if rng.next_u32().is_multiple_of(2) { *len } else { copy.len() as u64 };
         if rng.next_u32().is_multiple_of(2) && copy.len() >= 8 {
             let right = (copy.len() as u64 - 8).to_le_bytes();
@@ -71,7 +71,7 @@ fn mutated_safetensors_headers_are_harmless() {
     assert!(refused > MUTATIONS / 4, "only {refused} of {MUTATIONS} mutations did any damage");
 }
 
-/// Changes a number or a character inside a text, which damages JSON less than other mutations.
+/// Changes a digit or a character inside a string, which damages JSON less than other mutations.
 fn mutate_json(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     let digits: Vec<usize> = (8..bytes.len()).filter(|&i| bytes[i].is_ascii_digit()).collect();
     if digits.is_empty() {
@@ -86,7 +86,7 @@ fn mutate_json(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     }
 }
 
-/// Opens a model and, where that succeeds, computes a few tokens.
+/// Opens a model and, if that succeeds, computes a few tokens.
 fn run(path: &Path, precision: Precision) -> Result<()> {
     let options = Options::default().threads(1).chunk(8).precision(precision);
     let engine = Engine::open(path, &options)?;
@@ -100,7 +100,7 @@ fn run(path: &Path, precision: Precision) -> Result<()> {
 #[test]
 fn mutated_settings_are_refused_or_run() {
     const MUTATIONS: usize = 5_000;
-    /// What a tiny model may take, its tokenizer included.
+    /// What a tiny model may allocate, including its tokenizer.
     const MOST: usize = 64 << 20;
     let sound = ["qwen3moe", "qwen3moe-fp8"].map(|name| Folder::read(&golden(name)));
     let temporary = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn mutated_settings_are_refused_or_run() {
     assert!(refused > MUTATIONS / 4 && ran > MUTATIONS / 20, "{refused} refused, {ran} ran");
 }
 
-/// Gives a setting, at any depth, a value that no model has, or takes it out.
+/// Gives a setting, at any depth, an unrealistic value, or removes it.
 fn change_setting(object: &mut Map<String, Value>, rng: &mut ChaCha8Rng) {
     if object.is_empty() {
         return;

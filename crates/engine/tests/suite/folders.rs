@@ -1,4 +1,4 @@
-//! Folders with safetensors files: the same model as its GGUF file, and quantised ones as mlx-lm computes them.
+//! Folders with safetensors files: the same model as its GGUF file, and quantised folders compared with mlx-lm.
 
 use std::path::{Path, PathBuf};
 
@@ -48,7 +48,7 @@ fn the_trained_mlx_folder_computes_what_mlx_does() {
     }
 }
 
-/// The bits that the GGUF file of the golden model gives, which hold the same weights.
+/// Asserts that a folder gives the same bits as the GGUF file with the same weights.
 fn assert_bits_of_the_gguf(folder: &Path, what: &str) {
     let tokens = Reference::read("golden/qwen3moe.logits.safetensors").tokens;
     for precision in [Precision::Fast, Precision::Exact] {
@@ -83,7 +83,7 @@ fn experts_may_be_fused_and_the_text_model_a_part_of_a_larger_one() {
             Some(rest) => format!("{prefix}{rest}"),
             None => name.replace("lm_head.", head),
         });
-        // What sees, and what predicts further tokens, is no part of the text model.
+        // Vision weights and layers that predict further tokens do not belong to the text model.
         folder.add("model.visual.patch_embed.weight", "F32", &[2], vec![0; 8]);
         folder.add("mtp.fc.weight", "F32", &[2], vec![0; 8]);
         folder.add(format!("{prefix}layers.3.enorm.weight"), "F32", &[2], vec![0; 8]);
@@ -116,11 +116,11 @@ fn fuse_experts(folder: &mut Folder) {
     }
 }
 
-/// As mlx-lm arranges gpt-oss: a tensor each for gate, up and down, and for their biases.
+/// In mlx-lm's arrangement of gpt-oss, gate, up and down are separate tensors, and so are their biases.
 #[test]
 fn alternating_experts_and_biases_may_be_apart() {
     let mut folder = Folder::read(&data("golden/gpt_oss"));
-    // What older files leave to the reader.
+    // Older files leave these settings to the reader.
     folder.config.remove("layer_types").unwrap();
     folder.config.remove("swiglu_alpha").unwrap();
     const EXPERTS: usize = 8;
@@ -194,7 +194,7 @@ fn parameters_are_counted_without_scales() {
     assert_eq!(count("golden/qwen3moe-fp8"), plain);
 }
 
-/// Latent attention takes one tensor in two parts and the rows of another as columns: in FP8, their scales go with them.
+/// Latent attention uses one tensor as two parts and the rows of another as columns. In FP8 the scales must follow.
 #[test]
 fn latent_attention_in_fp8_computes_what_its_numbers_mean() {
     const TILE: usize = 16;

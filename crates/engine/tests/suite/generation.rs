@@ -1,4 +1,4 @@
-//! Answers: what they are made of, when they end, and what the caller hears of them.
+//! Answers: their text, when they end, and the events that the caller receives.
 
 use forebay_engine::chat::{Message, RenderOptions};
 use forebay_engine::internals::generate::sampler::SamplingParams;
@@ -14,7 +14,7 @@ fn greedy(engine: &Engine, text: &str) -> Request {
     Request::new(engine, prompt).unwrap().sampling(sampling).max_tokens(40)
 }
 
-/// A request to the random model, which then chooses freely among these tokens.
+/// A request to the random model, restricted to these tokens.
 fn among(tokens: &[&str]) -> Request {
     let bias = tokens.iter().map(|text| (token(text), 1e6)).collect();
     let mut request = greedy(&TINY, "abc a");
@@ -30,12 +30,12 @@ fn among(tokens: &[&str]) -> Request {
     request
 }
 
-/// A token of the random model, as its file spells it.
+/// A token of the random model, by its spelling in the file.
 fn token(text: &str) -> TokenId {
     TokenId(TOKENS.iter().position(|t| *t == text).unwrap() as u32)
 }
 
-/// The answer in a new session. What is heard while it is made is the answer's text.
+/// The answer of a new session. Asserts that the events' text is the answer's.
 fn answer(engine: &Engine, request: &Request) -> Answer {
     answer_in(&mut engine.session(), request)
 }
@@ -79,7 +79,7 @@ fn a_seed_repeats_an_answer_and_another_seed_does_not() {
     assert_eq!(first.seed, 1);
     assert_eq!(with_seed(Some(1)).text, first.text);
     assert_ne!(with_seed(Some(2)).text, first.text);
-    // A seed that was made up is told, and repeats the answer as well.
+    // A random seed is reported, and repeats the answer as well.
     let made_up = with_seed(None);
     assert_eq!(with_seed(Some(made_up.seed)).text, made_up.text);
 }
@@ -92,7 +92,7 @@ fn as_many_tokens_are_made_as_were_asked_for() {
         let answer = answer_in(&mut session, &request);
         assert_eq!(answer.tokens.len(), most);
         assert_eq!(answer.finish_reason, FinishReason::Length);
-        // The last token is not computed: nobody has asked what follows it.
+        // The last token is not computed, because no token follows it.
         let computed = &answer.tokens[..most.saturating_sub(1)];
         assert_eq!(session.tokens(), [&request.prompt, computed].concat());
     }
@@ -108,7 +108,7 @@ fn an_end_token_stops_and_is_no_part_of_the_answer() {
     assert_eq!(sometime.finish_reason, FinishReason::Stop);
     assert!(!sometime.tokens.is_empty() && !sometime.tokens.contains(&token("<end>")));
     assert_eq!(sometime.text, TINY.tokenizer().decode(&sometime.tokens, true));
-    // The first token comes of the prompt, and the last one was computed: it led to the end.
+    // The first token comes from the prompt's logits. The last one was computed, because it led to the end token.
     assert_eq!((only_end.stats.decode_steps, sometime.stats.decode_steps), (0, sometime.tokens.len()));
 }
 
@@ -152,7 +152,7 @@ fn an_answer_ends_before_a_stop_string_wherever_tokens_end() {
         assert_eq!(stopped.text, whole.text[..first]);
         assert_eq!(stopped.finish_reason, FinishReason::Stop);
         assert_eq!(stopped.stop.as_deref(), Some(stop));
-        // No token is made after the one that completes the stop string.
+        // No token is generated after the one that completes the stop string.
         let needed = 1 + ends.iter().position(|&end| end >= first + stop.len()).unwrap();
         assert_eq!(stopped.tokens, whole.tokens[..needed]);
         cut_by_tokens += usize::from(ends.iter().any(|&end| first < end && end < first + stop.len()));
@@ -170,11 +170,11 @@ fn text_held_back_for_a_stop_string_comes_out_at_the_end() {
     };
     assert_eq!(answer_to(&["cabcd"]), ("abcabc".into(), FinishReason::Length));
     assert_eq!(answer_to(&["cab"]), ("ab".into(), FinishReason::Stop));
-    // The first match is certain only when no more can come: "bcabcd" might have begun before it.
+    // A match is certain only when no longer stop string can still begin before it, such as "bcabcd".
     assert_eq!(answer_to(&["ca", "bcabcd"]), ("ab".into(), FinishReason::Stop));
 }
 
-/// Two tokens are one byte each of `é`, and come in any order.
+/// Two tokens are one byte each of `é`, and occur in any order.
 #[test]
 fn characters_are_never_cut() {
     let answer = answer(&TINY, &among(&["Ã", "©"]));
@@ -236,7 +236,7 @@ fn a_cancelled_answer_ends_where_it_was() {
     assert_eq!((pieces, cancelled.tokens.len()), (5, 5));
     assert!(whole.text.starts_with(&cancelled.text));
 
-    // While the prompt is read, too; and the session goes on as if nothing had happened: cancelling ends one answer.
+    // Cancelling works during prompt processing, too. It ends one answer, and the session can be used again.
     let long = request.clone().prompt(request.prompt.repeat(6));
     let cancel = session.cancel().clone();
     let mut prompts = Vec::new();
@@ -252,7 +252,7 @@ fn a_cancelled_answer_ends_where_it_was() {
     assert!(done > 0 && done < total);
     assert_eq!(answer_in(&mut session, &request).tokens, whole.tokens);
 
-    // A request that comes with the last token, too late to change anything, is about that answer as well.
+    // A cancellation with the last token is too late, but belongs to that answer as well.
     let cancel = session.cancel().clone();
     let mut pieces = 0;
     let ended = session.generate(&request.clone().max_tokens(3), &mut |event| {

@@ -1,4 +1,4 @@
-//! Every way in which a GGUF file can be wrong has its own message, which names the file and the place.
+//! Every error in a GGUF file has its own message, which names the file and the place.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use forebay_engine::internals::format::{ModelFile, gguf};
 
 use crate::common::gguf_builder::{GgufBuilder, sample, string, tensor_type, value_type};
 
-/// What parsing `file` fails with, if the file is `len` bytes long.
+/// The error of `file`, if it claims to be `len` bytes long.
 fn error_of_length(file: &[u8], len: u64) -> Error {
     let error = gguf::parse(Path::new("bad.gguf"), &mut &*file, len).unwrap_err();
     assert!(error.to_string().starts_with("bad.gguf: "), "{error}");
@@ -81,7 +81,7 @@ fn every_shorter_file_is_refused() {
     for len in 0..file.len() {
         error_of_length(&file[..len], len as u64);
     }
-    // A file that shrinks after its length was taken. The last bytes before the data are padding.
+    // A file that shrinks after its length was read. The last bytes before the data are padding.
     for len in 0..=data_start - 32 {
         error_of_length(&file[..len], file.len() as u64);
     }
@@ -219,7 +219,7 @@ fn tensor_types_that_do_not_exist() {
         let error = ModelFile::open(&path).unwrap_err();
         assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
         assert_says(&error, parts);
-        // It may be looked at all the same.
+        // It can be inspected all the same.
         let model = ModelFile::survey(&path).unwrap();
         let [tensor] = &model.unknown[..] else { panic!("{:?}", model.unknown) };
         assert_eq!((tensor.name.as_str(), tensor.type_id, &tensor.shape[..]), ("t", id, &[3, 256][..]));

@@ -1,4 +1,4 @@
-//! Damaged headers never panic the parser, and never make it allocate much more than they have bytes.
+//! Damaged headers never make the parser panic, or allocate much more than they have bytes.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,7 +14,7 @@ use crate::common::mutate::mutate;
 
 const MUTATIONS: usize = 10_000;
 
-/// What the parser may take beyond the size of the header.
+/// What the parser may allocate beyond the size of the header.
 const SLACK: usize = 8 << 20;
 
 #[test]
@@ -33,7 +33,7 @@ fn mutations_of_a_real_header_are_harmless() {
     mutate_headers(&header, model.bytes(), 2);
 }
 
-/// Lengths and counts that the file is long enough for, over a header that is not.
+/// Lengths and counts that the file is long enough for, but not the header.
 #[test]
 fn claims_within_the_file_allocate_nothing_ahead() {
     let claim = 100u64 << 20;
@@ -52,7 +52,7 @@ fn claims_within_the_file_allocate_nothing_ahead() {
     }
 }
 
-/// As many entries and tensors as there may be, each as small as it may be: the worst ratio of memory to file.
+/// As many entries and tensors as possible, each as small as possible: the worst ratio of memory to file size.
 #[test]
 fn the_most_entries_take_a_bounded_amount() {
     let mut builder = GgufBuilder::new().alignment(1);
@@ -68,7 +68,7 @@ fn the_most_entries_take_a_bounded_amount() {
     assert!(memory.peak < 24 << 20, "{memory:?} for a file of {}", file.len());
 }
 
-/// A large vocabulary, which is what fills real headers.
+/// A large vocabulary, which is most of a real header.
 #[test]
 fn a_large_vocabulary_takes_its_own_size() {
     let tokens: Vec<String> = (0..300_000).map(|i| format!("token number {i}")).collect();
@@ -77,7 +77,7 @@ fn a_large_vocabulary_takes_its_own_size() {
     let (model, memory) = measure(|| parse(&file, file.len() as u64));
     assert!(model.is_ok());
     assert!(memory.kept < file.len() + 4096, "{memory:?} for a file of {}", file.len());
-    // Growing holds the old and the new for a moment.
+    // While a vector grows, it needs its old and its new memory.
     assert!(memory.peak < 2 * file.len() + SLACK, "{memory:?} for a file of {}", file.len());
 }
 
@@ -100,7 +100,7 @@ fn mutate_headers(header: &[u8], len: u64, seed: u64) {
         for _ in 0..1 + rng.next_u32() % 3 {
             mutate(&mut copy, &mut rng);
         }
-        // Half of the files are as long as the whole one, half end with the header.
+        // Half of the files are as long as the original, half end with the header.
         let len = if rng.next_u32().is_multiple_of(2) { len } else { copy.len() as u64 };
         let (result, memory) = measure(|| parse(&copy, len));
         assert!(
@@ -119,7 +119,7 @@ fn mutate_headers(header: &[u8], len: u64, seed: u64) {
     assert!(refused > MUTATIONS / 4, "only {refused} of {MUTATIONS} mutations did any damage");
 }
 
-/// What everyone downstream relies on.
+/// What all users of a parsed header rely on.
 fn assert_sound(model: &ModelFile, len: u64) {
     for tensor in &model.tensors {
         assert!(tensor.offset.checked_add(tensor.len).unwrap() <= len);

@@ -1,4 +1,4 @@
-//! Sound GGUF files, built here and real, become directories of tensors.
+//! Valid GGUF files, built here and real ones, become directories of tensors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -130,7 +130,7 @@ fn the_demo_model_opens() {
     assert_eq!(model.tensor("blk.0.ffn_up_exps.weight").unwrap().shape.len(), 3);
 }
 
-/// Real files of many architectures, made by the reference tools, lie beside the checkout on some machines.
+/// Some machines have real files of many architectures beside the checkout, made by the reference tools.
 #[test]
 fn real_files_open() {
     let mut opened = 0;

@@ -1,4 +1,4 @@
-//! A split model opens by any of its parts, and only if all of them are there and agree.
+//! A split model opens by any of its parts, and only if all parts exist and agree.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ fn path_of(folder: &Path, number: usize) -> PathBuf {
     folder.join(format!("tiny-00{number:03}-of-00003.gguf"))
 }
 
-/// The keys that a splitter gives the part at `index` of three, which have five tensors together.
+/// The metadata of part `index` of three, which have five tensors together.
 fn part(index: u16) -> GgufBuilder {
     GgufBuilder::new().u16("split.no", index).u16("split.count", 3).i32("split.tensors.count", 5)
 }
@@ -23,7 +23,7 @@ fn tensor(part: GgufBuilder, name: &str) -> GgufBuilder {
     part.tensor(name, tensor_type::F32, &[8, 2], 64)
 }
 
-/// A sound model: metadata alone in the first part, as some splitters do, then three and two tensors.
+/// A valid model. As with some splitters, the first part has only metadata. The others have three and two tensors.
 fn parts() -> [GgufBuilder; 3] {
     let first = part(0).str("general.architecture", "qwen3moe").str("general.name", "tiny");
     let second = ["a", "b", "c"].into_iter().fold(part(1), tensor);
@@ -39,7 +39,7 @@ fn write(parts: &[GgufBuilder; 3]) -> TempDir {
     folder
 }
 
-/// Replaces one part of the sound model and says why the model does not open, whichever part is named.
+/// Replaces one part of the valid model. Asserts the error, whichever part is opened.
 #[track_caller]
 fn assert_refused(number: usize, replacement: GgufBuilder, parts_of_message: &[&str]) {
     let mut parts = parts();
@@ -77,7 +77,7 @@ fn any_part_opens_the_whole() {
     }
 }
 
-/// Download caches keep files under their hashes and give them their names by links.
+/// Download caches store files under their hashes, and name them by links.
 #[cfg(unix)]
 #[test]
 fn parts_behind_links_open() {

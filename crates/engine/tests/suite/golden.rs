@@ -1,4 +1,4 @@
-//! Logits against code we did not write: Hugging Face transformers in f32, and llama.cpp.
+//! Logits compared with other programs: Hugging Face transformers in f32, and llama.cpp.
 
 use forebay_engine::Precision;
 use forebay_testing::{assert_same_bits, relative_error};
@@ -12,9 +12,9 @@ use crate::common::models::{
     options, random_tokens, tiny_models, trained,
 };
 
-/// Among them: V2's router, which chooses groups by their best expert, where the tiny V3 does so by the best two;
+/// The models include V2's router, which ranks groups by their best expert (the tiny V3's by the best two);
 /// GLM-4.7-Flash, made of DeepSeek's parts; MXFP4 experts in a context of several windows; layers that predict further
-/// tokens, which are skipped; a file from before latent attention had a form of its own.
+/// tokens, which are skipped; and a file older than the separate form of latent attention.
 #[test]
 fn exact_logits_of_the_tiny_models_equal_those_of_others() {
     for (model, reference) in tiny_models() {
@@ -23,7 +23,7 @@ fn exact_logits_of_the_tiny_models_equal_those_of_others() {
     }
 }
 
-/// But for one whose weights are quantised: there activations are rounded, too, and much more than keys and values.
+/// Except for a model with quantised weights. There activations are rounded, too, and much more than keys and values.
 #[test]
 fn logits_of_the_tiny_models_are_close_by_default() {
     for (model, _) in tiny_models().into_iter().filter(|(model, _)| !model.ends_with("gpt_oss-mxfp4")) {
@@ -45,7 +45,7 @@ fn fast_logits_of_the_demo_model_are_close_to_those_of_llama_cpp() {
     assert!(error < 3e-2, "relative error {error}");
 }
 
-/// A trained model of each of these families, in all containers.
+/// A trained model of each of these families, in all file formats.
 const TRAINED: [&str; 2] = ["tales-qwen35moe", "tales-deepseek_v3"];
 
 #[test]
@@ -66,7 +66,7 @@ fn logits_of_trained_models_are_those_of_others() {
     }
 }
 
-/// Older GGUF files of Qwen3-Next have queries, keys, values and gates in one matrix, as checkpoints do.
+/// Older GGUF files of Qwen3-Next have queries, keys, values and gates in one matrix, as the original checkpoints do.
 #[test]
 fn projections_in_one_matrix_give_the_bits_of_those_in_two() {
     let path = data("golden/qwen3next.gguf");
@@ -91,7 +91,7 @@ fn projections_in_one_matrix_give_the_bits_of_those_in_two() {
     assert_same_bits(&older, &newer, "one matrix");
 }
 
-/// Converters may write queries, keys and values as one tensor, and their biases as one or as three.
+/// Converters may write queries, keys and values as one tensor, and their biases as one tensor or three.
 #[test]
 fn queries_keys_and_values_in_one_tensor_give_the_bits_of_those_in_three() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ fn queries_keys_and_values_in_one_tensor_give_the_bits_of_those_in_three() {
     assert_eq!(families, 14);
 }
 
-/// The file with `attn_q`, `attn_k` and `attn_v` joined, where it has all three: their weights, their biases, or both.
+/// The file with `attn_q`, `attn_k` and `attn_v` joined where all three exist: their weights, their biases, or both.
 fn fused(mut file: GgufBuilder, kinds: &[&str]) -> Option<GgufBuilder> {
     let mut joined = 0;
     for name in file.names() {
@@ -135,8 +135,8 @@ fn fused(mut file: GgufBuilder, kinds: &[&str]) -> Option<GgufBuilder> {
     (joined > 0).then_some(file)
 }
 
-/// Converters write a scale beside each NVFP4 matrix, one for each expert beside a stack of them, and another for
-/// activations, which counts for nothing here.
+/// Converters write a scale for each NVFP4 matrix, or one for each expert of a stack. The second scale is for
+/// activations and is ignored here.
 #[test]
 fn scales_beside_nvfp4_matrices_multiply_their_weights() {
     let folder = tempfile::tempdir().unwrap();
@@ -185,15 +185,16 @@ fn scales_beside_nvfp4_matrices_multiply_their_weights() {
     }
 }
 
-/// Random NVFP4 blocks in place of a tensor's weights, and the f32 weights that they stand for: 64 weights have four
-/// scales (E4M3 without sign) and then four times 16 codes (E2M1), of which a byte holds the first and the ninth, and so on.
+/// Replaces a tensor's weights by random NVFP4 blocks, and returns the f32 weights that they stand for. 64 weights have
+/// four scales (E4M3 without sign) and then four times 16 codes (E2M1). One byte holds the first and the ninth code,
+/// and so on.
 fn nvfp4(tensor: &Tensor, scales: &[f32], random: &mut ChaCha8Rng) -> (Vec<u8>, Vec<u8>) {
     const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let count = tensor.dims.iter().product::<u64>() as usize;
     let (mut blocks, mut weights) = (Vec::new(), vec![0.0f32; count]);
     for (i, block) in weights.chunks_exact_mut(64).enumerate() {
         let matrix_scale = scales[i * 64 * scales.len() / count];
-        // From 1/32 to 1/8: rows of some 64 weights keep activations in range.
+        // Scales from 1/32 to 1/8: rows of some 64 weights keep activations in range.
         let scale_bytes: [u8; 4] = std::array::from_fn(|_| (2 << 3) + (random.next_u32() % 16) as u8);
         blocks.extend(scale_bytes);
         for (group, byte) in block.chunks_exact_mut(16).zip(scale_bytes) {

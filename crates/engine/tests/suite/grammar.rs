@@ -1,4 +1,4 @@
-//! Answers that must be something: whatever the model would rather write, they are.
+//! Grammars: answers satisfy them, whatever the model would prefer.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ fn greedy() -> SamplingParams {
     SamplingParams { temperature: 0.0, ..SamplingParams::default() }
 }
 
-/// Nearly all tokens are about as likely.
+/// Makes nearly all tokens about equally likely.
 fn wild(seed: u64) -> SamplingParams {
     SamplingParams {
         temperature: 5.0,
@@ -41,7 +41,7 @@ fn token(text: &str) -> TokenId {
     TokenId(TOKENS.iter().position(|t| *t == text).unwrap() as u32)
 }
 
-/// Texts are short and numbers have an end, so that every answer comes to one.
+/// Strings are short and numbers are bounded, so that every answer ends.
 fn schemas() -> Vec<Value> {
     let text = json!({ "type": "string", "maxLength": 6 });
     let object = |properties: Value, required: &[&str]| json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false });
@@ -105,7 +105,7 @@ fn what_only_annotates_a_schema_is_accepted() {
         Grammar::lark(&DEMO, &format!("start: \"a\" %json {schema}"))
             .unwrap_or_else(|e| panic!("{schema}: {e}"));
     }
-    // A number in a text, as libraries write large integers and decimals, is one.
+    // A number in a string, as libraries write large integers and decimals.
     let decimal = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$";
     for (schema, signs) in [
         (json!({ "type": "string", "format": "int64" }), "-"),
@@ -139,7 +139,7 @@ fn fields_come_in_the_order_of_the_schema() {
     }
 }
 
-/// A bias for what closes JSON.
+/// A bias for characters that close JSON.
 fn ends_of_json() -> Vec<(TokenId, f32)> {
     ["}", "\"", "]"].iter().filter_map(|text| DEMO.tokenizer().find(text)).map(|t| (t, 100.0)).collect()
 }
@@ -156,7 +156,7 @@ fn an_object_is_any_object_and_nothing_else() {
     }
 }
 
-/// A weak model would go on with blanks for ever.
+/// A weak model would continue with blanks for ever.
 #[test]
 fn blanks_are_limited() {
     let blanks: Vec<(TokenId, f32)> = (0..DEMO.vocab_size() as u32)
@@ -186,12 +186,12 @@ fn lengths_and_stop_strings_end_an_answer_as_ever() {
     assert_eq!(whole.text, "\"a long text to be written\"");
     let cut = answer(&DEMO, &request.clone().max_tokens(3)).unwrap();
     assert_eq!((cut.finish_reason, cut.tokens.len()), (FinishReason::Length, 3));
-    // The last token of the grammar and the last that was asked for: it is whole.
+    // The last token of the grammar is also the last allowed token, so the answer is complete.
     let exact = answer(&DEMO, &request.clone().max_tokens(whole.tokens.len())).unwrap();
     assert_eq!(exact.finish_reason, FinishReason::Stop);
     let stopped = answer(&DEMO, &request.clone().stop(vec![" to be".into()])).unwrap();
     assert_eq!((stopped.finish_reason, stopped.text.as_str()), (FinishReason::Stop, "\"a long text"));
-    // What ends with the grammar ends although end tokens are never chosen.
+    // An answer ends with its grammar even if end tokens are never chosen.
     let ignoring = answer(&DEMO, &request.ignore_end(true)).unwrap();
     assert_eq!((ignoring.finish_reason, ignoring.tokens), (FinishReason::Stop, whole.tokens));
 }
@@ -200,7 +200,7 @@ fn lengths_and_stop_strings_end_an_answer_as_ever() {
 fn the_end_is_allowed_exactly_where_the_grammar_is_complete() {
     let end = |bias| SamplingParams { logit_bias: vec![(token("<end>"), bias)], ..greedy() };
     let grammar = Grammar::lark(&TINY, "start: /[ab]{3,}/").unwrap();
-    // A model that wants to end can do so after three characters.
+    // A model that prefers to end can do so after three characters.
     let soon = answer(&TINY, &request(&TINY, grammar.clone(), end(1e6))).unwrap();
     assert_eq!(soon.finish_reason, FinishReason::Stop);
     assert!((3..5).contains(&soon.text.len()), "{}", soon.text);
@@ -246,7 +246,7 @@ fn control_tokens_are_no_text_but_can_be_named() {
 fn a_grammar_that_the_vocabulary_cannot_spell_is_an_error() {
     let error = Grammar::json_object(&TINY).unwrap_err();
     assert!(matches!(&error, Error::Invalid(m) if m.contains("no text")), "{error}");
-    // Here it shows only when the answer is under way.
+    // This error shows only during the answer.
     let grammar = Grammar::lark(&TINY, r#"start: "abc" "x""#).unwrap();
     let error = answer(&TINY, &request(&TINY, grammar, greedy())).unwrap_err();
     assert!(matches!(&error, Error::Invalid(m) if m.contains("after \"abc\"")), "{error}");
@@ -282,7 +282,7 @@ fn probabilities_are_the_models_own() {
     let tokens: Vec<TokenId> = answer.logprobs.iter().map(|scored| scored.token).collect();
     assert_eq!(tokens, answer.tokens);
     assert_eq!(order[0], format!("token {}", tokens[0].0));
-    // What the model says after the same tokens, without a grammar.
+    // The model's output after the same tokens, without a grammar.
     let mut session = DEMO.session();
     let mut context = request.prompt.clone();
     for scored in &answer.logprobs {
@@ -352,7 +352,7 @@ fn what_is_wrong_in_a_schema_is_named() {
     Grammar::json_schema(&DEMO, &json!(true)).unwrap();
 }
 
-/// What would explode, overflow the stack or take for ever is refused, or is quick.
+/// Grammars that would explode, overflow the stack or take for ever are refused or compile quickly.
 #[test]
 fn hostile_grammars_end_soon() {
     let nested = |depth: usize, around: &dyn Fn(Value) -> Value| {
@@ -370,7 +370,7 @@ fn hostile_grammars_end_soon() {
         json!({ "anyOf": [object(format!("a{i}")), object(format!("b{i}"))] })
     };
     let refused = [
-        // Not by `json!`, which would walk through all of it.
+        // Not with `json!`, which would recurse through all of it.
         nested(5000, &|inner| Value::Object([("items".to_owned(), inner)].into_iter().collect())),
         nested(5000, &|inner| Value::Array(vec![inner])),
         chain(5000, &|link| link),
@@ -387,7 +387,7 @@ fn hostile_grammars_end_soon() {
         let error = Grammar::json_schema(&DEMO, &schema).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
         assert!(start.elapsed() < Duration::from_secs(60), "{error}");
-        // Taking apart what is nested so deeply would overflow the stack as well.
+        // Dropping a value nested this deeply would overflow the stack as well.
         std::mem::forget(schema);
     }
     let quick = [
@@ -429,7 +429,7 @@ fn hostile_grammars_end_soon() {
     let nest = |depth: usize| format!("start: {}\"a\"{}", "(".repeat(depth), ")".repeat(depth));
     for source in [rules(3000), rules(16_000), terminals, nest(100_000), "x".repeat(300_000)] {
         let start = Instant::now();
-        // Either answer is one.
+        // Both outcomes are fine.
         if let Err(error) = Grammar::lark(&DEMO, &source) {
             assert!(matches!(error, Error::Invalid(_)), "{error}");
         }

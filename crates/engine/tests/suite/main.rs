@@ -1,4 +1,5 @@
-//! The engine's tests through its public surface. One program, since every program more is linked with all of it.
+//! The engine's tests through its public interface. They are one program, because each further program would be linked
+//! with the whole engine.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! What conversations hold counts.
+//! Conversations' memory counts against the budget.
 
 use forebay_engine::{Error, Options, Purpose};
 use forebay_testing::assert_same_bits;
@@ -40,7 +40,7 @@ fn the_ledger_says_what_memory_is_used_for() {
     assert_eq!(total(), plan.total() - plan.kv, "everything was given back");
 }
 
-/// The plan sets memory aside for one conversation. Others take expert slots, and give them back.
+/// The plan reserves memory for one conversation. Others take expert slots, and return them.
 fn conversations_beyond_the_plan_take_expert_slots() {
     let engine = engine_with_slots(8 << 20, Options::default());
     let planned = engine.plan().slot_bytes;
@@ -52,7 +52,7 @@ fn conversations_beyond_the_plan_take_expert_slots() {
     let mut second = engine.session();
     second.extend(&tokens).unwrap();
     let taken = planned - engine.slot_bytes();
-    // What is too little for one more slot of each class is used first.
+    // The remainder that is too small for another slot of each class is used first.
     let unused = engine.plan().budget - engine.plan().total();
     let needed = 1000 * engine.traffic().position;
     assert!(taken + unused >= needed, "{taken} bytes taken and {unused} unused for {needed}");
@@ -90,7 +90,7 @@ fn forks_take_memory_only_for_what_is_their_own() {
     let tokens = random_tokens(1000, 4096, 17);
     let mut first = engine.session();
     first.extend(&tokens).unwrap();
-    // Each has a page of its own; eight copies would take eight thousand positions.
+    // Each fork has one page of its own; eight copies would take eight thousand positions.
     let mut forks: Vec<_> = (0..8).map(|_| first.fork().unwrap()).collect();
     for (i, fork) in forks.iter_mut().enumerate() {
         fork.push(tokens[i]).unwrap();
@@ -98,7 +98,7 @@ fn forks_take_memory_only_for_what_is_their_own() {
     let taken = planned - engine.slot_bytes();
     let pages = 8 * 64 * engine.traffic().position;
     assert!(taken > 0 && taken <= 2 * pages, "{taken} bytes for {pages} of pages");
-    // What is shared counts for as long as one has it.
+    // Shared memory counts until the last owner drops it.
     drop(first);
     let mut another = engine.session();
     another.extend(&tokens[..1000]).unwrap();

@@ -1,4 +1,4 @@
-//! Those who find no room beside others wait, and lose nothing.
+//! Requests without enough memory wait, and lose nothing.
 
 use forebay_engine::{
     Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Grammar, Options, PrefixOptions, Request, Result,
@@ -22,7 +22,7 @@ fn memory_that_does_not_suffice_for_all_delays_and_changes_nothing() {
 }
 
 fn the_last_ones_give_way(engine: &Engine) {
-    // The first two grow too large for each other while they write; for the third there is no room from the start.
+    // The first two grow until they do not fit together; the third does not fit from the start.
     let requests = [(300, 400), (300, 390), (700, 20)]
         .map(|(tokens, most)| request(&random_tokens(tokens, 4096, 40 + most as u64), most, 1));
     let expected = requests.each_ref().map(|request| alone(engine, request));
@@ -50,7 +50,7 @@ fn the_last_ones_give_way(engine: &Engine) {
     }
 }
 
-/// Two requests wait for a prompt, and for each other's, that has to make room for an older one.
+/// Two requests wait for a prompt, and for each other's. The prompt's request must give its memory to an older one.
 fn who_waits_for_a_prompt_that_gives_way_is_answered(engine: &Engine) {
     let shared = random_tokens(900, 4096, 70);
     let old = request(&random_tokens(800, 4096, 71), 20, 1);
@@ -90,7 +90,7 @@ fn who_finds_no_room_alone_is_told(engine: &Engine) {
     let slots = engine.slot_bytes();
     let mut crowd = Crowd::new(engine, CrowdOptions::new(4));
     let fits = request(&random_tokens(300, 4096, 60), 10, 1);
-    // Somebody else has the memory.
+    // Another session holds the memory.
     let mut other = engine.session();
     other.extend(&random_tokens(1000, 4096, 61)).unwrap();
     let ears = [add(&mut crowd, &request(&random_tokens(1000, 4096, 62), 10, 1)), add(&mut crowd, &fits)];
@@ -104,7 +104,7 @@ fn who_finds_no_room_alone_is_told(engine: &Engine) {
     assert_eq!(engine.slot_bytes(), slots, "all was given back");
 }
 
-/// A request whose answer follows a grammar, of which every answer has states of its own.
+/// A request with a grammar, whose state each answer keeps separately.
 fn by_schema(engine: &Engine, i: u64) -> Result<Request> {
     let field =
         |n: u64| (format!("f{i}{n}"), json!({ "type": "string", "pattern": "^([a-z]{1,9} ?){3,9}$" }));
@@ -115,7 +115,7 @@ fn by_schema(engine: &Engine, i: u64) -> Result<Request> {
     Ok(request(&random_tokens(100, 4096, 80 + i), 40, i).grammar(Some(grammar)))
 }
 
-/// Requests that wait hold their grammars. However many there are, memory is left to answer them.
+/// Waiting requests hold their grammars. However many there are, memory is left to answer them.
 fn grammars_that_grow_wait_for_each_other(engine: &Engine) {
     let mut requests: Vec<Request> = Vec::new();
     let refusal = loop {

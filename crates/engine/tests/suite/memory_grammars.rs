@@ -1,4 +1,4 @@
-//! What grammars hold counts.
+//! Grammars' memory counts against the budget.
 
 use forebay_engine::{Error, Grammar, Options, Request};
 use serde_json::json;
@@ -13,7 +13,7 @@ fn grammars_share_the_budget_with_experts() {
     let engine = engine_with_slots(12 << 20, options());
     let planned = engine.plan().slot_bytes;
     let tokens = random_tokens(engine.plan().reserved, 4096, 15);
-    // All that the plan has set aside.
+    // Everything that the plan reserved for conversations.
     let mut first = engine.session();
     first.extend(&tokens).unwrap();
     let schema = json!({ "type": "object", "properties": { "a": { "type": "string", "maxLength": 50 } } });
@@ -22,7 +22,7 @@ fn grammars_share_the_budget_with_experts() {
     let taken = before - engine.slot_bytes();
     assert!(taken >= used.kept as u64, "{taken} bytes counted, {} used", used.kept);
     assert!(taken < 3 * used.kept as u64 + (4 << 20), "{taken} bytes counted, {} used", used.kept);
-    // The vocabulary is prepared once: another grammar takes less than the first.
+    // The vocabulary is prepared once, so a second grammar needs less than the first.
     let before = engine.slot_bytes();
     let another = Grammar::json_object(&engine).unwrap();
     assert!(before - engine.slot_bytes() < taken);
@@ -32,7 +32,7 @@ fn grammars_share_the_budget_with_experts() {
     drop(first);
     assert!(engine.slot_bytes() <= planned);
 
-    // Compiling takes many times what it makes. That counts as well, and is given back.
+    // Compiling needs much more memory than its result. That counts as well, and is returned.
     let field = |i: usize| {
         (format!("f{i}"), json!({ "type": "string", "pattern": format!("^a{{{}}}(b|c)*$", i % 50) }))
     };
@@ -46,7 +46,7 @@ fn grammars_share_the_budget_with_experts() {
     }
     assert_eq!(engine.slot_bytes(), before);
 
-    // Where there is no room, that is said, and what goes on without a grammar goes on.
+    // If there is not enough memory, the error says so, and answers without a grammar still work.
     let engine = engine_with_slots(2 << 20, options());
     let mut first = engine.session();
     first.extend(&tokens).unwrap();

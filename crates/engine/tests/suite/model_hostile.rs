@@ -1,4 +1,4 @@
-//! Damaged models never panic the engine, and never make it allocate much more than the file has bytes.
+//! Damaged models never make the engine panic, or allocate much more than the file has bytes.
 
 use std::path::Path;
 
@@ -13,15 +13,15 @@ use crate::common::memory::measure;
 use crate::common::mutate::mutate;
 use crate::common::tiny_model::tiny_model;
 
-/// What a tiny model may take: its buffers are as many rows as a chunk has.
+/// What a tiny model may allocate: its buffers have one row for each token of a chunk.
 const MOST: usize = 64 << 20;
 
-/// All work is on the thread that measures it.
+/// Keeps all work on the thread that is measured.
 fn options(precision: Precision) -> Options {
     Options::default().threads(1).precision(precision)
 }
 
-/// Opens a model and, where that succeeds, computes a few tokens.
+/// Opens a model and, if that succeeds, computes a few tokens.
 fn run(path: &Path, precision: Precision) -> Result<()> {
     let engine = Engine::open(path, &options(precision))?;
     let _ = engine.template();
@@ -68,7 +68,7 @@ fn damaged_headers_are_refused_or_run() {
     assert!(refused > MUTATIONS / 4 && ran > MUTATIONS / 20, "{refused} refused, {ran} ran");
 }
 
-/// Numbers that the format allows and no model has. Random damage seldom gets past the format's own checks.
+/// Numbers that the format allows and no real model has. Random damage seldom gets past the format's own checks.
 #[test]
 fn extreme_settings_are_refused_or_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn extreme_settings_are_refused_or_run() {
     }
 }
 
-/// The same for the sizes of linear attention, set in the header of a model that has it.
+/// The same for the sizes of linear attention, in the header of a model that has it.
 #[test]
 fn extreme_sizes_of_linear_attention_are_refused_or_run() {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/qwen35moe.gguf");
@@ -127,7 +127,7 @@ fn extreme_sizes_of_linear_attention_are_refused_or_run() {
     for key in ["conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"] {
         let key = format!("qwen35moe.ssm.{key}");
         let place = sound.windows(key.len()).position(|window| window == key.as_bytes()).unwrap();
-        // After the key come the type and the value, four bytes each.
+        // The key is followed by the type and the value, four bytes each.
         let value_at = place + key.len() + 4;
         for value in [0, 1, 2, 3, 6, 32, 1 << 15, 1 << 24, 1 << 30, (1 << 30) + 1, u32::MAX] {
             let mut file = sound.clone();
@@ -138,13 +138,13 @@ fn extreme_sizes_of_linear_attention_are_refused_or_run() {
             refused += usize::from(result.is_err());
         }
     }
-    // Two key heads are what the model has.
+    // The model itself has two key heads.
     assert_eq!(refused, 54);
     std::fs::write(&path, &sound).unwrap();
     run(&path, Precision::Fast).unwrap();
 }
 
-/// The same for settings of the rotation, which end in frequencies that are not numbers at worst.
+/// The same for settings of rope, which in the worst case give frequencies that are NaN.
 #[test]
 fn extreme_rotations_are_refused_or_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -170,7 +170,7 @@ fn extreme_rotations_are_refused_or_run() {
     }
 }
 
-/// Weights that are not numbers make logits that are not numbers, and nothing worse.
+/// Weights that are NaN make logits that are NaN, and nothing worse.
 #[test]
 fn weights_of_any_bits_are_computed() {
     let sound = tiny_model(32).build();
@@ -196,7 +196,7 @@ fn weights_of_any_bits_are_computed() {
     }
 }
 
-/// The same for settings that only latent attention and groups of experts have.
+/// The same for settings that only latent attention and expert groups have.
 #[test]
 fn extreme_settings_of_latent_attention_are_refused_or_run() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/deepseek_v3");

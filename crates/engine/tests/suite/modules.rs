@@ -1,10 +1,10 @@
-//! The engine's top-level modules form no cycle, so that each can be read knowing only those below it.
+//! The engine's top-level modules form no cycle, so that each can be understood from those below it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each top-level module, and the modules that its code names. Tests inside modules do not count.
+/// Each top-level module, and the modules that its code uses. Unit tests do not count.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let root = fs::read_to_string(src.join("lib.rs")).unwrap();
@@ -30,7 +30,7 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     found
 }
 
-/// What the crate's root names again, and the module that it is from.
+/// Names that the crate's root re-exports, and the module that each comes from.
 fn reexported(root: &str, modules: &BTreeSet<String>) -> BTreeMap<String, String> {
     let mut names = BTreeMap::new();
     for statement in root.split("pub use ").skip(1) {
@@ -55,7 +55,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// A file without its comments and tests.
+/// A file's source without comments and tests.
 fn code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     let text = text.split("#[cfg(test)]\nmod ").next().unwrap();
@@ -90,7 +90,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// Modules that depend on each other, if there are any: the way from one of them back to it.
+/// A cycle of modules, if there is one: the path from one of them back to itself.
 fn cycle(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     fn visit(
         graph: &BTreeMap<String, BTreeSet<String>>,

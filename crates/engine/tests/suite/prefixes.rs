@@ -1,5 +1,5 @@
-//! What was computed is not computed again: conversations are found by their tokens, in memory and on disk, and give the
-//! bits of ones that were never kept.
+//! The prefix cache: conversations are found by their tokens, in memory and on disk, and continue with the same bits as
+//! if they had never been kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn open(family: &str) -> Engine {
     Engine::open(&file, &options(Precision::Fast).chunk(64)).unwrap()
 }
 
-/// Keeps as much as there is.
+/// Options with plenty of memory and disk.
 fn keeping(folder: Option<&Path>) -> PrefixOptions {
     PrefixOptions { memory: 1 << 40, folder: folder.map(Path::to_owned), disk: 1 << 40, gain: 8 }
 }
@@ -30,7 +30,7 @@ fn crowd(engine: &Engine, prefixes: PrefixOptions) -> Crowd {
     Crowd::new(engine, CrowdOptions { prefixes: Some(prefixes), ..CrowdOptions::new(4) })
 }
 
-/// Files of the cache, by what their names end with.
+/// The cache's files with this ending.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -58,7 +58,7 @@ fn twenty_turns_compute_only_what_is_new() {
             assert_same(&answer, &alone(&engine, &request), &format!("{family}, turn {turn}"));
             assert_eq!(answer.stats.reused_tokens, known, "{family}, turn {turn}");
             history = [&request.prompt[..], &answer.tokens].concat();
-            // The last token of an answer is chosen and not computed.
+            // The last token of an answer is chosen but not computed.
             known = history.len() - 1;
         }
         let meters = crowd.prefix_meters();
@@ -66,7 +66,7 @@ fn twenty_turns_compute_only_what_is_new() {
     }
 }
 
-/// Reasoning does not come back, so each prompt parts from what is kept where the last answer began.
+/// The next prompt lacks the reasoning, so it differs from the kept conversation where the last answer began.
 #[test]
 fn an_answer_that_comes_back_in_other_words_costs_no_more_than_itself() {
     for family in KEEPING {
@@ -79,7 +79,7 @@ fn an_answer_that_comes_back_in_other_words_costs_no_more_than_itself() {
             let known = if turn == 0 { 0 } else { history.len() - 7 };
             assert_eq!(answer.stats.reused_tokens, known, "{family}, turn {turn}");
             assert_same(&answer, &alone(&engine, &request), &format!("{family}, turn {turn}"));
-            // Three tokens of the answer are left, after one that it did not begin with, and a question.
+            // Three tokens of the answer, after a token that it did not begin with, and a question.
             let other = TokenId((answer.tokens[0].0 + 1) % 160);
             history.extend([other].iter().chain(&answer.tokens[6..]).chain(&random_tokens(
                 3,
@@ -106,7 +106,7 @@ fn conversations_share_their_system_prompt() {
             })
             .collect();
         assert_eq!(crowd.prefix_meters().entries, 4, "{family}: all are kept");
-        // Layers that cannot go back everywhere know after the second one where others part.
+        // Layers that can be rewound only to marks have a mark at the common beginning after the second prompt.
         let second = if matches!(family, "qwen35moe" | "gpt_oss") { reused[1] } else { 200 };
         assert_eq!(reused, [0, second, 200, 200], "{family}");
         if family == "qwen3moe" {
@@ -117,7 +117,7 @@ fn conversations_share_their_system_prompt() {
     }
 }
 
-/// Where a system prompt ends is seen from its tokens, so that already the second conversation shares it.
+/// The end of a system prompt is recognised by its tokens, so that the second conversation can share it.
 #[test]
 fn a_system_prompt_that_ends_with_a_control_token_is_shared_at_once() {
     let Some(model) = trained("tales-qwen35moe-Q4_K_M.gguf") else { return };
@@ -180,7 +180,7 @@ fn a_restart_goes_on_from_disk() {
         let meters = crowd.prefix_meters();
         assert_eq!((meters.entries, meters.disk_entries), (0, 1), "{family}");
         assert!(meters.disk_bytes > 0);
-        // Both at once: the file is read for one of them.
+        // Both at once: the file is read for only one of them.
         let ears = [&next, &other].map(|request| add(&mut crowd, request));
         finish(&mut crowd);
         let [went_on, parted] = ears.map(|ear| ear.answer());
@@ -191,7 +191,7 @@ fn a_restart_goes_on_from_disk() {
         let meters = crowd.prefix_meters();
         assert!(meters.loads >= 1 && meters.failures == 0, "{family}: {meters:?}");
 
-        // What is longer replaces what was there.
+        // A longer conversation replaces the shorter one.
         crowd.save_prefixes();
         drop(crowd);
         let engine = open(family);
@@ -236,7 +236,7 @@ fn limits_hold_and_the_oldest_leave() {
         ask_all(&mut crowd, seed..seed + 1);
         let meters = crowd.prefix_meters();
         assert!(meters.bytes <= 2 * bytes + bytes / 2 && meters.disk_bytes <= 4 * bytes, "{meters:?}");
-        // Writing takes its time, and if it took too long, others would not be written.
+        // Writing takes a while. If it took too long, some conversations would not be written.
         let start = Instant::now();
         while crowd.prefix_meters().writes < meters.evictions {
             assert!(start.elapsed() < Duration::from_secs(60), "nothing is written");
@@ -247,7 +247,7 @@ fn limits_hold_and_the_oldest_leave() {
     let meters = crowd.prefix_meters();
     assert_eq!((meters.entries, meters.evictions, meters.writes), (2, 8, 8), "{meters:?}");
     assert!(meters.disk_entries >= 2, "{meters:?}");
-    // The newest are there, the oldest are not.
+    // The newest are kept, the oldest are not.
     let known = |crowd: &mut Crowd, seed| {
         ask(crowd, &request(&random_tokens(130, 160, seed), 5, 1)).stats.reused_tokens
     };
@@ -275,7 +275,7 @@ fn the_limit_holds_for_all_models_together() {
     keep("qwen3moe", 1 << 40, 70..74);
     let before: u64 = sizes().iter().sum();
     assert_eq!(sizes().len(), 4);
-    // Another model's conversations take the place of the oldest ones.
+    // Another model's conversations replace the oldest ones.
     keep("qwen35moe", before, 80..82);
     let (sizes, models) = (sizes(), fs::read_dir(folder.path()).unwrap().count());
     assert!(sizes.iter().sum::<u64>() <= before, "{sizes:?}, and {before} were allowed");
@@ -328,7 +328,7 @@ fn conversations_are_their_owners_alone() {
     save("qwen35moe");
     assert_eq!(all().len(), 7, "two files, two locks, their folders and the one of both");
     check();
-    // What was there before, of this model and of another one, and a conversation whose name says not whose it is.
+    // Older files of this model and of another one, and a file whose name has no tenant.
     let [file, _] = &files(&folder, ".conversation")[..] else { panic!("there are two files") };
     let nobodys = file.with_file_name("0123456789abcdef.conversation");
     fs::copy(file, &nobodys).unwrap();
@@ -341,7 +341,7 @@ fn conversations_are_their_owners_alone() {
     assert_eq!(meters.map(|meters| (meters.disk_entries, meters.failures)), [(1, 0), (1, 0)]);
     assert!(!nobodys.exists());
     check();
-    // And what is saved by name.
+    // A conversation that the user saves.
     let path = cache.path().join("saved");
     let mut session = open("qwen3moe").session();
     session.extend(&random_tokens(10, 160, 18)).unwrap();
@@ -369,7 +369,7 @@ fn a_disk_that_cannot_be_written_costs_nothing_but_the_cache() {
     let again = ask(&mut crowd, &request);
     assert_same(&again, &answer, "after a write that failed");
     assert_eq!(again.stats.reused_tokens, 99, "memory serves");
-    // A folder that cannot be made, and one that another crowd uses.
+    // A folder that cannot be created, and one that another crowd uses.
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
@@ -430,7 +430,7 @@ fn damaged_and_foreign_files_are_removed_and_never_believed() {
     assert_eq!(answer.stats.reused_tokens, 100);
 }
 
-/// One request waits for a file, and another for that request's prompt. The file cannot be used.
+/// One request waits for a file, and another for that request's prompt. Then the file turns out to be unusable.
 #[test]
 fn who_loses_the_file_it_waited_for_does_not_wait_for_its_own_follower() {
     let folder = tempfile::tempdir().unwrap();
@@ -453,7 +453,7 @@ fn who_loses_the_file_it_waited_for_does_not_wait_for_its_own_follower() {
     assert_eq!(crowd.prefix_meters().failures, 1);
 }
 
-/// A pipe in place of the file: whoever reads it waits until somebody writes to it.
+/// A pipe instead of the file: reading it blocks until the test writes to it.
 #[cfg(unix)]
 #[test]
 fn while_all_wait_for_a_file_steps_rest() {
@@ -472,10 +472,10 @@ fn while_all_wait_for_a_file_steps_rest() {
     let start = Instant::now();
     let written: Vec<usize> = (0..5).map(|_| crowd.step(&Cancel::default()).unwrap()).collect();
     let (rested, idle) = (start.elapsed(), crowd.idle_steps());
-    // Before anything is asserted, since whoever drops the crowd waits for the file.
+    // Written before any assertion, because dropping the crowd waits for the file.
     drop(fs::OpenOptions::new().write(true).open(path).unwrap());
     assert_eq!((written, idle), (vec![0; 5], 5));
-    // A lower bound: each of them waits for 20 ms, and no machine is too slow for that.
+    // A lower bound: each idle step waits 20 ms, on any machine.
     assert!(rested >= Duration::from_millis(100), "{rested:?}");
     finish(&mut crowd);
     assert_same(&ear.answer(), &alone(&engine, &request), "after all");
@@ -483,7 +483,7 @@ fn while_all_wait_for_a_file_steps_rest() {
 
 const FOLDER: &str = "FOREBAY_TEST_PREFIXES";
 
-/// A process that writes conversations is killed at many moments; the next one finds whole files or none.
+/// A process that writes conversations is killed at many moments. The next one finds complete files or none.
 #[test]
 fn killing_a_writer_leaves_a_clean_start() {
     let folder = tempfile::tempdir().unwrap();
@@ -528,13 +528,13 @@ fn written(i: usize) -> forebay_engine::Request {
     request(&random_tokens(200, 160, 80 + i as u64), 2, 1)
 }
 
-/// The part of the test above that is the other process.
+/// The child process of the test above.
 #[test]
 fn writes_until_it_is_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let engine = open("qwen3moe");
     for generation in 0.. {
-        // A memory of nothing: what is answered is written at once.
+        // No memory for the cache: each conversation is written at once.
         let prefixes = PrefixOptions { memory: 0, ..keeping(Some(Path::new(&folder))) };
         let mut crowd = crowd(&engine, prefixes);
         for i in 0..WRITTEN {

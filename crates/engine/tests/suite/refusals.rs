@@ -1,4 +1,4 @@
-//! What cannot be run is refused before it is loaded, in words that name the file, the key or the tensor.
+//! Models that cannot run are refused before they are loaded, with an error that names the file, the key or the tensor.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn open_with(file: &[u8], options: &Options) -> Result<Engine> {
     Engine::open(&path, options)
 }
 
-/// The refusal of a file that is not what it should be.
+/// The error of a damaged file.
 fn damaged(file: &GgufBuilder) -> String {
     match open_with(&file.build(), &options()) {
         Err(error @ Error::Format { .. }) => with_path(&error),
@@ -32,7 +32,7 @@ fn damaged(file: &GgufBuilder) -> String {
     }
 }
 
-/// The refusal of a sound file that holds something unsupported.
+/// The error of a valid file with something unsupported.
 fn unsupported(file: &GgufBuilder) -> String {
     match open_with(&file.build(), &options()) {
         Err(error @ Error::Unsupported(_)) => with_path(&error),
@@ -53,7 +53,7 @@ fn assert_says(message: &str, parts: &[&str]) {
     }
 }
 
-/// The model with a key set to another number.
+/// The model with another value of one key.
 fn with_count(key: &str, value: u32) -> GgufBuilder {
     let key = format!("qwen3moe.{key}");
     tiny_model(HIDDEN).without(&key).u32(&key, value)
@@ -233,7 +233,7 @@ fn layers_that_predict_further_tokens_are_skipped() {
     assert_says(&damaged(&further(LAYERS as u32 + 1)), &["nextn_predict_layers", "no layers"]);
 }
 
-/// Converters write layers that predict further tokens to a file of their own, too: `mtp-NAME.gguf`.
+/// Converters also write layers that predict further tokens to a separate file: `mtp-NAME.gguf`.
 #[test]
 fn drafts_for_speculative_decoding_are_refused_by_name() {
     let mut draft = tiny_model(HIDDEN).u32("qwen3moe.nextn_predict_layers", 1);
@@ -265,7 +265,7 @@ fn scales_that_do_not_fit_their_matrix_are_refused() {
     assert_says(&with("blk.0.attn_q.scale", tensor_type::BF16, 1, 2), &["blk.0.attn_q.scale", "BF16", "F32"]);
     let name = "blk.1.ffn_up_exps.scale";
     assert_says(&with(name, tensor_type::F32, 1, 4), &[name, "[1]", &format!("needs {EXPERTS}")]);
-    // A scale without its matrix is a tensor that nobody asked for.
+    // A scale without its matrix is an unknown tensor.
     let lonely = file.clone().tensor("blk.0.attn_norm.scale", tensor_type::F32, &[1], 4);
     assert_says(&unsupported(&lonely), &["blk.0.attn_norm.scale", "not known"]);
 }
@@ -313,7 +313,7 @@ fn a_context_that_memory_cannot_hold_is_refused_with_both_numbers() {
             assert_says(&error.to_string(), &["context of 1073741824 tokens 128.0 GiB", "shorter context"]);
         }
         Err(other) => panic!("{other:?}"),
-        // A machine may well have that much, or not tell.
+        // A machine may have that much memory, or not report how much it has.
         Ok(engine) => {
             assert_eq!(engine.plan().kv, kv);
             assert!(Machine::now().available.is_none_or(|bytes| bytes > kv));

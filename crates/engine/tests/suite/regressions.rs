@@ -1,4 +1,4 @@
-//! What the fuzz targets found stays fixed: each input is an error or works, and never a panic.
+//! Inputs that the fuzz targets found: each is an error or works, and never a panic.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use forebay_engine::chat::{ChatTemplate, Message, RenderOptions};
 use forebay_engine::internals::format::gguf;
 use forebay_engine::tokenizer::{EncodeOptions, Tokenizer};
 
-/// Runs `check` on every input of a target.
+/// Runs `check` on every input of a fuzz target.
 fn each(target: &str, check: impl Fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/regressions").join(target);
     let mut seen = 0;

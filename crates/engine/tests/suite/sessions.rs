@@ -1,5 +1,5 @@
-//! A conversation keeps what it has computed, gives the bits of a fresh one whatever happened before, and
-//! survives every error.
+//! A session keeps what it has computed, gives the bits of a new session whatever happened before, and remains usable
+//! after every error.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,12 +22,12 @@ fn tokens(count: usize) -> Vec<TokenId> {
     random_tokens(count, 160, 11)
 }
 
-/// Another token. The same one would hide that its predecessor was not forgotten.
+/// Another token. The same token would hide that its predecessor was not removed.
 fn other_than(token: TokenId) -> TokenId {
     TokenId((token.0 + 1) % 160)
 }
 
-/// The session's logits are those of a session that never saw anything else.
+/// Asserts that the logits are those of a new session.
 fn assert_as_fresh(session: &Session, what: &str) {
     let mut fresh = session.engine().session();
     fresh.extend(session.tokens()).unwrap();
@@ -49,7 +49,7 @@ fn only_what_follows_the_longest_common_prefix_is_computed() {
         ("the same again", &story[..80], 80, 0),
         ("a longer one", &story[..100], 80, 20),
         ("another end", &branch, 70, 30),
-        // The last token is computed again, because only the logits after the very last one are kept.
+        // The last token is computed again, because only the logits after the very last token are kept.
         ("back to a prefix", &story[..65], 64, 1),
         ("forward again", &branch, 65, 35),
         ("back to the first token", &story[..1], 0, 1),
@@ -159,7 +159,7 @@ fn another_thread_can_stop_a_long_prompt() {
         cancel.cancel();
         stopped.send(()).unwrap();
     });
-    // The next chunk is under way when it is stopped; a thread that is late is waited for, long before the last chunk.
+    // The next chunk is in progress when it is cancelled. The cancelling thread has until the last chunk.
     let mut chunks = 0;
     let mut progress = |meter: &PromptMeter| {
         chunks = meter.read().done as usize / 32;
@@ -174,7 +174,7 @@ fn another_thread_can_stop_a_long_prompt() {
     assert!(chunks <= 3, "{chunks} chunks were computed");
     stopper.join().unwrap();
 
-    // Whole chunks are kept, and nothing of the one that was interrupted.
+    // Complete chunks are kept, and nothing of the interrupted one.
     let held = session.tokens().len();
     assert!(held >= 32 && held.is_multiple_of(32) && held < story.len(), "{held} tokens are held");
     assert!(matches!(session.push(story[0]), Err(Error::Cancelled)), "the request to stop holds");
@@ -199,7 +199,7 @@ fn a_cancelled_token_changes_nothing() {
     assert_as_fresh(&session, "after another token");
 }
 
-/// The logits of a chunk are computed when all its layers have remembered it already.
+/// A chunk's logits are computed after all its layers have stored their states.
 #[test]
 fn a_chunk_that_is_cancelled_at_its_end_is_forgotten() {
     let engine = open(Options::default().chunk(32));
@@ -260,7 +260,7 @@ fn sessions_in_two_threads_do_not_disturb_each_other() {
     }
 }
 
-/// Four conversations of different lengths take steps together: two read prompts, two write.
+/// Four conversations of different lengths take steps together: two process prompts, two generate.
 #[test]
 fn conversations_that_step_together_give_the_bits_of_each_alone() {
     for family in KEEPING {
@@ -332,7 +332,7 @@ fn a_step_that_fails_changes_no_conversation() {
     let mut stranger = open(Options::default()).session();
     let mut turns = [Turn { session: &mut stranger, tokens: &story[..1], logits: false, marks: &[] }];
     assert!(engine.step(&mut turns, &Cancel::default()).is_err());
-    // One that is not finished changes nothing either.
+    // A step that is not finished changes nothing, either.
     let [a, b] = &mut sessions;
     let mut turns = [
         Turn { session: a, tokens: &story[10..14], logits: true, marks: &[] },
@@ -384,7 +384,7 @@ fn a_batch_that_is_cancelled_between_layers_leaves_no_trace() {
         let mut session = engine.session();
         session.extend(&story[..40]).unwrap();
         for (batch, last_layer) in [(1, 0), (1, 1), (20, 0), (20, 1)] {
-            // It is asked before each layer, and before the logits.
+            // The condition runs before each layer, and before the logits.
             let asked = AtomicUsize::new(0);
             session.obey(&Cancel::when(move || asked.fetch_add(1, Ordering::Relaxed) > last_layer));
             let held = session.tokens().to_vec();
@@ -404,7 +404,7 @@ fn a_batch_that_is_cancelled_between_layers_leaves_no_trace() {
     }
 }
 
-/// Reasoning is dropped from the history with the next turn, so that each prompt diverges where the last answer began.
+/// The next prompt lacks the reasoning, so it differs from the session where the last answer began.
 #[test]
 fn a_history_without_its_reasoning_costs_no_more_than_the_last_answer() {
     for family in KEEPING {
@@ -417,7 +417,7 @@ fn a_history_without_its_reasoning_costs_no_more_than_the_last_answer() {
             let prompt = [&history[..], &question].concat();
             let before = session.tokens().len();
             let extended = session.extend(&prompt).unwrap();
-            // What the last answer is without its reasoning, and the question.
+            // The last answer without its reasoning, and the question.
             let new = if turn == 0 { 4 } else { 3 + 4 };
             assert_eq!(
                 extended,
@@ -436,7 +436,7 @@ fn a_history_without_its_reasoning_costs_no_more_than_the_last_answer() {
     }
 }
 
-/// The same with a trained model's own template, whose recurrent layers cannot go back but to marks.
+/// The same with a trained model's own template, whose recurrent layers can be rewound only to marks.
 #[test]
 fn twenty_turns_of_a_trained_model_are_never_read_again() {
     let Some(model) = trained("tales-qwen35moe-Q4_K_M.gguf") else { return };
@@ -453,7 +453,7 @@ fn twenty_turns_of_a_trained_model_are_never_read_again() {
         let prompt = tokenizer.encode(&text, EncodeOptions { special: true, bos: Bos::Never }).unwrap();
         let held = session.tokens().len();
         let extended = session.extend(&prompt).unwrap();
-        // What is new in the prompt: the last answer without its reasoning, and the question.
+        // New in the prompt: the last answer without its reasoning, and the question.
         assert!(extended.computed <= prompt.len() - last_prompt, "turn {turn}: {extended:?}");
         assert!(turn == 0 || extended.reused < held, "turn {turn}: there was reasoning to forget");
         last_prompt = prompt.len();

@@ -1,5 +1,5 @@
-//! Conversations that are saved go on in another process as if nothing had happened; what is not a snapshot of this
-//! model is refused.
+//! Saved conversations continue in another process as if nothing had happened. Files that are not snapshots of this
+//! model are refused.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::common::models::{KEEPING, containers, data, options, random_tokens};
 
 const TOKENS: usize = 40;
 
-/// Where the other process finds what it needs.
+/// Tells the other process where the files are.
 const FOLDER: &str = "FOREBAY_TEST_SNAPSHOTS";
 
 const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
@@ -55,7 +55,7 @@ fn a_conversation_saved_anywhere_goes_on_in_another_process() {
     assert!(said.contains("all snapshots went on"), "{said}");
 }
 
-/// The part of the test above that is the other process.
+/// The child process of the test above.
 #[test]
 fn goes_on_where_the_other_process_stopped() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
@@ -138,7 +138,7 @@ fn a_damaged_snapshot_is_refused_by_name() {
         };
         assert!(message.contains("saved conversation"), "{what}: {message}");
     };
-    // The first bytes, the last, and many between.
+    // The first bytes, the last ones, and many between.
     let places = |len: usize| (0..300).chain((300..len - 300).step_by(977)).chain(len - 300..len);
     for at in places(whole.len()) {
         let mut damaged = whole.clone();
@@ -169,9 +169,9 @@ fn a_snapshot_of_another_model_or_precision_is_refused() {
         Err(other) => panic!("{what}: {other}"),
         Ok(_) => panic!("{what} took it"),
     };
-    refuse(&open("qwen3moe", Precision::Exact), "other precision");
+    refuse(&open("qwen3moe", Precision::Exact), "another precision");
     refuse(&open("mixtral", Precision::Fast), "another family");
-    // The same model with another last weight: its table and its settings are the same.
+    // The same model with a different last weight: its tensor table and settings are the same.
     let mut bytes = std::fs::read(data("golden/qwen3moe.gguf")).unwrap();
     let copy = folder.path().join("model.gguf");
     std::fs::write(&copy, &bytes).unwrap();
@@ -191,7 +191,7 @@ fn a_snapshot_that_cannot_be_written_leaves_the_old_one() {
     session.extend(&story()).unwrap();
     session.save(&path).unwrap();
     let before = std::fs::read(&path).unwrap();
-    // A file whose name is as long as names may be: the name of the temporary file beside it is longer.
+    // A file name of the maximum length: the name of the temporary file beside it would be too long.
     let path = folder.path().join("c".repeat(255));
     std::fs::write(&path, &before).unwrap();
     session.push(TokenId(1)).unwrap();

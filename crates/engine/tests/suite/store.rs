@@ -1,4 +1,4 @@
-//! The expert store over drives that are slow, short, failing and silent.
+//! The expert store with drives that are slow, short, failing or silent.
 
 use std::io;
 use std::path::Path;
@@ -16,12 +16,12 @@ use forebay_engine::internals::format::FileIdx;
 use forebay_engine::{Error, ExpertIdx, LayerIdx};
 use forebay_kernels::DType;
 
-/// Rows of F32 with one column in each part of an expert.
+/// Rows of F32 with one column, in each part of an expert.
 const ROWS: [usize; 3] = [300, 700, 500];
 const EXPERTS: usize = 8;
 const LAYERS: usize = 3;
 
-/// A drive of one file whose bytes tell where they are from, and which can misbehave.
+/// A drive with one file whose bytes encode their position, and which can misbehave.
 #[derive(Default)]
 struct Drive {
     /// Reads at and after this offset fail.
@@ -29,7 +29,7 @@ struct Drive {
     /// The file ends here.
     ends_at: Option<u64>,
     repaired: AtomicBool,
-    /// Reads wait while this is set.
+    /// While this is set, reads block.
     silent: Mutex<bool>,
     speaks: Condvar,
     reads: AtomicUsize,
@@ -67,7 +67,7 @@ fn byte_at(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// The parts of all experts of a layer lie together, at odd places.
+/// The parts of all experts of a layer, at odd offsets.
 fn layers() -> Vec<Option<ExpertLayer>> {
     let mut offset = 100;
     let mut layer = || {
@@ -92,11 +92,11 @@ fn layers() -> Vec<Option<ExpertLayer>> {
             used: 2,
         }
     };
-    // A dense layer in between has no experts.
+    // A dense layer between them has no experts.
     vec![Some(layer()), None, Some(layer()), Some(layer())]
 }
 
-/// The places in [`layers`] that have experts.
+/// The indices in [`layers`] that have experts.
 const SPARSE: [usize; LAYERS] = [0, 2, 3];
 
 fn open(drive: &Arc<Drive>, slots: usize) -> ExpertStore {
@@ -165,7 +165,7 @@ fn every_expert_has_its_own_bytes_however_few_slots_there_are() {
     }
 }
 
-/// As a prompt asks for all experts of a layer, in far fewer slots.
+/// A prompt asks for all experts of a layer, with far fewer slots.
 #[test]
 fn a_whole_layer_passes_through_two_slots() {
     let store = open(&Arc::new(Drive::default()), 2);
@@ -180,7 +180,7 @@ fn experts_that_were_preloaded_are_not_read_again() {
     let drive = Arc::new(Drive::default());
     let store = open(&drive, 10);
     let mut bytes = 0;
-    // More than there is room for, and one twice.
+    // More experts than slots, and one of them twice.
     let wanted = [3, 3].into_iter().chain(8..LAYERS * EXPERTS);
     store.preload(wanted, &mut |n| bytes += n).unwrap();
     assert_eq!(bytes, 10 * ROWS.iter().map(|rows| *rows as u64 * 4).sum::<u64>());
@@ -239,7 +239,7 @@ fn a_silent_drive_is_an_error_after_a_while_and_may_come_back() {
     let message = check(&store, 0, &[1, 2]).unwrap_err().to_string();
     assert!(message.contains("drive.gguf: cannot read 1200 bytes at offset 2500"), "{message}");
     assert!(message.contains("the drive has not answered"), "{message}");
-    // What is in memory can be had, and the slot that is being written to is nobody else's.
+    // Experts in memory can be acquired, and the slot that is being written to stays reserved.
     check(&store, 0, &[1]).unwrap();
     *drive.silent.lock().unwrap() = false;
     drive.speaks.notify_all();
@@ -265,7 +265,7 @@ fn with_few_slots_a_tokens_misses_come_one_after_another_and_a_prompts_together(
         let store = open(&Arc::new(Drive::default()), 8);
         let wanted = [0, 1, 2].map(ExpertIdx);
         let mut acquisition = store.acquire(LayerIdx(0), &wanted, purpose);
-        // Until all that was started has arrived.
+        // Until all reads that were started have ended.
         let (mut picture, start) = (Picture::default(), Instant::now());
         let mut are_arriving = || {
             store.look(&mut picture);
@@ -287,7 +287,7 @@ fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
     store.preload(0..LAYERS * EXPERTS, &mut |_| {}).unwrap();
     let mut acquisition = store.acquire(LayerIdx(3), &[ExpertIdx(7)], Access::Token);
     let lease = acquisition.next_ready().unwrap();
-    // All but the two that a layer needs, and not the one that is leased.
+    // All slots but the two that a layer needs, and not the leased one.
     let given = store.give_back(u64::MAX);
     assert!(given > 0);
     assert_eq!(store.give_back(1), 0, "nothing more can be spared");
@@ -297,7 +297,7 @@ fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
     for layer in SPARSE {
         check(&store, layer, &[0, 1, 6, 7]).unwrap();
     }
-    // Two experts had stayed; whatever else is asked for comes from the drive again.
+    // Two experts had stayed; all others come from the drive again.
     assert!((store.meters() - before).misses >= 10);
 
     assert_eq!(store.take_again(given), given);
@@ -310,7 +310,7 @@ fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
     assert_eq!((store.meters() - before).misses, 0, "there is room for all experts again");
 }
 
-/// What is freed is what was in memory. Slots that nothing was read into since they were taken again free nothing.
+/// Only resident memory counts as freed. Slots that nothing was read into since they were taken back free nothing.
 #[cfg(target_os = "linux")]
 #[test]
 fn relief_counts_what_was_in_memory() {
@@ -331,7 +331,7 @@ fn relief_counts_what_was_in_memory() {
     assert_eq!(untouched, Given { freed: 0, slots: first.slots + rest.slots });
 }
 
-/// What a picture shows of an expert of the layer that stands `layer`-th among those with experts.
+/// What a picture shows of an expert of the `layer`-th layer with experts.
 fn seen(picture: &Picture, layer: usize, expert: usize) -> Sight {
     assert_eq!(picture.experts().len(), LAYERS * EXPERTS);
     picture.experts()[layer * EXPERTS + expert]
@@ -345,7 +345,7 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
     store.preload([0, 1].into_iter(), &mut |_| {}).unwrap();
     check(&store, 0, &[0]).unwrap();
 
-    // What was before the first picture is no news, and two onlookers do not take news from each other.
+    // Events before the first picture do not count, and two observers do not affect each other.
     let (mut one, mut other) = (Picture::default(), Picture::default());
     store.look(&mut one);
     assert_eq!(seen(&one, 0, 0), sight(Residency::Resident, Asked::Not));
@@ -359,7 +359,7 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
     assert_eq!(seen(&one, 0, 2), sight(Residency::Resident, Asked::Missed));
     assert_eq!(seen(&other, 0, 2), sight(Residency::Resident, Asked::Not));
 
-    // A miss is not hidden by the hit that follows it, nor the hit by the miss. Dense layers are left out.
+    // A miss and a later hit of the same expert are both shown. Dense layers are left out.
     check(&store, 3, &[7]).unwrap();
     check(&store, 3, &[7]).unwrap();
     store.look(&mut one);
@@ -371,7 +371,7 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
     assert_eq!(seen(&one, 2, 7), sight(Residency::Resident, Asked::Hit));
     assert_eq!(seen(&other, 2, 7), sight(Residency::Resident, Asked::Both));
 
-    // On its way, seen while somebody waits for it.
+    // A read in progress, while the executor waits for it.
     *drive.silent.lock().unwrap() = true;
     let acquisition = store.acquire(LayerIdx(2), &[ExpertIdx(5)], Access::Token);
     store.look(&mut one);
@@ -380,14 +380,14 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
     drive.speaks.notify_all();
     drop(acquisition);
 
-    // Those who leave are absent again.
+    // Evicted experts are absent again.
     check(&store, 2, &[0, 1, 2, 3, 4, 6, 7]).unwrap();
     store.look(&mut one);
     let resident = one.experts().iter().filter(|sight| sight.place == Residency::Resident).count();
     assert_eq!(resident, 6);
 }
 
-/// As many experts as the largest models have: looking takes a step for each of them and no more.
+/// As many experts as the largest models have. A picture takes one step for each of them and no more.
 #[test]
 fn many_experts_can_be_looked_at_often() {
     const MANY: usize = 256;
@@ -411,6 +411,6 @@ fn many_experts_can_be_looked_at_often() {
         store.look(&mut picture);
         assert_eq!(picture.experts().len(), 58 * MANY);
     }
-    // It takes less than a second. A step for each pair of experts would take minutes.
+    // It takes less than a second. One step for each pair of experts would take minutes.
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }

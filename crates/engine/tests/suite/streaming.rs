@@ -1,4 +1,4 @@
-//! The memory budget changes time and never bits: not how many experts fit, not how they are read.
+//! The memory budget changes time and never bits, however many experts fit and however they are read.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use forebay_testing::assert_same_bits;
 
 use crate::common::models::{MIXTURES, containers, data, demo_model, logits, random_tokens};
 
-/// The smallest limit for experts that is accepted.
+/// The smallest limit on expert memory that is accepted.
 fn least_expert_memory(model: &Path) -> ExpertMemory {
     let options = Options::default().expert_memory(ExpertMemory::Bytes(1));
     match Engine::open(model, &options) {
@@ -22,7 +22,7 @@ fn least_expert_memory(model: &Path) -> ExpertMemory {
     }
 }
 
-/// The logits of a prompt in one chunk and in pieces, then of tokens one by one.
+/// The logits of a prompt in one chunk and in pieces, then of single tokens. Returns the number of misses, too.
 fn run(model: &Path, options: &Options, tokens: &[TokenId]) -> (Vec<f32>, u64) {
     let mut all = logits(model, options, tokens);
     let engine = Engine::open(model, options).unwrap();
@@ -35,7 +35,7 @@ fn run(model: &Path, options: &Options, tokens: &[TokenId]) -> (Vec<f32>, u64) {
     (all, engine.meters().misses)
 }
 
-/// All combinations of how much is in memory, how it is read and by how many threads it is computed.
+/// Compares all combinations of expert memory, I/O method and thread count.
 fn compare(model: &Path, tokens: &[TokenId], precision: Precision, percents: [f64; 3]) {
     let budgets = percents.map(ExpertMemory::Percent).into_iter().chain([least_expert_memory(model)]);
     let resident = Options::default().precision(precision).threads(2);
@@ -98,7 +98,7 @@ fn a_mapped_file_gives_the_same_bits() {
     assert_same_bits(&run(&model, &mapped, &tokens).0, &expected, "mmap");
 }
 
-/// What is foreseen of a trained model comes true, or reading it would only be in the way.
+/// Prefetched experts of a trained model are mostly used; otherwise prefetching would only waste bandwidth.
 #[test]
 fn what_is_prefetched_is_asked_for() {
     let options = Options::default().expert_memory(ExpertMemory::Percent(50.0));
@@ -118,7 +118,7 @@ fn what_is_prefetched_is_asked_for() {
     assert_eq!(meters(&options.prefetch(false)).prefetches, 0);
 }
 
-/// The file loses its end while a conversation goes on, and gets it back.
+/// The file is truncated during a conversation, and restored later.
 #[test]
 fn a_file_that_shrinks_ends_the_answer_and_not_the_engine() {
     let folder = tempfile::tempdir().unwrap();
@@ -145,7 +145,7 @@ fn a_file_that_shrinks_ends_the_answer_and_not_the_engine() {
     }
 }
 
-/// An engine reads the file that it opened, whatever has its name later.
+/// An engine reads the file that it opened, even if another file gets its name later.
 #[test]
 fn a_file_that_is_replaced_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -163,7 +163,8 @@ fn a_file_that_is_replaced_changes_nothing() {
     assert_same_bits(session.logits(), &expected[expected.len() - engine.vocab_size()..], "replaced");
 }
 
-/// Experts of three, six and nine ranges, the shortest of them a few bytes, and of four that gate and up share.
+/// Experts of three, six and nine ranges, the shortest only a few bytes, and experts whose gate and up share four
+/// ranges.
 #[test]
 fn the_budget_changes_no_bit_of_models_in_folders() {
     for (folder, ranges) in [
@@ -176,7 +177,7 @@ fn the_budget_changes_no_bit_of_models_in_folders() {
         let blueprint = describe(&ModelFile::open(&folder).unwrap()).unwrap();
         let layers = blueprint.experts.iter().flatten();
         assert!(layers.flat_map(|layer| &layer.experts).all(|expert| expert.len() == ranges));
-        // Where no two layers are alike, each needs slots of its own for a token.
+        // Each layer has its own slot sizes, so each needs slots for a token.
         for precision in [Precision::Fast, Precision::Exact] {
             compare(&folder, &random_tokens(24, 160, 15), precision, [100.0, 50.0, 40.0]);
         }

@@ -1,4 +1,4 @@
-//! A Hugging Face folder and a GGUF file of one model give the same tokens.
+//! A Hugging Face folder and a GGUF file of the same model give the same tokens.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn gguf(path: &Path) -> Tokenizer {
     Tokenizer::from_metadata(path, &ModelFile::open(path).unwrap().metadata).unwrap()
 }
 
-/// A text of what tokenizers care about: scripts, emoji, white space, digits, marks and special tokens.
+/// Random text with what tokenizers are sensitive to: scripts, emoji, white space, digits, marks and special tokens.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         any::<String>(),
@@ -103,7 +103,7 @@ fn the_demo_model_gives_the_same_tokens_from_either_container() {
     assert!(ChatTemplate::from_folder(&folder).unwrap().is_some());
 }
 
-/// The files of a folder, to be changed by a test.
+/// The files of a folder, which a test can change.
 struct Folder {
     tokenizer: Json,
     others: Vec<(&'static str, Json)>,
@@ -143,7 +143,7 @@ impl Folder {
         Tokenizer::from_folder(folder.path())
     }
 
-    /// The message with which the folder is refused as damaged.
+    /// The error of a damaged folder.
     fn refusal(&self) -> String {
         match self.open() {
             Err(e @ Error::Format { .. }) => e.to_string(),
@@ -151,7 +151,7 @@ impl Folder {
         }
     }
 
-    /// The message with which what the folder holds is refused.
+    /// The error of a folder with something unsupported.
     fn unsupported(&self) -> String {
         match self.open() {
             Err(Error::Unsupported(message)) => message,

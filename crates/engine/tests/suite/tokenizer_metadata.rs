@@ -1,4 +1,4 @@
-//! A tokenizer from any metadata is a working tokenizer or an error that names what is wrong.
+//! Any metadata gives a working tokenizer, or an error that names what is wrong.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
-/// A vocabulary to be changed by a test: the bytes of `a`, `b`, `c`, space and `é`, one merge, then the rest.
+/// A vocabulary that a test can change: the bytes of `a`, `b`, `c`, space and `é`, one merge, then the rest.
 #[derive(Clone)]
 struct File {
     tokens: Vec<(&'static str, i32)>,
@@ -39,7 +39,7 @@ impl File {
         self
     }
 
-    /// Sets a key, over what the file would hold.
+    /// Sets a key, replacing its default value.
     fn set(mut self, key: &'static str, value: Value) -> File {
         self.others.retain(|(k, _)| *k != key);
         self.others.push((key, value));
@@ -69,7 +69,7 @@ impl File {
         Tokenizer::from_metadata(Path::new("model.gguf"), &self.metadata())
     }
 
-    /// The message with which the file is refused as damaged.
+    /// The error of a damaged file.
     fn refusal(&self) -> String {
         match self.open() {
             Err(e @ Error::Format { .. }) => e.to_string(),
@@ -117,7 +117,7 @@ fn control_tokens_are_text_unless_asked_for() {
         .token("a<", UNKNOWN)
         .open()
         .unwrap();
-    // `c` is an ordinary token and, later, a control token: the ordinary one is what BPE makes.
+    // `c` is an ordinary token and, later, a control token: BPE produces the ordinary one.
     assert_eq!(ids(&tokenizer, "c", false), [2]);
     assert_eq!(ids(&tokenizer, "<a>bbb", false), [8, 0, 10, 11, 1]);
     assert_eq!(ids(&tokenizer, "<a>bbb", true), [9, 11, 1]);
@@ -174,7 +174,7 @@ fn end_tokens_that_files_forget_are_found_by_name() {
         .token("<|end|>", CONTROL)
         .set("tokenizer.ggml.eos_token_id", Value::Unsigned(first.into()));
     assert_eq!(ends(other), [id(0)]);
-    // GLM ends with what the next turn begins with.
+    // GLM ends an answer with the token that begins the next turn.
     let users = |file: File| file.token("<|user|>", CONTROL).token("<|observation|>", CONTROL);
     assert_eq!(ends(users(File::new().token("[gMASK]", CONTROL))), [id(1), id(2)]);
     assert_eq!(ends(users(File::new())), []);
@@ -208,8 +208,8 @@ fn of_two_tokens_with_one_text_the_first_is_used() {
 
 #[test]
 fn a_rare_byte_without_a_token_is_left_out() {
-    // Falcon's vocabulary lacks the byte 0x1c, those of StarCoder and Refact 0xf1. Their files may name an unknown token,
-    // which their own tokenizers do not use.
+    // Falcon's vocabulary lacks the byte 0x1c, those of StarCoder and Refact 0xf1. Their files may name an unknown
+    // token, which their own tokenizers do not use.
     let unknown =
         File::new().token("<unk>", UNKNOWN).set("tokenizer.ggml.unknown_token_id", Value::Unsigned(7));
     for file in [File::new(), unknown] {
@@ -254,7 +254,7 @@ fn special_tokens_of_phi_3_swallow_the_white_space_after_them() {
     assert_eq!(ids(&llama, prompt, true), [3, 2, 4, 2, 6, 2, 3, 5, 2, 3]);
     let phi = file.set("general.architecture", text("phi3")).open().unwrap();
     assert_eq!(ids(&phi, prompt, true), [3, 2, 4, 3, 5, 2, 3]);
-    // Without special tokens their texts are plain.
+    // Without special tokens, their texts are plain text.
     assert_eq!(ids(&phi, "a a", false), [3, 2, 3]);
 }
 
@@ -303,7 +303,7 @@ fn a_missing_pre_tokeniser_is_the_default_one() {
     let mut file = File::new();
     file.others.retain(|(key, _)| *key != "tokenizer.ggml.pre");
     let digits = |file: File| file.token("1", NORMAL).token("11", NORMAL).merge("1 1").open().unwrap();
-    // The default cuts digits in threes, GPT-2 does not.
+    // The default splits digits in threes, GPT-2 does not.
     assert_eq!(ids(&digits(file), "1111", false), [8, 7, 7]);
     assert_eq!(ids(&digits(File::new()), "1111", false), [8, 8]);
     let mistyped = File::new().set("tokenizer.ggml.pre", Value::Bool(true));
@@ -320,7 +320,7 @@ fn a_bad_merge_is_named() {
 
 #[test]
 fn merges_of_tokens_outside_the_vocabulary_never_apply() {
-    // The last would be longer than any token.
+    // The last one would be longer than any token.
     for merge in ["a x", "x a", "b a", "a b c", "ab ab"] {
         let tokenizer = File::new().merge(merge).open().unwrap();
         assert_eq!(ids(&tokenizer, "ab a bé", false), [6, 3, 0, 3, 1, 4, 5]);

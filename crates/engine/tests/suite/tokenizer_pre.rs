@@ -1,4 +1,4 @@
-//! Pre-tokenisers and SentencePiece give the tokens that other people's libraries give, from either container.
+//! Pre-tokenisers and SentencePiece give the tokens of other libraries, from GGUF files and folders.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn from_document(document: &Json) -> Tokenizer {
     Tokenizer::from_folder(folder.path()).unwrap()
 }
 
-/// A vocabulary as a GGUF file has it.
+/// A vocabulary in the form of a GGUF file.
 #[derive(Deserialize)]
 struct Gguf {
     tokens: Vec<String>,
@@ -105,7 +105,7 @@ struct PreVectors {
 
 #[derive(Deserialize)]
 struct PreVector {
-    /// What GGUF files name these steps, with this normaliser, of which they do not speak.
+    /// The names of these steps in GGUF files, with a normaliser that GGUF files do not mention.
     names: Vec<String>,
     ignore_merges: bool,
     normalizer: Json,
@@ -118,7 +118,7 @@ fn pre_tokenisers_cut_where_their_own_tokenizers_cut() {
     let data: PreVectors = serde_json::from_str(include_str!("../data/tokenizer_pre.json")).unwrap();
     let mut document = data.tokenizer;
     let mut gguf = Gguf::of(&document);
-    // As long as published vocabularies: a shorter one is not composed, whatever the name.
+    // As long as published vocabularies. A shorter one is never normalised, whatever its name.
     gguf.pad(50_000);
     for vector in data.pre {
         document["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": vector.steps});
@@ -156,7 +156,7 @@ struct Vector {
     text: String,
     special: bool,
     ids: Vec<u32>,
-    /// The tokens where only the start of the text gets a space in front.
+    /// The tokens if only the start of the text gets a space in front.
     prepend_first: Option<Vec<u32>>,
 }
 
@@ -183,7 +183,7 @@ fn sentencepiece_merges_as_its_own_library_does() {
             assert_eq!(ids(&first, &v.text, v.special), expected, "first: {:?}", v.text);
             firsts += 1;
         }
-        // After a control token the encoder puts a space that no decoder takes off.
+        // After a control token the encoder inserts a space that no decoder removes.
         if !v.special || !v.ids.iter().any(|&id| gguf.is_control(TokenId(id))) {
             let tokens: Vec<_> = v.ids.iter().copied().map(TokenId).collect();
             assert_eq!(gguf.decode(&tokens, true), v.text);
@@ -195,7 +195,7 @@ fn sentencepiece_merges_as_its_own_library_does() {
 
 #[derive(Deserialize)]
 struct RealVectors {
-    /// What a GGUF file of the model would name.
+    /// The pre-tokeniser that a GGUF file of the model would name.
     pre: Option<String>,
     gguf: Option<Gguf>,
     vectors: Vec<Vector>,

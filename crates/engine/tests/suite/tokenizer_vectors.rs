@@ -29,7 +29,7 @@ fn encode(tokenizer: &Tokenizer, text: &str, options: EncodeOptions) -> Vec<u32>
     tokenizer.encode(text, options).unwrap().iter().map(|id| id.0).collect()
 }
 
-/// Checks a vocabulary of `../shared/vocab` against its vectors, where they are.
+/// Checks a vocabulary of `../shared/vocab` against its vectors, if they exist.
 fn check_shared_vectors(name: &str) {
     let Some(path) = shared(&format!("vocab/ggml-vocab-{name}.gguf")) else { return };
     let tokenizer = open(&path);
@@ -149,7 +149,7 @@ proptest! {
     }
 }
 
-/// Any text, with what tokenizers care about more often than chance would.
+/// Random text, in which what tokenizers are sensitive to is more frequent.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         any::<String>(),
@@ -162,7 +162,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
 }
 
-/// Any token; the first 256 of this vocabulary are single bytes, which seldom make valid characters.
+/// A random token. The first 256 of this vocabulary are single bytes, which seldom form valid characters.
 fn token() -> impl Strategy<Value = TokenId> {
     prop_oneof![0u32..256, 0u32..4200].prop_map(TokenId)
 }

@@ -1,11 +1,11 @@
-//! What one token reads, counted by hand.
+//! The bytes that one token reads, counted by hand.
 
 use forebay_engine::plan::Traffic;
 use forebay_engine::{Engine, Options, Precision};
 
 use crate::common::tiny_model::tiny_model;
 
-/// Floats of a layer's dense weights with 32 hidden channels: norms, queries, keys, values, output, router.
+/// The floats of a layer's dense weights with 32 hidden channels: norms, queries, keys, values, output, router.
 const LAYER: u64 = (32 + 8 + 8 + 32) + 32 * 32 + 16 * 32 + 16 * 32 + 32 * 32 + 4 * 32;
 
 /// Two layers with two of four experts, each of three matrices.

@@ -1,7 +1,7 @@
-//! How blocks come apart with AVX2: 32 lanes at a time, in the order of the row.
+//! Unpacking blocks with AVX2: 32 lanes at a time, in the order of the row.
 //!
-//! [`shared`](super::shared) multiplies what is unpacked here: with one token straight from the registers, with several
-//! from a panel of rows. The AVX-512 kernels unpack with these functions too.
+//! [`shared`](super::shared) multiplies the unpacked lanes: for one token directly from registers, for several tokens
+//! from a panel of rows. The AVX-512 kernels use these functions, too.
 
 use std::arch::x86_64::*;
 
@@ -13,7 +13,7 @@ use crate::quant::{
     Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q5_0, Q5_1, Quant,
 };
 
-/// Runs `$body` with `$q` bound to the type that `$dtype` names, of those unpacked here.
+/// Runs `$body` with `$q` bound to the type that `$dtype` names, if it is unpacked here.
 macro_rules! with_lanes {
     ($dtype:expr, $q:ident => $body:expr) => {
         $crate::quant::with_quant! { $dtype, $q => $body,
@@ -42,49 +42,49 @@ pub(crate) use with_lanes;
 /// A type that is unpacked here.
 ///
 /// # Safety
-/// All functions must be given whole blocks of the type, on a processor with the instructions of [`super`].
+/// All functions must receive whole blocks of the type, on a CPU with the instructions of [`super`].
 pub(crate) trait Lanes: Quant {
     /// Whether lanes are signed bytes, or unsigned ones.
     const SIGNED: bool;
-    /// How much too high unsigned lanes are.
+    /// The offset of unsigned lanes.
     const OFFSET: i16;
-    /// The largest magnitude of a lane here, which says how many products fit sixteen bits.
+    /// The largest magnitude of a lane, which determines how many products fit 16 bits.
     const LARGEST: usize;
-    /// Lanes that share an integer scale: 16 or 32, or none where the only scale is a float.
+    /// Lanes that share an integer scale: 16 or 32, or `None` if the only scale is a float.
     const SCALE_LANES: Option<usize>;
 
     /// 32 lanes of a block.
     unsafe fn part(block: *const u8, part: usize) -> Part;
 
-    /// 16 lanes each of two blocks: their first ones, then their second ones. Only where blocks have 32 lanes.
+    /// 16 lanes each of two blocks: their first halves, then their second halves. Only for blocks of 32 lanes.
     unsafe fn halves(_first: *const u8, _second: *const u8) -> [Part; 2] {
         unreachable!("blocks of 32 lanes only")
     }
 
-    /// The integer scales: sixteen words, one for every 16 lanes. Asked for only where there are any.
+    /// The integer scales: sixteen words, one per 16 lanes. Called only if the type has them.
     unsafe fn scales(_block: *const u8) -> __m256i {
         unreachable!("the only scale is a float")
     }
 
-    /// The integer minima: as the scales, where both exist.
+    /// The integer minima, in the form of the scales, if the type has both.
     unsafe fn mins(_block: *const u8) -> __m256i {
         unreachable!("no integer minima")
     }
 
-    /// A float of eight blocks.
+    /// One float of each of eight blocks.
     unsafe fn d(blocks: &Eight, float: usize) -> __m256;
 
-    /// The scale of eight blocks' minima, where the type has any.
+    /// The scale of eight blocks' minima, if the type has them.
     unsafe fn dmin(_blocks: &Eight) -> __m256 {
         unreachable!("no minima")
     }
 }
 
-/// 32 lanes as magnitudes and signs, which is what a product of bytes takes.
+/// 32 lanes as magnitudes and signs, the form for byte products.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     magnitudes: __m256i,
-    /// Bytes with the signs of the lanes, where they have any.
+    /// Bytes with the signs of the lanes, if they are signed.
     signs: __m256i,
 }
 
@@ -108,8 +108,8 @@ impl Part {
         if Q::SIGNED { _mm256_sign_epi8(self.magnitudes, self.signs) } else { self.magnitudes }
     }
 
-    /// The products with 32 activations, added in pairs to words: the sign of a lane goes to the activation, whose
-    /// 127 at most can change it. Two times 128 · 127 fit sixteen bits.
+    /// The products with 32 activations, added in pairs to words. A lane's sign is moved to its activation, which is at
+    /// most 127, so negation cannot overflow. Two times 128 · 127 fit 16 bits.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) fn pairs<Q: Lanes>(self, x: __m256i) -> __m256i {
@@ -447,7 +447,7 @@ lanes! { Iq1M, 9 too high and up to 18, scales Some(16);
         Part::unsigned(_mm256_add_epi8(four_points(point(0), point(1), point(2), point(3)), shift))
     }
     fn scales(block: *const u8) -> __m256i {
-        // Each of four words four times, moved so that one of its four scales starts at bit 9.
+        // Each of four words four times, shifted so that one of its four scales starts at bit 9.
         let words = _mm256_set1_epi64x(block.add(48).cast::<i64>().read_unaligned());
         let index = |word: i64| 0x0100_0100_0100_0100 + word * 0x0202_0202_0202_0202;
         let words = _mm256_shuffle_epi8(words, _mm256_setr_epi64x(index(0), index(1), index(2), index(3)));

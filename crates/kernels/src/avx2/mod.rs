@@ -1,20 +1,20 @@
-//! The kernels for processors with AVX2, fused multiply-adds and half floats (FMA, F16C).
+//! The kernels for CPUs with AVX2, fused multiply-adds and half floats (FMA, F16C).
 //!
-//! Products have two arrangements. One token: lanes along the row, two blocks of four rows at a time (few
-//! streams, which memory likes), reduced across blocks by a transpose; the AVX-512 kernels use these too. Several
-//! tokens: eight rows are unpacked so that lanes are rows ([`Panel`]). Within a block everything is integer and
-//! exact, and both then do the same float operations in block order, so both give the bits of [`scalar`].
+//! Products have two arrangements. For one token, lanes run along the row: two blocks of four rows at a time, because
+//! memory is fastest with few streams, reduced across blocks by a transpose. The AVX-512 kernels use these, too. For
+//! several tokens, eight rows are unpacked so that lanes are rows ([`Panel`]). Within a block all arithmetic is integer
+//! and exact. Both arrangements then do the same float operations in block order, so both give the bits of [`scalar`].
 //!
-//! Without VNNI a dot product is `maddubs`: unsigned weights times signed activations, added in pairs to
-//! sixteen bits, where it saturates. Lanes are therefore kept as small as their type stores them, and
-//! offsets are taken back from the sums.
+//! Without VNNI, a dot product is `maddubs`: unsigned weights times signed activations, added in pairs to 16 bits with
+//! saturation. So lanes stay as small as their type stores them, and offsets are subtracted from the sums.
 //!
-//! Attention and products with floats are those of [`generic`](crate::generic), over a register of eight. What is
-//! not worth writing by hand is the scalar kernel itself, compiled for these instructions. Closures that use these
-//! instructions are called from here only: a library function such as `array::from_fn` is compiled without them and
-//! would not inline them. Nor is `array::map` inlined in functions of this size, so arrays in loops are written out.
+//! Attention and products with floats are those of [`generic`](crate::generic), over a register of eight floats.
+//! Kernels that are not worth writing by hand are the scalar ones, compiled for these instructions. Closures with these
+//! instructions are called only from here: a library function such as `array::from_fn` is compiled without them and
+//! would not inline the closure. Even `array::map` is not inlined in functions of this size, so arrays in loops are
+//! written out.
 
-// Loops over registers go by index, so that they are unrolled.
+// Loops over registers use indices, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
 pub(crate) mod lanes;
@@ -34,13 +34,13 @@ use crate::quant::{Q4K, Q5K, Q6K, Quant};
 use crate::scalar::{self, AttentionStep, LANES, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
-/// Rows that are computed together for several tokens: as many as a register has 32-bit lanes.
+/// Rows that are computed together for several tokens: the number of 32-bit lanes of a register.
 const ROWS: usize = 8;
 
-/// Tokens whose activations stay in the second-level cache while the rows of a matrix pass by.
+/// Tokens whose activations stay in the second-level cache while all rows of a matrix are processed.
 const TOKEN_CHUNK: usize = 128;
 
-/// Whether this processor has all that the functions here are compiled for.
+/// Whether this CPU has all instructions of this module.
 pub fn available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
@@ -104,8 +104,8 @@ compiled_scalar_kernels!("avx2,fma,f16c");
 // ---------------------------------------------------------------------------------------------------
 // Eight blocks of a matrix
 
-/// Eight blocks whose scales and sums go to the eight lanes of a register. Where the matrix has fewer, another
-/// stands in, and its result is dropped.
+/// Eight blocks whose scales and sums go to the eight lanes of a register. Missing blocks are replaced by another one,
+/// whose result is dropped.
 pub(crate) type Eight = [*const u8; 8];
 
 /// Four rows from `first` on.
@@ -137,20 +137,20 @@ fn eight_blocks(rows: &Eight, at: usize) -> Eight {
     [block(0), block(1), block(2), block(3), block(4), block(5), block(6), block(7)]
 }
 
-/// Asks for memory ahead of the computation, each cache line once, from end to end as memory likes it.
+/// Prefetches memory ahead of the computation, each cache line once and in order, which memory does fastest.
 struct Ahead {
     next: *const u8,
     end: *const u8,
 }
 
 impl Ahead {
-    /// For a computation that takes `rows` rows together: the next ones are asked for.
+    /// For a computation that processes `rows` rows together. It prefetches the next ones.
     fn new(w: MatRef<'_>, rows: usize) -> Ahead {
         let start = w.row(0).as_ptr().wrapping_add(rows * w.row(0).len());
         Ahead { next: start, end: start }
     }
 
-    /// Called once for every block, it keeps up with the computation without bursts.
+    /// Called once per block, so that prefetches are spread evenly.
     #[inline(always)]
     fn advance(&mut self, bytes: usize) {
         self.end = self.end.wrapping_add(bytes);
@@ -195,8 +195,7 @@ unsafe fn halves_at(blocks: &Eight, offset: usize) -> __m256 {
     _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)))
 }
 
-/// The sums of eight vectors, each in the lane of its number. Lanes are added in the order of
-/// [`scalar::sum_lanes`].
+/// The sums of eight vectors, one per lane. Lanes are added in the order of [`scalar::sum_lanes`].
 macro_rules! sum_across {
     ($name:ident, $lane:ty, $add:ident, $to:ident, $from:ident) => {
         #[inline]
@@ -231,11 +230,11 @@ sum_across!(sum_across_f32, __m256, _mm256_add_ps, _mm256_castps_si256, _mm256_c
 // ---------------------------------------------------------------------------------------------------
 // K types
 
-/// Where a quarter of a K block lies: 32 bytes of nibbles, which are 64 lanes.
+/// The position of a quarter of a K block: 32 bytes of nibbles, which are 64 lanes.
 struct Quarter {
     /// The offset of the nibbles.
     nibbles: usize,
-    /// The offset of the 32 bytes that hold the lanes' upper bits, where the type has any.
+    /// The offset of the 32 bytes with the lanes' upper bits, if the type has any.
     top: usize,
     /// Which 32 lanes of the block the low and the high nibbles are.
     places: [usize; 2],
@@ -261,7 +260,7 @@ fn join<Q: Quant>(nibbles: __m256i, top: __m256i, part: usize) -> [__m256i; 2] {
     let mask = _mm256_set1_epi8(0x0f);
     let low = _mm256_and_si256(nibbles, mask);
     let high = _mm256_and_si256(_mm256_srli_epi16::<4>(nibbles), mask);
-    // Bits of `top` moved to where a nibble ends. What crosses from byte to byte is outside the mask.
+    // Shifts bits of `top` above a nibble. Bits that cross byte boundaries are masked out.
     let add = |nibble, left: i32, mask: i8| {
         let shifted = if left >= 0 {
             _mm256_sllv_epi32(top, _mm256_set1_epi32(left))
@@ -323,7 +322,7 @@ unsafe fn heads<Q: Quant>(blocks: &Eight) -> Heads {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn words(v: __m256i, a: usize, b: usize) -> __m256i {
-    // A byte number with its top bit set gives zero; the byte in question goes on top of its word.
+    // A byte index with its top bit set gives zero. The wanted byte goes to the top of its word.
     let first =
         _mm256_setr_epi32(0, 0x0400_0400, 0x0800_0800, 0x0c00_0c00, 0, 0x0400_0400, 0x0800_0800, 0x0c00_0c00);
     let pair = _mm256_set1_epi32((0x0080_0080 | a << 8 | b << 24) as i32);
@@ -398,7 +397,7 @@ unsafe fn products<Q: Quant>(
     panels: &[Q8Panel],
     ahead: &mut Ahead,
 ) -> __m256i {
-    // Every sub-scale as a pair of words, so that a load alone brings it to all lanes of a register.
+    // Every sub-scale as a pair of words, so that one load broadcasts it to all lanes of a register.
     let mut pairs = [[0i32; 8]; 8];
     if Q::HAS_MINS {
         for (i, pairs) in pairs.iter_mut().enumerate() {
@@ -423,8 +422,8 @@ unsafe fn products<Q: Quant>(
                 let words = _mm256_cvtepi8_epi16(_mm_loadu_si128(block.add(192).cast()));
                 (words, _mm256_loadu_si256(x.sums.as_ptr().cast()))
             };
-            // Lanes are stored 32 too high. That takes Σ 32 · scale · sum(activations) back, in two factors
-            // that fit sixteen bits.
+            // Lanes are stored with an offset of 32. This subtracts Σ 32 · scale · sum(activations), in two factors
+            // that fit 16 bits.
             let less = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<4>(x_sums));
             acc = _mm256_madd_epi16(_mm256_slli_epi16::<1>(words), less);
             scales = [
@@ -481,8 +480,8 @@ fn minima(heads: &Heads, panels: [&Q8Panel; 2]) -> __m256i {
 struct Panel {
     /// Four consecutive weights of every row, as unsigned bytes.
     lanes: [[u8; 32]; 64],
-    /// The sub-scales of every row, each as a pair of words: one vector for 32 weights, or for 16 where the
-    /// type has so many.
+    /// The sub-scales of every row, each as a pair of words: one vector for 32 weights, or for 16 if the type has that
+    /// many.
     scales: [[i16; 2 * ROWS]; 16],
     /// The factors of the sums of activations: for each two sums of 16, a pair for every row.
     mins: [[i16; 2 * ROWS]; 8],
@@ -522,7 +521,7 @@ fn many_tokens<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<
     }
 }
 
-/// Which part of the product is at hand.
+/// The position within the product.
 #[derive(Clone, Copy)]
 struct At {
     first: usize,
@@ -578,8 +577,8 @@ fn multiply<Q: Quant, const T: usize>(
     out: &mut TileMut<'_, f32>,
     at: At,
 ) -> usize {
-    // Groups of four weights that share a sub-scale, and those whose sum of products fits sixteen bits: with
-    // activations up to 127 a group brings 2 · 15 · 127, 2 · 31 · 127 or 2 · 63 · 127.
+    // Groups of four weights that share a sub-scale, and how many of them have sums that fit 16 bits: with activations
+    // up to 127, a group adds 2 · 15 · 127, 2 · 31 · 127 or 2 · 63 · 127.
     let (groups, run) = match Q::DTYPE {
         DType::Q4_K => (8, 8),
         DType::Q5_K => (8, 4),
@@ -624,7 +623,7 @@ fn multiply<Q: Quant, const T: usize>(
             let acc = _mm256_fmadd_ps(d, _mm256_cvtepi32_ps(products[t]), before);
             _mm256_fnmadd_ps(_mm256_mul_ps(dmin, scale), _mm256_cvtepi32_ps(mins[t]), acc)
         } else {
-            // The factors are those of the offset at which lanes are stored.
+            // The factors are those of the lanes' offset.
             _mm256_fmadd_ps(d, _mm256_cvtepi32_ps(_mm256_sub_epi32(products[t], mins[t])), before)
         };
         at.store(out, t, after);
@@ -647,7 +646,7 @@ unsafe fn unpack<Q: Quant>(blocks: &Eight, panel: &mut Panel) -> (__m256, __m256
             let mut top = [_mm256_setzero_si256(); 4];
             for part in 0..4 {
                 let at = quarter::<Q>(part);
-                // Q5_K has one vector of upper bits, Q6_K one for every other part.
+                // Q5_K has one vector of upper bits, Q6_K has one for every second part.
                 if Q::DTYPE == DType::Q5_K && part == 0 || Q::DTYPE == DType::Q6_K && part % 2 == 0 {
                     top = four_dwords(blocks, at.top + 16 * quad);
                 }
@@ -668,7 +667,7 @@ unsafe fn unpack<Q: Quant>(blocks: &Eight, panel: &mut Panel) -> (__m256, __m256
                     scale(4 * four + i, words(scales[four], i, i));
                 }
                 for i in 0..2 {
-                    // Lanes are stored 32 too high.
+                    // Lanes are stored with an offset of 32.
                     min(2 * four + i, _mm256_slli_epi16::<5>(words(scales[four], 2 * i, 2 * i + 1)));
                 }
             }
@@ -685,8 +684,8 @@ unsafe fn unpack<Q: Quant>(blocks: &Eight, panel: &mut Panel) -> (__m256, __m256
 // ---------------------------------------------------------------------------------------------------
 // Q8_0
 
-/// Sums of four products of signed bytes: the sign of a weight goes to the activation, whose 127 at most can
-/// change it. Two times 128 · 127 fit sixteen bits.
+/// Sums of four products of signed bytes. A weight's sign is moved to its activation, which is at most 127, so negation
+/// cannot overflow. Two times 128 · 127 fit 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dot_signed(weights: __m256i, x: __m256i) -> __m256i {
@@ -730,8 +729,8 @@ fn one_token_q8_0(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn many_tokens_q8_0(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
-    // The blocks that share a panel of activations, unpacked so that lanes are rows: four weights of every
-    // row in a register, and the scales.
+    // The blocks that share a panel of activations, unpacked so that lanes are rows: four weights of every row per
+    // register, and the scales.
     let mut weights = [[_mm256_setzero_si256(); 4]; 16];
     let mut d = [_mm256_setzero_ps(); 8];
     for chunk in (0..x.len()).step_by(TOKEN_CHUNK) {

@@ -1,10 +1,10 @@
 //! Products with matrices in planes: affine codes of all widths, and MXFP4.
 //!
-//! An encoding brings 32 lanes at a time as unsigned bytes in the order of the row ([`GroupLanes`]); the products are
-//! shared by all. Sums of integers are exact, so lanes may be shifted by a constant and the sum of the activations
-//! times that constant be taken back.
+//! An encoding unpacks 32 lanes at a time to unsigned bytes in the order of the row ([`GroupLanes`]). All encodings
+//! share the products. Integer sums are exact, so lanes may have a constant offset, and the offset times the sum of the
+//! activations is subtracted.
 
-// Loops over registers go by index, so that they are unrolled.
+// Loops over registers use indices, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
 use super::*;
@@ -15,7 +15,7 @@ use crate::quant::planes::float_at;
 pub(crate) trait GroupLanes {
     /// Bytes of 32 codes.
     const BYTES: usize;
-    /// What is to be added to a lane.
+    /// The number to add to a lane.
     const OFFSET: i32;
     /// The largest lane.
     const LARGEST: u8;
@@ -33,8 +33,8 @@ pub(crate) trait GroupLanes {
 pub(crate) struct Codes<const BITS: usize>;
 
 impl<const BITS: usize> Codes<BITS> {
-    /// Which two bytes hold each code, as the shuffle instruction wants it: a code ends at latest in the byte after
-    /// the one where it starts. The first half of the result is for codes 0–7 and 16–23, the second for the others.
+    /// The two bytes that hold each code, as a shuffle pattern: a code ends at the latest in the byte after the one in
+    /// which it starts. The first half of the result is for codes 0–7 and 16–23, the second for the others.
     const WINDOWS: [[u8; 32]; 2] = {
         let mut out = [[0; 32]; 2];
         let mut i = 0;
@@ -44,14 +44,14 @@ impl<const BITS: usize> Codes<BITS> {
             let byte = i * BITS / 8 - start;
             let place = i / 16 * 16 + i % 8 * 2;
             out[i / 8 % 2][place] = byte as u8;
-            // A code that ends with the last byte needs none after it.
+            // A code that ends with the last byte needs no byte after it.
             out[i / 8 % 2][place + 1] = if byte == 15 { 0x80 } else { byte as u8 + 1 };
             i += 1;
         }
         out
     };
 
-    /// Moves each code to the top of its two bytes.
+    /// Shifts each code to the top of its two bytes.
     const FACTORS: [[u16; 16]; 2] = {
         let mut out = [[0; 16]; 2];
         let mut i = 0;
@@ -106,7 +106,7 @@ impl<const BITS: usize> GroupLanes for Codes<BITS> {
     }
 }
 
-/// FP4 numbers, doubled and shifted to start at zero.
+/// FP4 numbers, doubled, with an offset so that they start at zero.
 pub(crate) struct Fp4;
 
 impl GroupLanes for Fp4 {
@@ -163,8 +163,7 @@ pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>
     });
 }
 
-/// Writes the scales of a row's groups from `first` on, and their biases where it has any, to column `lane` of the
-/// tables.
+/// Writes the scales of a row's groups from `first` on, and their biases if it has any, to column `lane` of the tables.
 pub(crate) fn floats_of_row<const N: usize>(
     w: MatRef<'_>,
     row: usize,
@@ -176,7 +175,7 @@ pub(crate) fn floats_of_row<const N: usize>(
     let fill = |plane: &[u8], dtype: DType, out: &mut [[f32; N]]| {
         let size = dtype.block_bytes();
         let values = plane[first * size..][..out.len() * size].chunks_exact(size).zip(out);
-        // The type is asked for once, and not for every number.
+        // The type is matched once, not for every number.
         match dtype {
             DType::BF16 => {
                 values
@@ -195,7 +194,7 @@ pub(crate) fn floats_of_row<const N: usize>(
     }
 }
 
-/// As [`dot_signed`] with signed bytes, for lanes that need all eight bits: they are taken 128 too low.
+/// Like [`dot_signed`], for lanes that need all eight bits: 128 is subtracted from them first.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dot_wide(lanes: __m256i, x: __m256i) -> __m256i {
@@ -207,7 +206,7 @@ const fn is_wide<L: GroupLanes>() -> bool {
     L::LARGEST as i32 * 2 * 127 > i16::MAX as i32
 }
 
-/// What is to be added to a lane, as products take them.
+/// The number to add to a lane in the form that products use.
 const fn offset<L: GroupLanes>() -> i32 {
     if is_wide::<L>() { L::OFFSET + 128 } else { L::OFFSET }
 }
@@ -232,7 +231,7 @@ impl Floats {
         Floats { rows: [row(0), row(1), row(2), row(3)], dtype }
     }
 
-    /// Those of `N` groups, one or two, from `index` on: lane `4 · group + row`.
+    /// The floats of `N` groups, one or two, starting with `index`: lane `4 · group + row`.
     ///
     /// # Safety
     /// The rows must have as many.
@@ -240,7 +239,7 @@ impl Floats {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn get<const N: usize>(&self, index: usize) -> __m256 {
         let [a, b, c, d] = self.rows;
-        // A closure that takes closures would not be inlined.
+        // A macro, because a closure that takes closures would not be inlined.
         macro_rules! four {
             ($at:expr) => {
                 _mm_setr_epi32($at(a), $at(b), $at(c), $at(d))
@@ -333,7 +332,7 @@ unsafe fn add_groups<L: GroupLanes, const PARTS: usize, const N: usize>(
     g: usize,
     mut acc: __m128,
 ) -> __m128 {
-    // Parts whose products, added up, fit sixteen bits.
+    // The number of parts whose added products fit 16 bits.
     let run = (i16::MAX as usize / (2 * 127 * L::LARGEST as usize)).clamp(1, PARTS);
     let first = g * PARTS % 8;
     let mut sums = [_mm256_setzero_si256(); 8];
@@ -484,7 +483,7 @@ fn multiply<L: GroupLanes, const T: usize>(
     at: At,
 ) -> usize {
     let x: [&Q8Panel; T] = pick(x, at.token, at.panel);
-    // Vectors of lanes whose products, added up, fit sixteen bits; a group has a multiple of eight.
+    // The number of vectors of lanes whose added products fit 16 bits; a group has a multiple of eight.
     let run = match L::LARGEST {
         0..=16 => 8,
         17..=32 => 4,

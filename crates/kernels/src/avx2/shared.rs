@@ -1,4 +1,4 @@
-//! The products of all types that [`lanes`](super::lanes) unpacks.
+//! Products of all types that [`lanes`](super::lanes) unpacks.
 
 use super::lanes::Lanes;
 use super::*;
@@ -34,7 +34,7 @@ fn sums(panel: &Q8Panel) -> __m256i {
 // ---------------------------------------------------------------------------------------------------
 // One token
 
-/// Types with a block for a panel.
+/// For types with one block per panel.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn one_token_panels<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
     let bytes = Q::DTYPE.block_bytes();
@@ -95,7 +95,7 @@ unsafe fn products_with_panel<Q: Lanes>(block: *const u8, x: &Q8Panel) -> __m256
         _mm256_permute2x128_si256::<0x00>(scales, scales),
         _mm256_permute2x128_si256::<0x11>(scales, scales),
     ];
-    // Written out, since the compiler would not unroll a loop of this size.
+    // Written out, because the compiler would not unroll a loop of this size.
     macro_rules! add {
         ($($part:literal)*) => {$(
             // SAFETY: the caller's promise.
@@ -111,7 +111,7 @@ unsafe fn products_with_panel<Q: Lanes>(block: *const u8, x: &Q8Panel) -> __m256
     acc
 }
 
-/// Types with a float for 32 lanes.
+/// For types with a float for 32 lanes.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn one_token_blocks<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
     let (count, bytes) = (w.cols / 32, Q::DTYPE.block_bytes());
@@ -123,7 +123,7 @@ fn one_token_blocks<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
             let here = 2.min(count - block);
             let blocks = two_blocks(rows, block, here, bytes);
             ahead.advance(4 * here * bytes);
-            // Two consecutive blocks are in one panel, which is padded with zeros.
+            // Two consecutive blocks are in the same panel, which is padded with zeros.
             let (panel, part) = (&x[block / 8], block % 8);
             // SAFETY: the blocks are in the matrix.
             let products = unsafe { products_with_two_parts::<Q>(&blocks, panel, part) };

@@ -1,4 +1,4 @@
-//! Attention.
+//! Attention, written once for all register lengths.
 
 use std::mem::MaybeUninit;
 
@@ -8,16 +8,16 @@ use super::{Cell, MAX_PARTS, Vector, exp, fold, to_lanes};
 use crate::math;
 use crate::scalar::{self, AttentionStep, KEY_BLOCK, KvRef, LANES, RunningSoftmax};
 
-/// The most query heads that pass over the keys together.
+/// The most query heads that process the keys together.
 const HEAD_TILE: usize = 64;
 
-/// Heads for whose scores there is a smaller buffer, which is sooner filled with zeros.
+/// Up to this many heads use a smaller buffer of scores, which is faster to clear.
 const FEW_HEADS: usize = 8;
 
-/// The longest keys for which there is room to widen a register of them.
+/// The longest keys for which a register of them can be widened.
 const MAX_HEAD_DIM: usize = 1024;
 
-/// Whether keys and values fill whole registers, as those of nearly all models do, and there is room to widen them.
+/// Whether keys and values fill whole registers, as in nearly all models, and are short enough to be widened.
 #[inline(always)]
 pub(crate) fn fits<V: Vector>(step: &AttentionStep<'_>) -> bool {
     let whole = step.head_dim.is_multiple_of(V::LANES) && step.value_dim.is_multiple_of(V::LANES);
@@ -86,7 +86,7 @@ unsafe fn attend_typed<V: Vector, C: Cell>(
     }
 }
 
-/// As many heads as there is room for scores attend to `count` keys.
+/// Attention of up to [`HEAD_TILE`] heads to `count` keys.
 ///
 /// # Safety
 /// As [`attend`], and there must be `count` keys and values.
@@ -147,20 +147,20 @@ unsafe fn score_keys<V: Vector, C: Cell>(
     let wide = wide.as_mut_ptr().cast::<V>();
     for chunk in 0..chunks {
         for i in 0..V::LANES {
-            // Where there are fewer keys, the last stands in and its score is not looked at.
+            // If there are fewer keys, the last one is repeated and its score is ignored.
             let key = (range.start + i).min(range.end - 1);
             // SAFETY: the key exists; there are as many registers for each chunk.
             unsafe { wide.add(chunk * V::LANES + i).write(C::load(keys.add(key * dim + chunk * V::LANES))) };
         }
     }
-    // Keys whose accumulators fit the registers.
+    // The number of keys whose accumulators fit the registers.
     let together = V::LANES.min(V::SUMS / V::PARTS);
     // SAFETY: the caller's promise.
     let (zero, scale) = unsafe { (V::splat(0.0), V::splat(step.scale)) };
     for (query, scores) in step.queries.chunks_exact(dim).zip(scores) {
         let mut sums = [zero; LANES];
         for first in (0..V::LANES).step_by(together) {
-            // Sixteen accumulators for each key.
+            // Sixteen accumulators per key.
             let mut acc = [[zero; MAX_PARTS]; LANES];
             for chunk in (0..chunks).step_by(V::PARTS) {
                 for part in 0..V::PARTS {
@@ -188,7 +188,7 @@ unsafe fn score_keys<V: Vector, C: Cell>(
     }
 }
 
-/// Turns a head's `count` scores into weights; returns the factor that corrects what was summed up before.
+/// Converts a head's `count` scores to weights. Returns the factor that corrects earlier sums.
 ///
 /// # Safety
 /// As [`attend`].
@@ -199,7 +199,7 @@ unsafe fn soften<V: Vector>(
     count: usize,
 ) -> f32 {
     let max = scores[..count].iter().fold(running.max, |max, &score| max.max(score));
-    // Past the end the weights become zeros, which leave the sums, never negative, as they are.
+    // Beyond the end, weights become zero, which does not change the sums.
     scores[count..count.next_multiple_of(V::LANES)].fill(f32::NEG_INFINITY);
     // SAFETY: the caller's promise.
     let (largest, mut acc) = unsafe { (V::splat(max), [V::splat(0.0); MAX_PARTS]) };
@@ -266,7 +266,7 @@ unsafe fn add_channels<V: Vector, C: Cell, const H: usize, const N: usize>(
     out: *mut f32,
 ) {
     let dim = step.value_dim;
-    // Said once, so that it is not asked for every key.
+    // Asserted once, so that the compiler need not check it for every key.
     assert!(count <= KEY_BLOCK);
     // SAFETY: the caller's promise.
     let zero = unsafe { V::splat(0.0) };

@@ -1,14 +1,14 @@
-//! Float kernels that differ between instruction sets in the length of the registers only, written once over
-//! [`Vector`]. Each set's module implements the trait for its register.
+//! Float kernels that differ between instruction sets only in the length of registers, written once over [`Vector`].
+//! Each set's module implements the trait for its register.
 //!
-//! The functions here are compiled without the instructions that they use, so they are all `#[inline(always)]` and
-//! are called from functions with the target features alone, where they become a part of the caller. A closure that
-//! is made here would not be inlined for certain, so none works on registers.
+//! The functions here are compiled without the instructions that they use. So they are all `#[inline(always)]`, and
+//! only functions with the target features call them, into which they are inlined. A closure defined here might not be
+//! inlined, so no closure works on registers.
 //!
-//! Arrays of registers are as long as the set with the most needs them; those that another set does not use, the
-//! compiler removes.
+//! Arrays of registers are as long as the set with the most registers per value needs. The compiler removes those that
+//! another set does not use.
 
-// Loops over registers go by index, so that they are unrolled.
+// Loops over registers use indices, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
 pub(crate) mod attention;
@@ -24,12 +24,12 @@ pub(crate) const MAX_PARTS: usize = 4;
 
 /// A register of floats.
 ///
-/// Only unsafe functions make one, and their callers promise that the processor has the register's instructions. So
+/// Only unsafe functions create one, and their callers guarantee that the CPU has the register's instructions. So
 /// everything that takes one is safe.
 pub(crate) trait Vector: Copy {
     /// Floats in a register.
     const LANES: usize;
-    /// Registers that sums may take: half of those there are.
+    /// Registers that sums may use: half of all registers.
     const SUMS: usize;
     /// Registers for the sixteen accumulators of a float sum.
     const PARTS: usize = LANES / Self::LANES;
@@ -40,7 +40,7 @@ pub(crate) trait Vector: Copy {
     /// The processor must have the register's instructions.
     unsafe fn splat(value: f32) -> Self;
 
-    /// As many floats as there are lanes. They need not be aligned.
+    /// Loads a register of floats, which need not be aligned.
     ///
     /// # Safety
     /// The floats must exist, and the processor must have the register's instructions.
@@ -52,16 +52,16 @@ pub(crate) trait Vector: Copy {
     /// As there.
     unsafe fn load_f16(from: *const f16) -> Self;
 
-    /// As [`load`](Self::load), from bfloat16.
+    /// Like [`load`](Self::load), from bfloat16.
     ///
     /// # Safety
     /// As there.
     unsafe fn load_bf16(from: *const bf16) -> Self;
 
-    /// Stores all lanes. The place need not be aligned.
+    /// Stores all lanes. The address need not be aligned.
     ///
     /// # Safety
-    /// There must be room for them.
+    /// There must be space for them.
     unsafe fn store(self, to: *mut f32);
 
     /// `self + y`
@@ -79,18 +79,18 @@ pub(crate) trait Vector: Copy {
     /// The nearest integers, ties to even.
     fn round(self) -> Self;
 
-    /// `self · 2^⌊n/2⌋ · 2^⌈n/2⌉` for integers `n` of which neither power leaves the range of normal floats.
+    /// `self · 2^⌊n/2⌋ · 2^⌈n/2⌉` for integers `n` for which both powers are normal floats.
     fn scale_by_power(self, n: Self) -> Self;
 
     /// `yes` where `self < y`, else `no`.
     fn select_less(self, y: Self, yes: Self, no: Self) -> Self;
 
-    /// The sums of the first [`LANES`](Self::LANES) vectors, each in the lane of its number. Lanes are added in the
-    /// order of [`sum_lanes`](crate::scalar::sum_lanes).
+    /// The sums of the first [`LANES`](Self::LANES) vectors, one per lane. Lanes are added in the order of
+    /// [`sum_lanes`](crate::scalar::sum_lanes).
     fn sum_across(v: &[Self; LANES]) -> Self;
 }
 
-/// Defines operations of a [`Vector`] on the register it is implemented for, which need nothing but its instructions.
+/// Defines operations of a [`Vector`] that need only its register's instructions.
 macro_rules! operations {
     ($($name:ident($this:ident $(, $arg:ident)*) => $body:expr;)*) => {$(
         #[inline(always)]
@@ -102,9 +102,9 @@ macro_rules! operations {
 }
 pub(crate) use operations;
 
-/// A float as it is stored.
+/// A stored float type.
 pub(crate) trait Cell: Into<f32> {
-    /// A register of them, widened. They need not be aligned.
+    /// Loads a register of them, converted to f32. They need not be aligned.
     ///
     /// # Safety
     /// They must exist, and the processor must have the register's instructions.
@@ -152,7 +152,7 @@ pub(crate) fn exp<V: Vector>(x: V) -> V {
     }
 }
 
-/// Sixteen accumulators, for [`sum_lanes`](crate::scalar::sum_lanes).
+/// Stores sixteen accumulators, for [`sum_lanes`](crate::scalar::sum_lanes).
 #[inline(always)]
 pub(crate) fn to_lanes<V: Vector>(parts: &[V]) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];
@@ -160,7 +160,7 @@ pub(crate) fn to_lanes<V: Vector>(parts: &[V]) -> [f32; LANES] {
     lanes
 }
 
-/// As [`to_lanes`], to a place.
+/// Like [`to_lanes`], into an array.
 #[inline(always)]
 fn store_lanes<V: Vector>(parts: &[V], lanes: &mut [f32; LANES]) {
     for part in 0..V::PARTS {
@@ -169,7 +169,7 @@ fn store_lanes<V: Vector>(parts: &[V], lanes: &mut [f32; LANES]) {
     }
 }
 
-/// What [`to_lanes`] has made.
+/// The inverse of [`to_lanes`].
 ///
 /// # Safety
 /// The processor must have the register's instructions.
@@ -184,7 +184,7 @@ unsafe fn from_lanes<V: Vector>(lanes: &[f32; LANES]) -> [V; MAX_PARTS] {
     parts
 }
 
-/// The first additions of [`sum_lanes`](crate::scalar::sum_lanes): sixteen accumulators become a register.
+/// The first additions of [`sum_lanes`](crate::scalar::sum_lanes), which reduce sixteen accumulators to one register.
 #[inline(always)]
 fn fold<V: Vector>(parts: &[V; MAX_PARTS]) -> V {
     match V::PARTS {

@@ -5,8 +5,8 @@ use crate::quant::MAX_BLOCK;
 use crate::scalar::{self, LANES};
 use crate::tensor::{MatRef, Rows, TileMut};
 
-/// As [`scalar::matmul_f32`], for a matrix of `C`. It goes from memory to registers, and calls `ahead` with the number
-/// of bytes of the matrix that it is about to read for the first time.
+/// Like [`scalar::matmul_f32`], for a matrix of `C`. Weights go from memory to registers. `ahead` is called with the
+/// number of bytes of the matrix that are about to be read for the first time.
 ///
 /// # Safety
 /// The processor must have the register's instructions.
@@ -54,7 +54,7 @@ unsafe fn dot_tile<V: Vector, C: Cell, const R: usize, const T: usize>(
     let zero = unsafe { V::splat(0.0) };
     let mut acc = [[[zero; MAX_PARTS]; T]; R];
     let whole = w.cols / LANES * LANES;
-    // Only the first tokens' pass finds the rows in memory.
+    // Only the first tokens read the rows from memory; later ones find them in the cache.
     let fresh = if token == 0 { R * LANES * size_of::<C>() } else { 0 };
     for col in (0..whole).step_by(LANES) {
         ahead(fresh);
@@ -88,7 +88,7 @@ unsafe fn dot_tile<V: Vector, C: Cell, const R: usize, const T: usize>(
     }
 }
 
-/// Adds the last products of a row, which are fewer than there are accumulators.
+/// Adds the last products of a row, fewer than there are accumulators.
 #[inline(always)]
 fn add_products(w: &[f32], x: &[f32], lanes: &mut [f32; LANES]) {
     for ((lane, w), x) in lanes.iter_mut().zip(w).zip(x) {
@@ -99,8 +99,8 @@ fn add_products(w: &[f32], x: &[f32], lanes: &mut [f32; LANES]) {
 /// Tokens that share four widened rows.
 const TOKENS: usize = 32;
 
-/// As [`scalar::matmul_f32`], for any type. Four rows are widened to floats piece by piece by `widen`, which is given a
-/// row and the first column of the piece, and the pieces serve a few tokens.
+/// Like [`scalar::matmul_f32`], for any type. `widen` converts four rows to floats in pieces, given a row and the
+/// piece's first column. Several tokens use each piece.
 ///
 /// # Safety
 /// The processor must have the register's instructions.
@@ -122,7 +122,7 @@ pub(crate) unsafe fn matmul_widened<V: Vector>(
     }
 }
 
-/// What starts with a cache line, so that no register is loaded from two.
+/// Aligned to cache lines, so that no register is loaded from two of them.
 #[repr(align(64))]
 struct Aligned<T>(T);
 
@@ -152,7 +152,7 @@ unsafe fn in_chunks<V: Vector, const T: usize>(
                     widen((first + row).min(w.rows - 1), col, &mut weights[..cols]);
                 }
                 let piece = |t: usize| &x.row(chunk + t)[col..col + cols];
-                // Where registers are left, four tokens share the loads of the weights.
+                // If registers are left, four tokens share the loads of the weights.
                 let four = if 16 * V::PARTS <= V::SUMS { tokens / 4 * 4 } else { 0 };
                 for t in (0..four).step_by(4) {
                     let x = [piece(t), piece(t + 1), piece(t + 2), piece(t + 3)];
@@ -242,7 +242,7 @@ unsafe fn multiply<V: Vector, const T: usize>(
     }
 }
 
-/// The elements of a row of `C` as floats.
+/// Converts the elements of a row of `C` to floats.
 ///
 /// # Safety
 /// The processor must have the register's instructions.

@@ -1,4 +1,4 @@
-//! The K family: 256 lanes in a block, with integer scales for parts of it.
+//! The K family: 256 lanes per block, with integer scales for parts of it.
 
 use super::{Quant, SUB, Unpacked, f16_at};
 use crate::DType;
@@ -37,7 +37,8 @@ impl Quant for Q3K {
 
     fn unpack(block: &[u8], out: &mut Unpacked) {
         out.d[0] = f16_at(block, 108);
-        // Eight bytes hold the low nibbles of scales 0–7 and 8–15, four the upper pairs of bits of every fourth.
+        // Eight bytes hold the low nibbles of scales 0–7 and 8–15, and four bytes hold the upper two bits of every
+        // fourth scale.
         let (low, high) = (&block[96..104], &block[104..108]);
         for sub in 0..16 {
             let nibble = low[sub % 8] >> (sub / 8 * 4) & 15;

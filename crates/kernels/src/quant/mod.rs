@@ -1,15 +1,14 @@
-//! The quantised types, one file per family: how a block is laid out and what its numbers are.
+//! The quantised types, one file per family: the layout of a block, and what its numbers mean.
 //!
-//! Every type here is the same thing underneath. A block holds small integers ("lanes"), one integer scale
-//! (and perhaps one integer minimum) per sixteen lanes, and one or two floats for the whole block (or, in one type, a
-//! float for each sixteen lanes):
+//! All types have the same structure. A block holds small integers ("lanes"), one integer scale (and possibly one
+//! integer minimum) per sixteen lanes, and one or two floats for the whole block. One type has a float for every
+//! sixteen lanes instead:
 //!
 //! ```text
 //! weight[i] = (d · scale[i / 16]) · lane[i] − dmin · min[i / 16]
 //! ```
 //!
-//! A type says how to unpack its bytes into that form. Dequantisation and the dot products are written once,
-//! over the unpacked form.
+//! A type says how to unpack its bytes to this form. Dequantisation and dot products are written once over it.
 
 pub(crate) mod fp4;
 pub mod grids;
@@ -31,21 +30,21 @@ use crate::DType;
 pub const SUB: usize = 16;
 /// The most lanes a block has.
 pub const MAX_BLOCK: usize = 256;
-/// The most scales of type float a block has.
+/// The most float scales in a block.
 pub const MAX_FLOATS: usize = 4;
 
-/// A block in the form all types share.
+/// A block in the common form.
 #[derive(Clone, Debug)]
 pub struct Unpacked {
     /// The integers. Only the first [`Quant::BLOCK`] are meaningful.
     pub lanes: [i8; MAX_BLOCK],
     /// One scale for every [`SUB`] lanes.
     pub scales: [i16; MAX_BLOCK / SUB],
-    /// One minimum for every [`SUB`] lanes; untouched where the type has none.
+    /// One minimum for every [`SUB`] lanes; unchanged if the type has none.
     pub mins: [i16; MAX_BLOCK / SUB],
-    /// The block's scale; or [`Quant::FLOATS`] of them, each for its share of the lanes.
+    /// The block's scale, or [`Quant::FLOATS`] scales, each for an equal part of the lanes.
     pub d: [f32; MAX_FLOATS],
-    /// The scale of the minima; untouched where the type has none.
+    /// The scale of the minima; unchanged if the type has none.
     pub dmin: f32,
 }
 
@@ -63,11 +62,11 @@ impl Default for Unpacked {
 
 /// A quantised type.
 pub trait Quant {
-    /// The type in a file's directory, which holds the block's geometry too.
+    /// The file's name for the type, which also determines the block's geometry.
     const DTYPE: DType;
     /// Lanes in a block: a multiple of [`SUB`] that divides [`MAX_BLOCK`].
     const BLOCK: usize;
-    /// Scales of type float in a block: a power of two, each for as many lanes. Types with minima have one.
+    /// Float scales per block: a power of two, each for equally many lanes. Types with minima have one.
     const FLOATS: usize = 1;
     /// Whether the type has minima.
     const HAS_MINS: bool;
@@ -91,7 +90,7 @@ pub trait Quant {
 
 /// Runs `$body` with `$q` bound to the quantised type that `$dtype` names.
 ///
-/// The one place where a new type is entered for all kernels at once.
+/// A new type is added here for all kernels.
 macro_rules! with_quant {
     ($dtype:expr, $q:ident => $body:expr) => {
         $crate::quant::with_quant! { $dtype, $q => $body,

@@ -1,4 +1,4 @@
-//! The plain types: 32 lanes in a block, with one f16 for all of them, or two.
+//! The plain types: 32 lanes per block, with one or two f16 for all of them.
 
 use super::{Quant, Unpacked, f16_at};
 use crate::DType;
@@ -83,14 +83,14 @@ fn one_float(block: &[u8], out: &mut Unpacked) {
     out.scales[..2].fill(1);
 }
 
-/// The scale at the start of a block, and what is added to every weight: a minimum of one, of opposite sign.
+/// The scale at the start of a block, and the number added to every weight, stored as a minimum of opposite sign.
 fn two_floats(block: &[u8], out: &mut Unpacked) {
     one_float(block, out);
     out.dmin = -f16_at(block, 2);
     out.mins[..2].fill(1);
 }
 
-/// Sets 32 lanes from 16 bytes, low nibbles first; `lane` gets a nibble and its number.
+/// Sets 32 lanes from 16 bytes, low nibbles first. `lane` converts a nibble, given its index.
 pub(super) fn unpack_nibbles(bytes: &[u8], lanes: &mut [i8], lane: impl Fn(u8, usize) -> i8) {
     for (i, byte) in bytes[..16].iter().enumerate() {
         lanes[i] = lane(byte & 15, i);
@@ -98,7 +98,7 @@ pub(super) fn unpack_nibbles(bytes: &[u8], lanes: &mut [i8], lane: impl Fn(u8, u
     }
 }
 
-/// A nibble with bit `i` of `fifth` on top.
+/// A nibble with bit `i` of `fifth` above it.
 fn with_fifth(nibble: u8, fifth: &[u8], i: usize) -> i8 {
     (nibble | (fifth[i / 8] >> (i % 8) & 1) << 4) as i8
 }

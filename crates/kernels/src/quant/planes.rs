@@ -1,6 +1,6 @@
-//! Matrices whose scales are apart from their codes: what the planes hold, group by group.
+//! Matrices whose scales are separate from their codes: unpacks them group by group.
 //!
-//! A group is a run of a row's weights that share a scale, and perhaps a bias: `weight = lane · scale + bias`.
+//! A group is a run of weights in a row that share a scale and possibly a bias: `weight = lane · scale + bias`.
 
 use super::f16_at;
 use super::fp4::{E2M1, half_of_power};
@@ -13,16 +13,16 @@ pub const MAX_GROUP: usize = 128;
 
 /// A group of a row.
 pub struct Group {
-    /// The integers. Only as many as the group has are meaningful.
+    /// The integers. Only the group's length of them is meaningful.
     pub lanes: [i16; MAX_GROUP],
-    /// Multiplies the lanes.
+    /// The factor of the lanes.
     pub scale: f32,
-    /// Is added to each; zero where the encoding has none.
+    /// Added to each; zero if the encoding has no biases.
     pub bias: f32,
 }
 
 impl Group {
-    /// Memory for a group.
+    /// An empty group.
     pub fn new() -> Group {
         Group { lanes: [0; MAX_GROUP], scale: 0.0, bias: 0.0 }
     }
@@ -30,7 +30,7 @@ impl Group {
     /// Unpacks group `index` of a row.
     ///
     /// # Panics
-    /// If the matrix is not in groups.
+    /// If the encoding has no groups.
     #[inline(always)]
     pub fn unpack(&mut self, w: MatRef<'_>, row: usize, index: usize) {
         match w.encoding {
@@ -60,7 +60,7 @@ impl Default for Group {
     }
 }
 
-/// Unpacks codes of `bits` bits, lowest bits first: eight of them fill as many bytes as a code has bits.
+/// Unpacks codes of `bits` bits, lowest bits first. Eight codes take `bits` bytes.
 #[inline(always)]
 fn unpack_codes(bits: usize, codes: &[u8], out: &mut [i16]) {
     let mask = (1u64 << bits) - 1;
@@ -72,8 +72,8 @@ fn unpack_codes(bits: usize, codes: &[u8], out: &mut [i16]) {
     }
 }
 
-/// The weights of a row from column `first` on. Where weights share a scale, `first` and the length of `out` are whole
-/// groups.
+/// The weights of a row, starting at column `first`. If weights share a scale, `first` and the length of `out` must be
+/// whole groups.
 #[inline(always)]
 pub fn dequantise(w: MatRef<'_>, row: usize, first: usize, out: &mut [f32]) {
     match w.encoding {
@@ -116,11 +116,11 @@ fn dequantise_groups(w: MatRef<'_>, row: usize, first: usize, group: usize, out:
     }
 }
 
-/// The FP8 number (E4M3: no infinities, one NaN of either sign) of a code.
+/// The value of an FP8 code (E4M3: no infinities, one NaN of either sign).
 #[inline(always)]
 pub fn fp8(code: u8) -> f32 {
     let magnitude = u32::from(code & 0x7f);
-    // Below eight there is no leading one, only eighths of the smallest exponent.
+    // Below eight there is no implicit leading one, only eighths of the smallest exponent.
     let small = magnitude as f32 * (1.0 / 512.0);
     let normal = f32::from_bits((magnitude << 20) + (120 << 23));
     let value = if magnitude < 8 { small } else { normal };
@@ -137,7 +137,7 @@ pub fn float_at(dtype: DType, bytes: &[u8], index: usize) -> f32 {
         DType::BF16 => {
             f32::from_bits(u32::from(bytes[2 * index]) << 16 | u32::from(bytes[2 * index + 1]) << 24)
         }
-        // A power of two; half of the one for doubled numbers, doubled.
+        // A power of two: twice the half that is used for doubled numbers.
         DType::F8_E8M0 => half_of_power(bytes[index]) * 2.0,
         other => panic!("{other} is not a type of scales"),
     }

@@ -1,23 +1,23 @@
-//! Linear attention by the gated delta rule: a convolution of each channel, gates, and one step of the recurrence.
+//! Linear attention by the gated delta rule: a convolution per channel, gates, and one step of the recurrence.
 
 use super::dot;
 use crate::math::{exp, sigmoid, silu, softplus};
 
-/// Columns of a recurrent state that lie together, and that one step takes together. The state of a head of 128×128 is
-/// too large for the first-level cache; so many of its columns are not.
+/// Columns of a recurrent state that are stored together and computed in one step. The state of a 128×128 head does not
+/// fit the first-level cache, but this many of its columns do.
 pub const STATE_COLUMNS: usize = 32;
 
-/// What a position before, or the one at hand, adds to a convolution.
+/// A position's contribution to a convolution.
 #[derive(Clone, Copy, Debug)]
 pub struct Tap<'a> {
-    /// `[channels]` The weights of that distance.
+    /// `[channels]` The weights at this distance.
     pub w: &'a [f32],
-    /// `[channels]` What was there.
+    /// `[channels]` The input at that position.
     pub x: &'a [f32],
 }
 
-/// One position of a convolution of each channel by itself, from the farthest tap to the nearest, and the activation:
-/// `out = SiLU(Σ w · x)`.
+/// One position of a separate convolution per channel, from the farthest tap to the nearest, with the activation: `out
+/// = SiLU(Σ w · x)`.
 #[inline(always)]
 pub fn convolve(taps: &[Tap<'_>], out: &mut [f32]) {
     out.fill(0.0);
@@ -32,7 +32,7 @@ pub fn convolve(taps: &[Tap<'_>], out: &mut [f32]) {
     }
 }
 
-/// Gives a vector the length `scale`: `x · scale / sqrt(Σ x² + eps)`.
+/// Scales a vector to the length `scale`: `x · scale / sqrt(Σ x² + eps)`.
 #[inline(always)]
 pub fn l2_norm(x: &mut [f32], eps: f32, scale: f32) {
     let scale = scale / (dot(x, x) + eps).sqrt();
@@ -41,8 +41,8 @@ pub fn l2_norm(x: &mut [f32], eps: f32, scale: f32) {
     }
 }
 
-/// The gates of every head from their projections: how much of its state stays, `a ← exp(rate · softplus(a + bias))`,
-/// and how much of an error is corrected, `b ← σ(b)`.
+/// Computes the gates of every head from their projections: the share of its state that stays, `a ← exp(rate ·
+/// softplus(a + bias))`, and the strength of the correction, `b ← σ(b)`.
 #[inline(always)]
 pub fn delta_gates(a: &mut [f32], b: &mut [f32], rates: &[f32], biases: &[f32]) {
     assert!(a.len() == rates.len() && a.len() == biases.len() && a.len() == b.len());
@@ -52,26 +52,25 @@ pub fn delta_gates(a: &mut [f32], b: &mut [f32], rates: &[f32], biases: &[f32]) 
     }
 }
 
-/// What one token brings to the state of a head.
+/// One token's input to the state of a head.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaStep<'a> {
-    /// `[key_dim]` What is asked of the new state.
+    /// `[key_dim]` The query to the new state.
     pub q: &'a [f32],
-    /// `[key_dim]` Where the value is to be found.
+    /// `[key_dim]` The key under which the value is stored.
     pub k: &'a [f32],
     /// `[STATE_COLUMNS]` These columns of the value.
     pub v: &'a [f32; STATE_COLUMNS],
-    /// How much of the state stays.
+    /// The share of the state that stays.
     pub keep: f32,
-    /// How much of the difference between the value and what the key finds is corrected.
+    /// The strength with which the difference between the value and the state's answer to the key is corrected.
     pub correct: f32,
 }
 
-/// One step of the gated delta rule on some columns of a state S `[key_dim, STATE_COLUMNS]`, which is where it was
-/// `before` if not in its place:
-/// `S ← keep · S`, `δ = correct · (v − Sᵀ k)`, `S ← S + k δᵀ`, `out = Sᵀ q`.
+/// One step of the gated delta rule on some columns of a state S `[key_dim, STATE_COLUMNS]`. The old state is in
+/// `before`, or in place: `S ← keep · S`, `δ = correct · (v − Sᵀ k)`, `S ← S + k δᵀ`, `out = Sᵀ q`.
 ///
-/// Even and odd rows are summed apart, in order, and then added.
+/// Even and odd rows are summed separately, in order, and then added.
 #[inline(always)]
 pub fn delta_step(
     step: &DeltaStep<'_>,
@@ -84,7 +83,7 @@ pub fn delta_step(
     let before = before.map(|before| before.as_chunks::<STATE_COLUMNS>().0);
     assert!(before.is_none_or(|before| before.len() == state.len()));
 
-    // Two bodies, so that neither asks at every row where it was.
+    // Two bodies, so that the source is not checked for every row.
     match before {
         Some(before) => {
             let delta = correction(step, before);
@@ -119,7 +118,7 @@ fn correction(step: &DeltaStep<'_>, state: &[[f32; STATE_COLUMNS]]) -> [f32; STA
     delta
 }
 
-/// `S ← keep · S + k δᵀ`, `out = Sᵀ q`, where `old` gives a row of S by its number and what is in its place.
+/// `S ← keep · S + k δᵀ`, `out = Sᵀ q`. `old` returns a row of the old state, given its index and the row in place.
 #[inline(always)]
 fn correct(
     step: &DeltaStep<'_>,

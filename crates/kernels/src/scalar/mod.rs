@@ -1,10 +1,10 @@
-//! Every kernel in plain Rust: the specification that the other instruction sets repeat to the bit.
+//! Every kernel in plain Rust: the specification, which the other instruction sets follow to the bit.
 //!
-//! Three rules make that possible. Integer sums are exact, so their order is free. Float sums over a row use
-//! sixteen accumulators, lane `i % 16` for element `i`, fused multiply-adds, and the tree of [`sum_lanes`].
-//! Everything else is one IEEE operation after another, as written here.
+//! Three rules make that possible. Integer sums are exact, so their order is free. Float sums over a row use sixteen
+//! accumulators (element `i` goes to lane `i % 16`), fused multiply-adds, and the reduction tree of [`sum_lanes`].
+//! Everything else is a fixed sequence of IEEE operations.
 //!
-//! Kernels are inlined always, so that an instruction set's own module can compile them with its instructions.
+//! Kernels are always inlined, so that an instruction set's module can compile them with its instructions.
 
 mod delta;
 
@@ -21,7 +21,7 @@ use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 /// Accumulators of a float sum.
 pub const LANES: usize = 16;
 
-/// Keys that one step of attention takes together.
+/// Keys that one step of attention computes together.
 pub const KEY_BLOCK: usize = 64;
 
 /// Tokens that share one unpacked block.
@@ -53,8 +53,8 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
 
 /// `out[t][r] = Σ w[r][c] · x[t][c]` with quantised weights and activations quantised by [`quantise`].
 ///
-/// One fused multiply-add per block or group of the weights (or per float, where a block has several), two where they
-/// have minima or biases.
+/// One fused multiply-add per block or group of the weights (or per float, if a block has several), two if they have
+/// minima or biases.
 pub fn matmul_q8(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<'_, f32>) {
     check_shapes(w, x.len(), out);
     assert_eq!(x.width(), Q8Panel::count(w.cols));
@@ -109,7 +109,7 @@ fn dot_block<Q: Quant>(w: &Unpacked, x: &Q8Panel, lane: usize, mut acc: f32) -> 
     acc
 }
 
-/// Products with weights in groups of `group` lanes: `lane · scale`, and `+ bias` where they have one.
+/// Products with weights in groups of `group` lanes: `lane · scale`, and `+ bias` if they have biases.
 fn matmul_groups<const BIASES: bool>(
     w: MatRef<'_>,
     group: usize,
@@ -142,14 +142,14 @@ fn matmul_groups<const BIASES: bool>(
     }
 }
 
-/// `out[t][c] = Σ w[r][c] · x[t][r]`, for any type: the product with the transposed matrix, as a sum over its rows
-/// from the first to the last.
+/// `out[t][c] = Σ w[r][c] · x[t][r]` for any type: the product with the transposed matrix, as a sum over its rows from
+/// the first to the last.
 #[inline(always)]
 pub fn matmul_transposed(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     matmul_transposed_by(w, x, out, dequantise);
 }
 
-/// As [`matmul_transposed`], with another way to the weights of a row from a column on.
+/// Like [`matmul_transposed`]. `weights` reads the weights of a row, starting at a column.
 #[inline(always)]
 pub(crate) fn matmul_transposed_by(
     w: MatRef<'_>,
@@ -173,15 +173,15 @@ pub(crate) fn matmul_transposed_by(
     }
 }
 
-/// A float whose last bit is worth one: a small number added to it is rounded, ties to even, and its lowest byte is
-/// the result. Unlike a conversion, which has to consider values that do not fit, that is one instruction for many
-/// lanes.
+/// A float whose last bit has the value one. Adding a small number rounds that number, ties to even, and the lowest
+/// byte of the sum is the result. A conversion would have to handle values that do not fit; this is one instruction for
+/// many lanes.
 const ROUNDING: f32 = 12_582_912.0;
 
-/// Quantises a row of activations to bytes, one scale for every `block` of them.
+/// Quantises a row of activations to bytes, with one scale for every `block` of them.
 ///
-/// A value that is not finite makes its block's scale so, and therefore every product with it. A block so close to
-/// zero that its scale has no inverse is zero.
+/// A value that is not finite makes its block's scale not finite, and so every product with it. A block that is so
+/// close to zero that its scale has no inverse becomes zero.
 #[inline(always)]
 pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
     assert_eq!(out.len(), Q8Panel::count(x.len()));
@@ -189,7 +189,7 @@ pub fn quantise(x: &[f32], block: usize, out: &mut [Q8Panel]) {
     for (x, panel) in x.chunks(Q8Panel::LEN).zip(out) {
         *panel = Q8Panel::default();
         for (b, x) in x.chunks(block).enumerate() {
-            // The bits of non-negative floats order like the floats, with NaN above all.
+            // The bits of non-negative floats sort like the floats, with NaN above all.
             let mut largest = 0;
             for v in x {
                 largest = v.abs().to_bits().max(largest);
@@ -220,7 +220,7 @@ pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {
     }
 }
 
-/// Which channels of a head rotate together.
+/// Which channels of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairs {
     /// Channel `i` with channel `i + n/2` of the `n` rotated ones.
@@ -271,7 +271,7 @@ pub enum KvRef<'a> {
     F32(&'a [f32]),
 }
 
-/// The softmax of one query head while it passes over the keys.
+/// The softmax of one query head while the keys are processed.
 #[derive(Clone, Copy, Debug)]
 pub struct RunningSoftmax {
     /// The largest score so far.
@@ -281,40 +281,40 @@ pub struct RunningSoftmax {
 }
 
 impl RunningSoftmax {
-    /// Before the first key.
+    /// The state before the first key.
     pub const START: RunningSoftmax = RunningSoftmax { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// One step of attention: the query heads that share a key head pass over up to [`KEY_BLOCK`] keys.
+/// One step of attention: the query heads that share a key head process up to [`KEY_BLOCK`] keys.
 pub struct AttentionStep<'a> {
     /// `[heads, head_dim]`
     pub queries: &'a [f32],
     /// `[keys, head_dim]`
     pub keys: KvRef<'a>,
-    /// `[keys, value_dim]`, each so far from the last as `value_stride` says. They may be a part of the keys.
+    /// `[keys, value_dim]`, at a distance of `value_stride`. They may be inside the keys.
     pub values: KvRef<'a>,
     /// Channels of a key.
     pub head_dim: usize,
     /// Channels of a value.
     pub value_dim: usize,
-    /// Channels from where one value starts to where the next one does.
+    /// The distance between the starts of two values, in channels.
     pub value_stride: usize,
     /// Multiplies every score.
     pub scale: f32,
 }
 
 impl AttentionStep<'_> {
-    /// The number of keys, where keys and values have so many channels in all.
+    /// The number of keys, given the total lengths of keys and values.
     pub(crate) fn count(&self, keys: usize, values: usize) -> usize {
         let count = keys / self.head_dim;
         assert!(count <= KEY_BLOCK && keys == count * self.head_dim && self.value_dim <= self.value_stride);
-        // After the last value there need not be a gap.
+        // The last value need not be followed by a gap.
         assert!(count == 0 || values >= (count - 1) * self.value_stride + self.value_dim);
         count
     }
 }
 
-/// Takes one [`AttentionStep`]: updates each head's softmax and its unnormalised output `[heads, value_dim]`.
+/// Computes one [`AttentionStep`]: updates each head's softmax and its unnormalised output `[heads, value_dim]`.
 #[inline(always)]
 pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mut [f32]) {
     assert_eq!(step.queries.len(), running.len() * step.head_dim);
@@ -433,7 +433,7 @@ pub fn top_k(scores: &[f32], out: &mut [u32]) {
     };
     let mut found = 0;
     for i in 0..scores.len() as u32 {
-        // Only a strictly larger score moves ahead of an earlier index.
+        // Only a strictly larger score is placed before an earlier index.
         let rank = out[..found].iter().position(|&held| value(i) > value(held)).unwrap_or(found);
         if rank < out.len() {
             found = (found + 1).min(out.len());
@@ -461,7 +461,7 @@ fn multiply_add_lanes(a: &[f32], b: &[f32], acc: &mut [f32; LANES]) {
     }
 }
 
-/// The sum of sixteen accumulators: halves are added until one is left.
+/// The sum of sixteen accumulators: halves are added until one value is left.
 #[inline(always)]
 pub fn sum_lanes(acc: &[f32; LANES]) -> f32 {
     let mut acc = *acc;

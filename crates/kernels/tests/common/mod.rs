@@ -1,11 +1,12 @@
-//! Random data of every kind the kernels take, the same in every run.
+//! Random test data for the kernels, the same in every run.
 
 #![allow(dead_code)]
 
 use forebay_kernels::{Affine, DType, Encoding, MatRef, Planes, Tiles};
 use half::f16;
 
-/// Every encoding that can be computed, of those with parameters a choice that meets each value of each.
+/// Every encoding that the kernels support. Of encodings with parameters, a selection that covers each value of each
+/// parameter.
 pub fn encodings() -> Vec<Encoding> {
     let mut all: Vec<Encoding> = DType::computable().map(Encoding::Blocks).collect();
     for bits in [2, 3, 4, 5, 6, 8] {
@@ -23,12 +24,12 @@ pub fn encodings() -> Vec<Encoding> {
     all
 }
 
-/// Those that are multiplied with quantised activations.
+/// Encodings that are multiplied with quantised activations.
 pub fn quantised() -> impl Iterator<Item = Encoding> {
     encodings().into_iter().filter(|e| e.activation_block().is_some())
 }
 
-/// Columns that cannot be cut: a block or a group.
+/// Columns that belong together: a block or a group.
 pub fn block_len(encoding: Encoding) -> usize {
     match encoding {
         Encoding::Blocks(dtype) => dtype.block_len(),
@@ -54,7 +55,7 @@ impl Stored {
         let codes = encoding.plane_bytes(rows, cols).unwrap()[0];
         let codes = match encoding {
             Encoding::Blocks(dtype) | Encoding::Columns(dtype) => random.weights(dtype, rows, cols),
-            // One code of FP8 is not a number.
+            // One FP8 code is NaN.
             Encoding::Tiles(_) => {
                 (0..codes).map(|_| random.bits() as u8).map(|b| b - u8::from(b & 127 == 127)).collect()
             }
@@ -110,7 +111,7 @@ impl Stored {
     }
 }
 
-/// A small generator of random numbers (SplitMix64).
+/// A small random number generator (SplitMix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -182,7 +183,7 @@ pub fn set_scales(dtype: DType, bytes: &mut [u8], random: &mut Random) {
     }
 }
 
-/// Where a type's block has f16 scales, and a size that keeps the weights near one.
+/// Where a type's block has f16 scales, and a magnitude that keeps the weights near one.
 fn scale_fields(dtype: DType) -> &'static [(usize, f32)] {
     match dtype {
         DType::Q4_0 => &[(0, 0.1)],

@@ -1,5 +1,4 @@
-//! One runner over all kernels, types, ragged shapes and instruction sets: each must give the scalar kernel's
-//! bits.
+//! Runs all kernels with all types, ragged shapes and instruction sets. Each must give the scalar kernel's bits.
 
 use forebay_kernels::scalar::{AttentionStep, KvRef, RopePairs, RunningSoftmax};
 use forebay_kernels::{
@@ -11,7 +10,7 @@ use half::f16;
 
 use crate::common::{Random, Stored, block_len, encodings, quantised};
 
-/// Calls `check` with every instruction set this processor has, apart from the scalar one.
+/// Calls `check` with every instruction set of this CPU except the scalar one.
 fn each_isa(check: impl Fn(&'static Kernels, &'static Kernels)) {
     for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::Scalar) {
         eprintln!("{}", isa.name());
@@ -19,7 +18,7 @@ fn each_isa(check: impl Fn(&'static Kernels, &'static Kernels)) {
     }
 }
 
-/// As [`assert_same_bits`], for inputs that numbers which are not finite come of: one NaN is as good as another.
+/// Like [`assert_same_bits`], for inputs whose results may not be finite: any NaN equals any other.
 fn assert_same_bits_or_nan(ours: &[f32], scalar: &[f32], what: &str) {
     assert_eq!(ours.len(), scalar.len(), "{what}");
     for (i, (a, b)) in ours.iter().zip(scalar).enumerate() {
@@ -54,7 +53,7 @@ fn products_with_quantised_activations_have_the_scalar_bits() {
                 let width = Q8Panel::count(cols);
                 let mut panels = vec![Q8Panel::default(); (tokens + 1) * width];
                 for panels in panels.chunks_exact_mut(width) {
-                    // Now and then the extremes of what integers must hold.
+                    // Some panels hold the largest values that the integers must hold.
                     let extreme = random.bits().is_multiple_of(3);
                     let x: Vec<f32> = (0..cols)
                         .map(|_| if extreme { random.unit().signum() } else { random.normal() })
@@ -151,7 +150,7 @@ fn products_with_transposed_matrices_have_the_scalar_bits() {
 
 #[test]
 fn sums_that_are_negative_zeros_have_the_scalar_bits() {
-    // Products below the smallest float: they leave the sign, also in lanes that the last columns do not reach.
+    // Products below the smallest float: their signs survive, also in lanes beyond the last columns.
     let (rows, cols) = (5, 37);
     let weights: Vec<u8> = (0..rows * cols).flat_map(|_| 1e-30f32.to_le_bytes()).collect();
     let x = vec![-1e-30; 3 * cols];
@@ -175,7 +174,7 @@ fn mxfp4_with_any_exponent_has_the_scalar_bits() {
     each_isa(|ours, scalar| {
         let mut random = Random(9);
         let mut stored = Stored::random(&mut random, Encoding::Mxfp4, rows, cols);
-        // A row for each exponent, in one of its groups; the others are zero, so that the smallest does not vanish.
+        // One row per exponent, in one of its groups. The other groups are zero, so that the smallest exponent matters.
         for row in 0..rows {
             stored.scales[3 * row + row % 3] = row as u8;
             for (group, codes) in stored.codes[48 * row..][..48].chunks_exact_mut(16).enumerate() {
@@ -196,7 +195,7 @@ fn mxfp4_with_any_exponent_has_the_scalar_bits() {
             };
             let ours = run(ours);
             assert!(ours[0] != 0.0 && ours[1] != 0.0, "the smallest exponents vanish");
-            // The largest exponents give infinite sums; those of the middle do not.
+            // The largest exponents give infinite sums; the middle ones do not.
             assert!(ours.chunks_exact(rows).all(|row| row[..200].iter().all(|sum| sum.is_finite())));
             assert_same_bits_or_nan(&ours, &run(scalar), &format!("{tokens} tokens"));
         }
@@ -210,7 +209,7 @@ fn fp8_with_any_code_and_any_scale_has_the_scalar_bits() {
     let scales = [0.0, 1e-40, -1e-30, 3.0, 2f32.powi(119), 2f32.powi(120), f32::INFINITY, f32::NAN];
     each_isa(|ours, scalar| {
         let mut random = Random(8);
-        // One code is not a number, of either sign: in one row, or in none.
+        // One code of either sign is NaN: in one row, or in none.
         for not_a_number in [None, Some(0x7f), Some(0xff)] {
             for scale in scales {
                 let mut stored = Stored::random(&mut random, encoding, rows, cols);
@@ -264,7 +263,7 @@ fn products_with_some_of_the_rows_have_the_scalar_bits() {
                 out
             };
             let whole = run(scalar, stored.view());
-            // Every third row from the second on, of rows 4 to 29: 5, 8, … 29.
+            // Every third of rows 4 to 29, starting with the second: 5, 8, … 29.
             let some = stored.view().rows(4..30).every(1, 3);
             assert_eq!(some.rows, 9);
             let picked: Vec<f32> = (0..3)
@@ -315,7 +314,7 @@ fn quantised_activations_are_the_scalar_ones() {
 fn attention_has_the_scalar_bits() {
     each_isa(|ours, scalar| {
         let mut random = Random(5);
-        // Among them heads that end inside the registers of some sets or all, and more than are taken together.
+        // Includes heads that end inside the registers of some or all sets, and more heads than are processed together.
         let shapes = [
             (1, 32, 32),
             (2, 128, 128),
@@ -334,7 +333,7 @@ fn attention_has_the_scalar_bits() {
                 let values = random.normals(count * value_dim);
                 let half = |x: &[f32]| x.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>();
                 let (keys16, values16) = (half(&keys), half(&values));
-                // Values of their own, or the last channels of the keys.
+                // Separate values, or the last channels of the keys.
                 let inside = head_dim.saturating_sub(value_dim);
                 let caches = [
                     (KvRef::F32(&keys), KvRef::F32(&values), value_dim),
@@ -354,7 +353,7 @@ fn attention_has_the_scalar_bits() {
                         let mut running = vec![RunningSoftmax::START; heads];
                         let mut out = vec![0.0; heads * value_dim];
                         (kernels.attend)(&step, &mut running, &mut out);
-                        // A second step, with another maximum, corrects what the first has summed up.
+                        // A second step with another maximum corrects the sums of the first.
                         let again = AttentionStep { scale: 0.3, ..step };
                         (kernels.attend)(&again, &mut running, &mut out);
                         (kernels.attend_finish)(&running, &mut out);

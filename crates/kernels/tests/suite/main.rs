@@ -1,4 +1,5 @@
-//! The kernels' tests through their public surface. One program, since every program more is linked with all of it.
+//! The kernels' tests through their public interface. They are one program, because each further program would be
+//! linked with all kernels.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -9,7 +9,7 @@ fn every_type_dequantises_as_the_gguf_package_does() {
     let read = |name| std::fs::read(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let (most, iq) = (read("quants.safetensors"), read("iq.safetensors"));
     let (most, iq) = (SafeTensors::deserialize(&most).unwrap(), SafeTensors::deserialize(&iq).unwrap());
-    // F32 is its own dequantisation.
+    // Dequantising F32 changes nothing.
     for dtype in DType::computable().filter(|&dtype| dtype != DType::F32) {
         let file = if dtype.name().starts_with("IQ") { &iq } else { &most };
         let tensor = |part| file.tensor(&format!("{dtype}.{part}")).unwrap();

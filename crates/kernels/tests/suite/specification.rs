@@ -1,4 +1,4 @@
-//! The scalar kernels against the plainest possible arithmetic in f64.
+//! Compares the scalar kernels with the simplest possible arithmetic in f64.
 
 use forebay_kernels::scalar::{self, AttentionStep, KvRef, RopePairs, RunningSoftmax};
 use forebay_kernels::{DeltaStep, Encoding, KEY_BLOCK, MatRef, Q8Panel, Rows, STATE_COLUMNS, Tap, TileMut};
@@ -87,7 +87,7 @@ fn matmul_with_quantised_activations_is_within_a_percent() {
         scalar::matmul_q8(w, Rows::new(&panels, width), &mut TileMut::new(&mut out, rows));
         let error = relative_error(&out, &naive_matmul(w, &x));
         assert!(error < 1e-2, "{encoding}: {error}");
-        // And far closer to the product with what the activations became.
+        // Much closer to the product with the quantised activations.
         let rounded: Vec<f32> =
             panels.iter().flat_map(|p| (0..256).map(|i| f32::from(p.lanes[i]) * p.scales[i / 32])).collect();
         let error = relative_error(&out, &naive_matmul(w, &rounded));
@@ -238,7 +238,7 @@ fn attention_in_steps_is_attention_over_all_keys() {
     }
 }
 
-/// What follows a value up to the next one is not read.
+/// The gap between two values is not read.
 #[test]
 fn values_may_lie_inside_the_keys() {
     let (head_dim, value_dim) = (12, 8);
@@ -333,7 +333,7 @@ fn gates_of_the_delta_rule_are_what_their_formulas_say() {
     assert!(relative_error(&correct, &expected) < 1e-6);
 }
 
-/// As the rule is written, line by line, over several tokens, the state moving from place to place and staying.
+/// Computed from the formulas line by line, over several tokens, with the state in place and moved.
 #[test]
 fn steps_of_the_delta_rule_are_what_its_formulas_say() {
     const C: usize = STATE_COLUMNS;

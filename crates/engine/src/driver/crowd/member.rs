@@ -1,4 +1,4 @@
-//! One request among those that are answered together.
+//! One request of the crowd, from arrival to its answer.
 
 use std::time::Instant;
 
@@ -13,12 +13,12 @@ use crate::generate::client::Client;
 use crate::generate::{Choice, Event, Request, Writing};
 use crate::session::Session;
 
-/// An answer needs at least so much more room than it has: memory grows by pages of so many positions.
+/// An answer needs memory for at least this many more tokens, because memory grows in pages of this many positions.
 const AHEAD: usize = 64;
 
-/// A request that nothing has been done for.
+/// A request for which nothing has been computed.
 pub struct Asked {
-    /// The order in which requests came.
+    /// The request's number, in order of arrival.
     pub number: u64,
     pub request: Request,
     pub cancel: Cancel,
@@ -26,51 +26,51 @@ pub struct Asked {
     pub came: Instant,
 }
 
-/// A request that is being answered, or was and waits for memory.
+/// A request that is being answered, or was being answered and now waits for memory.
 pub struct Member {
     pub number: u64,
     pub client: Client,
     pub cancel: Cancel,
     pub listener: Box<dyn Listener>,
     pub writing: Writing,
-    /// What has been computed of the text. Nothing, if it lost that for want of memory.
+    /// The tokens of the text that are computed. Empty if the request gave its memory to others.
     pub session: Session,
-    /// The prompt and what was written: all of it is to be computed.
+    /// The prompt and the tokens generated so far, all of which must be computed.
     pub text: Vec<TokenId>,
-    /// How much of the text is prompt.
+    /// Tokens of the text that belong to the prompt.
     pub prompt: usize,
-    /// Where the prompt's last turn begins: a later prompt that goes on with this one is the same up to there.
+    /// Where the prompt's last turn begins. A later prompt that continues this conversation is the same up to there.
     turn: usize,
-    /// Lengths of the text that the session should be able to go back to.
+    /// Lengths of the text that the session should be able to rewind to.
     pub marks: Vec<usize>,
-    /// Of those, the ones that others are expected to go back to.
+    /// Those of the marks that other requests are expected to rewind to.
     pins: Vec<usize>,
     pub start: Start,
-    /// Whether what is on disk may be read for it.
+    /// Whether kept conversations may be read from disk for it.
     pub may_read: bool,
-    /// The number of the last pass it had a part in.
+    /// The number of the last pass that computed some of its tokens.
     pub served: u64,
     came: Instant,
     begun: Moment,
     /// Shows how much of the prompt is processed, once that has begun.
     meter: Option<PromptMeter>,
-    /// When the prompt had been read.
+    /// When the whole prompt was computed.
     read: Option<Moment>,
-    /// How much of the prompt its listener knows to be read.
+    /// Prompt tokens that the listener knows to be computed.
     told: usize,
 }
 
-/// What computing waits for.
+/// What a request waits for before it is computed.
 pub enum Start {
     /// Nothing.
     Now,
-    /// The prompt of another one, of which `at` tokens are wanted.
+    /// The first `at` tokens of another request's prompt.
     After { number: u64, at: usize },
-    /// A file, of which so many tokens are wanted.
+    /// A file, of which `reach` tokens will be used.
     Reading { ticket: Ticket, reach: usize },
 }
 
-/// A time, and what the expert store had counted then.
+/// A time, and the expert store's counters at that time.
 #[derive(Clone, Copy)]
 struct Moment {
     at: Instant,
@@ -84,7 +84,7 @@ impl Moment {
 }
 
 impl Asked {
-    /// Begins, with an empty conversation; or tells the listener why that cannot be.
+    /// Starts with an empty session; or reports to the listener why that is impossible.
     pub fn begin(self, engine: &Engine) -> Option<Member> {
         let Asked { number, request, cancel, listener, came } = self;
         let session = engine.session();
@@ -127,7 +127,7 @@ impl Asked {
 }
 
 impl Member {
-    /// Begins to compute, after what is known. Gives the number of tokens that are, if it begins for the first time.
+    /// Starts computing after the tokens of a session. At the first start, returns how many tokens that saves.
     pub fn begin(&mut self, session: Option<Session>) -> Option<usize> {
         self.start = Start::Now;
         if let Some(session) = session {
@@ -147,58 +147,58 @@ impl Member {
         Some(known)
     }
 
-    /// Has it able to go back to so many tokens, for others.
+    /// Keeps a mark at this length, for other requests.
     pub fn pin(&mut self, at: usize) {
         self.marks.push(at);
         self.pins.push(at);
         self.session.pin(at);
     }
 
-    /// Another conversation of its first tokens, if there is memory for it.
+    /// A second session with the first tokens, if there is memory for it.
     pub fn fork(&mut self, len: usize) -> Option<Session> {
         let fork = self.session.fork_at(len);
-        fork.inspect_err(|error| tracing::debug!("a prompt is read again: {error}")).ok()
+        fork.inspect_err(|error| tracing::debug!("a prompt is computed again: {error}")).ok()
     }
 
-    /// Loses what was computed, and not its text.
+    /// Drops what was computed. The text stays.
     pub fn park(&mut self) {
         self.start = Start::Now;
         self.session = self.session.engine().session();
         self.writing.let_go();
     }
 
-    /// Has the last token computed again, whose logits led to nothing.
+    /// Removes the last token from the session, so that its logits are computed again.
     pub fn step_back(&mut self) {
         let before = self.session.tokens().len() - 1;
         self.session.go_back(self.session.reach(before));
     }
 
-    /// Bytes that it takes soon, as far as can be said.
+    /// An estimate of the bytes that it needs soon.
     pub fn need(&self) -> u64 {
         self.session.bytes_for(self.text.len() + AHEAD) + self.writing.matcher_bytes()
     }
 
-    /// Whether it can have a part in the next pass.
+    /// Whether it can take part in the next pass.
     pub fn is_ready(&self) -> bool {
         matches!(self.start, Start::Now)
     }
 
-    /// What is to be computed next, all at once if there is room.
+    /// The tokens to compute next, if the pass has room for all of them.
     pub fn rest(&self) -> &[TokenId] {
         &self.text[self.session.tokens().len()..]
     }
 
-    /// Whether only the token that was chosen last is to be computed.
+    /// Whether only the last chosen token must be computed.
     pub fn writes(&self) -> bool {
         self.text.len() > self.prompt && self.rest().len() == 1
     }
 
-    /// More of the text has been computed. Gives whether that is news.
+    /// Reports prompt progress to the listener. Returns false if there is none.
     pub fn tell_progress(&mut self) -> bool {
         let Some(meter) = &self.meter else { return false };
         let progress = meter.read();
         let done = progress.done as usize;
-        // What is computed again after it was lost is nobody's progress.
+        // Recomputing lost tokens is not progress.
         let is_news = done > self.told;
         if is_news {
             self.told = done;
@@ -207,7 +207,7 @@ impl Member {
         is_news
     }
 
-    /// The logits after the whole text led to this choice, of which the listener is told. Gives whether the answer goes on.
+    /// Handles the choice of the next token, and reports it to the listener. Returns whether the answer goes on.
     pub fn take(&mut self, choice: Choice) -> bool {
         if self.read.is_none() {
             let now = Moment::now(self.session.engine());
@@ -223,7 +223,7 @@ impl Member {
         token.is_some()
     }
 
-    /// Ends the answer and tells its listener. Gives what was computed, and where its last turn begins.
+    /// Ends the answer and reports it to the listener. Returns the session, and where its last turn begins.
     pub fn end(mut self, outcome: Outcome) -> (Session, usize) {
         let now = Moment::now(self.session.engine());
         if matches!(outcome, Outcome::Cancelled) {

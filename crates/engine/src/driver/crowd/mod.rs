@@ -1,8 +1,8 @@
-//! Many answers at once: all who are served take every pass together, so that each expert is read once for all.
+//! Many answers at once. All running requests share each pass, so that each expert is read once for all of them.
 //!
-//! Requests come and go between passes. A pass holds one token for everybody who writes, and pieces of the prompts of
-//! others: as large as there is room for if nobody writes, and so large that those who write do not wait for long if
-//! somebody does (`pace.rs`).
+//! Requests come and go between passes. A pass computes one token for each request that generates, and parts of other
+//! requests' prompts. If no request generates, these parts are as large as possible. Otherwise they are so small that
+//! the generating requests do not wait long (`pace.rs`).
 
 mod member;
 mod pace;
@@ -23,27 +23,27 @@ use crate::error::{Error, Result};
 use crate::generate::{Answer, Event, Request};
 use crate::session::Turn;
 
-/// The time between two tokens of an answer while prompts are read, where the machine can do it.
+/// The longest time between two tokens of an answer while prompts are processed, if the machine is fast enough.
 const PACE: Duration = Duration::from_millis(500);
 
-/// How long a step waits for a file where nothing can be computed.
+/// How long a step waits for a file when nothing can be computed.
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// How long an answer waits for memory that requests hold which are not being answered yet.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Takes what happens to a request.
+/// Receives the events of a request.
 ///
 /// [`Crowd`] has an example.
 pub trait Listener: Send {
-    /// Something happened.
+    /// Handles an event.
     fn event(&mut self, event: Event<'_>);
 
-    /// The request has been answered, or cannot be.
+    /// Handles the end of the request: its answer, or an error.
     fn end(self: Box<Self>, answer: Result<Answer>);
 }
 
-/// How requests are served.
+/// Options of a [`Crowd`].
 ///
 /// # Examples
 /// ```
@@ -57,24 +57,24 @@ pub trait Listener: Send {
 /// ```
 #[derive(Clone, Debug)]
 pub struct CrowdOptions {
-    /// The most that are answered at once, if memory has room for them.
+    /// The most requests that are answered at once, if they fit memory.
     pub most: usize,
-    /// The most of them that are of one [client](crate::Client).
+    /// The most requests of one [client](crate::Client) that are answered at once.
     pub share: usize,
-    /// How long those who write should wait for a token while the prompts of others are read.
+    /// The target for the time between two tokens of an answer while prompts are processed.
     pub pace: Duration,
-    /// What is kept of conversations for later prompts.
+    /// The prefix cache's options; `None` turns it off.
     pub prefixes: Option<PrefixOptions>,
 }
 
 impl CrowdOptions {
-    /// So many at once, all of them of one client if nobody else asks, and nothing kept.
+    /// Options for this many requests at once, all of them of one client if there is no other, and no prefix cache.
     pub fn new(most: usize) -> CrowdOptions {
         CrowdOptions { most, share: most, pace: PACE, prefixes: None }
     }
 }
 
-/// Requests that are answered together. What an answer is does not depend on what else is answered meanwhile.
+/// Requests that are answered together. An answer does not depend on the other requests.
 ///
 /// # Examples
 /// ```
@@ -113,22 +113,22 @@ pub struct Crowd {
     active: Vec<Member>,
     prefixes: Option<Prefixes>,
     pace: Pace,
-    /// Requests so far.
+    /// Requests added so far.
     came: u64,
-    /// Passes so far.
+    /// Passes computed so far.
     passes: u64,
     idle_steps: u64,
-    /// Tokens of answers so far.
+    /// Tokens generated so far.
     written: usize,
-    /// Whether it was logged that requests wait for each other.
+    /// Whether a deadlock of requests was logged.
     warned: bool,
-    /// Bytes that all conversations can have at once, where that turned out to be too little for all.
+    /// Bytes for all conversations, after that turned out to be too little for all running requests.
     room: Option<u64>,
-    /// Since when nobody can go on, because requests that are not being answered yet hold the memory.
+    /// Since when no request can continue, because requests that are not being answered yet hold the memory.
     stalled: Option<Instant>,
 }
 
-/// What a request has of a pass.
+/// The part of a pass that one request gets.
 #[derive(Clone, Copy)]
 struct Share {
     number: u64,
@@ -137,14 +137,14 @@ struct Share {
 
 /// Where a pass failed.
 enum Failure {
-    /// Before it gave logits: it may be repeated.
+    /// Before it returned logits: it may be repeated.
     Pass(Error),
-    /// With its logits. Tokens may have been chosen by some of them, so it is not repeated.
+    /// With its logits. Some tokens may have been chosen already, so the pass must not be repeated.
     Logits(Error),
 }
 
 impl Crowd {
-    /// Nobody yet.
+    /// A crowd without requests.
     pub fn new(engine: &Engine, mut options: CrowdOptions) -> Crowd {
         options.most = options.most.max(1);
         options.share = options.share.max(1);
@@ -165,7 +165,7 @@ impl Crowd {
         }
     }
 
-    /// Adds a request. `cancel` ends its answer alone, early.
+    /// Adds a request. `cancel` ends only this request.
     pub fn add(&mut self, request: Request, cancel: Cancel, listener: Box<dyn Listener>) {
         let number = self.came;
         self.came += 1;
@@ -173,48 +173,48 @@ impl Crowd {
         self.waiting.insert(Waiting::New(Box::new(asked)));
     }
 
-    /// Requests that are being answered.
+    /// The number of requests that are being answered.
     pub fn running(&self) -> usize {
         self.active.len()
     }
 
-    /// Requests that wait for their turn.
+    /// The number of requests that wait for a place.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether all have been answered.
+    /// Whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.active.is_empty() && self.waiting.is_empty()
     }
 
-    /// Steps so far in which nothing could be computed, although there were requests.
+    /// The number of steps that could compute nothing although there were requests.
     pub fn idle_steps(&self) -> u64 {
         self.idle_steps
     }
 
-    /// What keeping conversations did.
+    /// The counters of the prefix cache.
     pub fn prefix_meters(&self) -> PrefixMeters {
         self.prefixes.as_ref().map_or_else(PrefixMeters::default, Prefixes::meters)
     }
 
-    /// Has the conversations that are kept written to disk, in the background: before leaving, and when nothing is
-    /// going on. Dropping the crowd waits until they are.
+    /// Writes the prefix cache to disk in the background, before shutdown or when there is nothing to do. Dropping the
+    /// crowd waits until it is written.
     pub fn save_prefixes(&mut self) {
         if let Some(prefixes) = &mut self.prefixes {
             prefixes.save();
         }
     }
 
-    /// Computes one pass: a token for everybody who writes, and pieces of the prompts of others. Gives the number of
-    /// tokens written. What happens to a request its listener is told; an error of the computation ends the
-    /// requests that it concerns, and others go on, unless [the device is lost](Engine::lost).
+    /// Computes one pass: a token for each request that generates, and parts of other requests' prompts. Returns the
+    /// number of tokens generated. Listeners receive the events of their requests. If the computation fails, only the
+    /// requests that are affected end with the error, unless [the device is lost](Engine::lost).
     ///
-    /// A pass that is mostly for requests that are cancelled meanwhile is given up. Where nobody can compute, because
-    /// all wait for files, it waits a little instead and counts as [idle](Self::idle_steps).
+    /// A pass stops early if most of its requests have been cancelled. If all requests wait for files, the step waits a
+    /// short time and counts as [idle](Self::idle_steps).
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if that was asked of all by `cancel`. Then all is as it was before the step.
+    /// [`Error::Cancelled`] if `cancel` was cancelled. Then the state is the same as before the step.
     pub fn step(&mut self, cancel: &Cancel) -> Result<usize> {
         self.dismiss();
         self.take_files(Duration::ZERO);
@@ -252,7 +252,7 @@ impl Crowd {
         Ok(self.written - before)
     }
 
-    /// Ends the requests that are cancelled.
+    /// Ends the cancelled requests.
     fn dismiss(&mut self) {
         while let Some(i) = self.active.iter().position(|member| member.cancel.is_cancelled()) {
             let member = self.active.remove(i);
@@ -269,7 +269,7 @@ impl Crowd {
         }
     }
 
-    /// Begins with those who wait, as far as there is room.
+    /// Starts waiting requests, as far as places and memory allow.
     fn admit(&mut self) {
         while self.active.len() < self.options.most {
             let active = &self.active;
@@ -305,7 +305,7 @@ impl Crowd {
         }
     }
 
-    /// Nobody who is served can compute, because all wait for files: waits a little, too.
+    /// Waits a short time for files, if no running request can be computed.
     fn rest(&mut self) {
         if self.active.is_empty() {
             return;
@@ -315,14 +315,15 @@ impl Crowd {
             self.take_files(MOMENT);
             return;
         }
-        // `leader` says why this cannot happen. If it does, it must not occupy a processor, and somebody should know.
+        // `leader` explains why this cannot happen. If it does happen, it must not keep a CPU busy, and the log must
+        // say so.
         if !std::mem::replace(&mut self.warned, true) {
             tracing::error!("{} requests wait for each other, which is a bug", self.active.len());
         }
         sleep(MOMENT);
     }
 
-    /// Whether another fits, as far as is known from when something did not.
+    /// Whether another request fits, judging by the last time that memory was too small.
     fn has_room_for(&mut self, member: &Member) -> bool {
         if self.active.is_empty() {
             self.room = None;
@@ -330,13 +331,13 @@ impl Crowd {
         self.room.is_none_or(|room| self.active_need() + member.need() <= room)
     }
 
-    /// Bytes that those who are served take soon.
+    /// Bytes that the running requests need soon.
     fn active_need(&self) -> u64 {
         self.active.iter().map(Member::need).sum()
     }
 
-    /// Memory has room for `have` bytes, and more was needed: what is kept for later goes, then the one that came last
-    /// waits for better times.
+    /// Frees memory after a pass needed more than the `have` bytes that exist: first from the prefix cache, then by
+    /// parking the request that came last.
     fn make_room(&mut self, have: u64) -> Room {
         match self.take_from_kept() {
             Room::None => {}
@@ -348,11 +349,11 @@ impl Crowd {
         let [_, .., last] = holders[..] else { return self.wait_for_requests() };
         self.park(last);
         self.room = Some(have);
-        tracing::info!("memory has room for {} conversations at the moment", holders.len() - 1);
+        tracing::info!("memory suffices for {} conversations at the moment", holders.len() - 1);
         Room::Made
     }
 
-    /// The same where only one needs memory, and no other answer has any.
+    /// Frees memory if only one request needs some, and no other running request holds any.
     fn make_room_for_one(&mut self) -> Room {
         match self.take_from_kept() {
             Room::None => self.wait_for_requests(),
@@ -360,34 +361,34 @@ impl Crowd {
         }
     }
 
-    /// Has one of those who are served wait for better times.
+    /// Parks a running request: it drops its session and waits for memory.
     fn park(&mut self, i: usize) {
         let mut member = self.active.remove(i);
         member.park();
         self.waiting.insert(Waiting::Parked(Box::new(member)));
     }
 
-    /// Whether it has memory that parking it would free.
+    /// Whether parking the request would free memory.
     fn holds_memory(&self, member: &Member) -> bool {
         member.served == self.passes
             || !member.session.tokens().is_empty()
             || member.writing.matcher_bytes() > 0
     }
 
-    /// Takes memory from what is kept for later.
+    /// Frees memory of the prefix cache.
     fn take_from_kept(&mut self) -> Room {
         let Some(prefixes) = &mut self.prefixes else { return Room::None };
         let room = prefixes.give_way();
         if matches!(room, Room::Soon) {
-            // The drive takes its time, in which requests can come and leave: only a moment at once.
+            // Writing takes a while, in which requests come and leave, so wait only a moment at a time.
             self.idle_steps += 1;
             prefixes.wait_for_write(MOMENT);
         }
         room
     }
 
-    /// Only one answer is left that has memory, and it needs more. Requests that are not being answered yet may have it: they
-    /// give it back before long, or wait for an answer themselves, so this one waits a moment, but not for ever.
+    /// Only one running request holds memory, and it needs more. Requests that are not being answered yet hold the
+    /// rest. They will return it or start themselves, so this request waits, but only for a limited time.
     fn wait_for_requests(&mut self) -> Room {
         let own: u64 = self.active.iter().map(|member| member.writing.grammar_bytes()).sum();
         let since = *self.stalled.get_or_insert_with(Instant::now);
@@ -400,8 +401,8 @@ impl Crowd {
         Room::Soon
     }
 
-    /// There was no memory for finding which tokens the grammars of these allow. They wait for better times, but one that is alone:
-    /// it tries again if there is hope.
+    /// Parks requests that had no memory to find the tokens that their grammars allow. A request that is alone tries
+    /// again, as long as memory may become free.
     fn wait_for_memory(&mut self, mut short: Vec<(u64, Error)>) {
         short.sort_by_key(|(number, _)| *number);
         while let Some((number, error)) = short.pop() {
@@ -421,7 +422,7 @@ impl Crowd {
         }
     }
 
-    /// Ends the requests that took part in a pass that failed.
+    /// Ends the requests that took part in a failed pass.
     fn fail(&mut self, parts: &[Share], error: &Error) {
         for i in (0..self.active.len()).rev() {
             if parts.iter().any(|part| part.number == self.active[i].number) {
@@ -444,12 +445,12 @@ impl Crowd {
         }
     }
 
-    /// Computes these parts of those who are served. What fails for some of them, such as an expert that cannot be
-    /// read, need not fail for others, who may not need it: each half is tried again without the other, until only those
-    /// are left who fail alone. Bits do not depend on who computes beside whom.
+    /// Computes these parts of the running requests. An error such as an unreadable expert may concern only some of
+    /// them. So each half is tried again without the other, until only the requests that fail on their own are left.
+    /// Repeating a pass is safe because bits do not depend on which requests share it.
     ///
     /// # Errors
-    /// Those that concern all: that the pass was cancelled, that there is no memory, that the device is lost.
+    /// Only errors that concern all requests: a cancelled pass, not enough memory, a lost device.
     fn compute(&mut self, parts: &[Share], cancel: &Cancel) -> Result<()> {
         match self.pass(parts, cancel) {
             Ok(()) => Ok(()),
@@ -459,7 +460,7 @@ impl Crowd {
             ) => Err(error),
             Err(Failure::Pass(error)) if parts.len() > 1 => {
                 tracing::warn!(
-                    "what {} requests compute together failed, and is tried in halves: {error}",
+                    "a pass for {} requests failed, and is repeated in halves: {error}",
                     parts.len()
                 );
                 let (first, second) = parts.split_at(parts.len() / 2);
@@ -506,7 +507,7 @@ impl Crowd {
         let mut step = self.engine.step(&mut turns, &give_up).map_err(Failure::Pass)?;
         while let Some((turn, mut logits)) = step.next_row().map_err(Failure::Logits)? {
             chosen[turn].1 = match writings[turn].choose(&mut logits) {
-                // That concerns all.
+                // This concerns all requests.
                 Err(error @ Error::DeviceLost(_)) => return Err(Failure::Logits(error)),
                 choice => Some(choice),
             };
@@ -540,14 +541,14 @@ impl Crowd {
         Ok(())
     }
 
-    /// What those who are served have of the next pass.
+    /// Divides the next pass among the running requests.
     fn parts(&self) -> Vec<Share> {
         let mut shares = vec![0; self.active.len()];
         let all = self.engine.step_size();
         let ready = (0..self.active.len()).filter(|&i| self.active[i].is_ready());
         let (mut writers, mut readers): (Vec<usize>, Vec<usize>) =
             ready.partition(|&i| self.active[i].writes());
-        // If a pass is too small for all who write, who had a part in the last one waits, and prompts get a quarter.
+        // If not all generating requests fit a pass, those that waited longest go first, and prompts get a quarter.
         writers.sort_by_key(|&i| self.active[i].served);
         writers.truncate(if readers.is_empty() { all } else { all - all / 4 });
         writers.iter().for_each(|&i| shares[i] = 1);
@@ -563,14 +564,14 @@ impl Crowd {
     }
 
     fn end(&mut self, member: Member, outcome: Outcome) {
-        // What a failure left behind nobody should go on with.
+        // A session that failed must not be reused.
         let sound = !matches!(outcome, Outcome::Failed(_));
         let tenant = member.client.tenant;
         let (session, turn) = member.end(outcome);
         if let Some(prefixes) = self.prefixes.as_mut().filter(|_| sound && !session.tokens().is_empty()) {
             prefixes.keep(tenant, session, turn);
         }
-        // Others may have grown or shrunk since: what fits is tried again, a little more at a time.
+        // Other conversations may have shrunk since, so the limit is raised a little.
         self.room = self.room.map(|room| room + room / 16);
     }
 }

@@ -1,43 +1,43 @@
-//! How much of a prompt a pass takes beside those who write, so that they do not wait for long.
+//! Limits how many prompt tokens a pass computes beside generating requests, so that these do not wait long.
 
 use std::time::Duration;
 
-/// Prompts get on by so many tokens a pass, whatever that takes.
+/// A pass computes at least this many prompt tokens, whatever time that takes.
 const LEAST: usize = 32;
 
-/// The weight of the newest pass in what is known of passes.
+/// The weight of the newest pass in the averages.
 const NEWEST: f64 = 0.2;
 
-/// Where the least already takes longer than it should, so much longer again makes little difference to those who write,
-/// and much to the prompt: most of the time goes into reading experts, which more tokens share.
+/// If even the smallest part takes longer than the target, a part may take longer by this factor. Generating requests
+/// hardly notice, but the prompt gains much: most of the time goes into reading experts, which more tokens share.
 const NO_MATTER: f64 = 1.25;
 
-/// What is known of passes that read prompts: their time as a straight line over their tokens of prompts.
+/// A linear model of the time of passes over their number of prompt tokens, learned while running.
 pub struct Pace {
     target: f64,
-    /// Weighted means, the newest pass foremost. Zero before the first one.
+    /// Weighted means, with the newest pass weighted most. Zero before the first one.
     tokens: f64,
     seconds: f64,
-    /// Weighted variance of tokens, and covariance with seconds.
+    /// Weighted variance of tokens, and covariance of tokens and seconds.
     spread: f64,
     together: f64,
-    /// Seconds that a token more takes.
+    /// Seconds for each additional token.
     slope: f64,
     /// Tokens of the newest pass.
     newest: f64,
 }
 
 impl Pace {
-    /// Nothing is known yet.
+    /// A model without measurements.
     pub fn new(target: Duration) -> Pace {
         let target = target.as_secs_f64();
         Pace { target, tokens: 0.0, seconds: 0.0, spread: 0.0, together: 0.0, slope: 0.0, newest: 0.0 }
     }
 
-    /// A pass with so many tokens of prompts took so long.
+    /// Adds the measurement of one pass.
     pub fn learn(&mut self, tokens: usize, seconds: f64) {
         if tokens < LEAST {
-            // Few tokens need few experts, and say nothing of many.
+            // A few tokens use few experts, which tells nothing about many tokens.
             return;
         }
         let tokens = tokens as f64;
@@ -51,18 +51,18 @@ impl Pace {
         self.seconds += NEWEST * longer;
         self.spread = (1.0 - NEWEST) * (self.spread + NEWEST * more * more);
         self.together = (1.0 - NEWEST) * (self.together + NEWEST * more * longer);
-        // Passes that are all alike say nothing about others.
+        // Passes of the same size tell nothing about other sizes.
         if self.spread > (0.1 * self.tokens).powi(2) {
             self.slope = self.together / self.spread;
         }
     }
 
-    /// Tokens of prompts for a pass in which others write.
+    /// The number of prompt tokens for a pass in which other requests generate.
     pub fn share(&self) -> usize {
         if self.tokens == 0.0 {
             return LEAST;
         }
-        // Never far beyond what was tried.
+        // Never far beyond the sizes that were measured.
         let most = (2.0 * self.newest.max(self.tokens)).max(LEAST as f64);
         let least = self.seconds + self.slope * (LEAST as f64 - self.tokens);
         let allowed = self.target.max(NO_MATTER * least);
@@ -75,8 +75,8 @@ impl Pace {
     }
 }
 
-/// Divides `room` among prompts that need so much, in the order of their arrival. What one does not need the others get,
-/// and the one that came first always gets on.
+/// Divides `room` tokens among prompts with these needs, in order of arrival. Tokens that one prompt does not need go
+/// to the others. The first prompt always gets some.
 pub fn divide(room: usize, needs: &[usize]) -> Vec<usize> {
     let mut shares = vec![0; needs.len()];
     let mut order: Vec<usize> = (0..needs.len()).collect();
@@ -92,7 +92,7 @@ pub fn divide(room: usize, needs: &[usize]) -> Vec<usize> {
         shares[i] = needs[i].min(left.div_ceil(needs.len() - done));
         left -= shares[i];
     }
-    // The first one was served before it was known what the others leave.
+    // The first prompt got its part before the rest was known.
     if let Some(&first) = order.first() {
         shares[first] += left.min(needs[first] - shares[first]);
     }
@@ -103,7 +103,7 @@ pub fn divide(room: usize, needs: &[usize]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// Lets passes take the time that a machine takes, until they settle; gives the size they settle at.
+    /// Simulates passes until their size settles. Returns that size.
     fn settled(mut seconds: impl FnMut(usize) -> f64) -> usize {
         let mut pace = Pace::new(Duration::from_millis(500));
         for _ in 0..200 {
@@ -128,7 +128,7 @@ mod tests {
         assert!((LEAST..=LEAST * 5 / 4).contains(&size), "{size}");
     }
 
-    /// All experts are read for a few tokens as for many.
+    /// A few tokens read as many experts as many tokens do.
     #[test]
     fn where_time_does_not_depend_on_tokens_a_pass_takes_many() {
         let size = settled(|tokens| 4.0 + 0.001 * tokens as f64);

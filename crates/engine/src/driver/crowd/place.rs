@@ -1,7 +1,7 @@
-//! Where a prompt starts: with what is known of it already.
+//! Finds how much of a request's prompt is computed already.
 //!
-//! It may be known from a conversation that is kept, in memory or on disk, or from one that is being answered. Where another
-//! prompt that begins alike is still being read, it waits for that one, if that saves work.
+//! A prefix of the prompt may be in the prefix cache, in memory or on disk, or in a running request's session. If an
+//! earlier request is still computing a prompt with the same beginning, waiting for it may save work.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use crate::driver::prefix::{Match, WORTH_FORKING, common};
 use crate::session::Session;
 use crate::tokenizer::Tokenizer;
 
-/// Tokens that waiting for another prompt must save.
+/// Waiting for another prompt must save at least this many tokens.
 const WORTH_WAITING: usize = 32;
 
-/// A place where prompts part is marked if the last place to go back to is so far before it.
+/// A position where prompts differ gets a mark if the nearest mark is at least this far before it.
 const FAR: usize = 16;
 
-/// Tokens shown of texts that part.
+/// How many tokens of differing texts the log shows.
 const SHOWN: usize = 8;
 
 impl Crowd {
-    /// Lets a request start, which has nothing computed yet.
+    /// Decides how a request starts that has nothing computed yet.
     pub(super) fn place(&mut self, mut member: Member) {
         let (text, tenant) = (&member.text, member.client.tenant);
         let last = text.len() - 1;
@@ -71,7 +71,7 @@ impl Crowd {
         tracing::info!("prompt of {} tokens: {start} reused{whence}{parting}", text.len());
         if let Some((same, other)) = &closest {
             let tokenizer = self.engine.tokenizer();
-            // What people write is theirs: only whoever asks for all details is shown it.
+            // The log shows users' texts only at level `debug`.
             tracing::debug!(
                 "{:?} instead of {:?}",
                 shown(tokenizer, text, *same),
@@ -79,7 +79,7 @@ impl Crowd {
             );
         }
 
-        // Others may part there as well.
+        // Later prompts may differ at the same position.
         let parted = closest.map_or(0, |(same, _)| same.min(last));
         if parted >= start + FAR {
             member.pin(parted);
@@ -103,12 +103,12 @@ impl Crowd {
         self.active.push(member);
     }
 
-    /// The prompt that has most in common with this request's, beyond what has been read of it, among those of its tenant's
-    /// requests that came earlier.
+    /// Among earlier requests of the same tenant, the one whose prompt shares the longest beginning with this
+    /// request's, beyond what is computed of it.
     ///
-    /// A request waits only for one that came earlier, so a chain of waiting requests never comes back to where it began:
-    /// its last one reads its prompt, or waits for a file. This holds whatever happens to the others meanwhile. Who loses
-    /// the prompt it waited for is placed anew by the same rule, whoever waits for it.
+    /// A request waits only for earlier ones, so requests never wait for each other in a circle: the last one of a
+    /// chain computes its prompt, or waits for a file. This holds whatever happens to other requests. A request whose
+    /// leader disappears is placed again by the same rule.
     fn leader(&self, member: &Member) -> Option<Match> {
         let text = &member.text;
         let may_lead =
@@ -121,7 +121,7 @@ impl Crowd {
         reading.max_by_key(|found| (found.reach, Reverse(self.active[found.index].number)))
     }
 
-    /// Lets those start whose file has been read. Waits for a file for so long, if none has been.
+    /// Starts requests whose file has been read. Waits up to this long for one.
     pub(super) fn take_files(&mut self, wait: Duration) {
         let Some(prefixes) = &mut self.prefixes else { return };
         prefixes.tend();
@@ -145,7 +145,7 @@ impl Crowd {
         }
     }
 
-    /// Lets those start for whom the prompt they waited for has been read far enough.
+    /// Starts requests whose leader has computed enough of its prompt.
     pub(super) fn follow(&mut self) {
         let followers: Vec<(u64, u64, usize)> = self
             .active
@@ -174,7 +174,7 @@ impl Crowd {
         }
     }
 
-    /// Computing begins, after what is known.
+    /// Starts computing after the tokens of a session.
     fn begin(&mut self, member: &mut Member, session: Option<Session>) {
         let reused = member.begin(session);
         if let (Some(reused), Some(prefixes)) = (reused, &mut self.prefixes) {
@@ -183,7 +183,7 @@ impl Crowd {
     }
 }
 
-/// Where a text parts from the closest other one, in words.
+/// Describes where a text differs from the closest other one, for the log.
 fn parting_words(text: usize, other: usize, same: usize) -> String {
     if same == other {
         format!("goes on after the closest conversation's {same} tokens")
@@ -194,7 +194,7 @@ fn parting_words(text: usize, other: usize, same: usize) -> String {
     }
 }
 
-/// The text after so many tokens, as far as is shown.
+/// Some text after a number of tokens, for the log.
 fn shown(tokenizer: &Tokenizer, tokens: &[TokenId], after: usize) -> String {
     let rest = &tokens[after..];
     tokenizer.decode(&rest[..rest.len().min(SHOWN)], true)

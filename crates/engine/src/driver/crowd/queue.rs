@@ -1,4 +1,4 @@
-//! Requests that wait for a place, and whose turn it is.
+//! The queue of requests that wait for a place.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,7 +8,7 @@ use crate::blocks::Cancel;
 /// A request that waits for a place.
 pub enum Waiting {
     New(Box<Asked>),
-    /// Had to make room for others. Its text so far is not lost, only what was computed of it.
+    /// It gave its memory to others. Its text is kept, but must be computed again.
     Parked(Box<Member>),
 }
 
@@ -35,7 +35,7 @@ impl Waiting {
     }
 }
 
-/// Requests that wait: a line for each client, in the order in which they came. No line is empty.
+/// Waiting requests: a queue for each client, in order of arrival. No queue is empty.
 #[derive(Default)]
 pub struct Queue(BTreeMap<u128, VecDeque<Waiting>>);
 
@@ -48,15 +48,15 @@ impl Queue {
         self.0.is_empty()
     }
 
-    /// Adds a request to its client's line, before those that came later.
+    /// Adds a request to its client's queue, before those that came later.
     pub fn insert(&mut self, waiting: Waiting) {
         let line = self.0.entry(waiting.client()).or_default();
         let place = line.partition_point(|other| other.number() < waiting.number());
         line.insert(place, waiting);
     }
 
-    /// Takes out the request whose turn it is: one of the client that has the fewest places, `share` not yet; of several
-    /// such clients, the one whose request came first.
+    /// Takes out the next request. It belongs to the client that has the fewest places, and fewer than `share`; of
+    /// several such clients, to the one whose request came first.
     pub fn next(&mut self, places: impl Fn(u128) -> usize, share: usize) -> Option<Waiting> {
         let lines = self.0.iter().map(|(&client, line)| (places(client), line[0].number(), client));
         let (_, _, client) = lines.filter(|(held, ..)| *held < share).min()?;
@@ -68,7 +68,7 @@ impl Queue {
         next
     }
 
-    /// Takes out the requests that are cancelled.
+    /// Takes out the cancelled requests.
     pub fn take_cancelled(&mut self) -> Vec<Waiting> {
         let mut cancelled = Vec::new();
         for line in self.0.values_mut() {
@@ -80,7 +80,7 @@ impl Queue {
         cancelled
     }
 
-    /// Takes out all of them.
+    /// Takes out all requests.
     pub fn take_all(&mut self) -> Vec<Waiting> {
         std::mem::take(&mut self.0).into_values().flatten().collect()
     }

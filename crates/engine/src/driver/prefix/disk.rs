@@ -1,10 +1,11 @@
-//! Conversations on disk: a folder of snapshots for each model, under one limit for all models, for their owner alone.
+//! The prefix cache on disk: a folder of snapshots for each model, readable only by its owner, with one size limit for
+//! all models.
 //!
-//! What a folder holds is known from the beginnings of its files, read at the start; whose a conversation is, from its name.
-//! Threads of their own write and read whole files, so that nobody else waits. A snapshot appears under its name when it is
-//! whole; what an interrupted write leaves has another name and is removed at the next start. One process at a time uses a
-//! model's folder. Where room is needed it may remove files of other models' folders, which processes that use those notice
-//! when they read.
+//! The index is read at start from the beginnings of the files; a file's name contains its tenant. Two threads write
+//! and read whole files, so that computations never wait for the drive. A snapshot gets its final name when it is
+//! complete. Files of interrupted writes have other names and are removed at the next start. Only one process at a time
+//! uses a model's folder. To make space, it may remove files of other models; processes that use those notice it when
+//! they read.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -23,37 +24,37 @@ use crate::generate::client::Tenant;
 use crate::hash::fnv_128;
 use crate::session::{Outline, Session, Snapshot};
 
-/// How the names of snapshots end. What is being written has something after that.
+/// The extension of snapshots. A file that is being written has a further extension.
 const EXTENSION: &str = "conversation";
 
-/// Held for as long as a process uses the folder.
+/// This file is locked as long as a process uses the folder.
 const LOCK: &str = "lock";
 
-/// Conversations that wait to be written are in memory until they are.
+/// Conversations that wait to be written stay in memory, so only a few may wait.
 const MOST_WAITING: usize = 2;
 
-/// Hundredths of a second that another process gets to leave the folder.
+/// How long to wait for another process to leave the folder, in hundredths of a second.
 const PATIENCE: usize = 50;
 
-/// Names a file that is being read.
+/// Identifies a file that is being read.
 pub type Ticket = u64;
 
-/// A model's folder.
+/// One model's folder.
 pub struct Disk {
     folder: PathBuf,
     limit: u64,
     files: Vec<Stored>,
-    /// Those of other models, as they were when something was written last.
+    /// Files of other models, as of the last write.
     elsewhere: Vec<Elsewhere>,
-    /// Whether any prefix of a conversation can be gone back to, and not only marks.
+    /// Whether a conversation can be rewound to any prefix, and not only to marks.
     any_prefix: bool,
     writer: Worker<Writing, Written>,
     reader: Worker<Reading, Read>,
-    /// What is being written, and about how many bytes that are.
+    /// Files that are being written, with their approximate sizes.
     writing: Vec<(PathBuf, u64)>,
     reading: Vec<Ticket>,
     tickets: Ticket,
-    /// Whether somebody was told that files cannot be written.
+    /// Whether a failed write was reported.
     warned: bool,
     _lock: File,
 }
@@ -83,7 +84,7 @@ struct Written {
     path: PathBuf,
     tenant: Tenant,
     elsewhere: Vec<Elsewhere>,
-    /// Its outline and its length.
+    /// Its outline and its size.
     result: Result<(Outline, u64)>,
 }
 
@@ -99,18 +100,18 @@ struct Read {
 }
 
 impl Disk {
-    /// Finds what is in the model's folder, and removes what is of no use.
+    /// Indexes the model's folder, and removes files that cannot be used.
     pub fn open(engine: &Engine, all: &Path, limit: u64, meters: &mut PrefixMeters) -> Result<Disk> {
         let folder = all.join(format!("{:016x}", engine.fingerprint()?));
         let cannot = |doing: &str, error| Error::io(&folder, doing, error);
         for folder in [all, &folder] {
-            private_folder(folder).map_err(|error| cannot("cannot make the folder", error))?;
+            private_folder(folder).map_err(|error| cannot("cannot create the folder", error))?;
         }
         let mut options = private_options();
         options.write(true).create(true).truncate(true);
         let lock = options.open(folder.join(LOCK)).map_err(|error| cannot("cannot write", error))?;
         take_from_others(&folder.join(LOCK));
-        own(&lock).map_err(|error| cannot("the folder is another process's", error))?;
+        own(&lock).map_err(|error| cannot("another process uses the folder", error))?;
         let shapes = engine.model().state();
         let read = engine.clone();
         let thread = |error| cannot("cannot start a thread for", error);
@@ -145,17 +146,17 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Lists the folder.
+    /// Reads the folder's index.
     fn look(&mut self, engine: &Engine, meters: &mut PrefixMeters) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if name.contains(&format!(".{EXTENSION}.")) {
-                tracing::info!("{}: what is left of an interrupted write is removed", path.display());
+                tracing::info!("{}: removing the rest of an interrupted write", path.display());
                 remove(&path);
             } else if let Some(name) = name.strip_suffix(&format!(".{EXTENSION}")) {
                 let Some(tenant) = tenant_of(name) else {
-                    tracing::info!("{}: a conversation of nobody knows whom is removed", path.display());
+                    tracing::info!("{}: removing a saved conversation of unknown owner", path.display());
                     remove(&path);
                     continue;
                 };
@@ -164,7 +165,7 @@ impl Disk {
                     Ok(stored) => self.files.push(stored),
                     Err(error) => {
                         meters.failures += 1;
-                        tracing::warn!("a kept conversation is removed: {error}");
+                        tracing::warn!("removing a saved conversation: {error}");
                         remove(&path);
                     }
                 }
@@ -175,7 +176,8 @@ impl Disk {
         Ok(())
     }
 
-    /// What a tenant has that begins like this text, of which at least the last token must be computed.
+    /// The tenant's file that shares the longest beginning with a text. At least the text's last token must be
+    /// computed.
     pub fn find(&self, tenant: Tenant, text: &[TokenId]) -> Option<Match> {
         let of_tenant = self.files.iter().enumerate().filter(|(_, file)| file.tenant == tenant);
         Match::best(of_tenant.map(|(index, Stored { outline, .. })| {
@@ -187,12 +189,12 @@ impl Disk {
         }))
     }
 
-    /// The tokens of one that was found.
+    /// The tokens of a file that was found.
     pub fn tokens(&self, index: usize) -> &[TokenId] {
         &self.files[index].outline.tokens
     }
 
-    /// Begins to read one that was found.
+    /// Starts to read a file that was found.
     pub fn read(&mut self, index: usize) -> Option<Ticket> {
         self.tickets += 1;
         let file = &mut self.files[index];
@@ -203,7 +205,8 @@ impl Disk {
         given.then_some(self.tickets)
     }
 
-    /// What was read. Files that are damaged or foreign are removed, and gone for those who waited for them.
+    /// Returns conversations that have been read. Damaged or foreign files are removed, and requests that wait for them
+    /// get `None`.
     pub fn arrived(&mut self, wait: Duration, meters: &mut PrefixMeters) -> Vec<(Ticket, Option<Session>)> {
         let mut arrived = Vec::new();
         if self.reading.is_empty() {
@@ -215,7 +218,7 @@ impl Disk {
             let expected = self.files.iter().find(|file| file.path == path);
             let result = result.and_then(|session| match expected {
                 Some(file) if file.outline.tokens != session.tokens() => {
-                    Err(Error::format(&path, "the saved conversation is another one than it was"))
+                    Err(Error::format(&path, "the saved conversation has changed"))
                 }
                 _ => Ok(session),
             });
@@ -226,12 +229,12 @@ impl Disk {
                 }
                 Err(error) => {
                     if is_gone(&error) {
-                        tracing::debug!("a kept conversation had to make room for another model's: {error}");
+                        tracing::debug!("a saved conversation was removed for another model's: {error}");
                     } else {
                         meters.failures += 1;
-                        tracing::warn!("a kept conversation cannot be used: {error}");
+                        tracing::warn!("a saved conversation cannot be used: {error}");
                     }
-                    // For another one there may be memory.
+                    // A later request may have enough memory.
                     if !matches!(error, Error::Budget { .. }) {
                         self.files.retain(|file| file.path != path);
                     }
@@ -248,13 +251,13 @@ impl Disk {
         arrived
     }
 
-    /// Has a conversation written in the background, unless too many wait for that. Tells whether it has been, or will
-    /// be.
+    /// Starts to write a conversation in the background, unless too many wait for that. Returns whether it has been or
+    /// will be written.
     pub fn write(&mut self, tenant: Tenant, session: &mut Session) -> bool {
         self.writing.len() < MOST_WAITING && self.write_later(tenant, session)
     }
 
-    /// As [`write`](Self::write), however many wait.
+    /// Like [`write`](Self::write), however many wait.
     pub fn write_later(&mut self, tenant: Tenant, session: &mut Session) -> bool {
         let path = self.path_of(tenant, session.tokens());
         if self.writing.iter().any(|(writing, _)| *writing == path)
@@ -272,7 +275,7 @@ impl Disk {
         given
     }
 
-    /// Whether something is being written.
+    /// Whether a file is being written.
     pub fn is_writing(&self) -> bool {
         !self.writing.is_empty()
     }
@@ -283,19 +286,19 @@ impl Disk {
         self.writing.iter().any(|(writing, _)| *writing == path)
     }
 
-    /// Takes note of what has been written; waits for so long if nothing has been.
+    /// Records which files have been written. Waits up to `wait` if none has.
     pub fn collect(&mut self, wait: Duration, meters: &mut PrefixMeters) {
         let gone = self.writer.is_gone();
         for written in self.writer.results(wait) {
             self.note(written, meters);
         }
         if gone {
-            // What the thread had is gone with it.
+            // The thread is gone, and its jobs with it.
             self.writing.clear();
         }
     }
 
-    /// Files and their bytes.
+    /// The number of files and their bytes.
     pub fn size(&self) -> (usize, u64) {
         (self.files.len(), self.bytes())
     }
@@ -314,13 +317,15 @@ impl Disk {
             Err(error) => {
                 meters.failures += 1;
                 if !std::mem::replace(&mut self.warned, true) {
-                    tracing::warn!("a conversation is not kept on disk, and others may not be: {error}");
+                    tracing::warn!(
+                        "a conversation cannot be saved, and later ones may fail as well: {error}"
+                    );
                 }
             }
         }
     }
 
-    /// Removes the files of mere prefixes of a tenant's conversation.
+    /// Removes files of a tenant that hold only a prefix of these tokens.
     fn supersede(&mut self, tenant: Tenant, tokens: &[TokenId]) {
         self.files.retain(|file| {
             let shorter = file.tenant == tenant
@@ -333,7 +338,7 @@ impl Disk {
         });
     }
 
-    /// Removes the files that were not used for longest, of whichever model, until so many bytes more would fit.
+    /// Removes the least recently used files of any model, until this many more bytes fit.
     fn shrink(&mut self, more: u64) {
         self.files.sort_by_key(|file| file.used);
         self.elsewhere.sort_by_key(|file| file.used);
@@ -354,7 +359,7 @@ impl Disk {
                     (path, bytes)
                 }
             };
-            tracing::debug!("{}: {} make room on disk", path.display(), Bytes(bytes));
+            tracing::debug!("{}: removed to free {} on disk", path.display(), Bytes(bytes));
             remove(&path);
         }
     }
@@ -375,18 +380,18 @@ impl Disk {
     }
 }
 
-/// Whose conversation has this name, without what it ends with.
+/// The tenant in a file's name, without the extension.
 fn tenant_of(name: &str) -> Option<Tenant> {
     let (tenant, hash) = name.split_once('-')?;
     let number = |text: &str| u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32);
     number(hash).and(number(tenant)).map(Tenant)
 }
 
-/// The conversations in the folders beside a model's. Where others write and remove files meanwhile, those are not counted.
+/// The saved conversations of other models. Files that change meanwhile are skipped.
 fn elsewhere(folder: &Path) -> Vec<Elsewhere> {
     let list = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let beside = folder.parent().into_iter().flat_map(list).filter(|other| other != folder);
-    // What is being written has another ending, and is its writer's.
+    // Files that are being written have another extension, and belong to the process that writes them.
     let is_conversation = |path: &PathBuf| path.extension().is_some_and(|ending| ending == EXTENSION);
     let files = beside.filter(|path| path.is_dir()).flat_map(|other| {
         take_from_others(&other);
@@ -399,14 +404,14 @@ fn elsewhere(folder: &Path) -> Vec<Elsewhere> {
     described.collect()
 }
 
-/// Takes what an earlier version left readable from everybody but its owner.
+/// Removes other users' access to files of earlier versions.
 fn take_from_others(path: &Path) {
     if let Err(error) = make_private(path) {
-        tracing::warn!("{}: others may read conversations there: {error}", path.display());
+        tracing::warn!("{}: other users may be able to read saved conversations: {error}", path.display());
     }
 }
 
-/// Locks a file. A process that is about to end may have the lock for a moment longer.
+/// Locks a file. A process that is ending may hold the lock for a moment longer.
 fn own(lock: &File) -> io::Result<()> {
     for _ in 0..PATIENCE {
         match lock.try_lock() {
@@ -418,7 +423,7 @@ fn own(lock: &File) -> io::Result<()> {
     lock.try_lock().map_err(io::Error::from)
 }
 
-/// A file that is there, if it can be used as far as its beginning says.
+/// An existing file, if its beginning shows that it can be used.
 fn stored(engine: &Engine, path: &Path, tenant: Tenant) -> Result<Stored> {
     let outline = Outline::read(engine, path)?;
     let cannot = |error| Error::io(path, "cannot read its length", error);
@@ -435,12 +440,12 @@ fn write(Writing { path, tenant, snapshot }: Writing) -> Written {
     Written { path, tenant, elsewhere, result }
 }
 
-/// Whether a file is not there any more.
+/// Whether the file no longer exists.
 fn is_gone(error: &Error) -> bool {
     matches!(error, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }
 
-/// The next start should know that a file was used; if it does not, nothing is lost.
+/// Updates the time of last use for the next start. A failure does no harm.
 fn touch(path: &Path) {
     let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
 }
@@ -453,7 +458,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// A thread that does one thing after another. Dropping it waits until all is done.
+/// A thread that works through a queue of jobs. Dropping it waits until the queue is empty.
 struct Worker<Job, Done> {
     jobs: Option<Sender<Job>>,
     results: Receiver<Done>,
@@ -466,24 +471,24 @@ impl<Job: Send + 'static, Done: Send + 'static> Worker<Job, Done> {
         let (done, results) = channel();
         let thread = Builder::new().name(name.into()).spawn(move || {
             for job in waiting {
-                // Nobody may want to know any more.
+                // The receiver may be gone.
                 let _ = done.send(work(job));
             }
         })?;
         Ok(Worker { jobs: Some(jobs), results, thread: Some(thread) })
     }
 
-    /// False if the thread is gone.
+    /// Adds a job. Returns false if the thread has ended.
     fn give(&self, job: Job) -> bool {
         self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
     }
 
-    /// Whether nothing more will be done.
+    /// Whether the thread has ended.
     fn is_gone(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// What is done; waits so long for the first.
+    /// Results so far. Waits up to `wait` for the first one.
     fn results(&self, wait: Duration) -> Vec<Done> {
         let first = if wait.is_zero() { None } else { self.results.recv_timeout(wait).ok() };
         first.into_iter().chain(self.results.try_iter()).collect()
@@ -494,7 +499,7 @@ impl<Job, Done> Drop for Worker<Job, Done> {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so.
+            // A panic has already been printed.
             let _ = thread.join();
         }
     }

@@ -1,9 +1,11 @@
-//! Conversations that are kept, so that a prompt which begins like one of them is not computed again.
+//! The prefix cache: conversations that are kept, so that a later prompt with the same beginning need not be computed
+//! again.
 //!
-//! They are found by their tokens, and the longest prefix that can be gone back to wins. One that is continued is taken
-//! out and comes back longer; of one that only begins alike a fork goes on, so that a system prompt serves many. Each tenant
-//! finds its own alone: how much of a prompt was known, or how long it took, tells nobody what others asked. Who was not
-//! used for longest leaves memory first, and is written to disk (`disk.rs`), if there is a folder for that.
+//! The cache finds the conversation that shares the longest usable prefix with a prompt. A prompt that continues a
+//! conversation takes it out of the cache, and puts it back longer. A prompt that shares only the beginning, such as a
+//! system prompt, gets a fork. Each tenant finds only its own conversations, so token counts and timing reveal nothing
+//! about other tenants. When memory is short, the least recently used conversation is evicted first. It is written to
+//! disk (`disk.rs`), if a folder is set.
 
 mod disk;
 
@@ -20,16 +22,16 @@ use crate::generate::client::Tenant;
 use crate::memory::Purpose;
 use crate::session::Session;
 
-/// A conversation that was not used for so long is written to disk, lest it be lost.
+/// A conversation that is unused for this long is written to disk, so that a crash does not lose it.
 const WRITTEN_AFTER: Duration = Duration::from_secs(20);
 
-/// Tokens that a file must save to be read. Below that, computing is about as fast.
+/// A file must save at least this many tokens to be read. For fewer tokens, computing is about as fast.
 const GAIN: usize = 128;
 
-/// All prompts begin with the same few tokens. To share those costs more than it saves.
+/// All prompts share their first few tokens. A fork for fewer tokens than this costs more than it saves.
 pub const WORTH_FORKING: usize = 16;
 
-/// What is kept, and where.
+/// Options of the prefix cache.
 ///
 /// # Examples
 /// ```
@@ -51,19 +53,19 @@ pub const WORTH_FORKING: usize = 16;
 /// ```
 #[derive(Clone, Debug)]
 pub struct PrefixOptions {
-    /// The most bytes of memory. They are part of the budget: expert slots give them.
+    /// The most bytes of memory. They are part of the budget and come from expert slots.
     pub memory: u64,
-    /// A folder for what leaves memory, and for the next start.
+    /// A folder for conversations that are evicted from memory, and for the next start.
     pub folder: Option<PathBuf>,
-    /// The most bytes of files there, those of other models included.
+    /// The most bytes of files in the folder, including other models'.
     pub disk: u64,
-    /// Tokens that must be saved for a file to be read.
+    /// The number of tokens that a file must save to be read.
     pub gain: usize,
 }
 
 impl PrefixOptions {
-    /// As much memory as the plan has set aside for a conversation, or a sixteenth of all where that is more; 8 GiB in
-    /// the folder.
+    /// Memory for one conversation as reserved by the plan, or a sixteenth of the budget if that is more; 8 GiB on
+    /// disk.
     pub fn new(engine: &Engine, folder: Option<PathBuf>) -> PrefixOptions {
         let plan = engine.plan();
         let memory = plan.kv.max(plan.total() / 16);
@@ -71,7 +73,7 @@ impl PrefixOptions {
     }
 }
 
-/// Counted since the start, but for what is there now.
+/// Counters of the prefix cache. The first four are current values, the others count since the start.
 ///
 /// # Examples
 /// ```
@@ -90,32 +92,32 @@ impl PrefixOptions {
 pub struct PrefixMeters {
     /// Conversations in memory.
     pub entries: usize,
-    /// What they take.
+    /// Bytes of conversations in memory.
     pub bytes: u64,
     /// Conversations on disk.
     pub disk_entries: usize,
-    /// What they take.
+    /// Bytes of conversations on disk.
     pub disk_bytes: u64,
-    /// Prompts that began like something kept.
+    /// Prompts that shared a beginning with a kept conversation.
     pub hits: u64,
     /// Prompts that did not.
     pub misses: u64,
-    /// Tokens that were not computed again.
+    /// Tokens that did not have to be computed again.
     pub tokens_reused: u64,
-    /// Conversations that left memory for want of room.
+    /// Conversations that were evicted from memory.
     pub evictions: u64,
     /// Conversations written to disk.
     pub writes: u64,
     /// Conversations read from disk.
     pub loads: u64,
-    /// Files that could not be written, or could not be used.
+    /// Files that could not be written or used.
     pub failures: u64,
 }
 
-/// The conversations that are kept.
+/// The prefix cache.
 pub struct Prefixes {
     options: PrefixOptions,
-    /// The one that was used last comes last.
+    /// Ordered by last use, most recent last.
     kept: Vec<Kept>,
     disk: Option<Disk>,
     meters: PrefixMeters,
@@ -127,51 +129,52 @@ struct Kept {
     /// Where its last turn begins.
     turn: usize,
     used: Instant,
-    /// Whether it is on disk, or on its way there.
+    /// Whether it is on disk, or being written.
     written: bool,
 }
 
-/// What begins like a text.
+/// A kept conversation that shares its beginning with a text.
 #[derive(Clone, Copy, Debug)]
 pub struct Match {
-    /// Which one.
+    /// Its index.
     pub index: usize,
-    /// Tokens that are the same.
+    /// The number of shared tokens.
     pub same: usize,
-    /// How many of them can be gone back to.
+    /// The longest shared prefix that the conversation can be rewound to.
     pub reach: usize,
 }
 
-/// Whether there is room for those who are being answered.
+/// The result of freeing memory for running requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// There is more than before.
+    /// Memory was freed.
     Made,
-    /// There will be.
+    /// Memory will be freed soon.
     Soon,
-    /// Nothing is left to give.
+    /// There is nothing left to free.
     None,
 }
 
 impl Match {
-    /// The better of two.
+    /// The better of two matches.
     pub fn best(matches: impl Iterator<Item = Match>) -> Option<Match> {
         matches.max_by_key(|found| (found.reach, found.same))
     }
 }
 
 impl Prefixes {
-    /// Begins with what is in the folder. Where that cannot be used, a warning says so, and memory alone serves.
+    /// Reads the folder's index. If the folder cannot be used, logs a warning and keeps conversations in memory only.
     pub fn new(engine: &Engine, options: PrefixOptions) -> Prefixes {
         let mut meters = PrefixMeters::default();
         let disk = options.folder.as_deref().and_then(|folder| {
             let opened = Disk::open(engine, folder, options.disk, &mut meters);
-            opened.inspect_err(|error| tracing::warn!("conversations are not kept on disk: {error}")).ok()
+            opened.inspect_err(|error| tracing::warn!("the prefix cache on disk is off: {error}")).ok()
         });
         Prefixes { options, kept: Vec::new(), disk, meters }
     }
 
-    /// What a tenant has in memory that begins like this text, of which at least the last token must be computed.
+    /// The tenant's conversation in memory that shares the longest beginning with a text. At least the text's last
+    /// token must be computed.
     pub fn find(&self, tenant: Tenant, text: &[TokenId]) -> Option<Match> {
         let of_tenant = self.kept.iter().enumerate().filter(|(_, kept)| kept.tenant == tenant);
         Match::best(of_tenant.map(|(index, kept)| {
@@ -182,27 +185,27 @@ impl Prefixes {
         }))
     }
 
-    /// What it has on disk that does.
+    /// The same for conversations on disk.
     pub fn find_on_disk(&self, tenant: Tenant, text: &[TokenId]) -> Option<Match> {
         self.disk.as_ref().and_then(|disk| disk.find(tenant, text))
     }
 
-    /// The tokens of one that was found in memory.
+    /// The tokens of a conversation that was found in memory.
     pub fn tokens(&self, index: usize) -> &[TokenId] {
         self.kept[index].session.tokens()
     }
 
-    /// The tokens of one that was found on disk.
+    /// The tokens of a conversation that was found on disk.
     pub fn tokens_on_disk(&self, index: usize) -> &[TokenId] {
         self.disk.as_ref().map_or(&[], |disk| disk.tokens(index))
     }
 
-    /// Whether reading a file pays that saves so many tokens.
+    /// Whether a file that saves this many tokens is worth reading.
     pub fn is_worth_reading(&self, saves: usize) -> bool {
         saves >= self.options.gain
     }
 
-    /// A conversation of the first tokens of one that was found in memory.
+    /// A session with the shared tokens of a conversation that was found in memory.
     pub fn take(&mut self, found: Match) -> Session {
         let mut kept = self.kept.remove(found.index);
         kept.used = Instant::now();
@@ -215,7 +218,7 @@ impl Prefixes {
                     self.kept.push(kept);
                     return fork;
                 }
-                Err(error) => tracing::debug!("a kept conversation is given up for its prefix: {error}"),
+                Err(error) => tracing::debug!("a kept conversation is cut to its prefix: {error}"),
             }
         }
         kept.session.go_back(found.reach);
@@ -223,17 +226,17 @@ impl Prefixes {
         kept.session
     }
 
-    /// Begins to read one that was found on disk.
+    /// Starts to read a conversation that was found on disk.
     pub fn read(&mut self, index: usize) -> Option<Ticket> {
         self.disk.as_mut().and_then(|disk| disk.read(index))
     }
 
-    /// What was read meanwhile, if it could be; waits a little for it if nothing else is to be done.
+    /// Conversations that have been read, or `None` for those that could not be. Waits up to `wait` for one.
     pub fn arrived(&mut self, wait: Duration) -> Vec<(Ticket, Option<Session>)> {
         self.disk.as_mut().map_or_else(Vec::new, |disk| disk.arrived(wait, &mut self.meters))
     }
 
-    /// A prompt's fate: how many of its tokens were not computed again.
+    /// Counts a prompt, and its tokens that were not computed again.
     pub fn count(&mut self, reused: usize) {
         if reused > 0 {
             self.meters.hits += 1;
@@ -243,7 +246,7 @@ impl Prefixes {
         self.meters.tokens_reused += reused as u64;
     }
 
-    /// Keeps a tenant's conversation, whose last turn begins after so many tokens.
+    /// Keeps a tenant's conversation whose last turn begins after `turn` tokens.
     pub fn keep(&mut self, tenant: Tenant, mut session: Session, turn: usize) {
         let tokens = session.tokens();
         let is_longer = |kept: &Kept| kept.tenant == tenant && kept.session.tokens().starts_with(tokens);
@@ -264,26 +267,26 @@ impl Prefixes {
         }
     }
 
-    /// Makes room for those who are being answered.
+    /// Frees memory for running requests.
     pub fn give_way(&mut self) -> Room {
         if !self.kept.is_empty() {
             let Kept { session, .. } = self.kept.remove(0);
-            tracing::info!("a kept conversation of {} gives way", Bytes(session.held_bytes()));
+            tracing::info!("evicting a kept conversation of {}", Bytes(session.held_bytes()));
             self.meters.evictions += 1;
             return Room::Made;
         }
-        // What is being written is in memory until it has been.
+        // A conversation stays in memory until it is written.
         if self.disk.as_ref().is_some_and(Disk::is_writing) { Room::Soon } else { Room::None }
     }
 
-    /// Takes note of what has been written; waits for so long if nothing has been.
+    /// Records which files have been written. Waits up to `wait` if none has.
     pub fn wait_for_write(&mut self, wait: Duration) {
         if let Some(disk) = &mut self.disk {
             disk.collect(wait, &mut self.meters);
         }
     }
 
-    /// Writes what was not used for a while.
+    /// Writes conversations that were not used for a while.
     pub fn tend(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         disk.collect(Duration::ZERO, &mut self.meters);
@@ -293,17 +296,17 @@ impl Prefixes {
         }
     }
 
-    /// Writes everything, in the background. Whoever drops it waits for that.
+    /// Writes all conversations in the background. Dropping the cache waits until they are written.
     pub fn save(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         disk.collect(Duration::ZERO, &mut self.meters);
-        // Where there is not enough room for all, the newest are written.
+        // If not all fit, the newest are written.
         for kept in self.kept.iter_mut().rev().filter(|kept| !kept.written) {
             kept.written = disk.write_later(kept.tenant, &mut kept.session);
         }
     }
 
-    /// What there is and what was done.
+    /// The current counters.
     pub fn meters(&self) -> PrefixMeters {
         let (disk_entries, disk_bytes) = self.disk.as_ref().map_or((0, 0), Disk::size);
         PrefixMeters {
@@ -320,12 +323,12 @@ impl Prefixes {
     }
 }
 
-/// The number of tokens that both begin with.
+/// The length of the common prefix.
 pub fn common(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// Whether a file that led to this error is of no use to anybody.
+/// Whether a file with this error is useless to all tenants.
 fn is_useless(error: &Error) -> bool {
     matches!(error, Error::Format { .. } | Error::Unsupported(_) | Error::Context { .. })
 }

@@ -1,4 +1,4 @@
-//! Grammars compiled with llguidance.
+//! Grammars, compiled with llguidance.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -18,19 +18,19 @@ use crate::error::{Error, Result};
 use crate::memory::{Hold, Purpose};
 use crate::tokenizer::lexicon::Lexicon;
 
-/// Grammars longer than this are refused. Their rules may follow each other in a chain, which takes stack.
+/// Longer grammars are refused. Their rules may refer to each other in a long chain, which takes stack.
 const MOST_SOURCE: usize = 256 << 10;
 
-/// Enough for the deepest grammar that is not refused: parts of its compilation are recursive.
+/// Enough for the deepest grammar that is accepted: parts of its compilation are recursive.
 const COMPILER_STACK: usize = 64 << 20;
 
-/// Bytes of memory that compiling takes for each byte of a grammar, at most: a schema of patterns takes 240.
+/// The most bytes of memory that compilation needs for each byte of a grammar: a schema of patterns needs 240.
 const COMPILING: u64 = 256;
 
-/// A matcher's memory is counted in steps of this: more than it takes besides its tables.
+/// A matcher's memory is counted in steps of this size, which also covers what it needs besides its tables.
 const STEP: u64 = 256 << 10;
 
-/// What an answer must be. Made once for a request, and checked then; clones share it.
+/// What an answer must satisfy. It is compiled and checked once per request; clones share it.
 ///
 /// # Examples
 /// ```
@@ -51,9 +51,8 @@ pub struct Grammar(Arc<Compiled>);
 
 struct Compiled {
     engine: Engine,
-    /// At its beginning.
+    /// At the beginning of an answer.
     parser: TokenParser,
-    /// The parser's memory.
     hold: Hold,
 }
 
@@ -61,15 +60,15 @@ impl Grammar {
     /// Any JSON object.
     ///
     /// # Errors
-    /// [`Error::Budget`] if there is no memory for it.
+    /// [`Error::Budget`] if there is not enough memory.
     pub fn json_object(engine: &Engine) -> Result<Grammar> {
         Grammar::json_schema(engine, &json!({ "type": "object" }))
     }
 
-    /// JSON that a schema describes. Fields come in the order of the schema.
+    /// JSON that satisfies a schema. Fields come in the order of the schema.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the schema is none, or holds what is not supported; the message says where.
+    /// [`Error::Invalid`] if the schema is invalid or uses something unsupported; the message names the place.
     pub fn json_schema(engine: &Engine, schema: &Value) -> Result<Grammar> {
         schema::check(schema)?;
         let lexicon = engine.lexicon()?;
@@ -81,11 +80,11 @@ impl Grammar {
         Grammar::new(engine, parser)
     }
 
-    /// A text of the language that a Lark grammar describes, in llguidance's variant. A control token stands as its text if
-    /// that is in angle brackets, else as its number: `<|im_start|>`, `<[17]>`.
+    /// Text that matches a Lark grammar, in llguidance's variant. A control token is written as its text if that is in
+    /// angle brackets, otherwise as its number: `<|im_start|>`, `<[17]>`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the grammar is none; the message says where.
+    /// [`Error::Invalid`] if the grammar is invalid; the message names the place.
     pub fn lark(engine: &Engine, source: &str) -> Result<Grammar> {
         if source.len() > MOST_SOURCE {
             let message = format!("the grammar has {} bytes, more than {MOST_SOURCE}", source.len());
@@ -100,7 +99,7 @@ impl Grammar {
         let _compiling = hold_for_compiling(engine, source.len())?;
         let plain = schema::without_embedded_annotations(source);
         let parser = compile(&lexicon, TopLevelGrammar::from_lark(plain)).map_err(|message| {
-            // If it is one of its schemas that is wrong, there is more to say.
+            // If a schema inside the grammar is wrong, its error is more precise.
             let wrong = schema::embedded(source).find_map(|schema| {
                 let error = |part: &Value| compile_schema(&lexicon, part).err();
                 error(&schema).map(|message| schema::refusal(&schema, &message, error))
@@ -114,7 +113,7 @@ impl Grammar {
         let mut hold = Hold::none(engine.ledger(), Purpose::Grammars);
         hold.resize(memory(&parser))?;
         let grammar = Grammar(Arc::new(Compiled { engine: engine.clone(), parser, hold }));
-        // Nothing can be an answer to some grammars, which shows when the first token is looked for.
+        // Some grammars match no text. That shows only when the first token is looked for.
         match grammar.matcher()?.allowed() {
             Ok(_) => Ok(grammar),
             Err(Error::Invalid(_)) => Err(Error::Invalid("no text can be what the grammar demands".into())),
@@ -122,7 +121,7 @@ impl Grammar {
         }
     }
 
-    /// For an answer from its beginning. Matchers share nothing that changes.
+    /// A matcher at the beginning of an answer. Matchers share no mutable state.
     pub(crate) fn matcher(&self) -> Result<Matcher> {
         let Compiled { engine, parser, .. } = &*self.0;
         let mut hold = Hold::none(engine.ledger(), Purpose::Matchers);
@@ -130,7 +129,7 @@ impl Grammar {
         Ok(Matcher { parser: parser.deep_clone(), hold, ends: engine.tokenizer().end_tokens().to_vec() })
     }
 
-    /// Bytes that it holds itself, and those that a matcher takes at its beginning.
+    /// Bytes of the grammar, and of a new matcher.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.hold.bytes()
     }
@@ -142,7 +141,7 @@ impl fmt::Debug for Grammar {
     }
 }
 
-/// Follows an answer along a grammar.
+/// The state of one answer within a grammar.
 pub(crate) struct Matcher {
     parser: TokenParser,
     hold: Hold,
@@ -150,7 +149,7 @@ pub(crate) struct Matcher {
 }
 
 impl Matcher {
-    /// Bytes that it takes, whether there was memory for all of them or not.
+    /// Bytes that the matcher needs, whether or not they are reserved.
     pub fn bytes(&self) -> u64 {
         memory(&self.parser)
     }
@@ -158,12 +157,12 @@ impl Matcher {
     /// The tokens that may come next; `None` if only the end may.
     ///
     /// # Errors
-    /// If no token can come next, or the grammar is too complex to say.
+    /// If no token can come next, or the grammar is too complex.
     pub fn allowed(&mut self) -> Result<Option<Mask>> {
         let parser = &mut self.parser;
         let mask = match catch_unwind(AssertUnwindSafe(|| parser.compute_mask())) {
             Ok(mask) => mask,
-            // Where the model has no end token, none is left.
+            // A model without an end token has no token left at the end.
             Err(_) if parser.stop_reason() == StopReason::NoExtensionBias && parser.is_accepting() => {
                 return Ok(None);
             }
@@ -174,10 +173,10 @@ impl Matcher {
         Ok((mask.num_set() > ends).then_some(Mask(mask)))
     }
 
-    /// Takes the next token, one of those allowed; true if only the end may follow.
+    /// Adds the next token, which must be allowed. Returns true if only the end may follow.
     ///
     /// # Errors
-    /// If the grammar is too complex to go on.
+    /// If the grammar is too complex.
     pub fn accept(&mut self, token: TokenId) -> Result<bool> {
         let parser = &mut self.parser;
         catch_unwind(AssertUnwindSafe(|| {
@@ -188,27 +187,27 @@ impl Matcher {
     }
 }
 
-/// Tokens that may be chosen.
+/// A set of allowed tokens.
 pub(crate) struct Mask(SimpleVob);
 
 impl Mask {
-    /// One bit for each token, the lowest first.
+    /// One bit for each token, lowest bit first.
     pub fn bits(&self) -> &[u32] {
         self.0.as_slice()
     }
 
-    /// Whether this one may be.
+    /// Whether a token is allowed.
     pub fn allows(&self, token: TokenId) -> bool {
         self.0.is_allowed(token.0)
     }
 }
 
-/// What a parser takes, rounded up: the tables it has made so far, and the rest.
+/// Bytes that a parser uses, rounded up: its tables so far, and the rest.
 fn memory(parser: &TokenParser) -> u64 {
     (parser.parser.lexer_stats().num_bytes as u64 + STEP).next_multiple_of(STEP)
 }
 
-/// Why a grammar cannot go on.
+/// The error for a parser that cannot continue.
 fn failure(parser: &TokenParser, message: &str) -> Error {
     let message = first_words(message);
     match parser.stop_reason() {
@@ -216,7 +215,7 @@ fn failure(parser: &TokenParser, message: &str) -> Error {
             let text = String::from_utf8_lossy(parser.final_bytes());
             let end: String = text.chars().skip(text.chars().count().saturating_sub(40)).collect();
             Error::Invalid(format!(
-                "no token of the model fits the grammar after {end:?}: change the grammar"
+                "no token of the model continues the grammar after {end:?}: change the grammar"
             ))
         }
         StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
@@ -226,14 +225,14 @@ fn failure(parser: &TokenParser, message: &str) -> Error {
     }
 }
 
-/// What compiling a grammar of so many bytes takes, until it is dropped.
+/// Reserves memory for compiling a grammar of this many bytes.
 fn hold_for_compiling(engine: &Engine, bytes: usize) -> Result<Hold> {
     let mut hold = Hold::none(engine.ledger(), Purpose::Compiling);
     hold.resize(bytes as u64 * COMPILING)?;
     Ok(hold)
 }
 
-/// Compiles on a stack that suffices.
+/// Compiles on a thread with enough stack.
 fn compile(lexicon: &Lexicon, grammar: TopLevelGrammar) -> std::result::Result<TokenParser, String> {
     std::thread::scope(|scope| {
         let compiler = std::thread::Builder::new().name("grammar".into()).stack_size(COMPILER_STACK);
@@ -252,7 +251,7 @@ fn compile_schema(lexicon: &Lexicon, schema: &Value) -> std::result::Result<Toke
     compile(lexicon, TopLevelGrammar::from_json_schema(schema))
 }
 
-/// The message for people, without what the library adds for its authors.
+/// The part of a message that helps a user, without the parser's internals.
 fn first_words(message: &str) -> String {
     let message = message.split("\n<").next().unwrap_or_default().trim();
     match message.strip_prefix("panic: ") {

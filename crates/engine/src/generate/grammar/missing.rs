@@ -1,4 +1,4 @@
-//! Stands in for grammars in a build without them: none can be made.
+//! Replaces grammars in builds without the feature `grammar`: making one is always an error.
 
 use serde_json::Value;
 
@@ -6,14 +6,14 @@ use crate::TokenId;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 
-/// What an answer must be. There is none in this build.
+/// What an answer must satisfy. This build has no grammars.
 #[derive(Clone, Debug)]
 pub enum Grammar {}
 
-/// Follows an answer along a grammar.
+/// The state of one answer within a grammar.
 pub(crate) enum Matcher {}
 
-/// Tokens that may be chosen.
+/// A set of allowed tokens.
 pub(crate) enum Mask {}
 
 fn missing<T>() -> Result<T> {
@@ -31,7 +31,7 @@ impl Grammar {
         missing()
     }
 
-    /// JSON that a schema describes.
+    /// JSON that satisfies a schema.
     ///
     /// # Errors
     /// Always.
@@ -39,7 +39,7 @@ impl Grammar {
         missing()
     }
 
-    /// A text of the language that a Lark grammar describes.
+    /// Text that matches a Lark grammar.
     ///
     /// # Errors
     /// Always.

@@ -1,8 +1,8 @@
-//! What an answer must be: JSON, JSON of a schema, or a text of a Lark grammar.
+//! Grammars that answers must satisfy: JSON, a JSON schema, or a Lark grammar.
 //!
-//! A [`Grammar`] is compiled once for a request. Each answer has a `Matcher` of its own, which says before each token which
-//! tokens may come next. What it says depends on the grammar and the tokens so far, and on nothing else. Grammars need the crate's
-//! feature `grammar`; without it, asking for one is an error.
+//! A [`Grammar`] is compiled once per request. Each answer has its own `Matcher`, which lists the tokens that may come
+//! next. The list depends only on the grammar and the answer's tokens so far. Grammars need the crate's feature
+//! `grammar`; without it, making one is an error.
 
 #[cfg(feature = "grammar")]
 mod compiled;

@@ -19,7 +19,7 @@ pub(super) struct Count {
     pub answer: u32,
 }
 
-/// Windows up to this many tokens get their memory at once; longer ones, as the conversation grows.
+/// Windows up to this many tokens get their memory at once; longer ones as the conversation grows.
 const MOST_RESERVED: usize = 4096;
 
 /// The last tokens of a conversation, with a count of each.
@@ -36,8 +36,8 @@ impl History {
     /// Remembers the last `window` tokens; with 0, none.
     pub fn new(window: usize) -> History {
         let room = window.min(MOST_RESERVED);
-        // Twice the room, because a hash table that is at most half full drops the traces of removed entries in
-        // place, where a fuller one moves to a larger allocation.
+        // Twice the capacity: a hash table that is at most half full removes deleted entries in place, while a fuller
+        // one reallocates.
         History { window, tokens: VecDeque::with_capacity(room), counts: HashMap::with_capacity(2 * room) }
     }
 

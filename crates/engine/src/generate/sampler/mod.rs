@@ -1,4 +1,4 @@
-//! From logits to the next token.
+//! Sampling: from logits to the next token.
 //!
 //! The steps, in this order:
 //!
@@ -38,7 +38,7 @@ pub use params::{SamplingOverrides, SamplingParams};
 pub use scores::Scored;
 pub(crate) use scores::Scorer;
 
-/// Where weights are compared with a bound, those beyond it are so by more than the rounding of exponentials.
+/// A margin larger than the rounding errors of exponentials, for comparing weights with a bound.
 const LEEWAY: f64 = 1.0 - 1e-9;
 
 /// Chooses tokens for one conversation: the parameters, the random numbers and the tokens seen so far.
@@ -90,7 +90,7 @@ impl Sampler {
         })
     }
 
-    /// The seed in use: the one given, or the one that was made up. Giving it again repeats the run.
+    /// The seed in use: the given one, or a random one. Setting it again repeats the run.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -100,8 +100,8 @@ impl Sampler {
         &self.params
     }
 
-    /// Records tokens of the prompt. They count for the repetition penalty; the presence and frequency penalties
-    /// are about what the model itself wrote.
+    /// Records tokens of the prompt. They count for the repetition penalty, but not for the presence and frequency
+    /// penalties.
     pub fn accept_prompt(&mut self, tokens: &[TokenId]) {
         for &token in tokens {
             self.history.push(token, Origin::Prompt);
@@ -122,7 +122,8 @@ impl Sampler {
         self.sample_among(logits, None)
     }
 
-    /// As [`sample_among`](Self::sample_among), by the likeliest tokens alone where these decide: the token is the same.
+    /// Like [`sample_among`](Self::sample_among), but reads only the likeliest tokens if they determine the choice. The
+    /// token is the same.
     pub(crate) fn choose(&mut self, logits: &mut Logits<'_>, allowed: Option<&[u32]>) -> Result<TokenId> {
         let count = logits.count();
         let chosen = match logits.best()? {
@@ -135,13 +136,13 @@ impl Sampler {
         }
     }
 
-    /// Chooses by the likeliest tokens, if it can be told from them.
+    /// Chooses from the likeliest tokens, if they determine the choice.
     fn sample_best(&mut self, best: Best<'_>, allowed: Option<&[u32]>) -> Option<TokenId> {
-        // Else the others can come to be above them.
+        // Otherwise a raised token outside the list could win.
         if !self.params.only_lowers() {
             return None;
         }
-        // One that is no higher than the others may rank below one of them.
+        // A candidate that is not above all other tokens may rank below one of them.
         let decides = |c: &Candidate| c.logit > best.others;
         self.candidates.clear();
         self.candidates.extend(best.ranked.iter().map(|&Ranked { token, logit }| Candidate {
@@ -149,7 +150,7 @@ impl Sampler {
             logit,
             weight: 0.0,
         }));
-        // They are ranked. Their numbers matter to what is looked up by them, and to a draw from all.
+        // The candidates are ranked. A bias lookup and a draw from all tokens need them by token number.
         let draws_from_all = self.params.temperature > 0.0 && self.params.top_k == 0;
         if draws_from_all || !self.params.logit_bias.is_empty() {
             self.candidates.sort_unstable_by_key(|c| c.token);
@@ -172,7 +173,7 @@ impl Sampler {
                 return None;
             }
         } else if !all {
-            // Of those that are unlikely there may be any number.
+            // Any number of unlisted tokens could pass min-p.
             let unlikely = self.weight(best.others, first.logit) < LEEWAY * f64::from(self.params.min_p);
             if self.params.top_p < 1.0 || !unlikely {
                 return None;
@@ -196,8 +197,7 @@ impl Sampler {
         }
     }
 
-    /// Chooses among the tokens whose bits are set, the lowest bit of the first word for token 0; the others have a logit of
-    /// minus infinity.
+    /// Chooses among the tokens whose bits are set, lowest bit first. All other tokens count as minus infinity.
     pub fn sample_among(&mut self, logits: &[f32], allowed: Option<&[u32]>) -> Result<TokenId> {
         if logits.len() != self.vocab_size {
             return Err(Error::Invalid(format!(
@@ -219,7 +219,7 @@ impl Sampler {
             return Err(match allowed {
                 None => Error::Backend("no token can be chosen: the model produced no finite logits".into()),
                 Some(_) => Error::Invalid(
-                    "no token can be chosen: all that the grammar allows are impossible by logit_bias or by the model"
+                    "no token can be chosen: logit_bias or the model excludes every token that the grammar allows"
                         .into(),
                 ),
             });
@@ -228,12 +228,12 @@ impl Sampler {
             let first = self.logits.iter().position(|&l| l == best).unwrap_or_default();
             return Ok(TokenId(first as u32));
         }
-        // A temperature changes no ranks, so top-k may come first and spare most exponentials.
+        // A temperature does not change the order, so top-k may come first and save most exponentials.
         self.keep_top_k();
         Ok(self.draw_filtered(best))
     }
 
-    /// Takes the candidates through the steps that follow top-k, and draws one.
+    /// Applies the steps that follow top-k to the candidates, and draws one.
     fn draw_filtered(&mut self, best: f32) -> TokenId {
         self.apply_temperature(best);
         self.keep_top_p();
@@ -248,7 +248,7 @@ impl Sampler {
         }
     }
 
-    /// The order in which the history lists its tokens does not matter: each changes one logit, its own.
+    /// The order of the history's tokens does not matter, because each changes only its own logit.
     fn apply_penalties(&mut self) {
         for (token, count) in self.history.counts() {
             if let Some(logit) = self.logits.get_mut(token.0 as usize) {
@@ -273,7 +273,7 @@ impl Sampler {
         }
     }
 
-    /// Makes candidates of the logits, in an order that these determine: by rank, or by number without a top-k.
+    /// Collects the candidates in an order that the logits determine: by rank, or by number without a top-k.
     fn keep_top_k(&mut self) {
         let k = self.params.top_k;
         self.candidates.clear();
@@ -309,7 +309,7 @@ impl Sampler {
         }
         let wanted = top_p * self.total();
         let mut mass = 0.0;
-        // The set is mostly a tiny part of the vocabulary, so only as much as is looked at gets sorted.
+        // The result is mostly a tiny part of the vocabulary, so only the part that is needed gets sorted.
         let mut sorted = 0;
         for i in 0..self.candidates.len() {
             if i == sorted {
@@ -343,7 +343,7 @@ impl Sampler {
         unreachable!("the weights sum to {mass}, and the target {target} is below their total")
     }
 
-    /// A fold and not `sum`, which may add in any order it likes.
+    /// Uses a fold because `sum` may add in any order.
     fn total(&self) -> f64 {
         self.candidates.iter().fold(0.0, |sum, c| sum + c.weight)
     }
@@ -365,7 +365,7 @@ impl Candidate {
     }
 }
 
-/// A logit after the penalties for a token that occurred so often.
+/// A logit after the penalties for a token that occurred `count` times.
 fn penalised(params: &SamplingParams, logit: f32, count: Count) -> f32 {
     let mut l = if logit > 0.0 { logit / params.repeat_penalty } else { logit * params.repeat_penalty };
     if count.answer > 0 {
@@ -419,8 +419,8 @@ fn exp(x: f64) -> f64 {
     if x < LOWEST { 0.0 } else { series * power }
 }
 
-/// A seed from the operating system's randomness, by way of the keys that the standard library hashes with. It
-/// has 32 bits, so that it is quick to type and exact as a number in JSON.
+/// A random seed from the operating system, through the standard library's hash keys. It has 32 bits, so that it is
+/// quick to type and exact as a JSON number.
 fn random_seed() -> u64 {
     RandomState::new().hash_one(()) >> 32
 }

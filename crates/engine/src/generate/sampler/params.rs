@@ -1,4 +1,4 @@
-//! What can be set about sampling, and where each value comes from.
+//! Sampling parameters, and where each value comes from: the caller, the model's file, or the defaults.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::TokenId;
 use crate::error::{Error, Result};
 use crate::format::{Metadata, Value};
 
-/// How the next token is chosen. The steps and their order are in [the module](super).
+/// How the next token is chosen. [The module](super) lists the steps in order.
 ///
 /// # Examples
 /// ```
@@ -28,7 +28,7 @@ use crate::format::{Metadata, Value};
 pub struct SamplingParams {
     /// Flattens (above 1) or sharpens (below 1) the distribution; 0 always takes the likeliest token. At least 0.
     pub temperature: f32,
-    /// Only so many of the likeliest tokens stay; 0 keeps all.
+    /// Only this many of the likeliest tokens stay; 0 keeps all.
     pub top_k: usize,
     /// The likeliest tokens that together hold this share of the probability stay. 0 to 1: 0 keeps only the
     /// likeliest, 1 keeps all.
@@ -37,16 +37,17 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// Positive logits of tokens that occurred are divided by this, negative ones multiplied. Above 0; 1 is off.
     pub repeat_penalty: f32,
-    /// Taken from the logit of each token that the answer holds. -2 to 2; 0 is off.
+    /// Subtracted from the logit of each token that occurs in the answer. -2 to 2; 0 is off.
     pub presence_penalty: f32,
-    /// Taken from the logit of a token once for each time the answer holds it. -2 to 2; 0 is off.
+    /// Subtracted from a token's logit once for each occurrence in the answer. -2 to 2; 0 is off.
     pub frequency_penalty: f32,
-    /// The three penalties look at so many tokens back; 0 turns them off, `usize::MAX` is the whole conversation.
+    /// How many of the last tokens the three penalties consider; 0 turns them off, `usize::MAX` is the whole
+    /// conversation.
     pub penalty_last_n: usize,
-    /// Added to the logits of these tokens; a token listed twice gets both. Any number, or minus infinity for a
-    /// token that must never be chosen.
+    /// Added to the logits of these tokens; biases of a token that is listed twice add up. A finite number, or minus
+    /// infinity for a token that must never be chosen.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// Where the random numbers start; `None` makes up a new seed for each sampler.
+    /// The seed of the random numbers; `None` draws a new seed for each sampler.
     pub seed: Option<u64>,
 }
 
@@ -94,8 +95,8 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// Leaves one bias for each token, the sum of those that it has: each costs time with every token of the answer, and
-    /// a caller may list a token as often as it likes.
+    /// Replaces several biases of a token by their sum. Each bias costs time for every token of the answer, and a
+    /// caller may list a token any number of times.
     pub(super) fn merge_bias(&mut self) {
         self.logit_bias.sort_by_key(|(token, _)| *token);
         self.logit_bias.dedup_by(|(token, bias), (kept, sum)| {
@@ -120,7 +121,7 @@ impl SamplingParams {
     }
 }
 
-/// What the user set. Everything else comes from the model's file or, where that is silent, from the defaults.
+/// The parameters that the caller sets. Others come from the model's file or, if it has none, from the defaults.
 ///
 /// # Examples
 /// ```
@@ -133,30 +134,30 @@ impl SamplingParams {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingOverrides {
-    /// Overrules [`SamplingParams::temperature`].
+    /// Overrides [`SamplingParams::temperature`].
     pub temperature: Option<f32>,
-    /// Overrules [`SamplingParams::top_k`].
+    /// Overrides [`SamplingParams::top_k`].
     pub top_k: Option<usize>,
-    /// Overrules [`SamplingParams::top_p`].
+    /// Overrides [`SamplingParams::top_p`].
     pub top_p: Option<f32>,
-    /// Overrules [`SamplingParams::min_p`].
+    /// Overrides [`SamplingParams::min_p`].
     pub min_p: Option<f32>,
-    /// Overrules [`SamplingParams::repeat_penalty`].
+    /// Overrides [`SamplingParams::repeat_penalty`].
     pub repeat_penalty: Option<f32>,
-    /// Overrules [`SamplingParams::presence_penalty`].
+    /// Overrides [`SamplingParams::presence_penalty`].
     pub presence_penalty: Option<f32>,
-    /// Overrules [`SamplingParams::frequency_penalty`].
+    /// Overrides [`SamplingParams::frequency_penalty`].
     pub frequency_penalty: Option<f32>,
-    /// Overrules [`SamplingParams::penalty_last_n`].
+    /// Overrides [`SamplingParams::penalty_last_n`].
     pub penalty_last_n: Option<usize>,
-    /// Overrules [`SamplingParams::logit_bias`].
+    /// Overrides [`SamplingParams::logit_bias`].
     pub logit_bias: Option<Vec<(TokenId, f32)>>,
-    /// Overrules [`SamplingParams::seed`].
+    /// Overrides [`SamplingParams::seed`].
     pub seed: Option<u64>,
 }
 
 impl From<SamplingParams> for SamplingOverrides {
-    /// All of these values, whatever a file says.
+    /// Overrides every parameter.
     fn from(params: SamplingParams) -> SamplingOverrides {
         SamplingOverrides {
             temperature: Some(params.temperature),
@@ -174,7 +175,7 @@ impl From<SamplingParams> for SamplingOverrides {
 }
 
 impl SamplingOverrides {
-    /// These values, where `other` has none.
+    /// These values, with those that `other` sets taking precedence.
     pub fn overruled_by(self, other: SamplingOverrides) -> SamplingOverrides {
         SamplingOverrides {
             temperature: other.temperature.or(self.temperature),
@@ -193,14 +194,14 @@ impl SamplingOverrides {
     /// Checks that every value that is set is in its range; the error names the parameter, its value and the range.
     ///
     /// # Errors
-    /// [`Error::Field`] with the parameter that is not.
+    /// [`Error::Field`] with the first parameter that is out of range.
     pub fn validate(&self) -> Result<()> {
         self.resolve(&Metadata::default(), Path::new("")).map(drop)
     }
 
     /// The parameters in effect for the model with this metadata, at `path`.
     ///
-    /// A value in the file that makes no sense is an error, unless the user set that parameter.
+    /// An invalid value in the file is an error, unless the caller sets that parameter.
     pub fn resolve(&self, metadata: &Metadata, path: &Path) -> Result<SamplingParams> {
         let file = FileDefaults { metadata, path };
         let default = SamplingParams::default();
@@ -269,7 +270,7 @@ struct Count {
     name: &'static str,
     /// Its keys in GGUF metadata and in `generation_config.json`, where it is a signed integer.
     keys: &'static [&'static str],
-    /// What -1 stands for there.
+    /// What -1 means in a file.
     minus_one: usize,
 }
 
@@ -278,7 +279,8 @@ const TOP_K: Count =
 const PENALTY_LAST_N: Count =
     Count { name: "penalty_last_n", keys: &["general.sampling.penalty_last_n"], minus_one: usize::MAX };
 
-/// The values that the author of a model recommends in its file. They are as hostile as the rest of it.
+/// The sampling parameters that the author of a model recommends in its file. They are as untrusted as the rest of the
+/// file.
 struct FileDefaults<'a> {
     metadata: &'a Metadata,
     path: &'a Path,
@@ -325,7 +327,7 @@ impl FileDefaults<'_> {
             Value::String(_) => "text".into(),
             Value::Strings(_) | Value::Numbers(_) => "a list".into(),
         };
-        let message = format!("{key} is {value}, but must be {range}; a {name} of your own overrules it");
+        let message = format!("{key} is {value}, but must be {range}; set {name} yourself to override it");
         Error::format(self.path, message)
     }
 }
@@ -460,7 +462,7 @@ mod tests {
         assert!(message("general.sampling.top_p", Value::Float(f64::NAN)).contains("top_p is NaN"));
         assert!(message("general.sampling.min_p", Value::String("0.1".into())).contains("min_p is text"));
         assert!(message("general.sampling.temp", Value::Bool(true)).contains("temp is true"));
-        // Finite as the f64 it is, but not as the f32 it becomes.
+        // Finite as an f64, but not as an f32.
         assert!(message("general.sampling.temp", Value::Float(1e300)).contains("must be a finite number"));
         assert!(message("general.sampling.penalty_repeat", Value::Float(0.0)).contains("repeat is 0, but"));
         assert!(message("general.sampling.penalty_last_n", Value::Signed(i64::MIN)).contains("at least -1"));

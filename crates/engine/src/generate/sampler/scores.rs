@@ -1,4 +1,4 @@
-//! How likely tokens were, by the model alone.
+//! The model's own probabilities of tokens.
 
 use std::f64::consts::SQRT_2;
 
@@ -6,7 +6,7 @@ use super::exp;
 use crate::TokenId;
 use crate::backend::{Ranked, rank, tame};
 
-/// A token of an answer and how likely it was. Probabilities are the model's own, before temperature, bias, penalties and
+/// A token of an answer and its probability. Probabilities are the model's own, before temperature, bias, penalties and
 /// grammar, as natural logarithms.
 ///
 /// # Examples
@@ -29,19 +29,19 @@ use crate::backend::{Ranked, rank, tame};
 pub struct Scored {
     /// The token.
     pub token: TokenId,
-    /// How likely it was.
+    /// Its log probability.
     pub logprob: f32,
-    /// The likeliest tokens in its place, the likeliest first; of equals, the lower number first.
+    /// The likeliest tokens at this position, likeliest first; of equals, the lower number first.
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// Finds probabilities. They are sums in f64 in the order of the vocabulary, of operations that IEEE 754 defines to the
-/// bit: the same logits give the same numbers on every platform.
+/// Computes probabilities. Sums run in f64 in the order of the vocabulary, with operations that IEEE 754 defines to the
+/// bit. So the same logits give the same numbers on every platform.
 #[derive(Clone, Debug)]
 pub(crate) struct Scorer {
-    /// How many of the likeliest tokens are told.
+    /// How many of the likeliest tokens are reported.
     top: usize,
-    /// `[vocab]`, each [`tame`]. Reused from token to token.
+    /// `[vocab]`, each [`tame`]. Reused for every token.
     logits: Vec<f32>,
     ranked: Vec<Ranked>,
 }
@@ -51,8 +51,8 @@ impl Scorer {
         Scorer { top, logits: Vec::new(), ranked: Vec::new() }
     }
 
-    /// How likely a token is, and which are the likeliest. The token is one that can be chosen, so that there is a finite
-    /// logit.
+    /// The probability of a token, and the likeliest tokens. The token must be one that can be chosen, so that at least
+    /// one logit is finite.
     pub fn score(&mut self, logits: &[f32], token: TokenId) -> Scored {
         self.logits.clear();
         self.logits.extend(logits.iter().map(|&l| tame(l)));
@@ -70,8 +70,8 @@ impl Scorer {
     }
 }
 
-/// The natural logarithm of a finite number of at least 1, within a few units of the last place. The C library's function
-/// rounds differently from platform to platform.
+/// The natural logarithm of a finite number of at least 1, within a few units in the last place. The C library's
+/// function rounds differently from platform to platform.
 fn ln(x: f64) -> f64 {
     const LN2: f64 = std::f64::consts::LN_2;
     // x = m·2ᵏ with m near 1.

@@ -1,13 +1,13 @@
-//! What a JSON schema says without constraining the answer. The compiler refuses every keyword that it does not enforce, also
-//! where there is nothing to enforce; this takes those away.
+//! Removes annotations from a JSON schema: keywords that do not constrain the answer. The compiler refuses every
+//! keyword that it does not enforce, even if there is nothing to enforce.
 
 use serde_json::{Map, Value, json};
 
-/// Formats of texts that allow any text.
+/// String formats that allow any string.
 const ANY_TEXT: [&str; 5] = ["password", "binary", "path", "file-path", "directory-path"];
 
-/// Formats of numbers, and what a text must be that has one: libraries write large integers as texts. Of a number they tell
-/// how it is to be stored.
+/// Number formats, and the pattern of strings with such a format, because libraries write large integers as strings.
+/// For a number, the format only tells how to store it.
 const NUMERIC: [(&str, &str); 8] = [
     ("int32", "^-?[0-9]{1,10}$"),
     ("int64", "^-?[0-9]{1,19}$"),
@@ -21,24 +21,24 @@ const NUMERIC: [(&str, &str); 8] = [
 
 const DECIMAL: &str = r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$";
 
-/// Patterns with a look-ahead, which the compiler does not know, and the same ones without.
+/// Patterns with a look-ahead, which the compiler does not support, and equivalent ones without.
 const WITHOUT_LOOK_AHEAD: [(&str, &str); 1] = [
     // Pydantic's decimal numbers: the look-ahead demands a digit.
     (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$"),
 ];
 
-/// Limits that are integers, which may be written with a decimal point.
+/// Limits that are integers, which some libraries write with a decimal point.
 const COUNTS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
 
-/// The schema with nothing but what constrains the answer, or what the compiler knows to constrain nothing.
+/// The schema without annotations.
 pub fn without_annotations(schema: &Value) -> Value {
     let mut schema = schema.clone();
     simplify(&mut schema);
     schema
 }
 
-/// A Lark grammar whose [embedded](super::embedded) schemas are without annotations.
+/// A Lark grammar with annotations removed from its [embedded](super::embedded) schemas.
 pub fn without_embedded_annotations(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
@@ -84,13 +84,13 @@ fn simplify(schema: &mut Value) {
     }
 }
 
-/// Whether a keyword can say something about the answer. What is not known here may.
+/// Whether a keyword may constrain the answer. Unknown keywords may.
 fn constrains(name: &str, value: &Value) -> bool {
     let allows_all = *value == Value::Bool(true) || *value == json!({});
     match name {
         "uniqueItems" => *value != Value::Bool(false),
         "unevaluatedProperties" | "unevaluatedItems" => !allows_all,
-        // Names are texts anyway.
+        // Property names are strings anyway.
         "propertyNames" => !allows_all && *value != json!({ "type": "string" }),
         "dependencies" | "dependentRequired" | "dependentSchemas" => *value != json!({}),
         _ => true,
@@ -111,7 +111,7 @@ fn simplify_format(fields: &mut Map<String, Value>) {
     }
 }
 
-/// Whether a type is named, and is or may be a text.
+/// Whether a type is named, and is or includes strings.
 fn allows_text(kind: Option<&Value>) -> bool {
     match kind {
         Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),

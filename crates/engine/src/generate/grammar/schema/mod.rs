@@ -1,4 +1,4 @@
-//! What is looked at in a JSON schema before it is compiled, and what is said when it cannot be.
+//! Checks of a JSON schema before it is compiled, and precise errors when compilation fails.
 
 mod annotations;
 
@@ -9,24 +9,24 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 pub use annotations::{without_annotations, without_embedded_annotations};
 
-/// Schemas nested more deeply are refused.
+/// The deepest nesting that is accepted.
 const DEEPEST: usize = 100;
 
-/// More parts than this are refused. References between them may be a chain, which takes stack.
+/// The most parts that are accepted. References between parts may form a long chain, which takes stack.
 const MOST_PARTS: usize = 20_000;
 
-/// Different references: see above.
+/// The most different references, for the same reason.
 const MOST_REFERENCES: usize = 500;
 
-/// A number that is a multiple of another is recognised by its remainder, and each remainder takes time and memory.
+/// The compiler recognises multiples of a number by their remainder. Each possible remainder costs time and memory.
 const MOST_REMAINDERS: f64 = 10_000.0;
 
-/// Finding out which part of a schema is wrong compiles no more parts than this, all trials together, and begins no trial after
-/// this time: refusing a schema costs about as much as accepting it.
+/// The most parts that are compiled, over all trials, to find out which part of a schema is wrong. After [`LONGEST_SEARCH`]
+/// no new trial starts. So refusing a schema costs about as much as accepting it.
 const MOST_TRIED: usize = 20_000;
 const LONGEST_SEARCH: Duration = Duration::from_secs(2);
 
-/// Refuses what takes too long to compile.
+/// Refuses schemas that take too long to compile.
 pub fn check(schema: &Value) -> Result<()> {
     if !schema.is_object() && *schema != Value::Bool(true) {
         return Err(Error::Invalid(format!("the JSON schema is {}, but must be an object", kind(schema))));
@@ -73,7 +73,8 @@ pub fn check(schema: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The schemas in a Lark grammar. What is no JSON is in a string, or the compiler complains about it.
+/// The schemas in a Lark grammar. Anything that is not JSON is skipped: it is inside a string, or the compiler reports
+/// it.
 pub fn embedded(source: &str) -> impl Iterator<Item = Value> {
     source.match_indices("%json").filter_map(|(at, keyword)| {
         let rest = &source[at + keyword.len()..];
@@ -81,12 +82,13 @@ pub fn embedded(source: &str) -> impl Iterator<Item = Value> {
     })
 }
 
-/// The schema as an object, without what says nothing about the answer.
+/// The schema as an object, without annotations.
 pub fn object(schema: &Value) -> Value {
     if schema.is_object() { without_annotations(schema) } else { json!({}) }
 }
 
-/// Why a schema is refused, with the smallest part that is refused for the same reason when it is tried alone.
+/// The error for a refused schema. It names the smallest part that is refused with the same message when compiled
+/// alone.
 pub fn refusal(schema: &Value, message: &str, error: impl Fn(&Value) -> Option<String>) -> Error {
     let definitions: Vec<(&String, &Value)> =
         schema.as_object().into_iter().flatten().filter(|(name, _)| is_definitions(name)).collect();
@@ -118,7 +120,7 @@ pub fn refusal(schema: &Value, message: &str, error: impl Fn(&Value) -> Option<S
     Error::Invalid(format!("the JSON schema at {place}: {}", in_our_words(message)))
 }
 
-/// How many values there are in one, itself among them.
+/// The number of values in a JSON value, itself included.
 fn parts(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(parts).sum(),
@@ -127,7 +129,7 @@ fn parts(value: &Value) -> usize {
     }
 }
 
-/// The schemas directly inside one, and where.
+/// The direct subschemas of a schema, and their paths.
 fn children(schema: &Value) -> Vec<(String, &Value)> {
     let mut found = Vec::new();
     for (name, value) in schema.as_object().into_iter().flatten() {
@@ -153,11 +155,11 @@ fn is_definitions(name: &str) -> bool {
     matches!(name, "$defs" | "definitions")
 }
 
-/// The number without its decimal point: 25 for 0.25.
+/// The number's digits without the decimal point: 25 for 0.25.
 fn multiplier(number: &serde_json::Number) -> f64 {
     let text = number.to_string();
     let digits: String = text.chars().filter(char::is_ascii_digit).collect();
-    // What is too long for a number is too large as well.
+    // Digits that do not fit a number are too large anyway.
     let digits: f64 = digits.parse().unwrap_or(f64::INFINITY);
     if text.contains(['e', 'E']) { f64::INFINITY } else { digits.max(1.0) }
 }
@@ -173,7 +175,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// What the library says about its own options means something else to whoever wrote the schema.
+/// Replaces messages of the compiler that speak of its own options.
 fn in_our_words(message: &str) -> String {
     if message.starts_with("oneOf constraints") {
         return "the choices of oneOf may overlap, which is not supported: give them a const field that tells them apart, \
@@ -208,7 +210,7 @@ mod tests {
         };
         let mut schema = object(400, &object(10, &json!({ "type": "string" })));
         schema["$defs"] = json!({ "d": object(400, &json!({ "type": "integer" })) });
-        // As if all parts together were wrong, and each of them fine.
+        // As if the whole schema were wrong, and each of its parts correct.
         let error = refusal(&schema, "wrong", |part| {
             compiled.set(compiled.get() + parts(part));
             None
