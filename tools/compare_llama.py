@@ -1,8 +1,8 @@
-"""Measures Forebay beside llama.cpp: the same file, the same tokens, turn by turn.
+"""Measures Forebay and llama.cpp alternately on the same file and tokens.
 
-llama.cpp is used through llama-cpp-python, twice: with and without repacking the weights on load
-(`use_extra_bufts`). Every round runs each program once in a process of its own, so that a busy moment of the
-machine falls on all alike; the figures are medians over the rounds of each round's median.
+llama.cpp runs through llama-cpp-python, twice: with and without repacking the weights on load (`use_extra_bufts`).
+Every round runs each program once in a separate process, so that other load on the machine affects all alike. The
+figures are medians over the rounds of each round's median.
 
 Usage: python tools/compare_llama.py MODEL [--rounds 5] [--threads N] [--forebay target/dist/forebay]
            [--tests pp64,pp512,tg64,tg64@4096] [--repetitions 1]
@@ -26,7 +26,7 @@ UBATCH = 512
 
 @dataclass(frozen=True)
 class Test:
-    """Tokens that are timed, after `depth` that are not."""
+    """Timed tokens, after `depth` tokens that are not timed."""
 
     kind: str  # "pp": together; "tg": one after the other
     tokens: int
@@ -36,7 +36,7 @@ class Test:
     def parse(cls, text: str) -> "Test":
         found = re.fullmatch(r"(pp|tg)([1-9]\d*)(?:@(\d+))?", text)
         if not found:
-            raise argparse.ArgumentTypeError(f"{text!r} is no test; pp512, tg64 and tg64@4096 are")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a test; examples are pp512, tg64 and tg64@4096")
         return cls(found[1], int(found[2]), int(found[3] or 0))
 
     def __str__(self) -> str:
@@ -47,11 +47,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repetitions", type=int, default=1, help="timed runs of each test in a round")
+    parser.add_argument("--repetitions", type=int, default=1, help="timed runs of each test per round")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--forebay", type=Path, default=Path("target/dist/forebay"))
     parser.add_argument("--tests", default="pp64,pp512,tg64,tg64@4096")
-    # How this program calls itself: which llama.cpp to measure, with which tokens.
+    # Used when this script starts itself: which llama.cpp to measure, with which tokens.
     parser.add_argument("--llama", choices=["plain", "repack"], help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -103,7 +103,7 @@ def tokens(args: argparse.Namespace) -> list[int]:
 
 
 def run_forebay(args: argparse.Namespace) -> dict[str, float]:
-    """The speed of each test. Tests of one depth share a call, and all that it measures is kept."""
+    """The speed of each test. Tests of the same depth share a call, and all its results are used."""
     results = {}
     for depth in sorted({t.depth for t in args.parsed}):
         lengths = {
@@ -124,12 +124,12 @@ def start_llama(args: argparse.Namespace, side: str) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{side} failed:\n{done.stderr}")
-    # What llama.cpp itself has to say may come before.
+    # llama.cpp's own output may come first.
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def run_llama(args: argparse.Namespace) -> dict[str, float]:
-    """The speed of each test in llama.cpp, by the same rules: one run that is not timed, then the others."""
+    """The speed of each test in llama.cpp, by the same rules: one untimed run, then the timed ones."""
     from llama_cpp import llama_cpp as llama
 
     ids = [int(word) for word in args.tokens.read_text().split()]

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compares Forebay with transformers on files that llama.cpp's own converter writes: with queries, keys and values fused,
-and with NVFP4 weights.
+"""Compares Forebay with transformers on files that llama.cpp's converter writes: with fused queries, keys and values, and
+with NVFP4 weights.
 
     pip install torch==2.15.0 transformers==5.22.2 safetensors==0.8.0 numpy==2.4.6 sentencepiece==0.2.2
     python3 tools/converted.py LLAMA_CPP FOREBAY
 
-LLAMA_CPP is llama.cpp's source folder (that inside the source package xllamacpp 2026.10.11549 will do), FOREBAY the
-program. A random Qwen3-MoE is saved three times: as it is, with its matrices in NVFP4 as ModelOpt writes them, and with the
-numbers that those stand for. The first two are converted; the logits of the first and of the third by transformers are the
-references. It fails where the relative error is above 1e-5.
+LLAMA_CPP is llama.cpp's source folder (for example from the source package xllamacpp 2026.10.11549), FOREBAY the binary. A
+random Qwen3-MoE is saved three times: unchanged, with its matrices in ModelOpt's NVFP4, and with the values of those NVFP4
+weights. The first two are converted. The references are the logits of the first and the third by transformers. The script
+fails if a relative error is above 1e-5.
 """
 
 import json
@@ -28,7 +28,7 @@ MAGNITUDES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def converter(llama_cpp):
-    """Runs the converter, which would not know the tiny model's tokenizer."""
+    """Runs the converter, with a patch because it does not know the tiny model's tokenizer."""
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
     import conversion.base
     import convert_hf_to_gguf
@@ -73,9 +73,9 @@ def random_model(folder):
 
 
 def nvfp4(weight):
-    """Codes, scales of 16 weights and the scale of all, as ModelOpt writes them; and the weights they stand for."""
+    """Codes, scales of 16 weights and the overall scale, as ModelOpt writes them; and the values of the weights."""
     groups = weight.float().unflatten(1, (-1, 16))
-    # Not the usual choice, so that no scale is near one.
+    # Differs from the usual choice, so that no scale is near one.
     whole = groups.abs().max() / 600
     scales = (groups.abs().amax(-1) / 6 / whole).clamp(1e-3, 448).to(torch.float8_e4m3fn)
     steps = (scales.float() * whole).unsqueeze(-1)
@@ -87,7 +87,7 @@ def nvfp4(weight):
 
 
 def in_nvfp4(tensors):
-    """The tensors with all projections in NVFP4, and those with the numbers that they stand for."""
+    """The tensors with all projections in NVFP4, and the tensors with their values."""
     coded, plain = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if name.endswith("_proj.weight"):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Has chat templates write answers with reasoning and calls, for the parser to read back.
+"""Renders answers with reasoning and calls with chat templates, as input for the parser of dialects.
 
     pip install jinja2==3.1.6
     python3 tools/dialect_vectors.py TEMPLATES > OUT.json
     FOREBAY_DIALECT_VECTORS=OUT.json cargo test -p forebay-engine --test suite dialect::published
 
-TEMPLATES is a folder of other people's templates: what comes of those may not be committed. A vector has the template,
-the prompt, the answer as the template writes it, and what was put in.
+TEMPLATES is a folder of published templates. The output must not be committed. A vector has the template, the prompt, the
+answer as the template renders it, and the answer's parts.
 """
 
 import datetime
@@ -19,7 +19,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
-# What ends an answer, in any of the formats.
+# Ends of an answer, in all formats.
 END = re.compile(r"<\|im_end\|>|\[e~\[|<｜end▁of▁sentence｜>|<\|call\|>|<\|return\|>|<\|eot_id\|>|<\|eom_id\|>|<\|user\|>|$(?![\s\S])")
 
 PROPERTIES = {
@@ -34,10 +34,10 @@ PROPERTIES = {
 }
 
 
-# How much of a prompt an answer may be written otherwise than it is asked for.
+# How many characters of a prompt may differ between asking for an answer and rendering it.
 MOST_DIFFERENT = 40
 
-# What says that reasoning is reasoning, in any of the formats.
+# Marks of reasoning, in all formats.
 REASONING = ("<think>", "[THINK]", "<|think|>", "<|channel|>")
 
 
@@ -93,7 +93,7 @@ def environment():
 
 def vector(template, source, thinking, reasoning, content, calls):
     if calls and '"%s" | format' in source:
-        raise jinja2.exceptions.TemplateError("it writes texts without their quotes")
+        raise jinja2.exceptions.TemplateError("it renders strings without quotes")
     user = {"role": "user", "content": "Hello"}
 
     def answer(content, calls, spell_id):
@@ -121,13 +121,13 @@ def vector(template, source, thinking, reasoning, content, calls):
         whole = render([user, answer(content, calls, lambda _, i: f"{i:09}")], False)
     if reasoning and reasoning in whole and not any(tag in source for tag in REASONING):
         raise jinja2.exceptions.TemplateError("it has no tags for reasoning")
-    # What the template writes after an answer is no part of it.
+    # Text that the template renders after an answer does not belong to it.
     after = render([user, answer("ANSWER", [], None)], False).rpartition("ANSWER")[2]
     whole = whole.removesuffix(after)
-    # Where an answer is written otherwise than it is asked for, the parser gets what they have in common.
+    # If the prompts differ, the parser gets their common beginning.
     same = next((i for i, (a, b) in enumerate(zip(prompt, whole)) if a != b), min(len(prompt), len(whole)))
     if len(prompt) - same > MOST_DIFFERENT:
-        raise jinja2.exceptions.TemplateError("it writes the question otherwise")
+        raise jinja2.exceptions.TemplateError("it renders the question differently")
     # No tag is cut, and what ends reasoning that was not asked for is asked for, and so is white space.
     tag = whole.rfind("<", 0, same)
     if tag >= 0 and ">" not in whole[tag:same]:
@@ -135,7 +135,7 @@ def vector(template, source, thinking, reasoning, content, calls):
     same += len(re.match(r"(</think>)?\s*", whole[same:]).group())
     text = whole[same:]
     text = text[: END.search(text).start()]
-    # Some templates write one call only, or no text beside it, or write it as reasoning.
+    # Some templates render only one call, or no text beside it, or render the text as reasoning.
     as_reasoning = calls and f"<|channel|>analysis<|message|>{content}" in text and content
     missing = any(text.count(name) < [name for name, _ in calls].count(name) for name, _ in calls)
     if content not in text or as_reasoning or missing:

@@ -1,7 +1,7 @@
 """Records the routing of a model that Forebay cannot run yet, with llama.cpp, as a file for `forebay simulate`.
 
-Generates an answer as `forebay trace --ignore-eos` does and writes what every router chose. Where llama.cpp computes
-the last layer only for the prompt's last token, that token's choice stands for all of the prompt.
+Generates an answer as `forebay trace --ignore-eos` does and writes the choices of every router. llama.cpp may compute
+the last layer only for the prompt's last token; then this token's choice is written for the whole prompt.
 
 Usage: python tools/llama_trace.py MODEL OUT --prompt TEXT [--raw] [--tokens 900] [--seed 1] [--temp 0.8]
 """
@@ -20,7 +20,7 @@ CONTEXT = 1024
 
 
 class Tensor(ctypes.Structure):
-    """`ggml_tensor` as of llama-cpp-python 0.3.36."""
+    """The struct `ggml_tensor` of llama-cpp-python 0.3.36."""
 
     _fields_ = [
         ("type", ctypes.c_int),
@@ -64,7 +64,7 @@ def main() -> None:
 
     llama.eval(prompt)
     out = header(layers) + batch(PROMPT, len(prompt), layers, chosen)
-    # The last token of the answer is sampled and not computed with.
+    # The last token of the answer is sampled but not computed.
     for _ in range(min(args.tokens, CONTEXT - len(prompt)) - 1):
         token = llama.sample(
             temp=args.temp,
@@ -117,7 +117,7 @@ def load(path: str, seed: int, chosen: dict[int, np.ndarray]) -> llama_cpp.Llama
         params.cb_eval = callback
         return params
 
-    # The class offers no callback of its own; the module's function is what it starts from.
+    # The class has no option for a callback, so the function that provides its defaults is replaced.
     llama_cpp.llama.llama_cpp.llama_context_default_params = with_callback
     llama = llama_cpp.Llama(path, n_ctx=CONTEXT, n_batch=512, n_ubatch=512, seed=seed, verbose=False)
     llama.routing_callback = callback  # Python must not free what llama.cpp calls.

@@ -21,10 +21,10 @@ def main() -> None:
     if a["logits"].shape != b["logits"].shape:
         sys.exit(f"the shapes differ: {a['logits'].shape} and {b['logits'].shape}")
 
-    # In f64, so that the sums do not add an error of their own.
+    # In f64, so that the sums add no error.
     x, y = (f["logits"].astype(np.float64) for f in (a, b))
     by_position = relative(x, y, axis=1)
-    # argmax takes a NaN for the largest, which is what a reader should see.
+    # argmax returns the position of a NaN, which a reader should see.
     worst = int(np.argmax(by_position))
     same_top = np.count_nonzero(x.argmax(axis=1) == y.argmax(axis=1))
     print(f"all:       {relative(x, y, axis=None):.3e} over {len(x)} positions")
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def load(path: str) -> dict[str, np.ndarray]:
-    """The two tensors of a logits file; ends the program if they are not there."""
+    """The two tensors of a logits file; exits if one is missing."""
     tensors = load_file(path)
     for name, dims in (("tokens", 1), ("logits", 2)):
         if name not in tensors or tensors[name].ndim != dims:

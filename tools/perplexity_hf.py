@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The perplexity of a text by Hugging Face transformers, by the rule of `forebay perplexity`, to compare with.
+"""Prints the perplexity of a text by Hugging Face transformers, with the windows of `forebay perplexity`.
 
   perplexity_hf.py MODEL TEXT [--ctx 512]
 

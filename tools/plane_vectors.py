@@ -1,4 +1,4 @@
-"""Writes the vectors that dequantisation from planes is tested against.
+"""Writes the test vectors of dequantisation from planes.
 
 Affine codes by mlx, for all bits, groups and types of scales; FP8 and MXFP4 numbers by ml_dtypes. Names:
 "affine.<bits>.<group>.<scale type>.{codes,scales,biases,values}", "fp8.{codes,scales,values}" (tiles of 4 x 32)
@@ -38,7 +38,7 @@ def main() -> None:
 
 def add(tensors: dict, prefix: str, parts: dict) -> None:
     for part, values in parts.items():
-        # Bytes, so that reading the file needs no type beyond u8 and f32.
+        # As bytes, so that readers need only u8 and f32.
         kept = values if part == "values" else np.ascontiguousarray(values).view(np.uint8)
         tensors[f"{prefix}.{part}"] = kept.reshape(-1)
 

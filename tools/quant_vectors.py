@@ -1,10 +1,10 @@
-"""Writes the vectors that the dequantisation kernels are tested against.
+"""Writes the test vectors of the dequantisation kernels.
 
-For each type a file holds two tensors: "<TYPE>.blocks", u8 [n, block_bytes], raw blocks as a weight file
-has them, and "<TYPE>.values", f32 [n, block_len], what the gguf package makes of them. They are random, with scales
-that are extreme in every way the format allows; further blocks pass through every entry of the type's tables.
+For each type a file holds two tensors: "<TYPE>.blocks", u8 [n, block_bytes], raw blocks of a
+weight file, and "<TYPE>.values", f32 [n, block_len], their values according to the gguf package. Blocks are random, with
+all kinds of extreme scales that the format allows. Further blocks use every entry of the type's tables.
 
-The IQ types, whose tables are large, have a file of their own.
+The IQ types have large tables and a separate file.
 
 Usage: python tools/quant_vectors.py [FOLDER]
 """
@@ -27,10 +27,10 @@ TYPES = [
 OUTPUT = Path(__file__).resolve().parent.parent / "crates/kernels/tests/data"
 SEED = 0xF0EBA7
 BLOCKS = 24
-# A block of a plain type is one element, so more of them are needed to meet every exponent.
+# A block of a plain type is one element, so more blocks are needed to cover every exponent.
 PLAIN_BLOCKS = 1024
 
-# Where the f16 scales of a block lie, in bytes. Random bytes alone would rarely hit the scales worth testing.
+# Offsets of the f16 scales in a block. Random bytes alone would rarely give scales that are worth testing.
 SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
@@ -68,7 +68,7 @@ def vectors(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Blocks of one type, u8 [n, block_bytes], and their values, f32 [n, block_len]."""
     qtype = GGMLQuantizationType[name]
     block_len, block_bytes = GGML_QUANT_SIZES[qtype]
-    # A generator of its own for each type: adding one leaves the vectors of the others as they are.
+    # A separate generator for each type, so that adding a type does not change the other vectors.
     rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
 
     n = PLAIN_BLOCKS if block_len == 1 else BLOCKS
@@ -132,7 +132,7 @@ def every_point(name: str, rng: np.random.Generator, block_bytes: int) -> np.nda
 
 
 def every_scale(name: str, rng: np.random.Generator, block_bytes: int) -> np.ndarray:
-    """Blocks of a type of four-bit floats with every byte that a scale may be."""
+    """Blocks of a type of four-bit floats with every possible byte of a scale."""
     count = {"MXFP4": 1, "NVFP4": 4}[name]
     n = 256 // count
     blocks = rng.integers(0, 256, size=(n, block_bytes), dtype=np.uint8)

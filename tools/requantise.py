@@ -1,8 +1,8 @@
-"""Writes a copy of a GGUF file with its matrices in another type, to measure what computing with that type costs.
+"""Writes a copy of a GGUF file with its matrices in another type, to measure the quality and speed of that type.
 
-Weights are dequantised by the gguf package and quantised again by it where it can, and by the ggml library that comes
-with llama-cpp-python (0.3.36) where it cannot; every weight counts as equally important. Vectors and the routers stay
-as they are. Made from a quantised file such a copy is for comparisons only.
+The gguf package dequantises the weights and quantises them again. Types that it cannot quantise are left to the ggml
+library of llama-cpp-python (0.3.36). All weights count as equally important. Vectors and routers are not changed. A
+copy that is made from a quantised file is useful only for comparisons.
 
 Usage: python tools/requantise.py MODEL OUTPUT TYPE
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes rotary frequencies as transformers computes them from many settings, for the engine's tests.
+"""Writes rope frequencies that transformers computes for many settings, for the engine's tests.
 
     tools/rope_vectors.py
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Many clients of `forebay serve` at once; needs nothing but Python.
+"""Runs many clients of `forebay serve` at once. Needs only Python.
 
   serve_load.py soak MODEL [--clients 32] [--seconds 120]
-      Starts the server, learns some answers one at a time, then has clients ask for them all at once, a third of whom
-      go away in the middle. Checks that every whole answer is the one that was given alone, that nobody waits for
-      long, that memory stays flat, and that nothing is left running.
+      Starts the server and records some answers one at a time. Then many clients ask for them at once, and a third of
+      the clients disconnect in the middle. Checks that every complete answer equals the recorded one, that no client
+      waits long, that memory use stays constant, and that no request is left at the end.
 
   serve_load.py speed MODEL [--clients 1,8,32] [--tokens 32] [--rounds 1]
-      Tokens a second that clients with prompts of their own get together, beside `forebay run` with the same prompts
-      one after another.
+      Measures the tokens per second of all clients together, each with its own prompt, and compares them with
+      `forebay run` for the same prompts one after another.
 
-What follows `--` goes to the server (and, for `speed`, to `run`): serve_load.py speed m.gguf -- --memory 7G
+Arguments after `--` go to the server (and, for `speed`, to `run`): serve_load.py speed m.gguf -- --memory 7G
 """
 import argparse
 import asyncio
@@ -31,7 +31,7 @@ PLACES = "by the sea|in a deep forest|on a high hill|in an old town|under a brid
 
 
 def prompt(number):
-    """A prompt that nobody else has, from its first words on."""
+    """A prompt that differs from all others from its first words on."""
     chance = random.Random(number)
     thing, other, place = chance.choice(THINGS), chance.choice(THINGS), chance.choice(PLACES)
     return f"Number {number}: once upon a time a {thing} and a {other} lived {place}, and every day they"
@@ -49,11 +49,11 @@ class Server:
         else:
             sys.exit("the server did not start: " + "".join(said))
         self.host, self.port = address[1], int(address[2])
-        # What it says later nobody needs, but somebody must take it.
+        # Later output is not needed, but must be read so that the server does not block.
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
     def memory(self):
-        """Resident bytes now, and the most there were."""
+        """Resident bytes now, and the peak."""
         status = dict(line.split(":", 1) for line in open(f"/proc/{self.process.pid}/status") if ":" in line)
         return int(status["VmRSS"].split()[0]) * 1024, int(status["VmHWM"].split()[0]) * 1024
 
@@ -96,7 +96,7 @@ async def get(server, path):
 
 
 async def ask(server, number, tokens, leave_after=None):
-    """One streamed answer; the client goes away after so many pieces, if it is said."""
+    """One streamed answer; the client disconnects after `leave` pieces, if given."""
     body = {
         "prompt": prompt(number), "max_tokens": tokens, "temperature": 0.9, "seed": number,
         "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
@@ -174,11 +174,11 @@ async def soak(server, args):
         await asyncio.sleep(0.1)
     third = len(sizes) // 3
     early, late = statistics.median(sizes[third : 2 * third]), statistics.median(sizes[2 * third :])
-    print(f"{counts['whole']} whole answers, {counts['left']} clients went away")
+    print(f"{counts['whole']} whole answers, {counts['left']} clients disconnected")
     print(f"longest wait between two pieces: median {statistics.median(gaps):.2f} s, most {max(gaps):.2f} s")
     print(f"resident: {first >> 20} MiB before, {int(early) >> 20} MiB in the middle, {int(late) >> 20} MiB at the end")
     print(f"running {running:.0f}, waiting {waiting:.0f} after the last answer")
-    print(f"{len(problems)} answers differ from what was given alone")
+    print(f"{len(problems)} answers differ from the answers given alone")
     for problem in problems[:5]:
         print(problem)
     return not problems and running == waiting == 0 and late < early * 1.05
@@ -187,7 +187,7 @@ async def soak(server, args):
 async def speed(server, args):
     results = {}
     number = 0
-    # The first answers of a start are slower: what is hot has to be found out.
+    # The first answers after a start are slower, because the expert cache is cold.
     for i in range(args.warm_up):
         await ask(server, 30_000 + i, args.tokens)
     for _ in range(args.rounds):
@@ -197,12 +197,12 @@ async def speed(server, args):
             seconds = time.monotonic() - start
             number += clients
             written = sum(a.usage.get("completion_tokens", 0) for a in answers)
-            # From when the last prompt was read to when the first answer ended, everybody wrote.
+            # All clients generated from the end of the last prompt to the end of the first answer.
             begin, close = max(a.times[1] for a in answers), min(a.times[-1] for a in answers)
             inside = sum(1 for a in answers for t in a.times[1:] if begin < t <= close)
             steady = inside / (close - begin) if close > begin else float("nan")
             results.setdefault(clients, []).append((written / seconds, steady))
-            print(f"{clients} clients: {written} tokens in {seconds:.1f} s, {written / seconds:.2f} tok/s with prompts, {steady:.2f} while all wrote", flush=True)
+            print(f"{clients} clients: {written} tokens in {seconds:.1f} s, {written / seconds:.2f} tok/s with prompts, {steady:.2f} while all generated", flush=True)
     return {clients: tuple(statistics.median(column) for column in zip(*rows)) for clients, rows in results.items()}
 
 
@@ -214,7 +214,7 @@ def run_speed(args):
                    "--temp", "0.9", "--seed", "1", "--json", *args.flags]
         stats = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["stats"]
         rates.append(stats["decode_steps"] / stats["decode_seconds"])
-        print(f"run: {rates[-1]:.2f} tok/s while writing", flush=True)
+        print(f"run: {rates[-1]:.2f} tok/s generation", flush=True)
     return rates
 
 
@@ -230,15 +230,15 @@ def main():
     parser.add_argument("--clients", default=None)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--answers", type=int, default=24, help="different answers of a soak")
+    parser.add_argument("--answers", type=int, default=24, help="number of different answers in a soak")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--warm-up", type=int, default=2, help="answers before anything is measured")
-    parser.add_argument("--serve-flags", default="", help="further flags for the server alone")
+    parser.add_argument("--warm-up", type=int, default=2, help="answers before the measurement")
+    parser.add_argument("--serve-flags", default="", help="more flags for the server only")
     parser.add_argument("--running", default="forebay_requests_running")
     parser.add_argument("--waiting", default="forebay_requests_waiting")
     args = parser.parse_args(argv)
     args.flags = flags
-    # Before and after, because what was hot is remembered from one start to the next.
+    # Before and after, because the heat file lives from one start to the next.
     alone = run_speed(args) if args.what == "speed" else []
     server = Server(args.forebay, args.model, flags + args.serve_flags.split())
     try:

@@ -6,9 +6,9 @@
     python3 tools/template_vectors.py TEMPLATES > OUT.json
     FOREBAY_CHAT_VECTORS=OUT.json cargo test -p forebay-engine --test suite chat_vectors::
 
-Without an argument the templates are those of tools/chat_templates, which are our own and use every construct that
-published ones use. TEMPLATES is a folder of other people's: what comes of those may not be committed. A vector has
-the request and either the text or `"error": true`, where the template refuses the conversation or fails.
+Without an argument, it uses our templates in tools/chat_templates, which contain every construct of published ones.
+TEMPLATES is a folder of published templates, whose output must not be committed. A vector has the request and either
+the text or `"error": true` if the template refuses the conversation or fails.
 """
 
 import datetime
@@ -156,7 +156,7 @@ SETTINGS = [
 ]
 
 
-# Templates of ours that show what expressions make, whatever the conversation: one of the settings each is enough.
+# Some of our templates print expressions whatever the conversation is, so one setting suffices for each.
 SELF_CONTAINED = ["jinja.jinja", "values.jinja"]
 
 

@@ -3,7 +3,7 @@
 - `qwen3moe-mlx`: MLX's affine quantisation, with other bits and groups for most tensors than by default, in two files
 - `qwen3moe-fp8`: FP8 in blocks, as DeepSeek and Qwen publish it, but with small blocks; experts one by one
 
-Their settings are the older, flat kind; those of the folder they are made from are the newer one.
+Their settings have the older, flat format; those of the source folder have the newer one.
 
 Made with mlx 0.32.4 (mlx-cpu), mlx-lm 0.32.2, ml_dtypes 0.6.0, numpy 2.4.6, safetensors 0.8.0.
 
@@ -26,7 +26,7 @@ SOURCE = GOLDEN / "qwen3moe"
 BESIDE = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 GENERATION = {"eos_token_id": [511, 510], "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
 
-# Rows and columns of an FP8 block: small, so that matrices have several, and some that are cut.
+# Rows and columns of an FP8 block: small, so that matrices have several blocks, and partial ones.
 BLOCK = (24, 40)
 
 
@@ -73,7 +73,7 @@ def make_mlx(folder: Path, config: dict, weights: dict) -> None:
             continue
         module = name.removesuffix(".weight")
         bits, group = choices[i % len(choices)]
-        # Columns that are no multiple of a group take a smaller one; one matrix is wide enough for the largest.
+        # Columns that are not a multiple of a group use a smaller group; one matrix is wide enough for the largest.
         group = 128 if value.shape[-1] == 128 else min(group, value.shape[-1])
         if (bits, group) != (4, 32):
             quantization[module] = {"group_size": group, "bits": bits}
@@ -94,7 +94,7 @@ def make_mlx(folder: Path, config: dict, weights: dict) -> None:
 
 
 def make_fp8(folder: Path, config: dict, weights: dict) -> dict:
-    """Writes the folder; returns what its weights mean, in f32."""
+    """Writes the folder; returns the values of its weights in f32."""
     tensors, meant = {}, {}
     for name, value in weights.items():
         wide = value.astype(np.float32)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the tiny DeepSeek-V2-Lite of the engine's tests as GGUF files were before latent attention had a form of its own.
+"""Makes the tiny DeepSeek-V2-Lite of the engine's tests in the GGUF format before latent attention had a separate form.
 
     tools/tiny_kv_b.py
 
 Such files have one `attn_kv_b` instead of `attn_k_b` and `attn_v_b`, the sizes of heads as those of keys and values,
-no gating function, and a zero where the routed experts are not scaled. The weights, and so the logits, stay the same.
+no gating function, and a zero if the routed experts are not scaled. The weights, and so the logits, stay the same.
 
 Made with gguf 0.19.0, numpy 2.4.6.
 """
@@ -19,7 +19,7 @@ ARCH = "deepseek2"
 
 
 def settings(reader: gguf.GGUFReader) -> dict[str, tuple]:
-    """The settings with their types, as an old file has them."""
+    """The settings and their types in the old format."""
     found = {}
     for key, field in reader.fields.items():
         if not key.startswith("GGUF.") and key != "general.architecture":

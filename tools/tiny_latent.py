@@ -61,7 +61,7 @@ def fill(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, weight in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("mlp.gate.weight"):
-                # Clear choices, so that roundings do not decide.
+                # Clear choices, so that rounding does not change them.
                 weight.normal_(0, 0.5)
             elif name.endswith("e_score_correction_bias"):
                 weight.normal_(0, 0.1)

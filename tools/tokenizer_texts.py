@@ -1,8 +1,8 @@
-"""Texts for comparing tokenizers, drawn with a fixed seed so that every kind of character meets every other."""
+"""Random texts with a fixed seed, for comparing tokenizers. They combine all kinds of characters."""
 
 import unicodedata
 
-# What texts are made of. A text joins a few draws, so that every kind meets every other.
+# Parts of texts. A text joins a few random parts, so that all kinds are combined.
 WORDS = [
     "Once", "upon", "a", "time", "the", "cat's", "boat", "HELLO", "iPhone", "naïve", "façade",
     "Straße", "ŒUVRE", "Здравствуй", "мир", "Ελλάδα", "שלום", "مرحبا", "العالم", "नमस्ते", "दुनिया",
@@ -56,7 +56,7 @@ def texts(rng, count):
     return FIXED + [drawn(rng) for _ in range(count)]
 
 
-# What small vocabularies are trained on: everyday sentences, so that merges of many kinds come up.
+# Training texts for small vocabularies: everyday sentences, which lead to many kinds of merges.
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, doesn't it? It's 12:30, and we've got 1234 reasons.",
     "I'd say they'll arrive at 7 o'clock; you're early, I'm late, SHE'S NEVER HERE, and that isn't news.",
@@ -78,8 +78,8 @@ SENTENCES = [
     "| a | b |\n|---|---|\n| 1 | 22 | 333 | 4444 |\n    indented\n\t\ttabs   and   spaces  \n",
 ]
 
-# What a normal form changes: Hangul in parts, marks in any order, characters that only look like another, marks
-# without a letter of their own.
+# Text that normalisation changes: decomposed Hangul, marks in any order, characters that look like others, marks
+# without a letter.
 UNCOMPOSED = [
     "\u1112\u1161\u11ab\u1100\u1173\u11af", "\uac00\u11a8 \u1100\u1161", "\u11a8\uac00", "Vie\u0323\u0302t Vie\u0302\u0323t",
     "a\u0308\u0301 a\u0301\u0308", "\u212b \u2126 \u212a", "\u0915\u093c \u0958", "\ufb1d \ufb2e", "\uf900 \U0002f800",

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Makes the tokenizer vectors in crates/engine/tests/data: texts and the tokens that other people's code gives.
+"""Makes the tokenizer vectors in crates/engine/tests/data: texts and their tokens by other libraries.
 
     pip install tokenizers==0.23.1 sentencepiece==0.2.2
     python3 tools/tokenizer_vectors.py tales TOKENIZER.JSON > crates/engine/tests/data/tokenizer_tales.json
     python3 tools/tokenizer_vectors.py pre > crates/engine/tests/data/tokenizer_pre.json
     python3 tools/tokenizer_vectors.py sentencepiece > crates/engine/tests/data/tokenizer_sentencepiece.json
 
-tales: TOKENIZER.JSON is the demo model's tokenizer as its training wrote it. A vector is {"text", "special",
-"ids"}; `special` says whether control tokens are found in the text.
+tales: TOKENIZER.JSON is the demo model's original tokenizer. A vector is {"text", "special", "ids"}; `special` says
+whether control tokens in the text are recognised.
 
-pre: one small vocabulary, trained here, and for each pre-tokeniser its steps as models' tokenizer.json files write
-them, and the tokens of many texts. The vocabulary was trained without any pre-tokeniser: its merges cross every
-place at which one should cut, so a cut too many and a cut too few both change the tokens.
+pre: one small vocabulary, trained here, and for each pre-tokeniser its steps in the format of
+tokenizer.json, and the tokens of many texts. The vocabulary was trained without a pre-tokeniser, so its merges cross
+every place at which one may split. So a missing split and an extra split both change the tokens.
 
-sentencepiece: a small vocabulary trained here by SentencePiece, with scores and types as a GGUF file has them and
-as a tokenizer.json, and the tokens of many texts; both libraries must agree.
+sentencepiece: a small vocabulary trained here by SentencePiece, as in a GGUF file (scores and types) and as a
+tokenizer.json, and the tokens of many texts. Both libraries must agree.
 """
 
 import json
@@ -73,7 +73,7 @@ PRE = {
         {"type": "Digits", "individual_digits": False},
         split("[0-9][0-9][0-9]"),
     ],
-    # No model's own: what llama.cpp does for files that name none.
+    # Not of any model: llama.cpp's default for files that name none.
     "default": [
         split(r"[\p{P}\$\+<=>\^~\|]+"),
         split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
@@ -128,7 +128,7 @@ PRE = {
 }
 IGNORES_MERGES = {"llama-bpe", "tekken", "youtu"}
 NFC = {"type": "NFC"}
-# The names that stand for the same steps, with the normaliser of the models' own files. GGUF files name none.
+# Other names of the same steps, with the normaliser of the models' own files, which GGUF files do not name.
 NAMES = [
     (["gpt-2"], "gpt-2", None),
     (["mpt", "olmo"], "gpt-2", NFC),

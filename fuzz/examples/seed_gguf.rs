@@ -1,4 +1,4 @@
-//! Writes the inputs from which the `gguf` target starts into its corpus.
+//! Writes the initial inputs of the target `gguf` into its corpus.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -20,7 +20,7 @@ fn main() -> io::Result<()> {
     fs::write(corpus.join("part"), sample().u16("split.no", 1).u16("split.count", 3).build())?;
     fs::write(corpus.join("vocabulary"), GgufBuilder::new().strings("tokens", &["a", "é"]).build())?;
 
-    // The first settings of a real file; its vocabulary would only slow the search down.
+    // The first settings of a real file; its vocabulary would only slow down the search.
     let mut head = Vec::new();
     File::open(root.join("../models/tales-qwen3moe-Q4_K_M.gguf"))?.take(4096).read_to_end(&mut head)?;
     fs::write(corpus.join("real_head"), head)

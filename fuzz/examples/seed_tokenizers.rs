@@ -1,4 +1,4 @@
-//! Writes the inputs from which the targets `tokenizer` and `tokenizer_json` start into their corpora.
+//! Writes the initial inputs of the targets `tokenizer` and `tokenizer_json` into their corpora.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ const TOKENS: [&str; 9] = ["<unk>", "<s>", "</s>", "a", "b", "Ġ", "ab", "▁", 
 const SCORES: [f32; 9] = [0.0, 0.0, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, 0.0];
 const TYPES: [i32; 9] = [2, 3, 3, 1, 1, 1, 1, 4, 6];
 
-// GGUF's numbers of the types.
+// GGUF's identifiers of the types.
 const I32: u32 = 5;
 const F32: u32 = 6;
 

@@ -1,4 +1,4 @@
-//! Any text at all is the settings of a model, or an error: `config.json` over the tensors of a sound model. Run, from
+//! Any text is either valid settings of a model or an error: `config.json` with the tensors of a valid model. Run, from
 //! the root of the repository:
 //!
 //! ```text
@@ -18,7 +18,7 @@ use forebay_engine::internals::format::{ModelFile, folder, parse_object};
 use forebay_engine::internals::models::describe;
 use libfuzzer_sys::fuzz_target;
 
-/// A folder for every kind of weights, with links to the sound files.
+/// One folder for each kind of weights, with copies of the valid files.
 static FOLDERS: LazyLock<Vec<PathBuf>> = LazyLock::new(|| {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/engine/tests/data/golden");
     let temporary = std::env::temp_dir().join(format!("forebay-fuzz-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! Any bytes at all are a model or an error. Run, from the root of the repository:
+//! Any bytes are either a model or an error. Run, from the root of the repository:
 //!
 //! ```text
 //! (cd fuzz && cargo run --example seed_gguf)
@@ -12,7 +12,7 @@ use std::path::Path;
 use forebay_engine::internals::format::{ModelFile, gguf};
 use libfuzzer_sys::fuzz_target;
 
-/// How much data the file has after the bytes that the fuzzer chose: enough for small tensors to fit in.
+/// Bytes of data after the fuzzer's input: enough for small tensors.
 const DATA: u64 = 1 << 20;
 
 fuzz_target!(|header: &[u8]| {
@@ -23,7 +23,7 @@ fuzz_target!(|header: &[u8]| {
     }
 });
 
-/// What everyone downstream relies on.
+/// What all users of a parsed header rely on.
 fn check(model: &ModelFile, len: u64) {
     let mut places: Vec<(u64, u64)> = Vec::new();
     for tensor in &model.tensors {

@@ -1,4 +1,4 @@
-//! Any bytes at all are a safetensors header or an error. Run, from the root of the repository:
+//! Any bytes are either a safetensors header or an error. Run, from the root of the repository:
 //!
 //! ```text
 //! mkdir -p fuzz/corpus/safetensors && cp crates/engine/tests/data/golden/*/*.safetensors fuzz/corpus/safetensors/
@@ -12,12 +12,12 @@ use std::path::Path;
 use forebay_engine::internals::format::{FileIdx, safetensors};
 use libfuzzer_sys::fuzz_target;
 
-/// How much data the file has after the bytes that the fuzzer chose: enough for small tensors to fit in.
+/// Bytes of data after the fuzzer's input: enough for small tensors.
 const DATA: u64 = 1 << 20;
 
 fuzz_target!(|text: &[u8]| {
     let path = Path::new("fuzz.safetensors");
-    // As a file whose first bytes are what the fuzzer says, and as one whose header is.
+    // Once as the whole file, and once as its header.
     let framed = [&(text.len() as u64).to_le_bytes()[..], text].concat();
     for bytes in [text, &framed] {
         for len in [bytes.len() as u64, bytes.len() as u64 + DATA] {

@@ -1,4 +1,4 @@
-//! Any template renders or ends with an error, in bounded time and memory. Run, from the root of the repository:
+//! Any template either renders or gives an error, in bounded time and memory. Run, from the root of the repository:
 //!
 //! ```text
 //! mkdir -p fuzz/corpus/template && cp tools/chat_templates/* fuzz/corpus/template

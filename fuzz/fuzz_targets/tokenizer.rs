@@ -1,4 +1,4 @@
-//! Any metadata of a GGUF file is a working tokenizer or an error. Run, from the root of the repository:
+//! Any metadata of a GGUF file give either a working tokenizer or an error. Run, from the root of the repository:
 //!
 //! ```text
 //! (cd fuzz && cargo run --example seed_tokenizers)

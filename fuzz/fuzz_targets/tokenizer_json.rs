@@ -1,11 +1,11 @@
-//! Any `tokenizer.json` is a working tokenizer or an error. Run, from the root of the repository:
+//! Any `tokenizer.json` gives either a working tokenizer or an error. Run, from the root of the repository:
 //!
 //! ```text
 //! (cd fuzz && cargo run --example seed_tokenizers)
 //! cargo +nightly fuzz run tokenizer_json -- -max_total_time=120 -timeout=20
 //! ```
 //!
-//! A zero byte ends the file; what follows is `tokenizer_config.json`.
+//! A zero byte ends the file; `tokenizer_config.json` follows it.
 
 #![no_main]
 

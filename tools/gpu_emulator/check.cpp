@@ -1,5 +1,5 @@
-// With EMULATOR_GUARD=1 kernels are compiled so that they ask here before they touch memory: g++ can do so for the
-// sanitizer of the Linux kernel, whose names these are.
+// With EMULATOR_GUARD=1, kernels are compiled so that they call these functions before they access memory. g++ supports
+// that for the sanitizer of the Linux kernel, whose function names these are.
 
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,7 @@ using namespace emulator;
 
 namespace {
 
-// Pieces that were touched last, which are mostly those that are touched next.
+// The allocations that were accessed last, which are usually accessed next.
 const unsigned RECENT = 4;
 __thread Range recent[RECENT];
 __thread unsigned next_recent = 0;

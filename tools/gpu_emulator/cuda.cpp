@@ -1,4 +1,4 @@
-// The driver's functions, those that the program calls, over a device that is this processor.
+// The driver's functions that Forebay calls. The device is the CPU.
 
 #include <chrono>
 #include <cstdio>
@@ -67,14 +67,14 @@ const Named RESULTS[] = {
     {UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
-// Everything below happens under this.
+// Locked by everything below.
 std::recursive_mutex everything;
 __thread bool context_is_current = false;
 bool initialised = false;
-// A device that is lost stays so: every call fails.
+// A lost device stays lost: every call fails.
 bool lost = false;
 
-// Faults that were asked for: the how manieth from now.
+// Requested faults: the number of calls until each.
 std::map<std::string, long> faults;
 
 bool fault_is_due(const std::string& kind) {
@@ -109,7 +109,7 @@ struct Event {
     std::shared_ptr<double> when = std::make_shared<double>(0); // milliseconds
 };
 
-// Handles are addresses of these.
+// Handles are the addresses of these.
 std::map<void*, std::shared_ptr<Stream>> streams;
 std::set<Event*> events;
 std::set<Module*> modules;
@@ -148,19 +148,19 @@ Result copy(void* to, const void* from, size_t bytes, void* stream_handle) {
     bool to_device = is_device(to, bytes), from_device = is_device(from, bytes);
     if (!to_device && !from_device) return INVALID_VALUE;
     if (!from_device && !is_pinned(from, bytes)) {
-        // The driver takes what is not pinned at once.
+        // The driver reads memory that is not pinned at once.
         if (stream->capture) return STREAM_CAPTURE_UNSUPPORTED;
         auto bytes_now = std::make_shared<std::vector<char>>((const char*)from, (const char*)from + bytes);
         start(*stream, work([=] { memcpy(to, bytes_now->data(), bytes); }));
         return SUCCESS;
     }
     start(*stream, work([=] { memmove(to, from, bytes); }));
-    // And it gives what is not pinned before it returns.
+    // It also writes memory that is not pinned before it returns.
     if (!to_device && !is_pinned(to, bytes)) return finish(*stream, stream->now(stream));
     return SUCCESS;
 }
 
-// A copy that is done when the function returns. It does not wait for streams of the program's.
+// A copy that is done when the function returns. It does not wait for the program's streams.
 Result copy_now(void* to, const void* from, size_t bytes) {
     if (fault_is_due("copy")) return UNKNOWN;
     if (!is_device(to, bytes) && !is_device(from, bytes)) return INVALID_VALUE;
@@ -210,17 +210,17 @@ Result launch(Function* handle, const Shape& shape, void* stream_handle, void** 
     ENTER                                                                                                              \
     if (!context_is_current) return INVALID_CONTEXT;
 
-// What tests ask of the emulator. Its presence says that there is one.
+// Functions for tests. Tests recognise the emulator by their presence.
 #define EMULATOR extern "C" __attribute__((visibility("default")))
 
-// The `after`-th allocation, pinned allocation, copy, launch, compile or load of a module from now fails; "lost": at that
-// kernel the device is lost.
+// Makes the `after`-th allocation, pinned allocation, copy, launch, compilation or load of a module from now fail. With
+// "lost", the device is lost at that kernel.
 EMULATOR void emulatorFail(const char* kind, long after) {
     std::lock_guard<std::recursive_mutex> lock(everything);
     faults[kind] = after;
 }
 
-// Everything works again. What was started and not done is forgotten.
+// Ends all faults. Work that was started and not done is dropped.
 EMULATOR void emulatorRepair() {
     std::lock_guard<std::recursive_mutex> lock(everything);
     faults.clear();
@@ -233,7 +233,7 @@ EMULATOR bool emulatorFaultIsDue(const char* kind) {
     return fault_is_due(kind);
 }
 
-// The most memory that was in use since this was last asked.
+// The most memory in use since the last call.
 EMULATOR size_t emulatorPeak() {
     std::lock_guard<std::recursive_mutex> lock(everything);
     size_t peak = memory_peak();
@@ -246,7 +246,7 @@ EMULATOR size_t emulatorPeak() {
 API cuInit(unsigned) {
     std::lock_guard<std::recursive_mutex> lock(everything);
     if (!initialised) {
-        // Kernels look for what they call among everybody's symbols.
+        // Kernels look up the functions that they call among global symbols.
         Dl_info self;
         if (!dladdr((void*)cuInit, &self) || !dlopen(self.dli_fname, RTLD_NOW | RTLD_GLOBAL)) return UNKNOWN;
         watch_faults();
@@ -340,7 +340,7 @@ API cuMemAlloc_v2(void** first, size_t bytes) {
 }
 API cuMemFree_v2(void* first) {
     ENTER_CONTEXT
-    // As the driver does, and what is still to be done may name it.
+    // Like the driver. Pending work may use the memory.
     wait_for_everything();
     if (!first) return SUCCESS;
     return give_back(first) ? lost ? LAUNCH_FAILED : SUCCESS : INVALID_VALUE;
@@ -443,7 +443,7 @@ API cuStreamQuery(void* handle) {
     auto stream = stream_of(handle);
     if (!stream) return INVALID_HANDLE;
     if (has_passed(stream->now(stream))) return SUCCESS;
-    // Whoever asks again and again gets there.
+    // A program that polls must make progress.
     wait_for({stream, stream->done + 1});
     return NOT_READY;
 }
@@ -452,7 +452,7 @@ API cuStreamWaitEvent(void* handle, Event* event, unsigned) {
     auto stream = stream_of(handle);
     if (!stream || !events.count(event)) return INVALID_HANDLE;
     if (event->capture) {
-        // The stream joins the capture. Operations are captured in an order in which they can be done.
+        // The stream joins the capture. Operations are captured in a valid order.
         if (stream->capture && stream->capture != event->capture) return STREAM_CAPTURE_UNSUPPORTED;
         stream->capture = event->capture;
     } else if (event->moment.stream) {
@@ -516,7 +516,7 @@ API cuEventElapsedTime(float* milliseconds, Event* from, Event* to) {
 
 API cuModuleLoadData(Module** handle, const void* image) {
     ENTER_CONTEXT
-    // An ELF file for this processor, preceded by its length: nvrtc.cpp makes them.
+    // An ELF file for this CPU, preceded by its length; nvrtc.cpp makes it.
     static const char MAGIC[8] = {'E', 'M', 'U', 'C', 'U', 'B', 'I', 'N'};
     if (memcmp(image, MAGIC, sizeof MAGIC) || fault_is_due("module")) return INVALID_IMAGE;
     size_t bytes;
@@ -561,7 +561,7 @@ API cuFuncGetAttribute(int* value, int attribute, Function* handle) {
     switch (attribute) {
     case 0: *value = handle->kernel->most_threads ? handle->kernel->most_threads : MOST_THREADS; break;
     case 8: *value = handle->most_dynamic; break;
-    // Shared memory of its own is known when it runs, and checked then.
+    // Static shared memory is known and checked when the kernel runs.
     default: *value = 0;
     }
     return SUCCESS;

@@ -1,4 +1,4 @@
-// What CUDA C++ has and C++ has not. Kernels are compiled with this in front of them.
+// Features of CUDA C++ that C++ lacks. Kernels are compiled with this in front of them.
 #pragma once
 
 #include <math.h>
@@ -23,7 +23,7 @@
 #define gridDim (emulator_thread->blocks)
 #define warpSize 32
 
-// Vectors, aligned as on the device: a load that is not faults here, too.
+// Vectors, aligned as on the device, so that a misaligned load faults.
 #define EMULATOR_VECTORS(T, name, align2, align4)                                                                      \
     struct __align__(align2) name##2 { T x, y; };                                                                      \
     struct name##3 { T x, y, z; };                                                                                     \
@@ -98,7 +98,7 @@ static inline unsigned __vadd4(unsigned a, unsigned b) {
 }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (uint64_t)a * b >> 32; }
 
-// Numbers. The compiler fuses products and sums as the device's does, except where they are rounded by name.
+// Numbers. The compiler fuses products and sums like the device's, except those with explicit rounding.
 
 #if defined(__x86_64__)
 #define EMULATOR_ROUNDED(x) __asm__("" : "+x"(x))
@@ -129,7 +129,7 @@ static inline float __fsqrt_rn(float a) { return sqrtf(a); }
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 static inline float __frsqrt_rn(float x) { return 1 / sqrtf(x); }
-// The C library has declared these names.
+// The C library declares these names.
 #define __expf expf
 #define __logf logf
 #define __sinf sinf
@@ -175,7 +175,7 @@ template <class T, class Change> static inline T emulator_atomic(T* p, Change ch
     while (!__atomic_compare_exchange(p, &old, &next, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
     return old;
 }
-// The second type is the first's, whatever number is given.
+// The second type is the first one, whatever type the argument has.
 template <class T> struct EmulatorSame { typedef T Type; };
 #define EMULATOR_ATOMIC(name, expression)                                                                              \
     template <class T> static inline T name(T* p, typename EmulatorSame<T>::Type x) {                                  \
@@ -228,7 +228,7 @@ static inline unsigned __ballot_sync(unsigned mask, int truth) {
 static inline int __any_sync(unsigned mask, int truth) { return __ballot_sync(mask, truth) != 0; }
 static inline int __all_sync(unsigned mask, int truth) { return __ballot_sync(mask, truth) == mask; }
 
-// Gives each lane the value of lane `from`.
+// Returns the value of lane `from` to each lane.
 template <class T> static inline T emulator_shuffle(unsigned mask, T value, unsigned from) {
     struct Mine {
         T value;

@@ -14,10 +14,10 @@ struct Thread {
     unsigned number;     // in its block
 };
 
-// What lanes of a warp do together: the last one to come does it for all whose bits are in the mask.
+// An operation of several lanes of a warp. The last lane to arrive executes it for all lanes in the mask.
 typedef void (*Together)(void* const* lanes, unsigned mask);
 
-// A kernel in a compiled module, which has one of these for each under the name `emulator_kernel_NAME`.
+// A kernel in a compiled module, which defines one for each as `emulator_kernel_NAME`.
 struct Kernel {
     void (*run)(const void* args);
     unsigned long args_bytes;
@@ -30,18 +30,19 @@ extern "C" {
 
 extern __thread emulator::Thread* emulator_thread __attribute__((tls_model("initial-exec")));
 
-// Waits for `count` threads of the block at barrier `number`, 0 for all of them; how many of those came with a truth.
+// Waits for `count` threads of the block at barrier `number`; 0 means all threads. Returns how many of them passed a
+// true `truth`.
 unsigned emulator_barrier(unsigned number, unsigned count, bool truth);
 // Arrives at a barrier without waiting.
 void emulator_arrive(unsigned number, unsigned count);
 
-// Meets the lanes in the mask. `mine` is what the others see of this lane.
+// Meets the lanes in the mask. `mine` is what other lanes see of this one.
 void emulator_meet(unsigned mask, emulator::Together together, void* mine);
 
-// Shared memory: what a declaration stands for in this block, and what the launch asked for.
+// Shared memory: the address of a declaration in this block, and the memory that the launch requested.
 void* emulator_shared(const void* declaration, unsigned long bytes, unsigned long align);
 void* emulator_dynamic_shared();
-// Shared memory has small addresses, too.
+// Shared memory also has 32-bit addresses.
 unsigned emulator_shared_address(const void* place);
 void* emulator_shared_place(unsigned address);
 

@@ -1,5 +1,5 @@
-// Blocks of threads on the processor: each thread is a fibre with a stack of its own, which runs until it must wait for
-// others of its block. Blocks are dealt to a few real threads.
+// Runs blocks of threads on the CPU. Each thread is a fibre with its own stack, which runs until it must wait for
+// others of its block. Blocks are distributed to a few real threads.
 
 #include "launch.h"
 
@@ -21,7 +21,7 @@
 
 __thread emulator::Thread* emulator_thread = nullptr;
 
-// Puts what a function must keep on the stack, stores the stack's end, and goes on where another stack ends.
+// Saves a function's registers on the stack, stores the stack pointer, and continues on another stack.
 extern "C" void emulator_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -86,7 +86,7 @@ namespace emulator {
 
 namespace {
 
-// With its guard an odd number of pages, so that stacks do not fight over the same places in caches.
+// With its guard page an odd number of pages, so that stacks do not compete for the same cache sets.
 const size_t STACK = 17 * (4 << 10);
 const size_t PAGE = 4 << 10;
 const unsigned WARP = 32;
@@ -114,13 +114,13 @@ struct Barrier {
     unsigned came, truths, count;
 };
 
-// A declaration of shared memory, and where it is in a block.
+// A declaration of shared memory, and its address in a block.
 struct Declared {
     const void* declaration;
     size_t at;
 };
 
-// What runs one block at a time.
+// Runs one block at a time.
 struct Processor {
     const Launch* launch = nullptr;
     void* outside = nullptr;
@@ -163,7 +163,7 @@ Processor::Processor() {
     shared = place + PAGE;
 }
 
-// Where every fibre begins.
+// The start of every fibre.
 void begin() {
     Processor* here = processor;
     here->launch->kernel->run(here->launch->args);
@@ -180,7 +180,7 @@ void Processor::prepare(unsigned number) {
     Fibre& fibre = fibres[number];
     fibre.state = State::Ready;
     if (!fibre.copies.empty()) fibre.copies.clear();
-    // Stacks end at different lines of the cache, or all fibres would fight over the same ones.
+    // Stacks end at different cache lines; otherwise all fibres would compete for the same ones.
     char* end = stacks + (number + 1) * STACK - (number % 60) * 64;
     void** words = reinterpret_cast<void**>(end) - ENTRY_WORDS;
     memset(words, 0, KEPT_WORDS * sizeof *words);
@@ -194,7 +194,7 @@ void Processor::wake(unsigned number) {
     ready_warps |= 1u << number / WARP;
 }
 
-// In an odd order the last threads come first, which shows what relies on the other.
+// In odd orders the last threads run first, which reveals code that relies on the opposite.
 bool backwards = false;
 
 unsigned pick(unsigned bits, unsigned after) {
@@ -206,7 +206,8 @@ unsigned pick(unsigned bits, unsigned after) {
     return __builtin_ctz(above ? above : bits);
 }
 
-// Goes on with a thread that is ready, of the same warp if there is one. The current thread has said what it waits for.
+// Continues with a thread that is ready, of the same warp if possible. The current thread has recorded what it waits
+// for.
 void Processor::go_on() {
     Fibre& from = current();
     unsigned warp = from.number / WARP, lane = from.number % WARP;
@@ -299,7 +300,7 @@ Workers::Workers() {
 }
 
 void Workers::serve(Processor* mine) {
-    // A fault is told from a stack of its own: the fibre's may have overflowed.
+    // Faults are reported on a separate stack, because the fibre's stack may have overflowed.
     stack_t alternate = {};
     alternate.ss_sp = reserve(STACK);
     alternate.ss_size = STACK;
@@ -317,7 +318,7 @@ void Workers::serve(Processor* mine) {
     }
 }
 
-// Runs blocks until there are none left.
+// Runs blocks until none are left.
 void Workers::deal(Processor& mine) {
     mine.declared.clear();
     mine.declared_bytes = 0;
@@ -334,7 +335,7 @@ void Workers::deal(Processor& mine) {
     processor = nullptr;
 }
 
-// In some order that the option asks for: none is promised.
+// In an order that EMULATOR_ORDER chooses, because the device guarantees none.
 void choose_order(Workers& workers) {
     static const unsigned long seed = option("EMULATOR_ORDER", 0);
     static unsigned long state = seed;
@@ -348,7 +349,7 @@ void choose_order(Workers& workers) {
     if (workers.blocks % prime) workers.stride = prime;
 }
 
-// With EMULATOR_PROFILE=1, what kernels took is told when the process ends.
+// With EMULATOR_PROFILE=1, prints the kernels' times when the process ends.
 struct Profile {
     struct Line {
         unsigned long launches = 0, blocks = 0;
@@ -385,7 +386,7 @@ long option(const char* name, long otherwise) {
 }
 
 void run(const Launch& launch) {
-    // Never destroyed: its threads are still there when the process ends.
+    // Never destroyed, because its threads still exist when the process ends.
     static Workers& workers = *new Workers;
     workers.blocks = (unsigned long)launch.blocks.x * launch.blocks.y * launch.blocks.z;
     workers.next = 0;
@@ -525,7 +526,7 @@ void emulator_copy_later(void* to, const void* from, unsigned bytes, unsigned gi
     if ((size_t)to % bytes || (size_t)from % bytes) emulator_fail("cp.async of an address that is not aligned");
     if (fibre.copies.empty()) fibre.copies.emplace_back();
     fibre.copies.back().push_back({to, from, bytes, given});
-    // Until the copy is waited for, nothing sensible is there.
+    // Until the kernel waits for the copy, the destination is invalid.
     memset(to, 0xff, bytes);
 }
 
@@ -533,7 +534,7 @@ void emulator_commit_copies() { processor->current().copies.emplace_back(); }
 
 void emulator_wait_copies(unsigned groups_left) {
     auto& groups = processor->current().copies;
-    // The open group counts for nothing.
+    // The open group does not count.
     if (groups.size() <= groups_left + 1) return;
     size_t done = groups.size() - 1 - groups_left;
     for (size_t i = 0; i < done; i++)

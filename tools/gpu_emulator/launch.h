@@ -1,4 +1,4 @@
-// How kernels run.
+// Running kernels.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace emulator {
 
-// The most that a block may have, as on the cards that this one stands for.
+// The limits of a block, as on the emulated cards.
 const unsigned MOST_THREADS = 1024;
 const unsigned MOST_STATIC_SHARED = 48 << 10;
 const unsigned MOST_SHARED = 227 << 10;
@@ -20,19 +20,19 @@ struct Launch {
     unsigned shared; // bytes of dynamic shared memory
 };
 
-// Runs all blocks of a kernel, on as many processors as there are. One launch at a time.
+// Runs all blocks of a kernel on several CPU threads. One launch runs at a time.
 void run(const Launch& launch);
 
-// What the calling thread of the process is running, for people; empty if it runs no kernel.
+// What the calling thread is running, as a message; empty if it runs no kernel.
 std::string whereabouts();
 
-// Whether these bytes belong to the thread that runs: its stack, its block's shared memory, its kernel's arguments.
+// Whether these bytes belong to the running thread: its stack, its block's shared memory, its kernel's arguments.
 bool is_own(const void* first, unsigned long bytes);
 
-// Memory may have been given back since the last launch: what checks remember of it is forgotten.
+// Drops what checks remember of memory, because it may have been freed since the last launch.
 void forget_recent();
 
-// Options come from the environment.
+// Reads an option from the environment.
 long option(const char* name, long otherwise);
 
 } // namespace emulator

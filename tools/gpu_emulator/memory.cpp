@@ -15,8 +15,7 @@ namespace emulator {
 namespace {
 
 const size_t PAGE = 4 << 10;
-// Pieces begin at multiples of this. The real driver's begin at larger ones, but then their ends would not be the
-// mapping's.
+// Allocations are aligned to this. The real driver aligns more, but then their ends would not be at the guard page.
 const size_t ALIGN = 16;
 const size_t POISON = 16 << 20;
 
@@ -38,7 +37,7 @@ bool guarded() {
 
 size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-// A file of 0xFF, which fresh memory is a private copy of: only what is touched takes time and room.
+// A file filled with 0xFF. Fresh memory is a private copy of it, so that only touched pages take time and space.
 int poison() {
     static const int file = [] {
         int file = memfd_create("emulator", 0);

@@ -1,4 +1,4 @@
-// The memory of the device, and what of the computer's is pinned.
+// The device's memory, and pinned memory.
 #pragma once
 
 #include <cstddef>
@@ -6,22 +6,22 @@
 
 namespace emulator {
 
-// Memory of the device: each piece against the end of a mapping of its own, so that what reads or writes beyond it
-// faults. It holds no number (0xFF) until it is written to. Null if the device has no such memory left.
+// Allocates device memory. Each allocation ends at the end of its mapping, so that accesses beyond it fault. It is
+// filled with 0xFF (NaN). Null if the device has not enough memory.
 void* allocate(size_t bytes);
 bool give_back(void* first);
 
-// Pinned memory of the computer, and such that becomes pinned.
+// Allocates pinned memory, and pins existing memory.
 void* allocate_pinned(size_t bytes);
 bool give_back_pinned(void* first);
 void pin(void* first, size_t bytes);
 bool unpin(void* first);
 
-// Whether all of these bytes are in one piece.
+// Whether all of these bytes are in one allocation.
 bool is_device(const void* first, size_t bytes);
 bool is_pinned(const void* first, size_t bytes);
 
-// The piece of either that an address is in, or nulls.
+// The allocation of either kind that contains an address, or nulls.
 struct Range {
     const char *first, *end;
 };
@@ -29,20 +29,20 @@ Range piece_of(const void* place);
 
 size_t memory_total();
 size_t memory_free();
-// The most that was ever in use, or since it was forgotten.
+// The most memory ever in use, or since it was reset.
 size_t memory_peak();
 void forget_peak();
 
-// While one of these lives the device's memory can be touched. Otherwise, with EMULATOR_GUARD=1, the process faults.
+// While one of these lives, the program may access device memory. Otherwise, with EMULATOR_GUARD=1, that faults.
 struct DeviceIsOpen {
     DeviceIsOpen();
     ~DeviceIsOpen();
 };
 
-// Where an address is, for people.
+// Where an address is, as a message.
 std::string describe(const void* place);
 
-// Tells people of faults: which kernel, block and thread touched what.
+// Reports faults: which kernel, block and thread accessed what.
 void watch_faults();
 
 } // namespace emulator

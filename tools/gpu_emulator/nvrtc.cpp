@@ -1,4 +1,4 @@
-// The compiler of kernels: g++. What it makes is kept beside this library, since compiling takes seconds.
+// The compiler of kernels: g++. Results are cached beside this library, because compiling takes seconds.
 
 #include <cstdio>
 #include <cstdlib>
@@ -40,7 +40,7 @@ std::string read(const std::string& path) {
 }
 
 #if defined(__x86_64__)
-// What nearly all processors have: conversions of halves, and products that are added in one step, as on the device.
+// Nearly all CPUs have these: conversions of f16, and fused multiply-adds, as on the device.
 const char* MACHINE = "-march=x86-64-v3";
 #else
 const char* MACHINE = "";
@@ -50,7 +50,7 @@ std::string command() {
     const char* compiler = getenv("CXX");
     std::string flags = " -x c++ -std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -fno-strict-aliasing -fno-exceptions"
                         " -fno-math-errno -fno-trapping-math -ffp-contract=fast -ftls-model=initial-exec ";
-    // Every load and store is checked: check.cpp.
+    // Checks every load and store: check.cpp.
     const char* guard = getenv("EMULATOR_GUARD");
     if (guard && *guard && *guard != '0')
         flags += "-fsanitize=kernel-address --param asan-instrumentation-with-call-threshold=0 --param asan-stack=0"
@@ -58,8 +58,8 @@ std::string command() {
     return (compiler && *compiler ? compiler : "g++") + flags + MACHINE;
 }
 
-// The kernels are written for the kinds of weights that a model has. g++ would take longer for each of many such sets
-// than once for all kinds.
+// Kernels are compiled for the kinds of weights that a model has. g++ would take longer for many such sets than once
+// for all kinds.
 std::string for_all_kinds(const std::string& source) {
     const char* DEFINE = "#define KINDS ";
     size_t at = source.find(DEFINE);
@@ -72,7 +72,7 @@ unsigned long hash(const std::string& text, unsigned long h = 0xcbf29ce484222325
     return h;
 }
 
-// Runs g++; the library it makes, or nothing and a log.
+// Runs g++. Returns the library, or nothing and a log.
 std::string build(const std::string& text, const std::string& into, std::string& log) {
     std::string base = into + "." + std::to_string(getpid());
     std::ofstream(base + ".cpp") << text;
@@ -85,7 +85,7 @@ std::string build(const std::string& text, const std::string& into, std::string&
     return library;
 }
 
-// Compiles, or takes what was compiled before, by this process or another.
+// Compiles, or uses the cached result of this or another process.
 std::string build_once(const std::string& text, std::string& log) {
     std::string cache = folder() + "/compiled";
     mkdir(cache.c_str(), 0777);

@@ -1,8 +1,9 @@
-// The machine instructions that kernels name in `asm`. The compiler of the emulator turns `asm("a.b.c %0, %1;" …)` into a
-// call of `ptx_a_b_c` with the operands in the order of the text; what is not here is an error that names it.
+// The machine instructions that kernels use in `asm`. The emulator's compiler translates `asm("a.b.c %0, %1;" …)` to a
+// call of `ptx_a_b_c` with the operands in the order of the text. An instruction that is missing here is an error with
+// its name.
 #pragma once
 
-// Halves.
+// f16.
 
 static inline float emulator_half(uint16_t bits) { return (float)emulator_bits<EmulatorHalf>(bits); }
 static inline uint16_t emulator_to_half(float x) { return emulator_bits<uint16_t>((EmulatorHalf)x); }
@@ -14,7 +15,7 @@ static inline void ptx_cvt_rn_f16x2_f32(unsigned& to, float high, float low) {
     to = (unsigned)emulator_to_half(high) << 16 | emulator_to_half(low);
 }
 
-// Two halves in a word. Intermediate results are long enough for one rounding.
+// Two f16 in a word. Intermediate results are precise enough for a single rounding.
 
 template <class Operation> static inline unsigned emulator_by_halves(Operation operation) {
     return (unsigned)emulator_bits<uint16_t>((EmulatorHalf)operation(16)) << 16 |
@@ -35,7 +36,7 @@ static inline void ptx_fma_rn_f16x2(unsigned& to, unsigned a, unsigned b, unsign
 #pragma GCC push_options
 #pragma GCC optimize("O3")
 
-// Matrices of eight by eight halves, from shared memory: lanes 8 i to 8 i + 7 say where the rows of matrix i are.
+// Matrices of 8 by 8 f16 from shared memory. Lanes 8 i to 8 i + 7 pass the addresses of matrix i's rows.
 
 template <int COUNT, bool TRANSPOSED> static inline void emulator_load_matrices(unsigned address, unsigned* to) {
     struct Mine {
@@ -73,7 +74,7 @@ EMULATOR_LDMATRIX(shared_b16, false)
 EMULATOR_LDMATRIX(trans_shared_b16, true)
 #undef EMULATOR_LDMATRIX
 
-// Products of matrices: 16 by 16 numbers, dealt to the lanes, with 16 by 8.
+// Products of 16 by 16 with 16 by 8 matrices, whose numbers are distributed over the lanes.
 
 template <float (*NUMBER)(uint16_t)>
 static inline void emulator_multiply(float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned a2,
@@ -107,7 +108,7 @@ static inline void emulator_multiply(float& d0, float& d1, float& d2, float& d3,
 
 #pragma GCC pop_options
 
-// Copies to shared memory that go on while the kernel does.
+// Asynchronous copies to shared memory.
 
 #define EMULATOR_CP_ASYNC(name)                                                                                        \
     static inline void name(unsigned to, const void* from, unsigned bytes, unsigned given) {                           \
@@ -137,7 +138,7 @@ static inline void ptx_bar_sync(unsigned number, unsigned count = 0) { emulator_
 static inline void ptx_bar_arrive(unsigned number, unsigned count) { emulator_arrive(number, count); }
 static inline void ptx_barrier_sync(unsigned number, unsigned count = 0) { emulator_barrier(number, count, false); }
 
-// Hints, which change time only. A kernel starts after those before it have ended, so there is nothing to wait for.
+// Hints, which change only time. A kernel starts after its predecessors have ended, so there is nothing to wait for.
 
 template <class T> static inline void ptx_prefetch_global_L2(T) {}
 template <class T> static inline void ptx_prefetch_global_L1(T) {}

@@ -1,5 +1,5 @@
-// Shows that the emulator computes what is right and finds what is wrong. Each case is a process of its own, since most of
-// them end with one.
+// Shows that the emulator computes right results and finds errors. Each case is a separate process, because most cases
+// end it.
 
 #include <cmath>
 #include <cstdio>
@@ -73,14 +73,14 @@ extern "C" __global__ void lanes_apart(const Args a) {
     if (threadIdx.x < 16) a.x[0] = __shfl_sync(0xffffffffu, a.x[0], 0);
 }
 extern "C" __global__ void beyond(const Args a) { a.x[0] = a.x[a.count]; }
-// The neighbour's number is read without waiting for it.
+// Reads the neighbour's number without waiting for it.
 extern "C" __global__ void race(const Args a) {
     __shared__ float shared[64];
     shared[threadIdx.x] = threadIdx.x;
     float other = shared[63 - threadIdx.x];
     a.x[threadIdx.x] = other;
 }
-// A copy that nobody waits for, or somebody does.
+// A copy, with or without waiting for it.
 extern "C" __global__ void ahead(const Args a) {
     __shared__ float shared[4];
     unsigned to = (unsigned)__cvta_generic_to_shared(shared);
@@ -167,7 +167,7 @@ void waits() {
     EXPECT(*here == 0);
     EXPECT(cuStreamSynchronize(other) == 0);
     EXPECT(*here == 2);
-    // What is pinned is read when the copy is done, not when it is asked for.
+    // Pinned memory is read when the copy is done, not when it is started.
     EXPECT(cuMemcpyHtoDAsync_v2(x, here, 4, d.stream) == 0);
     *here = 5;
     EXPECT(d.read(x, 1)[0] == 5);
@@ -194,7 +194,7 @@ void beyond() {
     d.read(x, 1);
 }
 
-// Not by a page but by a number.
+// Beyond by one number, not by a page.
 void just_beyond() {
     Device d;
     float* x = d.numbers(std::vector<float>(7));
@@ -220,7 +220,7 @@ void instruction() {
     exit(2);
 }
 
-// In the order of the threads a race may go well.
+// In the order of the threads, a race may have the right result.
 void race() {
     Device d;
     float* x = d.numbers(std::vector<float>(64));
@@ -233,7 +233,7 @@ void race() {
 
 int failures = 0;
 
-// Runs a case; `words` are what it must end with, or none if it must end well.
+// Runs a case. `words` must be in its error message; without `words` it must succeed.
 void run(const char* name, void (*body)(), const char* words, const char* variable = nullptr) {
     int ends[2];
     if (pipe(ends)) abort();
@@ -260,7 +260,7 @@ void run(const char* name, void (*body)(), const char* words, const char* variab
 } // namespace
 
 int main() {
-    // Each case has its own.
+    // Each case sets its own.
     for (const char* name : {"EMULATOR_GUARD", "EMULATOR_ORDER", "EMULATOR_FAIL", "EMULATOR_MEMORY"}) unsetenv(name);
     run("kernels compute", computes, nullptr);
     run("kernels compute in another order", computes, nullptr, "EMULATOR_ORDER=3");

@@ -12,7 +12,7 @@ namespace {
 std::vector<std::weak_ptr<Stream>> streams;
 
 template <class Each> void each_stream(Each each) {
-    // Work may make streams known or let them go.
+    // Work may add or remove streams.
     auto known = streams;
     for (auto& weak : known)
         if (auto stream = weak.lock()) each(*stream);

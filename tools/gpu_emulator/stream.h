@@ -1,5 +1,5 @@
-// Streams: what was started and has not been done. Nothing is done before somebody waits for it, so that whoever forgets
-// to wait sees it.
+// Streams: work that was started and not done. Work is done only when the program waits for it, so that a missing wait
+// has an effect.
 #pragma once
 
 #include <deque>
@@ -11,7 +11,7 @@ namespace emulator {
 
 struct Stream;
 
-// A moment in a stream: when so many of its operations have been done.
+// A point in a stream: when this many of its operations are done.
 struct Moment {
     std::shared_ptr<Stream> stream;
     unsigned long position = 0;
@@ -43,9 +43,9 @@ void start(Stream& stream, Operation operation);
 void wait_for(const Moment& moment);
 bool has_passed(const Moment& moment);
 void wait_for_everything();
-// Forgets everything that was started.
+// Drops all work that was started.
 void forget_everything();
-// Does a little, as a device would while the program does something else.
+// Does some work, as a device would while the program does something else.
 void go_on_a_little();
 
 } // namespace emulator

@@ -1,4 +1,4 @@
-// Three things are not C++ with macros: shared memory, whose declarations become places in the block's memory; machine
+// Translates what macros cannot: declarations of shared memory, which become addresses in the block's memory; machine
 // instructions, which become calls of functions in ptx.h; and kernels, which are listed for the driver.
 
 #include "translate.h"
@@ -57,7 +57,7 @@ struct Translator {
         return in.substr(i, end - i);
     }
 
-    // The place after the bracket that closes the one at `i`.
+    // The position after the bracket that closes the one at `i`.
     size_t skip_brackets(size_t i) {
         int depth = 0;
         while (i < in.size()) {
@@ -101,7 +101,7 @@ struct Translator {
         return out + "\n" + kernels;
     }
 
-    // `__shared__ T name[n];` becomes a reference to a place in the block's memory.
+    // `__shared__ T name[n];` becomes a reference to an address in the block's memory.
     void shared(bool dynamic) {
         size_t from = skip_space(at + sizeof "__shared__" - 1), end = in.find(';', from);
         if (end == std::string::npos) fail("finds no end of a declaration");
@@ -200,7 +200,7 @@ struct Translator {
         return call + "); ";
     }
 
-    // Notes `__global__ void [__launch_bounds__(n, m)] name(const Args a)`.
+    // Records `__global__ void [__launch_bounds__(n, m)] name(const Args a)`.
     void kernel() {
         size_t i = skip_space(at + sizeof "__global__" - 1);
         if (word(i) != "void") fail("expects a kernel to be `__global__ void name(Args args)`");

@@ -1,4 +1,4 @@
-// A server to try the page with.
+// Starts a server for tests of the page.
 
 import { spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
@@ -7,7 +7,7 @@ import { join } from 'node:path';
 
 /** Starts `forebay serve` with the demo model, and waits until it answers. */
 export async function serve(forebay, ...args) {
-  // What it would remember for the next time is nobody's business.
+  // Its heat file and other caches go to a temporary folder.
   const cache = mkdtempSync(join(tmpdir(), 'page-test-'));
   const env = { ...process.env, XDG_CACHE_HOME: cache };
   const child = spawn(forebay, ['serve', '--port', '0', ...args], { env, stdio: ['ignore', 'ignore', 'pipe'] });

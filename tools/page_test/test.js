@@ -1,4 +1,4 @@
-// Tries the page in a real Chromium, against a real server with the demo model. `run` beside it says how to call it.
+// Tests the page in a real Chromium, with a real server and the demo model. `run` in this folder calls it.
 
 import assert from 'node:assert/strict';
 import { mkdirSync, readFileSync } from 'node:fs';
@@ -12,7 +12,7 @@ const { values: options } = parseArgs({
     forebay: { type: 'string' },
     chromium: { type: 'string' },
     shots: { type: 'string' },
-    // The page's files from this folder instead of the program's, to work on them without compiling.
+    // Takes the page's files from this folder instead of the binary, to work on them without compiling.
     page: { type: 'string' },
   },
 });
@@ -21,7 +21,7 @@ if (options.shots) mkdirSync(options.shots, { recursive: true });
 const DESKTOP = { width: 1440, height: 900 };
 const PHONE = { width: 390, height: 844 };
 
-// A few slots for experts, so that there is something to see.
+// Few expert slots, so that experts move.
 const server = await serve(options.forebay, '--memory', '400M', '--expert-memory', '50%', '--heat', 'off');
 const locked = await serve(options.forebay, '--api-key', 'sesame');
 const browser = await chromium.launch({ executablePath: options.chromium, args: ['--no-sandbox', '--disable-gpu'] });
@@ -32,7 +32,7 @@ async function promise(name, body, { origin = server.origin, expected = [], ...s
   const context = await browser.newContext({ viewport: DESKTOP, ...settings });
   const page = await context.newPage();
   const wrong = [];
-  // The test itself reads the canvas again and again.
+  // The test itself reads the canvas repeatedly.
   expected = [...expected, 'willReadFrequently'];
   page.on('console', (message) => {
     const text = message.text();
@@ -173,7 +173,7 @@ await promise('a message can be edited, which drops what came after it', async (
   await answered(page);
   assert.equal(await page.locator('article').count(), 2);
   assert.equal(await page.locator('.said').innerText(), 'Another question?');
-  // Without a mouse: the arrow brings the last message back, Escape lets it be.
+  // Without a mouse: the arrow recalls the last message, Escape cancels that.
   await page.press('#words', 'ArrowUp');
   assert.equal(await page.inputValue('#words'), 'Another question?');
   await page.keyboard.press('Escape');
@@ -261,7 +261,7 @@ await promise('Markdown cut anywhere gives what it gives whole, and long texts t
         if (cut !== whole) wrong.push(`in pieces of ${size}: ${cut}\nwhole: ${whole}`);
       }
     }
-    // The time of long texts in small pieces, and of four times as much.
+    // Measures long texts in small pieces, and texts four times as long.
     const time = (text) => {
       const start = performance.now();
       const markdown = new Markdown(document.createElement('div'));
@@ -275,7 +275,7 @@ await promise('Markdown cut anywhere gives what it gives whole, and long texts t
       const text = (times) => (more.length === 1 ? head.repeat(more[0] * times) : head + more[0].repeat(more[1] * times));
       return [time(text(1)), time(text(1)), time(text(4))];
     });
-    // What could make a parser try everything: marks that nothing closes.
+    // Texts that make a careless parser backtrack: marks that are never closed.
     const nasty = ['*'.repeat(20000), '[' .repeat(20000), '`a'.repeat(10000), '> '.repeat(5000), '**a '.repeat(8000), '_a*b~~'.repeat(4000), '|'.repeat(9000) + '\n' + '|-'.repeat(9000), '  '.repeat(40) + '- '.repeat(3000), '!['.repeat(8000) + '](x'.repeat(8000)];
     const slow = nasty.map((text) => {
       const start = performance.now();
@@ -362,7 +362,7 @@ await promise('the heat map is painted, and moves with the work', async (page) =
   assert.ok(during.colours > before.colours, `${during.colours} colours`);
   await page.waitForFunction(() => Number(document.querySelector('[data-part=writing-now]').textContent) > 1);
   await page.waitForFunction(() => Number(document.querySelector('[data-part=hit-now]').textContent) > 1);
-  // Who does not look costs nothing.
+  // A closed picture causes no work.
   await page.click('#machine [data-action=machine]');
   assert.equal(await page.isVisible('#machine'), false);
 });
@@ -421,7 +421,7 @@ for (const [name, colorScheme] of [['desktop-light', 'light'], ['desktop-dark', 
     await answered(page);
     await page.unroute('**/v1/chat/completions');
     await page.evaluate(() => { document.querySelector('#scroll').scrollTop = 0; });
-    // Somebody else's work, to be seen in the picture.
+    // Another client's request, which the picture shows.
     const work = fetch(`${server.origin}/v1/chat/completions`, { method: 'POST', body: JSON.stringify({ messages: [{ role: 'user', content: 'A tale, please.' }], max_tokens: 400 }) });
     await page.waitForFunction(() => document.querySelector('[data-part=requests]').textContent.includes('running'));
     await page.waitForTimeout(1500);

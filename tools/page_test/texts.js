@@ -1,4 +1,4 @@
-// What models write, and what they might.
+// Texts that models generate, or might.
 
 /** Markdown, and pieces of the HTML that must come of it. */
 export const TEXTS = [

@@ -1,9 +1,9 @@
-//! What every tokenizer must do.
+//! What every tokenizer must satisfy.
 
 use forebay_engine::TokenId;
 use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
 
-/// Encodes and decodes texts of many kinds; what comes is tokens of the vocabulary, or an error.
+/// Encodes and decodes texts of many kinds. The result must be tokens of the vocabulary, or an error.
 pub fn check(tokenizer: &Tokenizer) {
     for text in [
         "",
