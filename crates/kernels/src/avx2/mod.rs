@@ -60,7 +60,7 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn matmul_floats<C: Cell>(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     let mut ahead = Ahead::new(w, 2);
-    // SAFETY: whoever calls this function has its instructions.
+    // SAFETY: a CPU that runs this function has its instructions.
     unsafe { products::matmul_floats::<__m256, C>(w, x, out, |bytes| ahead.advance(bytes)) }
 }
 
@@ -95,7 +95,7 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     if !attention::fits::<__m256>(step) {
         return scalar::attend(step, running, out);
     }
-    // SAFETY: whoever calls this function has its instructions.
+    // SAFETY: a CPU that runs this function has its instructions.
     unsafe { attention::attend::<__m256>(step, running, out) }
 }
 

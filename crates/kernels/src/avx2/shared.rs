@@ -179,7 +179,7 @@ unsafe fn products_with_two_parts<Q: Lanes>(blocks: &Eight, panel: &Q8Panel, par
     _mm256_sub_epi32(products, _mm256_set_m128i(excess(part + 1), excess(part)))
 }
 
-/// The sums of the halves of four vectors: those of the first halves, then those of the second.
+/// The sums of the halves of four vectors: first those of the first halves, then those of the second.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn sum_halves(v: [__m256i; 4]) -> __m256i {
@@ -196,7 +196,7 @@ fn sum_of_32(panel: &Q8Panel, part: usize) -> i32 {
     i32::from(panel.sums[2 * part]) + i32::from(panel.sums[2 * part + 1])
 }
 
-/// Types with a float for 16 lanes.
+/// For types with a float for 16 lanes.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn one_token_halves<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
     let bytes = Q::DTYPE.block_bytes();
@@ -207,7 +207,7 @@ fn one_token_halves<Q: Lanes>(w: MatRef<'_>, x: &[Q8Panel], out: &mut [f32]) {
         let mut acc = _mm_setzero_ps();
         for block in 0..w.cols / Q::BLOCK {
             ahead.advance(4 * bytes);
-            // Two blocks of the same place: each part has two floats.
+            // Two blocks at the same position: each part has two floats.
             let blocks = two_blocks(rows, block, 1, bytes);
             for part in 0..Q::BLOCK / 32 {
                 let at = block * Q::BLOCK / 32 + part;
@@ -247,7 +247,7 @@ struct RowPanel {
     lanes: [[u8; 32]; 64],
     /// The integer scales of every row, each as a pair of words: one vector for [`Lanes::SCALE_LANES`].
     scales: [[i32; ROWS]; 16],
-    /// The integer factors of the sums of activations, minima or what an offset brings in: for each two sums of 16 a
+    /// The integer factors of the sums of activations: minima, or the effect of an offset. For each two sums of 16, a
     /// pair for every row.
     mins: [[i32; ROWS]; 8],
     /// The floats of every row.
@@ -298,13 +298,13 @@ fn many_tokens<Q: Lanes>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<
 /// Unpacks `count` blocks of eight rows.
 ///
 /// # Safety
-/// There must be as many blocks of `Q` at each of the places.
+/// There must be this many blocks of `Q` at each address.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack<Q: Lanes>(rows: &Eight, count: usize, panel: &mut RowPanel) {
     let bytes = Q::DTYPE.block_bytes();
     let mut in_order = InOrder([[0; Q8Panel::LEN]; ROWS]);
     let mut integers = InOrder([[0; Q8Panel::LEN]; ROWS]);
-    // SAFETY: the stores stay inside the buffers, and blocks are where the caller says.
+    // SAFETY: the stores stay inside the buffers, and the caller guarantees the blocks.
     unsafe {
         for block in 0..count {
             let blocks = eight_blocks(rows, block * bytes);
@@ -328,7 +328,7 @@ unsafe fn unpack<Q: Lanes>(rows: &Eight, count: usize, panel: &mut RowPanel) {
             }
         }
         if Q::SCALE_LANES.is_some() {
-            // Types with integer scales have a block for a panel.
+            // Types with integer scales have one block per panel.
             for row in 0..ROWS {
                 let to = integers.0[row].as_mut_ptr();
                 _mm256_store_si256(to.cast(), Q::scales(rows[row]));
@@ -358,7 +358,7 @@ unsafe fn unpack<Q: Lanes>(rows: &Eight, count: usize, panel: &mut RowPanel) {
     }
 }
 
-/// The factors of the sums of activations of a type with integer scales: the minima, or what the offset brings in.
+/// The factors of the sums of activations of a type with integer scales: the minima, or the effect of the offset.
 ///
 /// # Safety
 /// The block must be of `Q`.
@@ -375,7 +375,7 @@ unsafe fn factors<Q: Lanes>(block: *const u8) -> __m256i {
     }
 }
 
-/// Where eight rows of a buffer start.
+/// The starts of eight rows of a buffer.
 #[inline(always)]
 fn eight_starts(buffer: &mut InOrder<ROWS>) -> Eight {
     let start = buffer.0.as_ptr().cast::<u8>();
@@ -393,8 +393,8 @@ fn multiply<Q: Lanes, const T: usize>(
     out: &mut TileMut<'_, f32>,
     at: At,
 ) -> usize {
-    // Groups of four weights that share a float and those that share an integer scale, and how many of these make
-    // products whose sum fits sixteen bits.
+    // Groups of four weights that share a float and groups that share an integer scale, and how many of the latter have
+    // products whose sum fits 16 bits.
     let groups = Q::BLOCK / Q::FLOATS / 4;
     let scale_lanes = Q::SCALE_LANES.unwrap_or(4 * groups);
     let run = 1 << (32767 / (2 * 127 * Q::LARGEST)).min(scale_lanes / 4).ilog2();

@@ -1,8 +1,8 @@
-//! Products with f32 activations of what is no plain float: FP8 in tiles, and whatever type where activations are to
-//! stay exact. One token and FP8, which is how such models write, goes from registers to registers; all others are
-//! widened in memory first.
+//! Products with f32 activations of weights that are not plain floats: FP8 in tiles, and any type if activations must
+//! stay exact. FP8 with one token, which is the case in generation, goes from registers to registers. All other cases
+//! convert weights to f32 in memory first.
 
-// Loops over registers go by index, so that they are unrolled.
+// Loops over registers use indices, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
 use super::*;
@@ -17,7 +17,7 @@ pub(super) fn matmul(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>
     assert_eq!(x.width(), w.cols);
     match (x.len(), w.encoding) {
         (1, Encoding::Tiles(tiles)) if one_token(w, tiles, x.row(0), out.row(0)) => {}
-        // SAFETY: whoever calls this function has its instructions.
+        // SAFETY: a CPU that runs this function has its instructions.
         _ => unsafe {
             products::matmul_widened::<__m256>(w, x, out, |row, col, out| widen(&w, row, col, out))
         },
@@ -31,7 +31,7 @@ pub(super) fn widen(w: &MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
     match w.encoding {
         Encoding::Blocks(DType::F16) => {
             let halves = &w.row(row)[2 * col..2 * (col + out.len())];
-            // SAFETY: whoever calls this function has its instructions.
+            // SAFETY: a CPU that runs this function has its instructions.
             unsafe { products::widen_cells::<__m256, f16>(halves, out) }
         }
         Encoding::Tiles(tiles) => widen_tiles(w, tiles, row, col, out),
@@ -42,14 +42,13 @@ pub(super) fn widen(w: &MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
 // ---------------------------------------------------------------------------------------------------
 // FP8
 
-/// Numbers whose codes are where a half float has its exponent and its mantissa: they are 2⁸ times too small, also
-/// those below the smallest exponent with a leading one. A tile's scale takes the power of two back, and since that is
-/// exact, the product with it is rounded once, as it should be.
+/// FP8 codes placed at the exponent and mantissa of a half float: their values are 2⁸ times too small, including those
+/// without an implicit leading one. A tile's scale is multiplied by 2⁸, which is exact. So the product with it is
+/// rounded only once, as it should be.
 ///
-/// Two things break this rule and are left to the specification: the code that is not a number, and a scale that has no
-/// such multiple.
+/// The scalar kernel handles two exceptions: the code for NaN, and a scale that overflows when multiplied by 2⁸.
 struct Fp8 {
-    /// The largest code so far, without its sign.
+    /// The largest code so far, without signs.
     largest: __m128i,
 }
 
@@ -60,7 +59,7 @@ impl Fp8 {
         Fp8 { largest: _mm_setzero_si128() }
     }
 
-    /// What a tile's numbers are to be multiplied with.
+    /// The factor of a tile's numbers.
     #[inline(always)]
     fn factor(tiles: Tiles, scales: &[u8], tile: usize) -> f32 {
         float_at(tiles.scales, scales, tile) * 256.0
@@ -76,7 +75,7 @@ impl Fp8 {
         // SAFETY: the caller's promise.
         let codes = unsafe { _mm_loadu_si128(codes.cast()) };
         self.largest = _mm_max_epu8(self.largest, _mm_and_si128(codes, _mm_set1_epi8(0x7f)));
-        // The sign comes twice, and the second one is removed.
+        // The sign appears twice, and the second one is removed.
         let words = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
         let halves = _mm256_and_si256(words, _mm256_set1_epi16(0xbf80_u16 as i16));
         [
@@ -87,7 +86,7 @@ impl Fp8 {
 
     /// Adds the products of a token with a tile's codes in two rows, a multiple of sixteen, lane by lane.
     ///
-    /// It is a function of its own because its loop needs all registers there are.
+    /// A separate function, because its loop needs all registers.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_tile(&mut self, codes: [&[u8]; 2], factors: [f32; 2], x: &[f32], acc: &mut [[__m256; 2]; 2]) {
@@ -112,7 +111,7 @@ impl Fp8 {
         (*self, *acc) = (numbers, sums);
     }
 
-    /// Whether all codes were numbers.
+    /// Whether no code was NaN.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn all_numbers(&self) -> bool {
@@ -149,7 +148,7 @@ pub(crate) fn widen_tiles(w: &MatRef<'_>, tiles: Tiles, row: usize, col: usize, 
     }
 }
 
-/// The products of one token with tiles of FP8 numbers; false if there is something that [`Fp8`] cannot do.
+/// The products of one token with tiles of FP8 numbers. Returns false for the exceptions of [`Fp8`].
 #[target_feature(enable = "avx2,fma,f16c")]
 fn one_token(w: MatRef<'_>, tiles: Tiles, x: &[f32], out: &mut [f32]) -> bool {
     if !tiles.cols.is_multiple_of(16) || !w.cols.is_multiple_of(16) {

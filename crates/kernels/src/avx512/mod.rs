@@ -1,19 +1,19 @@
-//! The kernels for processors with AVX-512 and its integer dot products (VNNI).
+//! The kernels for CPUs with AVX-512 and its integer dot products (VNNI).
 //!
-//! Products with several tokens unpack sixteen rows so that lanes are rows ([`Panel`]) and multiply them with a
-//! few tokens at a time. Within a block everything is integer and exact, and the float operations come in block
-//! order, so the bits are those of [`scalar`]. Products with one token are bound by memory, which the
-//! [`avx2`] kernels already keep busy: wider registers only add work between the loads.
+//! Products with several tokens unpack sixteen rows so that lanes are rows ([`Panel`]), and multiply them with a few
+//! tokens at a time. Within a block all arithmetic is integer and exact, and float operations run in block order, so
+//! the bits are those of [`scalar`]. Products with one token are limited by memory, which the [`avx2`] kernels use
+//! fully; wider registers would only add work between the loads.
 //!
 //! Attention and products with floats are those of [`generic`](crate::generic), over a register of sixteen.
 //!
-//! What is not worth writing by hand is the scalar kernel itself, compiled for these instructions: its operations
-//! and their order are fixed, so the compiler can only make it faster.
+//! Kernels that are not worth writing by hand are the scalar ones, compiled for these instructions: their operations
+//! and order are fixed, so the compiler can only make them faster.
 //!
-//! Closures that use instructions of this set are called from here only: inside a library function such as
-//! `array::from_fn`, which is compiled without them, they would not be inlined.
+//! Closures with instructions of this set are called only from here: a library function such as `array::from_fn` is
+//! compiled without the instructions and would not inline the closure.
 
-// Loops over registers go by index, so that they are unrolled.
+// Loops over registers use indices, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
 mod planes;
@@ -33,13 +33,13 @@ use crate::quant::{Q4K, Q5K, Q6K, Quant};
 use crate::scalar::{self, AttentionStep, LANES, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
-/// Rows that are computed together: as many as a register has 32-bit lanes.
+/// Rows that are computed together: the number of 32-bit lanes of a register.
 const ROWS: usize = 16;
 
-/// Tokens whose activations stay in the second-level cache while the rows of a matrix pass by.
+/// Tokens whose activations stay in the second-level cache while all rows of a matrix are processed.
 const TOKEN_CHUNK: usize = 128;
 
-/// Whether this processor has all that the functions here are compiled for.
+/// Whether this CPU has all instructions of this module.
 pub fn available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -57,7 +57,7 @@ pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
     if x.len() == 1 && is_float {
         return avx2::matmul_f32(w, x, out);
     }
-    // SAFETY: whoever calls this function has its instructions.
+    // SAFETY: a CPU that runs this function has its instructions.
     unsafe { products::matmul_widened::<__m512>(w, x, out, |row, col, out| widen(&w, row, col, out)) }
 }
 
@@ -91,7 +91,7 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     if !attention::fits::<__m512>(step) {
         return avx2::attend(step, running, out);
     }
-    // SAFETY: whoever calls this function has its instructions.
+    // SAFETY: a CPU that runs this function has its instructions.
     unsafe { attention::attend::<__m512>(step, running, out) }
 }
 
@@ -100,8 +100,7 @@ compiled_scalar_kernels!("avx512f,avx512bw,avx512vl,avx512vnni");
 // ---------------------------------------------------------------------------------------------------
 // Sixteen rows of a matrix
 
-/// Where sixteen rows of a matrix start. Where it has fewer left, the last stands in for the missing ones, whose
-/// results are dropped.
+/// The starts of sixteen rows of a matrix. Missing rows are replaced by the last one, whose results are dropped.
 struct Rows16([*const u8; ROWS]);
 
 impl Rows16 {
@@ -114,23 +113,23 @@ impl Rows16 {
     }
 }
 
-/// The bytes that are needed next, asked for a few at a time from end to end: memory likes neither bursts nor
+/// Prefetches the bytes that are needed next, a few at a time and in order, because memory is slow with bursts and
 /// strides.
 struct Ahead {
     next: *const u8,
     lines: usize,
-    /// Lines for each of the steps among which the request is spread.
+    /// Cache lines per step.
     share: usize,
 }
 
 impl Ahead {
-    /// A request for `bytes` bytes from `first` on, spread over `steps` steps.
+    /// Prefetches `bytes` bytes from `first` on, spread over `steps` steps.
     fn new(first: *const u8, bytes: usize, steps: usize) -> Ahead {
         let lines = bytes.div_ceil(64);
         Ahead { next: first, lines, share: lines.div_ceil(steps) }
     }
 
-    /// Asks for one share.
+    /// Prefetches one share.
     #[inline(always)]
     fn step(&mut self) {
         let share = self.share.min(self.lines);
@@ -169,8 +168,7 @@ unsafe fn four_dwords(rows: &Rows16, offset: usize) -> [__m512i; 4] {
     ]
 }
 
-/// The sums of sixteen vectors, each in the lane of its number. Lanes are added in the order of
-/// [`scalar::sum_lanes`].
+/// The sums of sixteen vectors, one per lane. Lanes are added in the order of [`scalar::sum_lanes`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn sum_across(v: &[__m512; 16]) -> __m512 {
     let eight = |a: usize, b: usize| {
@@ -190,7 +188,7 @@ fn sum_across(v: &[__m512; 16]) -> __m512 {
         let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
         _mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(a, b))
     };
-    // The order of the inputs makes that of the outputs.
+    // The order of the inputs determines the order of the outputs.
     let half = |i: usize| {
         let low = four(eight(i, i + 4), eight(i + 8, i + 12));
         two(low, four(eight(i + 1, i + 5), eight(i + 9, i + 13)))
@@ -208,7 +206,7 @@ fn widen(w: &MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
     let (first, end) = (2 * col, 2 * (col + out.len()));
     let halves = || &w.row(row)[first..end];
     match w.encoding {
-        // SAFETY: whoever calls this function has its instructions.
+        // SAFETY: a CPU that runs this function has its instructions.
         Encoding::Blocks(DType::F16) => unsafe { products::widen_cells::<__m512, f16>(halves(), out) },
         // SAFETY: as above.
         Encoding::Blocks(DType::BF16) => unsafe { products::widen_cells::<__m512, bf16>(halves(), out) },
@@ -269,9 +267,9 @@ fn half_to_float(v: __m512i) -> __m512 {
 struct Panel {
     /// Four consecutive weights of every row, as unsigned bytes.
     lanes: [[u8; 64]; 64],
-    /// The sub-scales of every row: one vector for 32 weights, or for 16 where the type has so many.
+    /// The sub-scales of every row: one vector for 32 weights, or for 16 if the type has that many.
     scales: [[i32; ROWS]; 16],
-    /// The minima of every row, where the type has any: a pair for each two sums of 32 activations.
+    /// The minima of every row, if the type has any: a pair for each two sums of 32 activations.
     mins: [[i16; 2 * ROWS]; 4],
     /// The scale of every row.
     d: [f32; ROWS],
@@ -298,7 +296,7 @@ fn many_tokens<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<
         let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
         let mut first = 0;
         while first < w.rows {
-            // Two panels share the broadcast activations, which are most of what is loaded.
+            // Two panels share the broadcast activations, which are most of the loads.
             first += if w.rows - first > ROWS {
                 many_tokens_of_rows::<Q, 2>(w, first, x, tokens.clone(), out, &mut panels)
             } else {
@@ -309,7 +307,7 @@ fn many_tokens<Q: Quant>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<
     }
 }
 
-/// The products of `R` times sixteen rows from `first` on with some tokens; returns the number of rows.
+/// The products of `R` times sixteen rows, starting with `first`, with some tokens. Returns the number of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn many_tokens_of_rows<Q: Quant, const R: usize>(
     w: MatRef<'_>,
@@ -345,7 +343,7 @@ fn many_tokens_of_rows<Q: Quant, const R: usize>(
     R * ROWS
 }
 
-/// Which part of the product is at hand.
+/// The position within the product.
 #[derive(Clone, Copy)]
 struct At {
     first: usize,
@@ -363,7 +361,7 @@ fn pick<const T: usize>(x: Rows<'_, Q8Panel>, first: usize, panel: usize) -> [&Q
     picked
 }
 
-/// What the sums of a token's activations bring to its products with a block.
+/// The contribution of a token's sums of activations to its products with a block.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 struct Sums {
@@ -460,7 +458,7 @@ fn multiply<Q: Quant, const R: usize, const T: usize>(
         let scale = _mm512_set1_ps(x[t].scales[0]);
         for r in 0..R {
             let out = &mut out.row(at.token + t)[at.first + r * ROWS..];
-            // SAFETY: the mask covers what `out` has.
+            // SAFETY: the mask covers the length of `out`.
             unsafe {
                 let mask = tail_mask(out.len());
                 let before = _mm512_maskz_loadu_ps(if at.block == 0 { 0 } else { mask }, out.as_ptr());
@@ -599,7 +597,7 @@ unsafe fn q8_0_scales(rows: &Rows16, at: usize) -> __m512 {
 /// Sixteen rows of up to eight blocks of Q8_0, unpacked so that lanes are rows.
 #[repr(C, align(64))]
 struct Q8_0Panel {
-    /// Four consecutive weights of every row, as unsigned bytes: 128 too high.
+    /// Four consecutive weights of every row, as unsigned bytes with an offset of 128.
     lanes: [[u8; 64]; 64],
     /// The scale of every row in each block.
     d: [[f32; ROWS]; 8],
@@ -680,14 +678,14 @@ fn multiply_q8_0<const T: usize>(
     let mut acc = [_mm512_setzero_ps(); T];
     if at.block > 0 {
         for t in 0..T {
-            // SAFETY: the mask covers what the row has.
+            // SAFETY: the mask covers the row's length.
             acc[t] = unsafe { _mm512_maskz_loadu_ps(mask, out.row(at.token + t)[at.first..].as_ptr()) };
         }
     }
     for part in 0..count {
         let mut dots = [_mm512_setzero_si512(); T];
         for t in 0..T {
-            // What lanes stored 128 too high bring in.
+            // The contribution of the lanes' offset of 128.
             let excess = 128 * (i32::from(x[t].sums[2 * part]) + i32::from(x[t].sums[2 * part + 1]));
             dots[t] = _mm512_set1_epi32(-excess);
         }
@@ -708,7 +706,7 @@ fn multiply_q8_0<const T: usize>(
         }
     }
     for t in 0..T {
-        // SAFETY: the mask covers what the row has.
+        // SAFETY: the mask covers the row's length.
         unsafe { _mm512_mask_storeu_ps(out.row(at.token + t)[at.first..].as_mut_ptr(), mask, acc[t]) };
     }
     T

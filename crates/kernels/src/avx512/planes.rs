@@ -1,6 +1,6 @@
-//! Products of several tokens with matrices in planes. The lanes are unpacked as [`avx2::planes`] does it.
+//! Products of several tokens with matrices in planes. [`avx2::planes`] unpacks the lanes.
 
-// Loops over registers go by index, so that they are unrolled.
+// Loops over registers use indices, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
 use super::*;
@@ -116,7 +116,7 @@ fn multiply<L: GroupLanes, const T: usize>(
     let mut acc = [_mm512_setzero_ps(); T];
     if at.block > 0 {
         for t in 0..T {
-            // SAFETY: the mask covers what the row has.
+            // SAFETY: the mask covers the row's length.
             acc[t] = unsafe { _mm512_maskz_loadu_ps(mask, out.row(at.token + t)[at.first..].as_ptr()) };
         }
     }
@@ -149,7 +149,7 @@ fn multiply<L: GroupLanes, const T: usize>(
         }
     }
     for t in 0..T {
-        // SAFETY: the mask covers what the row has.
+        // SAFETY: the mask covers the row's length.
         unsafe { _mm512_mask_storeu_ps(out.row(at.token + t)[at.first..].as_mut_ptr(), mask, acc[t]) };
     }
     T

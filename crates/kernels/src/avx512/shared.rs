@@ -1,4 +1,4 @@
-//! The products with several tokens of all types that [`lanes`](crate::avx2::lanes) unpacks.
+//! Products with several tokens of all types that [`lanes`](crate::avx2::lanes) unpacks.
 
 use super::*;
 use crate::avx2::Eight;
@@ -8,8 +8,8 @@ use crate::avx2::shared::InOrder;
 /// Sixteen rows of the blocks that share a panel of activations, unpacked so that lanes are rows.
 #[repr(C, align(64))]
 struct RowPanel {
-    /// Four consecutive weights of every row, as unsigned bytes: signed lanes are stored 128 too high, others as they
-    /// come.
+    /// Four consecutive weights of every row, as unsigned bytes: signed lanes have an offset of 128, others are
+    /// unchanged.
     lanes: [[u8; 64]; 64],
     /// The integer scales of every row: one vector for [`Lanes::SCALE_LANES`].
     scales: [[i32; ROWS]; 16],
@@ -41,7 +41,7 @@ pub(super) fn many_tokens<Q: Lanes>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &m
         let tokens = chunk..x.len().min(chunk + TOKEN_CHUNK);
         let mut first = 0;
         while first < w.rows {
-            // Two panels share the broadcast activations, which are most of what is loaded.
+            // Two panels share the broadcast activations, which are most of the loads.
             first += if w.rows - first > ROWS {
                 many_tokens_of_rows::<Q, 2>(w, first, x, tokens.clone(), out, &mut panels)
             } else {
@@ -52,7 +52,7 @@ pub(super) fn many_tokens<Q: Lanes>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &m
     }
 }
 
-/// The products of `R` times sixteen rows from `first` on with some tokens; returns the number of rows.
+/// The products of `R` times sixteen rows, starting with `first`, with some tokens. Returns the number of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn many_tokens_of_rows<Q: Lanes, const R: usize>(
     w: MatRef<'_>,
@@ -93,13 +93,13 @@ fn many_tokens_of_rows<Q: Lanes, const R: usize>(
 /// Unpacks `count` blocks of sixteen rows from byte `at` on.
 ///
 /// # Safety
-/// The rows must hold as many blocks of `Q` there.
+/// The rows must hold this many blocks of `Q` there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn unpack<Q: Lanes>(rows: &Rows16, at: usize, count: usize, panel: &mut RowPanel) {
     let bytes = Q::DTYPE.block_bytes();
     let mut in_order = InOrder([[0; Q8Panel::LEN]; ROWS]);
     let mut integers = InOrder([[0; Q8Panel::LEN]; ROWS]);
-    // SAFETY: the stores stay inside the buffers, and blocks are where the caller says.
+    // SAFETY: the stores stay inside the buffers, and the caller guarantees the blocks.
     unsafe {
         for (row, start) in rows.0.iter().enumerate() {
             for block in 0..count {
@@ -110,7 +110,7 @@ unsafe fn unpack<Q: Lanes>(rows: &Rows16, at: usize, count: usize, panel: &mut R
                 }
             }
             if Q::SCALE_LANES.is_some() {
-                // Types with integer scales have a block for a panel.
+                // Types with integer scales have one block per panel.
                 let to = integers.0[row].as_mut_ptr();
                 _mm256_store_si256(to.cast(), Q::scales(start.add(at)));
                 if Q::HAS_MINS {
@@ -173,7 +173,7 @@ fn eight_blocks(rows: &Rows16, first: usize, at: usize) -> Eight {
     [block(0), block(1), block(2), block(3), block(4), block(5), block(6), block(7)]
 }
 
-/// Where the rows of a buffer start.
+/// The starts of the rows of a buffer.
 #[inline(always)]
 fn starts(buffer: &InOrder<ROWS>) -> Rows16 {
     let mut starts = [buffer.0.as_ptr().cast::<u8>(); ROWS];
@@ -183,7 +183,7 @@ fn starts(buffer: &InOrder<ROWS>) -> Rows16 {
     Rows16(starts)
 }
 
-/// What lanes stored too high bring to the products with activations that share a scale, taken back.
+/// What the offset of lanes adds to products with activations that share a scale, to be subtracted.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Excess([i32; 16]);
@@ -219,7 +219,7 @@ fn multiply<Q: Lanes, const R: usize, const T: usize>(
     out: &mut TileMut<'_, f32>,
     at: At,
 ) -> usize {
-    // Lanes that share a float, and those that share an integer scale too.
+    // Lanes that share a float, and lanes that also share an integer scale.
     let lanes = Q::BLOCK / Q::FLOATS;
     let scale_lanes = Q::SCALE_LANES.unwrap_or(lanes);
     let x: [&Q8Panel; T] = pick(x, at.token, at.block);
@@ -235,7 +235,7 @@ fn multiply<Q: Lanes, const R: usize, const T: usize>(
         for t in 0..T {
             for r in 0..R {
                 let out = &out.row(at.token + t)[at.first + r * ROWS..];
-                // SAFETY: the mask covers what `out` has.
+                // SAFETY: the mask covers the length of `out`.
                 acc[r][t] = unsafe { _mm512_maskz_loadu_ps(tail_mask(out.len()), out.as_ptr()) };
             }
         }
@@ -307,7 +307,7 @@ fn multiply<Q: Lanes, const R: usize, const T: usize>(
     for t in 0..T {
         for r in 0..R {
             let out = &mut out.row(at.token + t)[at.first + r * ROWS..];
-            // SAFETY: the mask covers what `out` has.
+            // SAFETY: the mask covers the length of `out`.
             unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr(), tail_mask(out.len()), acc[r][t]) };
         }
     }

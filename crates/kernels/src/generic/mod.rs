@@ -138,7 +138,7 @@ impl Cell for bf16 {
 /// As [`math::exp`], for all lanes.
 #[inline(always)]
 pub(crate) fn exp<V: Vector>(x: V) -> V {
-    // SAFETY: whoever has a register has its instructions.
+    // SAFETY: a register exists only where the CPU has its instructions.
     unsafe {
         let n = x.mul(V::splat(std::f32::consts::LOG2_E)).round();
         let r = n.mul_add(V::splat(-math::LN2_HIGH), x);

@@ -1,5 +1,5 @@
-//! How blocks come apart with NEON: 32 lanes at a time, in the order of the row, as the signed bytes that
-//! [`quant`](crate::quant) describes. [`shared`](super::shared) multiplies them.
+//! Unpacking blocks with NEON: 32 lanes at a time, in the order of the row, as the signed bytes that
+//! [`quant`](crate::quant) defines. [`shared`](super::shared) multiplies them.
 
 use std::arch::aarch64::*;
 
@@ -15,29 +15,29 @@ use crate::quant::{
 /// A type that is unpacked here.
 ///
 /// # Safety
-/// All functions must be given whole blocks of the type, on a processor with the instructions of [`super`].
+/// All functions must receive whole blocks of the type, on a CPU with the instructions of [`super`].
 pub(super) trait Lanes: Quant {
-    /// Lanes that share an integer scale: 16 or 32, or none where the only scale is a float. Those with integer
-    /// scales have blocks of 256 lanes.
+    /// Lanes that share an integer scale: 16 or 32, or `None` if the only scale is a float. Types with integer scales
+    /// have blocks of 256 lanes.
     const SCALE_LANES: Option<usize>;
 
     /// 32 lanes of a block.
     unsafe fn part(block: *const u8, part: usize) -> [int8x16_t; 2];
 
-    /// The integer scales, one for every 16 lanes. Asked for only where there are any.
+    /// The integer scales, one per 16 lanes. Called only if the type has them.
     unsafe fn scales(_block: *const u8) -> [int16x8_t; 2] {
         unreachable!("the only scale is a float")
     }
 
-    /// The integer minima: as the scales, where both exist.
+    /// The integer minima, in the form of the scales, if the type has both.
     unsafe fn mins(_block: *const u8) -> [int16x8_t; 2] {
         unreachable!("no integer minima")
     }
 
-    /// A float of four blocks.
+    /// One float of each of four blocks.
     unsafe fn d(blocks: &Four, float: usize) -> float32x4_t;
 
-    /// The scale of four blocks' minima, where the type has any.
+    /// The scale of four blocks' minima, if the type has them.
     unsafe fn dmin(_blocks: &Four) -> float32x4_t {
         unreachable!("no minima")
     }
@@ -195,7 +195,7 @@ lanes! { Q5K, scales Some(32);
 
 lanes! { Q6K, scales Some(16);
     fn part(block: *const u8, part: usize) -> [int8x16_t; 2] {
-        // Half a block is two runs of 32 low nibbles, then the same two of high ones.
+        // Half of a block is two runs of 32 low nibbles, then the same two of high ones.
         let (half, quarter) = (part / 4, part % 4);
         let low = bits(two_registers(block.add(half * 64 + quarter % 2 * 32)), quarter / 2 * 4, 15);
         let high = bits(two_registers(block.add(128 + half * 32)), quarter * 2, 3);
@@ -384,7 +384,7 @@ lanes! { Iq1M, scales Some(16);
         [vaddq_s8(a, vcombine_s8(shift(0), shift(1))), vaddq_s8(b, vcombine_s8(shift(2), shift(3)))]
     }
     fn scales(block: *const u8) -> [int16x8_t; 2] {
-        // Each of four words four times, moved so that one of its four scales is at the bottom.
+        // Each of four words four times, shifted so that one of its four scales is at the bottom.
         let word = |i: usize| vdup_n_u16(block.add(48 + 2 * i).cast::<u16>().read_unaligned());
         let shifts = vld1q_s16([0, -3, -6, -9, 0, -3, -6, -9].as_ptr());
         let eight = |i: usize| {
@@ -436,7 +436,7 @@ unsafe fn nibbles(bytes: *const u8) -> [uint8x16_t; 2] {
     [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
 }
 
-/// The bits of every byte from `first` on that `mask` leaves.
+/// The bits of every byte from `first` on, masked.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn bits(bytes: [uint8x16_t; 2], first: usize, mask: u8) -> [uint8x16_t; 2] {
@@ -444,7 +444,7 @@ fn bits(bytes: [uint8x16_t; 2], first: usize, mask: u8) -> [uint8x16_t; 2] {
     [vandq_u8(vshlq_u8(bytes[0], right), mask), vandq_u8(vshlq_u8(bytes[1], right), mask)]
 }
 
-/// Lanes that are `offset` too high, as they should be.
+/// Subtracts an offset from lanes.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn minus(lanes: [uint8x16_t; 2], offset: i8) -> [int8x16_t; 2] {
@@ -524,7 +524,7 @@ fn eight_points(points: [&[i8; 4]; 8]) -> [int8x16_t; 2] {
 /// Eight nibbles, a byte each.
 #[inline(always)]
 fn spread_nibbles(packed: u32) -> u64 {
-    // Each step moves the upper half of every run apart from its lower half.
+    // Each step separates the upper half of every run from its lower half.
     let mut spread = u64::from(packed);
     spread = (spread | spread << 16) & 0x0000_ffff_0000_ffff;
     spread = (spread | spread << 8) & 0x00ff_00ff_00ff_00ff;

@@ -1,19 +1,19 @@
-//! The kernels for 64-bit ARM processors whose NEON has dot products of bytes (`dotprod`).
+//! The kernels for 64-bit ARM CPUs whose NEON has dot products of bytes (`dotprod`).
 //!
-//! Products have two arrangements. One token: lanes along the row, four rows at a time, reduced across rows by
-//! pairwise additions. Several tokens: four rows are unpacked so that lanes are rows, and four bytes of a token
-//! are multiplied with all of them. Within a block everything is integer and exact, and both then do the same
+//! Products have two arrangements. For one token, lanes run along the row, four rows at a time, reduced across rows by
+//! pairwise additions. For several tokens, four rows are unpacked so that lanes are rows, and four bytes of a token are
+//! multiplied with all of them. Within a block all arithmetic is integer and exact. Both arrangements then do the same
 //! float operations in block order, so both give the bits of [`scalar`].
 //!
-//! A dot product is `sdot`, signed bytes times signed bytes added in fours to 32 bits, so lanes are what
-//! [`quant`](crate::quant) says they are. Its intrinsic is not stable, nor are those of half floats: these
-//! instructions are written in assembly.
+//! A dot product is `sdot`: signed bytes times signed bytes, added in fours to 32 bits. So lanes are those that
+//! [`quant`](crate::quant) defines. The intrinsics of `sdot` and of half floats are not stable, so these instructions
+//! are written in assembly.
 //!
-//! Attention and products with floats are those of [`generic`](crate::generic), over a register of four. What is not
-//! worth writing by hand is the scalar kernel itself. Closures that use these instructions are called
-//! from here only: a library function such as `array::from_fn` is compiled without them.
+//! Attention and products with floats are those of [`generic`](crate::generic), over a register of four floats. Kernels
+//! that are not worth writing by hand are the scalar ones. Closures with these instructions are called only from here:
+//! a library function such as `array::from_fn` is compiled without them.
 
-// Loops over registers go by index, so that they are unrolled.
+// Loops over registers use indices, so that they are unrolled.
 #![allow(clippy::needless_range_loop)]
 
 mod lanes;
@@ -34,13 +34,13 @@ use crate::quant::with_quant;
 use crate::scalar::{self, AttentionStep, LANES, RunningSoftmax};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 
-/// Rows that are computed together: as many as a register has 32-bit lanes.
+/// Rows that are computed together: the number of 32-bit lanes of a register.
 const ROWS: usize = 4;
 
-/// Tokens whose activations stay in the second-level cache while the rows of a matrix pass by.
+/// Tokens whose activations stay in the second-level cache while all rows of a matrix are processed.
 const TOKEN_CHUNK: usize = 128;
 
-/// Whether this processor has all that the functions here are compiled for.
+/// Whether this CPU has all instructions of this module.
 pub fn available() -> bool {
     is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod")
 }
@@ -48,7 +48,7 @@ pub fn available() -> bool {
 /// As [`scalar::matmul_f32`].
 #[target_feature(enable = "neon,dotprod")]
 pub fn matmul_f32(w: MatRef<'_>, x: Rows<'_, f32>, out: &mut TileMut<'_, f32>) {
-    // SAFETY: whoever calls this function has its instructions.
+    // SAFETY: a CPU that runs this function has its instructions.
     unsafe {
         match w.encoding {
             Encoding::Blocks(DType::F32) => products::matmul_floats::<float32x4_t, f32>(w, x, out, |_| ()),
@@ -82,7 +82,7 @@ pub fn attend(step: &AttentionStep<'_>, running: &mut [RunningSoftmax], out: &mu
     if !attention::fits::<float32x4_t>(step) {
         return scalar::attend(step, running, out);
     }
-    // SAFETY: whoever calls this function has its instructions.
+    // SAFETY: a CPU that runs this function has its instructions.
     unsafe { attention::attend::<float32x4_t>(step, running, out) }
 }
 
@@ -106,7 +106,7 @@ fn dot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// Adds to each of four sums the products of four bytes with the four of `b` that `FOUR` counts.
+/// Adds to each of four sums the products of four bytes with the four of `b` that `FOUR` selects.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dot_with_four<const FOUR: usize>(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
@@ -137,7 +137,7 @@ fn widen_halves(halves: uint16x4_t) -> float32x4_t {
     wide
 }
 
-/// The sums of four vectors, each in the lane of its number.
+/// The sums of four vectors, one per lane.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sum_across(v: &[int32x4_t; 4]) -> int32x4_t {
@@ -171,7 +171,7 @@ fn floats(four: &[f32; 4]) -> float32x4_t {
 // ---------------------------------------------------------------------------------------------------
 // Four rows of a matrix
 
-/// Places in four rows. Where the matrix has fewer, its last stands in, and its result is dropped.
+/// Addresses in four rows. Missing rows are replaced by the last one, whose result is dropped.
 type Four = [*const u8; ROWS];
 
 /// Four rows from `first` on.
@@ -181,7 +181,7 @@ fn four_rows(w: MatRef<'_>, first: usize) -> Four {
     [row(0), row(1), row(2), row(3)]
 }
 
-/// The places at byte `at` of four rows.
+/// The addresses at byte `at` of four rows.
 #[inline(always)]
 fn four_places(rows: &Four, at: usize) -> Four {
     let place = |row: usize| rows[row].wrapping_add(at);
@@ -235,7 +235,7 @@ impl RowLanes {
         RowLanes([[0; 16]; Q8Panel::LEN / 4])
     }
 
-    /// Sets lanes `32 · part` and those after them, two registers from each row.
+    /// Sets 32 lanes from lane `32 · part` on, two registers per row.
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
     fn set(&mut self, part: usize, rows: [[int8x16_t; 2]; ROWS]) {
@@ -250,7 +250,7 @@ impl RowLanes {
         }
     }
 
-    /// Adds the products of lanes `16 · sub` and those after them with `T` tokens.
+    /// Adds the products of the 16 lanes from `16 · sub` on with `T` tokens.
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
     fn multiply<const T: usize>(&self, sub: usize, x: &[&Q8Panel; T], dots: &mut [int32x4_t; T]) {
@@ -268,7 +268,7 @@ impl RowLanes {
     }
 }
 
-/// Which part of the product is at hand.
+/// The position within the product.
 #[derive(Clone, Copy)]
 struct At {
     first: usize,
@@ -316,7 +316,7 @@ fn widen(w: &MatRef<'_>, row: usize, col: usize, out: &mut [f32]) {
     match w.encoding {
         Encoding::Blocks(DType::F16) => {
             let halves = &w.row(row)[2 * col..2 * (col + out.len())];
-            // SAFETY: whoever calls this function has its instructions.
+            // SAFETY: a CPU that runs this function has its instructions.
             unsafe { products::widen_cells::<float32x4_t, f16>(halves, out) }
         }
         _ => dequantise(*w, row, col, out),

@@ -1,8 +1,8 @@
 //! Products with matrices in planes: affine codes of all widths, and MXFP4.
 //!
-//! An encoding brings 32 lanes at a time as signed bytes in the order of the row ([`GroupLanes`]); the products are
-//! shared by all. Codes of eight bits are brought 128 too low, and the sum of the activations times 128 is
-//! added to the product: integers are exact.
+//! An encoding unpacks 32 lanes at a time to signed bytes in the order of the row ([`GroupLanes`]). All encodings share
+//! the products. Codes of eight bits have an offset of −128, and the sum of the activations times 128 is added to the
+//! product, which is exact.
 
 use super::*;
 use crate::encoding::{Affine, MXFP4_GROUP};
@@ -13,7 +13,7 @@ use crate::quant::planes::float_at;
 trait GroupLanes {
     /// Bytes of 32 codes.
     const BYTES: usize;
-    /// What is to be added to a lane.
+    /// The number to add to a lane.
     const OFFSET: i32;
     /// Whether there are biases.
     const BIASES: bool;
@@ -29,8 +29,8 @@ trait GroupLanes {
 struct Codes<const BITS: usize>;
 
 impl<const BITS: usize> Codes<BITS> {
-    /// Which two bytes hold each of sixteen codes: a code ends at latest in the byte after the one where it
-    /// starts. Past the end of the codes a byte is zero.
+    /// The two bytes that hold each of sixteen codes: a code ends at the latest in the byte after the one in which it
+    /// starts. A byte beyond the end of the codes is zero.
     const WINDOWS: [[u8; 16]; 2] = {
         let mut out = [[0; 16]; 2];
         let mut i = 0;
@@ -42,7 +42,7 @@ impl<const BITS: usize> Codes<BITS> {
         out
     };
 
-    /// Moves each of eight codes to the bottom of its two bytes, a negative number to the right.
+    /// Shifts each of eight codes to the bottom of its two bytes. Negative numbers shift right.
     const SHIFTS: [i16; 8] = {
         let mut out = [0; 8];
         let mut i = 0;
@@ -170,7 +170,7 @@ impl<'a> Floats<'a> {
         Floats::new(w, first, |row| w.biases(row))
     }
 
-    /// Those of group `index`.
+    /// The floats of group `index`.
     #[inline(always)]
     fn get(&self, index: usize) -> [f32; ROWS] {
         let mut four = [0.0; ROWS];
@@ -222,7 +222,7 @@ struct GroupPanel {
     lanes: RowLanes,
     /// The scales of every row, by group.
     scales: [[f32; ROWS]; Q8Panel::LEN / 32],
-    /// The biases of every row, by group, where there are any.
+    /// The biases of every row, by group, if there are any.
     biases: [[f32; ROWS]; Q8Panel::LEN / 32],
 }
 

@@ -1,4 +1,4 @@
-//! The products of all types that are one plane of blocks, over what [`lanes`](super::lanes) unpacks.
+//! Products of all block types, from the lanes that [`lanes`](super::lanes) unpacks.
 
 use super::lanes::Lanes;
 use super::*;
@@ -10,7 +10,7 @@ pub(super) fn matmul<Q: Lanes>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut Ti
     if x.len() == 1 { one_token::<Q>(w, x.row(0), out.row(0)) } else { many_tokens::<Q>(w, x, out) }
 }
 
-/// The sixteen scales of a block, as wide as the sums they multiply.
+/// The sixteen scales of a block, widened to the type of the sums.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn wide(words: [int16x8_t; 2]) -> [i32; 16] {
@@ -134,9 +134,9 @@ unsafe fn minima_with_row<Q: Lanes>(block: *const u8, panel: &Q8Panel) -> int32x
 /// Four rows of the blocks that share a panel of activations, unpacked so that lanes are rows.
 struct RowPanel {
     lanes: RowLanes,
-    /// The integer scales of every row, where there are any.
+    /// The integer scales of every row, if there are any.
     scales: [[i32; ROWS]; Q8Panel::LEN / SUB],
-    /// The integer minima of every row, where there are any.
+    /// The integer minima of every row, if there are any.
     mins: [[i32; ROWS]; Q8Panel::LEN / SUB],
     /// The floats of every row.
     d: [[f32; ROWS]; Q8Panel::LEN / SUB],
@@ -181,7 +181,7 @@ fn many_tokens<Q: Lanes>(w: MatRef<'_>, x: Rows<'_, Q8Panel>, out: &mut TileMut<
 /// Unpacks `count` blocks of four rows.
 ///
 /// # Safety
-/// There must be as many blocks of `Q` at each of the places.
+/// There must be this many blocks of `Q` at each address.
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn unpack<Q: Lanes>(rows: &Four, count: usize, panel: &mut RowPanel) {
     for block in 0..count {
@@ -201,7 +201,7 @@ unsafe fn unpack<Q: Lanes>(rows: &Four, count: usize, panel: &mut RowPanel) {
         }
     }
     if Q::SCALE_LANES.is_some() {
-        // Types with integer scales have a block for a panel.
+        // Types with integer scales have one block per panel.
         for row in 0..ROWS {
             // SAFETY: as above.
             let scales = wide(unsafe { Q::scales(rows[row]) });
@@ -229,7 +229,7 @@ fn multiply<Q: Lanes, const T: usize>(
     out: &mut TileMut<'_, f32>,
     at: At,
 ) -> usize {
-    // Lanes that share a float and those that share an integer scale.
+    // Lanes that share a float, and lanes that share an integer scale.
     let share = Q::BLOCK / Q::FLOATS;
     let scale_lanes = Q::SCALE_LANES.unwrap_or(share);
     let x: [&Q8Panel; T] = pick(x, at.token, at.panel);
