@@ -14,7 +14,7 @@ def nested(depth):
     return b'{"messages": ' + b"[" * depth + b"]" * depth + b"}"
 
 
-# Method, path and body of requests that nobody can answer. Each is to be refused with a status of 400 to 499.
+# Method, path and body of invalid requests. The server must refuse each with a status from 400 to 499.
 MALFORMED = [
     ("POST", CHAT, b""),
     ("POST", CHAT, b"{"),
@@ -51,7 +51,7 @@ MALFORMED = [
     ("POST", "/health", b""),
 ]
 
-# Bytes that are no request. The server may answer 4xx or close the connection.
+# Bytes that are not a request. The server may answer 4xx or close the connection.
 GARBAGE = [
     b"\r\n\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
@@ -64,7 +64,7 @@ GARBAGE = [
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ]
 
-# Bodies that begin well and never end: the path that they are sent to.
+# Bodies with a valid beginning and no end, and the paths that they are sent to.
 UNFINISHED = [CHAT, TEXT, RESPONSES, MESSAGES, "/tokenize"]
 
 

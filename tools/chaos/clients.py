@@ -42,17 +42,17 @@ class Crowd:
         self.wire, self.questions, self.groups = wire, questions, groups
         # The answers of a lone client, by the questions' names.
         self.expected = expected
-        # Told of all that happens (`invariants.Watch`).
+        # Receives all events (`invariants.Watch`).
         self.watch = watch
-        # Names of kinds of clients that do not come.
+        # Names of kinds of clients to leave out.
         self.without = ()
-        # Questions of strangers: what a lone client is answered will be asked when all have left.
+        # New questions. The answers that a lone client gets are asked for when all others have left.
         self.unknown = []
-        # Set when the round is over: nobody begins anything new.
+        # Set when the round is over: no client begins anything new.
         self.over = asyncio.Event()
 
     async def live(self, number, chance):
-        """A client's life: it comes, does one thing after the other, and rests between."""
+        """Runs a client: it does one thing after the other, and rests in between."""
         await wait(self.over, chance.uniform(0, 4))
         kinds, weights = zip(*((kind, weight) for kind, weight in KINDS.items() if kind.__name__ not in self.without))
         while not self.over.is_set():
@@ -61,7 +61,7 @@ class Crowd:
             await wait(self.over, chance.choice((0, 0, chance.uniform(0, 1), chance.uniform(0, 4))))
 
     async def attempt(self, record, work):
-        """Does what a client does, and enters what came of it."""
+        """Runs one action of a client, and records its outcome."""
         self.watch.begin(record)
         try:
             record.outcome = await work
@@ -78,7 +78,7 @@ class Crowd:
         return record
 
     async def ask(self, kind, number, chance, question, stream=None, pause=None, **how):
-        """Asks a question and compares the answer with a lone client's. `pause` gives seconds between two events."""
+        """Asks a question and compares the answer with a lone client's. `pause` returns the seconds to wait between two events."""
         stream = chance.random() < 0.6 if stream is None else stream
         what = f"{question.name}, {'streamed' if stream else 'whole'}"
         record = Record(number, kind, what, time.monotonic())
@@ -108,7 +108,7 @@ class Crowd:
             if pause and not self.over.is_set():
                 await wait(self.over, pause())
 
-    # The kinds of clients. `chance` decides all that is random about them.
+    # The kinds of clients. `chance` makes all their random choices.
 
     async def steady(self, number, chance):
         """Asks, waits, reads all of the answer."""
@@ -161,7 +161,7 @@ class Crowd:
         await self.attempt(record, work())
 
     async def family(self, number, chance):
-        """Several ask for texts that begin alike, at the same time; the first soon leaves."""
+        """Several clients ask at the same time for texts with the same beginning; the first soon leaves."""
         await self.begin_alike(number, chance, chance.choice(self.groups))
 
     async def strangers(self, number, chance):
@@ -185,7 +185,7 @@ class Crowd:
         await asyncio.gather(*tasks)
 
     async def prober(self, number, chance):
-        """Asks for what costs nothing."""
+        """Sends requests that cost nothing."""
         path = chance.choice(PROBES)
         record = Record(number, "prober", path, time.monotonic())
 
@@ -196,7 +196,7 @@ class Crowd:
         await self.attempt(record, work())
 
     async def malformed(self, number, chance):
-        """Sends what nobody can answer."""
+        """Sends invalid requests."""
         method, path, body = chance.choice(bad.MALFORMED)
         record = Record(number, "malformed", f"{method} {path} {body[:60]!r}", time.monotonic())
 
@@ -209,7 +209,7 @@ class Crowd:
         await self.attempt(record, work())
 
     async def garbage(self, number, chance):
-        """Sends bytes that are no request."""
+        """Sends bytes that are not a request."""
         data = chance.choice(bad.GARBAGE)
         record = Record(number, "garbage", repr(data[:40]), time.monotonic())
 
@@ -236,7 +236,7 @@ class Crowd:
 
         async def work():
             _, writer = await self.wire.connect(source(number))
-            # The server may or may not come to count it.
+            # The server may or may not count it.
             self.wire.ledger.unknown[path] += 1
             writer.write(data)
             await wait(self.over, chance.uniform(0, 10))

@@ -32,7 +32,7 @@ def headers(key):
 
 
 def post(args, body):
-    """Sends a request to continue tokens, and gives the connection, from which the answer is to be read."""
+    """Sends a request to continue tokens. Returns the connection, from which the answer can be read."""
     connection = connect(args.url, args.patience)
     connection.request("POST", "/v1/completions", json.dumps(body), headers(args.key))
     return connection
@@ -59,7 +59,7 @@ def tokens(generator, count, vocabulary):
 
 
 def play(args, seed):
-    """One round. Gives what went wrong, or None."""
+    """One round. Returns an error message, or None."""
     generator = random.Random(seed)
 
     def body(prompt, **more):

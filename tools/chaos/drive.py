@@ -29,13 +29,13 @@ DIRECT_IO = 1 << 0  # Flag of OPEN: every read reaches this process, none is ans
 MS_RDONLY_NOSUID_NODEV, MNT_DETACH = 1 | 2 | 4, 2
 
 ROOT, FILE = 1, 2
-# Reads that can be under way at once: a slow one holds a thread.
+# Concurrent reads: a slow read occupies a thread.
 THREADS = 16
 LARGEST_READ = 1 << 20
 
 
 class Faults:
-    """What goes wrong, and how often it has gone wrong."""
+    """The faults in effect, and how often each has occurred."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -49,7 +49,7 @@ class Faults:
             plan, chance = self.plan, self.random.random
             delay = plan.get("delay", 0) * chance() if chance() < plan.get("slow", 0) else 0
             fails = chance() < plan.get("error", 0)
-            # Direct reads that end inside a block are the hardest to go on from.
+            # Direct reads that end inside a block are the hardest to continue.
             give = self.random.randrange(1, size) if size > 1 and chance() < plan.get("short", 0) else size
             self.counts["reads"] += 1
             self.counts["bytes"] += 0 if fails else give
@@ -100,7 +100,7 @@ class Drive:
             try:
                 os.write(self.device, struct.pack("<IiQ", 16 + len(body), error, unique) + body)
             except OSError:
-                pass  # Whoever asked has gone.
+                pass  # The reader has gone.
 
     def answer(self, opcode, node, body):
         if opcode == INIT:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# What can be wrong with a drive. `slow`, `short` and `error` are the shares of reads that it happens to.
+# Faults of a drive. `slow`, `short` and `error` are the shares of reads that they affect.
 PLANS = {
     "slow": {"slow": 0.02, "delay": 0.5},
     "short": {"short": 0.5},
@@ -23,7 +23,7 @@ WEATHER = [(), ("slow", "short"), ("error",), ("slow", "short", "error", "all", 
 
 
 class Faults:
-    """A drive with the model on it. Where it cannot be had, `skipped` says why and the model's own path is used."""
+    """A drive with the model on it. If it cannot be mounted, `skipped` says why and the model's own path is used."""
 
     def __init__(self, model, seed):
         self.model = Path(model).resolve()
@@ -55,11 +55,11 @@ class Faults:
 
     @property
     def path(self):
-        """Where the server finds the model."""
+        """The path of the model for the server."""
         return self.model if self.skipped else Path(self.folder) / self.model.name
 
     def set(self, name):
-        """Has these faults from now on; `None` ends them."""
+        """Sets the faults; `None` ends them."""
         if self.skipped:
             return
         plan = dict(PLANS[name] if name else {})
@@ -97,7 +97,7 @@ class Faults:
 
 
 async def wait(event, seconds):
-    """Waits for an event, but no longer than so many seconds."""
+    """Waits for an event, for at most this many seconds."""
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except asyncio.TimeoutError:

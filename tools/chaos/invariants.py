@@ -21,7 +21,7 @@ INVARIANTS = {
 # An idle server may use this share of one processor.
 IDLE_SHARE = 0.03
 IDLE_SECONDS = 4
-# Resident memory may be above its level by so much: what allocators keep.
+# Resident memory may exceed its level by this much, because allocators keep memory.
 SLACK = 16 << 20
 SETTLE_SECONDS = 10
 # Most of /health's time is waiting for one of two processors.
@@ -29,7 +29,7 @@ HEALTH_SECONDS = 3
 
 
 class Watch:
-    """Collects what happens, and holds it against the invariants."""
+    """Collects events and checks the invariants."""
 
     def __init__(self, faults, log):
         self.faults, self.log = faults, log
@@ -43,7 +43,7 @@ class Watch:
         self.forget()
 
     def forget(self):
-        """A new server counts from zero."""
+        """Resets the counts for a new server."""
         self.prompt_tokens = self.tokens = 0
         # What requests that were not seen to their end may have added.
         self.loose_prompt_tokens = self.loose_tokens = self.loose_answers = 0
@@ -60,7 +60,7 @@ class Watch:
         self.outcomes[record.kind, record.outcome] += 1
         print(record.line(self.origin), file=self.log, flush=True)
         self.checked["status"] += 1
-        # Failing is right where a drive fails; a connection that breaks off is not.
+        # An error is right if the drive fails; a connection that breaks off is not.
         excused = record.outcome == "failed" and self.faults.could_fail(record.start, record.end)
         wrong = record.outcome in ("failed", "broken") or (record.outcome == "refused" and record.kind != "malformed")
         if wrong and not excused:
@@ -90,13 +90,13 @@ class Watch:
         print(f"VIOLATION ({invariant}, {self.place}): {what[:600]}" + (f"\n  {line}" if line else ""), flush=True)
 
     def holds(self, invariant, condition, what):
-        """Checks an invariant, and says whether it holds."""
+        """Checks an invariant, and returns whether it holds."""
         self.checked[invariant] += 1
         if not condition:
             self.violate(invariant, what)
         return condition
 
-    # What is looked at while clients are there.
+    # Checked while there are clients.
 
     async def listen(self, wire, over):
         """Asks /health again and again; the time that this process itself is late is subtracted."""
@@ -115,22 +115,22 @@ class Watch:
             self.holds("alive", status == 200 and took < HEALTH_SECONDS, f"/health: {status} after {took:.1f} s")
 
     async def drain(self, tasks, patience):
-        """Waits for the clients that are left. Gives those that wait for ever: nobody got anything for `patience` seconds."""
+        """Waits for the clients that are left. Returns those that wait for ever: no client received anything for `patience` seconds."""
         self.progress()
         while pending := [task for task in tasks if not task.done()]:
             await asyncio.wait(pending, timeout=1)
             if time.monotonic() - self.moved > patience:
                 for record in self.open.values():
-                    self.violate("ends", f"no answer, and nobody got anything for {patience} s", record)
+                    self.violate("ends", f"no answer, and no client received anything for {patience} s", record)
                 return pending
         for task in tasks:
             task.result()
         return []
 
-    # What is looked at when they have gone.
+    # Checked after the clients have left.
 
     async def quiet(self, server, wire, level):
-        """Checks a server that nobody uses any more. `level` is what its memory returns to, if that is known."""
+        """Checks a server without clients. `level` is the level that its memory must return to, if that is known."""
         numbers = await self.gauges(wire)
         self.add_up(numbers, wire.ledger)
         await self.at_rest(server)
@@ -158,7 +158,7 @@ class Watch:
                 break
             await asyncio.sleep(0.2)
         self.ledger = before
-        self.holds("metrics", not left, f"nobody asks, but {left}")
+        self.holds("metrics", not left, f"there are no clients, but {left}")
         return numbers
 
     def add_up(self, numbers, ledger):
@@ -184,7 +184,7 @@ class Watch:
         self.holds("metrics", failed == 0 or errors > 0, f"{failed} answers failed, but no read did")
 
     async def at_rest(self, server):
-        """Processor time of a few seconds in which nobody asks; it may take a moment to come to rest."""
+        """CPU time during a few seconds without clients. The server may need a moment to become idle."""
         for attempt in range(3):
             before, busy = server.processor_seconds(), set()
             for _ in range(IDLE_SECONDS * 5):

@@ -22,12 +22,12 @@ class Failed(Exception):
 
 
 class Malformed(Exception):
-    """The answer is not what its API promises."""
+    """The answer violates its API."""
 
 
 @dataclasses.dataclass
 class Answer:
-    """What can be compared: the texts, calls and ends of all choices, and how many tokens they had."""
+    """The comparable parts of an answer: texts, calls and finish reasons of all choices, and their numbers of tokens."""
 
     choices: list
     prompt_tokens: int
@@ -53,7 +53,7 @@ class Question:
 
 
 class Api:
-    """How an API's answers are read. `path` is where it is; `streamed` is what asks for a stream."""
+    """Reads an API's answers. `path` is its path; `streamed` is the field that requests a stream."""
 
     streamed = {"stream": True}
 
@@ -181,7 +181,7 @@ MESSAGES = Messages()
 
 
 def words(chance, count):
-    """A text that hardly anybody else has."""
+    """A text that is almost certainly unique."""
     return " ".join(f"the {chance.choice(THINGS)} {chance.choice(PLACES)} and" for _ in range(max(1, count // 6)))
 
 

@@ -13,7 +13,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Server:
-    """A `forebay serve` on a loopback address, with a home of its own."""
+    """A `forebay serve` on a loopback address, with a separate home directory."""
 
     def __init__(self, binary, model, folder):
         self.command = [

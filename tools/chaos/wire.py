@@ -12,7 +12,7 @@ ROUTES = (
 
 
 class Ledger:
-    """What was asked and answered, by route."""
+    """The requests and their statuses, by route."""
 
     def __init__(self):
         self.answered = collections.Counter()
@@ -119,7 +119,7 @@ class Wire:
             raise Broken(f"no connection: {error}") from error
 
     async def send(self, method, path, body=b"", source="127.0.0.1", receive_buffer=None, trickle=None):
-        """Sends a request; `trickle` is a function that gives seconds to wait between pieces of the body."""
+        """Sends a request; `trickle` returns the seconds to wait between pieces of the body."""
         route = path if path in ROUTES else "/v1/models/{*id}" if path.startswith("/v1/models/") else "other"
         exchange = Exchange(self, route)
         exchange.reader, exchange.writer = await self.connect(source, receive_buffer)
@@ -139,7 +139,7 @@ class Wire:
                 exchange.writer.write(body)
                 await exchange.writer.drain()
         except OSError:
-            pass  # The server may answer before it has read all: what it says counts.
+            pass  # The server may answer before it has read everything. Its answer counts.
         except asyncio.CancelledError:
             exchange.leave()
             raise

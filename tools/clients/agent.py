@@ -1,4 +1,4 @@
-"""A conversation that grows, as those of agents do: each turn is computed from where the last one was."""
+"""A growing conversation like an agent's: each turn must be computed only from the end of the last one."""
 
 import json
 
@@ -36,7 +36,7 @@ def twenty_turns_with_tools(server, model):
         usage = answer.usage
         cached = usage.prompt_tokens_details.cached_tokens
         assert cached >= before, f"turn {turn}: {cached} of {usage.prompt_tokens} cached, of which {before} were known"
-        # The last token of an answer is never computed, as nothing follows it.
+        # The last token of an answer is never computed, because nothing follows it.
         kept += turn > 0 and cached >= before + answered - 1
         computed.append(usage.prompt_tokens - cached)
         before, answered = usage.prompt_tokens, usage.completion_tokens

@@ -35,8 +35,8 @@ def main():
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("binary", nargs="?", type=Path, default=target / "debug" / "forebay")
-    parser.add_argument("--programs", type=Path, required=True, metavar="FOLDER", help="where codex and claude are")
-    parser.add_argument("--only", default="", metavar="WORDS", help="run the checks whose names hold this")
+    parser.add_argument("--programs", type=Path, required=True, metavar="FOLDER", help="the folder with codex and claude")
+    parser.add_argument("--only", default="", metavar="WORDS", help="run only checks whose names contain this")
     args = parser.parse_args()
     if not args.binary.is_file():
         raise SystemExit(f"there is no {args.binary}: build it, or name another")
@@ -58,7 +58,7 @@ def main():
 
 
 def random_model(binary, folder):
-    """A model that reads fast: one layer, whose time grows with the length of the prompt and not with its square."""
+    """A model with fast prompt processing: one layer, whose time is linear in the length of the prompt."""
     model = folder / "random.gguf"
     shape = "--family qwen35moe --layers 1 --hidden 256 --inter 64 --experts 4 --top-k 2 --vocab 8192".split()
     subprocess.run([binary, "synth", model, *shape, "--ctx", str(CONTEXT)], check=True, capture_output=True)
@@ -82,7 +82,7 @@ def agent_check(name, session, args):
 
 
 class Agent:
-    """A program with a home and a folder to work in that are its own."""
+    """A program with separate home and working directories."""
 
     def __init__(self, args, model, port, folder):
         self.programs = args.programs
@@ -93,11 +93,11 @@ class Agent:
         self.printed = [args.binary, "serve", model, "--port", str(port), "--ctx", str(CONTEXT), "--print-config"]
 
     def configuration(self, client):
-        """What the server tells people to use."""
+        """The settings that the server prints for this client."""
         return subprocess.run([*self.printed, client], check=True, capture_output=True, text=True).stdout
 
     def run(self, *command, **environment):
-        # What the program finds in the environment of who runs this is not for it.
+        # Settings in the caller's environment must not affect the program.
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "LANG": "C.UTF-8", **environment}
         done = subprocess.run(
             [self.programs / command[0], *command[1:]],

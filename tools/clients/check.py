@@ -1,4 +1,4 @@
-"""Checks `forebay serve` with the official Python clients: what they send is understood, and what they get they can read.
+"""Checks `forebay serve` with the official Python clients: the server accepts their requests, and they can parse its answers.
 
 Prints a line for each check, and ends with 1 if one of them fails. `run` installs what this needs.
 """
@@ -25,7 +25,7 @@ def main():
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("binary", nargs="?", type=Path, default=target / "debug" / "forebay")
-    parser.add_argument("--only", default="", metavar="WORDS", help="run the checks whose names hold this")
+    parser.add_argument("--only", default="", metavar="WORDS", help="run only checks whose names contain this")
     args = parser.parse_args()
     if not args.binary.is_file():
         raise SystemExit(f"there is no {args.binary}: build it, or name another")

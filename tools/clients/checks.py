@@ -1,4 +1,4 @@
-"""What the checks of all clients share."""
+"""Helpers for the checks of all clients."""
 
 import time
 import traceback

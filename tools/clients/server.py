@@ -1,4 +1,4 @@
-"""Starts `forebay serve` and finds out how it is."""
+"""Starts `forebay serve` and reads its state."""
 
 import os
 import re
@@ -34,7 +34,7 @@ class Server:
             raise SystemExit(f"the server does not start: {first}{self.process.stderr.read()}")
         self.address = found[1]
         self.log = [first]
-        # What nobody reads would stop it.
+        # The output must be read, or the server would block.
         threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
 
     def __enter__(self):

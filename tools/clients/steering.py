@@ -51,7 +51,7 @@ class Steering:
         if path not in ("/v1/responses", "/v1/messages"):
             return body
         fields = json.loads(body)
-        # A model that knows nothing never ends its reasoning.
+        # An untrained model never ends its reasoning.
         fields["thinking_budget"] = 8
         if self.called or not fields.get("tools"):
             fields["json_schema"] = {"const": SENTENCE}

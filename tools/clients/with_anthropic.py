@@ -1,4 +1,4 @@
-"""What Anthropic's client is used for."""
+"""Checks with Anthropic's client."""
 
 import asyncio
 import functools
@@ -25,7 +25,7 @@ def made(address, **options):
 
 
 def request(model, temperature=0, **options):
-    # What the client does not know any more goes as it is.
+    # The client no longer knows these fields and sends them unchanged.
     extra = {"temperature": temperature, **options.pop("extra_body", {})}
     return {"model": model, "max_tokens": 40, "messages": STORY, "extra_body": extra, **options}
 
@@ -48,7 +48,7 @@ def a_message(server, model):
     assert usage.output_tokens > 10 and usage.cache_creation_input_tokens == 0
     again = client(server).messages.create(**request(model, max_tokens=500, system="You tell stories."))
     assert again.content[0].text == block.text
-    # What came from the cache is counted apart.
+    # Tokens from the cache are counted separately.
     assert again.usage.cache_read_input_tokens > 0
     total = lambda usage: usage.input_tokens + usage.cache_read_input_tokens
     assert total(again.usage) == total(usage)
@@ -140,7 +140,7 @@ def a_named_tool_in_pieces_and_what_it_gave(server, model):
 
 @check
 def a_tool_runner_keeps_the_conversation(server, model):
-    """The client asks for a thread, which the server is to keep. Told that there is none, it sends all messages itself."""
+    """The client asks the server to keep a thread. When the server refuses, the client sends all messages itself."""
 
     @anthropic.beta_tool
     def look(at: Literal["cat", "dog"]) -> str:
@@ -170,10 +170,10 @@ def thinking(server, model):
     assert {"thinking", "signature"} <= kinds
     assert final.content[0].thinking == message.content[0].thinking
     assert final.content[0].signature == message.content[0].signature
-    # Where it has come to its budget, the answer follows.
+    # After the reasoning budget, the answer follows.
     ask["thinking"]["budget_tokens"] = 8
     assert [block.type for block in client(server).messages.create(**ask).content] == ["thinking", "text"]
-    # It comes back with the next question.
+    # The client sends it back with the next question.
     messages = [*STORY, message.to_param(), {"role": "user", "content": "Go on."}]
     assert client(server).messages.create(**request(model, messages=messages)).content[0].type == "text"
 
@@ -231,7 +231,7 @@ def a_client_that_goes_away(server, model):
             next(iter(stream.text_stream))
         end = time.monotonic() + 10
         while server.metric("forebay_requests_open") > 0:
-            assert time.monotonic() < end, "the answer goes on"
+            assert time.monotonic() < end, "the answer continues"
             time.sleep(0.02)
         if server.metric("forebay_answers_cancelled_total") > before:
             return

@@ -1,4 +1,4 @@
-"""What OpenAI's client is used for."""
+"""Checks with OpenAI's client."""
 
 import asyncio
 import functools
@@ -211,7 +211,7 @@ def what_a_tool_gave_is_read(server, model):
     messages = [*STORY, message.model_dump(exclude_none=True), result]
     answer = told(server, model, messages=messages, tools=TOOLS)
     assert answer.choices[0].message.content
-    # Which tool had to be called changes nothing in the prompt.
+    # The required tool does not change the prompt.
     assert answer.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
 
 
@@ -327,7 +327,7 @@ def a_response_with_reasoning_and_probabilities(server, model):
     assert thought.usage.output_tokens_details.reasoning_tokens == 20
     kinds = [event.type for event in client(server).responses.create(**ask, stream=True)]
     assert "response.reasoning_text.delta" in kinds and "response.reasoning_text.done" in kinds
-    # It comes back with the next question.
+    # The client sends it back with the next question.
     items = [{"role": "user", "content": "Hello"}, item.model_dump(exclude_none=True), {"role": "user", "content": "Go on."}]
     assert client(server).responses.create(model=model, input=items, max_output_tokens=5).output_text
 
@@ -413,13 +413,13 @@ def a_client_that_goes_away(server, model):
     stream.close()
     end = time.monotonic() + 10
     while server.metric("forebay_requests_open") > 0:
-        assert time.monotonic() < end, "the answer goes on"
+        assert time.monotonic() < end, "the answer continues"
         time.sleep(0.02)
     assert server.metric("forebay_answers_cancelled_total") == before + 1
 
 
 def no_end(server):
-    """A bias against the model's end."""
+    """A bias against the end token."""
     return {str(json.loads(post(server, "/tokenize", {"content": "<|im_end|>"}))["tokens"][0]): -100}
 
 
@@ -448,5 +448,5 @@ def too_many_at_once(server, model):
     assert int(error.response.headers["retry-after"]) > 0 and error.code == "rate_limit_exceeded"
     error = refused(openai.RateLimitError, lambda: client(server).responses.create(model=model, input="x"))
     stream.close()
-    # With patience the client gets its answer.
+    # A client that waits gets its answer.
     assert client(server, max_retries=3).chat.completions.create(model=model, messages=STORY, max_tokens=3).choices

@@ -1,4 +1,4 @@
-//! Compiles the kernels for the GPU at hand when they are first needed, and caches them on disk.
+//! Compiles the kernels for this machine's GPU when they are first needed, and caches them on disk.
 
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};

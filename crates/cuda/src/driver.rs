@@ -331,7 +331,7 @@ impl Gpu {
             });
         }
         self.enter()?;
-        // SAFETY: the address is freed once, by whoever has it.
+        // SAFETY: the address is freed once, by its owner.
         let address = unsafe { result::malloc_sync((bytes as usize).max(16)) }
             .map_err(|error| match error.0 {
                 sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Backend(format!(
@@ -460,7 +460,7 @@ impl Drop for Gpu {
         }
         let pool = self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner);
         for slab in pool.slabs.drain(..) {
-            // SAFETY: nobody has a piece of it any more, since pieces keep the GPU.
+            // SAFETY: no piece of it is in use any more, because pieces keep the GPU alive.
             let _ = unsafe { result::free_sync(slab.first) };
         }
         for stream in [self.stream, self.copies, self.recording] {

@@ -18,7 +18,7 @@ pub mod experts {
     pub use crate::experts::*;
 }
 
-/// Files that nobody else may read.
+/// Files that only their owner may read.
 pub mod files {
     pub use crate::files::*;
 }

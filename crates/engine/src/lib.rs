@@ -4,8 +4,8 @@
 //! weights that every token uses in memory. The rest of the memory caches experts; the crate reads all other experts
 //! from the drive when a token needs them. Models are GGUF files, or folders with safetensors files.
 //!
-//! An [`Engine`] is a loaded model. A [`Session`] is one conversation with it. A [`Driver`] answers many conversations at
-//! once, on a thread of its own.
+//! An [`Engine`] is a loaded model. A [`Session`] is one conversation with it. A [`Driver`] answers many conversations
+//! at once, on its own thread.
 //!
 //! # Adding the crate
 //!

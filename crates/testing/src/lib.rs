@@ -15,7 +15,7 @@ mod tests {
         fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path())
     }
 
-    /// A file that its program does not name is not compiled, and nobody would notice that its tests are missing.
+    /// A file that its program does not name is not compiled, so its tests would silently not run.
     #[test]
     fn every_file_in_the_folder_of_a_test_program_is_a_module_of_it() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -69,7 +69,7 @@ impl Arena {
 
     fn address(&self, slot: usize) -> Address {
         assert!(slot < self.slots);
-        let part = self.parts[slot / self.each].as_ref().expect("nobody is in slots that are lent");
+        let part = self.parts[slot / self.each].as_ref().expect("no expert is in slots that are lent");
         part.address() + (slot % self.each * self.bytes) as u64
     }
 }
@@ -102,7 +102,7 @@ struct Staging {
     buffers: Vec<StagingBuffer>,
     /// Free buffers, the next one first.
     free: VecDeque<usize>,
-    /// Copies that nobody has asked for yet.
+    /// Early uploads that were not requested yet.
     sent: Vec<Sent>,
     /// Copies that may still run, oldest first, with the leases that keep their sources.
     on_the_way: VecDeque<(usize, Lease)>,
@@ -129,7 +129,7 @@ struct Sent {
 }
 
 impl ExpertSlots {
-    /// Allocates slots of each class: as planned, or as many as there is memory for, but at least the minimum.
+    /// Allocates slots of each class: as planned, or fewer if memory is short, but at least the minimum.
     ///
     /// # Errors
     /// If a type is not supported, or the minimum does not fit.

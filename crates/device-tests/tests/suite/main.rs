@@ -7,8 +7,8 @@ use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_kernels::Encoding;
 
-/// The CPU as a device. It computes experts in the store's slots and has no memory of its own, so the parts about
-/// device memory do not apply.
+/// The CPU as a device. It computes experts in the store's slots and has no device memory, so the parts about that do
+/// not apply.
 struct Processor {
     /// The precision of everything, if not the requested one.
     precision: Option<Precision>,

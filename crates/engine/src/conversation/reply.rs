@@ -154,7 +154,7 @@ impl Reply {
 /// # let driver = Driver::start(&engine, DriverOptions::new(1))?;
 /// let (mut draft, mut reply) = (Draft::default(), None);
 /// for event in driver.chat(ChatRequest::user("Tell me a story.").max_tokens(8))? {
-///     // The event could be shown to somebody here.
+///     // The event could be displayed here.
 ///     reply = draft.take(event?);
 /// }
 /// assert!(reply.is_some_and(|reply| !reply.content.is_empty()));

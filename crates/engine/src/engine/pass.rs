@@ -147,7 +147,7 @@ impl Computed<'_> {
         self.held.executor.count_used().inspect_err(|error| note_loss(&self.inner.lost, error))
     }
 
-    /// Computes the logits of the next rows, as many as the buffer holds.
+    /// Computes the logits of the next rows, until the buffer is full.
     fn compute_more(&mut self) -> Result<()> {
         let Compute { executor, logits, wanted, .. } = &mut *self.held;
         let next = self.given..wanted.len().min(self.given + Head::ROWS);

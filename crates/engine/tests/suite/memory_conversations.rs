@@ -20,7 +20,7 @@ fn the_ledger_says_what_memory_is_used_for() {
     let held = |purpose| engine.memory().iter().find(|entry| entry.purpose == purpose).unwrap().bytes;
     let total = || engine.memory().iter().map(|entry| entry.bytes).sum::<u64>();
     assert_eq!((held(Purpose::Dense), held(Purpose::Experts)), (plan.dense, plan.slot_bytes));
-    assert_eq!(total(), plan.total() - plan.kv, "nobody holds anything yet");
+    assert_eq!(total(), plan.total() - plan.kv, "nothing is held yet");
 
     let tokens = random_tokens(1000, 4096, 15);
     let mut sessions = [engine.session(), engine.session()];

@@ -70,7 +70,7 @@ fn who_waits_for_a_prompt_that_gives_way_is_answered(engine: &Engine) {
     assert!(gave_way, "there was room for all");
     finish(&mut crowd);
     for (request, ear) in requests.into_iter().zip(&ears) {
-        assert_same(&ear.answer(), &alone(engine, request), "after somebody gave way");
+        assert_same(&ear.answer(), &alone(engine, request), "after another request gave its memory");
     }
 }
 

@@ -365,8 +365,8 @@ fn pick<const T: usize>(x: Rows<'_, Q8Panel>, first: usize, panel: usize) -> [&Q
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 struct Sums {
-    /// Of types with minima: the sums of 32 activations as words, two in each of the first four. Of Q6_K, whose
-    /// lanes are stored 32 too high: what takes that back from the products with 16 activations.
+    /// For types with minima: the sums of 32 activations as words, two in each of the first four. For Q6_K, whose lanes
+    /// have an offset of 32: what must be subtracted from the products with 16 activations.
     offsets: [i32; 16],
 }
 

@@ -186,11 +186,11 @@ impl Crowd {
 /// Describes where a text differs from the closest other one, for the log.
 fn parting_words(text: usize, other: usize, same: usize) -> String {
     if same == other {
-        format!("goes on after the closest conversation's {same} tokens")
+        format!("continues the closest conversation after its {same} tokens")
     } else if same == text {
         format!("is the beginning of the closest conversation, of {other} tokens")
     } else {
-        format!("parts from the closest conversation at token {same}")
+        format!("differs from the closest conversation at token {same}")
     }
 }
 
