@@ -347,8 +347,8 @@ impl Gpu {
 
     fn free(&self, address: Address, bytes: u64, what: &'static str) {
         if self.enter().is_ok() {
-            // SAFETY: the address was allocated by `take`, and nobody has it any more. A device that is lost has no
-            // memory to give back.
+            // SAFETY: the address was allocated by `take`, and is no longer in use. A lost device has no
+            // memory to free.
             let _ = unsafe { result::free_sync(address) };
         }
         *self.counts().entry(what).or_default() -= bytes;
@@ -417,7 +417,7 @@ impl Gpu {
     ///
     /// # Safety
     /// The bytes must not change, and the target must stay allocated, until the copy has ended.
-    pub unsafe fn bring(&self, to: Address, bytes: &[u8]) -> Result<()> {
+    pub unsafe fn upload(&self, to: Address, bytes: &[u8]) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller's promise.
         unsafe { result::memcpy_htod_async(to, bytes, self.copies) }.map_err(|e| failed("receive experts", e))
@@ -519,7 +519,7 @@ impl Pinned {
         let first = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }
             .map_err(|e| failed("pin memory", e))?
             .cast::<u8>();
-        // SAFETY: so many bytes were allocated.
+        // SAFETY: this many bytes were allocated.
         unsafe { first.write_bytes(0, bytes) };
         Ok(Pinned { gpu: gpu.clone(), first, bytes })
     }
@@ -538,13 +538,13 @@ impl Pinned {
     /// A number that a kernel may be writing to.
     pub fn number(&self, index: usize) -> &AtomicU32 {
         assert!((index + 1) * 4 <= self.bytes);
-        // SAFETY: the number lies in the memory, which is aligned to pages, and whoever writes to it writes whole numbers.
+        // SAFETY: the number lies in the memory, which is aligned to pages, and writers write whole numbers.
         unsafe { AtomicU32::from_ptr(self.first.cast::<u32>().add(index)) }
     }
 
     /// All of its bytes.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: so many bytes were allocated and written, and the borrow is exclusive.
+        // SAFETY: this many bytes were allocated and written, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.first, self.bytes) }
     }
 }
@@ -625,7 +625,7 @@ impl Event {
     }
 
     /// Makes later work on a stream wait for the event. The caller does not wait.
-    pub fn hold_up(&self, stream: Stream) -> Result<()> {
+    pub fn block(&self, stream: Stream) -> Result<()> {
         self.gpu.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live.

@@ -68,7 +68,7 @@ impl Chosen {
 }
 
 /// Choices that kernels report to the host by writing to pinned memory.
-pub struct Told {
+pub struct ReportedChoice {
     memory: Option<Pinned>,
     /// The number that precedes the rows of the last choice.
     turn: u32,
@@ -76,9 +76,9 @@ pub struct Told {
     end: Event,
 }
 
-impl Told {
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Told> {
-        Ok(Told { memory: None, turn: 0, end: Event::new(gpu)? })
+impl ReportedChoice {
+    pub fn new(gpu: &Arc<Gpu>) -> Result<ReportedChoice> {
+        Ok(ReportedChoice { memory: None, turn: 0, end: Event::new(gpu)? })
     }
 
     /// Where the next choice will be written, and the number that will precede each row.
@@ -102,7 +102,7 @@ impl Told {
     }
 
     /// Waits for the choice and returns it.
-    pub fn hear(&self, chosen: &Chosen, routing: &mut Routing) -> Result<()> {
+    pub fn await_choice(&self, chosen: &Chosen, routing: &mut Routing) -> Result<()> {
         let (rows, top_k) = (chosen.rows, chosen.top_k);
         let memory = self.memory.as_ref().expect("it was asked");
         let is_told = |row: usize| memory.number(row * row_words(top_k)).load(Ordering::Acquire) == self.turn;
@@ -159,21 +159,21 @@ impl CudaBackend {
         })
     }
 
-    /// Records the router's choice. If `told` is given, the choice is also reported to the host.
+    /// Records the router's choice. If `reported` is given, the choice is also reported to the host.
     pub fn choose(
         &mut self,
         logits: Buf,
         router: &Router,
         correction: Option<Vector>,
         scratch: Scratch,
-        told: Option<(Address, u32)>,
+        reported: Option<(Address, u32)>,
     ) -> Result<Chosen> {
         let kernels = self.kernels()?;
         let lists = self.lists(scratch, self.rows * router.top_k, router.experts)?;
-        let (told, turn) = told.unwrap_or_default();
+        let (reported, turn) = reported.unwrap_or_default();
         let groups = router.groups.filter(|groups| groups.used < groups.count);
         let args = Args::new().at(self.at(logits)).at(self.optional(correction));
-        let args = args.at(lists.experts).at(lists.weights).at(told);
+        let args = args.at(lists.experts).at(lists.weights).at(reported);
         let args = args.int(router.experts).int(router.top_k);
         let args = args.flag(router.scores == Scores::Sigmoid);
         let args = args.int(groups.map_or(0, |g| g.count)).int(groups.map_or(0, |g| g.used));
@@ -208,13 +208,13 @@ impl CudaBackend {
         correction: Option<Vector>,
         routing: &mut Routing,
     ) -> Result<Chosen> {
-        let told = self.told.ask(&self.gpu, self.rows, router.top_k)?;
-        let chosen = self.choose(logits, router, correction, Scratch::Routing, Some(told))?;
+        let reported = self.reported.ask(&self.gpu, self.rows, router.top_k)?;
+        let chosen = self.choose(logits, router, correction, Scratch::Routing, Some(reported))?;
         self.sort(&chosen)?;
         self.start_once()?;
         self.started = true;
-        self.told.started()?;
-        self.told.hear(&chosen, routing)?;
+        self.reported.started()?;
+        self.reported.await_choice(&chosen, routing)?;
         Ok(chosen)
     }
 

@@ -22,7 +22,7 @@ use crate::driver::{Address, Gpu, Memory, Stream};
 use crate::program::{Args, Recorder, Shape};
 use crate::state::DevicePieces;
 use crate::weights::{DeviceMatrix, WeightKind};
-use choice::Told;
+use choice::ReportedChoice;
 use deferred::{Deferred, Rotation};
 use sequences::RowParams;
 
@@ -42,7 +42,7 @@ pub struct CudaBackend {
     buffers: Vec<Memory>,
     matrices: Vec<DeviceMatrix>,
     vectors: Vec<(Memory, usize)>,
-    told: Told,
+    reported: ReportedChoice,
     /// Scratch memory of operations, by purpose. Grows as needed.
     scratch: [Option<Memory>; SCRATCHES],
     pub recorder: Recorder,
@@ -74,7 +74,7 @@ pub enum Scratch {
     /// Experts of pairs, their weights, the places of pairs, the tokens of places, and tiles.
     Routing,
     /// The same for predicted choices.
-    Foreseen,
+    Predicted,
     /// The likeliest tokens.
     Best,
     /// Chunks of linear attention.
@@ -102,7 +102,7 @@ impl CudaBackend {
             buffers: buffers.iter().map(buffer).collect::<Result<_>>()?,
             matrices: Vec::new(),
             vectors: Vec::new(),
-            told: Told::new(gpu)?,
+            reported: ReportedChoice::new(gpu)?,
             scratch: Default::default(),
             recorder: Recorder::new(gpu)?,
             rows: 0,

@@ -10,7 +10,7 @@ use forebay_engine::{ExpertIdx, LayerIdx, Result};
 use smallvec::SmallVec;
 
 use super::slots::ExpertSlots;
-use crate::backend::choice::{Chosen, MOST_APART, Told, row_words};
+use crate::backend::choice::{Chosen, MOST_APART, ReportedChoice, row_words};
 use crate::backend::products::Halves;
 use crate::backend::{CudaBackend, Scratch};
 use crate::driver::{Address, Pinned};
@@ -48,7 +48,7 @@ pub struct GpuExperts {
     pub slots: ExpertSlots,
     /// The input of the current layer's experts as f16, once converted.
     pub(super) halves: Option<Halves>,
-    told_ahead: Told,
+    reported_prediction: ReportedChoice,
     notes: Notes,
 }
 
@@ -58,8 +58,8 @@ impl GpuExperts {
     /// # Errors
     /// If the driver reports an error.
     pub fn new(backend: CudaBackend, slots: ExpertSlots) -> Result<GpuExperts> {
-        let told_ahead = Told::new(&backend.gpu)?;
-        Ok(GpuExperts { backend, slots, halves: None, told_ahead, notes: Notes::default() })
+        let reported_prediction = ReportedChoice::new(&backend.gpu)?;
+        Ok(GpuExperts { backend, slots, halves: None, reported_prediction, notes: Notes::default() })
     }
 
     /// Begins a batch.
@@ -80,49 +80,53 @@ impl GpuExperts {
     }
 
     /// Starts to predict the next layer's choice. This layer's choice stays valid.
-    pub fn foresee(&mut self, mixture: &Mixture<'_>, next: RouterWeights) -> Result<Chosen> {
+    pub fn predict(&mut self, mixture: &Mixture<'_>, next: RouterWeights) -> Result<Chosen> {
         let Mixture { router, logits, ref experts, .. } = *mixture;
         let backend = &mut self.backend;
         next.logits(backend, experts.buffers.x, logits)?;
-        let told = self.told_ahead.ask(&backend.gpu, backend.rows, router.top_k)?;
-        backend.choose(logits, router, next.correction, Scratch::Foreseen, Some(told))
+        let reported = self.reported_prediction.ask(&backend.gpu, backend.rows, router.top_k)?;
+        backend.choose(logits, router, next.correction, Scratch::Predicted, Some(reported))
     }
 
-    /// Waits for the [prediction](Self::foresee).
-    pub fn hear_ahead(&mut self, foreseen: &Chosen, routing: &mut Routing) -> Result<()> {
+    /// Waits for the [prediction](Self::predict).
+    pub fn await_prediction(&mut self, predicted: &Chosen, routing: &mut Routing) -> Result<()> {
         self.backend.start_once()?;
-        self.told_ahead.started()?;
-        self.told_ahead.hear(foreseen, routing)
+        self.reported_prediction.started()?;
+        self.reported_prediction.await_choice(predicted, routing)
     }
 
     /// Starts to upload experts that were chosen and are in RAM, before their slots are known. Drops experts that were
     /// uploaded early and not chosen.
     pub fn demand(&mut self, leases: Leases) -> Result<()> {
-        self.slots.keep_sent(&leases);
+        self.slots.keep_early(&leases);
         self.slots.send(leases)
     }
 
     /// Uploads experts to their slots and, if `with` is given, computes with them.
-    pub fn bring(&mut self, mut leases: Leases, with: Option<(&Experts, &Chosen)>) -> Result<()> {
+    pub fn upload_and_compute(
+        &mut self,
+        mut leases: Leases,
+        with: Option<(&Experts, &Chosen)>,
+    ) -> Result<()> {
         let together = match with {
             Some(_) if self.backend.rows <= MOST_APART => FEW_TOGETHER.min(self.slots.together()),
             _ => self.slots.together(),
         };
         while !leases.is_empty() {
             let some: Leases = leases.drain(..together.min(leases.len())).collect();
-            self.bring_some(some, with)?;
+            self.upload_some(some, with)?;
         }
         Ok(())
     }
 
-    fn bring_some(&mut self, leases: Leases, with: Option<(&Experts, &Chosen)>) -> Result<()> {
+    fn upload_some(&mut self, leases: Leases, with: Option<(&Experts, &Chosen)>) -> Result<()> {
         let GpuExperts { backend, slots, .. } = self;
         let kernels = backend.kernels()?;
         // Earlier work need not wait for uploads.
         backend.start_once()?;
         let slot = |lease: &Lease| Some((lease.expert(), lease.device_slot()?));
         let there: SmallVec<[(ExpertIdx, DeviceSlot); 16]> = leases.iter().filter_map(slot).collect();
-        let (planes, arrivals) = slots.bring(leases)?;
+        let (planes, arrivals) = slots.upload(leases)?;
         let args = Args::new().at(backend.recorder.params(planes)?).at(backend.recorder.params(arrivals)?);
         let shape = Shape::new([ARRANGING, planes.len(), 1], 256);
         let args = args.at(slots.whole_table()).int(there.len());
@@ -208,7 +212,7 @@ impl GpuExperts {
 
 impl DeviceSlots for GpuExperts {
     fn upload(&mut self, leases: Leases) -> Result<()> {
-        self.bring(leases, None)
+        self.upload_and_compute(leases, None)
     }
 
     fn let_go(&mut self, wait: bool) -> Result<bool> {

@@ -170,14 +170,14 @@ impl CudaExecutor {
         }
         // A prompt needs nearly all experts, and the store reads ahead for it anyway.
         let next = mixture.next.filter(|_| self.prefetch && few);
-        let foreseen = next.map(|next| gpu.foresee(&mixture, next)).transpose()?;
+        let predicted = next.map(|next| gpu.predict(&mixture, next)).transpose()?;
         if !acquisition.on_device().is_empty() {
             gpu.compute_there(&experts, &chosen, acquisition.on_device())?;
         }
         let next_layer = LayerIdx(experts.layer.0 + 1);
         let mut likely: SmallVec<[ExpertIdx; 32]> = SmallVec::new();
-        if let Some(foreseen) = &foreseen {
-            gpu.hear_ahead(foreseen, expected)?;
+        if let Some(predicted) = &predicted {
+            gpu.await_prediction(predicted, expected)?;
             likely.extend(expected.likeliest());
             store.prefetch(next_layer, &likely);
         }
@@ -219,7 +219,7 @@ impl GpuExperts {
         let leases = acquisition.next_ready_letting_go(&mut |wait| self.slots.let_go(wait))?;
         let Some(mut leases) = leases else { return Ok(false) };
         leases.sort_unstable_by_key(Lease::expert);
-        self.bring(leases, Some((&mixture.experts, chosen)))?;
+        self.upload_and_compute(leases, Some((&mixture.experts, chosen)))?;
         Ok(true)
     }
 }

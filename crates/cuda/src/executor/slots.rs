@@ -231,7 +231,7 @@ impl ExpertSlots {
     }
 
     /// Drops early uploads of experts that are not among these.
-    pub fn keep_sent(&mut self, leases: &Leases) {
+    pub fn keep_early(&mut self, leases: &Leases) {
         let Staging { sent, free, .. } = &mut self.staging;
         sent.retain(|sent| {
             let asked = leases.iter().any(|l| l.layer().0 == sent.layer && l.expert().0 == sent.expert);
@@ -247,7 +247,7 @@ impl ExpertSlots {
     ///
     /// # Errors
     /// If the GPU reports an error.
-    pub fn bring(&mut self, leases: Leases) -> Result<(&[Plane], &[Arrival])> {
+    pub fn upload(&mut self, leases: Leases) -> Result<(&[Plane], &[Arrival])> {
         assert!(leases.len() <= self.together());
         // Left over from a failed batch.
         self.staging.free.extend(self.batch.drain(..));
@@ -287,7 +287,7 @@ impl ExpertSlots {
         let buffers = &self.staging.buffers;
         // Copies end in order.
         let last = self.batch.iter().max_by_key(|&&buffer| buffers[buffer].copy);
-        last.map_or(Ok(()), |&last| buffers[last].come.hold_up(Stream::Compute))
+        last.map_or(Ok(()), |&last| buffers[last].come.block(Stream::Compute))
     }
 
     /// Called after the kernel that rearranges the last upload was started.
@@ -394,10 +394,10 @@ impl Staging {
         let to = self.address(buffer);
         let StagingBuffer { come, arranged, copy } = &mut self.buffers[buffer];
         *copy = self.copies;
-        arranged.hold_up(Stream::Copies)?;
+        arranged.block(Stream::Copies)?;
         if self.gpu.is_pinned(raw) {
             // SAFETY: the lease keeps the bytes until the copy has ended, and no other copy uses the buffer.
-            unsafe { self.gpu.bring(to, raw) }?;
+            unsafe { self.gpu.upload(to, raw) }?;
         } else {
             let bounce = match &mut self.bounce {
                 Some(bounce) => bounce,
@@ -406,7 +406,7 @@ impl Staging {
             let here = &mut bounce.bytes()[buffer * self.bytes..][..raw.len()];
             here.copy_from_slice(raw);
             // SAFETY: the bytes are next written to after the copy has ended, which was waited for above.
-            unsafe { self.gpu.bring(to, here) }?;
+            unsafe { self.gpu.upload(to, here) }?;
         }
         come.set(Stream::Copies)
     }
