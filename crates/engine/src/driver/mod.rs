@@ -215,6 +215,7 @@ impl Driver {
         &self.0.prompter
     }
 
+    /// The engine that computes.
     pub fn engine(&self) -> &Engine {
         self.0.prompter.engine()
     }
