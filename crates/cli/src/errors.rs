@@ -150,9 +150,10 @@ mod tests {
 
     #[test]
     fn options_of_the_library_are_named_as_flags() {
-        let lost =
-            Error::DeviceLost("the GPU cannot copy: gone; Options::device = None goes without it".into());
-        assert_eq!(message(&lost.into()), "the GPU cannot copy: gone; --device cpu goes without it");
+        let lost = Error::DeviceLost(
+            "the GPU cannot copy: gone; use Options::device = None to run on the CPU".into(),
+        );
+        assert_eq!(message(&lost.into()), "the GPU cannot copy: gone; use --device cpu to run on the CPU");
         let all = FLAGS.map(|(option, _)| option).join(", ");
         assert_eq!(in_flags(&all), "--device cpu, --io pool, --expert-memory, --memory, --ctx, --vram");
     }

@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(
             message("general.sampling.temp", Value::Float(-1.0)),
             "model.gguf: general.sampling.temp is -1, but must be a finite number of at least 0; \
-             a temperature of your own overrules it"
+             set temperature yourself to override it"
         );
         assert_eq!(
             message("general.sampling.top_k", Value::Signed(-2)),
