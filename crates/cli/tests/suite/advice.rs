@@ -274,7 +274,7 @@ fn too_long_a_text_or_context() {
         &Expected { what: "do not fit the context of 4", place: "tokens", remedy: "a larger --ctx" },
     );
     let message = run(Path::new(&demo_model()), &["--ctx", "100000"]);
-    says(&message, &Expected { what: "100000", place: "at most 1024", remedy: "ask for fewer with --ctx" });
+    says(&message, &Expected { what: "100000", place: "maximum of 1024", remedy: "lower --ctx" });
 }
 
 #[test]

@@ -293,8 +293,8 @@ fn options_that_make_no_sense_are_refused() {
     };
     let message = refusal(&options().context(97));
     assert_says(&message, &["97", &CONTEXT.to_string()]);
-    assert_says(&refusal(&options().context(0)), &["at least one token"]);
-    assert_says(&refusal(&options().threads(0)), &["at least one thread"]);
+    assert_says(&refusal(&options().context(0)), &["use at least 1"]);
+    assert_says(&refusal(&options().threads(0)), &["number of threads", "at least 1"]);
     assert_says(&refusal(&options().chunk(0)), &["chunk of 0"]);
     assert_says(&refusal(&options().chunk(usize::MAX)), &["chunk of 18446744073709551615"]);
 }

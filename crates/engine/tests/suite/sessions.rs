@@ -318,7 +318,7 @@ fn a_step_that_fails_changes_no_conversation() {
         (&story[10..11], &story[30..31], &cancelled, "cancelled"),
         (&story[10..11], &outside[..], &Cancel::default(), "vocabulary"),
         (&story[10..11], &story[..0], &Cancel::default(), "no tokens"),
-        (&story[10..20], &story[30..40], &Cancel::default(), "16 tokens at most, not 20"),
+        (&story[10..20], &story[30..40], &Cancel::default(), "at most 16 tokens, not 20"),
     ] {
         let [a, b] = &mut sessions;
         let mut turns = [
