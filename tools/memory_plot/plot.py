@@ -1,4 +1,4 @@
-"""Draws what measure.py measured: tokens per second over memory, as an SVG that suits light and dark pages.
+"""Draws what measure.py measured: tokens per second over memory, as an SVG that suits light and dark pages, and prints the table.
 
 Usage: python tools/memory_plot/plot.py docs/images/memory.json docs/images/memory.svg
 """
@@ -36,6 +36,7 @@ def main() -> None:
     # The better of llama.cpp's two ways at each limit.
     theirs = medians(data["rows"], {"llama.cpp", "llama.cpp, repacked"})
     Path(sys.argv[2]).write_text(draw(data["machine"], ours, theirs))
+    print(table(data["rows"], ours, theirs))
 
 
 def medians(rows: list[dict], programs: set[str]) -> dict[float, float]:
@@ -48,6 +49,15 @@ def medians(rows: list[dict], programs: set[str]) -> dict[float, float]:
             if speeds:
                 best[limit] = max(best.get(limit, 0.0), statistics.median(speeds))
     return best
+
+
+def table(rows: list[dict], ours: dict[float, float], theirs: dict[float, float]) -> str:
+    lines = ["| limit | Forebay | hit rate | llama.cpp | ratio |", "|---|---:|---:|---:|---:|"]
+    for gib in sorted(ours.keys() & theirs.keys()):
+        rates = [row["hit_rate"] for row in rows if row["gib"] == gib and row.get("hit_rate") is not None]
+        rate = f"{100 * statistics.median(rates):.0f} %" if rates else "all in memory"
+        lines.append(f"| {gib:g} GiB | {ours[gib]:.1f} | {rate} | {theirs[gib]:.3g} | {ours[gib] / theirs[gib]:.2g} |")
+    return "\n".join(lines)
 
 
 def draw(machine: dict, ours: dict[float, float], theirs: dict[float, float]) -> str:
