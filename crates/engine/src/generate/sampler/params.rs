@@ -454,7 +454,7 @@ mod tests {
         assert_eq!(
             message("general.sampling.top_k", Value::Signed(-2)),
             "model.gguf: general.sampling.top_k is -2, but must be an integer of at least -1; \
-             a top_k of your own overrules it"
+             set top_k yourself to override it"
         );
         assert!(
             message("general.sampling.top_k", Value::Float(40.0)).contains("top_k is 40, but must be an int")
