@@ -215,8 +215,8 @@ impl DeviceSlots for GpuExperts {
         self.upload_and_compute(leases, None)
     }
 
-    fn let_go(&mut self, wait: bool) -> Result<bool> {
-        self.slots.let_go(wait)
+    fn release_leases(&mut self, wait: bool) -> Result<bool> {
+        self.slots.release_leases(wait)
     }
 
     fn lend(&mut self, part: DevicePart) -> Result<()> {

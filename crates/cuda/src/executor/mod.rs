@@ -79,9 +79,9 @@ impl ExpertExecutor for CudaExecutor {
         experts: &mut dyn Iterator<Item = usize>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        // Waits until uploads end, to free staging buffers.
-        while self.gpu.let_go(true)? {}
-        self.store.drop_doubles();
+        // What is on the GPU makes room for others.
+        while self.gpu.release_leases(true)? {}
+        self.store.drop_duplicates();
         self.store.preload(experts, progress)
     }
 
@@ -196,8 +196,8 @@ impl CudaExecutor {
             let nearly_all = !few && 4 * routing.chosen().len() >= 3 * mixture.router.experts;
             let room = gpu.slots.room();
             let leases = match nearly_all {
-                true => store.send_ahead(next_layer, store.layer_experts(next_layer), room),
-                false => store.send_ahead(next_layer, likely.into_iter(), room),
+                true => store.prefetch_to_device(next_layer, store.layer_experts(next_layer), room),
+                false => store.prefetch_to_device(next_layer, likely.into_iter(), room),
             };
             // Otherwise the link would be idle until the next layer has chosen.
             if !leases.is_empty() {
@@ -216,7 +216,7 @@ impl GpuExperts {
         mixture: &Mixture<'_>,
         chosen: &Chosen,
     ) -> Result<bool> {
-        let leases = acquisition.next_ready_letting_go(&mut |wait| self.slots.let_go(wait))?;
+        let leases = acquisition.next_ready_releasing(&mut |wait| self.slots.release_leases(wait))?;
         let Some(mut leases) = leases else { return Ok(false) };
         leases.sort_unstable_by_key(Lease::expert);
         self.upload_and_compute(leases, Some((&mixture.experts, chosen)))?;

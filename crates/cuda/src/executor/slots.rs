@@ -306,7 +306,7 @@ impl ExpertSlots {
     ///
     /// # Errors
     /// If the GPU fails.
-    pub fn let_go(&mut self, wait: bool) -> Result<bool> {
+    pub fn release_leases(&mut self, wait: bool) -> Result<bool> {
         let Staging { on_the_way, buffers, .. } = &mut self.staging;
         let before = on_the_way.len();
         while let Some((buffer, _)) = on_the_way.front() {

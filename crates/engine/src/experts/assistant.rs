@@ -1,4 +1,5 @@
-//! The processor beside a device: it computes experts that are in the computer's memory while others are brought to the device.
+//! Computes some of a layer's experts on the CPU, from RAM, while a device uploads and computes the others
+//! (`--cpu-experts`).
 
 use std::time::Instant;
 
@@ -7,44 +8,45 @@ use smallvec::SmallVec;
 use super::{Lease, Leases};
 use crate::backend::{Backend, CpuBackend, Experts, Routing};
 
-/// Seconds that it takes beside the computing: activations come here, and results go back.
+/// Seconds to copy the activations to RAM and the results back.
 const THERE_AND_BACK: f64 = 30e-6;
 
-/// How much the last measurement counts.
+/// Weight of the newest measurement in the moving average.
 const NEWEST: f64 = 0.1;
 
-/// Computes some of a layer's experts on the processor. What it gives has other bits than the device's.
+/// Computes some of a layer's experts on the CPU. Its results differ from the device's in their last bits.
 pub struct Assistant {
     backend: CpuBackend,
-    /// Seconds that an expert takes to the device.
+    /// Measured seconds to upload one expert.
     link: f64,
-    /// Seconds that one takes here.
+    /// Measured seconds to compute one expert on the CPU.
     here: f64,
-    /// `[rows, hidden]` What experts read.
+    /// `[rows, hidden]` The experts' input.
     x: Vec<f32>,
     outputs: Outputs,
 }
 
-/// What experts gave.
+/// The outputs of the experts that the CPU computed.
 #[derive(Default)]
 pub struct Outputs {
-    /// The pairs (see [`Routing`]) that they were computed for.
+    /// The (token, expert) pairs of the outputs (see [`Routing`]).
     pub pairs: Vec<u32>,
     /// `[pairs, hidden]`
     pub values: Vec<f32>,
 }
 
 impl Assistant {
-    /// Rows of the largest batch that it helps with. More of them share their experts, which are better brought to the device.
+    /// The largest batch that it helps with. In larger batches several rows share an expert, and uploading it is
+    /// faster.
     pub const ROWS: usize = 4;
 
-    /// One that computes with this backend, which has a model's weights, and buffers for a few rows. An expert takes so many
-    /// seconds to the device, and here.
+    /// Computes with `backend`, which needs the model's weights and buffers for [`ROWS`](Self::ROWS) rows. `link` and
+    /// `here` are the expected seconds to upload an expert and to compute it on the CPU.
     pub fn new(backend: CpuBackend, link: f64, here: f64) -> Assistant {
         Assistant { backend, link, here, x: Vec::new(), outputs: Outputs::default() }
     }
 
-    /// How many of so many experts are computed here, so that all are done soonest.
+    /// How many of `experts` experts the CPU should compute, so that CPU and device finish at the earliest time.
     pub fn share(&self, experts: usize) -> usize {
         let seconds = |here: usize| {
             let own = if here > 0 { THERE_AND_BACK + here as f64 * self.here } else { 0.0 };
@@ -53,13 +55,13 @@ impl Assistant {
         (0..=experts).min_by(|&a, &b| seconds(a).total_cmp(&seconds(b))).expect("none is a choice")
     }
 
-    /// Where a device puts what experts read: so many numbers.
+    /// The buffer of `numbers` floats into which the device copies the experts' input.
     pub fn input(&mut self, numbers: usize) -> &mut [f32] {
         self.x.resize(numbers, 0.0);
         &mut self.x
     }
 
-    /// Computes experts with what was put into [`input`](Self::input).
+    /// Computes the leased experts on the data in [`input`](Self::input).
     pub fn compute(&mut self, experts: &Experts, routing: &Routing, mut leases: Leases) -> &Outputs {
         let begun = Instant::now();
         leases.sort_unstable_by_key(Lease::expert);
@@ -89,7 +91,7 @@ mod tests {
     use crate::backend::Precision;
 
     #[test]
-    fn both_ways_end_at_about_the_same_time() {
+    fn cpu_and_device_finish_at_about_the_same_time() {
         let share = |link, here, experts| {
             let backend = CpuBackend::new(1, Precision::Fast, &[]).unwrap();
             Assistant::new(backend, link, here).share(experts)
@@ -97,7 +99,7 @@ mod tests {
         assert_eq!(share(50e-6, 50e-6, 8), 4);
         assert_eq!(share(50e-6, 150e-6, 8), 2);
         assert_eq!(share(50e-6, 10e-6, 8), 6);
-        // Where it takes longer than all copies, it is not worth it; nor for nothing.
+        // A CPU that takes longer for one expert than all uploads together gets none.
         assert_eq!(share(50e-6, 500e-6, 8), 0);
         assert_eq!(share(50e-6, 50e-6, 0), 0);
     }

@@ -1,4 +1,4 @@
-//! Mixtures on the processor, which computes experts where the store has them.
+//! The executor of the CPU, which computes experts directly in the store's slots.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::backend::{Backend, CpuBackend, ExpertWeights, Routing};
 use crate::error::Result;
 use crate::{ExpertIdx, LayerIdx};
 
-/// Computes mixtures on the processor.
+/// Computes mixtures on the CPU.
 pub struct CpuExecutor {
     backend: CpuBackend,
     store: Arc<ExpertStore>,
     prefetch: bool,
     access: Access,
-    /// The choices of the layer at hand, and what the next one will probably choose. They keep their memory from layer to layer.
+    /// The routing of the current layer, and the expected routing of the next one. Both reuse their allocations.
     routing: Routing,
     expected: Routing,
 }
@@ -33,8 +33,8 @@ impl ExecutorBuilder for CpuBackend {
 }
 
 impl CpuExecutor {
-    /// Computes with the experts of a store. `prefetch` says whether those that a token's next layer will probably ask for are read while
-    /// the drive is idle.
+    /// Computes with the experts of `store`. With `prefetch`, it reads the experts that the next layer will probably
+    /// use while the drive is idle.
     pub fn new(backend: CpuBackend, store: Arc<ExpertStore>, prefetch: bool) -> CpuExecutor {
         let (routing, expected) = (Routing::default(), Routing::default());
         CpuExecutor { backend, store, prefetch, access: Access::Prompt, routing, expected }
@@ -71,8 +71,8 @@ impl ExpertExecutor for CpuExecutor {
         Ok(())
     }
 
-    /// Experts are computed in the order in which the store has them ready. Their outputs are kept apart and added in rank order, so
-    /// that the order of arrival changes no bit.
+    /// Computes experts in the order in which they become ready. It keeps their outputs apart and adds them in rank
+    /// order, so that the order of arrival changes no bit.
     fn mixture(&mut self, mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
         let Mixture { router, weights, next, logits, experts, out, observer } = mixture;
         let CpuExecutor { backend, store, routing, expected, .. } = self;
@@ -83,14 +83,14 @@ impl ExpertExecutor for CpuExecutor {
             observer(layer, routing);
         }
         let mut acquisition = store.acquire(layer, routing.chosen(), self.access);
-        // A prompt needs nearly all experts, which the store reads far ahead as it is.
+        // A prompt uses nearly all experts, and the store reads ahead for it anyway.
         if let Some(next) = next.filter(|_| self.prefetch && self.access == Access::Token) {
             next.logits(backend, x, logits)?;
             backend.route(logits, router, next.correction, expected)?;
             let likely: SmallVec<[ExpertIdx; 32]> = expected.likeliest().collect();
             store.prefetch(LayerIdx(layer.0 + 1), &likely);
         }
-        // The drive is at work.
+        // The drive reads in the meantime.
         meanwhile(backend)?;
         while let Some(mut leases) = acquisition.next_ready()? {
             leases.sort_unstable_by_key(Lease::expert);
@@ -113,7 +113,7 @@ impl ExpertExecutor for CpuExecutor {
 }
 
 impl Lease {
-    /// The matrices of the expert.
+    /// The expert's matrices.
     pub fn weights(&self) -> ExpertWeights<'_> {
         let parts = [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down].map(|part| self.part(part));
         ExpertWeights { expert: self.expert(), parts }

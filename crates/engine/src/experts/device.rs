@@ -1,4 +1,4 @@
-//! The store's side of a device that has slots for experts in its own memory.
+//! The store's part in the work of a device that has expert slots in its own memory.
 
 use smallvec::SmallVec;
 
@@ -9,25 +9,26 @@ use crate::error::Result;
 use crate::memory::SharedBytes;
 use crate::{ExpertIdx, LayerIdx};
 
-/// Slots in a device's memory, as the store moves experts into them and lends them to conversations.
+/// What the store asks of a device that has expert slots: uploads, and lending the slots' memory to conversations.
 #[allow(clippy::missing_errors_doc)]
 pub trait DeviceSlots {
-    /// Starts to bring experts to their [slots](super::Lease::device_slot).
+    /// Starts to upload experts to their [slots](super::Lease::device_slot).
     fn upload(&mut self, leases: Leases) -> Result<()>;
 
-    /// Drops leases that are kept while experts are on their way, and says whether it did. It may be told to `wait` until it can.
-    fn let_go(&mut self, wait: bool) -> Result<bool>;
+    /// Drops leases of experts whose upload has finished; returns whether there were any. With `wait`, it waits for
+    /// the first.
+    fn release_leases(&mut self, wait: bool) -> Result<bool>;
 
-    /// Gives up the memory of some slots, which hold nobody, to conversations.
+    /// Frees the memory of a part's slots, which hold no experts, so that conversations can use it.
     fn lend(&mut self, part: DevicePart) -> Result<()>;
 
-    /// Makes slots again whose memory was lent; `false` if there is none for them.
+    /// Allocates the memory of a lent part again; returns `false` if the device has not enough.
     fn take_back(&mut self, part: DevicePart) -> Result<bool>;
 }
 
 impl ExpertStore {
-    /// From now on experts are computed in slots of the device's memory, of which it has so many of each class. A quarter of them is
-    /// never lent, nor are those that a layer needs for a token.
+    /// From now on experts are computed in device memory, which has `slots` slots of each class. A quarter of the
+    /// slots of each class, and at least what one layer needs for a token, is never lent.
     pub fn use_device_slots(&self, classes: &SlotClasses, slots: &[usize]) {
         let of_class =
             |(class, &slots): (&SlotClass, &usize)| (class.device_bytes as u64, class.used.max(slots / 4));
@@ -35,15 +36,15 @@ impl ExpertStore {
         self.shared.lock().tier = Some(Tier::new(self.experts(), slots, sizes));
     }
 
-    /// Slots of each class in the device's memory, if it has some.
+    /// Slots of each class in device memory; `None` without a device that has slots.
     pub fn device_slots(&self) -> Option<Vec<usize>> {
         self.shared.lock().tier.as_ref().map(Tier::slot_counts)
     }
 
-    /// Lends conversations what they need of the device's slots, and takes back what they do not. To be called while nothing is computed.
+    /// Lends the slots that conversations need and takes back those they no longer need. Call it only between passes.
     ///
     /// # Errors
-    /// The device's.
+    /// If the device fails.
     pub fn lend_device(&self, device: &mut dyn DeviceSlots) -> Result<()> {
         let mut state = self.shared.lock();
         let asked = state.asked_of_device;
@@ -52,8 +53,8 @@ impl ExpertStore {
             let Some(part) = tier.lend() else { break };
             device.lend(part)?;
         }
-        while let Some(part) = tier.comes_back(asked) {
-            // Where others have taken the memory meanwhile, there are fewer slots.
+        while let Some(part) = tier.next_to_take_back(asked) {
+            // The device may have given the memory to something else since; it then has fewer slots.
             if !device.take_back(part)? {
                 break;
             }
@@ -62,34 +63,36 @@ impl ExpertStore {
         Ok(())
     }
 
-    /// Brings experts to the device, in the order given, as long as it has free slots for them. `progress` is told of the bytes of
-    /// each.
+    /// Uploads experts in the given order while device memory has free slots for them. `progress` receives the bytes
+    /// of each batch of experts.
     ///
     /// # Errors
-    /// If reading fails or the device refuses.
+    /// If reading fails or the device fails.
     pub fn upload(
         &self,
         experts: impl Iterator<Item = usize>,
         device: &mut dyn DeviceSlots,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        /// Enough to keep the drive busy.
+        /// Experts requested at a time: enough to keep the drive busy.
         const AHEAD: usize = 128;
         let mut wanted: Vec<usize> = experts.collect();
         {
             let state = self.shared.lock();
             let Some(tier) = &state.tier else { return Ok(()) };
-            let mut room = tier.room();
+            let mut free = tier.free_counts();
             wanted.retain(|&expert| {
-                let room = &mut room[self.shared.class(expert)];
-                let fits = *room > 0 && tier.find(expert).is_none();
-                *room -= usize::from(fits);
+                let free = &mut free[self.shared.class(expert)];
+                let fits = *free > 0 && tier.find(expert).is_none();
+                *free -= usize::from(fits);
                 fits
             });
         }
         for some in wanted.chunks(AHEAD) {
             let mut acquisition = self.acquire_numbered(some.iter().copied(), Access::Preload);
-            while let Some(leases) = acquisition.next_ready_letting_go(&mut |wait| device.let_go(wait))? {
+            while let Some(leases) =
+                acquisition.next_ready_releasing(&mut |wait| device.release_leases(wait))?
+            {
                 let bytes: u64 = leases.iter().map(|lease| self.shared.expert_bytes(lease.number)).sum();
                 device.upload(leases)?;
                 progress(bytes);
@@ -98,8 +101,8 @@ impl ExpertStore {
         Ok(())
     }
 
-    /// Makes room in memory: what is on the device as well, and nobody uses, leaves.
-    pub fn drop_doubles(&self) {
+    /// Frees the RAM slots of experts that are in device memory too and that nobody leases.
+    pub fn drop_duplicates(&self) {
         let mut state = self.shared.lock();
         for expert in 0..self.experts() {
             let Residence::Memory { slot } = state.experts[expert] else { continue };
@@ -112,19 +115,19 @@ impl ExpertStore {
         }
     }
 
-    /// Leases of experts of a layer that will probably be asked for next, the likeliest first: of those that are in memory and not on the
-    /// device, as many as there is room for. They are counted as brought there.
-    pub fn send_ahead(
+    /// Leases up to `limit` experts of a layer that are in RAM and not in device memory, for the device to prefetch.
+    /// `experts` lists the layer's likely experts, the likeliest first. Counts the leased experts as uploaded.
+    pub fn prefetch_to_device(
         &self,
         layer: LayerIdx,
         experts: impl Iterator<Item = ExpertIdx>,
-        room: usize,
+        limit: usize,
     ) -> Leases {
         let first = self.shared.numbering.layer(layer.0).start;
         let mut leases = Leases::new();
         let mut state = self.shared.lock();
         for expert in experts.map(|e| first + e.0 as usize) {
-            if leases.len() == room {
+            if leases.len() == limit {
                 break;
             }
             let Residence::Memory { slot } = state.experts[expert] else { continue };
@@ -144,7 +147,7 @@ impl ExpertStore {
         (0..self.shared.numbering.layer(layer.0).len() as u32).map(ExpertIdx)
     }
 
-    /// Whether all experts of a layer are in the device's memory.
+    /// Whether all experts of a layer are in device memory.
     pub fn device_holds(&self, layer: LayerIdx) -> bool {
         let state = self.shared.lock();
         let mut experts = self.shared.numbering.layer(layer.0);
@@ -152,12 +155,12 @@ impl ExpertStore {
         state.tier.as_ref().is_some_and(here)
     }
 
-    /// Whether all experts of all layers are in the device's memory: then nobody ever leaves.
+    /// Whether all experts of all layers are in device memory. Then nothing is ever evicted.
     pub fn device_holds_all(&self) -> bool {
         self.shared.lock().tier.as_ref().is_some_and(Tier::holds_all)
     }
 
-    /// Experts were used of which nobody told at the time, because all of the layer's are on the device.
+    /// Counts uses of experts that the device computed without asking the store, because it holds the whole layer.
     pub fn note_used(&self, layer: LayerIdx, experts: &[u32]) {
         let first = self.shared.numbering.layer(layer.0).start;
         let mut distinct: SmallVec<[usize; 64]> = experts.iter().map(|&e| first + e as usize).collect();
@@ -173,7 +176,7 @@ impl ExpertStore {
         }
     }
 
-    /// Forgets what is in the device's memory: something went wrong there.
+    /// Forgets which experts are in device memory, after an error on the device.
     pub fn forget_device(&self) {
         let mut state = self.shared.lock();
         state.sent.clear();
@@ -182,7 +185,7 @@ impl ExpertStore {
         }
     }
 
-    /// The memory of all slots in parts of about so many bytes, each of whole slots, for a device that copies from it.
+    /// The memory of all slots, split into parts of about `bytes` bytes that contain whole slots, for pinning.
     pub fn slot_memory(&self, bytes: usize) -> Vec<SharedBytes> {
         let parts = |arena: &Arena| {
             let (region, step) =

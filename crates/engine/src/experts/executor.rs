@@ -1,4 +1,5 @@
-//! Who computes the mixtures of a model: an executor, which owns the experts, wherever they are.
+//! The interface of an executor, which computes the mixtures of a model and owns its experts, and of a device that
+//! provides one.
 
 use std::sync::Arc;
 
@@ -13,139 +14,141 @@ use crate::memory::SharedBytes;
 
 /// The mixture of one layer: `out = Σ weight · expert(x)` over the experts that the router chooses for each row of `x`.
 pub struct Mixture<'a> {
-    /// How experts are chosen.
+    /// The settings of the router.
     pub router: &'a Router,
-    /// This layer's router.
+    /// The router's weights in this layer.
     pub weights: RouterWeights,
-    /// The next layer's, if it has one. Applied to what this layer's experts read, it tells which experts the next layer will
-    /// probably ask for.
+    /// The router's weights in the next layer, if there is one. Applied to this layer's input, it predicts which
+    /// experts the next layer will use.
     pub next: Option<RouterWeights>,
-    /// `[rows, experts]` The router's scratch.
+    /// `[rows, experts]` A scratch buffer for the router's scores.
     pub logits: Buf,
-    /// The experts. Their buffers say where `x` is.
+    /// The experts and their buffers, among them the input `x`.
     pub experts: Experts,
-    /// `[rows, hidden]`
+    /// `[rows, hidden]` The result.
     pub out: Buf,
-    /// Told of the choice, if somebody wants to know.
+    /// Receives the router's choice, if set.
     pub observer: Option<&'a mut RoutingObserver<'a>>,
 }
 
-/// Takes a layer and what its router chose.
+/// Receives a layer and its router's choice.
 pub type RoutingObserver<'a> = dyn FnMut(LayerIdx, &Routing) + 'a;
 
-/// Work on the backend that does not wait for experts.
+/// Work on the backend that does not depend on the routed experts, such as the shared expert.
 pub type Meanwhile<'a> = dyn FnMut(&mut dyn Backend) -> Result<()> + 'a;
 
-/// A batch, as far as its experts are concerned.
+/// The size of a batch, as far as it matters for experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchShape {
-    /// Tokens.
+    /// The number of tokens.
     pub rows: usize,
-    /// Conversations that they belong to.
+    /// The number of conversations that the tokens belong to.
     pub sequences: usize,
 }
 
-/// So many tokens of different conversations choose experts like one does: few, and mostly those they chose before.
+/// Up to this many tokens of different conversations use experts as one token does: few, and mostly those that they
+/// used before.
 const FEW_TOKENS: usize = 8;
 
 impl BatchShape {
-    /// Whether it is one token of each conversation.
+    /// Whether the batch has one token from each conversation.
     pub fn is_step(self) -> bool {
         self.rows == self.sequences
     }
 
-    /// How it asks for experts. Many tokens together need nearly all, whether they are a prompt or the next ones of many answers.
+    /// How the batch uses experts. A large batch uses nearly all of them, whether it is a prompt or one token from
+    /// each of many answers.
     pub fn access(self) -> Access {
         if self.is_step() && self.rows <= FEW_TOKENS { Access::Token } else { Access::Prompt }
     }
 }
 
-/// How experts are asked for.
+/// What experts are requested for. It decides whether the request changes the eviction policy's statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// By a token, or one each of several conversations: what they use is worth keeping.
+    /// For generation: a token, or one token from each of a few conversations. These uses count.
     Token,
-    /// By a chunk of a prompt, which needs nearly all experts once: it passes through without changing what is kept.
+    /// For a chunk of a prompt or a large batch, which uses nearly all experts once. These uses do not count.
     Prompt,
-    /// To have them there.
+    /// For filling slots before the first pass.
     Preload,
 }
 
-/// Computes mixtures, and owns what they need: the backend, the expert store, and the memory of a device that has slots for experts.
+/// Computes mixtures, and owns what this needs: the backend, the expert store, and the expert slots in device memory.
 ///
-/// A pass is [`begin`](Self::begin), operations on the backend and one [`mixture`](Self::mixture) for each layer that has experts, then
-/// [`end`](Self::end). After an error the next pass begins as usual, once it was told to [`forget`](Self::forget) where that is needed.
-/// How an executor orders reads, copies and products is its own affair. It must not show in the bits.
+/// A pass calls [`begin`](Self::begin), operations of the backend with one [`mixture`](Self::mixture) per layer that
+/// has experts, and [`end`](Self::end). After an error, call [`forget`](Self::forget) before the next pass. An
+/// executor may order reads, copies and products as it likes, as long as the order does not change the result's bits.
 #[allow(clippy::missing_errors_doc)]
 pub trait ExpertExecutor: Send {
-    /// The arithmetic of the device.
+    /// The backend that the executor computes with.
     fn backend(&mut self) -> &mut dyn Backend;
 
-    /// Brings experts to the device's own memory before the first pass, in the order given, as long as there is room. `progress` is
-    /// told of the bytes of each. Where the device has no memory of its own nothing is done.
+    /// Uploads experts to device memory before the first pass, in the given order, while slots are free. `progress`
+    /// receives the bytes of each batch of experts. Does nothing on a device without memory of its own.
     fn upload(
         &mut self,
         experts: &mut dyn Iterator<Item = usize>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()>;
 
-    /// Reads experts into the computer's memory before the first pass, in the order given, as long as there is room: those that are
-    /// not on the device. `progress` is told of the bytes of each.
+    /// Reads experts into RAM before the first pass, in the given order, while slots are free. Skips experts that are
+    /// in device memory. `progress` receives the bytes of each expert.
     fn preload(
         &mut self,
         experts: &mut dyn Iterator<Item = usize>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()>;
 
-    /// Lends conversations the memory of the device's slots that the ledger has asked the store for, and takes back what they no longer
-    /// need. [`begin`](Self::begin) does the same.
+    /// Lends slots in device memory to conversations as the ledger requested, and takes back those no longer needed.
+    /// [`begin`](Self::begin) calls it too.
     fn lend(&mut self) -> Result<()>;
 
-    /// A pass begins.
+    /// Begins a pass.
     fn begin(&mut self, batch: BatchShape) -> Result<()>;
 
-    /// Computes a mixture, and `meanwhile` what need not wait for it.
+    /// Computes a layer's mixture, and `meanwhile` while the experts are on their way.
     fn mixture(&mut self, mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()>;
 
-    /// All layers have been asked for: their operations are on their way, and all experts that they used have come to where they are
-    /// computed.
+    /// Ends a pass: all operations have been issued, and all experts that they use are in place.
     fn end(&mut self) -> Result<()>;
 
-    /// The results of the last pass have been read: counts the experts that it used without telling the store.
+    /// Counts the experts that the last pass used without telling the store. Call it when the results of the pass
+    /// have been read.
     fn count_used(&mut self) -> Result<()>;
 
-    /// A pass failed, and nobody knows what came to the device: nothing counts as being there.
+    /// Forgets which experts are in device memory. Call it after a pass failed, when their state is unknown.
     fn forget(&mut self);
 }
 
-/// An executor in the making. The dense weights come first, so that it is known how much memory is left for experts.
+/// Builds an executor in two steps: the dense weights first, so that the memory left for experts is known.
 pub trait ExecutorBuilder: Send {
-    /// Takes the dense weights.
+    /// The backend, which takes the dense weights.
     fn backend(&mut self) -> &mut dyn Backend;
 
-    /// The executor of a model with these experts.
+    /// The executor for a model with these experts.
     ///
     /// # Errors
-    /// If the device has no memory for the least of slots, or fails.
+    /// If the device has no memory for the minimum of slots, or fails.
     fn build(self: Box<Self>, experts: ExpertSetup<'_>) -> Result<Box<dyn ExpertExecutor>>;
 }
 
-/// The experts of a model, and how they are handled.
+/// The experts of a model and how to handle them.
 pub struct ExpertSetup<'a> {
-    /// Hands them out.
+    /// The store.
     pub store: Arc<ExpertStore>,
-    /// How large slots are.
+    /// The sizes of slots.
     pub classes: &'a SlotClasses,
-    /// Slots of each class in the device's own memory. Where it has no memory for so many, it makes fewer, and
-    /// [tells the store](ExpertStore::use_device_slots).
+    /// The number of slots of each class in device memory. A device without enough memory makes fewer and [tells the
+    /// store](ExpertStore::use_device_slots).
     pub device_slots: &'a [usize],
-    /// Whether experts that will probably be asked for are read, and sent to a device, before they are.
+    /// Whether to read and upload experts that will probably be used, before the router asks for them.
     pub prefetch: bool,
-    /// Computes experts beside the device, if that was asked for.
+    /// Computes some experts on the CPU, if requested.
     pub assistant: Option<Assistant>,
 }
 
-/// A device besides the processor.
+/// A device that computes models instead of the CPU, such as an NVIDIA GPU.
 ///
 /// # Examples
 /// ```
@@ -160,30 +163,31 @@ pub struct ExpertSetup<'a> {
 /// # assert!(options(None).device.is_none());
 /// ```
 pub trait Device: Send + Sync {
-    /// An executor there, whose backend has these buffers, numbered in order.
+    /// Starts building an executor whose backend has these buffers, numbered in order.
     ///
     /// # Errors
-    /// If it has no memory for them, or fails.
+    /// If the device has not enough memory, or fails.
     fn executor(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn ExecutorBuilder>>;
 
-    /// Whether it has a way to compute with matrices that are stored so.
+    /// Whether the device can multiply with matrices in this encoding.
     fn computes(&self, encoding: Encoding) -> bool;
 
-    /// Bytes that models may use there.
+    /// Bytes of device memory that models may use.
     fn memory(&self) -> u64;
 
-    /// Tokens of a prompt that are best computed together there.
+    /// The best number of prompt tokens to compute in one pass on this device.
     fn chunk(&self) -> usize;
 
-    /// Bytes a second that are copied there from memory of the computer, tried for a moment.
+    /// The upload speed in bytes per second, from a short measurement.
     ///
     /// # Errors
-    /// If it has no memory for that, or fails.
+    /// If the device has not enough memory for the measurement, or fails.
     fn link_speed(&self) -> Result<f64>;
 
-    /// Lets the device copy from memory of the computer by itself, as long as what is returned lives. A copy is from one such part.
+    /// Pins `memory`, so that the device copies from it directly while the returned value lives. Each copy must lie
+    /// within one pinned part.
     ///
     /// # Errors
-    /// If the system does not allow it. Copies are slower then.
+    /// If the operating system refuses. Copies then take a slower path.
     fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>>;
 }

@@ -1,4 +1,4 @@
-//! Slots that are given back to the system, and taken into use again.
+//! Gives the memory of slots back to the operating system, so that conversations can use it, and takes it again.
 
 use super::tier::Tier;
 use super::{ExpertStore, Residence, Slot, StoreState};
@@ -33,33 +33,34 @@ impl Lender for ExpertStore {
         self.shared.lock().tier.as_ref().map_or(0, Tier::lendable_bytes)
     }
 
-    fn lend_of_device(&self, bytes: u64) {
+    fn lend_device_bytes(&self, bytes: u64) {
         self.shared.lock().asked_of_device = bytes;
     }
 }
 
-/// What giving slots back has brought.
+/// The result of giving slots back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Given {
-    /// Bytes that the slots may no longer take.
+    /// Bytes by which the slots' share of the budget shrinks.
     pub slots: u64,
-    /// Bytes of those that were in memory. Slots that nothing was ever read into have none there.
+    /// Bytes that were resident and are free now. A slot that never held an expert has none.
     pub freed: u64,
 }
 
 impl ExpertStore {
-    /// Gives slots back to the system until others may use `bytes` in their place or none can be spared: the last ones first,
-    /// without those in use, and leaving at least as many as a layer needs for a token. Returns how many bytes others may use.
+    /// Gives slots back to the operating system until `bytes` bytes of the budget are free or no slot can be spared,
+    /// the last slots first. Slots in use stay, and at least those that one layer needs for a token. Returns how many
+    /// bytes of the budget are free now.
     pub fn give_back(&self, bytes: u64) -> u64 {
         self.give_until(|given| given.slots >= bytes).slots
     }
 
-    /// As [`give_back`](Self::give_back), until the machine has `bytes` more.
+    /// Like [`give_back`](Self::give_back), but until `bytes` bytes of the machine's memory are free.
     pub fn relieve(&self, bytes: u64) -> Given {
         self.give_until(|given| given.freed >= bytes)
     }
 
-    /// Slots of a class that a layer needs for a token.
+    /// Slots of a class that one layer needs for a token.
     fn least(&self, class: usize) -> usize {
         let layers = self.shared.class_of_layer.iter().zip(&self.shared.layers);
         let of_class = layers.filter(|(c, _)| **c == Some(class)).flat_map(|(_, layer)| layer);
@@ -90,7 +91,7 @@ impl ExpertStore {
                 let freed = unsafe { arena.give_back(slot) };
                 state.slots[class][slot] = Slot { expert: None, pins: 0, given_back: freed.is_some() };
                 let Some(freed) = freed else {
-                    // The system keeps it, and would keep the others of its kind.
+                    // The operating system refuses, and would refuse the other slots of the class too.
                     state.free[class].push(slot);
                     break;
                 };
@@ -102,7 +103,7 @@ impl ExpertStore {
         given
     }
 
-    /// Takes slots that were given back into use again, as far as they fit into `bytes`. Returns how many bytes they have.
+    /// Uses given-back slots again, as many as fit into `bytes`. Returns their bytes.
     pub fn take_again(&self, bytes: u64) -> u64 {
         let mut state = self.shared.lock();
         let mut taken = 0;
@@ -120,7 +121,7 @@ impl ExpertStore {
         taken
     }
 
-    /// Bytes of all slots, less what was given back of them.
+    /// Bytes of all slots that have not been given back.
     pub fn slot_bytes(&self) -> u64 {
         let state = self.shared.lock();
         let mut bytes = 0;

@@ -1,6 +1,7 @@
-//! What was hot is remembered: how often each expert of a model was used, kept in a file from run to run.
+//! The heat file records how often each expert of a model was used, so that the next run loads the hottest experts
+//! first.
 //!
-//! It is a convenience: a file that cannot be read is as good as none, and one that cannot be written costs a warning.
+//! It only saves time: a file that cannot be read is ignored, and one that cannot be written causes a warning.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +11,7 @@ use crate::files::write_whole;
 use crate::format::ModelFile;
 use crate::hash::Fnv;
 
-/// Before the numbers: what the file is, and its version.
+/// The first bytes of the file: its type and version.
 const MAGIC: &[u8; 8] = b"FBHEAT\0\x01";
 
 /// The heat file of one model.
@@ -19,8 +20,8 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// The file in `folder` for a model. Models are told apart by their tables of tensors, so a model is known again
-    /// where it has moved.
+    /// The heat file of a model in `folder`. The model is identified by its tensor directory, so it is recognised
+    /// after it was moved.
     pub fn of(folder: &Path, model: &ModelFile, expert_bytes: u64) -> Heat {
         let mut hash = Fnv::default();
         hash.add_table(model);
@@ -28,30 +29,30 @@ impl Heat {
         Heat { path: folder.join(format!("{:016x}.heat", hash.0)) }
     }
 
-    /// How hot each expert was; `None` if nothing is known.
+    /// How often each expert was used; `None` without a readable file.
     pub fn read(&self) -> Option<Vec<f32>> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
             Err(error) => {
-                tracing::warn!("{}: cannot read what was hot: {error}", self.path.display());
+                tracing::warn!("{}: cannot read how often experts were used: {error}", self.path.display());
                 return None;
             }
         };
         let parsed = parse(&bytes);
         if parsed.is_none() {
-            tracing::warn!("{}: damaged, so nothing is known about what was hot", self.path.display());
+            tracing::warn!("{}: this record of expert use is damaged and is ignored", self.path.display());
         }
         parsed
     }
 
-    /// Writes how hot each expert is, all or nothing.
+    /// Writes how often each expert was used. Replaces the file as a whole.
     pub fn write(&self, heat: &[f32]) {
         if heat.iter().all(|&h| h == 0.0) {
             return;
         }
         if let Err(error) = self.try_write(heat) {
-            tracing::warn!("{}: cannot remember what was hot: {error}", self.path.display());
+            tracing::warn!("{}: cannot save how often experts were used: {error}", self.path.display());
         }
     }
 
@@ -68,7 +69,7 @@ impl Heat {
     }
 }
 
-/// The experts from the hottest to the coldest, without those never used.
+/// The experts from the most used to the least used, without those never used.
 pub fn hottest_first(heat: &[f32]) -> Vec<usize> {
     let mut experts: Vec<usize> = (0..heat.len()).filter(|&e| heat[e] > 0.0).collect();
     experts.sort_by(|&a, &b| heat[b].total_cmp(&heat[a]));
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_comes_back_and_a_changed_byte_does_not() {
+    fn a_file_is_read_back_and_a_damaged_file_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let heat = Heat { path: folder.path().join("deeper/x.heat") };
         assert_eq!(heat.read(), None);

@@ -1,4 +1,4 @@
-//! Experts on their way to whoever computes with them: acquisitions that wait, leases that hold.
+//! Acquisitions, which wait for requested experts, and leases, which keep experts in their slots.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,47 +13,48 @@ use super::{ExpertPart, ExpertStore, MAX_RANGES, PartShape, Residence, Shared, S
 use crate::error::{Error, Result};
 use crate::{ExpertIdx, LayerIdx};
 
-/// Some leases. One token's fit without an allocation.
+/// Leases. Those of one token fit without an allocation.
 pub type Leases = SmallVec<[Lease; 16]>;
 
-/// Experts that were asked for and not yet taken.
+/// Experts that were requested and not yet handed out.
 pub struct Acquisition<'a> {
     pub(super) store: &'a ExpertStore,
     pub(super) ready: Leases,
-    /// In the device's memory.
+    /// Those that are in device memory.
     pub(super) on_device: SmallVec<[(ExpertIdx, DeviceSlot); 16]>,
-    /// Whether those that are handed out are given slots in the device's memory.
+    /// Whether the leases handed out get slots in device memory.
     pub(super) uploads: bool,
-    /// Pinned and on their way.
+    /// Those being read; their slots are pinned.
     pub(super) reading: SmallVec<[usize; 16]>,
-    /// Without a slot yet, the next one last.
+    /// Those without a slot yet, the next one last.
     pub(super) waiting: SmallVec<[usize; 16]>,
-    /// The most that are on their way at a time.
+    /// The most reads under way at a time.
     pub(super) at_once: usize,
     pub(super) start: Instant,
 }
 
 impl Acquisition<'_> {
-    /// The experts that have become available since the last call, at least one; waits if there is none
-    /// yet. `None` when all have been handed out.
+    /// The experts that have become ready since the last call, at least one: waits if there is none yet. `None` when
+    /// all have been handed out.
     ///
-    /// The order in which experts come is not fixed: a result must not depend on it. Leases that are kept for
-    /// longer than to the next call take slots away that other experts may need.
+    /// The order in which experts become ready is not fixed, so a result must not depend on it. Leases kept beyond
+    /// the next call take slots that other experts may need.
     ///
     /// # Errors
-    /// If reading one of them failed, or the drive does not answer.
+    /// If reading an expert failed, or the drive does not answer.
     pub fn next_ready(&mut self) -> Result<Option<Leases>> {
-        self.next_ready_letting_go(&mut |_| Ok(false))
+        self.next_ready_releasing(&mut |_| Ok(false))
     }
 
-    /// As [`next_ready`](Self::next_ready), for a caller that keeps leases for a while. Where no slot is left it is asked to drop some that it
-    /// no longer needs, and told whether it should wait until there is one; it says whether it did.
+    /// Like [`next_ready`](Self::next_ready), for a caller that keeps leases for a while. If no slot is free, it calls
+    /// `release` to drop leases that are no longer needed, with `true` if `release` should wait for one. `release`
+    /// returns whether it dropped any.
     ///
     /// # Errors
-    /// As [`next_ready`](Self::next_ready), and the caller's own.
-    pub fn next_ready_letting_go(
+    /// Those of [`next_ready`](Self::next_ready), and those of `release`.
+    pub fn next_ready_releasing(
         &mut self,
-        let_go: &mut dyn FnMut(bool) -> Result<bool>,
+        release: &mut dyn FnMut(bool) -> Result<bool>,
     ) -> Result<Option<Leases>> {
         if !self.ready.is_empty() {
             return Ok(Some(self.hand_out()));
@@ -63,13 +64,13 @@ impl Acquisition<'_> {
         let mut for_copies = Duration::ZERO;
         let mut state;
         loop {
-            // The last batch has given its slots back, and reads that have ended may leave some, too.
+            // The caller has dropped the last batch of leases, and reads that ended may have left free slots.
             self.start_reads();
             if self.reading.is_empty() && self.waiting.is_empty() {
                 return Ok(None);
             }
             let short = self.reading.len() < self.at_once && !self.waiting.is_empty();
-            if short && let_go(false)? {
+            if short && release(false)? {
                 continue;
             }
             state = shared.lock();
@@ -82,19 +83,20 @@ impl Acquisition<'_> {
             }
             if state.in_flight == 0 {
                 drop(state);
-                // The last read may have ended after slots were looked for.
+                // The last read may have ended after the search for slots.
                 let waiting = self.waiting.len();
                 self.start_reads();
                 if self.waiting.len() < waiting {
                     continue;
                 }
                 let asked = Instant::now();
-                if let_go(true)? {
+                if release(true)? {
                     for_copies += asked.elapsed();
                     continue;
                 }
                 return Err(Error::Backend(
-                    "no slot is left for an expert: all are leased, which is a defect of the caller".into(),
+                    "every expert slot is leased, so an expert cannot be read: this is a bug in Forebay"
+                        .into(),
                 ));
             }
             let silent = state.last_news.max(start).elapsed();
@@ -111,23 +113,24 @@ impl Acquisition<'_> {
         Ok(Some(self.hand_out()))
     }
 
-    /// The experts that are in the device's memory, and where. They are there until the next ones are handed out.
+    /// The experts that are in device memory, with their slots. They stay there until the next call that hands out
+    /// leases.
     pub fn on_device(&self) -> &[(ExpertIdx, DeviceSlot)] {
         &self.on_device
     }
 
-    /// Leases of those that are to be brought to the device and are in memory already: to start with, while the slots that they get
-    /// there are chosen.
+    /// Leases of those that are in RAM and will be uploaded, so that uploads can start before device slots are
+    /// chosen.
     pub fn demanded(&self) -> Leases {
         if self.uploads { self.ready.iter().map(Lease::again).collect() } else { Leases::new() }
     }
 
-    /// How many can be handed out without waiting.
+    /// How many experts can be handed out without waiting.
     pub fn ready(&self) -> usize {
         self.ready.len()
     }
 
-    /// So many of those that are ready, to be computed where they are: the ones that are worth least to have on the device.
+    /// Takes `count` of the ready experts, to be computed in RAM: those with the lowest score in the eviction policy.
     pub fn take_coldest(&mut self, count: usize) -> Leases {
         let mut state = self.store.shared.lock();
         self.ready.sort_by(|a, b| state.policy.score(b.number).total_cmp(&state.policy.score(a.number)));
@@ -135,7 +138,7 @@ impl Acquisition<'_> {
         self.ready.drain(self.ready.len() - count..).collect()
     }
 
-    /// Those that are ready: all of them, or as many as are brought to the device at a time.
+    /// Takes the ready experts: all of them, or as many as are uploaded at a time.
     fn hand_out(&mut self) -> Leases {
         let mut leases = std::mem::take(&mut self.ready);
         if !self.uploads {
@@ -152,7 +155,7 @@ impl Acquisition<'_> {
         let slots = tier.place(class, &numbers, &**policy);
         for (lease, slot) in leases.iter_mut().zip(slots) {
             lease.device_slot = Some(DeviceSlot { class, slot });
-            // What was sent ahead has been counted.
+            // An expert that was prefetched to the device was counted then.
             match sent.iter().position(|&sent| sent == lease.number) {
                 Some(at) => drop(sent.swap_remove(at)),
                 None => meters.bytes_lifted += shared.expert_bytes(lease.number),
@@ -161,7 +164,7 @@ impl Acquisition<'_> {
         leases
     }
 
-    /// Starts reading as many of the waiting experts as there is room for.
+    /// Starts reading waiting experts while slots are free for them.
     pub(super) fn start_reads(&mut self) {
         if self.waiting.is_empty() {
             return;
@@ -170,7 +173,7 @@ impl Acquisition<'_> {
         let mut reads: SmallVec<[Read; 96]> = SmallVec::new();
         let mut state = shared.lock();
         while let Some(&expert) = self.waiting.last().filter(|_| self.reading.len() < self.at_once) {
-            // Somebody else's read of it may have ended meanwhile.
+            // Another acquisition may have read it in the meantime.
             match state.experts[expert] {
                 Residence::Drive => {
                     let Some(slot) = shared.take_slot(&mut state, expert) else { break };
@@ -190,7 +193,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Leases for those that have arrived.
+    /// Leases of the experts that have arrived.
     fn arrivals(&mut self, state: &StoreState) -> Leases {
         let mut ready = Leases::new();
         let shared = &self.store.shared;
@@ -202,12 +205,12 @@ impl Acquisition<'_> {
         ready
     }
 
-    /// Why one of those that are waited for cannot come.
+    /// The error of the first expert whose read failed, if any.
     fn failure(&mut self, state: &mut StoreState) -> Option<Error> {
         let lost = self.reading.iter().position(|&e| state.experts[e] == Residence::Drive)?;
         let lost = self.reading.remove(lost);
         let Some(at) = state.failures.iter().position(|(expert, _)| *expert == lost) else {
-            // Another acquisition was told of it. Here it is read once more.
+            // Another acquisition has taken the error. This one reads the expert again.
             self.waiting.push(lost);
             return None;
         };
@@ -218,7 +221,7 @@ impl Acquisition<'_> {
 
     fn stalled(&self, silent: Duration) -> Error {
         let shared = &self.store.shared;
-        let expert = self.reading.first().or(self.waiting.last()).expect("somebody is waited for");
+        let expert = self.reading.first().or(self.waiting.last()).expect("an expert is waited for");
         let range = shared.ranges(*expert)[0];
         Error::io(
             &shared.paths[range.file.0],
@@ -242,43 +245,43 @@ impl Drop for Acquisition<'_> {
     }
 }
 
-/// An expert that stays in place while the lease lives.
+/// Keeps an expert in its slot until dropped.
 pub struct Lease {
     pub(super) shared: Arc<Shared>,
-    /// Among all experts.
+    /// The expert's number among all experts.
     pub(super) number: usize,
     pub(super) slot: usize,
     pub(super) device_slot: Option<DeviceSlot>,
 }
 
 impl Lease {
-    /// Another lease of the same expert.
+    /// Another lease on the same expert.
     fn again(&self) -> Lease {
         let mut state = self.shared.lock();
         state.slots[self.shared.class(self.number)][self.slot].pins += 1;
         self.shared.lease(self.number, self.slot)
     }
 
-    /// The layer of the expert.
+    /// The expert's layer.
     pub fn layer(&self) -> LayerIdx {
         LayerIdx(self.shared.numbering.place(self.number).0)
     }
 
-    /// Its slot in the device's memory, if it is on its way there.
+    /// The expert's slot in device memory, if it is being uploaded.
     pub fn device_slot(&self) -> Option<DeviceSlot> {
         self.device_slot
     }
 
-    /// All that was read of the expert, as it lies in the slot, and where each of its ranges starts there.
+    /// The bytes of the slot as they were read, and where each of the expert's ranges starts in them.
     pub fn raw(&self) -> (&[u8], SmallVec<[usize; MAX_RANGES]>) {
         let placement = Placement::new(self.shared.ranges(self.number));
         let arena = &self.shared.arenas[self.shared.class(self.number)];
         let starts = placement.extents.iter().map(|extent| extent.place + extent.lead).collect();
-        // SAFETY: the expert was read to the slot, and the lease pins it: nobody writes.
+        // SAFETY: the expert was read into the slot, and the lease pins it, so nobody writes to it.
         (unsafe { arena.bytes(self.slot, placement.bytes) }, starts)
     }
 
-    /// Which expert of the layer it is.
+    /// The expert's index in its layer.
     pub fn expert(&self) -> ExpertIdx {
         ExpertIdx(self.shared.numbering.place(self.number).1 as u32)
     }
@@ -291,7 +294,8 @@ impl Lease {
         let extents = Placement::new(&layer.experts[index]).extents;
         let arena = &self.shared.arenas[self.shared.class(self.number)];
         let [codes, scales, biases] = planes.map(|plane| match plane {
-            // SAFETY: the expert was read to the slot by this placement, and the lease pins it: nobody writes.
+            // SAFETY: the expert was read into the slot by this placement, and the lease pins it, so nobody writes to
+            // it.
             Some(plane) => unsafe { arena.part(self.slot, &extents[plane]) },
             None => &[],
         });

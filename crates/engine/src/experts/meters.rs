@@ -1,8 +1,8 @@
-//! What the expert store counts.
+//! The counters of the expert store.
 
 use std::ops::Sub;
 
-/// Counted since the store was opened. The difference of two is what happened between them.
+/// Counters since the store was opened. Subtract two of them to get what happened in between.
 ///
 /// # Examples
 /// ```
@@ -21,40 +21,40 @@ use std::ops::Sub;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Meters {
-    /// Experts that were asked for and found in memory.
+    /// Requested experts that were in memory.
     pub hits: u64,
-    /// Of those, the ones that were in the memory of the device that computes.
+    /// Hits in device memory.
     pub device_hits: u64,
-    /// Of those in memory, the ones that the processor computed while a device did the others.
+    /// Hits in RAM that the CPU computed while a device computed the others.
     pub computed_in_memory: u64,
-    /// Experts that were asked for and had to be waited for.
+    /// Requested experts that were not in memory.
     pub misses: u64,
-    /// Bytes of the experts that were asked for.
+    /// Bytes of the requested experts.
     pub bytes_used: u64,
-    /// Bytes of experts that were read.
+    /// Bytes of experts read from the drive.
     pub bytes_read: u64,
-    /// Bytes of experts that were brought to the device.
+    /// Bytes of experts uploaded to the device.
     pub bytes_lifted: u64,
-    /// Experts that were sent to the device because a layer was expected to ask for them.
+    /// Experts uploaded before a layer requested them.
     pub sent_ahead: u64,
-    /// Of those, the ones it did ask for.
+    /// Those of [`sent_ahead`](Self::sent_ahead) that were requested next.
     pub sent_used: u64,
-    /// Experts that were read because a layer was expected to ask for them.
+    /// Experts read from the drive before a layer requested them.
     pub prefetches: u64,
-    /// Of those, the ones it did ask for while they were there or on their way.
+    /// Those of [`prefetches`](Self::prefetches) that were requested while in memory or being read.
     pub prefetch_used: u64,
-    /// Time from asking for experts to the end of computing with them.
+    /// Time from each request for experts to the end of computing with them.
     pub expert_seconds: f64,
-    /// Time in which the drive was reading.
+    /// Time in which at least one read was under way.
     pub read_seconds: f64,
-    /// Time in which nothing could be computed because no expert was there.
+    /// Time in which the computation waited for reads.
     pub wait_seconds: f64,
-    /// Time in which nothing could be started because experts were on their way to the device.
+    /// Time in which the computation waited for uploads.
     pub copy_wait_seconds: f64,
 }
 
 impl Meters {
-    /// An expert was asked for.
+    /// Counts a requested expert.
     pub(super) fn count(&mut self, hit: bool, bytes: u64) {
         if hit {
             self.hits += 1;
@@ -64,13 +64,13 @@ impl Meters {
         self.bytes_used += bytes;
     }
 
-    /// The share of experts that were found in the device's memory; `None` before the first is asked for.
+    /// The share of requested experts that were in device memory; `None` if none was requested.
     pub fn device_hit_rate(&self) -> Option<f64> {
         let all = self.hits + self.misses;
         (all > 0).then(|| self.device_hits as f64 / all as f64)
     }
 
-    /// The share of experts that were found in memory, the device's or the computer's; `None` before the first is asked for.
+    /// The share of requested experts that were in RAM or device memory; `None` if none was requested.
     pub fn hit_rate(&self) -> Option<f64> {
         let all = self.hits + self.misses;
         (all > 0).then(|| self.hits as f64 / all as f64)

@@ -1,10 +1,11 @@
-//! Experts: the store that hands them out, wherever they are, and the executors that compute with them.
+//! The expert store, which keeps experts in memory and reads them from the drive, and the executors, which compute
+//! with them.
 //!
-//! Only an [executor](ExpertExecutor) asks the store for anything. It [acquires](ExpertStore::acquire) the experts that the router
-//! chose and computes with each batch of leases as it becomes ready: those in memory at once, the others as they
-//! arrive from the drive. A lease keeps its expert in place until it is dropped. Experts live in slots that
-//! are allocated once; when all are taken, a [`Policy`] says who leaves. Where there are slots for all experts,
-//! they are all read at the start and nobody ever leaves.
+//! Only an [executor](ExpertExecutor) uses the store. It [acquires](ExpertStore::acquire) the experts that the router
+//! chose and computes with each batch of leases as it becomes ready: first the experts in memory, then the others as
+//! they arrive from the drive. A lease keeps its expert in its slot until it is dropped. Slots are allocated once. If
+//! none is free, a [`Policy`] chooses which expert is evicted. If there are slots for all experts, they are all read
+//! at the start and none is ever evicted.
 
 mod assistant;
 mod cpu;
@@ -55,27 +56,28 @@ use populate::Populating;
 use slots::{Arena, Numbering, Placement, reads_at_once};
 use tier::Tier;
 
-/// One matrix of an expert: what it is, and which of the expert's ranges hold it.
+/// One matrix of an expert: its shape, its encoding, and which of the expert's byte ranges hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartShape {
-    /// How its weights are stored.
+    /// The encoding of the weights.
     pub encoding: Encoding,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// The ranges of its codes, scales and biases among the expert's; `None` where the encoding has no such plane.
+    /// The indices of the ranges that hold its codes, scales and biases; `None` for a plane that the encoding does
+    /// not have.
     pub planes: [Option<usize>; 3],
-    /// Which of the rows stored there are the matrix's.
+    /// Which of the stored rows belong to the matrix.
     pub pick: RowPick,
 }
 
-/// Rows of what is stored: two matrices may share their ranges.
+/// A selection of stored rows. Two matrices may share their ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowPick {
     /// The first row.
     pub first: usize,
-    /// From each to the next.
+    /// The distance from each row to the next.
     pub step: usize,
 }
 
@@ -84,7 +86,7 @@ impl RowPick {
     pub const ALL: RowPick = RowPick { first: 0, step: 1 };
 }
 
-/// A part of an expert: where it is.
+/// Bytes of a file that hold a part of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRange {
     /// The file.
@@ -95,31 +97,31 @@ pub struct ByteRange {
     pub len: usize,
 }
 
-/// The matrices that make up an expert, in the order of [`ExpertLayer::parts`].
+/// The matrices of an expert, in the order of [`ExpertLayer::parts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertPart {
-    /// `W_g`
+    /// `W_g`, the gate projection
     Gate,
-    /// `W_u`
+    /// `W_u`, the up projection
     Up,
-    /// `W_d`
+    /// `W_d`, the down projection
     Down,
 }
 
-/// The places of an expert's bytes: three where each matrix is one plane, up to [`MAX_RANGES`].
+/// The byte ranges of an expert: three if each matrix has one plane, at most [`MAX_RANGES`].
 pub type Ranges = SmallVec<[ByteRange; 3]>;
 
-/// The most ranges an expert has: three matrices of three planes.
+/// The largest number of ranges of an expert: three matrices of three planes.
 pub const MAX_RANGES: usize = 9;
 
-/// The routed experts of one layer: what they are made of and where their bytes are.
+/// The routed experts of one layer: their shape and where their bytes are.
 #[derive(Clone, Debug)]
 pub struct ExpertLayer {
-    /// Gate, up and down, alike for all experts of the layer.
+    /// Gate, up and down, the same for all experts of the layer.
     pub parts: [PartShape; 3],
-    /// For each expert the places of its bytes; as many and as long for all.
+    /// The byte ranges of each expert. Their number and lengths are the same for all.
     pub experts: Vec<Ranges>,
-    /// How many of them a token uses.
+    /// How many experts a token uses.
     pub used: usize,
 }
 
@@ -130,93 +132,93 @@ impl ExpertLayer {
     }
 }
 
-/// How a store works.
+/// The settings of a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Slots of each class, in the order of [`SlotClasses::classes`].
+    /// The number of slots of each class, in the order of [`SlotClasses::classes`].
     pub slots: Vec<usize>,
-    /// How bytes are read.
+    /// How experts are read.
     pub io: IoMethod,
-    /// Who leaves when room is needed.
+    /// The eviction policy.
     pub policy: PolicyKind,
-    /// How long the drive may be silent while somebody waits for it.
+    /// How long a request waits for a drive that does not answer before it fails.
     pub patience: Duration,
 }
 
 impl StoreOptions {
-    /// Drives that sleep need a few seconds to wake up.
+    /// The default: drives that sleep need a few seconds to wake up.
     pub const PATIENCE: Duration = Duration::from_secs(15);
 }
 
-/// Holds experts and hands them out.
+/// Keeps experts in slots, reads them from the drive, and hands out leases.
 pub struct ExpertStore {
     shared: Arc<Shared>,
     reader: Box<dyn Reader>,
     populating: Populating,
-    /// Of slots that a device copies from by itself. Executors share the store, so it lasts as long as any of them.
+    /// Slots that a device copies from directly. Executors share the store, so this lives as long as any of them.
     pinning: OnceLock<Pinning>,
 }
 
 /// What leases, acquisitions and the reader's threads share.
 struct Shared {
     layers: Vec<Option<ExpertLayer>>,
-    /// Of the model's files, for messages.
+    /// The model's files, for messages.
     paths: Vec<PathBuf>,
     numbering: Numbering,
-    /// The class of each layer that has experts.
+    /// The slot class of each layer that has experts.
     class_of_layer: Vec<Option<usize>>,
-    /// By class.
+    /// One per class.
     arenas: Vec<Arena>,
     state: Mutex<StoreState>,
     patience: Duration,
-    /// Told when an expert has arrived, a read has failed or a slot is free.
+    /// Notified when an expert has arrived, a read has failed or a slot has become free.
     changed: Condvar,
 }
 
 struct StoreState {
-    /// By number.
+    /// By expert number.
     experts: Vec<Residence>,
     /// By class and slot.
     slots: Vec<Vec<Slot>>,
-    /// By number: whether it was prefetched and not asked for since.
-    foreseen: Vec<bool>,
-    /// Experts that were sent ahead to the device and not brought to their slots since.
+    /// By expert number: whether it was prefetched and not requested since.
+    prefetched: Vec<bool>,
+    /// Experts that were prefetched to the device and not requested since.
     sent: Vec<usize>,
-    /// By number: for those who look on.
+    /// By expert number: the last hit and miss, for [`Picture`]s.
     asked: Vec<LastAsked>,
-    /// Pictures that were taken.
+    /// The number of pictures taken.
     pictures: u32,
-    /// Slots without an expert, by class.
+    /// By class: slots without an expert.
     free: Vec<Vec<usize>>,
-    /// What is in the memory of the device that computes, if it has slots of its own.
+    /// Which experts are in device memory, if the device has slots.
     tier: Option<Tier>,
-    /// Bytes of it that conversations need.
+    /// Bytes of device memory that conversations need from the slots.
     asked_of_device: u64,
     policy: Box<dyn Policy>,
-    /// Reads that failed, by expert, until somebody is told.
+    /// Failed reads by expert, until an acquisition reports them.
     failures: Vec<(usize, Error)>,
     /// Reads under way.
     in_flight: usize,
-    /// When a read last ended, or the first one began.
+    /// When the last read ended or, before that, when the first one began.
     last_news: Instant,
-    /// Since when there has been one under way.
+    /// Since when at least one read has been under way.
     busy_since: Instant,
     meters: Meters,
 }
 
 impl StoreState {
-    /// The slot of an expert in the device's memory, if it is there.
+    /// The slot of an expert in device memory, if it is there.
     fn on_device(&self, expert: usize) -> Option<usize> {
         self.tier.as_ref()?.find(expert)
     }
 
-    /// Of what was sent ahead only these experts are asked for.
+    /// Drops from the list of experts prefetched to the device all that this request does not ask for.
     fn forget_sent(&mut self, asked: impl Iterator<Item = usize> + Clone) {
         self.sent.retain(|&sent| asked.clone().any(|expert| expert == sent));
         self.meters.sent_used += self.sent.len() as u64;
     }
 
-    /// Reads are about to start.
+    /// Counts reads that are about to start.
     fn reading(&mut self, reads: usize) {
         if self.in_flight == 0 {
             self.busy_since = Instant::now();
@@ -225,7 +227,7 @@ impl StoreState {
         self.in_flight += reads;
     }
 
-    /// A read has ended.
+    /// Counts a read that has ended.
     fn ended(&mut self) {
         self.last_news = Instant::now();
         self.in_flight -= 1;
@@ -239,7 +241,7 @@ impl StoreState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Residence {
     Drive,
-    /// On its way to a slot; `left` of its parts have not arrived.
+    /// Being read into a slot; `left` of its parts have not arrived.
     Reading {
         slot: usize,
         left: usize,
@@ -249,21 +251,21 @@ enum Residence {
     },
 }
 
-/// What a slot holds.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     expert: Option<usize>,
-    /// Leases and acquisitions that need it to stay.
+    /// The number of leases and acquisitions that keep the expert there.
     pins: usize,
-    /// Whether its memory is the system's again.
+    /// Whether its memory was given back to the operating system.
     given_back: bool,
 }
 
 impl ExpertStore {
-    /// Reserves the slots and opens the files. Nothing is read yet.
+    /// Reserves the slots and opens the files. Reads nothing yet.
     ///
     /// # Errors
-    /// If memory cannot be reserved or the files cannot be opened as the I/O method wants.
+    /// If the memory cannot be reserved, or the I/O method cannot open the files.
     pub fn new(
         model: &ModelFile,
         layers: Vec<Option<ExpertLayer>>,
@@ -272,16 +274,16 @@ impl ExpertStore {
     ) -> Result<ExpertStore> {
         let paths = model.files.iter().map(|part| part.path.clone()).collect();
         ExpertStore::with_reader(layers, paths, classes, options, |on_done| {
-            // Slots are not registered with the kernel: that would take all their pages at once, and they could
-            // not be given back.
+            // The slots are not registered with io_uring: that would make all their pages resident at once and forbid
+            // giving them back.
             io::open(model, options.io, &[], on_done)
         })
     }
 
-    /// A store over any source of bytes, read by a few threads.
+    /// A store over any source of bytes, read by a pool of threads.
     ///
     /// # Errors
-    /// If memory cannot be reserved or threads cannot be started.
+    /// If the memory cannot be reserved or threads cannot be started.
     pub fn over(
         source: Arc<dyn ByteSource>,
         layers: Vec<Option<ExpertLayer>>,
@@ -294,7 +296,7 @@ impl ExpertStore {
         ExpertStore::with_reader(layers, paths, classes, options, |on_done| io::pool(source, 4, on_done))
     }
 
-    /// A store that reads through `open`'s reader.
+    /// A store that uses the reader that `open` returns.
     fn with_reader(
         layers: Vec<Option<ExpertLayer>>,
         paths: Vec<PathBuf>,
@@ -306,7 +308,7 @@ impl ExpertStore {
         let numbering = Numbering::new(&layers);
         let state = StoreState {
             experts: vec![Residence::Drive; numbering.count()],
-            foreseen: vec![false; numbering.count()],
+            prefetched: vec![false; numbering.count()],
             sent: Vec::new(),
             asked: vec![LastAsked::default(); numbering.count()],
             pictures: 0,
@@ -331,7 +333,8 @@ impl ExpertStore {
             patience: options.patience,
             changed: Condvar::new(),
         });
-        // A reader that is left behind with a drive that does not answer keeps the memory it writes to.
+        // If a drive does not answer, its reader outlives the store. The reader's callback therefore keeps the memory
+        // that it writes to.
         let weak = Arc::downgrade(&shared);
         let populating = Populating::start(shared.arenas.iter().map(|arena| Arc::clone(arena.region())));
         let memory: Vec<_> = shared.arenas.iter().map(|arena| Arc::clone(arena.region())).collect();
@@ -344,24 +347,24 @@ impl ExpertStore {
         Ok(ExpertStore { shared, reader, populating, pinning: OnceLock::new() })
     }
 
-    /// Reads experts into free slots, in the order given, as long as there is room. `progress` is told of the bytes
-    /// of each.
+    /// Reads experts into free slots, in the given order, while slots are free. `progress` receives the bytes of each
+    /// expert.
     ///
     /// # Errors
     /// If reading fails.
     pub fn preload(&self, experts: impl Iterator<Item = usize>, progress: &mut dyn FnMut(u64)) -> Result<()> {
-        /// Enough to keep the drive busy while progress is told.
+        /// Experts requested at a time: enough to keep the drive busy while `progress` runs.
         const AHEAD: usize = 32;
         let mut wanted: Vec<usize> = experts.collect();
         wanted.retain({
             let state = self.shared.lock();
-            let mut room: Vec<usize> = state.free.iter().map(Vec::len).collect();
+            let mut free: Vec<usize> = state.free.iter().map(Vec::len).collect();
             let on_drive = |(number, &place)| place == Residence::Drive && state.on_device(number).is_none();
             let mut absent: Vec<bool> = state.experts.iter().enumerate().map(on_drive).collect();
             move |&expert| {
                 let class = self.shared.class(expert);
-                let fits = room[class] > 0 && std::mem::take(&mut absent[expert]);
-                room[class] -= usize::from(fits);
+                let fits = free[class] > 0 && std::mem::take(&mut absent[expert]);
+                free[class] -= usize::from(fits);
                 fits
             }
         });
@@ -377,44 +380,45 @@ impl ExpertStore {
         Ok(())
     }
 
-    /// What the experts are, and where.
+    /// The experts of each layer; `None` for layers without experts.
     pub fn layers(&self) -> &[Option<ExpertLayer>] {
         &self.shared.layers
     }
 
-    /// The number of all experts, which [`preload`](Self::preload) and the heat are about.
+    /// The number of experts in all layers.
     pub fn experts(&self) -> usize {
         self.shared.numbering.count()
     }
 
-    /// Waits until the pages of all slots are there, so that what is measured afterwards is not disturbed.
+    /// Waits until the pages of all slots are resident, so that filling them does not disturb a measurement.
     pub fn settle(&self) {
         self.populating.wait();
     }
 
-    /// Lets a device copy from the slots by itself, as far as the system allows that. It goes on in the background.
+    /// Pins the slots in the background, as far as the operating system allows, so that `device` copies from them
+    /// directly.
     pub fn pin(&self, device: &Arc<dyn Device>) {
         self.pinning.get_or_init(|| Pinning::start(Arc::clone(device), self.slot_memory(pinning::STEP)));
     }
 
-    /// Waits until the device can copy from all slots that it may copy from.
+    /// Waits until [`pin`](Self::pin) has finished.
     pub fn wait_for_pins(&self) {
         self.pinning.get().into_iter().for_each(Pinning::wait);
     }
 
-    /// Copies to the device were waited for.
+    /// Adds to the time spent waiting for uploads.
     pub fn note_copy_wait(&self, waited: Duration) {
         if !waited.is_zero() {
             self.shared.lock().meters.copy_wait_seconds += waited.as_secs_f64();
         }
     }
 
-    /// A new token begins.
+    /// Tells the eviction policy that a new token begins.
     pub fn tick(&self) {
         self.shared.lock().policy.tick();
     }
 
-    /// Asks for experts of a layer. Reading what is missing starts at once.
+    /// Requests experts of a layer. Reads of those not in memory start at once.
     pub fn acquire(&self, layer: LayerIdx, experts: &[ExpertIdx], access: Access) -> Acquisition<'_> {
         let first = self.shared.numbering.layer(layer.0).start;
         let numbers = experts.iter().map(|e| first + e.0 as usize);
@@ -422,7 +426,7 @@ impl ExpertStore {
         self.acquire_numbered(numbers, access)
     }
 
-    /// Reads experts that a layer will probably ask for, while the drive has nothing else to do.
+    /// Reads experts that a layer will probably request, while the drive is otherwise idle.
     pub fn prefetch(&self, layer: LayerIdx, experts: &[ExpertIdx]) {
         let first = self.shared.numbering.layer(layer.0).start;
         let mut reads: SmallVec<[Read; 96]> = SmallVec::new();
@@ -430,36 +434,36 @@ impl ExpertStore {
         for expert in experts.iter().map(|e| first + e.0 as usize) {
             if state.experts[expert] == Residence::Drive && state.on_device(expert).is_none() {
                 let Some(slot) = self.shared.take_slot(&mut state, expert) else { break };
-                // Nobody waits for it, but a slot that is written to is no candidate to leave.
+                // No acquisition waits for it, so it holds no pin. A slot being read into is not evicted anyway.
                 self.shared.unpin(&mut state, expert);
-                state.foreseen[expert] = true;
+                state.prefetched[expert] = true;
                 state.meters.prefetches += 1;
                 reads.extend(self.reads(expert, slot));
             }
         }
         drop(state);
         if !reads.is_empty() {
-            // SAFETY: a slot stays its expert's until the reads have ended, and the arenas outlive the reader.
+            // SAFETY: a slot belongs to its expert until the reads have ended, and the arenas outlive the reader.
             unsafe { self.reader.submit(&reads, Priority::Prefetch) };
         }
     }
 
-    /// What has been counted so far.
+    /// The counters so far.
     pub fn meters(&self) -> Meters {
         self.shared.lock().meters
     }
 
-    /// How often experts are used, by number.
+    /// How often each expert is used, by number.
     pub fn heat(&self) -> Vec<f32> {
         self.shared.lock().policy.heat()
     }
 
-    /// Starts with the heat of an earlier run.
+    /// Sets how often experts are used, from an earlier run.
     pub fn warm(&self, heat: &[f32]) {
         self.shared.lock().policy.warm(heat);
     }
 
-    /// How bytes are read, for people.
+    /// How experts are read, for people.
     pub fn io_description(&self) -> String {
         self.reader.describe()
     }
@@ -475,7 +479,7 @@ impl ExpertStore {
             at_once: usize::MAX,
             start: Instant::now(),
         };
-        // What was only expected is now waited for.
+        // Prefetches under way that this request now waits for.
         let mut promoted: SmallVec<[ReadId; 96]> = SmallVec::new();
         {
             let mut state = self.shared.lock();
@@ -512,11 +516,12 @@ impl ExpertStore {
                     }
                     Residence::Drive => acquisition.waiting.push(expert),
                 }
-                if std::mem::take(&mut state.foreseen[expert]) && state.experts[expert] != Residence::Drive {
+                if std::mem::take(&mut state.prefetched[expert]) && state.experts[expert] != Residence::Drive
+                {
                     state.meters.prefetch_used += 1;
                 }
             }
-            // The first that is taken is the last of the list.
+            // Experts are taken from the end of the list.
             acquisition.waiting.reverse();
         }
         if !promoted.is_empty() {
@@ -527,14 +532,14 @@ impl ExpertStore {
     }
 }
 
-/// Names the read of one part of an expert.
+/// The id of the read of one part of an expert.
 pub(crate) fn read_id(expert: usize, part: usize) -> ReadId {
     ReadId((expert * MAX_RANGES + part) as u64)
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, StoreState> {
-        // The state is sound at every moment somebody could panic.
+        // No panic can leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -545,7 +550,7 @@ impl Shared {
 
     fn ranges(&self, expert: usize) -> &[ByteRange] {
         let (layer, index) = self.numbering.place(expert);
-        &self.layers[layer].as_ref().expect("it has experts").experts[index]
+        &self.layers[layer].as_ref().expect("a layer with experts").experts[index]
     }
 
     fn expert_bytes(&self, expert: usize) -> u64 {
@@ -556,7 +561,7 @@ impl Shared {
         Lease { shared: Arc::clone(self), number: expert, slot, device_slot: None }
     }
 
-    /// A slot for an expert: a free one, or that of an expert who leaves. The slot is pinned once.
+    /// A slot for an expert: a free one, or the slot of an evicted expert. The slot is pinned once.
     fn take_slot(&self, state: &mut StoreState, expert: usize) -> Option<usize> {
         let class = self.class(expert);
         let slot = match state.free[class].pop() {
@@ -569,26 +574,26 @@ impl Shared {
                 };
                 let candidates = || slots[class].iter().filter_map(resident);
                 candidates().next()?;
-                // What is on the device anyway is needed here least.
-                let leaves = match tier {
-                    Some(tier) => tier.leaves(class, &mut candidates(), &**policy),
+                // Prefer to evict an expert that is in device memory too.
+                let victim = match tier {
+                    Some(tier) => tier.victim(class, &mut candidates(), &**policy),
                     None => policy.victim(&mut candidates()),
                 };
-                let Residence::Memory { slot } = experts[leaves] else { unreachable!("it was a candidate") };
-                experts[leaves] = Residence::Drive;
+                let Residence::Memory { slot } = experts[victim] else { unreachable!("it was a candidate") };
+                experts[victim] = Residence::Drive;
                 slot
             }
         };
         state.slots[class][slot] = Slot { expert: Some(expert), pins: 1, given_back: false };
         let reads = self.ranges(expert).len();
         state.experts[expert] = Residence::Reading { slot, left: reads };
-        // An earlier failure that nobody waited for says nothing about this read.
+        // The error of an earlier read that no acquisition took does not concern this read.
         state.failures.retain(|(failed, _)| *failed != expert);
         state.reading(reads);
         Some(slot)
     }
 
-    /// A read has ended.
+    /// Records a read that has ended.
     fn arrived(&self, id: ReadId, result: Result<()>) {
         let (expert, part) = (id.0 as usize / MAX_RANGES, id.0 as usize % MAX_RANGES);
         let mut state = self.lock();
@@ -602,7 +607,7 @@ impl Shared {
         }
         state.experts[expert] = match left {
             1 if state.failures.iter().any(|(failed, _)| *failed == expert) => {
-                // The slot stays pinned by those who wait for the expert; they learn of the failure.
+                // The slot is freed below. The acquisitions that wait for the expert get the error.
                 Residence::Drive
             }
             1 => Residence::Memory { slot },
@@ -619,10 +624,10 @@ impl Shared {
         }
     }
 
-    /// Takes one pin off a slot.
+    /// Removes one pin from a slot.
     fn unpin(&self, state: &mut StoreState, expert: usize) {
         let (Residence::Memory { slot } | Residence::Reading { slot, .. }) = state.experts[expert] else {
-            // Its read failed, and the slot went with it.
+            // Its read failed, and the slot was freed.
             return;
         };
         state.slots[self.class(expert)][slot].pins -= 1;
@@ -630,7 +635,7 @@ impl Shared {
 }
 
 impl ExpertStore {
-    /// The reads that bring an expert into a slot.
+    /// The reads that fill a slot with an expert.
     fn reads(&self, expert: usize, slot: usize) -> impl Iterator<Item = Read> {
         let ranges = self.shared.ranges(expert);
         let start = self.shared.arenas[self.shared.class(expert)].slot(slot);

@@ -1,65 +1,66 @@
-//! What an onlooker sees of the store: where each expert is, and whether it was asked for lately.
+//! A view of the store for monitoring, such as the web page: where each expert is, and whether it was requested
+//! lately.
 
 use super::{ExpertStore, Residence};
 
 /// Where an expert is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Residency {
-    /// On the drive alone.
+    /// Only on the drive.
     #[default]
     Absent,
-    /// On its way into memory.
+    /// Being read into memory.
     Arriving,
-    /// In memory.
+    /// In RAM.
     Resident,
-    /// In the memory of the device that computes.
+    /// In device memory.
     Device,
 }
 
-/// How an expert was asked for since the last picture.
+/// Whether an expert was requested since the previous picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Asked {
-    /// By nobody.
+    /// It was not.
     #[default]
     Not,
     /// It was in memory.
     Hit,
-    /// It had to be waited for.
+    /// It was not in memory.
     Missed,
-    /// Several times, and it was not the same each time.
+    /// Several times, with hits and misses.
     Both,
 }
 
-/// What is seen of one expert.
+/// The state of one expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sight {
-    /// Where it is.
+    /// Where the expert is.
     pub place: Residency,
-    /// Whether it was asked for.
+    /// Whether it was requested.
     pub asked: Asked,
 }
 
-/// A picture of the store. Taken again and again, it tells what happened in between; several onlookers each have
-/// their own.
+/// A view of the store's experts. Taken repeatedly with [`ExpertStore::look`], it shows what happened in between.
+/// Each observer has a picture of its own.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
     experts: Vec<Sight>,
-    /// When it was last taken, counted in pictures of anybody's.
+    /// When it was last taken: the number of pictures that all observers together had taken.
     taken: Option<u32>,
 }
 
 impl Picture {
-    /// The experts of all layers, one layer after the other.
+    /// The state of all experts, layer by layer.
     pub fn experts(&self) -> &[Sight] {
         &self.experts
     }
 }
 
 impl ExpertStore {
-    /// Takes a picture anew. The first time nothing counts as asked for.
+    /// Updates a picture. In the first one no expert counts as requested.
     ///
-    /// The store's lock is held for one layer at a time, so that those who compute hardly wait; experts that are asked
-    /// for meanwhile may be seen in this picture and the next.
+    /// The lock is held for one layer at a time, so that computing threads hardly wait. A request during the update
+    /// may show up in this picture and in the next.
     pub fn look(&self, picture: &mut Picture) {
         let since = {
             let mut state = self.shared.lock();
@@ -86,8 +87,8 @@ impl ExpertStore {
     }
 }
 
-/// When an expert was last found in memory, and when it was last missed: after how many pictures. Zero, because nobody
-/// was looking, is as good as never.
+/// When an expert was last hit and last missed, as the number of pictures taken until then. Zero also means never:
+/// nobody was observing.
 #[derive(Clone, Copy, Default)]
 pub(super) struct LastAsked {
     hit: u32,
@@ -95,12 +96,12 @@ pub(super) struct LastAsked {
 }
 
 impl LastAsked {
-    /// It is asked for, after so many pictures.
+    /// Records a request after `pictures` pictures.
     pub fn note(&mut self, pictures: u32, hit: bool) {
         *(if hit { &mut self.hit } else { &mut self.missed }) = pictures;
     }
 
-    /// How it was asked for since a picture, which is not the zeroth.
+    /// How the expert was requested since a picture, whose number is not zero.
     fn since(self, picture: u32) -> Asked {
         match (self.hit >= picture, self.missed >= picture) {
             (false, false) => Asked::Not,

@@ -1,4 +1,4 @@
-//! Expert slots that a device copies from by itself.
+//! Pins expert slots, so that a device copies from them directly.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,22 +7,22 @@ use std::thread::JoinHandle;
 use super::executor::Device;
 use crate::memory::SharedBytes;
 
-/// Bytes that are pinned at a time: enough to be worth a call, and little enough to stop soon.
+/// Bytes pinned per call: large enough to be worth a call, small enough to stop soon.
 pub const STEP: usize = 64 << 20;
 
-/// Slots that a device copies from by itself, as far as the system allows it, as long as this lives. All their pages have to be there,
-/// which takes as long as reading a good part of them, so a thread sees to it in the background.
+/// Keeps slots pinned, as far as the operating system allows, while it lives. Pinning makes all pages of the slots
+/// resident, which takes a while, so a background thread does it.
 pub struct Pinning {
     stop: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<Pins>>>,
     pins: Mutex<Pins>,
 }
 
-/// What the device gave for parts that are pinned.
+/// Each keeps one part of the memory pinned.
 type Pins = Vec<Box<dyn Send>>;
 
 impl Pinning {
-    /// Starts with the first of these parts.
+    /// Starts pinning these parts in order.
     pub fn start(device: Arc<dyn Device>, parts: Vec<SharedBytes>) -> Pinning {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -66,5 +66,7 @@ fn pin(device: &dyn Device, parts: Vec<SharedBytes>, stop: &AtomicBool) -> Pins 
 }
 
 fn warn(error: &dyn std::fmt::Display) {
-    tracing::warn!("experts go to the GPU by way of a small buffer, which is slower: {error}");
+    tracing::warn!(
+        "cannot pin expert slots, so uploads to the GPU take a slower path through a small buffer: {error}"
+    );
 }

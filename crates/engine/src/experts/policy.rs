@@ -1,30 +1,30 @@
-//! Eviction: which of the resident experts leaves when room is needed.
+//! Eviction policies: which resident expert is evicted when an expert needs a slot.
 
-/// Decides which expert leaves. Experts are numbered through all layers: layer · experts + expert.
+/// Decides which expert is evicted. Experts are numbered across all layers: layer · experts + expert.
 pub trait Policy: Send {
     /// A new token (or a chunk of a prompt) begins.
     fn tick(&mut self);
 
-    /// An expert was asked for by a token that is being written.
+    /// A token that is being generated uses an expert.
     fn used(&mut self, expert: usize);
 
-    /// What it is worth to have an expert: the one of the lowest score is evicted.
+    /// The value of keeping an expert: the one with the lowest score is evicted.
     fn score(&self, expert: usize) -> f64;
 
-    /// The one to evict among these resident, unpinned experts; never called with an empty list.
+    /// The expert to evict among these resident, unpinned ones; there is at least one.
     fn victim(&self, candidates: &mut dyn Iterator<Item = usize>) -> usize {
         let scored = candidates.map(|expert| (self.score(expert), expert));
         scored.min_by(|a, b| a.0.total_cmp(&b.0)).expect("there is a candidate").1
     }
 
-    /// What is known about how often experts are used: `[experts]`, larger is hotter; for the heat file.
+    /// How often each expert is used, for the heat file: `[experts]`, larger is hotter.
     fn heat(&self) -> Vec<f32>;
 
-    /// Starts with what an earlier run knew.
+    /// Starts from the heat of an earlier run.
     fn warm(&mut self, heat: &[f32]);
 }
 
-/// The policies there are.
+/// The eviction policies.
 ///
 /// # Examples
 /// ```
@@ -36,17 +36,17 @@ pub trait Policy: Send {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// Evicts the least recently used: the yardstick.
+    /// Evicts the least recently used expert. The reference to compare with.
     Lru,
-    /// Evicts the least frequently used, with old uses counting less.
+    /// Evicts the least frequently used expert, where old uses count less.
     Lfu,
-    /// Evicts what is least likely to be used for the time it takes until its layer comes again.
+    /// Evicts the expert that is least likely to be used, relative to the time until its layer computes again.
     #[default]
     Forecast,
 }
 
 impl PolicyKind {
-    /// All of them.
+    /// All policies.
     pub const ALL: [PolicyKind; 3] = [PolicyKind::Lru, PolicyKind::Lfu, PolicyKind::Forecast];
 
     /// The name for people, flags and JSON.
@@ -58,13 +58,13 @@ impl PolicyKind {
         }
     }
 
-    /// The policy of this name.
+    /// The policy with this name.
     pub fn parse(name: &str) -> Option<PolicyKind> {
         PolicyKind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// A policy for a model with so many experts in all layers together.
+/// A policy for a model with `experts` experts in all layers together.
 pub fn make(kind: PolicyKind, experts: usize) -> Box<dyn Policy> {
     match kind {
         PolicyKind::Lru => Box::new(Lru::new(experts)),
@@ -74,7 +74,7 @@ pub fn make(kind: PolicyKind, experts: usize) -> Box<dyn Policy> {
 }
 
 struct Lru {
-    /// `[experts]` When each was used last.
+    /// `[experts]` When each expert was last used.
     last: Vec<u64>,
     now: u64,
 }
@@ -134,28 +134,29 @@ impl Policy for Lfu {
     }
 }
 
-/// Scores an expert by how likely the next token uses it, divided by the time until that token comes to its layer:
-/// a slot that holds an expert of the layer just passed is blocked for a whole token before it can pay, one that holds an
-/// expert of the next layer pays at once. How likely, is told by two memories, for routers repeat themselves from one
+/// Scores an expert by the probability that the next token uses it, divided by the time until that token reaches its
+/// layer. A slot with an expert of the layer just computed cannot produce a hit for a whole token; one with an expert
+/// of the next layer can at once. Two averages estimate the probability, because routers repeat themselves from one
 /// token to the next as well as over a whole conversation.
 struct Forecast {
     recent: Uses,
     lasting: Uses,
-    /// `[experts]` How many uses of its token came before an expert's last one: the place of its layer.
-    turn: Vec<u32>,
-    /// Uses since the token began.
+    /// `[experts]` The position of each expert's layer within a token: how many uses came before its last one.
+    position: Vec<u32>,
+    /// Uses since the current token began.
     now: u32,
     /// Uses of a whole token.
     round: u32,
 }
 
-/// Half-lives of the two memories, in tokens, and the share of the recent one. They lie on a plateau: half or twice of
-/// each changes the hit rates of recorded traces by little more than a hundredth (docs/performance-cache.md).
+/// Half-lives of the two averages in tokens, and the weight of the recent one. None is critical: half or twice of
+/// each changes the hit rates of recorded traces by little more than 0.01 (docs/performance-cache.md).
 const RECENT: f64 = 3.0;
 const LASTING: f64 = 64.0;
 const RECENT_SHARE: f64 = 0.3;
 
-/// Added to every wait, as a part of a token: without it the experts of the next layer would be worth anything.
+/// Added to every waiting time, as a fraction of a token: otherwise the experts of the next layer would have an
+/// infinite score.
 const LEAST_WAIT: f64 = 0.1;
 
 impl Forecast {
@@ -163,16 +164,20 @@ impl Forecast {
         Forecast {
             recent: Uses::new(experts, RECENT),
             lasting: Uses::new(experts, LASTING),
-            turn: vec![0; experts],
+            position: vec![0; experts],
             now: 0,
             round: 1,
         }
     }
 
-    /// Uses until the layer of an expert comes again.
+    /// Uses until the layer of an expert computes again.
     fn wait(&self, expert: usize) -> u32 {
-        let turn = self.turn[expert];
-        if turn >= self.now { turn - self.now } else { (turn + self.round).saturating_sub(self.now) }
+        let position = self.position[expert];
+        if position >= self.now {
+            position - self.now
+        } else {
+            (position + self.round).saturating_sub(self.now)
+        }
     }
 }
 
@@ -180,7 +185,7 @@ impl Policy for Forecast {
     fn tick(&mut self) {
         self.recent.age();
         self.lasting.age();
-        // A chunk of a prompt has no uses, and says nothing about how many a token has.
+        // A chunk of a prompt reports no uses and tells nothing about the uses of a token.
         if self.now > 0 {
             self.round = self.now;
             self.now = 0;
@@ -190,7 +195,7 @@ impl Policy for Forecast {
     fn used(&mut self, expert: usize) {
         self.recent.add(expert);
         self.lasting.add(expert);
-        self.turn[expert] = self.now;
+        self.position[expert] = self.now;
         self.now += 1;
     }
 
@@ -209,11 +214,11 @@ impl Policy for Forecast {
     }
 }
 
-/// How often experts were used, with old uses counting less.
+/// How often experts were used, where old uses count less.
 struct Uses {
-    /// `[experts]` In units that shrink as `unit` grows.
+    /// `[experts]` Uses, in a unit that grows with time.
     count: Vec<f64>,
-    /// What a use counts now: it grows with time, which is cheaper than to let all counts shrink.
+    /// What one use adds now. Growing it is cheaper than shrinking all counts.
     unit: f64,
     /// The count of an expert that every token used.
     full: f64,
@@ -221,7 +226,7 @@ struct Uses {
 }
 
 impl Uses {
-    /// Uses that count half after so many tokens.
+    /// Halves the weight of a use every `half_life` tokens.
     fn new(experts: usize, half_life: f64) -> Uses {
         Uses { count: vec![0.0; experts], unit: 1.0, full: 1.0, growth: (1.0 / half_life).exp2() }
     }
@@ -249,7 +254,7 @@ impl Uses {
         (0..self.count.len()).map(|expert| self.rate(expert) as f32).collect()
     }
 
-    /// What was known counts like tokens that never end before the first one.
+    /// Treats the heat as if an endless conversation with these rates came before the first token.
     fn warm(&mut self, heat: &[f32]) {
         self.full = self.unit / (1.0 - 1.0 / self.growth);
         for (count, &heat) in self.count.iter_mut().zip(heat) {
@@ -273,7 +278,7 @@ mod tests {
     /// Experts that one token uses.
     const WORKING_SET: usize = LAYERS * USED;
 
-    /// Adds tokens whose experts come from `choose`: any number for a token and a layer.
+    /// Adds tokens whose experts `choose` picks: it returns any number for a token and a layer.
     fn write(workload: &mut Workload, tokens: usize, mut choose: impl FnMut(usize, usize) -> usize) {
         for token in 0..tokens {
             for layer in 0..LAYERS {
@@ -290,7 +295,7 @@ mod tests {
         }
     }
 
-    /// Tokens that choose among `from`, `from + 1`, … `from + among - 1` of each layer.
+    /// Adds tokens that choose among `from`, `from + 1`, … `from + among - 1` of each layer.
     fn topic(workload: &mut Workload, tokens: usize, from: usize, among: usize) {
         let mut rng = ChaCha8Rng::seed_from_u64(from as u64);
         write(workload, tokens, |_, _| from + rng.next_u32() as usize % among);
@@ -300,9 +305,9 @@ mod tests {
         workload.play(slots, &mut *make(kind, workload.experts()))
     }
 
-    /// The worst there is for a cache: nothing to learn, and a token that uses more than there is room for.
+    /// The worst case for a cache: random choices, and a token that uses more experts than there are slots.
     #[test]
-    fn below_one_tokens_working_set_lru_hits_nothing_and_the_default_its_share() {
+    fn below_one_tokens_working_set_lru_hits_nothing_and_the_default_hits_the_share_that_fits() {
         let mut workload = Workload::new(ALL);
         topic(&mut workload, 300, 0, EXPERTS);
         for slots in [ALL / 20, ALL / 10, WORKING_SET - USED] {
@@ -342,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_run_knew_saves_learning_it() {
+    fn the_heat_of_an_earlier_run_gives_hits_at_once() {
         let mut workload = Workload::new(ALL);
         topic(&mut workload, 200, 3, 6);
         let mut again = Workload::new(ALL);
@@ -354,13 +359,13 @@ mod tests {
             assert!(heat[3] > heat[20] && heat.iter().all(|h| (0.0..=1.0).contains(h)), "{}", kind.name());
             let mut warmed = make(kind, ALL);
             warmed.warm(&heat);
-            // Of a hot and a cold expert, the cold one leaves.
+            // Of a hot and a cold expert, the cold one is evicted.
             assert_eq!(warmed.victim(&mut [3, 20].into_iter()), 20, "{}", kind.name());
             assert!(again.play(ALL / 4, &mut *warmed).hits > 0);
         }
     }
 
-    /// The unit of counts doubles every two tokens, and would be infinite after two thousand.
+    /// The unit of counts doubles every two tokens. Without rescaling it would be infinite after two thousand.
     #[test]
     fn counts_stay_finite_however_long_a_conversation_is() {
         for kind in PolicyKind::ALL {

@@ -1,7 +1,7 @@
-//! Takes the pages of the slots from the system in the background.
+//! Makes the pages of the slots resident in the background.
 //!
-//! A page that is touched for the first time has to be found and cleared. If the drive's writes are the first, that
-//! happens page by page on the thread that reads, and costs more than the reading.
+//! The kernel finds and clears a page when it is first touched. If the drive's writes touch it first, this happens
+//! page by page on the thread that reads, and takes longer than the read itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,17 +9,17 @@ use std::thread::JoinHandle;
 
 use crate::memory::Region;
 
-/// Enough to be worth a call, and little enough to stop soon.
+/// Bytes per call: large enough to be worth a call, small enough to stop soon.
 const STEP: usize = 16 << 20;
 
-/// A thread that ends when all pages are there, or when this is dropped.
+/// A thread that ends when all pages are resident, or when this is dropped.
 pub struct Populating {
     stop: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Populating {
-    /// Starts with the first page of the first region, because slots are taken in that order.
+    /// Starts with the first region, because slots are taken in that order.
     pub fn start(regions: impl Iterator<Item = Arc<Region>>) -> Populating {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, regions) = (Arc::clone(&stop), regions.collect::<Vec<_>>());
@@ -33,22 +33,22 @@ impl Populating {
                 }
             }
         };
-        // Without the thread, pages come as they are written.
+        // Without the thread, pages become resident when they are first written.
         let thread = std::thread::Builder::new().name("forebay-pages".into()).spawn(body).ok();
         Populating { stop, thread: Mutex::new(thread) }
     }
 
-    /// Takes no more pages.
+    /// Stops the thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.wait();
     }
 
-    /// Waits until all pages are there.
+    /// Waits until all pages are resident.
     pub fn wait(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // It has nothing to say.
+            // The thread returns nothing, and a panic in it is harmless.
             let _ = thread.join();
         }
     }

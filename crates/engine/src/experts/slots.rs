@@ -10,39 +10,40 @@ use super::{ByteRange, ExpertLayer, MAX_RANGES};
 use crate::error::Result;
 use crate::memory::Region;
 
-/// Experts that fit the same slots: those whose parts have the same lengths.
+/// A class of slots: one for all experts whose parts have the same lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotClass {
     /// Bytes of a slot.
     pub bytes: usize,
-    /// Bytes of a slot in the memory of a device, where planes are apart.
+    /// Bytes of a slot in device memory, where planes are stored separately.
     pub device_bytes: usize,
-    /// Experts that use such slots, in all layers.
+    /// The number of experts that use such slots, in all layers.
     pub experts: usize,
-    /// The most experts of one layer that a token uses.
+    /// The most experts that a token uses in one layer.
     pub used: usize,
 }
 
-/// Where slots and planes start in a device's memory.
+/// The alignment of slots and planes in device memory.
 pub const DEVICE_ALIGNMENT: usize = 256;
 
-/// What a plane takes there beyond its bytes: up to the next one, and as far as kernels read beyond its end.
+/// The most that a plane takes in device memory beyond its bytes: alignment, and bytes that kernels read past its
+/// end.
 pub const DEVICE_PLANE: usize = DEVICE_ALIGNMENT + 128;
 
-/// Bytes through which experts pass on their way into a device's memory: enough for copies to go on while others are put in order.
+/// Bytes of staging buffers: enough to copy some experts while others are rearranged.
 const STAGING: usize = 128 << 20;
 
-/// Which slots the experts of a model need.
+/// The slot classes of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotClasses {
-    /// The distinct ones.
+    /// The classes.
     pub classes: Vec<SlotClass>,
     /// The class of each layer that has experts.
     pub of_layer: Vec<Option<usize>>,
 }
 
 impl SlotClasses {
-    /// Sorts the layers of a model into classes.
+    /// Assigns the layers of a model to classes.
     pub fn new(layers: &[Option<ExpertLayer>]) -> SlotClasses {
         let mut classes: Vec<SlotClass> = Vec::new();
         let mut lengths: Vec<Vec<usize>> = Vec::new();
@@ -75,39 +76,39 @@ impl SlotClasses {
         self.bytes(&self.all())
     }
 
-    /// Slots for all experts.
+    /// The number of slots of each class for all experts.
     pub fn all(&self) -> Vec<usize> {
         self.classes.iter().map(|c| c.experts).collect()
     }
 
-    /// The fewest slots with which a token can be computed: its experts of one layer.
+    /// The minimum of slots of each class: the experts that a token uses in one layer.
     pub fn least(&self) -> Vec<usize> {
         self.classes.iter().map(|c| c.used).collect()
     }
 
-    /// Bytes of this many slots of each class.
+    /// Bytes of `slots` slots of each class.
     pub fn bytes(&self, slots: &[usize]) -> u64 {
         sum(slots, |class| self.classes[class].bytes)
     }
 
-    /// Bytes of this many slots of each class in a device's memory.
+    /// Bytes of `slots` slots of each class in device memory.
     pub fn device_bytes(&self, slots: &[usize]) -> u64 {
         sum(slots, |class| self.classes[class].device_bytes)
     }
 
-    /// The places through which experts pass on their way into a device's memory: how many, and bytes of each.
+    /// The staging buffers in device memory: their number, and the bytes of each.
     pub fn staging(&self) -> (usize, usize) {
         let bytes = self.classes.iter().map(|c| c.bytes).max().unwrap_or(0);
         ((STAGING / bytes.max(1)).clamp(4, 64), bytes)
     }
 
-    /// Slots of each class in `bytes` bytes, the same share of the experts of each, but not fewer than the
-    /// [least](Self::least); `None` if not even those fit.
+    /// Divides `bytes` bytes into slots of each class, for the same share of the experts of each, but at least the
+    /// [minimum](Self::least). `None` if the minimum does not fit.
     pub fn divide(&self, bytes: u64) -> Option<Vec<usize>> {
         self.share_out(bytes, |slots| self.bytes(slots))
     }
 
-    /// As [`divide`](Self::divide), in a device's memory.
+    /// Like [`divide`](Self::divide), in device memory.
     pub fn divide_device(&self, bytes: u64) -> Option<Vec<usize>> {
         self.share_out(bytes, |slots| self.device_bytes(slots))
     }
@@ -121,7 +122,7 @@ impl SlotClasses {
         if size(&all) <= bytes {
             return Some(all);
         }
-        // A class that keeps its least leaves less than its share to the others, so shares shrink until all fit.
+        // A class at its minimum takes more than its share, so all shares shrink until the total fits.
         let mut share = bytes as f64 / size(&all) as f64;
         loop {
             let shares = all.iter().map(|&experts| (experts as f64 * share) as usize);
@@ -138,39 +139,39 @@ fn sum(slots: &[usize], bytes: impl Fn(usize) -> usize) -> u64 {
     slots.iter().enumerate().map(|(class, &n)| bytes(class) as u64 * n as u64).sum()
 }
 
-/// How many of a layer's experts are brought into a class of so many slots at a time. Those on their way, or computed
-/// once and not worth keeping, take slots from those that are; a drive needs only a few reads at a time to be busy.
+/// How many of a layer's experts are read or uploaded at a time into a class of `slots` slots. More would evict
+/// experts worth keeping for some that are needed once; a drive needs only a few reads at a time to be busy.
 pub fn reads_at_once(slots: usize) -> usize {
     (slots / 16).max(1)
 }
 
-/// Where the parts of an expert lie in its slot, and what is read to get them there: whole blocks of the file. The
-/// bytes that this adds around a part stay out of sight.
+/// Where the parts of an expert are in its slot, and which whole blocks of the file are read to put them there. The
+/// extra bytes around a part are ignored.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// By part.
+    /// One for each part.
     pub extents: SmallVec<[Extent; MAX_RANGES]>,
-    /// Bytes used of the slot.
+    /// Bytes of the slot in use.
     pub bytes: usize,
 }
 
-/// Blocks of a file that hold one part of an expert.
+/// The blocks of a file that hold one part of an expert.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Where they start in the file.
+    /// Their offset in the file.
     pub offset: u64,
-    /// Where they go in the slot.
+    /// Their offset in the slot.
     pub place: usize,
     /// Their length.
     pub len: usize,
-    /// Bytes before the part.
+    /// Bytes in them before the part.
     pub lead: usize,
     /// The length of the part.
     pub part: usize,
 }
 
 impl Placement {
-    /// The placement of an expert.
+    /// The placement of an expert with these ranges.
     pub fn new(ranges: &[ByteRange]) -> Placement {
         let mut place = 0;
         let extents = ranges.iter().map(|range| {
@@ -196,7 +197,7 @@ impl Arena {
     /// Reserves `slots` slots.
     ///
     /// # Errors
-    /// If there is no address space for them.
+    /// If the address space is exhausted.
     pub fn new(slot_bytes: usize, slots: usize) -> Result<Arena> {
         Ok(Arena { region: Arc::new(Region::new(slot_bytes * slots)?), slot_bytes, slots })
     }
@@ -206,29 +207,29 @@ impl Arena {
         self.slot_bytes
     }
 
-    /// The memory, which lives as long as anybody holds this.
+    /// The memory. It lives as long as any reference to it.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Where a slot starts.
+    /// The start of a slot.
     pub fn slot(&self, slot: usize) -> *mut u8 {
         assert!(slot < self.slots);
         self.region.as_ptr().wrapping_add(slot * self.slot_bytes)
     }
 
-    /// Bytes that can be given back of a slot: its whole pages.
+    /// Bytes of a slot that can be given back: its whole pages.
     pub fn returnable(&self, slot: usize) -> u64 {
         self.region.whole_pages(self.range(slot)).len() as u64
     }
 
-    /// Gives the memory of a slot back to the system. Returns how many bytes of it were in memory; `None` if the system does not
-    /// take it.
+    /// Gives the memory of a slot back to the operating system. Returns how many of its bytes were resident; `None`
+    /// if the operating system refuses.
     ///
     /// # Safety
-    /// Nobody may read or write the slot, nor be about to.
+    /// Nobody may access the slot or start to do so.
     pub unsafe fn give_back(&self, slot: usize) -> Option<u64> {
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         unsafe { self.region.give_back(self.range(slot)) }.map(|freed| freed as u64)
     }
 
@@ -243,8 +244,8 @@ impl Arena {
     /// The slot must hold an expert, and nobody may write to it while the slice lives.
     pub unsafe fn bytes(&self, slot: usize, len: usize) -> &[u8] {
         assert!(len <= self.slot_bytes);
-        // SAFETY: the bytes lie inside the slot, whose memory is initialised by the system, and the caller promises that nobody
-        // writes to it.
+        // SAFETY: the bytes are inside the slot, the operating system has initialised its memory, and the caller
+        // promises that nobody writes to it.
         unsafe { std::slice::from_raw_parts(self.slot(slot), len) }
     }
 
@@ -255,16 +256,16 @@ impl Arena {
     pub unsafe fn part(&self, slot: usize, extent: &Extent) -> &[u8] {
         let range = extent.place + extent.lead..extent.place + extent.lead + extent.part;
         assert!(range.end <= self.slot_bytes);
-        // SAFETY: the range lies inside the slot, whose memory is initialised by the system, and the caller
+        // SAFETY: the range is inside the slot, the operating system has initialised its memory, and the caller
         // promises that nobody writes to it.
         unsafe { std::slice::from_raw_parts(self.slot(slot).add(range.start), range.len()) }
     }
 }
 
-/// The experts of all layers, numbered through.
+/// Numbers the experts of all layers consecutively.
 #[derive(Clone, Debug)]
 pub struct Numbering {
-    /// Where each layer's experts start, and the end of the last.
+    /// The number of each layer's first expert, and the number of all experts.
     starts: Vec<usize>,
 }
 
@@ -279,7 +280,7 @@ impl Numbering {
         Numbering { starts }
     }
 
-    /// All experts.
+    /// The number of all experts.
     pub fn count(&self) -> usize {
         self.starts[self.starts.len() - 1]
     }

@@ -1,7 +1,7 @@
-//! A tier above the computer's memory: slots in the memory of the device that computes.
+//! The tier above RAM: which experts are in the slots of device memory.
 //!
-//! Only who is where is kept here. Everything on the device happens in the order in which it was asked for, so a slot may go to the
-//! next expert as soon as the work with the last one has been asked for: nothing has to be pinned.
+//! This module only keeps the record. A device works in the order of its requests, so a slot can go to the next
+//! expert as soon as the work with the last one has been requested: no slot needs to be pinned.
 
 use std::ops::Range;
 
@@ -10,46 +10,47 @@ use smallvec::SmallVec;
 use super::policy::Policy;
 use super::slots::reads_at_once;
 
-/// A place for an expert in the memory of the device.
+/// A slot in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSlot {
-    /// Of the model's classes of experts.
+    /// The class of experts.
     pub class: usize,
-    /// Among the slots of the class.
+    /// The index among the slots of the class.
     pub slot: usize,
 }
 
-/// Some places. One token's fit without an allocation.
+/// Slots. Those of one token fit without an allocation.
 pub type DeviceSlots = SmallVec<[usize; 16]>;
 
 /// No expert, or no slot.
 const NONE: u32 = u32::MAX;
 
-/// No expert, because the slot's memory was lent to conversations.
+/// No expert, because the slot's memory is lent to conversations.
 const LENT: u32 = u32::MAX - 1;
 
-/// Slots of a class that are lent together, a part of all: their memory is one piece.
+/// The number of slots of a class that are lent together: their memory is one allocation.
 pub fn part_of(slots: usize) -> usize {
     (slots / 64).max(1)
 }
 
-/// Slots of the device whose memory is lent together.
+/// Slots in device memory that are lent together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DevicePart {
-    /// Of the model's classes of experts.
+    /// The class of experts.
     pub class: usize,
-    /// Among the parts of the class.
+    /// The index among the parts of the class.
     pub part: usize,
 }
 
-/// Experts that are brought at a time where slots are free.
+/// Experts uploaded at a time while slots are free.
 const FILLING: usize = 16;
 
-/// One in so many of the device's experts may leave soon: those are not counted on. With recorded traces, to count on all of them costs
-/// up to a quarter of the hits in either memory, not to count on half of them next to nothing (docs/performance-cache.md).
+/// An expert in device memory counts as settled if at least one in this many of its class would be evicted before it.
+/// Only the RAM copy of a settled expert is dropped early. On recorded traces, dropping without this rule costs up to
+/// a quarter of the hits of either memory; excluding half of the experts costs next to nothing (docs/performance-cache.md).
 const UNSETTLED: usize = 4;
 
-/// Which experts are in the device's slots.
+/// Which experts are in the slots of device memory.
 pub struct Tier {
     /// By class and slot: the expert.
     slots: Vec<Vec<u32>>,
@@ -57,14 +58,15 @@ pub struct Tier {
     free: Vec<Vec<u32>>,
     /// By expert: its slot.
     place: Vec<u32>,
-    /// By class: bytes of a slot, and how many are never lent.
+    /// By class: the bytes of a slot, and how many slots are never lent.
     sizes: Vec<(u64, usize)>,
-    /// Parts that are lent, the last one last.
+    /// Parts that are lent, in the order of lending.
     lent: Vec<DevicePart>,
 }
 
 impl Tier {
-    /// Empty slots of each class, for a model with so many experts: all of a class are so large, and so many are never lent.
+    /// A tier of empty slots of each class for a model with `experts` experts. `sizes` has for each class the bytes
+    /// of a slot and how many slots are never lent.
     pub fn new(experts: usize, slots: &[usize], sizes: Vec<(u64, usize)>) -> Tier {
         Tier {
             sizes,
@@ -85,32 +87,32 @@ impl Tier {
         self.slots.iter().map(Vec::len).collect()
     }
 
-    /// All slots.
+    /// The number of all slots.
     pub fn slot_count(&self) -> usize {
         self.slots.iter().map(Vec::len).sum()
     }
 
-    /// Free slots of each class.
-    pub fn room(&self) -> Vec<usize> {
+    /// The number of free slots of each class.
+    pub fn free_counts(&self) -> Vec<usize> {
         self.free.iter().map(Vec::len).collect()
     }
 
-    /// How many experts of a class are brought at a time: those on their way take slots from those that stay.
+    /// How many experts of a class are uploaded at a time. The others keep their slots meanwhile.
     pub fn at_once(&self, class: usize) -> usize {
         reads_at_once(self.slots[class].len()).max(self.free[class].len().min(FILLING))
     }
 
-    /// Gives experts of a class slots, not more than [`at_once`](Self::at_once): free ones first, then those of the experts
-    /// that the policy lets go. None of them may have one.
+    /// Gives slots to experts of a class that have none, at most [`at_once`](Self::at_once): free slots first, then
+    /// the slots of the experts that the policy evicts.
     pub fn place(&mut self, class: usize, experts: &[usize], policy: &dyn Policy) -> DeviceSlots {
         let missing = experts.len().saturating_sub(self.free[class].len());
-        let mut leaving = if missing > 0 { self.coldest(class, missing, policy) } else { DeviceSlots::new() };
+        let mut evicted = if missing > 0 { self.coldest(class, missing, policy) } else { DeviceSlots::new() };
         let mut slots = DeviceSlots::new();
         for &expert in experts {
-            assert_eq!(self.place[expert], NONE, "an expert has one slot");
+            assert_eq!(self.place[expert], NONE, "the expert has a slot already");
             let slot = match self.free[class].pop() {
                 Some(slot) => slot as usize,
-                None => leaving.pop().expect("there are as many slots as experts brought at a time"),
+                None => evicted.pop().expect("at most `at_once` experts"),
             };
             let last = std::mem::replace(&mut self.slots[class][slot], expert as u32);
             if last != NONE {
@@ -122,7 +124,7 @@ impl Tier {
         slots
     }
 
-    /// The slots of so many experts that are worth least, the least of all last.
+    /// The slots of the `count` experts with the lowest scores, the lowest last.
     fn coldest(&self, class: usize, count: usize, policy: &dyn Policy) -> DeviceSlots {
         let mut found: SmallVec<[(f64, usize); 16]> = SmallVec::new();
         for (slot, &expert) in self.slots[class].iter().enumerate() {
@@ -142,9 +144,10 @@ impl Tier {
         found.into_iter().map(|(_, slot)| slot).collect()
     }
 
-    /// Which of these experts leaves the computer's memory: one that is surely in the device's as well, the one that is worth most
-    /// there, if enough others would leave the device before it; else the one that is worth least. Never called with none.
-    pub fn leaves(
+    /// Which of these experts is evicted from RAM. If possible, it is one that is in device memory too and settled
+    /// there; of those, the one with the highest score. Otherwise it is the one with the lowest score. There is at
+    /// least one candidate.
+    pub fn victim(
         &self,
         class: usize,
         candidates: &mut dyn Iterator<Item = usize>,
@@ -165,14 +168,14 @@ impl Tier {
         settled.or(coldest.1).expect("there is a candidate")
     }
 
-    /// Whether enough others would leave before an expert of this score.
+    /// Whether enough others would be evicted from device memory before an expert of this score.
     fn is_settled(&self, class: usize, score: f64, policy: &dyn Policy) -> bool {
         let others = self.slots[class].iter().filter(|&&other| other != NONE && other != LENT);
         let before = others.filter(|&&other| policy.score(other as usize) < score).count();
         before * UNSETTLED >= self.slots[class].len()
     }
 
-    /// Whether all experts are here, so that nobody ever leaves.
+    /// Whether all experts are in this tier. Then none is ever evicted.
     pub fn holds_all(&self) -> bool {
         self.lent.is_empty() && self.slot_count() >= self.place.len() && self.free.iter().all(Vec::is_empty)
     }
@@ -194,7 +197,7 @@ impl Tier {
         let part =
             self.slots[class].len().div_ceil(part_of(self.slots[class].len())).checked_sub(lent + 1)?;
         let part = DevicePart { class, part };
-        // All after it are lent.
+        // All parts after it are lent.
         (self.slots_of(part).start >= self.sizes[class].1).then_some(part)
     }
 
@@ -203,7 +206,7 @@ impl Tier {
         self.lent.iter().map(|&part| self.part_bytes(part)).sum()
     }
 
-    /// Bytes that can be lent at most.
+    /// The most bytes that can be lent.
     pub fn lendable_bytes(&self) -> u64 {
         let of_class = |class: usize| {
             let (all, (bytes, least)) = (self.slots[class].len(), self.sizes[class]);
@@ -213,7 +216,7 @@ impl Tier {
         (0..self.slots.len()).map(of_class).sum()
     }
 
-    /// Lends a part: its experts are no longer there. Those of the class with most slots go first.
+    /// Lends a part and forgets its experts. The class with the most slots lends first.
     pub fn lend(&mut self) -> Option<DevicePart> {
         let parts = (0..self.slots.len()).filter_map(|class| self.next_part(class));
         let part = parts.max_by_key(|&part| self.slots_of(part).start as u64 * self.sizes[part.class].0)?;
@@ -229,13 +232,13 @@ impl Tier {
         Some(part)
     }
 
-    /// The part that would come back next, if what is lent then is still so many bytes.
-    pub fn comes_back(&self, bytes: u64) -> Option<DevicePart> {
+    /// The part to take back next, if at least `bytes` bytes remain lent without it.
+    pub fn next_to_take_back(&self, bytes: u64) -> Option<DevicePart> {
         let &part = self.lent.last()?;
         (self.lent_bytes() - self.part_bytes(part) >= bytes).then_some(part)
     }
 
-    /// The part that was lent last is there again.
+    /// Records that the part lent last is back, with empty slots.
     pub fn take_back(&mut self) {
         let part = self.lent.pop().expect("one is lent");
         for slot in self.slots_of(part) {
@@ -244,7 +247,7 @@ impl Tier {
         }
     }
 
-    /// Forgets what is where: after a failure nobody knows.
+    /// Forgets all experts, after a failure on the device.
     pub fn clear(&mut self) {
         for (slots, free) in self.slots.iter_mut().zip(&mut self.free) {
             slots.iter_mut().filter(|slot| **slot != LENT).for_each(|slot| *slot = NONE);
@@ -267,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn free_slots_go_first_then_those_of_the_coldest() {
+    fn free_slots_are_used_first_then_those_of_the_coldest_experts() {
         let policy = ranked(&[4, 2, 0, 1, 3, 5, 6, 7], 8);
         let mut tier = Tier::new(8, &[3], vec![(1, 0)]);
         assert_eq!(tier.at_once(0), 3);
         let slots = tier.place(0, &[0, 2, 4], &*policy);
         assert_eq!(slots.len(), 3);
         assert_eq!(tier.at_once(0), 1);
-        // Of 0, 2 and 4, 4 was used longest ago, then 2.
+        // Of experts 0, 2 and 4, 4 was used longest ago, then 2.
         assert_eq!(tier.place(0, &[6], &*policy)[0], slots[2]);
         assert_eq!([tier.find(4), tier.find(6), tier.find(2)], [None, Some(slots[2]), Some(slots[1])]);
         assert_eq!(tier.place(0, &[3, 7], &*policy)[..], [slots[1], slots[0]]);
@@ -285,15 +288,15 @@ mod tests {
     }
 
     #[test]
-    fn only_what_stays_in_the_upper_tier_leaves_the_lower_for_it() {
+    fn only_experts_settled_on_the_device_are_evicted_from_ram_first() {
         let policy = ranked(&[0, 1, 2, 3, 4, 5, 6, 7], 8);
         let mut tier = Tier::new(8, &[4], vec![(1, 0)]);
         tier.place(0, &[0, 2, 4, 6], &*policy);
-        let leaves = |among: &[usize]| tier.leaves(0, &mut among.iter().copied(), &*policy);
-        assert_eq!(leaves(&[1, 2, 4, 5, 7]), 4);
-        // Of 0 there is another, but it would be the next to leave.
-        assert_eq!(leaves(&[7, 5, 0, 1]), 0);
-        assert_eq!(leaves(&[7, 1, 3]), 1);
+        let victim = |among: &[usize]| tier.victim(0, &mut among.iter().copied(), &*policy);
+        assert_eq!(victim(&[1, 2, 4, 5, 7]), 4);
+        // Expert 0 is on the device too, but would be evicted there next.
+        assert_eq!(victim(&[7, 5, 0, 1]), 0);
+        assert_eq!(victim(&[7, 1, 3]), 1);
     }
 
     #[test]
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn lent_slots_hold_nobody_and_come_back_empty() {
+    fn lent_slots_hold_no_expert_and_come_back_empty() {
         let policy = ranked(&[0, 1, 2, 3, 4, 5, 6, 7], 8);
         let mut tier = Tier::new(8, &[8], vec![(10, 3)]);
         tier.place(0, &[0, 1, 2, 3, 4, 5, 6, 7], &*policy);
@@ -317,13 +320,13 @@ mod tests {
         assert!(tier.lent_bytes() == 50 && !tier.holds_all());
         let there: Vec<usize> = (0..8).filter(|&expert| tier.find(expert).is_some()).collect();
         assert_eq!(there.len(), 3);
-        // Nobody gets a lent slot, also after everything was forgotten.
+        // No expert gets a lent slot, not even after all experts are forgotten.
         assert!(tier.place(0, &[(0..8).find(|e| !there.contains(e)).unwrap()], &*policy)[0] < 3);
         tier.clear();
-        assert_eq!(tier.room(), [3]);
-        assert_eq!(tier.comes_back(50), None);
-        assert_eq!(tier.comes_back(40), Some(DevicePart { class: 0, part: 3 }));
+        assert_eq!(tier.free_counts(), [3]);
+        assert_eq!(tier.next_to_take_back(50), None);
+        assert_eq!(tier.next_to_take_back(40), Some(DevicePart { class: 0, part: 3 }));
         tier.take_back();
-        assert_eq!((tier.room(), tier.lent_bytes()), (vec![4], 40));
+        assert_eq!((tier.free_counts(), tier.lent_bytes()), (vec![4], 40));
     }
 }

@@ -1,27 +1,28 @@
-//! Who has how much memory, of the computer's and of a device's.
+//! The ledger records who uses how much memory, in RAM and in device memory.
 //!
-//! The [plan](crate::plan::Plan) is the ledger's first state: it divides all memory among dense weights, experts, scratch, the
-//! process, and holders. Holders are what comes and goes afterwards, such as conversations, grammars and requests. Each has a
-//! [`Hold`], which pays back when it is dropped. Holders that need more than the plan set aside for them borrow from expert
+//! Its first state is the [plan](crate::plan::Plan), which divides all memory among dense weights, experts, scratch
+//! buffers, the process, and holders. Holders come and go afterwards: conversations, grammars, requests. Each has a
+//! [`Hold`], which returns its memory when it is dropped. Holders that need more than the plan reserved for them
+//! borrow from expert slots. The sum of all accounts never exceeds the budget.
 //! slots: memory goes from one account to the other, and no sum ever exceeds the budget.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Bytes, Error, Result};
 
-/// Where memory is.
+/// Which memory it is.
 ///
 /// [`MemoryEntry`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryTier {
-    /// The computer's.
+    /// RAM.
     Computer,
-    /// That of the device that computes, if it is not the processor.
+    /// The memory of the device that computes, if it is not the CPU.
     Device,
 }
 
 impl MemoryTier {
-    /// The name for people and for labels.
+    /// The name in messages and labels.
     pub fn name(self) -> &'static str {
         match self {
             MemoryTier::Computer => "computer",
@@ -30,37 +31,37 @@ impl MemoryTier {
     }
 }
 
-/// What memory is for.
+/// What memory is used for.
 ///
 /// [`MemoryEntry`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Weights that every token reads.
+    /// Weights that every token uses.
     Dense,
     /// Expert slots.
     Experts,
     /// Buffers of the forward pass.
     Scratch,
-    /// The program, its tokenizer, stacks, and what cannot be counted.
+    /// The program, its tokenizer, stacks, and a reserve for what cannot be counted.
     Process,
-    /// What layers remember of conversations that go on: keys and values, or recurrent states.
+    /// KV caches and recurrent states of conversations in progress.
     Conversations,
-    /// The same of conversations that are kept for later prompts.
+    /// KV caches and recurrent states kept for later prompts.
     Prefixes,
-    /// The vocabulary as grammars see it.
+    /// The vocabulary in the form that grammars use.
     Vocabulary,
-    /// Compiling a grammar.
+    /// The compilation of a grammar.
     Compiling,
-    /// Compiled grammars, each held by its request from when that is prepared until it has been answered.
+    /// Compiled grammars. Each belongs to its request from its preparation until its answer is complete.
     Grammars,
-    /// The states of grammars in answers that are being written.
+    /// The states of grammars of answers in progress.
     Matchers,
-    /// What callers hold of requests: texts, and what is made of them.
+    /// Texts of requests and data derived from them, held by callers.
     Requests,
 }
 
 impl Purpose {
-    /// All of them, in the order of their numbers.
+    /// All purposes, in the order of their discriminants.
     pub const ALL: [Purpose; 11] = [
         Purpose::Dense,
         Purpose::Experts,
@@ -75,10 +76,10 @@ impl Purpose {
         Purpose::Requests,
     ];
 
-    /// What requests hold for as long as they wait to be answered.
+    /// What a request holds while it waits for its answer.
     const WHILE_WAITING: [Purpose; 2] = [Purpose::Grammars, Purpose::Requests];
 
-    /// The name for people and for labels.
+    /// The name in messages and labels.
     pub fn name(self) -> &'static str {
         match self {
             Purpose::Dense => "dense",
@@ -95,13 +96,13 @@ impl Purpose {
         }
     }
 
-    /// Whether it is a part of conversations, which are where they are computed. All other holders are in the computer's memory.
+    /// Whether it is memory of conversations, which is on the device that computes. All other holders use RAM.
     fn is_of_conversations(self) -> bool {
         matches!(self, Purpose::Conversations | Purpose::Prefixes)
     }
 }
 
-/// What is held for one purpose.
+/// The bytes held for one purpose.
 ///
 /// # Examples
 /// ```
@@ -118,62 +119,62 @@ impl Purpose {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryEntry {
-    /// In whose memory.
+    /// The tier of the memory.
     pub tier: MemoryTier,
-    /// What for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// How much.
+    /// Its size.
     pub bytes: u64,
 }
 
-/// Expert slots, which lend their memory to holders.
+/// Expert slots that lend their memory to holders.
 pub(crate) trait Lender: Send + Sync {
-    /// Bytes of the slots in the computer's memory, less what they have given back.
+    /// Bytes of the slots in RAM that have not been given back.
     fn slot_bytes(&self) -> u64;
 
-    /// Bytes that these slots could give back at most.
+    /// The most bytes that the slots in RAM could give back.
     fn lendable(&self) -> u64;
 
-    /// Gives slots back until others may use so many bytes, or none can be spared. Says how many bytes others may use.
+    /// Gives slots back until `bytes` bytes are free or no slot can be spared. Returns how many bytes are free.
     fn give_back(&self, bytes: u64) -> u64;
 
-    /// Takes slots that were given back into use again, as far as they fit. Says how many bytes they have.
+    /// Uses given-back slots again, as many as fit into `bytes`. Returns their bytes.
     fn take_again(&self, bytes: u64) -> u64;
 
-    /// Bytes of the device's slots that can be lent.
+    /// The most bytes of the device's slots that can be lent.
     fn device_lendable(&self) -> u64;
 
-    /// So many bytes of the device's slots are lent from the next pass on.
-    fn lend_of_device(&self, bytes: u64);
+    /// Sets how many bytes of the device's slots are lent from the next pass on.
+    fn lend_device_bytes(&self, bytes: u64);
 }
 
 /// The memory of a loaded model.
 pub(crate) struct Ledger {
     computer: Account,
-    /// If a device computes. Conversations are in its memory then.
+    /// Present if a device computes. Conversations are in its memory then.
     device: Option<Account>,
     slots: Arc<dyn Lender>,
 }
 
-/// What a plan says of one tier.
+/// The plan for one tier.
 pub(crate) struct TierPlan {
-    /// What it sets aside by purpose, whatever holders come.
+    /// Bytes planned for each purpose, whatever holders need.
     pub fixed: Vec<(Purpose, u64)>,
-    /// What holders may have before slots are asked.
+    /// Bytes that holders may use before they borrow from slots.
     pub room: u64,
 }
 
-/// The memory of one tier.
+/// The account of one tier.
 struct Account {
-    /// What was planned for each purpose, and what is held for it.
+    /// Bytes planned for each purpose; `held` has those in use.
     planned: [u64; Purpose::ALL.len()],
-    /// What holders may have before slots are asked.
+    /// Bytes that holders may use before they borrow from slots.
     room: u64,
     source: LendingSlots,
     held: Mutex<Held>,
 }
 
-/// Which expert slots lend to an account.
+/// The expert slots that lend to an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LendingSlots {
     Computer,
@@ -184,7 +185,7 @@ enum LendingSlots {
 #[derive(Clone, Copy, Default)]
 struct Held {
     by_purpose: [u64; Purpose::ALL.len()],
-    /// From expert slots.
+    /// Bytes borrowed from expert slots.
     borrowed: u64,
 }
 
@@ -199,8 +200,8 @@ impl Held {
 }
 
 impl Ledger {
-    /// The ledger of a model whose memory was planned so, with the expert slots that lend to holders. Slots that a device copies
-    /// from lend nothing: they stay where they are.
+    /// The ledger of a model with this plan, and the expert slots that lend to holders. Slots that a device copies
+    /// from lend nothing, because they must not move.
     pub fn new(computer: TierPlan, device: Option<TierPlan>, slots: Arc<dyn Lender>) -> Ledger {
         let source = if device.is_some() { LendingSlots::None } else { LendingSlots::Computer };
         Ledger {
@@ -210,16 +211,16 @@ impl Ledger {
         }
     }
 
-    /// What is held for a purpose goes from `from` bytes to `to`. Slots give what is missing, and get back what is no
-    /// longer needed.
+    /// Changes the bytes held for a purpose from `from` to `to`. Borrows missing bytes from slots, and returns those
+    /// no longer needed.
     ///
     /// # Errors
-    /// [`Error::Budget`] if slots cannot give enough. Then nothing has changed.
+    /// [`Error::Budget`] if the slots cannot lend enough. Then nothing has changed.
     pub fn resize(&self, purpose: Purpose, from: u64, to: u64) -> Result<()> {
         self.account(purpose).resize(&*self.slots, purpose, from, to)
     }
 
-    /// What was held for one purpose is held for another in the same memory.
+    /// Moves bytes from one purpose to another in the same tier.
     fn transfer(&self, from: Purpose, to: Purpose, bytes: u64) {
         debug_assert!(from.is_of_conversations() == to.is_of_conversations());
         let mut held = self.account(from).lock();
@@ -227,13 +228,13 @@ impl Ledger {
         held.by_purpose[to as usize] += bytes;
     }
 
-    /// Bytes that requests hold which are prepared, or wait to be answered.
+    /// Bytes held by requests that are being prepared or wait for their answer.
     pub fn held_by_requests(&self) -> u64 {
         let held = *self.computer.lock();
         held.while_waiting() + held.by_purpose[Purpose::Compiling as usize]
     }
 
-    /// All that is held, by tier and purpose. Expert slots have what they have not lent.
+    /// The bytes in use by tier and purpose. Expert slots count without what they have lent.
     pub fn entries(&self) -> Vec<MemoryEntry> {
         let tiers =
             [(MemoryTier::Computer, Some(&self.computer)), (MemoryTier::Device, self.device.as_ref())];
@@ -243,7 +244,7 @@ impl Ledger {
             entries.extend(Purpose::ALL.map(|purpose| {
                 let number = purpose as usize;
                 let bytes = match (purpose, tier) {
-                    // The rest of the machine may have some of them, too.
+                    // Some of the slots may have been given back to the machine too.
                     (Purpose::Experts, MemoryTier::Computer) => self.slots.slot_bytes(),
                     (Purpose::Experts, MemoryTier::Device) => {
                         account.planned[number].saturating_sub(held.borrowed)
@@ -276,8 +277,8 @@ impl Account {
         let mut after = *held;
         after.by_purpose[purpose as usize] += to;
         after.by_purpose[purpose as usize] -= from;
-        // A request on its own may have all memory. Several leave half to the answers: requests that wait would otherwise hold
-        // the memory without which nobody is answered.
+        // One request alone may use all memory. Several may use half of it: otherwise waiting requests could hold the
+        // memory that is needed to answer any of them.
         let waiting = after.while_waiting();
         if to > from && Purpose::WHILE_WAITING.contains(&purpose) && waiting > to {
             let half = (self.room + held.borrowed + self.lendable(slots)) / 2;
@@ -308,13 +309,13 @@ impl Account {
             after.borrowed -= taken;
         }
         if self.source == LendingSlots::Device {
-            slots.lend_of_device(after.borrowed);
+            slots.lend_device_bytes(after.borrowed);
         }
         *held = after;
         Ok(())
     }
 
-    /// What slots could give, besides what they gave.
+    /// Bytes that the slots could still lend.
     fn lendable(&self, slots: &dyn Lender) -> u64 {
         match self.source {
             LendingSlots::Computer => slots.lendable(),
@@ -326,28 +327,27 @@ impl Account {
     fn refusal(&self, need: u64, have: u64, this: u64) -> Error {
         let (who, remedy) = match self.source {
             LendingSlots::Computer => (
-                "all conversations, grammars and requests",
-                "shorten the conversation, or give it more memory with Options::memory",
+                "conversations, grammars and requests together",
+                "shorten the conversation, or raise the budget with Options::memory",
             ),
-            LendingSlots::Device => (
-                "all conversations",
-                "shorten the conversation, or give it more memory with the device's memory limit",
-            ),
+            LendingSlots::Device => {
+                ("all conversations together", "shorten the conversation, or raise the device's memory limit")
+            }
             LendingSlots::None => {
-                ("all grammars, their vocabulary and requests", "give it more memory with Options::memory")
+                ("grammars, their vocabulary and requests together", "raise the budget with Options::memory")
             }
         };
-        let what = format!("{who}, this one's {}", Bytes(this));
+        let what = format!("{who}, {} of it for this one", Bytes(this));
         Error::Budget { need, have, what, remedy: remedy.into() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        // Numbers change together, after everything that can fail.
+        // All numbers change together, after everything that can fail.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Bytes that an engine counts against its memory, until this is dropped.
+/// Bytes counted against an engine's memory budget until this is dropped.
 ///
 /// # Examples
 /// ```
@@ -371,20 +371,20 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Nothing yet.
+    /// Holds zero bytes.
     pub(crate) fn none(ledger: &Arc<Ledger>, purpose: Purpose) -> Hold {
         Hold { ledger: Arc::clone(ledger), purpose, bytes: 0 }
     }
 
-    /// How many.
+    /// The number of bytes held.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Goes on to so many bytes.
+    /// Changes the number of bytes held.
     ///
     /// # Errors
-    /// [`Error::Budget`] if there is no room for them. Then nothing has changed.
+    /// [`Error::Budget`] if the memory does not suffice. Then nothing has changed.
     pub fn resize(&mut self, bytes: u64) -> Result<()> {
         self.ledger.resize(self.purpose, self.bytes, bytes)?;
         self.bytes = bytes;
@@ -397,14 +397,14 @@ impl Hold {
         self.purpose = purpose;
     }
 
-    /// Takes so many bytes of it, or all if it has fewer.
+    /// Splits off `bytes` bytes, or all if it holds fewer.
     pub(crate) fn split(&mut self, bytes: u64) -> Hold {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Hold { ledger: Arc::clone(&self.ledger), purpose: self.purpose, bytes }
     }
 
-    /// Takes over what another one holds.
+    /// Takes over the bytes of another hold.
     pub(crate) fn join(&mut self, mut other: Hold) {
         other.turn_to(self.purpose);
         self.bytes += std::mem::take(&mut other.bytes);
@@ -413,7 +413,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Giving memory back does not fail.
+        // Returning memory does not fail.
         let _ = self.resize(0);
     }
 }

@@ -1,4 +1,4 @@
-//! The CPU's executor with a slow or failing drive: it always computes the right mixture.
+//! The CPU's executor over a drive that is slow or fails: it computes the right mixture whatever happens.
 
 use std::io;
 use std::path::Path;
@@ -25,21 +25,21 @@ const EXPERTS: usize = 8;
 const TOP_K: usize = 3;
 const LAYERS: usize = 2;
 
-/// Each part of an expert has this many bytes of the file to itself, so that an offset identifies the expert.
+/// The bytes of the file for each part of an expert, so that an offset identifies the part.
 const STRIDE: u64 = 8192;
 
-/// The buffers: the experts' input, three work buffers, logits, the sum, and what is computed beside the mixture.
+/// The experts' input, three buffers of theirs, logits, the sum, and the buffer of the work done meanwhile.
 const WIDTHS: [usize; 7] = [HIDDEN, TOP_K * INNER, TOP_K * INNER, TOP_K * HIDDEN, EXPERTS, HIDDEN, HIDDEN];
 
 const TOKENS: [TokenId; 2] = [TokenId(3), TokenId(1)];
 
-/// A number between -1/4 and 1/4 for each position of the file.
+/// A number between -1/4 and 1/4 for each offset in the file.
 fn float_at(word: u64) -> f32 {
     let bits = (word + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     (bits as f32 / (1 << 24) as f32 - 0.5) / 2.0
 }
 
-/// A drive that can be told to fail, and on which one expert may be slower than all others.
+/// A drive that can be made to fail, and on which one expert may be slower than all others.
 #[derive(Default)]
 struct Drive {
     fails: AtomicBool,
@@ -125,13 +125,12 @@ fn executor(drive: &Arc<Drive>, slots: usize, resident: &[usize]) -> CpuExecutor
     executor
 }
 
-/// What is computed beside a mixture.
+/// The work that is done while a mixture waits.
 fn shared(b: &mut dyn Backend) -> Result<()> {
     b.embed(Matrix::nth(0), &TOKENS, Buf::nth(6, HIDDEN))
 }
 
-/// A step of two layers, the second of which reads the first one's output. Returns the sums, and the experts that were
-/// chosen.
+/// A step of two layers, the second of which reads the output of the first: the sums, and the chosen experts.
 fn step(
     executor: &mut CpuExecutor,
     meanwhile: &mut dyn FnMut(&mut dyn Backend) -> Result<()>,
@@ -139,7 +138,7 @@ fn step(
     pass(executor, TOKENS.len(), meanwhile)
 }
 
-/// The same, for tokens of several sequences.
+/// Like [`step`], with tokens of several sequences.
 fn pass(
     executor: &mut CpuExecutor,
     sequences: usize,
@@ -183,7 +182,7 @@ fn pass(
     Ok((sums, chosen))
 }
 
-/// The result when all experts are in memory.
+/// The result of a pass with all experts in memory.
 fn truth() -> (Vec<f32>, Vec<u32>) {
     let all: Vec<usize> = (0..LAYERS * EXPERTS).collect();
     step(&mut executor(&Arc::default(), LAYERS * EXPERTS, &all), &mut shared).unwrap()
@@ -202,7 +201,7 @@ fn where_experts_are_and_in_which_order_they_come_changes_no_bit() {
             assert_same_bits(&sums, &expected, &format!("{slots} slots, {resident:?} resident"));
         }
     }
-    // A prompt's experts are read together, so each of the first layer's experts is the slow one in turn.
+    // A prompt's experts are read together; each expert of the first layer in turn is the last to arrive.
     let mut first: Vec<u32> = chosen.into_iter().filter(|&e| (e as usize) < EXPERTS).collect();
     first.sort_unstable();
     first.dedup();
@@ -215,10 +214,10 @@ fn where_experts_are_and_in_which_order_they_come_changes_no_bit() {
 }
 
 #[test]
-fn an_executor_goes_on_after_its_drive_failed() {
+fn an_executor_works_again_after_its_drive_failed() {
     let (expected, chosen) = truth();
     let drive = Arc::new(Drive::default());
-    // One of the first layer's experts is in memory.
+    // One of the experts that the first layer requests is in memory.
     let mut executor = executor(&drive, LAYERS * EXPERTS, &[chosen[0] as usize]);
     drive.fails.store(true, SeqCst);
     for _ in 0..2 {
@@ -229,7 +228,7 @@ fn an_executor_goes_on_after_its_drive_failed() {
         });
         let error = error.unwrap_err();
         assert!(matches!(&error, Error::Io { .. }) && error.to_string().contains("drive.gguf"), "{error}");
-        assert_eq!(times, 1, "what needs no expert is computed before they are waited for");
+        assert_eq!(times, 1, "work without experts is done before waiting for them");
     }
     drive.fails.store(false, SeqCst);
     let (sums, again) = step(&mut executor, &mut shared).unwrap();
@@ -238,10 +237,10 @@ fn an_executor_goes_on_after_its_drive_failed() {
 }
 
 #[test]
-fn work_that_fails_meanwhile_ends_the_pass_alone() {
+fn work_that_fails_meanwhile_ends_only_the_pass() {
     let mut executor = executor(&Arc::default(), 4, &[]);
     let error = step(&mut executor, &mut |_| Err(Error::Backend("it cannot be".into()))).unwrap_err();
     assert!(error.to_string().contains("it cannot be"), "{error}");
-    // The slots are free again.
+    // The slots of its experts are free again.
     assert_same_bits(&step(&mut executor, &mut shared).unwrap().0, &truth().0, "afterwards");
 }

@@ -1,4 +1,4 @@
-//! The expert store with drives that are slow, short, failing or silent.
+//! The expert store over drives that are slow, fail, return short reads, or do not answer.
 
 use std::io;
 use std::path::Path;
@@ -16,17 +16,17 @@ use forebay_engine::internals::format::FileIdx;
 use forebay_engine::{Error, ExpertIdx, LayerIdx};
 use forebay_kernels::DType;
 
-/// Rows of F32 with one column, in each part of an expert.
+/// Rows of F32 with one column, for each part of an expert.
 const ROWS: [usize; 3] = [300, 700, 500];
 const EXPERTS: usize = 8;
 const LAYERS: usize = 3;
 
-/// A drive with one file whose bytes encode their position, and which can misbehave.
+/// A drive of one file whose bytes identify their offsets, and which can misbehave.
 #[derive(Default)]
 struct Drive {
     /// Reads at and after this offset fail.
     fails_from: Option<u64>,
-    /// The file ends here.
+    /// The length of the file.
     ends_at: Option<u64>,
     repaired: AtomicBool,
     /// While this is set, reads block.
@@ -67,7 +67,7 @@ fn byte_at(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// The parts of all experts of a layer, at odd offsets.
+/// The same part of all experts of a layer is stored together, at unaligned offsets.
 fn layers() -> Vec<Option<ExpertLayer>> {
     let mut offset = 100;
     let mut layer = || {
@@ -96,7 +96,7 @@ fn layers() -> Vec<Option<ExpertLayer>> {
     vec![Some(layer()), None, Some(layer()), Some(layer())]
 }
 
-/// The indices in [`layers`] that have experts.
+/// The indices of the layers that have experts.
 const SPARSE: [usize; LAYERS] = [0, 2, 3];
 
 fn open(drive: &Arc<Drive>, slots: usize) -> ExpertStore {
@@ -112,7 +112,7 @@ fn open_patient(drive: &Arc<Drive>, slots: usize, patience: Duration) -> ExpertS
     ExpertStore::over(Arc::clone(drive) as Arc<dyn ByteSource>, layers, &classes, &options).unwrap()
 }
 
-/// Acquires experts and checks every byte of them.
+/// Acquires experts and checks all their bytes.
 fn check(store: &ExpertStore, layer: usize, experts: &[u32]) -> Result<(), Error> {
     let wanted: Vec<_> = experts.iter().map(|&e| ExpertIdx(e)).collect();
     let mut acquisition = store.acquire(LayerIdx(layer), &wanted, Access::Token);
@@ -135,7 +135,7 @@ fn check(store: &ExpertStore, layer: usize, experts: &[u32]) -> Result<(), Error
     Ok(())
 }
 
-/// Where a part of an expert ends in the file.
+/// The end of a part of an expert in the file.
 fn end_of(layer: usize, expert: usize, part: ExpertPart) -> u64 {
     let range = layers()[layer].as_ref().unwrap().experts[expert][part as usize];
     range.offset + range.len as u64
@@ -160,12 +160,12 @@ fn every_expert_has_its_own_bytes_however_few_slots_there_are() {
         assert!(meters.hits + meters.misses > 100);
         assert!(meters.bytes_read > 0 && meters.bytes_read <= meters.bytes_used);
         if slots == LAYERS * EXPERTS {
-            assert_eq!(meters.misses as usize, LAYERS * EXPERTS, "an expert that is there stays");
+            assert_eq!(meters.misses as usize, LAYERS * EXPERTS, "an expert in memory stays");
         }
     }
 }
 
-/// A prompt asks for all experts of a layer, with far fewer slots.
+/// Requests all experts of a layer, as a prompt does, with far fewer slots.
 #[test]
 fn a_whole_layer_passes_through_two_slots() {
     let store = open(&Arc::new(Drive::default()), 2);
@@ -180,7 +180,7 @@ fn experts_that_were_preloaded_are_not_read_again() {
     let drive = Arc::new(Drive::default());
     let store = open(&drive, 10);
     let mut bytes = 0;
-    // More experts than slots, and one of them twice.
+    // More experts than slots, and one twice.
     let wanted = [3, 3].into_iter().chain(8..LAYERS * EXPERTS);
     store.preload(wanted, &mut |n| bytes += n).unwrap();
     assert_eq!(bytes, 10 * ROWS.iter().map(|rows| *rows as u64 * 4).sum::<u64>());
@@ -193,7 +193,7 @@ fn experts_that_were_preloaded_are_not_read_again() {
 }
 
 #[test]
-fn a_failing_read_names_file_and_offset_and_the_store_goes_on() {
+fn a_failed_read_names_file_and_offset_and_the_store_works_on() {
     let fails_from = end_of(3, 4, Up) - 100;
     let drive = Arc::new(Drive { fails_from: Some(fails_from), ..Drive::default() });
     let store = open(&drive, 6);
@@ -207,7 +207,7 @@ fn a_failing_read_names_file_and_offset_and_the_store_goes_on() {
 }
 
 #[test]
-fn two_that_wait_for_a_read_both_hear_that_it_failed() {
+fn two_acquisitions_that_wait_for_a_read_both_get_its_error() {
     let drive = Arc::new(Drive { fails_from: Some(end_of(3, 4, Up) - 100), ..Drive::default() });
     let store = open(&drive, 6);
     *drive.silent.lock().unwrap() = true;
@@ -221,7 +221,7 @@ fn two_that_wait_for_a_read_both_hear_that_it_failed() {
 }
 
 #[test]
-fn a_file_that_has_shrunk_is_an_error_and_no_hang() {
+fn a_file_that_has_shrunk_is_an_error() {
     let drive = Arc::new(Drive { ends_at: Some(end_of(2, 7, Down) - 1), ..Drive::default() });
     let store = open(&drive, 4);
     check(&store, 2, &[6]).unwrap();
@@ -231,7 +231,7 @@ fn a_file_that_has_shrunk_is_an_error_and_no_hang() {
 }
 
 #[test]
-fn a_silent_drive_is_an_error_after_a_while_and_may_come_back() {
+fn a_drive_that_does_not_answer_is_an_error_and_may_recover() {
     let drive = Arc::new(Drive::default());
     let store = open_patient(&drive, 3, Duration::from_secs(1));
     check(&store, 0, &[1]).unwrap();
@@ -239,7 +239,7 @@ fn a_silent_drive_is_an_error_after_a_while_and_may_come_back() {
     let message = check(&store, 0, &[1, 2]).unwrap_err().to_string();
     assert!(message.contains("drive.gguf: cannot read 1200 bytes at offset 2500"), "{message}");
     assert!(message.contains("the drive has not answered"), "{message}");
-    // Experts in memory can be acquired, and the slot that is being written to stays reserved.
+    // Experts in memory are available, and the slot that is being written to is not given to another expert.
     check(&store, 0, &[1]).unwrap();
     *drive.silent.lock().unwrap() = false;
     drive.speaks.notify_all();
@@ -248,7 +248,7 @@ fn a_silent_drive_is_an_error_after_a_while_and_may_come_back() {
 }
 
 #[test]
-fn an_acquisition_that_is_given_up_leaves_nothing_pinned() {
+fn a_dropped_acquisition_leaves_nothing_pinned() {
     let store = open(&Arc::new(Drive::default()), 2);
     for expert in 0..EXPERTS as u32 {
         let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Access::Prompt);
@@ -260,12 +260,12 @@ fn an_acquisition_that_is_given_up_leaves_nothing_pinned() {
 }
 
 #[test]
-fn with_few_slots_a_tokens_misses_come_one_after_another_and_a_prompts_together() {
+fn with_few_slots_a_tokens_misses_are_read_one_by_one_and_a_prompts_together() {
     let together = |purpose| {
         let store = open(&Arc::new(Drive::default()), 8);
         let wanted = [0, 1, 2].map(ExpertIdx);
         let mut acquisition = store.acquire(LayerIdx(0), &wanted, purpose);
-        // Until all reads that were started have ended.
+        // Waits until all started reads have arrived.
         let (mut picture, start) = (Picture::default(), Instant::now());
         let mut are_arriving = || {
             store.look(&mut picture);
@@ -282,12 +282,12 @@ fn with_few_slots_a_tokens_misses_come_one_after_another_and_a_prompts_together(
 }
 
 #[test]
-fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
+fn the_store_works_without_slots_given_back_and_keeps_the_minimum() {
     let store = open(&Arc::new(Drive::default()), LAYERS * EXPERTS);
     store.preload(0..LAYERS * EXPERTS, &mut |_| {}).unwrap();
     let mut acquisition = store.acquire(LayerIdx(3), &[ExpertIdx(7)], Access::Token);
     let lease = acquisition.next_ready().unwrap();
-    // All slots but the two that a layer needs, and not the leased one.
+    // All but the two that a layer needs, and not the leased one.
     let given = store.give_back(u64::MAX);
     assert!(given > 0);
     assert_eq!(store.give_back(1), 0, "nothing more can be spared");
@@ -297,7 +297,7 @@ fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
     for layer in SPARSE {
         check(&store, layer, &[0, 1, 6, 7]).unwrap();
     }
-    // Two experts had stayed; all others come from the drive again.
+    // Two experts stayed in memory; all others are read from the drive again.
     assert!((store.meters() - before).misses >= 10);
 
     assert_eq!(store.take_again(given), given);
@@ -307,10 +307,10 @@ fn slots_that_were_given_back_are_not_missed_and_the_least_is_kept() {
     for layer in SPARSE {
         check(&store, layer, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
     }
-    assert_eq!((store.meters() - before).misses, 0, "there is room for all experts again");
+    assert_eq!((store.meters() - before).misses, 0, "all experts fit again");
 }
 
-/// Only resident memory counts as freed. Slots that nothing was read into since they were taken back free nothing.
+/// Only resident memory counts as freed. Slots that were not used since they were taken again free nothing.
 #[cfg(target_os = "linux")]
 #[test]
 fn relief_counts_what_was_in_memory() {
@@ -331,21 +331,21 @@ fn relief_counts_what_was_in_memory() {
     assert_eq!(untouched, Given { freed: 0, slots: first.slots + rest.slots });
 }
 
-/// What a picture shows of an expert of the `layer`-th layer with experts.
+/// The state of an expert in a picture; `layer` counts only layers with experts.
 fn seen(picture: &Picture, layer: usize, expert: usize) -> Sight {
     assert_eq!(picture.experts().len(), LAYERS * EXPERTS);
     picture.experts()[layer * EXPERTS + expert]
 }
 
 #[test]
-fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
+fn a_picture_shows_where_experts_are_and_requests_since_the_last_one() {
     let drive = Arc::new(Drive::default());
     let store = open(&drive, 6);
     let sight = |place, asked| Sight { place, asked };
     store.preload([0, 1].into_iter(), &mut |_| {}).unwrap();
     check(&store, 0, &[0]).unwrap();
 
-    // Events before the first picture do not count, and two observers do not affect each other.
+    // Requests before the first picture do not count, and two observers do not affect each other.
     let (mut one, mut other) = (Picture::default(), Picture::default());
     store.look(&mut one);
     assert_eq!(seen(&one, 0, 0), sight(Residency::Resident, Asked::Not));
@@ -359,7 +359,7 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
     assert_eq!(seen(&one, 0, 2), sight(Residency::Resident, Asked::Missed));
     assert_eq!(seen(&other, 0, 2), sight(Residency::Resident, Asked::Not));
 
-    // A miss and a later hit of the same expert are both shown. Dense layers are left out.
+    // A hit does not hide an earlier miss, nor a miss a hit. Dense layers are left out.
     check(&store, 3, &[7]).unwrap();
     check(&store, 3, &[7]).unwrap();
     store.look(&mut one);
@@ -371,7 +371,7 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
     assert_eq!(seen(&one, 2, 7), sight(Residency::Resident, Asked::Hit));
     assert_eq!(seen(&other, 2, 7), sight(Residency::Resident, Asked::Both));
 
-    // A read in progress, while the executor waits for it.
+    // Being read, while an acquisition waits for it.
     *drive.silent.lock().unwrap() = true;
     let acquisition = store.acquire(LayerIdx(2), &[ExpertIdx(5)], Access::Token);
     store.look(&mut one);
@@ -387,7 +387,7 @@ fn a_picture_shows_where_experts_are_and_what_was_asked_for_since_the_last() {
     assert_eq!(resident, 6);
 }
 
-/// As many experts as the largest models have. A picture takes one step for each of them and no more.
+/// As many experts as the largest models have: a picture takes one step for each.
 #[test]
 fn many_experts_can_be_looked_at_often() {
     const MANY: usize = 256;

@@ -1,4 +1,4 @@
-//! The memory budget changes time and never bits, however many experts fit and however they are read.
+//! The memory budget changes speed and never bits: neither how many experts fit, nor how they are read.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use forebay_testing::assert_same_bits;
 
 use crate::common::models::{MIXTURES, containers, data, demo_model, logits, random_tokens};
 
-/// The smallest limit on expert memory that is accepted.
+/// The smallest accepted limit for experts.
 fn least_expert_memory(model: &Path) -> ExpertMemory {
     let options = Options::default().expert_memory(ExpertMemory::Bytes(1));
     match Engine::open(model, &options) {
@@ -35,7 +35,7 @@ fn run(model: &Path, options: &Options, tokens: &[TokenId]) -> (Vec<f32>, u64) {
     (all, engine.meters().misses)
 }
 
-/// Compares all combinations of expert memory, I/O method and thread count.
+/// Compares combinations of how much is in memory, how it is read and by how many threads it is computed.
 fn compare(model: &Path, tokens: &[TokenId], precision: Precision, percents: [f64; 3]) {
     let budgets = percents.map(ExpertMemory::Percent).into_iter().chain([least_expert_memory(model)]);
     let resident = Options::default().precision(precision).threads(2);
@@ -51,7 +51,7 @@ fn compare(model: &Path, tokens: &[TokenId], precision: Precision, percents: [f6
                     .io(io)
                     .prefetch(prefetch)
                     .threads(threads)
-                    .policy(policies.next().expect("they go round"));
+                    .policy(policies.next().expect("the iterator cycles"));
                 let (streamed, misses) = run(model, &options, tokens);
                 assert_eq!(misses > 0, budget != ExpertMemory::Percent(100.0), "{budget:?}");
                 let what = format!("{precision:?}, {budget:?}, {io}, prefetch {prefetch}, {threads} threads");
@@ -69,7 +69,7 @@ fn the_budget_changes_no_bit_of_the_tiny_model() {
 }
 
 #[test]
-fn the_least_memory_changes_no_bit_of_any_family() {
+fn the_minimum_of_memory_changes_no_bit_of_any_family() {
     let tokens = random_tokens(24, 512, 16);
     for model in MIXTURES.into_iter().flat_map(containers) {
         let least = Some(least_expert_memory(&model));
@@ -98,9 +98,9 @@ fn a_mapped_file_gives_the_same_bits() {
     assert_same_bits(&run(&model, &mapped, &tokens).0, &expected, "mmap");
 }
 
-/// Prefetched experts of a trained model are mostly used; otherwise prefetching would only waste bandwidth.
+/// Most prefetches of a trained model must be used; otherwise they would only delay other reads.
 #[test]
-fn what_is_prefetched_is_asked_for() {
+fn most_prefetched_experts_are_used() {
     let options = Options::default().expert_memory(ExpertMemory::Percent(50.0));
     let meters = |options: &Options| {
         let engine = Engine::open(&demo_model(), options).unwrap();
@@ -118,9 +118,9 @@ fn what_is_prefetched_is_asked_for() {
     assert_eq!(meters(&options.prefetch(false)).prefetches, 0);
 }
 
-/// The file is truncated during a conversation, and restored later.
+/// The file is truncated during a conversation and then restored.
 #[test]
-fn a_file_that_shrinks_ends_the_answer_and_not_the_engine() {
+fn a_truncated_file_ends_the_answer_but_not_the_engine() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shrinking.gguf");
     let whole = std::fs::read(demo_model()).unwrap();
@@ -145,7 +145,7 @@ fn a_file_that_shrinks_ends_the_answer_and_not_the_engine() {
     }
 }
 
-/// An engine reads the file that it opened, even if another file gets its name later.
+/// An engine reads the file that it opened, even if the name later refers to another file.
 #[test]
 fn a_file_that_is_replaced_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -163,8 +163,7 @@ fn a_file_that_is_replaced_changes_nothing() {
     assert_same_bits(session.logits(), &expected[expected.len() - engine.vocab_size()..], "replaced");
 }
 
-/// Experts of three, six and nine ranges, the shortest only a few bytes, and experts whose gate and up share four
-/// ranges.
+/// Experts of three, six and nine ranges, the shortest of a few bytes, and of four ranges that gate and up share.
 #[test]
 fn the_budget_changes_no_bit_of_models_in_folders() {
     for (folder, ranges) in [
@@ -177,7 +176,7 @@ fn the_budget_changes_no_bit_of_models_in_folders() {
         let blueprint = describe(&ModelFile::open(&folder).unwrap()).unwrap();
         let layers = blueprint.experts.iter().flatten();
         assert!(layers.flat_map(|layer| &layer.experts).all(|expert| expert.len() == ranges));
-        // Each layer has its own slot sizes, so each needs slots for a token.
+        // If all layers differ, each needs slots of its own for a token.
         for precision in [Precision::Fast, Precision::Exact] {
             compare(&folder, &random_tokens(24, 160, 15), precision, [100.0, 50.0, 40.0]);
         }
@@ -191,13 +190,13 @@ fn a_prompt_reads_no_expert_twice() {
     engine.session().extend(&random_tokens(400, 4096, 13)).unwrap();
     let meters = engine.meters();
     assert!(engine.plan().chunk >= 400, "the prompt is one chunk");
-    // No slot held anything before, so every expert of the prompt was read, and none twice.
+    // No slot was used before, so every expert of the prompt was read, and none twice.
     assert!(meters.hits == 0 && meters.misses > 0);
     assert_eq!(meters.bytes_read, meters.bytes_used);
 }
 
 #[test]
-fn what_was_hot_is_there_at_the_next_start() {
+fn hot_experts_are_loaded_at_the_next_start() {
     let folder = tempfile::tempdir().unwrap();
     let options =
         Options::default().expert_memory(ExpertMemory::Percent(30.0)).heat(Some(folder.path().to_owned()));

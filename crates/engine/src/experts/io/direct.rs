@@ -1,5 +1,5 @@
-//! The files of a model, read past the page cache: the experts have a cache of their own, and a second copy of
-//! them would only take memory from it.
+//! Reads the files of a model past the page cache: the expert store is a cache already, and a second copy of experts
+//! would take memory from it.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use super::source::{ByteSource, read_file_at};
 use crate::error::{Error, Result};
 use crate::format::FileIdx;
 
-/// The files of a model, each opened for direct reads where its file system allows them.
+/// The files of a model, each opened for direct I/O if its file system allows it.
 pub(super) struct DirectSource {
     files: Vec<DirectFile>,
 }
@@ -19,8 +19,8 @@ pub(super) struct DirectSource {
 /// One file.
 pub(super) struct DirectFile {
     pub path: PathBuf,
-    /// Reads through the page cache: all of them where direct reads are refused, and otherwise what is not aligned,
-    /// such as the rest of a read that stopped in the middle of a block.
+    /// Reads through the page cache: everything if direct I/O is refused, otherwise only unaligned reads, such as the
+    /// rest of a read that stopped inside a block.
     pub plain: File,
     /// Reads past the page cache.
     pub direct: Option<File>,
@@ -34,7 +34,7 @@ impl DirectSource {
         Ok(DirectSource { files: paths.iter().map(open).collect::<Result<_>>()? })
     }
 
-    /// As on a file system that refuses direct reads.
+    /// Like [`open`](Self::open) on a file system that refuses direct I/O.
     #[cfg(test)]
     pub fn buffered(paths: &[PathBuf]) -> Result<DirectSource> {
         let mut source = DirectSource::open(paths)?;
@@ -42,7 +42,7 @@ impl DirectSource {
         Ok(source)
     }
 
-    /// Which drive each file is on.
+    /// The drive of each file.
     pub fn drives(&self) -> Drives {
         Drives::by_device(self.files.iter().map(|file| file.device))
     }
@@ -58,8 +58,10 @@ impl DirectSource {
         let buffered = self.files.iter().filter(|file| file.direct.is_none()).count();
         match self.files.len() {
             _ if buffered == 0 => "direct".into(),
-            all if all == buffered => "buffered (direct reads are not to be had)".into(),
-            all => format!("direct ({buffered} of {all} files buffered: direct reads of them are refused)"),
+            all if all == buffered => "buffered (direct I/O is not available)".into(),
+            all => {
+                format!("direct ({buffered} of {all} files buffered: their file systems refuse direct I/O)")
+            }
         }
     }
 }
@@ -95,18 +97,18 @@ impl DirectFile {
         Ok(DirectFile { path: path.to_owned(), plain, direct, device })
     }
 
-    /// Takes bytes that were read through the page cache out of it again.
+    /// Removes bytes that were read through the page cache from it again.
     pub fn forget(&self, offset: u64, len: usize) {
         platform::forget(&self.plain, offset, len);
     }
 }
 
-/// Takes all of a file out of the page cache.
+/// Removes a whole file from the page cache.
 pub(super) fn forget(file: &File, len: u64) {
     platform::forget(file, 0, len as usize);
 }
 
-/// Whether a direct read may have this place, memory and length.
+/// Whether a read with this offset, address and length can be direct.
 pub(super) fn is_aligned(offset: u64, to: *const u8, len: usize) -> bool {
     offset.is_multiple_of(BLOCK as u64) && to.addr().is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK)
 }
@@ -123,8 +125,7 @@ mod platform {
 
     use super::{BLOCK, read_file_at};
 
-    /// Opens a file past the page cache. A first read tells whether its file system means it: some accept
-    /// the flag and refuse the reads.
+    /// Opens a file for direct I/O and reads a block: some file systems accept the flag and refuse the reads.
     pub fn open_direct(path: &Path) -> Option<File> {
         #[repr(align(4096))]
         struct Block([u8; BLOCK]);
@@ -134,14 +135,14 @@ mod platform {
         let mut first = Box::new(Block([0; BLOCK]));
         match read_file_at(&file, 0, &mut first.0) {
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => None,
-            // Any other failure belongs to the read that meets it again.
+            // The first real read reports any other failure.
             _ => Some(file),
         }
     }
 
-    /// Reading ahead would read what nobody asks for.
+    /// Turns readahead off: it would read bytes that are not needed.
     pub fn expect_random_reads(file: &File) {
-        // Advice may be refused; bytes are the same without it.
+        // A refusal costs only speed.
         let _ = fadvise(file, 0, None, Advice::Random);
     }
 
@@ -165,7 +166,7 @@ mod platform {
 
     use rustix::fs::fcntl_nocache;
 
-    /// Opens a file whose reads do not stay in the page cache.
+    /// Opens a file whose reads are not kept in the page cache.
     pub fn open_direct(path: &Path) -> Option<File> {
         let file = File::open(path).ok()?;
         fcntl_nocache(&file, true).ok()?;
@@ -181,7 +182,7 @@ mod platform {
     }
 }
 
-/// Elsewhere files are read through the page cache.
+/// Other systems read through the page cache.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 mod platform {
     use std::fs::File;

@@ -1,6 +1,6 @@
-//! The files of a model as mappings, to compare with.
+//! Maps the files of a model into memory, for comparison with the other I/O methods.
 //!
-//! A file that shrinks while it is mapped kills the process with a signal: no error can be reported.
+//! If a file shrinks while it is mapped, a signal kills the process; no error can be reported.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -14,7 +14,7 @@ use super::source::ByteSource;
 use crate::error::{Error, Result};
 use crate::format::FileIdx;
 
-/// The files of a model, mapped whole.
+/// The files of a model, each mapped as a whole.
 pub(super) struct MappedSource {
     files: Vec<(PathBuf, Mapping)>,
 }
@@ -63,13 +63,13 @@ impl Mapping {
         Ok(Mapping { start: NonNull::new(start), len })
     }
 
-    /// Copies what there is from `offset` on; returns how much.
+    /// Copies what the file has from `offset` on, at most the length of `buffer`; returns the number of bytes.
     fn copy(&self, offset: u64, buffer: &mut [u8]) -> usize {
         let Some(start) = self.start else { return 0 };
         let offset = usize::try_from(offset).map_or(self.len, |offset| offset.min(self.len));
         let count = buffer.len().min(self.len - offset);
         let from = start.as_ptr().cast::<u8>().wrapping_add(offset);
-        // SAFETY: the bytes lie in the mapping, and the buffer does not, since it is borrowed exclusively. They are
+        // SAFETY: the bytes are in the mapping, and the buffer is not, because it is borrowed exclusively. They are
         // copied without a reference to them, because another process may write to the file.
         unsafe { std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr(), count) };
         count
@@ -79,7 +79,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if let Some(start) = self.start {
-            // SAFETY: the mapping is owned, and nothing points into it any more.
+            // SAFETY: this owns the mapping, and nothing points into it any more.
             let unmapped = unsafe { munmap(start.as_ptr(), self.len) };
             debug_assert!(unmapped.is_ok());
         }

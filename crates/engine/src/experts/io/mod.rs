@@ -1,8 +1,8 @@
-//! Reads weight bytes: at once through a [`ByteSource`], or in the background through a [`Reader`].
+//! Reads weights: synchronously through a [`ByteSource`], or in the background through a [`Reader`].
 //!
-//! A reader is a queue and the threads that work it off: one that drives an io_uring, or a pool of threads
-//! that block in `pread`. The queue decides what is read next, so priorities are the same everywhere. How bytes are
-//! read changes time, never bits.
+//! A reader is a queue and the threads that process it: one thread that drives an io_uring, or a pool of threads that
+//! block in `pread`. The queue decides what is read next, so priorities work the same everywhere. The way of reading
+//! changes speed, never bits.
 
 mod direct;
 #[cfg(unix)]
@@ -44,16 +44,15 @@ use crate::format::{FileIdx, ModelFile};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMethod {
-    /// io_uring where the system allows it, a pool of threads elsewhere.
+    /// io_uring if the system allows it, otherwise a pool of threads.
     #[default]
     Auto,
     /// io_uring, or an error.
     Uring,
     /// Threads that read with `pread`.
     Pool,
-    /// Threads that copy from a mapping of the files, for comparison only: the page cache takes memory that no
-    /// budget knows of, and a file that shrinks while it is mapped kills the process. So it is never chosen
-    /// by itself.
+    /// Threads that copy from a mapping of the files, for comparison only: the page cache takes memory outside the
+    /// budget, and a file that shrinks while it is mapped kills the process. `Auto` never chooses it.
     Mmap,
 }
 
@@ -88,79 +87,79 @@ impl FromStr for IoMethod {
     }
 }
 
-/// What reads start and end at: the alignment that direct reads ask for.
+/// The alignment of reads, as direct I/O requires it.
 pub const BLOCK: usize = 4096;
 
-/// Names a read in its completion. Two reads under way at the same time have different names.
+/// Identifies a read in its completion. Two reads under way at the same time have different ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReadId(pub u64);
 
-/// One read into memory of the caller's.
+/// One read into memory that the caller owns.
 #[derive(Clone, Copy, Debug)]
 pub struct Read {
-    /// Its name.
+    /// Its id.
     pub id: ReadId,
     /// The file.
     pub file: FileIdx,
-    /// Where it starts in the file: a multiple of [`BLOCK`].
+    /// The offset in the file: a multiple of [`BLOCK`].
     pub offset: u64,
-    /// Where the bytes go: aligned to [`BLOCK`].
+    /// The destination, aligned to [`BLOCK`].
     pub to: *mut u8,
-    /// A multiple of [`BLOCK`]; may reach past the end of the file.
+    /// The length: a multiple of [`BLOCK`]. May reach past the end of the file.
     pub len: usize,
-    /// How many of the bytes must arrive: fewer is an error (the file ended early), more is not needed.
+    /// How many bytes must arrive. Fewer are an error (the file ended early).
     pub needed: usize,
 }
 
-/// What is read first.
+/// The priority of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Somebody waits for it: started before any prefetch.
+    /// Something waits for it. It starts before any prefetch.
     Demand,
-    /// Somebody may want it soon: started only while the drive has no demand read waiting or under way, and only
-    /// a few at a time, so that a demand read that comes meanwhile does not wait long.
+    /// It may be needed soon. It starts only while no demand read of the drive is waiting or under way, and only a
+    /// few run at a time, so that a new demand read does not wait long.
     Prefetch,
 }
 
-/// Told of every read that ended, from a thread of the reader: once for each read that was not withdrawn, after the
-/// last byte was written to its memory or when none ever will be. It should return soon and must not drop the reader.
+/// Receives each read that has ended and was not withdrawn, once, on a thread of the reader: after its last byte was
+/// written, or when none will be. It should return soon and must not drop the reader.
 ///
-/// The reader's threads hold it until they end. A closure that owns the memory reads go to thus keeps this
-/// memory alive even if a drive stalls and the reader is dropped meanwhile.
+/// The reader's threads keep it until they end. A closure that owns the destination memory thus keeps this memory
+/// alive even if a drive stalls and the reader is dropped.
 pub type OnDone = Arc<dyn Fn(ReadId, Result<()>) + Send + Sync>;
 
 /// Reads in the background.
 ///
-/// Dropping it starts no further read: those that wait are reported as [cancelled](Error::Cancelled), those under
-/// way are waited for. If a drive does not answer within seconds, its threads are left behind; they report when
-/// it does, and hold their [`OnDone`] until then.
+/// Dropping the reader starts no further read. It reports waiting reads as [cancelled](Error::Cancelled) and waits
+/// for those under way. If a drive does not answer within seconds, its threads keep running without the reader; they
+/// report when the drive answers, and keep their [`OnDone`] until then.
 pub trait Reader: Send + Sync {
     /// Starts reading.
     ///
     /// # Safety
-    /// The memory of each read is initialised, and it stays valid and unused by others until the read was
-    /// reported or withdrawn, or until the last copy of the reader's [`OnDone`] was dropped.
+    /// The memory of each read is initialised, and stays valid and unused by others until the read was reported or
+    /// withdrawn, or until the last copy of the reader's [`OnDone`] was dropped.
     unsafe fn submit(&self, reads: &[Read], priority: Priority);
 
-    /// Takes back reads of which nothing has started yet; they are not reported. Returns their names.
+    /// Withdraws those of the reads that have not started; they are not reported. Returns their ids.
     fn withdraw(&self, ids: &[ReadId]) -> Vec<ReadId>;
 
-    /// Turns prefetches into demand reads, whether they wait or are under way, because somebody now waits for
-    /// them. Names of other reads are ignored.
+    /// Turns prefetches, waiting or under way, into demand reads, because something now waits for them. Ignores the
+    /// ids of other reads.
     fn promote(&self, ids: &[ReadId]);
 
-    /// Which method is in effect and why, for people: "io_uring, direct, registered buffers".
+    /// The method in use, for people: "io_uring, direct, registered buffers".
     fn describe(&self) -> String;
 }
 
 /// Opens the files of a model for background reading.
 ///
-/// `buffers` are the regions that reads go to, by address and length. Where the limit on locked memory allows it, the
-/// kernel is told of them once, which takes all their pages from the system now and spares it work with every
-/// read. Their pages must not be given back to the system before the reader is dropped.
+/// `buffers` are the regions that reads write to, by address and length. If the limit on locked memory allows it,
+/// they are registered with io_uring, which makes all their pages resident now and saves work in every read. Their
+/// pages must not be given back to the operating system before the reader is dropped.
 ///
 /// # Errors
-/// If a file cannot be opened or the method asked for is not to be had.
+/// If a file cannot be opened or the system does not support `method`.
 pub fn open(
     model: &ModelFile,
     method: IoMethod,
@@ -174,13 +173,13 @@ pub fn open(
 /// A pool reader over any byte source, for tests.
 ///
 /// # Errors
-/// If the system gives no more threads.
+/// If threads cannot be started.
 pub fn pool(source: Arc<dyn ByteSource>, threads: usize, on_done: OnDone) -> Result<Box<dyn Reader>> {
     let how = format!("{threads} threads");
     Ok(Box::new(pool::start(source, Drives::one(), pool::Setup { threads, how }, on_done)?))
 }
 
-/// [`open`], for files that are no model's.
+/// Like [`open`], for any files.
 pub(crate) fn open_paths(
     paths: &[PathBuf],
     method: IoMethod,
@@ -197,11 +196,11 @@ pub(crate) fn open_paths(
             Ok(reader) => return Ok(Box::new(reader)),
             Err(reason) if method == IoMethod::Uring => {
                 return Err(Error::Unsupported(format!(
-                    "io_uring is refused here: {reason}; allow it (sysctl kernel.io_uring_disabled=0, or the \
+                    "io_uring is not available: {reason}; allow it (sysctl kernel.io_uring_disabled=0, or the \
                      container's seccomp profile), or run with Options::io = IoMethod::Pool"
                 )));
             }
-            Err(reason) => why = format!(" (io_uring is refused: {reason})"),
+            Err(reason) => why = format!(" (io_uring is not available: {reason})"),
         }
     }
     let drives = source.drives();
@@ -221,7 +220,7 @@ fn start_uring(
 
 #[cfg(not(target_os = "linux"))]
 fn start_uring(_: &Arc<DirectSource>, _: &[(*mut u8, usize)], _: &OnDone) -> std::io::Result<Background> {
-    Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "only Linux has it"))
+    Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "it exists only on Linux"))
 }
 
 #[cfg(unix)]
@@ -239,7 +238,7 @@ fn open_mmap(_: &[PathBuf], _: OnDone) -> Result<Box<dyn Reader>> {
     ))
 }
 
-/// The one reader there is: a queue, the threads that work it off, and how to wake them.
+/// The implementation of [`Reader`]: a queue, the threads that process it, and a way to wake them.
 struct Background {
     queue: Arc<Queue>,
     wake: Box<dyn Fn() + Send + Sync>,
@@ -272,7 +271,7 @@ impl Drop for Background {
         self.queue.stop();
         (self.wake)();
         if !self.threads.wait(PATIENCE) {
-            tracing::warn!("a drive has not answered for {PATIENCE:?}; its reads are left behind");
+            tracing::warn!("a drive has not answered for {PATIENCE:?}; its reads are abandoned");
         }
     }
 }
@@ -280,9 +279,9 @@ impl Drop for Background {
 /// How long dropping a reader waits for reads under way.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Threads that end by themselves, and can be waited for with a limit.
+/// Threads that end on their own. The caller can wait for them with a time limit.
 struct Threads {
-    /// Every thread holds a copy of it; when the last has gone, all have ended.
+    /// Each thread keeps a clone. When the channel has no sender left, all threads have ended.
     alive: Option<Sender<()>>,
     ended: Mutex<Receiver<()>>,
 }
@@ -297,14 +296,14 @@ impl Threads {
         let alive = self.alive.clone();
         let life = move || {
             swift::run_at_once();
-            // The call drops what the body owns, so whoever waits finds it released.
+            // The call drops what the closure owns, so it is released before anybody who waits continues.
             body();
             drop(alive);
         };
         std::thread::Builder::new().name(name).spawn(life).map(drop)
     }
 
-    /// Whether all threads have ended within the time.
+    /// Waits up to `limit`; returns whether all threads have ended.
     fn wait(&mut self, limit: Duration) -> bool {
         self.alive = None;
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -1,10 +1,11 @@
-//! The reads that wait, and which piece of which is next.
+//! The reads that wait, and which piece is read next.
 //!
-//! Long reads are cut into pieces, so that a drive gets several requests at once even for one read. Every drive has
-//! places of its own, so that a slow one cannot take those of the others. On each drive demand comes first;
-//! a prefetch starts only while no demand read waits or is under way.
+//! Long reads are cut into pieces, so that a drive gets several requests at once even for one read. Each drive has
+//! its own limit of pieces under way, so that a slow drive does not block the others. On each drive demand reads come
+//! first; a prefetch starts only while no demand read waits or is under way.
 //!
-//! Threads [take](Queue::take) pieces and [finish](Queue::finish) them; a read is reported with its last piece.
+//! Threads [take](Queue::take) pieces and [finish](Queue::finish) them. A read is reported when its last piece is
+//! finished.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,14 +15,14 @@ use super::{BLOCK, OnDone, Priority, Read, ReadId};
 use crate::error::{Error, Result};
 use crate::format::FileIdx;
 
-/// The longest piece. Shorter ones would cost the drive bandwidth, longer ones would leave it with too few requests: often
-/// one expert is all that a layer misses, and it arrives sooner in many pieces than in three.
+/// The longest piece in bytes. Shorter pieces cost bandwidth. Longer ones give the drive too few requests: often a
+/// layer misses one expert, which arrives sooner in many pieces than in three.
 const PIECE: usize = 256 << 10;
 
-/// How many prefetched pieces a drive works on at a time: what a demand read may have to wait for.
+/// The most prefetched pieces under way on a drive: what a demand read may have to wait for.
 const PREFETCH_PLACES: usize = 4;
 
-/// Which drive each file of a model is on.
+/// The drive of each file of a model.
 pub(super) struct Drives {
     by_file: Vec<usize>,
     count: usize,
@@ -33,7 +34,7 @@ impl Drives {
         Drives { by_file: Vec::new(), count: 1 }
     }
 
-    /// From the device number of each file.
+    /// Drives by the device number of each file.
     pub fn by_device(devices: impl Iterator<Item = u64>) -> Drives {
         let mut seen = Vec::new();
         let drive = |device| {
@@ -46,7 +47,7 @@ impl Drives {
         Drives { by_file, count: seen.len().max(1) }
     }
 
-    /// How many there are, at least one.
+    /// The number of drives, at least one.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -56,7 +57,7 @@ impl Drives {
     }
 }
 
-/// A part of a read that is given to the drive as one request.
+/// A part of a read that the drive gets as one request.
 #[derive(Debug)]
 pub(super) struct Piece {
     /// Index into [`QueueState::reads`].
@@ -69,13 +70,13 @@ pub(super) struct Piece {
     pub needed: usize,
 }
 
-// SAFETY: whoever submits a read leaves its memory to the reader's threads, whichever of them writes to it.
+// SAFETY: the submitter leaves the memory of a read to the reader's threads, whichever of them writes to it.
 unsafe impl Send for Piece {}
 
-/// Reads by priority, shared by those who submit them and the threads that work them off.
+/// Reads by priority, shared by submitters and the threads that process them.
 pub(super) struct Queue {
     state: Mutex<QueueState>,
-    /// Something may be taken that could not be before.
+    /// Notified when a piece can be taken that could not be before.
     changed: Condvar,
     drives: Drives,
     on_done: OnDone,
@@ -89,7 +90,7 @@ impl Queue {
         Queue { state: Mutex::new(state), changed: Condvar::new(), drives, on_done }
     }
 
-    /// Adds reads at the end of their priority's line.
+    /// Adds reads at the end of the line of their priority.
     pub fn submit(&self, reads: &[Read], priority: Priority) {
         let mut state = self.lock();
         for read in reads {
@@ -98,7 +99,7 @@ impl Queue {
         }
     }
 
-    /// Removes reads of which nothing has started.
+    /// Removes those of the reads that have not started; returns their ids.
     pub fn withdraw(&self, ids: &[ReadId]) -> Vec<ReadId> {
         let mut state = self.lock();
         let QueueState { lanes, reads, free, .. } = &mut *state;
@@ -136,13 +137,13 @@ impl Queue {
         }
     }
 
-    /// The next piece; waits until there is one. `None` when the queue was stopped.
+    /// The next piece; waits until there is one. `None` after the queue was stopped.
     pub fn take(&self) -> Option<Piece> {
         let mut state = self.lock();
         while !state.stopped {
             if let Some(piece) = state.next() {
-                // Finishing a piece wakes nobody, because whoever finishes one takes the next. If that leaves
-                // more to take, it is for somebody who sleeps.
+                // Finishing a piece wakes no thread, because the thread that finishes takes the next piece. If more
+                // pieces can be taken now, they are for a sleeping thread.
                 if state.has_next() {
                     self.changed.notify_one();
                 }
@@ -162,7 +163,7 @@ impl Queue {
         if state.stopped { None } else { state.next() }
     }
 
-    /// Ends a piece that was taken, and reports its read if it was the last.
+    /// Ends a piece that was taken, and reports its read if this was the last piece.
     pub fn finish(&self, piece: Piece, result: Result<()>) {
         let ended = self.lock().finish(&piece, result);
         if let Some((id, result)) = ended {
@@ -170,7 +171,7 @@ impl Queue {
         }
     }
 
-    /// From now on nothing is handed out.
+    /// Hands out no more pieces.
     pub fn stop(&self) {
         self.lock().stopped = true;
     }
@@ -181,7 +182,7 @@ impl Queue {
         self.lock().stopped
     }
 
-    /// Reports what nobody has started as cancelled.
+    /// Reports reads that have not started as cancelled.
     pub fn cancel_waiting(&self) {
         loop {
             let Some(piece) = self.lock().pop_any() else { return };
@@ -191,43 +192,43 @@ impl Queue {
 
     /// Wakes all threads that wait in [`Queue::take`].
     pub fn wake(&self) {
-        // A thread that has found nothing holds the lock until it sleeps, and `submit` had it since.
+        // A thread that found nothing holds the lock until it sleeps, and `submit` has taken the lock since.
         self.changed.notify_all();
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
-        // No code of others runs under the lock, so the state is sound also after a panic elsewhere.
+        // No foreign code runs under the lock, so the state is consistent even after a panic elsewhere.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 struct QueueState {
-    /// By drive.
+    /// One per drive.
     lanes: Vec<Lane>,
-    /// Reads under way or waiting; those without unfinished pieces are free for the next.
+    /// Reads waiting or under way. Entries without unfinished pieces are free.
     reads: Vec<Progress>,
     free: Vec<usize>,
-    /// The drive that is asked first.
+    /// The drive to look at first.
     turn: usize,
     stopped: bool,
 }
 
-/// How far a read is.
+/// The progress of a read.
 struct Progress {
     id: ReadId,
     lane: usize,
     priority: Priority,
-    /// Whether any piece was ever taken.
+    /// Whether a piece of it was taken.
     started: bool,
     under_way: usize,
-    /// Pieces that wait or are under way.
+    /// The number of pieces that wait or are under way.
     unfinished: usize,
-    /// What the first piece that failed says.
+    /// The error of the first piece that failed.
     error: Option<Error>,
 }
 
 impl Progress {
-    /// Counts a piece out; true if it was the last.
+    /// Counts a finished piece; returns whether it was the last.
     fn end_piece(&mut self) -> bool {
         self.unfinished -= 1;
         self.unfinished == 0
@@ -241,7 +242,7 @@ impl QueueState {
         let index = self.free.pop().unwrap_or(self.reads.len());
         let mut unfinished = 0;
         let mut start = 0;
-        // What lies behind the last needed byte makes no piece of its own.
+        // Bytes after the last needed one get no piece of their own.
         while unfinished == 0 || start < read.needed {
             let len = stride.min(read.len - start);
             self.lanes[lane].waiting[priority as usize].push_back(Piece {
@@ -264,7 +265,7 @@ impl QueueState {
         }
     }
 
-    /// The next piece, from each drive in turn.
+    /// The next piece; drives take turns.
     fn next(&mut self) -> Option<Piece> {
         let lanes = self.lanes.len();
         let order = (0..lanes).map(|step| (self.turn + step) % lanes);
@@ -277,7 +278,7 @@ impl QueueState {
         self.lanes.iter().any(|lane| lane.may_start().is_some())
     }
 
-    /// Any piece that waits, whether or not there is a place for it.
+    /// Any waiting piece, whether or not its drive is at its limit.
     fn pop_any(&mut self) -> Option<Piece> {
         let filled = |lane: &Lane, priority: Priority| !lane.waiting[priority as usize].is_empty();
         let all = (0..self.lanes.len()).flat_map(|i| [(i, Priority::Demand), (i, Priority::Prefetch)]);
@@ -309,7 +310,7 @@ impl QueueState {
     }
 }
 
-/// The line at one drive. The arrays are indexed by [`Priority`].
+/// The waiting pieces of one drive. The arrays are indexed by [`Priority`].
 struct Lane {
     waiting: [VecDeque<Piece>; 2],
     under_way: [usize; 2],
@@ -321,7 +322,7 @@ impl Lane {
         Lane { waiting: Default::default(), under_way: [0; 2], places }
     }
 
-    /// The priority of the piece that may start now, if any may.
+    /// The priority of the piece that may start now, if any.
     fn may_start(&self) -> Option<Priority> {
         let [demand, prefetch] = &self.waiting;
         let [demands, prefetches] = self.under_way;
@@ -352,13 +353,13 @@ mod tests {
         )
     }
 
-    /// A read of whole blocks; nothing is ever written to its memory here.
+    /// A read of whole blocks. These tests never write to its memory.
     fn read(id: u64, file: usize, len: usize) -> Read {
         let (id, file, to) = (ReadId(id), FileIdx(file), std::ptr::without_provenance_mut(BLOCK));
         Read { id, file, offset: 0, to, len, needed: len }
     }
 
-    /// Takes all that may be taken and says whose pieces they are.
+    /// Takes all pieces that can be taken; returns the ids of their reads and the pieces.
     fn take_all(queue: &Queue) -> (Vec<u64>, Vec<Piece>) {
         let pieces: Vec<_> = std::iter::from_fn(|| queue.try_take()).collect();
         let reads = pieces.iter().map(|piece| queue.lock().reads[piece.read].id.0).collect();
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_drive_takes_no_places_of_another() {
+    fn a_slow_drive_does_not_block_another() {
         let (queue, _reports) = queue(Drives::by_device([7, 9, 7].into_iter()), 2);
         let on_first: Vec<_> = (0..5).map(|id| read(id, 2, BLOCK)).collect();
         queue.submit(&on_first, Demand);

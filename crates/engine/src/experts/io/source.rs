@@ -1,6 +1,6 @@
-//! Where weight bytes come from.
+//! Where weights are read from.
 //!
-//! The source is a trait so that tests can be slow, short, failing and corrupt drives.
+//! A trait, so that tests can simulate slow, failing and corrupt drives and short reads.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use crate::format::{FileIdx, ModelFile};
 
 /// Random access to the bytes of a model's files.
 pub trait ByteSource: Send + Sync {
-    /// Reads some bytes at `offset`, as `pread` does: fewer than asked are possible, none means the end.
+    /// Reads bytes at `offset` as `pread` does: may return fewer than requested; zero means the end of the file.
     fn read_at(&self, file: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
     /// The file's path, for messages.
@@ -19,7 +19,7 @@ pub trait ByteSource: Send + Sync {
 }
 
 impl dyn ByteSource + '_ {
-    /// Fills `buffer` from `offset` on.
+    /// Fills `buffer` with the bytes at `offset`.
     ///
     /// # Errors
     /// Names the file and the offset at which reading failed or the file ended.
@@ -27,7 +27,7 @@ impl dyn ByteSource + '_ {
         self.read_at_least(file, offset, buffer, buffer.len())
     }
 
-    /// Fills at least the first `needed` bytes of `buffer` from `offset` on; what follows them may be filled too.
+    /// Fills at least the first `needed` bytes of `buffer` with the bytes at `offset`; may fill more.
     ///
     /// # Errors
     /// Names the file and the offset at which reading failed or the file ended.
@@ -47,14 +47,14 @@ impl dyn ByteSource + '_ {
     }
 }
 
-/// Why `missing` bytes did not come.
+/// The error for `missing` bytes that could not be read.
 pub(super) fn cannot_read(path: &Path, offset: u64, missing: usize, reason: io::Error) -> Error {
     Error::io(path, format!("cannot read {missing} bytes at offset {offset}"), reason)
 }
 
-/// The reason when a file has fewer bytes than its directory promises.
+/// The cause of the error when a file is shorter than its directory says.
 pub(super) fn ends_early() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before them")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file is too short (is it complete?)")
 }
 
 /// The files of a model, read with `pread`.
@@ -76,7 +76,8 @@ impl FileSource {
         Ok(FileSource { files: files.collect::<Result<_>>()? })
     }
 
-    /// Takes what was read out of the page cache, where the system allows it: weights are kept in memory of our own.
+    /// Removes the files from the page cache, if the system allows it: the weights are in the process's own memory by
+    /// now.
     pub fn forget(&self) {
         for (_, file) in &self.files {
             if let Ok(metadata) = file.metadata() {
@@ -96,13 +97,13 @@ impl ByteSource for FileSource {
     }
 }
 
-/// Reads at a place of the caller's, on any thread.
+/// Reads at an offset, on any thread.
 #[cfg(unix)]
 pub(super) fn read_file_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
     std::os::unix::fs::FileExt::read_at(file, buffer, offset)
 }
 
-/// Reads at a place of the caller's, on any thread.
+/// Reads at an offset, on any thread.
 #[cfg(windows)]
 pub(super) fn read_file_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, buffer, offset)
@@ -112,7 +113,7 @@ pub(super) fn read_file_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::R
 mod tests {
     use super::*;
 
-    /// A drive that gives one byte at a time, is interrupted now and then, and ends or fails at a given place.
+    /// A drive that returns one byte at a time, is interrupted now and then, and ends or fails at a given offset.
     struct BadDrive {
         bytes: Vec<u8>,
         fails_at: u64,
@@ -151,7 +152,10 @@ mod tests {
     fn an_early_end_names_file_and_offset() {
         let drive = BadDrive { bytes: vec![1, 2, 3, 4], fails_at: 99 };
         let message = read(drive, 1, 9).unwrap_err().to_string();
-        assert_eq!(message, "bad.gguf: cannot read 6 bytes at offset 4: the file ends before them");
+        assert_eq!(
+            message,
+            "bad.gguf: cannot read 6 bytes at offset 4: the file is too short (is it complete?)"
+        );
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! Lets the threads that read run as soon as they have something to do.
+//! Lets the threads that read run as soon as they have work.
 //!
-//! They need a processor for some microseconds to hand a request to the kernel or to report that it has arrived. All
-//! processors are busy computing, and the scheduler would rather finish a slice of several milliseconds first, in which a
-//! fast drive could have delivered ten experts.
+//! These threads need a CPU for some microseconds, to hand a request to the kernel or to report a completion. All
+//! CPUs are busy computing, and the scheduler would first finish a time slice of several milliseconds, in which a
+//! fast drive can deliver ten experts.
 
-/// Asks for a short slice for the calling thread, which brings it before threads with longer ones. Linux knows this
-/// since 6.12; where it is refused, nothing changes.
+/// Requests a short time slice for the calling thread, so that the scheduler prefers it to threads with longer ones.
+/// Linux supports this since 6.12; elsewhere nothing changes.
 #[cfg(target_os = "linux")]
 pub(super) fn run_at_once() {
-    /// The shortest slice that the kernel grants, in nanoseconds.
+    /// The shortest time slice that the kernel grants, in nanoseconds.
     const SLICE: u64 = 100_000;
     // SAFETY: the struct is made of integers, for which zero is a value.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! What every reader promises, however it reads.
+//! Tests that every reader must pass, whatever its method.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::OpenOptions;
@@ -16,7 +16,7 @@ use tempfile::{NamedTempFile, TempPath};
 use super::*;
 use Priority::{Demand, Prefetch};
 
-/// Long enough for any read here, also on a busy machine.
+/// Long enough for any read in these tests, even on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
 
 /// Memory that readers write to.
@@ -25,7 +25,7 @@ struct Memory {
     layout: Layout,
 }
 
-// SAFETY: whoever reads or writes the bytes keeps to the contract of `Reader::submit`.
+// SAFETY: all accesses to the bytes follow the contract of `Reader::submit`.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -33,7 +33,7 @@ unsafe impl Sync for Memory {}
 impl Memory {
     fn new(len: usize) -> Memory {
         let layout = Layout::from_size_align(len, BLOCK).unwrap();
-        // SAFETY: no test asks for nothing.
+        // SAFETY: no test has a length of zero.
         Memory { start: unsafe { alloc_zeroed(layout) }, layout }
     }
 
@@ -44,7 +44,7 @@ impl Memory {
     /// A copy of bytes that no reader writes to.
     fn copy(&self, start: usize, len: usize) -> Vec<u8> {
         assert!(start + len <= self.layout.size());
-        // SAFETY: the bytes are initialised and, says the caller, not being written to.
+        // SAFETY: the bytes are initialised, and the caller promises that nobody writes to them.
         unsafe { std::slice::from_raw_parts(self.at(start), len) }.to_vec()
     }
 }
@@ -65,7 +65,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// The memory belongs to the reader's `OnDone`, as it should in a store.
+    /// Creates a reader whose `OnDone` owns the memory, as in a store.
     fn new(
         name: &'static str,
         len: usize,
@@ -76,7 +76,7 @@ impl Fixture {
         let (memory, buffers) = (Arc::downgrade(&owned), [(owned.at(0), len)]);
         let on_done = Arc::new(move |id, result| {
             let _owned = &owned;
-            // Nobody may listen any more.
+            // The receiver may be gone.
             let _ = report.send((id, result));
         });
         Ok(Fixture { name, reader: open(&buffers, on_done)?, memory, reports: Mutex::new(reports) })
@@ -99,7 +99,7 @@ impl Fixture {
     }
 
     fn submit(&self, reads: &[Read], priority: Priority) {
-        // SAFETY: the memory belongs to the reader's `OnDone`, and no test uses what is being read.
+        // SAFETY: the memory belongs to the reader's `OnDone`, and no test uses bytes that are being read.
         unsafe { self.reader.submit(reads, priority) };
     }
 
@@ -115,7 +115,7 @@ impl Fixture {
     }
 }
 
-/// All ways to read files; says so if the system refuses one.
+/// All ways to read files. Prints those that the system refuses.
 fn all_readers(path: &Path, len: usize) -> Vec<Fixture> {
     let paths = [path.to_owned()];
     let open = |method, buffers: &[_], on_done| open_paths(&paths, method, buffers, on_done);
@@ -143,7 +143,7 @@ fn all_readers(path: &Path, len: usize) -> Vec<Fixture> {
     fixtures.into_iter().filter_map(had).collect()
 }
 
-/// Those of [`all_readers`] that survive a file that shrinks.
+/// Those of [`all_readers`] that can read a file that shrinks.
 fn readers_without_mmap(path: &Path, len: usize) -> Vec<Fixture> {
     all_readers(path, len).into_iter().filter(|fixture| fixture.name != "mmap").collect()
 }
@@ -182,14 +182,17 @@ fn all_methods_read_the_same_bytes() {
 }
 
 #[test]
-fn a_file_that_ends_early_is_named_with_the_place() {
+fn an_early_end_of_a_file_names_file_and_offset() {
     let path = file_of(&noise(10_000));
     for fixture in all_readers(&path, 4 * BLOCK) {
         let says = |offset, needed| fixture.fetch(offset, needed).unwrap_err().to_string();
         let path = path.display();
-        let inside = format!("{path}: cannot read 2288 bytes at offset 10000: the file ends before them");
+        let inside = format!(
+            "{path}: cannot read 2288 bytes at offset 10000: the file is too short (is it complete?)"
+        );
         assert_eq!(says(8192, 4096), inside, "{}", fixture.name);
-        let behind = format!("{path}: cannot read 9 bytes at offset 40960: the file ends before them");
+        let behind =
+            format!("{path}: cannot read 9 bytes at offset 40960: the file is too short (is it complete?)");
         assert_eq!(says(40960, 9), behind, "{}", fixture.name);
         assert_eq!(fixture.fetch(0, 10_000).unwrap(), noise(10_000), "{} goes on", fixture.name);
     }
@@ -204,14 +207,18 @@ fn a_file_that_is_truncated_meanwhile_fails_only_what_is_gone() {
         assert_eq!(fixture.fetch(2 << 20, 9999).unwrap(), bytes[2 << 20..][..9999]);
         OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
         let message = fixture.fetch(2 << 20, 9999).unwrap_err().to_string();
-        assert!(message.ends_with("cannot read 9999 bytes at offset 2097152: the file ends before them"));
+        assert!(
+            message.ends_with(
+                "cannot read 9999 bytes at offset 2097152: the file is too short (is it complete?)"
+            )
+        );
         assert!(fixture.fetch(0, 3 << 20).is_err(), "{}", fixture.name);
         assert_eq!(fixture.fetch(0, 1 << 20).unwrap(), bytes[..1 << 20]);
     }
 }
 
 #[test]
-fn a_thousand_reads_from_several_threads_all_arrive() {
+fn a_thousand_reads_from_several_threads_are_all_reported() {
     const SLOT: usize = 8 * BLOCK;
     let bytes = noise(3_333_333);
     let path = file_of(&bytes);
@@ -243,7 +250,7 @@ fn a_thousand_reads_from_several_threads_all_arrive() {
 }
 
 #[test]
-fn dropping_cancels_what_waits_and_waits_for_what_is_under_way() {
+fn dropping_cancels_waiting_reads_and_waits_for_those_under_way() {
     const LEN: usize = 256 << 10;
     let path = file_of(&noise(LEN));
     for fixture in all_readers(&path, 64 * LEN) {
@@ -251,7 +258,7 @@ fn dropping_cancels_what_waits_and_waits_for_what_is_under_way() {
         fixture.submit(&reads, Demand);
         let Fixture { name, reader, memory, reports } = fixture;
         drop(reader);
-        assert!(memory.upgrade().is_none(), "{name}: nobody holds the memory any more");
+        assert!(memory.upgrade().is_none(), "{name}: the memory is released");
         let results: Vec<_> = reports.into_inner().unwrap().iter().map(|(_, result)| result).collect();
         assert_eq!(results.len(), 64, "{name}: each is reported");
         assert!(results.iter().all(|result| matches!(result, Ok(()) | Err(Error::Cancelled))));
@@ -311,22 +318,23 @@ fn readers_say_what_is_in_effect_and_why() {
         }
         Err(refused) => {
             let refused = refused.to_string();
-            assert!(refused.starts_with("io_uring is refused here: "), "{refused}");
+            assert!(refused.starts_with("io_uring is not available: "), "{refused}");
             assert!(refused.ends_with("run with Options::io = IoMethod::Pool"), "{refused}");
-            assert!(auto.starts_with(&format!("{pool} (io_uring is refused: ")), "{auto}");
+            assert!(auto.starts_with(&format!("{pool} (io_uring is not available: ")), "{auto}");
         }
     }
     eprintln!("{auto}");
 }
 
-/// A drive of ones that gives a few bytes at a time, is interrupted, fails in one block, and can be held up.
+/// A drive whose bytes are all 1. It returns a few bytes at a time, is interrupted, fails in one block, and can be
+/// blocked.
 #[derive(Default)]
 struct Drive {
     fails_at: Option<u64>,
     gate: Arc<Gate>,
 }
 
-/// Lets reads pass or holds them up.
+/// Lets reads pass or blocks them.
 #[derive(Default)]
 struct Gate {
     closed: Mutex<bool>,
@@ -348,7 +356,7 @@ impl Gate {
         }
     }
 
-    /// Until this many reads have come to the gate.
+    /// Waits until `reads` reads have come to the gate.
     fn wait_for(&self, reads: u64) {
         let start = Instant::now();
         while self.passed.load(Relaxed) < reads {
@@ -423,7 +431,7 @@ fn on_a_slow_drive_demand_overtakes_and_prefetches_can_be_withdrawn() {
 }
 
 #[test]
-fn a_stalled_drive_is_left_behind_with_the_memory_it_writes_to() {
+fn a_stalled_drive_keeps_the_memory_that_it_writes_to() {
     let drive = Drive::default();
     let gate = Arc::clone(&drive.gate);
     let fixture = Fixture::over(drive, 2, 3 * BLOCK);

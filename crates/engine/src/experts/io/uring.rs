@@ -1,4 +1,4 @@
-//! One thread that drives an io_uring: it hands pieces of reads to the kernel and hears when they have arrived.
+//! A thread that drives an io_uring: it submits pieces of reads to the kernel and collects their completions.
 
 use std::fs::File;
 use std::io;
@@ -17,22 +17,22 @@ use super::queue::{Piece, Queue};
 use super::source::{cannot_read, ends_early};
 use super::{Background, OnDone, Threads};
 
-/// Pieces under way at a time on each drive. One that is busy with fewer loses nothing; fast drives want many.
+/// Pieces under way at a time on each drive. Fast drives need many; slow ones lose nothing.
 pub(super) const DEPTH_PER_DRIVE: usize = 32;
 
-/// The kernel registers no longer buffers.
+/// The longest buffer that the kernel registers.
 const LONGEST_BUFFER: usize = 1 << 30;
 
-/// How often in a row the kernel may say "again" before a read fails.
+/// How often in a row the kernel may ask to retry before a read fails.
 const RETRIES: usize = 1000;
 
-/// The completion that says that somebody woke the thread.
+/// The completion that says that the thread was woken.
 const WAKE: u64 = u64::MAX;
 
 /// Starts the thread.
 ///
 /// # Errors
-/// If the kernel refuses io_uring or lacks the operations needed: the reason.
+/// If the kernel refuses io_uring or lacks an operation.
 pub(super) fn start(
     source: Arc<DirectSource>,
     buffers: &[(*mut u8, usize)],
@@ -41,7 +41,7 @@ pub(super) fn start(
 ) -> io::Result<Background> {
     let drives = source.drives();
     let places = depth * drives.count();
-    // One more, for the wake-up.
+    // One more entry for the wake-up.
     let ring = IoUring::new(places as u32 + 1)?;
     check_operations(&ring)?;
     let both = |file: &DirectFile| {
@@ -52,27 +52,27 @@ pub(super) fn start(
     let (registered, how_buffers) = match register(&ring, buffers) {
         Ok(registered) => (registered, "registered buffers".into()),
         Err(e) if e.kind() == io::ErrorKind::OutOfMemory => {
-            (Vec::new(), "buffers not registered (the limit on locked memory is lower: ulimit -l)".into())
+            (Vec::new(), "buffers not registered (the limit on locked memory is too low: ulimit -l)".into())
         }
         Err(reason) => (Vec::new(), format!("buffers not registered ({reason})")),
     };
     let how = format!("io_uring, {}, {how_buffers}", source.describe());
 
-    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+    let wake_event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let queue = Arc::new(Queue::new(drives, depth, on_done));
     let mut driver = Driver {
         source,
         queue: Arc::clone(&queue),
-        bell: Arc::clone(&bell),
-        rings: Box::new(0),
+        wake_event: Arc::clone(&wake_event),
+        wake_count: Box::new(0),
         listening: false,
         registered,
         flights: (0..places).map(|_| None).collect(),
         free: (0..places).collect(),
         ring,
     };
-    let wake = Box::new(move || ring_bell(&bell));
-    // From here on a failure drops the reader, which finds no thread to wait for.
+    let wake = Box::new(move || wake_up(&wake_event));
+    // If the thread cannot be started, dropping the reader finds none to wait for.
     let reader = Background { queue, wake, threads: Threads::new(), how };
     reader.threads.start("forebay-io".into(), move || driver.drive())?;
     Ok(reader)
@@ -91,7 +91,7 @@ fn check_operations(ring: &IoUring) -> io::Result<()> {
     }
 }
 
-/// Tells the kernel of the buffers; returns their addresses in order.
+/// Registers the buffers with the kernel; returns their addresses in order.
 fn register(ring: &IoUring, buffers: &[(*mut u8, usize)]) -> io::Result<Vec<Range<usize>>> {
     let cut = |&(start, len): &(*mut u8, usize)| {
         (0..len).step_by(LONGEST_BUFFER).map(move |at| libc::iovec {
@@ -104,15 +104,15 @@ fn register(ring: &IoUring, buffers: &[(*mut u8, usize)]) -> io::Result<Vec<Rang
     if parts.is_empty() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "none given"));
     }
-    // SAFETY: the kernel takes the pages behind the addresses, or refuses what is no memory of ours. It writes
-    // to them only for reads that are submitted later, under the contract of `Reader::submit`.
+    // SAFETY: the kernel takes the pages at these addresses, or refuses addresses that are not this process's memory.
+    // It writes to them only in reads that are submitted later, under the contract of `Reader::submit`.
     unsafe { ring.submitter().register_buffers(&parts)? };
     Ok(parts.iter().map(|part| part.iov_base.addr()..part.iov_base.addr() + part.iov_len).collect())
 }
 
-fn ring_bell(bell: &OwnedFd) {
-    // Refused only when the counter is full, and then the thread is about to be woken.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+fn wake_up(wake_event: &OwnedFd) {
+    // Fails only if the counter is full, and then the thread is about to wake up.
+    let _ = rustix::io::write(wake_event, &1u64.to_ne_bytes());
 }
 
 /// A piece that the kernel reads.
@@ -120,31 +120,32 @@ struct Flight {
     piece: Piece,
     /// Bytes that have arrived.
     done: usize,
-    /// How often the kernel said "again" since the last of them.
+    /// How often the kernel asked to retry since the last byte arrived.
     retries: usize,
 }
 
-/// What the thread owns. The ring comes first, so that it is dropped before what its requests use.
+/// What the thread owns. The ring comes first, so that it is dropped before the memory that its requests use.
 struct Driver {
     ring: IoUring,
     source: Arc<DirectSource>,
     queue: Arc<Queue>,
-    /// Rung by those who submit.
-    bell: Arc<OwnedFd>,
-    /// Where the kernel counts how often the bell was rung.
-    rings: Box<u64>,
-    /// Whether the kernel has been asked to listen to the bell.
+    /// An eventfd that submitters write to, to wake the thread.
+    wake_event: Arc<OwnedFd>,
+    /// Where the kernel stores the counter of the eventfd.
+    wake_count: Box<u64>,
+    /// Whether a read of the eventfd is under way.
     listening: bool,
     /// The addresses of registered buffers, in order.
     registered: Vec<Range<usize>>,
-    /// What is under way, by the number its completion carries.
+    /// The pieces under way, by the number in their completion.
     flights: Vec<Option<Flight>>,
-    /// Numbers without a flight.
+    /// Numbers of unused entries of `flights`.
     free: Vec<usize>,
 }
 
 impl Driver {
-    /// The life of the thread: until the queue is stopped and the kernel writes to no memory of ours any more.
+    /// The thread's main loop: runs until the queue is stopped and the kernel no longer writes to this process's
+    /// memory.
     fn drive(&mut self) {
         loop {
             let stopped = self.queue.is_stopped();
@@ -164,17 +165,17 @@ impl Driver {
             }
             self.land();
         }
-        // What was registered would otherwise stay locked until the kernel has taken the ring apart.
+        // Otherwise the buffers stay locked until the kernel has cleaned up the ring.
         if !self.registered.is_empty() {
             let _ = self.ring.submitter().unregister_buffers();
         }
     }
 
-    /// Whether an error of the ring is one that another attempt may not meet.
+    /// Whether a retry may succeed after this error of the ring.
     fn passes(&self, error: &io::Error) -> bool {
         match error.kind() {
             io::ErrorKind::Interrupted => true,
-            // The kernel is short of memory, or of room for completions that `land` is about to take.
+            // The kernel is short of memory, or of space for completions, which `land` frees.
             io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy => {
                 std::thread::sleep(Duration::from_millis(1));
                 true
@@ -183,27 +184,28 @@ impl Driver {
         }
     }
 
-    /// Asks the kernel to complete a request when the bell is rung.
+    /// Submits a read of the eventfd, which completes when a submitter writes to it.
     fn listen(&mut self) {
         if !self.listening {
-            let to: *mut u64 = &mut *self.rings;
-            let entry = opcode::Read::new(Fd(self.bell.as_raw_fd()), to.cast(), 8).build();
+            let to: *mut u64 = &mut *self.wake_count;
+            let entry = opcode::Read::new(Fd(self.wake_event.as_raw_fd()), to.cast(), 8).build();
             self.push(entry.user_data(WAKE));
             self.listening = true;
         }
     }
 
-    /// Hands over what the queue gives.
+    /// Submits the pieces that the queue hands out.
     fn start_flights(&mut self) {
         while let Some(piece) = self.queue.try_take() {
-            let number = self.free.pop().expect("the queue gives no more pieces than there are places");
+            let number =
+                self.free.pop().expect("the queue hands out no more pieces than `flights` has entries");
             let flight = self.flights[number].insert(Flight { piece, done: 0, retries: 0 });
             let entry = request(flight, &self.registered);
             self.push(entry.user_data(number as u64));
         }
     }
 
-    /// Takes what the kernel has completed.
+    /// Processes completions.
     fn land(&mut self) {
         while let Some((number, result)) = self.next_completion() {
             if number == WAKE {
@@ -230,7 +232,7 @@ impl Driver {
         self.ring.completion().next().map(|entry| (entry.user_data(), entry.result()))
     }
 
-    /// Adds what a completion brought; `None` if the flight goes on.
+    /// Records a completion; returns `None` if the piece is not finished.
     fn arrived(&self, flight: &mut Flight, result: i32) -> Option<crate::Result<()>> {
         let Piece { file, offset, needed, .. } = flight.piece;
         let at = offset + flight.done as u64;
@@ -261,22 +263,22 @@ impl Driver {
     }
 
     fn push(&mut self, entry: Entry) {
-        // SAFETY: the memory of a piece is ours until its read is reported, which happens after the completion; the
-        // bell and its counter live as long as this thread, which ends after the last completion. The files
-        // were registered.
+        // SAFETY: the memory of a piece belongs to the reader until its read is reported, which happens after the
+        // completion. The eventfd and its counter live as long as this thread, which ends after the last completion.
+        // The files are registered.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        pushed.expect("the ring has an entry for every place and for the bell");
+        pushed.expect("the ring has an entry for every piece and for the eventfd");
     }
 
-    /// The ring itself has failed: every read fails from now on. So the memory of what was under way, should the
-    /// kernel still write to it, is never taken for bytes that have arrived.
+    /// Handles a failure of the ring itself: all reads fail from now on. Memory that the kernel may still write to
+    /// thus never counts as read.
     fn give_up(&mut self, error: &io::Error) {
         tracing::error!("io_uring has failed: {error}");
         let fail = |piece: Piece| {
             let path = &self.source.files()[piece.file.0].path;
             let reason = io::Error::new(
                 error.kind(),
-                format!("io_uring has failed ({error}): use Options::io = IoMethod::Pool"),
+                format!("io_uring has failed ({error}): run with Options::io = IoMethod::Pool"),
             );
             let failed = cannot_read(path, piece.offset, piece.needed, reason);
             self.queue.finish(piece, Err(failed));
@@ -285,17 +287,17 @@ impl Driver {
         while let Some(piece) = self.queue.take() {
             fail(piece);
         }
-        // Nobody knows what the kernel still writes to, so none of it is ever freed: neither the counter nor, through
-        // the queue's `OnDone`, the memory of reads.
-        std::mem::forget((Arc::clone(&self.queue), std::mem::take(&mut self.rings)));
+        // The kernel may still write to this memory, so it is never freed: neither the counter nor, through the
+        // queue's `OnDone`, the memory of reads.
+        std::mem::forget((Arc::clone(&self.queue), std::mem::take(&mut self.wake_count)));
     }
 }
 
-/// The request for what a flight still lacks.
+/// The request for the missing bytes of a piece.
 fn request(flight: &Flight, registered: &[Range<usize>]) -> Entry {
     let Flight { piece, done, .. } = flight;
     let (offset, to, len) = (piece.offset + *done as u64, piece.to.wrapping_add(*done), piece.len - done);
-    // Files are registered in pairs: the plain one, then the direct one.
+    // Files are registered in pairs: the buffered one, then the direct one.
     let file = Fixed((2 * piece.file.0 + usize::from(is_aligned(offset, to, len))) as u32);
     let end = to.addr() + len;
     let buffer = registered.partition_point(|range| range.end < end);
