@@ -1,4 +1,5 @@
-//! Linear attention by the gated delta rule: every head has a matrix that maps keys to values, and each token corrects it.
+//! Linear attention by the gated delta rule: each head keeps a matrix that maps keys to values, and each token
+//! corrects it.
 
 use smallvec::SmallVec;
 
@@ -8,26 +9,26 @@ use crate::backend::{Buf, DeltaRule, DeltaShape, Matrix, RowPart, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
 
-/// The sizes and buffers of linear attention, alike in all layers of a model.
+/// The sizes and buffers of linear attention, shared by all layers of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaNet {
-    /// The heads.
+    /// The heads and their dimensions.
     pub shape: DeltaShape,
-    /// Floats that a layer keeps of a sequence.
+    /// Floats of recurrent state per layer and sequence.
     pub state: usize,
-    /// Of the norm of what the heads give.
+    /// The epsilon of the norm of the heads' outputs.
     pub eps: f32,
-    /// `[rows, channels]` Queries, keys and values.
+    /// `[rows, channels]` Queries, keys and values before the convolution.
     pub qkv: Buf,
-    /// `[rows, channels]` The same after the convolution.
+    /// `[rows, channels]` Queries, keys and values after the convolution.
     pub convolved: Buf,
-    /// `[rows, value_heads · value_dim]` What lets the output through.
+    /// `[rows, value_heads · value_dim]` The gate of the output.
     pub z: Buf,
-    /// `[rows, value_heads]` How much is corrected.
+    /// `[rows, value_heads]` The strength of the correction.
     pub b: Buf,
-    /// `[rows, value_heads]` How much stays.
+    /// `[rows, value_heads]` The decay of the state.
     pub a: Buf,
-    /// `[rows, value_heads · value_dim]`
+    /// `[rows, value_heads · value_dim]` The heads' outputs.
     pub out: Buf,
 }
 
@@ -38,24 +39,25 @@ pub struct DeltaWeights {
     pub qkv_z: Pair,
     /// `[value_heads, hidden]` each
     pub b_a: Pair,
-    /// `[kernel, channels]` Of the convolution.
+    /// `[kernel, channels]` The filters of the convolution.
     pub filters: Vector,
-    /// `[value_heads]` How fast the states fade, negative.
+    /// `[value_heads]` The decay rates of the states, negative.
     pub rates: Vector,
     /// `[value_heads]` Added to `a`.
     pub biases: Vector,
-    /// `[value_dim]` Of what each head gives.
+    /// `[value_dim]` The norm of each head's output.
     pub norm: Vector,
     /// `[hidden, value_heads · value_dim]`
     pub out: Matrix,
 }
 
-/// Two projections of the same.
+/// Two projections of the same input.
 #[derive(Clone, Copy, Debug)]
 pub enum Pair {
     /// Two matrices.
     Apart(Matrix, Matrix),
-    /// One whose rows are in groups, one for each key head with all that belongs to it, and the buffer for its product.
+    /// One matrix whose rows are grouped by key head, each group with everything that belongs to the head, and a
+    /// buffer for its product.
     Woven(Matrix, Buf),
 }
 
@@ -63,7 +65,7 @@ impl DeltaNet {
     /// `out = W_o( norm(heads) · SiLU(z) )`
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn forward(
         &self,
         cx: &mut Context<'_>,

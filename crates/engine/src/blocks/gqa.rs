@@ -1,4 +1,4 @@
-//! Grouped-query attention: several query heads share a key and a value head.
+//! Grouped-query attention: several query heads share one key head and one value head.
 
 use crate::LayerIdx;
 use crate::backend::Batch;
@@ -6,16 +6,16 @@ use crate::backend::{Attention, Buf, Heads, KvShape, Matrix, Rope, RowPart, Vect
 use crate::blocks::Context;
 use crate::error::Result;
 
-/// The sizes and buffers of attention, alike in all layers of a model.
+/// The sizes and buffers of attention, shared by all layers of a model.
 #[derive(Clone, Debug)]
 pub struct Gqa {
-    /// Keys and values kept per layer, all of them; a layer may keep fewer.
+    /// The heads, and the keys and values kept for all positions; a layer with a window keeps fewer.
     pub kv: KvShape,
-    /// Multiplies every score.
+    /// The factor of every score.
     pub scale: f32,
     /// The rotary embedding.
     pub rope: Rope,
-    /// Of the norms on queries and keys.
+    /// The epsilon of the norms of queries and keys.
     pub eps: f32,
     /// `[rows, query heads · key_dim]`
     pub q: Buf,
@@ -27,11 +27,11 @@ pub struct Gqa {
     pub attended: Buf,
     /// `[rows, rotated channels]`
     pub angles: Buf,
-    /// The gate of what was attended to, if there is one.
+    /// The gate of the attention's output, if the model has one.
     pub gate: Option<AttentionGate>,
 }
 
-/// The buffers of a gate whose logits come out of the projection of queries, head by head after them.
+/// The buffers of an output gate whose logits come from the query projection, after each head's query.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGate {
     /// `[rows, query heads · 2 · key_dim]`
@@ -57,15 +57,16 @@ pub struct GqaWeights {
     pub out_bias: Option<Vector>,
     /// `[query heads]` Scores that count in the softmax's sum and have no value.
     pub sinks: Option<Vector>,
-    /// Of queries and keys before the rotation: `[key_dim]`, applied to every head, or as long as all heads together.
+    /// Norms of queries and keys before the rotation: `[key_dim]`, applied to each head, or as long as all heads
+    /// together.
     pub norms: Option<[Vector; 2]>,
 }
 
 impl Gqa {
-    /// Computes what all layers share: the angles of the batch's positions.
+    /// Computes what all layers share: the rotation angles of the batch's positions.
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn begin(&self, cx: &mut Context<'_>, batch: &Batch<'_>) -> Result<()> {
         cx.backend().rope_angles(&self.rope, batch.positions, self.angles)
     }
@@ -73,7 +74,7 @@ impl Gqa {
     /// `out = W_o · attention(x)`
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn forward(
         &self,
         cx: &mut Context<'_>,

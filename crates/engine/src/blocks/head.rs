@@ -8,21 +8,20 @@ use crate::error::Result;
 pub struct Head {
     /// `[hidden]`
     pub norm: Vector,
-    /// Of the norm.
+    /// The epsilon of the norm.
     pub eps: f32,
     /// `[vocab, hidden]`
     pub output: Matrix,
     /// The hidden states of the batch: `[rows, hidden]`
     pub x: Buf,
-    /// The rows that logits are wanted for: `[ROWS, hidden]`
+    /// The rows to compute logits for: `[ROWS, hidden]`
     pub picked: Buf,
     /// `[ROWS, vocab]`
     pub logits: Buf,
 }
 
 impl Head {
-    /// The most rows that [`forward`](Self::forward) takes at once. Their number is bounded because a row
-    /// of logits is large.
+    /// The most rows in one call of [`forward`](Self::forward). It is bounded because a row of logits is large.
     pub const ROWS: usize = 16;
 
     /// The number of logits.
@@ -33,7 +32,7 @@ impl Head {
     /// Computes the logits of some rows of the last batch.
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn forward(&self, b: &mut dyn Backend, rows: &[usize]) -> Result<()> {
         assert!(rows.len() <= Head::ROWS);
         b.pick(self.x, rows, self.picked)?;

@@ -1,9 +1,9 @@
-//! Multi-head latent attention: keys and values of all heads come from one small latent vector of a position, and only
-//! that is kept, beside the channels of the key that rotate.
+//! Multi-head latent attention: the KV cache keeps one small latent vector per position, from which the keys and
+//! values of all heads are derived, and the rotated channels of the key.
 //!
-//! A head's keys are `W_K c` and its values `W_V c` for the latents `c`. Neither is ever made: `q · W_K c` is
-//! `W_Kᵀ q · c`, and a weighted sum of values is `W_V` times the weighted sum of latents. So every head attends to the
-//! same keys, `[k_rotated | c]`, whose values are the latents inside them.
+//! A head's keys are `W_K c` and its values `W_V c` for the latents `c`. Neither is ever computed: `q · W_K c` equals
+//! `W_Kᵀ q · c`, and a weighted sum of values equals `W_V` times the weighted sum of latents. So every head attends
+//! to the same keys, `[k_rotated | c]`, whose values are the latents inside them.
 
 use crate::LayerIdx;
 use crate::backend::Batch;
@@ -11,22 +11,22 @@ use crate::backend::{Attention, Buf, HeadMatrices, KvShape, Matrix, Rope, Vector
 use crate::blocks::Context;
 use crate::error::Result;
 
-/// The sizes and buffers of attention, alike in all layers of a model.
+/// The sizes and buffers of attention, shared by all layers of a model.
 #[derive(Clone, Debug)]
 pub struct Mla {
-    /// One head of keys, `rotated + rank` channels, and its values, `rank` channels.
+    /// One key head of `rotated + rank` channels, with values of `rank` channels.
     pub kv: KvShape,
-    /// Multiplies every score.
+    /// The factor of every score.
     pub scale: f32,
     /// The rotary embedding.
     pub rope: Rope,
-    /// Of the norms of latents.
+    /// The epsilon of the norms of latents.
     pub eps: f32,
-    /// `[rows, query rank]`, where queries have latents, too.
+    /// `[rows, query rank]` The latents of queries, if the model has them.
     pub q_latent: Option<Buf>,
     /// `[rows, heads · (plain + rotated)]`
     pub q: Buf,
-    /// The queries that latents are asked with: `[rows, heads · (rotated + rank)]`
+    /// Queries multiplied by `W_Kᵀ`: `[rows, heads · (rotated + rank)]`
     pub absorbed: Buf,
     /// The rotated channels of the key: `[rows, rotated]`
     pub k: Buf,
@@ -43,7 +43,7 @@ pub struct Mla {
 /// The weights of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct MlaWeights {
-    /// To queries.
+    /// The projection to queries.
     pub q: QueryWeights,
     /// `[rotated, hidden]`
     pub k: Matrix,
@@ -59,12 +59,12 @@ pub struct MlaWeights {
     pub out: Matrix,
 }
 
-/// The weights that make queries.
+/// The weights that compute queries.
 #[derive(Clone, Copy, Debug)]
 pub enum QueryWeights {
     /// `[heads · (plain + rotated), hidden]`
     Direct(Matrix),
-    /// By way of a latent.
+    /// Through a latent.
     Latent {
         /// `[query rank, hidden]`
         down: Matrix,
@@ -76,10 +76,10 @@ pub enum QueryWeights {
 }
 
 impl Mla {
-    /// Computes what all layers share: the angles of the batch's positions.
+    /// Computes what all layers share: the rotation angles of the batch's positions.
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn begin(&self, cx: &mut Context<'_>, batch: &Batch<'_>) -> Result<()> {
         cx.backend().rope_angles(&self.rope, batch.positions, self.angles)
     }
@@ -87,7 +87,7 @@ impl Mla {
     /// `out = W_o · attention(x)`
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn forward(
         &self,
         cx: &mut Context<'_>,
@@ -107,7 +107,9 @@ impl Mla {
             (QueryWeights::Direct(q), _) => {
                 b.matmul(x, &[(q, self.q), (w.latent, self.latent), (w.k, self.k)])?;
             }
-            (QueryWeights::Latent { .. }, None) => unreachable!("latents of queries have a buffer"),
+            (QueryWeights::Latent { .. }, None) => {
+                unreachable!("a model with query latents has a buffer for them")
+            }
         }
         b.rms_norm(self.latent, w.latent_norm, self.eps, self.latent)?;
         b.head_products(self.q, &w.absorb, self.absorbed)?;

@@ -1,9 +1,9 @@
-//! The gated feed-forward block that every token passes through: in dense layers, and as the shared expert of a mixture.
+//! The gated feed-forward block that every token uses: in dense layers, and as the shared expert of a mixture.
 
 use crate::backend::{Backend, Buf, Matrix};
 use crate::error::Result;
 
-/// The buffers of a feed-forward block, alike in all layers of a model.
+/// The buffers of a feed-forward block, shared by all layers of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Mlp {
     /// `[rows, inner]`
@@ -27,7 +27,7 @@ impl Mlp {
     /// `out = W_d( SiLU(W_g x) · (W_u x) )`
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn forward(&self, b: &mut dyn Backend, w: &MlpWeights, x: Buf, out: Buf) -> Result<()> {
         b.matmul(x, &[(w.gate, self.gate), (w.up, self.up)])?;
         b.swiglu(self.gate, self.up)?;

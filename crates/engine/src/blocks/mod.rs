@@ -1,6 +1,6 @@
-//! The reusable layers that model files are put together from.
+//! Blocks: the reusable layers that model files are composed of.
 //!
-//! A block knows its weights, its buffers and its arithmetic. It never asks which architecture it serves.
+//! A block knows its weights, its buffers and its arithmetic. It never asks which architecture it is part of.
 
 pub mod delta_net;
 pub mod gqa;
@@ -22,35 +22,35 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::experts::{ExpertExecutor, RoutingObserver};
 
-/// What a forward pass works with.
+/// What the blocks of a forward pass share.
 pub struct Context<'a> {
-    /// Who computes: mixtures, and on its backend all else.
+    /// Computes mixtures; its backend computes everything else.
     pub executor: &'a mut dyn ExpertExecutor,
-    /// Asks the pass to end early.
+    /// Stops the pass early on request.
     pub cancel: &'a Cancel,
-    /// The prompts of the batch whose meters advance with each layer.
+    /// The prompts of the batch; each layer advances their progress.
     pub prompts: &'a [PromptPart],
-    /// Told of each layer's choices, if somebody wants to know.
+    /// Receives each layer's routing, if set.
     pub observer: Option<&'a mut RoutingObserver<'a>>,
 }
 
 impl Context<'_> {
-    /// The arithmetic of whoever computes.
+    /// The executor's backend.
     pub fn backend(&mut self) -> &mut dyn Backend {
         self.executor.backend()
     }
 
-    /// A layer begins, after so many of `all`.
+    /// Begins a layer: `before` of `all` layers are done. Advances the progress of the prompts.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if the pass is to end early.
+    /// [`Error::Cancelled`] if a stop is requested.
     pub fn begin_layer(&self, before: usize, all: usize) -> Result<()> {
         self.prompts.iter().for_each(|part| part.advance(before, all));
         self.cancel.check()
     }
 }
 
-/// A request to stop, made from another thread. Clones ask the same thing.
+/// A request to stop, made from another thread. All clones share the request.
 ///
 /// # Examples
 /// ```
@@ -77,36 +77,38 @@ pub struct Cancel(Arc<Asked>);
 #[derive(Default)]
 struct Asked {
     outright: AtomicBool,
-    /// Counts as asking while it holds.
+    /// Counts as a request while it returns true.
     condition: Option<Box<Condition>>,
 }
 
 type Condition = dyn Fn() -> bool + Send + Sync;
 
 impl Cancel {
-    /// A request that also counts as made whenever a condition holds. A forward pass asks before each layer, while others wait for it
-    /// to end: the condition must not compute anything.
+    /// Like a new `Cancel` that also counts as requested while `condition` returns true. A forward pass calls it
+    /// before each layer, while other conversations may wait for the pass: it must be quick.
     pub fn when(condition: impl Fn() -> bool + Send + Sync + 'static) -> Cancel {
         Cancel(Arc::new(Asked { condition: Some(Box::new(condition)), ..Asked::default() }))
     }
 
-    /// Asks to stop. A forward pass ends after the layer at hand.
+    /// Requests the stop. A forward pass ends after the current layer.
     pub fn cancel(&self) {
         self.0.outright.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the request back, before the next piece of work.
+    /// Withdraws the request, before the next piece of work.
     pub fn reset(&self) {
         self.0.outright.store(false, Ordering::Relaxed);
     }
 
-    /// Whether somebody asked.
+    /// Whether a stop was requested.
     pub fn is_cancelled(&self) -> bool {
         self.0.outright.load(Ordering::Relaxed) || self.0.condition.as_ref().is_some_and(|holds| holds())
     }
 
+    /// Fails if a stop was requested.
+    ///
     /// # Errors
-    /// [`Error::Cancelled`] if somebody asked.
+    /// [`Error::Cancelled`] if a stop was requested.
     pub fn check(&self) -> Result<()> {
         if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! A mixture of experts: the router picks a few experts for each token, their outputs are added up.
+//! A mixture of experts: the router chooses a few experts for each token, and their weighted outputs are added.
 
 use crate::LayerIdx;
 use crate::backend::{
@@ -9,27 +9,27 @@ use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::error::Result;
 use crate::experts::Mixture;
 
-/// The router and the buffers of a mixture, alike in all layers of a model.
+/// The router and the buffers of a mixture, shared by all layers of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Moe {
-    /// How experts are chosen.
+    /// The settings of the router.
     pub router: Router,
     /// `[rows, experts]`
     pub logits: Buf,
-    /// Where the experts work.
+    /// The experts' buffers.
     pub buffers: ExpertBuffers,
-    /// The function inside them.
+    /// The experts' activation function.
     pub activation: Activation,
-    /// Where the shared expert works, if there is one.
+    /// The shared expert's buffers, if there is one.
     pub shared: Option<SharedExpert>,
 }
 
-/// The buffers of the expert that every token uses.
+/// The buffers of the shared expert, which every token uses.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedExpert {
-    /// The expert itself.
+    /// Its feed-forward block.
     pub mlp: Mlp,
-    /// `[rows, 1]` How far its output is let through.
+    /// `[rows, 1]` The gate of its output.
     pub gate: Buf,
     /// `[rows, hidden]`
     pub out: Buf,
@@ -40,24 +40,24 @@ pub struct SharedExpert {
 pub struct MoeWeights {
     /// This layer's router.
     pub router: RouterWeights,
-    /// Those of the shared expert, if there is one.
+    /// The shared expert's weights, if there is one.
     pub shared: Option<SharedWeights>,
-    /// What the experts' gate, up and down add to their products.
+    /// Biases of the experts' gate, up and down projections.
     pub biases: Option<[Vector; 3]>,
-    /// `[experts]` What the products of the experts' gate, up and down are multiplied by.
+    /// `[experts]` Factors of the products of the experts' gate, up and down projections.
     pub scales: [Option<Vector>; 3],
 }
 
-/// The weights of the expert that every token uses, in one layer.
+/// The weights of the shared expert in one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedWeights {
-    /// The expert itself.
+    /// Its feed-forward block.
     pub mlp: MlpWeights,
-    /// `[1, hidden]` The sigmoid of its product scales the expert's output; without it, all of that counts.
+    /// `[1, hidden]` The sigmoid of its product scales the expert's output; without it, the output is not scaled.
     pub gate: Option<Matrix>,
 }
 
-/// A layer's mixture, and what its executor may look ahead to.
+/// A layer's mixture, and the next layer's router for prefetching.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeLayer<'a> {
     /// The layer.
@@ -71,7 +71,7 @@ pub struct MoeLayer<'a> {
 impl Moe {
     /// `out = Σ weight · expert(x) + shared(x)` over the chosen experts, with `x` in the buffers' `x`.
     ///
-    /// # Errors
+    /// If the executor fails, for example because an expert cannot be read.
     /// The executor's, for example if an expert cannot be read.
     pub fn forward(&self, cx: &mut Context<'_>, layer: MoeLayer<'_>, out: Buf) -> Result<()> {
         let &MoeWeights { router, shared, biases, scales } = layer.weights;
@@ -84,7 +84,7 @@ impl Moe {
             logits: self.logits,
             experts: Experts { layer: layer.layer, buffers, activation, biases, scales },
             out,
-            // With its lifetime cut to that of the call.
+            // Reborrows, to shorten the lifetime to that of the call.
             observer: match &mut cx.observer {
                 Some(observer) => Some(&mut **observer),
                 None => None,

@@ -1,10 +1,11 @@
-//! Rotary frequencies: plain, or stretched so that a model sees farther than it was first trained to.
+//! The frequencies of rotary position embeddings: plain, or scaled for contexts longer than the model was first
+//! trained on.
 //!
-//! All are computed in f64 and rounded once, which is what the f32 references come to within a rounding.
+//! They are computed in f64 and rounded to f32 once, which agrees with the f32 references to within a rounding.
 
 use std::f64::consts::TAU;
 
-/// How the rotation is stretched to longer contexts.
+/// How the rotation is scaled for longer contexts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Not at all.
@@ -13,44 +14,44 @@ pub enum RopeScaling {
     Linear(f64),
     /// Slow frequencies are divided by a factor, fast ones are not.
     Llama3(Llama3),
-    /// As before, with other borders; cosine and sine are scaled, too.
+    /// Like Llama 3, with other boundaries; cosine and sine are scaled too.
     Yarn(Yarn),
 }
 
-/// Llama 3.1's stretching: where a frequency lies is told by how often it turns in the original context.
+/// Llama 3.1's scaling. The number of rotations in the original context decides whether a frequency is slow or fast.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Llama3 {
-    /// Divides the slow frequencies.
+    /// Divisor of the slow frequencies.
     pub factor: f64,
-    /// Positions of the original context.
+    /// Length of the original context.
     pub original: f64,
-    /// Frequencies that turn less often are slow.
+    /// Frequencies with fewer rotations are slow.
     pub low: f64,
-    /// Frequencies that turn more often are fast.
+    /// Frequencies with more rotations are fast.
     pub high: f64,
 }
 
-/// YaRN: where a frequency lies is told by its number.
+/// YaRN scaling. The index of a frequency decides whether it is slow or fast.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
-    /// Divides the slow frequencies.
+    /// Divisor of the slow frequencies.
     pub factor: f64,
-    /// Positions of the original context.
+    /// Length of the original context.
     pub original: f64,
-    /// A frequency that turns so often in the original context is the last of the fast ones.
+    /// Rotations in the original context of the last fast frequency.
     pub beta_fast: f64,
-    /// A frequency that turns so often in the original context is the first of the slow ones.
+    /// Rotations in the original context of the first slow frequency.
     pub beta_slow: f64,
-    /// Whether the borders are rounded outwards to whole numbers.
+    /// Whether the boundaries are rounded outwards to whole indices.
     pub round: bool,
-    /// Multiplies cosine and sine.
+    /// The factor of cosine and sine.
     pub scale: f64,
-    /// For attention that scales its scores by [`magnitude`](Self::magnitude) of it.
+    /// For attention that multiplies its scores by [`magnitude`](Self::magnitude) of this.
     pub mscale_all_dim: Option<f64>,
 }
 
 impl RopeScaling {
-    /// The frequencies over `channels` channels: `base^(−2i / channels)`, stretched.
+    /// The frequencies of `channels` channels: `base^(−2i / channels)`, scaled.
     pub fn frequencies(&self, base: f32, channels: usize) -> Vec<f32> {
         let base = f64::from(base);
         let plain = (0..channels / 2).map(|i| base.powf(-2.0 * i as f64 / channels as f64));
@@ -63,7 +64,7 @@ impl RopeScaling {
         plain.enumerate().map(|f| stretched(f) as f32).collect()
     }
 
-    /// What multiplies cosine and sine.
+    /// The factor of cosine and sine.
     pub fn scale(&self) -> f32 {
         match self {
             RopeScaling::Plain | RopeScaling::Linear(_) | RopeScaling::Llama3(_) => 1.0,
@@ -83,7 +84,7 @@ impl Llama3 {
 impl Yarn {
     fn stretch(&self, i: usize, f: f64, base: f64, channels: usize) -> f64 {
         let channels = channels as f64;
-        // The number of the frequency that turns so often in the original context.
+        // The index of the frequency with this number of rotations in the original context.
         let border = |turns: f64| channels * (self.original / (turns * TAU)).ln() / (2.0 * base.ln());
         let (mut first, mut last) = (border(self.beta_fast), border(self.beta_slow));
         if self.round {
@@ -97,7 +98,7 @@ impl Yarn {
         f / self.factor * slow + f * (1.0 - slow)
     }
 
-    /// By how much cosine and sine grow with the context, if `mscale` says how strongly.
+    /// The growth of cosine and sine with the context; `mscale` sets its strength.
     pub fn magnitude(factor: f64, mscale: f64) -> f64 {
         if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 }
     }
@@ -121,9 +122,9 @@ mod tests {
     }
 
     #[test]
-    fn llama3_divides_what_turns_seldom() {
+    fn llama3_divides_slow_frequencies() {
         let llama3 = Llama3 { factor: 8.0, original: 1000.0, low: 1.0, high: 4.0 };
-        // They turn 159, 15.9, 1.59 and 0.159 times.
+        // The frequencies rotate 159, 15.9, 1.59 and 0.159 times.
         let fast = (10.0 / TAU - 1.0) / 3.0;
         let between = 0.01 * (fast + (1.0 - fast) / 8.0);
         let ours = RopeScaling::Llama3(llama3).frequencies(10_000.0, 8);
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn yarn_divides_what_comes_late() {
+    fn yarn_divides_frequencies_with_a_high_index() {
         let yarn = Yarn {
             factor: 8.0,
             original: 1000.0 * TAU,
@@ -141,7 +142,7 @@ mod tests {
             scale: Yarn::magnitude(8.0, 1.0),
             mscale_all_dim: None,
         };
-        // The borders are the frequencies of number 1.49 and 3.7, rounded to 1 and 4.
+        // The boundaries are the indices 1.49 and 3.7, rounded to 1 and 4.
         let mix = |f: f64, slow: f64| f / 8.0 * slow + f * (1.0 - slow);
         let ours = RopeScaling::Yarn(yarn).frequencies(10_000.0, 8);
         assert_close(&ours, &[1.0, 0.1, mix(0.01, 1.0 / 3.0), mix(0.001, 2.0 / 3.0)]);
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn borders_outside_the_frequencies_are_cut_off() {
+    fn boundaries_outside_the_frequencies_are_clamped() {
         let yarn = Yarn {
             factor: 4.0,
             original: 8.0,
@@ -164,7 +165,7 @@ mod tests {
             scale: 1.0,
             mscale_all_dim: None,
         };
-        // Even the first frequency turns less than twice: all from the second on are slow.
+        // Even the first frequency rotates less than twice: all from the second on are slow.
         let ours = RopeScaling::Yarn(yarn).frequencies(10_000.0, 8);
         assert_close(&ours, &[1.0, 0.1 / 4.0, 0.01 / 4.0, 0.001 / 4.0]);
         assert_eq!(Yarn::magnitude(0.5, 1.0), 1.0);

@@ -1,4 +1,4 @@
-//! What memory there is: the machine's, the control group's, the process's.
+//! How much memory the machine, the control group and the process have and use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Bytes, Error, Result};
 
-/// Memory at this moment, in bytes.
+/// Memory at the moment, in bytes.
 ///
 /// # Examples
 /// ```
@@ -21,24 +21,24 @@ use crate::error::{Bytes, Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// What the process could have if it had the machine to itself: its memory, or less where a control group has a limit;
-    /// `None` where the system does not tell.
+    /// What the process could use if it were alone: the machine's memory, or less if a control group limits it.
+    /// `None` if the system does not tell.
     pub total: Option<u64>,
-    /// What can be had without swapping, within the control group's limits; `None` where the system does not tell.
+    /// What is free without swapping, within the limits of control groups. `None` if the system does not tell.
     pub available: Option<u64>,
-    /// What the process has resident, and what it will have when all of its program has been used.
+    /// Resident memory of the process, with all pages of its program, even those not used yet.
     pub resident: u64,
 }
 
 impl Machine {
-    /// Looks.
+    /// Measures.
     pub fn now() -> Machine {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         Machine { resident: resident_in_the_end(&status), ..Machine::at(Path::new("/")) }
     }
 
-    /// What the system's files below a folder tell. The smallest counts of what the machine and each control group above the
-    /// process have.
+    /// Measures with the system's files below `root`. The tightest limit counts: the machine's, or that of a control
+    /// group above the process.
     fn at(root: &Path) -> Machine {
         let info = read(root, "proc/meminfo").unwrap_or_default();
         let groups = read(root, "proc/self/cgroup").map_or_else(Vec::new, |groups| limits(root, &groups));
@@ -49,26 +49,26 @@ impl Machine {
         Machine { total, available, resident: 0 }
     }
 
-    /// Checks a budget that somebody chose for a process that is about to use it.
+    /// Checks a memory budget that the user chose.
     ///
     /// # Errors
-    /// [`Error::Budget`] if there is not so much memory, whatever else runs. That there is not so much at the moment is a
-    /// warning: others may end, and a model need not use all that it may.
+    /// [`Error::Budget`] if the budget exceeds the total memory. If it only exceeds what is free at the moment, logs
+    /// a warning: other programs may end, and a model need not use its whole budget.
     pub fn check_budget(&self, budget: u64) -> Result<()> {
         if let Some(total) = self.total.filter(|&total| budget > total) {
             return Err(Error::Budget {
                 need: budget,
                 have: total,
-                what: "the whole budget, Options::memory".into(),
-                remedy: "set Options::memory to less than the machine and its control groups have, or leave it out: then \
-                         what is free is used, less a margin"
-                    .into(),
+                what: "the budget, Options::memory".into(),
+                remedy:
+                    "set Options::memory lower, or leave it out to use the memory that is free, less a margin"
+                        .into(),
             });
         }
         let free = self.available.map(|available| available.saturating_add(self.resident));
         if let Some(free) = free.filter(|&free| budget > free) {
             tracing::warn!(
-                "the budget is {}, but only {} is free: if the model needs more, the system swaps or ends the process",
+                "the budget is {}, but only {} is free: if the model needs more, the system may swap or kill the process",
                 Bytes(budget),
                 Bytes(free)
             );
@@ -77,36 +77,37 @@ impl Machine {
     }
 }
 
-/// What a control group above the process may use of memory.
+/// The memory limit of a control group above the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLimit {
-    /// The version of control groups: 1 or 2.
+    /// The version of the control group: 1 or 2.
     pub version: u8,
-    /// Where the group is.
+    /// The group's folder.
     pub folder: PathBuf,
-    /// Bytes that all its processes may use together before the system ends one of them or, in version 2, slows them down.
+    /// Bytes that all its processes together may use before the kernel kills one of them or, in version 2, slows them
+    /// down.
     pub limit: u64,
-    /// Bytes of that which are not used, or only by cached files.
+    /// Bytes of the limit that are not in use, or only for cached files.
     pub left: u64,
 }
 
 impl GroupLimit {
-    /// All that are in force, from the process's group up to the root.
+    /// The limits of all groups from the process's own to the root.
     pub fn all() -> Vec<GroupLimit> {
         let root = Path::new("/");
         let groups = read(root, "proc/self/cgroup").map_or_else(Vec::new, |groups| limits(root, &groups));
-        // Version 1 writes a number near the largest where there is no limit.
+        // Without a limit, version 1 has a number near the largest.
         groups.into_iter().filter(|group| group.limit < 1 << 62).collect()
     }
 }
 
-/// Watches for memory that is short: the machine's, because others need it, or the process's own, because it has more resident than
-/// could be counted beforehand.
+/// Watches for a shortage of memory: of the machine, because other programs need more, or of the budget, because the
+/// process has more resident than was planned.
 #[derive(Debug)]
 pub struct Pressure {
-    /// Whether slots have enough to give for the machine to notice.
+    /// Whether the slots are large enough to make a difference to the machine.
     watches_machine: bool,
-    /// What the process may have resident, if that is watched.
+    /// The most that the process may have resident, if that is watched.
     budget: Option<u64>,
     looked_at_all: Option<Instant>,
     looked_at_process: Option<Instant>,
@@ -114,23 +115,24 @@ pub struct Pressure {
     given: u64,
 }
 
-/// What expert slots are to do.
+/// What expert slots should do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relief {
-    /// Memory is short: give back so many bytes.
+    /// Memory is short: give back this many bytes.
     Give(u64),
-    /// There is plenty again: so many of the bytes given may be taken again.
+    /// Memory is plentiful again: take this many of the given bytes again.
     Take(u64),
 }
 
 impl Pressure {
-    /// Looking at the machine costs a tenth of a millisecond, so not for every token.
+    /// How often to measure the machine. It takes a tenth of a millisecond, too much for every token.
     const EVERY: Duration = Duration::from_secs(1);
 
-    /// Looking at the process costs less, and requests can take much memory in a second.
+    /// How often to measure the process. That is quicker, and requests can take much memory within a second.
     const EVERY_PROCESS: Duration = Duration::from_millis(20);
 
-    /// For slots of so many bytes, in a process that may have `budget` bytes resident, if the process is to be watched.
+    /// Watches for slots of `slot_bytes` bytes and, with a `budget`, for a process that may have so many bytes
+    /// resident.
     pub fn on(slot_bytes: u64, budget: Option<u64>) -> Pressure {
         Pressure {
             watches_machine: slot_bytes >= 128 << 20,
@@ -141,7 +143,7 @@ impl Pressure {
         }
     }
 
-    /// What to do now, if anything. The caller [says](Self::done) what came of it.
+    /// What to do now, if anything. The caller reports the result to [`done`](Self::done).
     pub fn relief(&mut self) -> Option<Relief> {
         let is_due = |looked: Option<Instant>, every| looked.is_none_or(|looked| looked.elapsed() >= every);
         let all = is_due(self.looked_at_all, Pressure::EVERY);
@@ -157,11 +159,11 @@ impl Pressure {
             self.looked_at_all = self.looked_at_process;
             machine = Machine::now().available.filter(|_| self.watches_machine).map(Left::of_machine);
         }
-        // Whether slots can be taken again is known only after a look at everything.
+        // To take slots again needs a measurement of both.
         self.judge(&[process, machine]).filter(|relief| all || matches!(relief, Relief::Give(_)))
     }
 
-    /// Takes note of the bytes that were really given or taken.
+    /// Records the bytes that were really given or taken.
     pub fn done(&mut self, relief: Relief) {
         match relief {
             Relief::Give(bytes) => self.given += bytes,
@@ -171,7 +173,7 @@ impl Pressure {
 
     fn judge(&self, looked_at: &[Option<Left>]) -> Option<Relief> {
         let looked_at = || looked_at.iter().flatten();
-        // Twice the least is to be left afterwards.
+        // Gives back enough to leave twice the minimum.
         let short =
             looked_at().filter(|left| left.bytes < left.least).map(|left| 2 * left.least - left.bytes);
         if let Some(short) = short.max() {
@@ -183,13 +185,13 @@ impl Pressure {
     }
 }
 
-/// Memory that is left of the machine's, or of the process's budget.
+/// Free memory of the machine, or what is left of the process's budget.
 struct Left {
-    /// How much; less than nothing where a budget is exceeded.
+    /// Its size; negative if the budget is exceeded.
     bytes: i64,
-    /// With less than this, slots are given back.
+    /// Below this, slots are given back.
     least: i64,
-    /// With more than this, they are taken again: far more, so that memory does not go to and fro.
+    /// Above this, slots are taken again. Far above `least`, so that memory does not go back and forth.
     plenty: i64,
 }
 
@@ -214,15 +216,15 @@ fn meminfo(info: &str, name: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// What the memory controllers that `/proc/self/cgroup` names leave, from the process's group up to the root. In a
-/// container the path may be that of the host, of which only the root is to be seen.
+/// The limits of the memory controllers in `/proc/self/cgroup`, from the process's group to the root. In a container
+/// the path may be the host's, of which only the root is visible.
 fn limits(root: &Path, groups: &str) -> Vec<GroupLimit> {
     let mut found = Vec::new();
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        // Above memory.high processes are slowed down so much that they all but stand still, so it is a limit, too. The soft limit
-        // of version 1 is none: it only says whose memory is taken first when the machine has none left.
+        // Above memory.high the kernel slows processes almost to a standstill, so it counts as a limit. The soft
+        // limit of version 1 does not: it only decides whose memory is reclaimed first.
         let (version, mount, bounds, usage, cache) = if controllers.is_empty() {
             (2, "sys/fs/cgroup", &["memory.max", "memory.high"][..], "memory.current", "inactive_file ")
         } else if controllers.split(',').any(|c| c == "memory") {
@@ -240,10 +242,10 @@ fn limits(root: &Path, groups: &str) -> Vec<GroupLimit> {
         let mut folder = mount.join(path.trim_start_matches('/'));
         loop {
             let number = |name: &str| read(&folder, name)?.trim().parse::<u64>().ok();
-            // Where there is no limit, version 2 has a word and no number.
+            // Without a limit, version 2 has a word instead of a number.
             let limit = bounds.iter().filter_map(|name| number(name)).min();
             if let (Some(limit), Some(usage)) = (limit, number(usage)) {
-                // Cached files leave when the memory is needed, so they are no part of the usage.
+                // The kernel drops cached files when the memory is needed, so they do not count.
                 let cached = read(&folder, "memory.stat")
                     .and_then(|stat| stat.lines().find_map(|l| l.strip_prefix(cache)?.parse().ok()))
                     .unwrap_or(0);
@@ -262,20 +264,20 @@ fn read(folder: &Path, name: &str) -> Option<String> {
     fs::read_to_string(folder.join(name)).ok()
 }
 
-/// The process's resident memory at this moment, without pages of files that the system can drop; zero where the system does not tell.
+/// The process's resident memory at the moment, without file pages that the kernel can drop; zero if the system does
+/// not tell.
 pub fn resident() -> u64 {
     resident_now(&fs::read_to_string("/proc/self/status").unwrap_or_default())
 }
 
 fn resident_now(status: &str) -> u64 {
     let bytes = |name| meminfo(status, name).unwrap_or(0);
-    // Of the files that are mapped only the program itself counts: a model that is mapped leaves memory when others need it.
+    // Of mapped files only the program itself counts: the kernel drops pages of a mapped model when memory is needed.
     let program = bytes("VmExe:") + bytes("VmLib:");
     bytes("VmRSS:").saturating_sub(bytes("RssFile:").saturating_sub(program))
 }
 
-/// The process's resident memory, with the parts of its program that have not been used yet: they come into memory when they
-/// are, and no budget should be exceeded then.
+/// The process's resident memory once all of its program has been used. The budget must hold then, too.
 fn resident_in_the_end(status: &str) -> u64 {
     let bytes = |name| meminfo(status, name).unwrap_or(0);
     let unused = (bytes("VmExe:") + bytes("VmLib:")).saturating_sub(bytes("RssFile:"));
@@ -333,7 +335,7 @@ mod tests {
         assert_eq!(judge(&pressure, 116, None), Some(Relief::Give(6 * MIB)));
         assert_eq!(judge(&pressure, 125, None), Some(Relief::Give(15 * MIB)), "it is exceeded");
         pressure.done(Relief::Give(12 * MIB));
-        assert_eq!(judge(&pressure, 105, None), None, "memory does not go to and fro");
+        assert_eq!(judge(&pressure, 105, None), None, "memory does not go back and forth");
         assert_eq!(judge(&pressure, 100, None), Some(Relief::Take(5 * MIB)));
         assert_eq!(judge(&pressure, 100, Some(1 << 30)), None, "the machine has no plenty");
         assert_eq!(judge(&pressure, 100, Some(MIB)), Some(Relief::Give(255 * MIB)));
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn without_groups_it_is_the_machines() {
+    fn without_groups_the_machine_limits_memory() {
         assert_eq!(machine(&[MEMINFO]), Some(4000 << 10));
         assert_eq!(machine(&[]), None);
     }
@@ -381,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_has_no_number_where_there_is_no_limit() {
+    fn version_2_has_no_number_without_a_limit() {
         let mut files = vec![
             MEMINFO,
             ("proc/self/cgroup", "0::/a/b\n"),
@@ -395,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_slowed_down_is_as_good_as_full() {
+    fn memory_high_counts_as_a_limit() {
         let mut files = vec![
             MEMINFO,
             ("proc/self/cgroup", "0::/a\n"),
@@ -411,24 +413,22 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_refused_where_there_is_never_so_much() {
+    fn a_budget_above_the_total_memory_is_refused() {
         let machine = Machine { total: Some(24 << 30), available: Some(20 << 30), resident: 1 << 30 };
         for fits in [1, 21 << 30, 24 << 30] {
             machine.check_budget(fits).unwrap();
         }
         let refusal = machine.check_budget(999 << 30).unwrap_err().to_string();
         assert!(
-            refusal.starts_with(
-                "needs 999.0 GiB of memory (the whole budget, Options::memory), but 24.0 GiB is"
-            ),
+            refusal.starts_with("needs 999.0 GiB of memory (the budget, Options::memory), but 24.0 GiB is"),
             "{refusal}"
         );
-        // Where nobody knows, nothing is refused.
+        // If the total is unknown, no budget is refused.
         Machine::default().check_budget(u64::MAX).unwrap();
     }
 
     #[test]
-    fn a_machine_without_groups_has_what_it_says() {
+    fn a_machine_without_groups_has_its_total() {
         assert_eq!(look(&[MEMINFO]).total, Some(9000 << 10));
         let group = [
             MEMINFO,
@@ -439,9 +439,9 @@ mod tests {
         assert_eq!(look(&group).total, Some(9000 << 10));
     }
 
-    /// In a container the path may be that of the host.
+    /// In a container the path may be the host's.
     #[test]
-    fn a_path_that_is_not_there_leads_to_the_root_group() {
+    fn a_missing_path_falls_back_to_the_root_group() {
         let files = [
             MEMINFO,
             ("proc/self/cgroup", "0::/host/path\n"),

@@ -1,4 +1,4 @@
-//! Memory: regions that hold weights, what the machine has, and the ledger of who has how much.
+//! Memory: regions that hold weights, measurements of the machine, and the ledger of who uses how much.
 
 mod ledger;
 mod machine;

@@ -1,29 +1,29 @@
 //! Large regions of memory for weights.
 //!
-//! Weights are read from end to end for every token, so the pages they lie on matter: with 4 KiB pages a
-//! processor spends up to half its read bandwidth on address translation. On Linux a region asks for huge pages
-//! (`madvise`, never `MAP_HUGETLB`, which escapes the usual meters) and falls back to what the system gives.
+//! All weights are read for every token, so page size matters: with pages of 4 KiB a CPU spends up to half its read
+//! bandwidth on address translation. On Linux a region requests huge pages (with `madvise`, never `MAP_HUGETLB`,
+//! which resident-memory counters miss) and works with whatever pages it gets.
 
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
 use crate::error::{Bytes, Error, Result};
 
-/// Where weights start in a region: at a cache line.
+/// The alignment of weights in a region: a cache line.
 pub const ALIGNMENT: usize = 64;
 
-/// The pages a region asks for.
+/// The pages that a region requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PageSize {
     Usual,
     Huge,
 }
 
-/// Has the allocator keep little of what is freed, for the whole process: a program calls it when it starts. By default glibc gives
-/// each thread a pool of its own and keeps up to 64 MiB of freed memory in each, which no budget knows of. Other allocators are
-/// left alone.
+/// Makes the allocator keep little freed memory, for the whole process; a program calls it at start. By default,
+/// glibc has a pool per thread and keeps up to 64 MiB of freed memory in each, outside any budget. Other allocators
+/// are not changed.
 pub fn keep_little_freed() {
-    // SAFETY: it sets numbers of the allocator, under the allocator's own lock.
+    // SAFETY: it sets parameters of the allocator, under the allocator's own lock.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 4);
@@ -32,31 +32,31 @@ pub fn keep_little_freed() {
     }
 }
 
-/// Gives freed memory between pieces that are still in use back to the system, where the allocator is glibc's.
+/// Returns freed memory between live allocations to the operating system, if the allocator is glibc's.
 pub fn give_back_freed() {
-    // SAFETY: it changes nothing but the allocator's own lists, under the allocator's own locks.
+    // SAFETY: it changes only the allocator's lists, under the allocator's own locks.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Owned bytes, zero at first.
+/// Owned bytes, initially zero.
 pub struct Region(platform::Pages);
 
 impl Region {
-    /// A region of `len` bytes. Pages are taken from the system as they are written.
+    /// A region of `len` bytes. Pages become resident when they are written.
     ///
     /// # Errors
-    /// If the system has no address space left.
+    /// If the address space is exhausted.
     pub fn new(len: usize) -> Result<Region> {
         Region::on(len, PageSize::Huge)
     }
 
-    /// A region of `len` bytes on pages of the usual size: for what is small, and given back when it is dropped.
+    /// A region of `len` bytes on pages of the usual size, for small and short-lived data.
     ///
     /// # Errors
-    /// If the system has no address space left.
+    /// If the address space is exhausted.
     pub fn small(len: usize) -> Result<Region> {
         Region::on(len, PageSize::Usual)
     }
@@ -66,37 +66,38 @@ impl Region {
         platform::Pages::new(len, size).map(Region).map_err(refused)
     }
 
-    /// Where the region starts, to write to parts of it that nobody else uses.
+    /// The start of the region, for writing to parts of it that nobody else uses.
     pub fn as_ptr(&self) -> *mut u8 {
         self.0.first()
     }
 
-    /// Takes the pages of a part from the system now, without changing what they hold. Taking them one by one
-    /// as a drive writes to them is far slower. Where that cannot be done, nothing happens.
+    /// Makes the pages of a part resident now, without changing their contents. This is far faster than doing it page
+    /// by page while a drive writes to them. Does nothing if the system does not support it.
     pub fn populate(&self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.len());
         self.0.populate(range);
     }
 
-    /// Of a part, the pages that lie wholly in it and can be [given back](Self::give_back). Empty where the system takes none.
+    /// The pages that lie entirely in a part and can be [given back](Self::give_back). Empty if the system cannot
+    /// take pages back.
     pub fn whole_pages(&self, range: Range<usize>) -> Range<usize> {
         assert!(range.start <= range.end && range.end <= self.len());
         self.0.whole_pages(range)
     }
 
-    /// Gives the [whole pages](Self::whole_pages) of a part back to the system. What they held is lost; they are zero when they
-    /// are touched again. Returns how many bytes of them were in memory: a page that was never touched frees nothing. `None` if
-    /// the system does not take them: then all stays as it was.
+    /// Gives the [whole pages](Self::whole_pages) of a part back to the operating system. Their contents are lost;
+    /// they are zero when touched again. Returns how many of their bytes were resident. Returns `None`, and changes
+    /// nothing, if the system refuses.
     ///
     /// # Safety
-    /// Nobody may use the part, in the kernel either, until this returns.
+    /// Nobody may use the part, not even the kernel, until this returns.
     pub unsafe fn give_back(&self, range: Range<usize>) -> Option<usize> {
         let pages = self.whole_pages(range);
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         if pages.is_empty() { None } else { unsafe { self.0.give_back(pages) } }
     }
 
-    /// A part of the region, kept alive with it.
+    /// A part of the region. It keeps the region alive.
     pub fn share(self: &Arc<Self>, range: Range<usize>) -> SharedBytes {
         assert!(range.start <= range.end && range.end <= self.len());
         SharedBytes { region: Arc::clone(self), range }
@@ -134,7 +135,7 @@ impl Deref for SharedBytes {
 
 impl From<&[u8]> for SharedBytes {
     fn from(bytes: &[u8]) -> SharedBytes {
-        let mut region = Region::new(bytes.len()).expect("a copy of what there is");
+        let mut region = Region::new(bytes.len()).expect("a copy of bytes in memory");
         region.copy_from_slice(bytes);
         Arc::new(region).share(0..bytes.len())
     }
@@ -150,29 +151,29 @@ mod platform {
 
     use super::PageSize;
 
-    /// What addresses of advice are multiples of; the largest page that is not huge.
+    /// The unit of `madvise` calls: the largest page that is not huge.
     const PAGE: usize = 64 << 10;
 
     /// The size and alignment of a huge page.
     const HUGE: usize = 2 << 20;
 
-    /// The size of a page that is not huge, on this machine.
+    /// The size of the machine's usual pages.
     fn page_size() -> usize {
-        // SAFETY: asks for a number.
+        // SAFETY: only reads a number.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(PAGE)
     }
 
-    /// A private anonymous mapping, aligned to huge pages where it asks for them.
+    /// A private anonymous mapping, aligned to huge pages if it requests them.
     pub struct Pages {
         mapping: NonNull<c_void>,
         mapped: usize,
-        /// Where the aligned part starts in the mapping.
+        /// The offset of the aligned part in the mapping.
         start: usize,
         len: usize,
     }
 
-    // SAFETY: the mapping is owned, like a boxed slice.
+    // SAFETY: it owns the mapping, like a boxed slice.
     unsafe impl Send for Pages {}
     // SAFETY: as above.
     unsafe impl Sync for Pages {}
@@ -184,7 +185,7 @@ mod platform {
                 PageSize::Huge => len.checked_next_multiple_of(HUGE).and_then(|len| len.checked_add(HUGE)),
             };
             let mapped = mapped.ok_or(io::ErrorKind::OutOfMemory)?;
-            // SAFETY: a new mapping at an address of the system's choice touches no other memory.
+            // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
             let mapping = unsafe {
                 mmap_anonymous(
                     std::ptr::null_mut(),
@@ -202,14 +203,14 @@ mod platform {
             if size == PageSize::Usual {
                 return Ok(pages);
             }
-            // SAFETY: the advice is about the mapping just made, and changes no contents. It may be refused:
-            // then pages are small.
+            // SAFETY: the advice concerns the mapping just made and changes no contents. If the kernel refuses, pages
+            // are small.
             let _ = unsafe { madvise(pages.first().cast(), mapped - HUGE, Advice::LinuxHugepage) };
             Ok(pages)
         }
 
         pub fn bytes(&self) -> &[u8] {
-            // SAFETY: the mapping is readable, initialised by the system, and lives as long as `self`.
+            // SAFETY: the mapping is readable, initialised by the kernel, and lives as long as `self`.
             unsafe { std::slice::from_raw_parts(self.first(), self.len) }
         }
 
@@ -221,8 +222,8 @@ mod platform {
         pub fn populate(&self, range: std::ops::Range<usize>) {
             let start = range.start / PAGE * PAGE;
             let len = range.end.next_multiple_of(PAGE).min(self.mapped - self.start) - start;
-            // SAFETY: the range lies in the mapping, and populating changes no contents. It may be refused by an
-            // older kernel or for want of memory: then pages are taken as they are written.
+            // SAFETY: the range is in the mapping, and populating changes no contents. An older kernel, or one short
+            // of memory, may refuse; pages then become resident when written.
             let _ =
                 unsafe { madvise(self.first().wrapping_add(start).cast(), len, Advice::LinuxPopulateWrite) };
         }
@@ -232,25 +233,26 @@ mod platform {
             range.start.next_multiple_of(page)..range.end / page * page
         }
 
-        /// Gives whole pages back; `None` if that is refused.
+        /// Gives whole pages back; `None` if the kernel refuses.
         ///
         /// # Safety
         /// Nobody may use the range.
         pub unsafe fn give_back(&self, pages: std::ops::Range<usize>) -> Option<usize> {
             let resident = self.resident(pages.clone());
-            // SAFETY: the range lies in the mapping, and nobody uses it, by the caller's promise. If it is refused,
-            // the pages stay.
+            // SAFETY: the range is in the mapping, and the caller promises that nobody uses it. If the kernel
+            // refuses, the pages stay.
             let taken = unsafe {
                 madvise(self.first().wrapping_add(pages.start).cast(), pages.len(), Advice::LinuxDontNeed)
             };
             taken.ok().map(|()| resident)
         }
 
-        /// Bytes of whole pages that are in memory.
+        /// Bytes of whole pages that are resident.
         fn resident(&self, pages: std::ops::Range<usize>) -> usize {
             let page = page_size();
             let mut there = vec![0u8; pages.len() / page];
-            // SAFETY: the range lies in the mapping, starts with a page, and has as many of them as there are bytes to write.
+            // SAFETY: the range is in the mapping and starts at a page, and the vector has one byte for each of its
+            // pages.
             let told = unsafe {
                 libc::mincore(self.first().wrapping_add(pages.start).cast(), pages.len(), there.as_mut_ptr())
             };
@@ -261,14 +263,14 @@ mod platform {
         }
 
         pub fn first(&self) -> *mut u8 {
-            // The aligned part lies inside the mapping.
+            // The aligned part is inside the mapping.
             self.mapping.as_ptr().cast::<u8>().wrapping_add(self.start)
         }
     }
 
     impl Drop for Pages {
         fn drop(&mut self) {
-            // SAFETY: the mapping is owned, and nothing borrows from it any more.
+            // SAFETY: it owns the mapping, and nothing borrows from it any more.
             let unmapped = unsafe { munmap(self.mapping.as_ptr(), self.mapped) };
             debug_assert!(unmapped.is_ok());
         }
@@ -281,17 +283,17 @@ mod platform {
     use std::io;
     use std::ptr::NonNull;
 
-    /// What direct reads ask for.
+    /// The alignment that direct I/O requires.
     const PAGE: usize = 4096;
 
-    /// Memory of the global allocator.
+    /// Memory from the global allocator.
     pub struct Pages {
         first: NonNull<u8>,
         layout: Layout,
         len: usize,
     }
 
-    // SAFETY: the memory is owned, like a boxed slice.
+    // SAFETY: it owns the memory, like a boxed slice.
     unsafe impl Send for Pages {}
     // SAFETY: as above.
     unsafe impl Sync for Pages {}
@@ -299,20 +301,20 @@ mod platform {
     impl Pages {
         pub fn new(len: usize, _: super::PageSize) -> io::Result<Pages> {
             let layout = Layout::from_size_align(len.max(1), PAGE).map_err(|_| io::ErrorKind::OutOfMemory)?;
-            // SAFETY: the layout has a size.
+            // SAFETY: the layout has a nonzero size.
             let first = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
             Ok(Pages { first, layout, len })
         }
 
         pub fn populate(&self, _: std::ops::Range<usize>) {}
 
-        /// None: the allocator takes nothing back in pieces.
+        /// Empty: the allocator takes nothing back in parts.
         pub fn whole_pages(&self, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
             range.start..range.start
         }
 
         /// # Safety
-        /// None, since nothing happens.
+        /// None, because it does nothing.
         pub unsafe fn give_back(&self, _: std::ops::Range<usize>) -> Option<usize> {
             None
         }
@@ -360,7 +362,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn pages_that_are_given_back_are_zero_and_their_neighbours_are_not() {
+    fn pages_given_back_are_zero_and_their_neighbours_keep_their_contents() {
         let mut region = Region::new(4 << 20).unwrap();
         region.fill(7);
         let pages = region.whole_pages((1 << 20) + 1..3 << 20);
@@ -387,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_address_space_is_an_error() {
+    fn more_than_the_address_space_is_an_error() {
         assert!(Region::new(usize::MAX).is_err());
         assert!(Region::new(1 << 60).is_err());
     }

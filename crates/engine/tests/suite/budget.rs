@@ -6,7 +6,7 @@ use crate::common::models::demo_model;
 use crate::common::slots::machine;
 
 #[test]
-fn a_budget_that_cannot_work_is_refused_with_what_it_needs() {
+fn a_budget_that_is_too_small_is_refused_with_the_bytes_it_needs() {
     let open = |memory| {
         let options = Options::default().memory(memory).machine(machine());
         Engine::open(&demo_model(), &options)
@@ -16,7 +16,7 @@ fn a_budget_that_cannot_work_is_refused_with_what_it_needs() {
             assert_eq!(have, 1 << 20);
             let message = error.to_string();
             assert!(message.contains("Options::memory") && message.contains("dense weights"), "{message}");
-            // The budget in the error suffices, and a slightly smaller one does not.
+            // Slightly less than the reported need is refused; exactly that works.
             assert!(open(need - (1 << 20)).is_err());
             let engine = open(need).unwrap();
             assert!(engine.plan().total() <= engine.plan().budget);

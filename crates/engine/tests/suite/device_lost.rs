@@ -1,4 +1,4 @@
-//! A device that is lost while it computes.
+//! A device that is lost during computation.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -16,7 +16,7 @@ use forebay_kernels::Encoding;
 
 use crate::common::models::{demo_model, options};
 
-/// A device that computes on the CPU and is lost after this many batches.
+/// Computes on the CPU, and is lost after a number of batches.
 struct Frail(Arc<AtomicUsize>);
 
 impl Device for Frail {
@@ -115,7 +115,7 @@ impl ExpertExecutor for FrailExecutor {
     }
 }
 
-/// The demo model on a device that is lost after this many batches.
+/// The demo model on a device that computes `batches` batches.
 fn frail(batches: usize) -> Engine {
     let device: Arc<dyn Device> = Arc::new(Frail(Arc::new(AtomicUsize::new(batches))));
     Engine::open(&demo_model(), &options(Precision::Fast).device(Some(device))).unwrap()
@@ -130,7 +130,7 @@ fn request(engine: &Engine) -> Request {
 }
 
 #[test]
-fn a_conversation_goes_on_with_a_model_that_is_opened_anew() {
+fn a_conversation_continues_with_a_reloaded_model() {
     let engine = frail(8);
     let mut session = engine.session();
     let request = request(&engine);
@@ -143,7 +143,7 @@ fn a_conversation_goes_on_with_a_model_that_is_opened_anew() {
     let error = session.generate(&request, &mut listen).unwrap_err();
     assert!(matches!(&error, Error::DeviceLost(why) if why.contains("fell off")), "{error:?}");
     assert_eq!(engine.lost(), Some("it fell off the bus"));
-    // The device is not called again.
+    // The device is not used again.
     assert!(matches!(engine.session().extend(&request.prompt), Err(Error::DeviceLost(_))));
 
     let anew = Engine::open(&demo_model(), &options(Precision::Fast)).unwrap();
@@ -169,9 +169,9 @@ impl Listener for Ear {
 }
 
 #[test]
-fn all_requests_are_told() {
+fn all_requests_get_the_error() {
     let engine = frail(5);
-    // One of the requests has to wait for a place.
+    // One of them waits for its turn.
     let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
     let (sender, ended) = mpsc::channel();
     for _ in 0..3 {
@@ -186,7 +186,7 @@ fn all_requests_are_told() {
 }
 
 #[test]
-fn a_driver_tells_of_it_and_takes_nothing_more() {
+fn a_driver_reports_the_loss_and_refuses_requests() {
     let engine = frail(5);
     let driver = Driver::start(&engine, DriverOptions::new(2)).unwrap();
     let ask = || driver.chat(ChatRequest::user("Tell me a story."));

@@ -1,4 +1,4 @@
-//! Plans for a device with its own memory, and refusals, without such a device.
+//! The plan for a device with its own memory, and its refusals, without such a device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::common::gguf_builder::{GgufBuilder, tensor_type};
 use crate::common::models::{data, demo_model};
 use crate::common::tiny_model::{EXPERTS, HEAD_DIM, HEADS, INNER, tiny_model};
 
-/// A device that is only planned with. It computes all types except one, if that is given.
+/// A device that is only planned with. It computes all types, or all but one.
 struct Planned {
     memory: u64,
     without: Option<Encoding>,
@@ -52,7 +52,7 @@ fn plan(model: &Path, vram: u64, options: &Options) -> Result<Plan> {
 }
 
 #[test]
-fn experts_go_where_there_is_room() {
+fn experts_are_placed_where_they_fit() {
     // Shorter chunks would leave more memory.
     let (model, options) = (demo_model(), Options::default().context(256).chunk(32));
     let whole = plan(&model, 64 << 30, &options).unwrap();
@@ -74,7 +74,7 @@ fn experts_go_where_there_is_room() {
 }
 
 #[test]
-fn chunks_are_not_the_budgets_choice() {
+fn the_budget_does_not_change_the_chunk_size() {
     let model = demo_model();
     let whole = plan(&model, 64 << 30, &Options::default()).unwrap();
     let Err(Error::Budget { need, .. }) = plan(&model, 1 << 20, &Options::default()) else {
@@ -87,7 +87,7 @@ fn chunks_are_not_the_budgets_choice() {
 }
 
 #[test]
-fn what_cannot_hold_the_least_is_refused_with_numbers() {
+fn a_device_below_the_minimum_is_refused_with_numbers() {
     let (model, options) = (demo_model(), Options::default().context(256).chunk(32));
     let Err(Error::Budget { need, have, what, remedy }) = plan(&model, 1 << 20, &options) else {
         panic!("a megabyte cannot hold it")
@@ -99,7 +99,7 @@ fn what_cannot_hold_the_least_is_refused_with_numbers() {
     let least = plan(&model, need, &options).unwrap();
     assert_eq!(least.device.unwrap().total(), need);
     assert!(plan(&model, need - 1, &options).is_err());
-    // The error about RAM names RAM's option.
+    // Too little RAM has its own message.
     let little = options.memory(1 << 20);
     let Err(Error::Budget { remedy, .. }) = plan(&model, need, &little) else { panic!("it needs more") };
     assert!(remedy.contains("Options::memory"), "{remedy}");
@@ -107,7 +107,7 @@ fn what_cannot_hold_the_least_is_refused_with_numbers() {
 
 /// The device would ignore the scale, whatever the type of the weights.
 #[test]
-fn a_matrix_with_a_scale_of_its_own_is_refused_by_name() {
+fn a_matrix_with_a_scale_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("scaled.gguf");
     for name in ["blk.0.attn_q", "blk.1.ffn_up_exps"] {
@@ -154,7 +154,7 @@ fn a_type_that_the_device_does_not_compute_is_refused_by_name() {
                 Ok(_) => panic!("{dtype} in {tensor} is taken"),
                 Err(other) => panic!("{other:?}"),
             }
-            // The CPU can compute it.
+            // The CPU computes it.
             Prospect::new(&path, &Options::default()).unwrap();
         }
     }

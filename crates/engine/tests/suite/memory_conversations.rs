@@ -1,4 +1,4 @@
-//! Conversations' memory counts against the budget.
+//! Memory of conversations is counted.
 
 use forebay_engine::{Error, Options, Purpose};
 use forebay_testing::assert_same_bits;
@@ -8,9 +8,9 @@ use crate::common::slots::engine_with_slots;
 
 #[test]
 fn conversations_share_the_budget_with_experts() {
-    conversations_beyond_the_plan_take_expert_slots();
-    a_conversation_that_finds_no_memory_is_refused_and_others_go_on();
-    forks_take_memory_only_for_what_is_their_own();
+    conversations_beyond_the_plan_borrow_expert_slots();
+    a_conversation_without_memory_is_refused_and_others_continue();
+    forks_take_memory_only_for_unshared_pages();
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn the_ledger_says_what_memory_is_used_for() {
     let held = |purpose| engine.memory().iter().find(|entry| entry.purpose == purpose).unwrap().bytes;
     let total = || engine.memory().iter().map(|entry| entry.bytes).sum::<u64>();
     assert_eq!((held(Purpose::Dense), held(Purpose::Experts)), (plan.dense, plan.slot_bytes));
-    assert_eq!(total(), plan.total() - plan.kv, "nothing is held yet");
+    assert_eq!(total(), plan.total() - plan.kv, "no memory is held yet");
 
     let tokens = random_tokens(1000, 4096, 15);
     let mut sessions = [engine.session(), engine.session()];
@@ -29,7 +29,7 @@ fn the_ledger_says_what_memory_is_used_for() {
     }
     let needed = 2000 * engine.traffic().position;
     assert!(held(Purpose::Conversations) >= needed, "{} bytes for {needed}", held(Purpose::Conversations));
-    assert!(held(Purpose::Experts) < plan.slot_bytes, "slots lend what the plan has not set aside");
+    assert!(held(Purpose::Experts) < plan.slot_bytes, "slots lend what the plan has not reserved");
     assert!(total() <= plan.budget, "{} bytes of {}", total(), plan.budget);
 
     let mut request = engine.hold_for_requests();
@@ -37,22 +37,22 @@ fn the_ledger_says_what_memory_is_used_for() {
     assert_eq!(held(Purpose::Requests), 1 << 20);
     assert!(total() <= plan.budget);
     drop((sessions, request));
-    assert_eq!(total(), plan.total() - plan.kv, "everything was given back");
+    assert_eq!(total(), plan.total() - plan.kv, "all memory was returned");
 }
 
-/// The plan reserves memory for one conversation. Others take expert slots, and return them.
-fn conversations_beyond_the_plan_take_expert_slots() {
+/// The plan reserves memory for one conversation. Others borrow from expert slots, and return it.
+fn conversations_beyond_the_plan_borrow_expert_slots() {
     let engine = engine_with_slots(8 << 20, Options::default());
     let planned = engine.plan().slot_bytes;
     let tokens = random_tokens(1000, 4096, 15);
     let mut first = engine.session();
     first.extend(&tokens).unwrap();
-    assert_eq!(engine.slot_bytes(), planned, "this is what the plan is for");
+    assert_eq!(engine.slot_bytes(), planned, "the plan reserves memory for this");
 
     let mut second = engine.session();
     second.extend(&tokens).unwrap();
     let taken = planned - engine.slot_bytes();
-    // The remainder that is too small for another slot of each class is used first.
+    // First the memory is used that is too small for another slot of each class.
     let unused = engine.plan().budget - engine.plan().total();
     let needed = 1000 * engine.traffic().position;
     assert!(taken + unused >= needed, "{taken} bytes taken and {unused} unused for {needed}");
@@ -62,11 +62,11 @@ fn conversations_beyond_the_plan_take_expert_slots() {
     third.extend(&tokens[..1]).unwrap();
     drop(second);
     drop(first);
-    assert_eq!(engine.slot_bytes(), planned, "what is left fits the plan");
+    assert_eq!(engine.slot_bytes(), planned, "the rest fits the plan");
     third.extend(&tokens).unwrap();
 }
 
-fn a_conversation_that_finds_no_memory_is_refused_and_others_go_on() {
+fn a_conversation_without_memory_is_refused_and_others_continue() {
     let engine = engine_with_slots(2 << 20, Options::default());
     let tokens = random_tokens(1000, 4096, 16);
     let mut first = engine.session();
@@ -78,19 +78,19 @@ fn a_conversation_that_finds_no_memory_is_refused_and_others_go_on() {
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(engine.slot_bytes(), engine.plan().slot_bytes, "nothing was taken in vain");
+    assert_eq!(engine.slot_bytes(), engine.plan().slot_bytes, "a refused conversation borrows nothing");
     first.extend(&tokens).unwrap();
     drop(first);
     second.extend(&tokens).unwrap();
 }
 
-fn forks_take_memory_only_for_what_is_their_own() {
+fn forks_take_memory_only_for_unshared_pages() {
     let engine = engine_with_slots(8 << 20, Options::default());
     let planned = engine.plan().slot_bytes;
     let tokens = random_tokens(1000, 4096, 17);
     let mut first = engine.session();
     first.extend(&tokens).unwrap();
-    // Each fork has one page of its own; eight copies would take eight thousand positions.
+    // Each fork has one unshared page; eight copies would need eight thousand positions.
     let mut forks: Vec<_> = (0..8).map(|_| first.fork().unwrap()).collect();
     for (i, fork) in forks.iter_mut().enumerate() {
         fork.push(tokens[i]).unwrap();
@@ -98,7 +98,7 @@ fn forks_take_memory_only_for_what_is_their_own() {
     let taken = planned - engine.slot_bytes();
     let pages = 8 * 64 * engine.traffic().position;
     assert!(taken > 0 && taken <= 2 * pages, "{taken} bytes for {pages} of pages");
-    // Shared memory counts until the last owner drops it.
+    // Shared pages count as long as one conversation has them.
     drop(first);
     let mut another = engine.session();
     another.extend(&tokens[..1000]).unwrap();
@@ -106,5 +106,5 @@ fn forks_take_memory_only_for_what_is_their_own() {
     forks[0].extend(&tokens[..10]).unwrap();
     drop(forks.split_off(1));
     drop(another);
-    assert_eq!(engine.slot_bytes(), planned, "what is left fits the plan");
+    assert_eq!(engine.slot_bytes(), planned, "the rest fits the plan");
 }

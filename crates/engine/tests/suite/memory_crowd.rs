@@ -1,4 +1,4 @@
-//! Requests without enough memory wait, and lose nothing.
+//! Requests that do not fit into memory beside others wait, and lose nothing.
 
 use forebay_engine::{
     Answer, Cancel, Crowd, CrowdOptions, Engine, Error, Grammar, Options, PrefixOptions, Request, Result,
@@ -50,7 +50,7 @@ fn the_last_ones_give_way(engine: &Engine) {
     }
 }
 
-/// Two requests wait for a prompt, and for each other's. The prompt's request must give its memory to an older one.
+/// Two requests wait for the same prompt, which in turn must give its memory to an older request.
 fn who_waits_for_a_prompt_that_gives_way_is_answered(engine: &Engine) {
     let shared = random_tokens(900, 4096, 70);
     let old = request(&random_tokens(800, 4096, 71), 20, 1);
@@ -67,10 +67,10 @@ fn who_waits_for_a_prompt_that_gives_way_is_answered(engine: &Engine) {
         gave_way |= crowd.waiting() > 0;
         assert_eq!(crowd.idle_steps(), 0, "they wait for each other");
     }
-    assert!(gave_way, "there was room for all");
+    assert!(gave_way, "memory sufficed for all");
     finish(&mut crowd);
     for (request, ear) in requests.into_iter().zip(&ears) {
-        assert_same(&ear.answer(), &alone(engine, request), "after another request gave its memory");
+        assert_same(&ear.answer(), &alone(engine, request), "after a request gave way");
     }
 }
 
@@ -90,7 +90,7 @@ fn who_finds_no_room_alone_is_told(engine: &Engine) {
     let slots = engine.slot_bytes();
     let mut crowd = Crowd::new(engine, CrowdOptions::new(4));
     let fits = request(&random_tokens(300, 4096, 60), 10, 1);
-    // Another session holds the memory.
+    // Another holder has the memory.
     let mut other = engine.session();
     other.extend(&random_tokens(1000, 4096, 61)).unwrap();
     let ears = [add(&mut crowd, &request(&random_tokens(1000, 4096, 62), 10, 1)), add(&mut crowd, &fits)];
@@ -101,10 +101,10 @@ fn who_finds_no_room_alone_is_told(engine: &Engine) {
     let again = ask(&mut crowd, &fits);
     assert_same(&again, &alone(engine, &fits), "when there is memory");
     drop(crowd);
-    assert_eq!(engine.slot_bytes(), slots, "all was given back");
+    assert_eq!(engine.slot_bytes(), slots, "all memory was returned");
 }
 
-/// A request with a grammar, whose state each answer keeps separately.
+/// A request whose answer follows a grammar, with its own grammar states.
 fn by_schema(engine: &Engine, i: u64) -> Result<Request> {
     let field =
         |n: u64| (format!("f{i}{n}"), json!({ "type": "string", "pattern": "^([a-z]{1,9} ?){3,9}$" }));
@@ -115,7 +115,7 @@ fn by_schema(engine: &Engine, i: u64) -> Result<Request> {
     Ok(request(&random_tokens(100, 4096, 80 + i), 40, i).grammar(Some(grammar)))
 }
 
-/// Waiting requests hold their grammars. However many there are, memory is left to answer them.
+/// Requests that wait hold their grammars. However many wait, memory is left to answer them.
 fn grammars_that_grow_wait_for_each_other(engine: &Engine) {
     let mut requests: Vec<Request> = Vec::new();
     let refusal = loop {

@@ -1,4 +1,4 @@
-//! Grammars' memory counts against the budget.
+//! Memory of grammars is counted.
 
 use forebay_engine::{Error, Grammar, Options, Request};
 use serde_json::json;
@@ -13,7 +13,7 @@ fn grammars_share_the_budget_with_experts() {
     let engine = engine_with_slots(12 << 20, options());
     let planned = engine.plan().slot_bytes;
     let tokens = random_tokens(engine.plan().reserved, 4096, 15);
-    // Everything that the plan reserved for conversations.
+    // All memory that the plan has reserved.
     let mut first = engine.session();
     first.extend(&tokens).unwrap();
     let schema = json!({ "type": "object", "properties": { "a": { "type": "string", "maxLength": 50 } } });
@@ -32,7 +32,7 @@ fn grammars_share_the_budget_with_experts() {
     drop(first);
     assert!(engine.slot_bytes() <= planned);
 
-    // Compiling needs much more memory than its result. That counts as well, and is returned.
+    // Compiling takes many times the memory of the grammar. It counts too, and is returned.
     let field = |i: usize| {
         (format!("f{i}"), json!({ "type": "string", "pattern": format!("^a{{{}}}(b|c)*$", i % 50) }))
     };
@@ -46,7 +46,7 @@ fn grammars_share_the_budget_with_experts() {
     }
     assert_eq!(engine.slot_bytes(), before);
 
-    // If there is not enough memory, the error says so, and answers without a grammar still work.
+    // If memory is short, a grammar is refused, and answers without a grammar continue.
     let engine = engine_with_slots(2 << 20, options());
     let mut first = engine.session();
     first.extend(&tokens).unwrap();
