@@ -313,7 +313,7 @@ impl CudaBackend {
             let args = Args::new().at(listed).at(self.at(d.qkv)).at(self.at(d.convolved));
             let args = args.at(self.at(d.a)).at(self.at(d.b)).at(self.at(d.out)).at(self.vector(d.filters));
             let args = args.int(s.key_heads).int(s.value_heads).int(s.key_dim).int(s.value_dim).int(s.kernel);
-            let args = args.flag(s.order == HeadOrder::Dealt).int(channels);
+            let args = args.flag(s.order == HeadOrder::Interleaved).int(channels);
             let columns = [channels.div_ceil(128), tokens.max(s.kernel - 1), stretches.len()];
             self.record(kernels.convolve, Shape::new(columns, 128), args.clone())?;
             let heads = [2 * s.key_heads, tokens, stretches.len()];

@@ -1,4 +1,4 @@
-//! Attention on the CPU: which queries pass over which pages together.
+//! Attention on the CPU: how queries are grouped to read keys and values together.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -7,20 +7,20 @@ use forebay_kernels::{AttentionStep, KEY_BLOCK, Kernels, Rows, RunningSoftmax, T
 
 use super::kv::CpuKv;
 
-/// Consecutive tokens whose queries pass over the keys together, so that keys and values are read once for all.
+/// Consecutive tokens whose queries are computed together, so that keys and values are read once for all of them.
 pub const QUERY_TILE: usize = 8;
 
-/// The most query heads that pass over the keys together. Their queries and outputs stay in the cache.
+/// The most query heads computed together. Their queries and outputs stay in the CPU cache.
 const HEAD_TILE: usize = 16;
 
-/// How many of the query heads that share a key head one thread takes, so that `pieces` pieces of work with all of them
-/// become enough for the threads. It divides their number.
+/// How many of the `sharing` query heads of a key head one thread computes, so that `pieces` pieces of work are cut
+/// into enough for the threads. The result divides `sharing`.
 pub fn heads_at_once(sharing: usize, pieces: usize, threads: usize) -> usize {
     let most = (sharing * pieces / threads).clamp(1, HEAD_TILE).min(sharing);
     (1..=most).rev().find(|&heads| sharing.is_multiple_of(heads)).unwrap_or(1)
 }
 
-/// Query heads that share a key head.
+/// Query heads that share a key head, and their keys and values.
 pub struct GroupedHeads<'a> {
     pub kernels: &'a Kernels,
     pub kv: &'a CpuKv,
@@ -28,15 +28,15 @@ pub struct GroupedHeads<'a> {
     pub head: usize,
     /// The first query head.
     pub first: usize,
-    /// How many query heads there are.
+    /// The number of query heads.
     pub group: usize,
-    /// Multiplies every score.
+    /// The factor of every score.
     pub scale: f32,
-    /// A score for each query head that counts in the softmax's sum and has no value.
+    /// One score per query head that is part of the softmax's sum but has no value.
     pub sinks: Option<&'a [f32]>,
 }
 
-/// Memory of one thread, kept from call to call.
+/// Buffers of one thread, reused from call to call.
 #[derive(Default)]
 struct Scratch {
     queries: Vec<f32>,            // [tokens, group, key_dim]
@@ -49,10 +49,10 @@ thread_local! {
 }
 
 impl GroupedHeads<'_> {
-    /// Rows `tokens` of a chunk that starts at position `start` attend to all positions in their sight;
-    /// `out` receives `[tokens, group · value_dim]`.
+    /// Rows `tokens` of a chunk that starts at position `start` attend to all positions that they see; `out` receives
+    /// `[tokens, group · value_dim]`.
     ///
-    /// A query meets the pages in order, whatever queries are beside it, so tiles change no bit.
+    /// A query reads the pages in order, whatever other queries it is grouped with, so grouping changes no bit.
     pub fn attend(
         &self,
         queries: Rows<'_, f32>,
@@ -64,7 +64,7 @@ impl GroupedHeads<'_> {
             self.gather(queries, tokens.clone(), scratch);
             let sight = |token: usize| self.kv.sight(start + token + 1);
             let pages = |token: usize| sight(token).start / KEY_BLOCK..sight(token).end.div_ceil(KEY_BLOCK);
-            // Pages that both the first token and the last see whole.
+            // The pages that both the first and the last token see as a whole.
             let first = sight(tokens.end - 1).start.div_ceil(KEY_BLOCK);
             let common = first..first.max(sight(tokens.start).end / KEY_BLOCK);
             for (i, token) in tokens.clone().enumerate() {
@@ -87,7 +87,7 @@ impl GroupedHeads<'_> {
         });
     }
 
-    /// Copies the group's heads of all tokens together, and starts afresh.
+    /// Copies the queries of the group's heads, and resets the softmax.
     fn gather(&self, queries: Rows<'_, f32>, tokens: Range<usize>, scratch: &mut Scratch) {
         let shape = self.kv.shape();
         let width = self.group * shape.key_dim;
@@ -109,7 +109,7 @@ impl GroupedHeads<'_> {
         scratch.out.resize(heads * shape.value_dim, 0.0);
     }
 
-    /// Some of the tokens pass over one page, as far as it is among these positions.
+    /// Attends from some of the tokens to the given positions of one page.
     fn step(&self, page: usize, positions: Range<usize>, tokens: Range<usize>, scratch: &mut Scratch) {
         let shape = self.kv.shape();
         let (keys, values) = self.kv.page(self.head, page, positions);
@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn heads_are_cut_into_enough_equal_parts() {
-        // One token of many heads with one key head, many tokens of them, and groups that are cut only as far as needed.
+        // One token with many heads per key head, many such tokens, and groups that are divided only as far as
+        // needed.
         assert_eq!(heads_at_once(128, 1, 16), 8);
         assert_eq!(heads_at_once(128, 64, 16), 16);
         assert_eq!(heads_at_once(16, 1, 12), 1);

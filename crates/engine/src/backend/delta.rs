@@ -1,4 +1,4 @@
-//! Linear attention on the CPU: which thread takes which channels and heads of a layer.
+//! Linear attention on the CPU: how channels and heads of a layer are divided among threads.
 
 use std::ops::Range;
 
@@ -7,41 +7,41 @@ use smallvec::SmallVec;
 
 use super::DeltaShape;
 
-/// Of the norms of queries and keys.
+/// The epsilon of the norms of queries and keys.
 const NORM_EPS: f32 = 1e-6;
 
-/// Heads of queries or keys, or as many channels of values, that are convolved together: enough for memory to be read
-/// ahead, few enough for all threads to have some.
+/// Heads of queries or keys (or blocks of as many value channels) convolved together: enough for hardware
+/// prefetching, few enough to keep all threads busy.
 const HEADS_TOGETHER: usize = 4;
 
-/// Tokens that pass over a head's columns before the next columns come: few enough for their queries and keys, which
-/// are far apart in memory, to be still in a cache then.
+/// Tokens computed for a block of a head's columns before the next block: few enough that their queries and keys,
+/// which are far apart in memory, stay in the CPU cache.
 const TOKENS_TOGETHER: usize = 16;
 
 impl DeltaShape {
-    /// Floats of what a layer keeps of a sequence; `None` if that is no number. First the last inputs of the
-    /// convolution, `[kernel − 1, channels]`, then the states of the heads, each in blocks of columns:
+    /// Floats of recurrent state per layer and sequence; `None` if the size overflows. The state has the last inputs
+    /// of the convolution, `[kernel − 1, channels]`, then the states of the heads in blocks of columns,
     /// `[value_heads, blocks, key_dim, STATE_COLUMNS]`.
     pub fn state_floats(&self) -> Option<usize> {
         let inputs = (self.kernel - 1).checked_mul(self.channels())?;
         let columns = self.value_dim.checked_next_multiple_of(STATE_COLUMNS)?;
         let states = columns.checked_mul(self.key_dim)?.checked_mul(self.value_heads)?;
-        // A state's bytes are counted, and several of them.
+        // Leaves room to compute the bytes of several states.
         inputs.checked_add(states).filter(|&floats| floats < usize::MAX >> 8)
     }
 
-    /// Floats of the state of one head.
+    /// Floats of one head's state.
     fn head_floats(&self) -> usize {
         self.value_dim.next_multiple_of(STATE_COLUMNS) * self.key_dim
     }
 
-    /// Cuts a layer's memory into the inputs of the convolution and the states.
+    /// Where a layer's state divides into inputs of the convolution and states of heads.
     fn split_at(&self) -> usize {
         (self.kernel - 1) * self.channels()
     }
 }
 
-/// One layer's linear attention.
+/// The linear attention of one layer.
 pub struct DeltaLayer<'a> {
     pub kernels: &'a Kernels,
     pub pool: &'a Pool,
@@ -52,7 +52,7 @@ pub struct DeltaLayer<'a> {
 
 /// Consecutive tokens of a sequence.
 pub struct Stretch<'a> {
-    /// How many tokens the sequence has before them.
+    /// The number of tokens of the sequence before these.
     pub start: usize,
     /// `[tokens, channels]`
     pub qkv: &'a [f32],
@@ -67,7 +67,7 @@ pub struct Stretch<'a> {
 }
 
 impl DeltaLayer<'_> {
-    /// Takes a stretch from the state before it to the state after it.
+    /// Computes the tokens of a stretch, and the state after them from the state before them.
     pub fn advance(&self, stretch: Stretch<'_>, before: Option<&[f32]>, after: &mut [f32]) {
         let at = self.shape.split_at();
         let before = before.map(|before| before.split_at(at));
@@ -80,7 +80,7 @@ impl DeltaLayer<'_> {
         self.recur(convolved, gates, before.map(|(_, states)| states), states, out);
     }
 
-    /// Convolves all channels and norms queries and keys; a piece is some channels of all tokens.
+    /// Convolves all channels and normalises queries and keys; a piece of work is some channels of all tokens.
     fn convolve(
         &self,
         start: usize,
@@ -96,14 +96,14 @@ impl DeltaLayer<'_> {
         let grains = [qkv.len(), kept].map(|rows| Grain { rows, cols: width });
         self.pool.for_tile_pairs(matrices, grains, |piece, [mut convolved, mut inputs]| {
             let cols = piece * width..piece * width + convolved.cols();
-            // The inputs kept of the tokens before, then those of the stretch. Before the first token there are none,
-            // whatever is kept of them.
+            // The stored inputs of the previous tokens, then the inputs of these tokens. Before the first token the
+            // inputs are zero, whatever is stored.
             let input = |i: usize| match i.checked_sub(kept) {
                 Some(row) => Some(&qkv.row(row)[cols.clone()]),
                 None if start + i < kept => None,
                 None => before.map(|before| &before[i * channels..][cols.clone()]),
             };
-            // Queries, keys, and what is left as it is.
+            // Queries, keys, and values, which are not scaled.
             let scale = |head: usize| match head / key_heads {
                 0 => Some(1.0 / (key_dim as f32).sqrt()),
                 1 => Some(1.0),
@@ -131,7 +131,7 @@ impl DeltaLayer<'_> {
         });
     }
 
-    /// The recurrence; a piece is a value head.
+    /// The recurrence; a piece of work is one value head.
     fn recur(
         &self,
         qkv: Rows<'_, f32>,
@@ -150,7 +150,7 @@ impl DeltaLayer<'_> {
         });
     }
 
-    /// All tokens of one head.
+    /// Computes all tokens of one head.
     fn head(
         &self,
         head: usize,
@@ -170,7 +170,7 @@ impl DeltaLayer<'_> {
         {
             let state = &mut state[block * floats..][..floats];
             let cols: Range<usize> = block * STATE_COLUMNS..value_dim.min((block + 1) * STATE_COLUMNS);
-            // The first token finds the state where it was, the others in its place.
+            // The first tokens read the state before the stretch; later ones update the new state in place.
             let mut before = before.filter(|_| first == 0).map(|before| &before[block * floats..][..floats]);
             if first == 0 && before.is_none() {
                 state.fill(0.0);
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::backend::HeadOrder;
 
-    /// More columns than a block has, and not whole blocks.
+    /// More columns than one block has, and not a multiple of it.
     const SHAPE: DeltaShape = DeltaShape {
         key_heads: 2,
         value_heads: 4,
@@ -212,13 +212,13 @@ mod tests {
     };
     const TOKENS: usize = 37;
 
-    /// Any numbers between −1 and 1.
+    /// Arbitrary numbers between −1 and 1.
     fn noise(len: usize, seed: u32) -> Vec<f32> {
         let bits = |i: u32| (i ^ seed).wrapping_mul(0x9e37_79b9).rotate_left(13).wrapping_mul(0x85eb_ca6b);
         (0..len as u32).map(|i| bits(i) as f32 / (1u64 << 31) as f32 - 1.0).collect()
     }
 
-    /// What the heads give, and the state after the last token, the tokens cut at these places.
+    /// The outputs of the heads and the state after the last token, computed in chunks cut at these tokens.
     fn run(shape: DeltaShape, threads: usize, cuts: &[usize]) -> (Vec<f32>, Vec<f32>) {
         let (channels, heads, values) = (shape.channels(), shape.value_heads, 4 * shape.value_dim);
         let filters = noise(shape.kernel * channels, 1);
@@ -259,25 +259,25 @@ mod tests {
     }
 
     #[test]
-    fn the_order_says_which_heads_belong_together() {
+    fn the_order_decides_which_value_heads_share_a_key_head() {
         let grouped = SHAPE;
-        let dealt = DeltaShape { order: HeadOrder::Dealt, ..SHAPE };
+        let interleaved = DeltaShape { order: HeadOrder::Interleaved, ..SHAPE };
         let keys = |shape: DeltaShape| (0..4).map(move |head| shape.channels_of(head)[0].start / 6);
         assert_eq!(keys(grouped).collect::<Vec<_>>(), [0, 0, 1, 1]);
-        assert_eq!(keys(dealt).collect::<Vec<_>>(), [0, 1, 0, 1]);
+        assert_eq!(keys(interleaved).collect::<Vec<_>>(), [0, 1, 0, 1]);
         let heads = |shape| -> Vec<Vec<f32>> {
             let (out, _) = run(shape, 2, &[]);
             (0..4).map(|head| out[head * 40..][..40].to_vec()).collect()
         };
-        let (grouped, dealt) = (heads(grouped), heads(dealt));
-        // The first and the last head have the same key in both orders.
+        let (grouped, interleaved) = (heads(grouped), heads(interleaved));
+        // The first and the last value head have the same key head in both orders.
         for head in 0..4 {
-            assert_eq!(grouped[head] == dealt[head], head == 0 || head == 3, "head {head}");
+            assert_eq!(grouped[head] == interleaved[head], head == 0 || head == 3, "head {head}");
         }
     }
 
     #[test]
-    fn states_of_an_absurd_size_are_no_number() {
+    fn states_of_an_absurd_size_are_refused() {
         let absurd = 1 << 30;
         assert!(DeltaShape { key_dim: absurd, value_dim: absurd, ..SHAPE }.state_floats().is_none());
         assert!(

@@ -1,4 +1,4 @@
-//! Handles of what a backend keeps: weights and scratch memory. Only the backend knows where they are.
+//! Handles of weights and buffers that a backend keeps. Only the backend knows where they are.
 
 use forebay_kernels::{Encoding, MatRef, Planes};
 
@@ -9,12 +9,12 @@ use crate::memory::SharedBytes;
 pub struct Matrix(pub(crate) usize);
 
 impl Matrix {
-    /// The matrix that was loaded so many matrices after the first.
+    /// The matrix with this index in the order of loading.
     pub fn nth(index: usize) -> Matrix {
         Matrix(index)
     }
 
-    /// Which of the matrices it is, in the order in which they were [loaded](super::Backend::load).
+    /// The matrix's index in the order of [loading](super::Backend::load).
     pub fn index(self) -> usize {
         self.0
     }
@@ -25,19 +25,19 @@ impl Matrix {
 pub struct Vector(pub(crate) usize);
 
 impl Vector {
-    /// The vector that was loaded so many vectors after the first.
+    /// The vector with this index in the order of loading.
     pub fn nth(index: usize) -> Vector {
         Vector(index)
     }
 
-    /// Which of the vectors it is, in the order in which they were [loaded](super::Backend::load).
+    /// The vector's index in the order of [loading](super::Backend::load).
     pub fn index(self) -> usize {
         self.0
     }
 }
 
-/// Scratch memory for activations: rows of `width` floats, as many as the current [`begin`](super::Backend::begin)
-/// says.
+/// A buffer for activations: rows of `width` floats, of which the last [`begin`](super::Backend::begin) set the
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buf {
     pub(crate) id: usize,
@@ -45,12 +45,12 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// The backend's buffer of this number, whose rows have so many floats.
+    /// The backend's buffer with this number, whose rows have `width` floats.
     pub fn nth(index: usize, width: usize) -> Buf {
         Buf { id: index, width }
     }
 
-    /// Which of the backend's buffers it is.
+    /// The buffer's number.
     pub fn index(self) -> usize {
         self.id
     }
@@ -64,35 +64,35 @@ impl Buf {
 /// The shape of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufShape {
-    /// The most rows it ever holds.
+    /// The most rows that it ever holds.
     pub rows: usize,
     /// Floats in a row.
     pub width: usize,
 }
 
-/// A matrix on its way from the file to the backend.
+/// A matrix to be loaded into the backend.
 pub struct HostMatrix {
-    /// How its weights are stored.
+    /// The encoding of its weights.
     pub encoding: Encoding,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// Codes, scales and biases as the file has them; empty where there are none.
+    /// Codes, scales and biases as in the file; a plane that the encoding does not have is empty.
     pub planes: [SharedBytes; 3],
-    /// What multiplies all its weights besides.
+    /// A factor of all its weights.
     pub scale: f32,
 }
 
 impl HostMatrix {
-    /// The matrix for the kernels, which do not know its scale.
+    /// The matrix for the kernels, which ignore its factor.
     pub fn view(&self) -> MatRef<'_> {
         let [codes, scales, biases] = &self.planes;
         MatRef::from_planes(self.encoding, self.rows, self.cols, Planes { codes, scales, biases })
     }
 }
 
-/// A weight on its way to the backend.
+/// A weight to be loaded into the backend.
 pub enum Weight {
     /// The next [`Matrix`].
     Matrix(HostMatrix),

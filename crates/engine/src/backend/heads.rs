@@ -1,18 +1,18 @@
-//! Products of each head with a matrix of its own, on the CPU.
+//! Products of each head with its own matrix, on the CPU.
 
 use forebay_kernels::{Grain, Q8Panel, Rows, TileMut};
 
 use super::cpu::{Activations, Compute, Panels, scale_by};
 use super::{HeadMatrices, HostMatrix};
 
-/// Tokens of one piece of work: they share the head's matrix.
+/// Tokens per piece of work: they share the head's matrix.
 const TOKEN_TILE: usize = 64;
 
-/// Heads of a token that are quantised by one piece of work.
+/// Heads of a token that one piece of work quantises.
 const HEAD_TILE: usize = 16;
 
 impl Compute<'_> {
-    /// As [`Backend::head_products`](super::Backend::head_products), with `matrix` the one that `by` is about.
+    /// Computes [`Backend::head_products`](super::Backend::head_products) with the stored matrix of `by`.
     pub(super) fn head_products(
         &self,
         matrix: &HostMatrix,
@@ -25,7 +25,7 @@ impl Compute<'_> {
         let stored = matrix.view();
         let cols = if transposed { rows } else { stored.cols };
         let head_dim = x.width / heads;
-        // A sum over stored rows takes them as floats, one after the other.
+        // A transposed product adds stored rows one after another, as floats.
         let block = self.panel_block(stored.encoding).filter(|_| !transposed);
         let width = Q8Panel::count(cols);
         if let Some(block) = block {

@@ -1,10 +1,10 @@
-//! Attention memory: keys and values in pages of [`KEY_BLOCK`] positions.
+//! The KV cache of a layer: keys and values in pages of [`KEY_BLOCK`] positions.
 //!
-//! Pages start at multiples of their length, so the steps of attention are the same however the positions came
-//! in. Memory grows a page at a time, as it is used. Forks share pages; one that is to be written to is copied first.
+//! Pages start at multiples of their length, so attention takes the same steps however the positions were added.
+//! Pages are allocated as they are needed. Forks share pages; a shared page is copied before it is written to.
 //!
-//! A page holds keys `[heads, KEY_BLOCK, key_dim]`, then values `[heads, KEY_BLOCK, value_dim]`; where values are the last
-//! channels of their keys, keys alone.
+//! A page holds keys `[heads, KEY_BLOCK, key_dim]`, then values `[heads, KEY_BLOCK, value_dim]`. If values are the
+//! last channels of their keys, it holds only keys.
 
 use std::any::Any;
 use std::io::{self, Read, Write};
@@ -21,7 +21,7 @@ use super::pieces::{HostPieces, Pieces};
 use super::{KvShape, LayerState, damaged};
 use crate::error::Result;
 
-/// The type in which keys and values are kept.
+/// The type in which keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvType {
     /// Half precision.
@@ -45,32 +45,32 @@ impl KvType {
     }
 }
 
-/// One layer's keys and values of one sequence, wherever its pages are.
+/// One layer's keys and values of one sequence, in the memory of any device.
 pub struct KvPages<P: Pieces> {
     shape: KvShape,
     kind: KvType,
     memory: P,
-    /// The pages up to the last position; `None` where a window has left one behind.
+    /// The pages up to the last position; `None` for a page that a window has passed.
     pages: Vec<Option<Arc<P::Piece>>>,
     len: usize,
 }
 
 impl<P: Pieces> KvPages<P> {
-    /// None yet; `memory` makes pieces as large as a [page](KvType::page_bytes).
+    /// No positions yet. `memory` makes pieces of the size of a [page](KvType::page_bytes).
     pub fn new(shape: KvShape, kind: KvType, memory: P) -> KvPages<P> {
         assert_eq!(memory.bytes(), kind.page_bytes(&shape) as u64);
         KvPages { shape, kind, memory, pages: Vec::new(), len: 0 }
     }
 
-    /// What is kept.
+    /// The shape of keys and values.
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// Adds positions up to `end`, to be written to: their pages are there, and nobody else's.
+    /// Adds positions up to `end`, to be written to. Afterwards their pages exist and are not shared.
     ///
     /// # Errors
-    /// If there is no memory for another page.
+    /// If there is not enough memory for another page.
     pub fn grow(&mut self, end: usize) -> Result<()> {
         let first = self.len / KEY_BLOCK;
         for page in first..end.div_ceil(KEY_BLOCK) {
@@ -78,7 +78,7 @@ impl<P: Pieces> KvPages<P> {
                 self.pages.push(Some(Arc::new(self.memory.make()?)));
                 continue;
             }
-            let page = self.pages[page].as_mut().expect("the last page is kept");
+            let page = self.pages[page].as_mut().expect("the last page exists");
             if Arc::get_mut(page).is_none() {
                 *page = Arc::new(self.memory.copy(page)?);
             }
@@ -87,7 +87,7 @@ impl<P: Pieces> KvPages<P> {
         Ok(())
     }
 
-    /// A page, if no window has left it behind.
+    /// A page, unless a window has passed it.
     pub fn piece(&self, page: usize) -> Option<&Arc<P::Piece>> {
         self.pages[page].as_ref()
     }
@@ -97,22 +97,22 @@ impl<P: Pieces> KvPages<P> {
         self.pages.len()
     }
 
-    /// The positions that the last of the first `len` sees.
+    /// The positions that the last of the first `len` positions sees.
     pub fn sight(&self, len: usize) -> Range<usize> {
         self.shape.window.map_or(0, |window| len.saturating_sub(window))..len
     }
 
-    /// The pages that the position after the first `len` sees, and those that it shares a page with.
+    /// The pages with the positions before `len` that position `len` sees.
     fn seen_from(&self, len: usize) -> Range<usize> {
         self.sight(len + 1).start / KEY_BLOCK..len.div_ceil(KEY_BLOCK)
     }
 }
 
-/// Keys and values in the computer's memory.
+/// Keys and values in RAM.
 pub type CpuKv = KvPages<HostPieces>;
 
 impl CpuKv {
-    /// None yet.
+    /// No positions yet.
     pub fn on_host(shape: KvShape, kind: KvType) -> CpuKv {
         KvPages::new(shape, kind, HostPieces(kind.page_bytes(&shape)))
     }
@@ -120,14 +120,14 @@ impl CpuKv {
     /// Adds one position: keys `[heads, own_key_dim]` and values `[heads, value_dim]`.
     ///
     /// # Errors
-    /// If the system has no memory for another page.
+    /// If there is not enough memory for another page.
     pub fn push(&mut self, keys: &[f32], values: &[f32]) -> Result<()> {
         let KvShape { key_dim, value_dim, latent, .. } = self.shape;
         let (own, kind) = (self.shape.own_key_dim(), self.kind);
         let (page, row) = (self.len / KEY_BLOCK, self.len % KEY_BLOCK);
         self.grow(self.len + 1)?;
         let all_keys = self.values_at();
-        let page = self.pages[page].as_mut().and_then(Arc::get_mut).expect("it is ours alone");
+        let page = self.pages[page].as_mut().and_then(Arc::get_mut).expect("`grow` made the page unshared");
         for (head, (key, value)) in keys.chunks_exact(own).zip(values.chunks_exact(value_dim)).enumerate() {
             let row = head * KEY_BLOCK + row;
             write(kind, page, row * key_dim, key);
@@ -137,13 +137,13 @@ impl CpuKv {
         Ok(())
     }
 
-    /// One head's keys and values on one page, as far as they are among these positions. Latent values are inside the
-    /// keys, and as far from each other as those.
+    /// One head's keys and values at those of the positions that are on this page. Latent values are inside the keys,
+    /// with the same distance from each other.
     pub fn page(&self, head: usize, page: usize, positions: Range<usize>) -> (KvRef<'_>, KvRef<'_>) {
         let KvShape { key_dim, value_dim, latent, .. } = self.shape;
         let first = page * KEY_BLOCK;
         let rows = positions.start.max(first) - first..KEY_BLOCK.min(positions.end - first);
-        let page = self.pages[page].as_ref().expect("pages in sight are kept");
+        let page = self.pages[page].as_ref().expect("pages in sight exist");
         let row = head * KEY_BLOCK + rows.start;
         let keys = read(self.kind, page, row * key_dim, rows.len() * key_dim);
         let values = if latent {
@@ -155,13 +155,13 @@ impl CpuKv {
         (keys, values)
     }
 
-    /// Where the values of a page start, if they are apart.
+    /// The offset of the values in a page, if they are stored separately.
     fn values_at(&self) -> usize {
         self.shape.heads * KEY_BLOCK * self.shape.key_dim
     }
 }
 
-/// Writes numbers to a page from the `at`-th on.
+/// Writes numbers to a page, starting at number `at`.
 fn write(kind: KvType, page: &mut [u8], at: usize, values: &[f32]) {
     let range = at..at + values.len();
     match kind {
@@ -170,7 +170,7 @@ fn write(kind: KvType, page: &mut [u8], at: usize, values: &[f32]) {
     }
 }
 
-/// The numbers of a page from the `at`-th on.
+/// The numbers of a page, starting at number `at`.
 fn read(kind: KvType, page: &[u8], at: usize, len: usize) -> KvRef<'_> {
     match kind {
         KvType::F16 => KvRef::F16(&cast_slice(page)[at..at + len]),
@@ -185,7 +185,7 @@ impl<P: Pieces> LayerState for KvPages<P> {
 
     fn reach(&self, len: usize) -> usize {
         let len = len.min(self.len);
-        // What is seen from a page is kept if it is seen from one of its positions, so a few steps find one.
+        // Tries one position after another, each of which needs few pages.
         (0..=len).rev().find(|&len| self.pages[self.seen_from(len)].iter().all(Option::is_some)).unwrap_or(0)
     }
 
@@ -224,7 +224,7 @@ impl<P: Pieces> LayerState for KvPages<P> {
     }
 
     fn shared_bytes(&self) -> u64 {
-        // The last page is written to, and a window moves on.
+        // The last page is written to, and a window moves on, so neither stays shared.
         let full = if self.shape.window.is_none() { self.len / KEY_BLOCK } else { 0 };
         full as u64 * self.memory.bytes()
     }
@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    /// What the last of the kept positions sees on each page that it sees.
+    /// What the last position sees on each page that it sees.
     fn seen(kv: &CpuKv) -> Vec<f32> {
         let mut seen = Vec::new();
         for page in kv.seen_from(kv.len()) {
@@ -284,13 +284,13 @@ mod tests {
     }
 
     #[test]
-    fn a_window_keeps_what_its_end_and_the_marks_see() {
+    fn a_window_keeps_the_pages_that_its_end_and_the_marks_see() {
         let mut kv = CpuKv::on_host(WINDOWED, KvType::F32);
         let page = kv.memory.bytes();
         push(&mut kv, 1000);
         assert_eq!(kv.reach(500), 500);
         kv.settle(&[400]);
-        // Of 400 pages 4 to 6, of 1000 pages 14 and 15.
+        // The pages 4 to 6 for position 400, 14 and 15 for 1000.
         assert_eq!(kv.bytes_for(1000, &[400]), 5 * page);
         assert_eq!([1000, 999, 995, 800, 400, 399].map(|len| kv.reach(len)), [1000, 999, 995, 448, 400, 399]);
         kv.truncate(400);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_comes_back_and_something_else_does_not() {
+    fn a_saved_cache_is_loaded_and_a_wrong_one_is_refused() {
         let mut kv = CpuKv::on_host(WINDOWED, KvType::F32);
         push(&mut kv, 400);
         kv.settle(&[100]);

@@ -1,14 +1,14 @@
-//! The logits after a token, wherever they were computed.
+//! The logits after a token, in RAM or in device memory.
 
 use std::sync::OnceLock;
 
 use crate::backend::{Backend, Buf, Ranked};
 use crate::error::{Error, Result};
 
-/// How many of the likeliest tokens a device tells: mostly all that choosing one needs, and little to copy.
+/// How many of the likeliest tokens a device returns: usually all that the sampler needs, and little to copy.
 const BEST: usize = 256;
 
-/// The logits after a token. The likeliest are quick to ask for where the others are in a device's memory.
+/// The logits after a token. If they are in device memory, the likeliest tokens are quicker to get than all.
 ///
 /// # Examples
 /// ```
@@ -30,9 +30,9 @@ pub struct Logits<'a>(Source<'a>);
 /// [`Logits`] has an example.
 #[derive(Clone, Copy, Debug)]
 pub struct Best<'a> {
-    /// The likeliest first; of equals, the lower number. None is impossible.
+    /// Sorted by logit, the highest first; equal logits by token number. Only possible tokens.
     pub ranked: &'a [Ranked],
-    /// No other token has a higher logit than this. Minus infinity: no other is possible.
+    /// No other token has a higher logit than this. Minus infinity means that no other token is possible.
     pub others: f32,
 }
 
@@ -46,40 +46,40 @@ pub(crate) struct Row<'a> {
     pub backend: &'a mut dyn Backend,
     pub buffer: Buf,
     pub kept: &'a mut Kept,
-    /// Where it is noted if the device is lost.
+    /// Records that the device was lost.
     pub lost: &'a OnceLock<String>,
-    /// Which row of the buffer it is.
+    /// The row's number in the buffer.
     pub number: usize,
 }
 
-/// What was read of the buffer, in memory that lasts from batch to batch.
+/// The parts of the buffer that were read, in memory that is reused from batch to batch.
 #[derive(Default)]
 pub(crate) struct Kept {
-    /// Of all rows, once they were asked for.
+    /// The likeliest tokens of all rows, once requested.
     best: Vec<Ranked>,
-    /// Of one row.
+    /// All logits of one row.
     all: Vec<f32>,
 }
 
 impl Kept {
-    /// Other logits are in the buffer.
+    /// Call it when the buffer has new logits.
     pub fn forget(&mut self) {
         self.best.clear();
     }
 }
 
 impl<'a> Logits<'a> {
-    /// Those in a slice.
+    /// The logits of a slice.
     pub fn of(logits: &'a [f32]) -> Logits<'a> {
         Logits(Source::Here(logits))
     }
 
-    /// Those of a row of a backend's buffer.
+    /// The logits of a row in a backend's buffer.
     pub(crate) fn there(row: Row<'a>) -> Logits<'a> {
         Logits(Source::There(row))
     }
 
-    /// How many there are.
+    /// The number of logits.
     pub fn count(&self) -> usize {
         match &self.0 {
             Source::Here(logits) => logits.len(),
@@ -87,10 +87,10 @@ impl<'a> Logits<'a> {
         }
     }
 
-    /// All of them.
+    /// All logits.
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn all(&mut self) -> Result<&[f32]> {
         match &mut self.0 {
             Source::Here(logits) => Ok(logits),
@@ -101,7 +101,7 @@ impl<'a> Logits<'a> {
         }
     }
 
-    /// All of them, for as long as the row is there.
+    /// All logits, for as long as the row exists.
     pub(crate) fn into_all(self) -> Result<&'a [f32]> {
         match self.0 {
             Source::Here(logits) => Ok(logits),
@@ -112,10 +112,10 @@ impl<'a> Logits<'a> {
         }
     }
 
-    /// The likeliest tokens, if they can be had without the others.
+    /// The likeliest tokens, if the backend can return them without the others.
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn best(&mut self) -> Result<Option<Best<'_>>> {
         match &mut self.0 {
             Source::Here(_) => Ok(None),
@@ -134,7 +134,7 @@ impl Row<'_> {
     fn best(&mut self) -> Result<Best<'_>> {
         let each = BEST.min(self.buffer.width());
         if self.kept.best.is_empty() {
-            // All rows at once: the next one's are asked for next.
+            // All rows at once, because the next row's are usually requested next.
             let found = self.backend.best(self.buffer, each, &mut self.kept.best);
             found.inspect_err(|error| note_loss(self.lost, error))?;
         }
@@ -146,7 +146,7 @@ impl Row<'_> {
     }
 }
 
-/// Has everybody know it if the device is lost.
+/// Records the loss of the device, if that is the error.
 pub(crate) fn note_loss(lost: &OnceLock<String>, error: &Error) {
     if let Error::DeviceLost(why) = error {
         lost.get_or_init(|| why.clone());

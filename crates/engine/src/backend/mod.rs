@@ -1,9 +1,9 @@
-//! The arithmetic that a model is written in, and who computes it.
+//! The operations of a forward pass, and the CPU that computes them.
 //!
-//! A model's forward pass is a sequence of calls on a [`Backend`]. Weights, activations and attention memory
-//! are handles, because only the backend knows where they live. Two things cross to the host: a router's
-//! choice, and logits: the likeliest tokens', or all of a row. A backend computes with experts that it is given; which those are
-//! and how they come there is the business of an [executor](crate::experts::ExpertExecutor).
+//! A model's forward pass is a sequence of calls on a [`Backend`]. Weights, activations and KV caches are handles,
+//! because only the backend knows where they are. Only two results are copied to RAM: the router's choices, and
+//! logits (the likeliest, or all of a row). A backend computes with experts that an
+//! [executor](crate::experts::ExpertExecutor) gives it; it knows nothing about their tiers.
 
 mod attend;
 mod cpu;
@@ -44,45 +44,45 @@ use state::{damaged, read_number, write_number};
 use crate::TokenId;
 use crate::error::Result;
 
-/// The arithmetic of a forward pass, on one device.
+/// The operations of a forward pass, on one device.
 ///
-/// Every operation works on as many rows as the last [`begin`](Self::begin) said. A wrong shape is a bug of
-/// the caller and panics; an error is the device's.
+/// Every operation works on the number of rows that the last [`begin`](Self::begin) set. A wrong shape is a bug of
+/// the caller and panics; an error means that the device failed.
 #[allow(clippy::missing_errors_doc)]
 pub trait Backend: Send {
-    /// The device and its instruction set, for people.
+    /// The device and its instruction set, for messages.
     fn name(&self) -> String;
 
-    /// Takes the weights, in the order of their handles.
+    /// Loads a weight. Its handle is its position in the order of loading.
     fn load(&mut self, weight: Weight) -> Result<()>;
 
-    /// The state of one layer of a new sequence.
+    /// An empty state for one layer of a new sequence.
     fn new_state(&self, shape: StateShape) -> Box<dyn LayerState>;
 
-    /// The following operations work on this many rows.
+    /// Sets the number of rows of the following operations.
     fn begin(&mut self, rows: usize);
 
     /// `out[t] = table[tokens[t]]`
     fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()>;
 
-    /// `out = norm(x) · w`, over the whole row or over each part of it as long as `w`. `x` may be `out`.
+    /// `out = norm(x) · w`, over the whole row, or over each part of it if `w` is shorter. `x` may be `out`.
     fn rms_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()>;
 
-    /// `out = W x` for several matrices that read the same `x`.
+    /// `out = W x` for several matrices with the same input `x`.
     fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()>;
 
-    /// `out[h] = [rest | W[h] part]` for every head `h` of a row, with `x[h] = [part | rest]`: as many channels as the
-    /// head's matrix has columns are multiplied, and those after them, if there are any, come first.
+    /// `out[h] = [rest | W[h] part]` for every head `h` of a row, where `x[h] = [part | rest]`. `part` has as many
+    /// channels as the head's matrix has columns.
     fn head_products(&mut self, x: Buf, w: &HeadMatrices, out: Buf) -> Result<()>;
 
     /// Cosines and sines of the batch's positions: `[rows, cos… | sin…]`.
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()>;
 
-    /// Rotates every head of `x` in place by the angles of its row.
+    /// Rotates every head of `x` in place by its row's angles.
     fn rope(&mut self, x: Buf, head_dim: usize, pairs: RopePairs, angles: Buf) -> Result<()>;
 
-    /// Norms every head of queries and keys, where they have a norm, and rotates both by the angles of their rows. A norm is as
-    /// long as a head, or as all heads together.
+    /// Normalises every head of queries and keys, where there is a norm, and rotates both by their rows' angles. A
+    /// norm is as long as one head, or as all heads together.
     fn norm_and_rotate(&mut self, buffers: [(Buf, Option<Vector>); 2], heads: &Heads) -> Result<()> {
         for (buf, norm) in buffers {
             if let Some(norm) = norm {
@@ -95,21 +95,21 @@ pub trait Backend: Send {
         Ok(())
     }
 
-    /// Appends the batch's keys and values to its sequences, then attends from every row to all positions
-    /// of its sequence up to its own, or to those in the layer's window.
+    /// Appends the batch's keys and values to its sequences. Then each row attends to all positions of its sequence
+    /// up to its own, or to those in the layer's window.
     fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()>;
 
-    /// Convolves the batch's queries, keys and values over the positions of their sequences, each channel by itself,
-    /// with SiLU after it; gives queries and keys the length one, queries also the factor `1 / √key_dim`; then takes
-    /// every value head's state through the tokens: with `g = exp(rate · softplus(a + bias))`,
-    /// `S ← g · S`, `S ← S + k · (σ(b) · (v − Sᵀ k))ᵀ`, `out = Sᵀ q`.
+    /// Convolves the batch's queries, keys and values over the positions of their sequences, channel by channel, and
+    /// applies SiLU. Then scales queries and keys to length one, and queries by `1 / √key_dim`. Then updates every
+    /// value head's state token by token: with `g = exp(rate · softplus(a + bias))`, `S ← g · S`, `S ← S + k · (σ(b)
+    /// · (v − Sᵀ k))ᵀ`, `out = Sᵀ q`.
     fn delta_rule(&mut self, rule: &DeltaRule, batch: &mut Batch<'_>) -> Result<()>;
 
-    /// Parts rows of `x` that are `groups` groups, each made of these parts in order.
+    /// Splits rows of `x` that have `groups` groups, each made of these parts in order.
     fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()>;
 
-    /// Chooses experts for every row from the router's logits, with a correction `[experts]` of the scores if there
-    /// is one, and tells the host.
+    /// Chooses experts for every row from the router's logits, with `correction` `[experts]` added to the scores if
+    /// present, and copies the choices to RAM.
     fn route(
         &mut self,
         logits: Buf,
@@ -127,24 +127,24 @@ pub trait Backend: Send {
     /// `gate = SiLU(gate) · up`
     fn swiglu(&mut self, gate: Buf, up: Buf) -> Result<()>;
 
-    /// `x = x · σ(gate)`, where a row of `gate` has a number for each of `x`, or one for all.
+    /// `x = x · σ(gate)`, where a row of `gate` has one number for each of `x`, or one for all.
     fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()>;
 
-    /// `out[i] = x[rows[i]]`; the following operations work on these rows.
+    /// `out[i] = x[rows[i]]`; the following operations work on the copied rows.
     fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()>;
 
-    /// All operations asked for so far are on their way: a backend may collect them until now.
+    /// Starts all operations called so far. A backend may collect operations until then.
     fn submit(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Copies a buffer's rows to the host.
+    /// Copies a buffer's rows to RAM.
     fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()>;
 
-    /// Copies one row to the host.
+    /// Copies one row to RAM.
     fn read_row(&mut self, x: Buf, row: usize, out: &mut [f32]) -> Result<()>;
 
-    /// Tells the host the `k` likeliest tokens of each row of logits, as [`rank`] has them: `[rows, k]`. Where a row has
-    /// fewer that are possible, the rest are any of minus infinity.
+    /// Finds the `k` likeliest tokens of each row of logits, in the order of [`rank`]: `[rows, k]`. If fewer are
+    /// possible, the rest are arbitrary tokens with minus infinity.
     fn best(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()>;
 }

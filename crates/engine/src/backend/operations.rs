@@ -1,4 +1,4 @@
-//! What the operations of a [`Backend`](super::Backend) are about: their shapes, buffers and weights.
+//! The parameters of a [`Backend`](super::Backend)'s operations: shapes, buffers and weights.
 
 use std::ops::Range;
 
@@ -7,77 +7,77 @@ use forebay_kernels::RopePairs;
 use super::{Buf, Matrix, Vector};
 use crate::LayerIdx;
 
-/// Rotary embedding: the angles of position `p` are `p · frequencies`, cosine and sine are scaled.
+/// Rotary embedding: the angles of position `p` are `p · frequencies`; cosine and sine are scaled.
 #[derive(Clone, Debug)]
 pub struct Rope {
-    /// Half as many as the channels that rotate.
+    /// One for each two channels that rotate.
     pub frequencies: Vec<f32>,
-    /// What divides them, one by one.
+    /// Divisors of the frequencies, one for each.
     pub divisors: Option<Vector>,
-    /// Multiplies cosine and sine.
+    /// The factor of cosine and sine.
     pub scale: f32,
     /// Which channels rotate together.
     pub pairs: RopePairs,
 }
 
-/// Heads that are normed and rotated.
+/// Heads to be normalised and rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     /// Channels of a head.
     pub dim: usize,
-    /// Of the norms.
+    /// The epsilon of the norms.
     pub eps: f32,
     /// Which channels rotate together.
     pub pairs: RopePairs,
-    /// Of the rows, as [`Backend::rope_angles`](super::Backend::rope_angles) made them.
+    /// The rows' angles, from [`Backend::rope_angles`](super::Backend::rope_angles).
     pub angles: Buf,
 }
 
 /// Causal attention of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
-    /// The layer, which says whose keys and values these are.
+    /// The layer whose keys and values these are.
     pub layer: LayerIdx,
     /// `[rows, query heads · key_dim]`
     pub q: Buf,
-    /// `[rows, key heads · key_dim]`, of latent keys without the channels that are their values.
+    /// `[rows, key heads · key_dim]`; of latent keys, without the channels that are their values.
     pub k: Buf,
     /// `[rows, key heads · value_dim]`
     pub v: Buf,
     /// `[rows, query heads · value_dim]`
     pub out: Buf,
-    /// Multiplies every score.
+    /// The factor of every score.
     pub scale: f32,
-    /// `[query heads]` Scores that count in the softmax's sum and have no value.
+    /// `[query heads]` Scores that are part of the softmax's sum but have no value.
     pub sinks: Option<Vector>,
 }
 
 /// The routed experts of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Experts {
-    /// The layer, which says whose experts these are.
+    /// The layer that the experts belong to.
     pub layer: LayerIdx,
-    /// Where they work.
+    /// The experts' buffers.
     pub buffers: ExpertBuffers,
-    /// The function inside.
+    /// The activation function.
     pub activation: Activation,
-    /// What gate, up and down add to their products, all experts one after another: `[experts · inner]` twice, then
+    /// Biases of gate, up and down of all experts, one expert after another: `[experts · inner]` twice, then
     /// `[experts · hidden]`
     pub biases: Option<[Vector; 3]>,
-    /// `[experts]` What the products of gate, up and down are multiplied by, before biases are added.
+    /// `[experts]` Factors of the products of gate, up and down, before biases are added.
     pub scales: [Option<Vector>; 3],
 }
 
-/// How an expert joins its gate and its up.
+/// How an expert combines its gate and up products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `SiLU(gate) · up`
     SwiGlu,
     /// `(up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`
     Clamped {
-        /// How steep the sigmoid is.
+        /// The steepness of the sigmoid.
         alpha: f32,
-        /// Where both are cut off.
+        /// The bound of both.
         limit: f32,
     },
 }
@@ -87,13 +87,13 @@ pub enum Activation {
 pub struct DeltaShape {
     /// Heads of queries and keys.
     pub key_heads: usize,
-    /// Heads of values, a multiple of those.
+    /// Heads of values, a multiple of `key_heads`.
     pub value_heads: usize,
     /// Channels of a query and of a key.
     pub key_dim: usize,
     /// Channels of a value.
     pub value_dim: usize,
-    /// Positions that the convolution spans, its own among them; at least two.
+    /// Positions that the convolution spans, including its own; at least two.
     pub kernel: usize,
     /// Which value heads share a key head.
     pub order: HeadOrder,
@@ -102,14 +102,14 @@ pub struct DeltaShape {
 /// Which value heads share a key head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadOrder {
-    /// Neighbours.
+    /// Consecutive value heads share a key head.
     Grouped,
-    /// Every so many, as cards are dealt.
-    Dealt,
+    /// Value head `i` uses key head `i % key_heads`.
+    Interleaved,
 }
 
 impl DeltaShape {
-    /// Channels of all queries, keys and values together, which lie in this order.
+    /// Channels of all queries, keys and values together, in this order.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
@@ -118,7 +118,7 @@ impl DeltaShape {
     pub fn channels_of(&self, head: usize) -> [Range<usize>; 3] {
         let key_head = match self.order {
             HeadOrder::Grouped => head / (self.value_heads / self.key_heads),
-            HeadOrder::Dealt => head % self.key_heads,
+            HeadOrder::Interleaved => head % self.key_heads,
         };
         let key = |at: usize| at * self.key_dim..(at + 1) * self.key_dim;
         let value = 2 * self.key_heads * self.key_dim + head * self.value_dim;
@@ -129,64 +129,64 @@ impl DeltaShape {
 /// Linear attention of one layer by the gated delta rule.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaRule {
-    /// The layer, which says whose state it is.
+    /// The layer whose state it is.
     pub layer: LayerIdx,
     /// The heads.
     pub shape: DeltaShape,
     /// `[rows, channels]` Queries, keys and values before the convolution.
     pub qkv: Buf,
-    /// `[rows, channels]` Where they are put after it.
+    /// `[rows, channels]` The convolved queries, keys and values.
     pub convolved: Buf,
-    /// `[rows, value_heads]` How much of the state stays, before its function. Overwritten.
+    /// `[rows, value_heads]` The decay of the state, before its function. Overwritten.
     pub a: Buf,
-    /// `[rows, value_heads]` How much is corrected, before its function. Overwritten.
+    /// `[rows, value_heads]` The strength of the correction, before its function. Overwritten.
     pub b: Buf,
     /// `[rows, value_heads · value_dim]`
     pub out: Buf,
     /// `[kernel, channels]`
     pub filters: Vector,
-    /// `[value_heads]` How fast states fade, negative.
+    /// `[value_heads]` Decay rates of the states, negative.
     pub rates: Vector,
     /// `[value_heads]` Added to `a`.
     pub biases: Vector,
 }
 
-/// A part of every group of a row, and where it goes.
+/// One part of every group of a row, and its destination.
 #[derive(Clone, Copy, Debug)]
 pub struct RowPart {
-    /// Floats of it in a group.
+    /// Its floats in one group.
     pub width: usize,
-    /// Where those of all groups are put, one after the other.
+    /// The destination: the parts of all groups, one after another.
     pub to: Buf,
-    /// From which float of a row on.
+    /// The offset in the destination's row.
     pub at: usize,
 }
 
-/// A matrix for each head, as rows of one that is stored.
+/// One matrix per head, stored as rows of one matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadMatrices {
-    /// The heads' rows one after another, as many for each.
+    /// All heads' rows one after another, the same number for each.
     pub stored: Matrix,
-    /// How many heads there are.
+    /// The number of heads.
     pub heads: usize,
-    /// The first of a head's rows that belong to its matrix.
+    /// The first of a head's rows that belongs to its matrix.
     pub first: usize,
-    /// How many do.
+    /// How many rows belong to it.
     pub rows: usize,
-    /// Whether they are the columns of its matrix.
+    /// Whether the stored rows are the columns of the head's matrix.
     pub transposed: bool,
 }
 
 /// The buffers of the routed experts of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertBuffers {
-    /// What the experts read: `[rows, hidden]`
+    /// The experts' input: `[rows, hidden]`
     pub x: Buf,
     /// `[rows, top_k · inner]`
     pub gate: Buf,
     /// `[rows, top_k · inner]`
     pub up: Buf,
-    /// What each expert of each token gives: `[rows, top_k · hidden]`, in the order of
+    /// The output of each expert of each token: `[rows, top_k · hidden]`, in the order of
     /// [`Routing`](crate::backend::Routing)'s places.
     pub out: Buf,
 }

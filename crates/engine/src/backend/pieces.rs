@@ -1,46 +1,46 @@
-//! Memory for what layers keep, in pieces of one size: pages of keys and values, recurrent states.
+//! Memory for layer states in pieces of one size: pages of keys and values, recurrent states.
 
 use std::io::{self, Read, Write};
 
 use crate::error::Result;
 use crate::memory::Region;
 
-/// Makes pieces of memory, all alike, where a backend computes. What a piece holds is the same bytes wherever it is, so
-/// that snapshots can move.
+/// Makes pieces of memory of the same size on the device that computes. A piece has the same bytes on every device,
+/// so that snapshots can move between devices.
 pub trait Pieces: Clone + Send + 'static {
-    /// One of them.
+    /// One piece.
     type Piece: Send + Sync + 'static;
 
     /// The size of a piece.
     fn bytes(&self) -> u64;
 
-    /// A new piece. What it holds is anything.
+    /// A new piece with arbitrary contents.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is not enough memory.
     fn make(&self) -> Result<Self::Piece>;
 
-    /// A piece that holds the same.
+    /// A copy of a piece.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is not enough memory.
     fn copy(&self, piece: &Self::Piece) -> Result<Self::Piece>;
 
-    /// Writes what it holds to a snapshot.
+    /// Writes a piece to a snapshot.
     ///
     /// # Errors
-    /// The writer's, and the device's.
+    /// If writing or the device fails.
     fn save(&self, piece: &Self::Piece, to: &mut dyn Write) -> io::Result<()>;
 
-    /// Reads what [`save`](Self::save) wrote.
+    /// Reads a piece that [`save`](Self::save) wrote.
     ///
     /// # Errors
-    /// The reader's; if there is no memory for it.
+    /// If reading fails or there is not enough memory.
     fn load(&self, from: &mut dyn Read) -> io::Result<Self::Piece>;
 }
 
-/// Pieces in the computer's memory, which goes back to the system with them: what an allocator is given back it keeps,
-/// and the budget counts.
+/// Pieces in RAM. Each is a mapping of its own, so that dropping it returns its memory to the operating system; an
+/// allocator would keep it, and it would still count as resident.
 #[derive(Clone, Copy, Debug)]
 pub struct HostPieces(pub usize);
 

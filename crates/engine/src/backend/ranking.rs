@@ -1,8 +1,8 @@
-//! Logits in order of rank.
+//! Ranks logits.
 
 use std::cmp::Ordering;
 
-/// A token and its logit, which is [tame](tame).
+/// A token and its logit, made comparable by [`tame`](tame).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ranked {
     /// The token.
@@ -12,28 +12,28 @@ pub struct Ranked {
 }
 
 impl Ranked {
-    /// The likelier first; of equals, the lower number.
+    /// Compares: the higher logit first; equal logits by token number.
     pub fn by_rank(a: &Ranked, b: &Ranked) -> Ordering {
         b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
     }
 }
 
-/// A logit that can be compared and reckoned with: a NaN counts as minus infinity, plus infinity as the largest number,
-/// minus zero as zero, with which it must tie.
+/// Makes a logit comparable: NaN becomes minus infinity, plus infinity the largest finite number, and minus zero
+/// zero, so that the two are equal.
 pub fn tame(logit: f32) -> f32 {
     let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
-    // Adding zero turns minus zero into zero.
+    // Turns minus zero into zero.
     logit + 0.0
 }
 
-/// The `k` likeliest tokens, the likeliest first; fewer if others are impossible, which those of minus infinity are.
+/// The `k` likeliest tokens, the likeliest first; fewer if fewer are possible (have a logit above minus infinity).
 pub fn rank(logits: &[f32], k: usize, best: &mut Vec<Ranked>) {
     best.clear();
     if k == 0 {
         return;
     }
-    // Whenever the buffer is full it shrinks to the best k, and the last of these is the mark to beat: a later token
-    // with an equal logit ranks below it. Few logits ever get past the comparison, which no NaN does.
+    // When the buffer is full it shrinks to the best k, and the last of these becomes the mark to beat: a later token
+    // with an equal logit ranks below it. Few logits pass the comparison, and no NaN does.
     let mut mark = f32::NEG_INFINITY;
     for (token, &logit) in (0..).zip(logits) {
         if logit > mark {
@@ -49,7 +49,7 @@ pub fn rank(logits: &[f32], k: usize, best: &mut Vec<Ranked>) {
     best.truncate(k);
 }
 
-/// How many to gather before picking the best k: enough that picking is rare.
+/// How many candidates to collect before keeping the best k: enough that this happens rarely.
 pub(crate) fn buffer(k: usize) -> usize {
     k.saturating_add(k.max(256))
 }

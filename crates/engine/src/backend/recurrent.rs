@@ -1,7 +1,7 @@
-//! Recurrent state: so many floats after each position that is kept.
+//! The recurrent state of a layer: a fixed number of floats for each position that is kept.
 //!
-//! A state that was computed is never written to again. The next one is written beside it, so a batch that fails
-//! leaves the state it started from, a fork shares it, and a mark costs no copy.
+//! A finished state is never written to again. The next one is written beside it, so a failed batch leaves the state
+//! that it started from, forks share states, and a mark costs no copy.
 
 use std::any::Any;
 use std::io::{self, Read, Write};
@@ -14,27 +14,27 @@ use super::pieces::{HostPieces, Pieces};
 use super::{LayerState, damaged, read_number, write_number};
 use crate::error::Result;
 
-/// One layer's recurrent state of one sequence, wherever it is.
+/// One layer's recurrent states of one sequence, in the memory of any device.
 pub struct Recurrent<P: Pieces> {
     memory: P,
-    /// The states that are kept, each with the number of positions it has seen, ascending. Before the first position
-    /// the state is zero and not kept.
+    /// The kept states in ascending order, each with the number of positions that it has seen. The state before the
+    /// first position is zero and not stored.
     kept: Vec<(usize, Arc<P::Piece>)>,
-    /// The memory of a state that is no longer needed.
+    /// The memory of a state that is no longer needed, for reuse.
     spare: Option<Arc<P::Piece>>,
 }
 
 impl<P: Pieces> Recurrent<P> {
-    /// None yet; `memory` makes pieces as large as a state.
+    /// No positions yet. `memory` makes pieces of the size of a state.
     pub fn new(memory: P) -> Recurrent<P> {
         Recurrent { memory, kept: Vec::new(), spare: None }
     }
 
-    /// Starts on the positions from `start` to `end`: where the state after `start` of them is, and where those after
-    /// each marked one and after `end` are to be written, ascending. Nobody else has the latter.
+    /// Prepares to compute the positions from `start` to `end`: returns the state after `start`, and the states to
+    /// write after each mark and after `end`, in ascending order. The latter are not shared.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is not enough memory.
     pub fn advance(&mut self, start: usize, end: usize, marks: &[usize]) -> Result<Advance<'_, P::Piece>> {
         self.truncate(start);
         assert_eq!(self.len(), start, "a state is computed from the one before");
@@ -50,7 +50,7 @@ impl<P: Pieces> Recurrent<P> {
         let (before, after) = self.kept.split_at_mut(first);
         let mut to = SmallVec::new();
         for (len, piece) in after {
-            to.push((*len, Arc::get_mut(piece).expect("nobody else has what is being written")));
+            to.push((*len, Arc::get_mut(piece).expect("a state being written is not shared")));
         }
         Ok(Advance { from: before.last().map(|(_, piece)| &**piece), to })
     }
@@ -62,27 +62,27 @@ impl<P: Pieces> Recurrent<P> {
     }
 }
 
-/// A state on its way.
+/// The states that a batch reads and writes.
 pub struct Advance<'a, T> {
-    /// Where it starts; `None` if it starts from zero.
+    /// The state to start from; `None` means zero.
     pub from: Option<&'a T>,
-    /// Where it is written to, after how many positions.
+    /// The states to write, each with the number of positions that it has seen.
     pub to: SmallVec<[(usize, &'a mut T); 4]>,
 }
 
-/// A recurrent state in the computer's memory.
+/// Recurrent states in RAM.
 pub type CpuRecurrent = Recurrent<HostPieces>;
 
 impl CpuRecurrent {
-    /// None yet.
+    /// No positions yet.
     pub fn on_host(floats: usize) -> CpuRecurrent {
         Recurrent::new(HostPieces(floats * 4))
     }
 
-    /// As [`advance`](Self::advance), in floats.
+    /// Like [`advance`](Self::advance), with the states as floats.
     ///
     /// # Errors
-    /// If the system has no memory for them.
+    /// If there is not enough memory.
     pub fn advance_floats(&mut self, start: usize, end: usize, marks: &[usize]) -> Result<Floats<'_>> {
         let Advance { from, to } = self.advance(start, end, marks)?;
         let to = to.into_iter().map(|(len, piece)| (len, cast_slice_mut(piece)));
@@ -90,7 +90,7 @@ impl CpuRecurrent {
     }
 }
 
-/// The parts of an [`Advance`] on the host.
+/// The parts of an [`Advance`] in RAM.
 type Floats<'a> = (Option<&'a [f32]>, SmallVec<[(usize, &'a mut [f32]); 4]>);
 
 impl<P: Pieces> LayerState for Recurrent<P> {
@@ -121,7 +121,7 @@ impl<P: Pieces> LayerState for Recurrent<P> {
     }
 
     fn bytes_for(&self, len: usize, marks: &[usize]) -> u64 {
-        // The last two, of which one may be spare, and the marked ones between.
+        // The last two states, of which one may be spare, and the marked ones before them.
         let marked = marks.iter().filter(|&&mark| mark < len).count();
         if len == 0 { 0 } else { (2 + marked) as u64 * self.memory.bytes() }
     }
@@ -163,7 +163,7 @@ impl<P: Pieces> LayerState for Recurrent<P> {
 mod tests {
     use super::*;
 
-    /// Adds the positions from the state's end to `end`, each of which adds its number to the only float.
+    /// Adds the positions up to `end`, each of which adds its number to the state's only float.
     fn add(state: &mut CpuRecurrent, end: usize, marks: &[usize]) {
         let start = state.len();
         let (from, to) = state.advance_floats(start, end, marks).unwrap();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_back_to_marks_and_to_where_the_last_batch_started() {
+    fn a_state_can_be_rewound_to_marks_and_to_the_start_of_the_last_batch() {
         let mut state = CpuRecurrent::on_host(1);
         let marks = [10, 20];
         add(&mut state, 25, &marks);
@@ -195,7 +195,7 @@ mod tests {
         state.settle(&marks);
         add(&mut state, 30, &marks);
         assert_eq!([30, 29, 24, 19, 9].map(|len| state.reach(len)), [30, 25, 20, 10, 0]);
-        // As after a batch that failed.
+        // As after a failed batch.
         state.truncate(25);
         assert_eq!((state.len(), value(&state)), (25, sum(25)));
         add(&mut state, 31, &marks);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_goes_its_own_way() {
+    fn a_fork_does_not_change_the_original() {
         let mut state = CpuRecurrent::on_host(1);
         add(&mut state, 5, &[]);
         let mut fork = state.fork();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_comes_back_and_something_else_does_not() {
+    fn a_saved_state_is_loaded_and_a_wrong_one_is_refused() {
         let mut state = CpuRecurrent::on_host(2);
         add(&mut state, 25, &[10]);
         let mut saved = Vec::new();

@@ -1,4 +1,4 @@
-//! The router's choice for a batch, and the batch sorted by expert.
+//! The router's choices for a batch, sorted by expert.
 
 use forebay_kernels::Kernels;
 use forebay_kernels::math::sigmoid;
@@ -8,54 +8,54 @@ use super::{Backend, Buf, Matrix, Vector};
 use crate::ExpertIdx;
 use crate::error::Result;
 
-/// How a layer chooses experts from its router's logits.
+/// The settings of a router: how a layer chooses experts from its router's logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Router {
-    /// Experts to choose from.
+    /// The number of experts.
     pub experts: usize,
     /// Experts chosen for each token.
     pub top_k: usize,
-    /// What logits become.
+    /// How logits become scores.
     pub scores: Scores,
-    /// The groups that a token's experts are chosen from, if it does not choose from all.
+    /// Groups of experts to choose first; `None` to choose from all experts.
     pub groups: Option<Groups>,
-    /// Whether the weights of the chosen are divided by their sum.
+    /// Whether the weights of the chosen experts are divided by their sum.
     pub normalise: bool,
-    /// Multiplies the weights in the end.
+    /// A factor of the final weights.
     pub scale: f32,
 }
 
-/// How likely experts are, by their logits.
+/// How scores are computed from logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scores {
     /// Softmax over all experts.
     Softmax,
-    /// Each by itself.
+    /// Sigmoid of each logit.
     Sigmoid,
 }
 
-/// Experts in groups of equal size: a token chooses groups first, then experts in them.
+/// Experts in groups of equal size: the router chooses groups for a token, then experts in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
-    /// How many there are.
+    /// The number of groups.
     pub count: usize,
-    /// How many a token chooses.
+    /// The number of groups that a token uses.
     pub used: usize,
-    /// How they are chosen.
+    /// How a group is scored.
     pub score: GroupScore,
 }
 
-/// What a group is worth.
+/// How a group's score is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
-    /// As much as its best expert.
+    /// The score of its best expert.
     Best,
-    /// As much as its two best experts together.
+    /// The sum of the scores of its two best experts.
     BestTwo,
 }
 
 impl Groups {
-    /// Rules out the experts of all but the best groups, ties to the lower index.
+    /// Excludes the experts of all but the best groups; of equal groups, the lower index wins.
     fn mask(&self, kernels: &Kernels, scores: &mut [f32]) {
         let size = scores.len() / self.count;
         let value: SmallVec<[f32; 32]> = scores.chunks_exact(size).map(|group| self.value(group)).collect();
@@ -85,8 +85,8 @@ impl Groups {
 }
 
 impl Router {
-    /// Chooses for one token: the `top_k` largest scores, ties to the lower index. The logits become the scores, those of
-    /// groups that are not chosen minus infinity.
+    /// Chooses for one token: the `top_k` highest scores; of equal scores, the lower index wins. Replaces the logits
+    /// by the scores, and by minus infinity for groups that are not chosen.
     pub fn choose(&self, kernels: &Kernels, logits: &mut [f32], experts: &mut [u32], weights: &mut [f32]) {
         self.score(kernels, logits);
         self.choose_groups(kernels, logits);
@@ -94,8 +94,8 @@ impl Router {
         self.weigh(logits, experts, weights);
     }
 
-    /// Chooses for one token by scores plus a correction, which does not count in the weights. `corrected` is
-    /// overwritten with those sums, the logits with the scores.
+    /// Chooses for one token by score plus correction; the weights ignore the correction. Overwrites `corrected` with
+    /// the sums and the logits with the scores.
     pub fn choose_corrected(
         &self,
         kernels: &Kernels,
@@ -145,7 +145,7 @@ pub struct RouterWeights {
     pub matrix: Matrix,
     /// `[experts]` Added to the logits.
     pub bias: Option<Vector>,
-    /// `[experts]` Added to the scores for the choice alone.
+    /// `[experts]` Added to the scores for the choice, but not for the weights.
     pub correction: Option<Vector>,
 }
 
@@ -153,7 +153,7 @@ impl RouterWeights {
     /// `logits = W x + bias`
     ///
     /// # Errors
-    /// The backend's.
+    /// If the backend fails.
     pub fn logits(&self, b: &mut dyn Backend, x: Buf, logits: Buf) -> Result<()> {
         b.matmul(x, &[(self.matrix, logits)])?;
         match self.bias {
@@ -165,9 +165,9 @@ impl RouterWeights {
 
 /// The experts of every token of a batch.
 ///
-/// A *pair* is a token and a rank among its choices, numbered `token · top_k + rank`. Experts work on buckets:
-/// all pairs that chose them. Buckets lie one after another, so that each expert reads and writes
-/// consecutive rows.
+/// A *pair* is a token and a rank among its choices, numbered `token · top_k + rank`. Experts compute buckets: all
+/// pairs that chose them. Buckets are stored one after another, so that each expert reads and writes consecutive
+/// rows.
 #[derive(Clone, Debug, Default)]
 pub struct Routing {
     top_k: usize,
@@ -177,16 +177,16 @@ pub struct Routing {
     weights: Vec<f32>,
     /// The distinct experts, ascending.
     chosen: Vec<ExpertIdx>,
-    /// Where the bucket of each expert starts, and the end of the last.
+    /// The start of each expert's bucket, and the end of the last.
     starts: Vec<u32>,
-    /// `[tokens · top_k]` The token of each place, bucket after bucket.
+    /// `[tokens · top_k]` The token at each place, bucket after bucket.
     tokens: Vec<u32>,
     /// `[tokens, top_k]` The place of each pair.
     places: Vec<u32>,
 }
 
 impl Routing {
-    /// Makes room for a batch and returns its choices, to be filled in: experts and weights `[tokens, top_k]`.
+    /// Allocates for a batch and returns the choices to fill in: experts and weights, `[tokens, top_k]`.
     pub fn prepare(&mut self, tokens: usize, top_k: usize) -> (&mut [u32], &mut [f32]) {
         self.top_k = top_k;
         self.experts.resize(tokens * top_k, 0);
@@ -194,7 +194,7 @@ impl Routing {
         (&mut self.experts, &mut self.weights)
     }
 
-    /// Sorts the filled-in choices into buckets, for a layer of `count` experts.
+    /// Sorts the choices into buckets, for a layer of `count` experts.
     pub fn sort(&mut self, count: usize) {
         self.starts.clear();
         self.starts.resize(count + 1, 0);
@@ -210,7 +210,8 @@ impl Routing {
         }
         self.tokens.resize(self.experts.len(), 0);
         self.places.resize(self.experts.len(), 0);
-        // While the buckets fill, a bucket's start counts its pairs; afterwards it is the next one's start.
+        // While the buckets are filled, a bucket's start counts its pairs; in the end it is the start of the next
+        // bucket.
         for (pair, &expert) in self.experts.iter().enumerate() {
             let place = &mut self.starts[expert as usize];
             self.tokens[*place as usize] = (pair / self.top_k) as u32;
@@ -221,7 +222,7 @@ impl Routing {
         self.starts[0] = 0;
     }
 
-    /// Experts chosen for each token.
+    /// The number of experts chosen for each token.
     pub fn top_k(&self) -> usize {
         self.top_k
     }
@@ -231,8 +232,8 @@ impl Routing {
         &self.experts
     }
 
-    /// The first half of each token's choices, the best first. Where choices are foreseen, these nearly always come true, and the
-    /// others hardly more often than not.
+    /// The first half of each token's choices, the best first, for prefetching. Predictions of these choices are
+    /// nearly always right; those of the others only about half of the time.
     pub fn likeliest(&self) -> impl Iterator<Item = ExpertIdx> {
         let firsts = self.top_k.div_ceil(2);
         let rows = self.experts.chunks_exact(self.top_k);
@@ -280,7 +281,7 @@ mod tests {
     #[test]
     fn experts_come_from_the_best_groups() {
         let kernels = Kernels::for_isa(Isa::Scalar);
-        // Of two groups of three, the first has the best expert, the second the best two.
+        // The first of two groups of three has the best expert, the second has the best two.
         let logits = [5.0, 0.0, 0.0, 4.8, 4.8, 4.9f32];
         let choose = |score: GroupScore| {
             let groups = Some(Groups { count: 2, used: 1, score });
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_router_normalises_only_when_told() {
+    fn the_router_normalises_only_if_configured() {
         let kernels = Kernels::for_isa(Isa::Scalar);
         let mut router = ROUTER;
         let logits = [2.0f32.ln(), 0.0, 3.0f32.ln(), 0.0];

@@ -1,4 +1,4 @@
-//! Sequences of tokens: what is computed of them together, and what they leave behind in the layers.
+//! Sequences of tokens, their state in the layers, and the batches computed for them.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -8,73 +8,73 @@ use smallvec::SmallVec;
 use crate::backend::{Backend, LayerState, StateShape};
 use crate::{LayerIdx, TokenId};
 
-/// The most marks of a sequence: places that it can go back to, whatever its layers keep.
+/// The most marks of a sequence: positions that every layer can go back to.
 pub const MARKS: usize = 6;
 
-/// Of those, the most that are pinned.
+/// The most pinned marks.
 const PINS: usize = 3;
 
-/// A sequence's part in a batch.
+/// The part of a batch that belongs to one sequence.
 pub struct Sequence<'a> {
-    /// What it remembers; the batch's tokens come after that.
+    /// The sequence's state. The batch's tokens follow its positions.
     pub state: &'a mut SequenceState,
-    /// Its rows in the batch.
+    /// Its rows of the batch.
     pub rows: Range<usize>,
 }
 
-/// Tokens computed together, of one sequence or of several.
+/// Tokens computed together, from one sequence or from several.
 pub struct Batch<'a> {
     /// `[rows]`
     pub tokens: &'a [TokenId],
     /// `[rows]` Each token's position in its sequence.
     pub positions: &'a [u32],
-    /// Whose tokens they are.
+    /// The sequences that the tokens belong to.
     pub sequences: &'a mut [Sequence<'a>],
 }
 
-/// What the layers of a model remember of one sequence of tokens.
+/// The KV caches and recurrent states of one sequence in all layers.
 pub struct SequenceState {
     layers: Vec<Box<dyn LayerState>>,
     len: usize,
-    /// Numbers of positions that all layers can go back to, ascending. Those above `len` are to be computed.
+    /// Positions that all layers can go back to, ascending. Those above `len` are still to be computed.
     marks: SmallVec<[usize; MARKS + 1]>,
-    /// Marks that stay when there are too many. Some may not be marks yet, or no longer.
+    /// Marks to keep when there are too many. Some may not be marks yet, or no longer.
     pins: SmallVec<[usize; PINS]>,
 }
 
 impl SequenceState {
-    /// A state before the first token, of layers of these shapes.
+    /// An empty state for layers of these shapes.
     pub(crate) fn new(shapes: &[StateShape], backend: &dyn Backend) -> SequenceState {
         let layers = shapes.iter().map(|&shape| backend.new_state(shape)).collect();
         SequenceState { layers, len: 0, marks: SmallVec::new(), pins: SmallVec::new() }
     }
 
-    /// Positions remembered by all layers. While a batch is computed, the layers it has passed hold more.
+    /// The number of positions in all layers. While a batch is computed, the layers that have computed it hold more.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is remembered.
+    /// Whether it has no positions.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// One layer's state, and the numbers of positions that it must be able to go back to.
+    /// One layer's state, and the positions that it must be able to go back to.
     pub fn layer(&mut self, layer: LayerIdx) -> (&mut dyn LayerState, &[usize]) {
         (&mut *self.layers[layer.0], &self.marks)
     }
 
-    /// Bytes that so many positions take in all layers.
+    /// Bytes of all layers for `len` positions.
     pub(crate) fn bytes_for(&self, len: usize) -> u64 {
         self.layers.iter().map(|layer| layer.bytes_for(len, &self.marks)).sum()
     }
 
-    /// Bytes of what a fork shares for as long as both remember these positions.
+    /// Bytes that a fork shares while both keep these positions.
     pub(crate) fn shared_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.shared_bytes()).sum()
     }
 
-    /// The largest number of positions, not more than `len`, that all layers can go back to.
+    /// The largest position, at most `len`, that all layers can go back to.
     pub(crate) fn reach(&self, mut len: usize) -> usize {
         loop {
             let reach = self.layers.iter().map(|layer| layer.reach(len)).min().unwrap_or(len);
@@ -85,15 +85,15 @@ impl SequenceState {
         }
     }
 
-    /// Goes back to `len` positions, which must be within reach.
+    /// Goes back to `len` positions, which all layers must be able to.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.layers.iter_mut().for_each(|layer| layer.truncate(len));
         self.marks.retain(|&mut mark| mark <= len);
         self.len = len;
     }
 
-    /// Asks for a place to go back to after `len` positions, which are to be computed up to `end`. Where there are too
-    /// many marks one goes: places close to the end stay close to each other, those far back get far apart.
+    /// Marks position `len` of a batch that ends at `end`. If there are too many marks, one is dropped: marks near
+    /// the end stay close to each other, older ones get far apart.
     pub(crate) fn mark(&mut self, len: usize, end: usize) {
         if self.marks.last().is_some_and(|&last| last >= len) {
             return;
@@ -104,12 +104,12 @@ impl SequenceState {
             let sparseness = |i: usize| gap(i) as f64 / (end + 1 - self.marks[i]) as f64;
             let free = (0..MARKS).filter(|&i| !self.pins.contains(&self.marks[i]));
             let least = free.min_by(|&a, &b| sparseness(a).total_cmp(&sparseness(b)));
-            self.marks.remove(least.expect("there are fewer pins than marks"));
+            self.marks.remove(least.expect("there are more marks than pins"));
         }
     }
 
-    /// Has a mark after `len` positions, when they are computed, stay where others go. Of too many such wishes the first
-    /// and the last ones count.
+    /// Keeps the mark at `len`, once it is computed, when marks are dropped. Of too many pins, the first and the last
+    /// ones count.
     pub(crate) fn pin(&mut self, len: usize) {
         if !self.pins.contains(&len) {
             if self.pins.len() == PINS {
@@ -119,13 +119,13 @@ impl SequenceState {
         }
     }
 
-    /// Gives up all places to go back to.
+    /// Drops all marks.
     pub(crate) fn forget_marks(&mut self) {
         self.marks.clear();
         self.layers.iter_mut().for_each(|layer| layer.settle(&[]));
     }
 
-    /// All layers have computed up to `len`.
+    /// Records that all layers have computed up to `len`.
     pub(crate) fn settle(&mut self, len: usize) {
         self.len = len;
         self.layers.iter_mut().for_each(|layer| layer.settle(&self.marks));
@@ -135,7 +135,7 @@ impl SequenceState {
         let layers = self.layers.iter().map(|layer| layer.fork()).collect();
         let mut fork =
             SequenceState { layers, len: self.len, marks: self.marks.clone(), pins: self.pins.clone() };
-        // The layers may hold more: of a batch that failed.
+        // After a failed batch, layers may hold more.
         fork.truncate(self.len);
         fork
     }
@@ -144,7 +144,7 @@ impl SequenceState {
         self.layers.iter().try_for_each(|layer| layer.save(to))
     }
 
-    /// Reads what [`save`](Self::save) wrote after `len` positions with these marks.
+    /// Reads what [`save`](Self::save) wrote, for `len` positions and these marks.
     pub(crate) fn load(&mut self, len: usize, marks: &[usize], from: &mut dyn Read) -> io::Result<()> {
         for layer in &mut self.layers {
             layer.load(len, from)?;
@@ -174,7 +174,7 @@ mod tests {
         }
         let gaps: Vec<usize> = state.marks.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert!(gaps[0] > 4 * gaps[MARKS - 2], "{:?}", state.marks);
-        // Back to a mark costs at most about as much as what is given up.
+        // Recomputing from a mark costs at most about as much as the part that was dropped.
         for len in 1..=10_000 {
             let mark = state.marks.iter().rev().find(|&&mark| mark <= len).copied().unwrap_or(0);
             let (given_up, again) = (10_000 - len, len - mark);

@@ -1,92 +1,92 @@
-//! What the layers of a sequence keep, wherever it is computed.
+//! The state of a layer for one sequence, on any device.
 
 use std::any::Any;
 use std::io::{self, Read, Write};
 
-/// What one layer of one sequence keeps.
+/// The kind and size of a layer's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateShape {
     /// Keys and values.
     Attention(KvShape),
-    /// So many floats, however many positions there are.
+    /// This many floats, whatever the number of positions.
     Recurrent(usize),
 }
 
-/// What one layer of one sequence keeps of attention.
+/// The shape of one layer's KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    /// Key heads, and as many value heads.
+    /// The number of key heads and of value heads.
     pub heads: usize,
     /// Channels of a key.
     pub key_dim: usize,
     /// Channels of a value.
     pub value_dim: usize,
-    /// How many positions a query sees, its own among them, if not all.
+    /// How many positions a query sees, including its own; `None` for all.
     pub window: Option<usize>,
-    /// Whether a value is nothing but the last channels of its key, and kept only there.
+    /// Whether a value is the last channels of its key and is not stored separately.
     pub latent: bool,
 }
 
 impl KvShape {
-    /// Channels of a key before those that are its value, where they are; else all.
+    /// Channels of a key without those that are its value.
     pub fn own_key_dim(&self) -> usize {
         if self.latent { self.key_dim - self.value_dim } else { self.key_dim }
     }
 
-    /// Numbers kept of a position.
+    /// Numbers stored per position.
     pub fn position(&self) -> usize {
         self.heads * (self.own_key_dim() + self.value_dim)
     }
 }
 
-/// What one layer keeps of one sequence, where the backend computes.
+/// The state of one layer for one sequence, in the memory of the device that computes.
 ///
-/// A layer need not be able to go back to every position: a window forgets, and a recurrent state has only the
-/// positions that were *marked* before they were computed. All layers of a sequence have the same marks.
+/// A layer may not be able to go back to every position: a window drops old positions, and a recurrent state keeps
+/// only the positions that were *marked* before they were computed. All layers of a sequence have the same marks.
 pub trait LayerState: Any + Send {
-    /// The number of positions it has seen.
+    /// The number of positions.
     fn len(&self) -> usize;
 
-    /// Whether it has seen none.
+    /// Whether it has no positions.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The largest number of positions, not more than `len`, that it can go back to.
+    /// The largest position, at most `len`, that it can go back to.
     fn reach(&self, len: usize) -> usize;
 
-    /// Goes back to `len` positions, if it has seen more. They must be [within reach](Self::reach).
+    /// Goes back to `len` positions if it has more. It must be [able to](Self::reach).
     fn truncate(&mut self, len: usize);
 
-    /// Forgets what neither the positions after the last one need, nor those after `marks`.
+    /// Drops what is needed neither for positions after the last one nor for going back to `marks`.
     fn settle(&mut self, marks: &[usize]);
 
-    /// Bytes that it takes once it has been computed up to `len` positions with these marks.
+    /// Bytes of the state once it is computed up to `len` positions with these marks.
     fn bytes_for(&self, len: usize, marks: &[usize]) -> u64;
 
-    /// The same state again. What both have seen they share.
+    /// A copy of the state. It shares the positions of both.
     fn fork(&self) -> Box<dyn LayerState>;
 
-    /// Bytes of what it shares with a fork for as long as neither goes back.
+    /// Bytes that a fork shares as long as neither goes back.
     fn shared_bytes(&self) -> u64;
 
-    /// Writes it to a snapshot.
+    /// Writes the state to a snapshot.
     ///
     /// # Errors
-    /// The writer's.
+    /// If writing fails.
     fn save(&self, to: &mut dyn Write) -> io::Result<()>;
 
-    /// Reads what [`save`](Self::save) wrote after `len` positions, into a new state.
+    /// Reads what [`save`](Self::save) wrote for `len` positions, into a new state.
     ///
     /// # Errors
-    /// The reader's; if what is there is something else, or there is no memory for it.
+    /// If reading fails, the data do not match, or there is not enough memory.
     fn load(&mut self, len: usize, from: &mut dyn Read) -> io::Result<()>;
 
-    /// For the backend that made it.
+    /// For the backend that made the state.
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 
-/// A number of a snapshot.
+/// Reads a number of a snapshot.
 pub(super) fn read_number(from: &mut dyn Read) -> io::Result<usize> {
     let mut bytes = [0; 8];
     from.read_exact(&mut bytes)?;
@@ -97,7 +97,7 @@ pub(super) fn write_number(to: &mut dyn Write, number: usize) -> io::Result<()> 
     to.write_all(&(number as u64).to_le_bytes())
 }
 
-/// What a snapshot is that holds something else than it should.
+/// The error for a snapshot with unexpected contents.
 pub(super) fn damaged() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "its state is not that of so many tokens")
+    io::Error::new(io::ErrorKind::InvalidData, "the saved state is damaged or has another number of tokens")
 }

@@ -1,5 +1,5 @@
-//! Qwen3-Next, Qwen3.5-MoE and Qwen3.6-MoE: three layers of linear attention to one of gated attention, every layer a
-//! mixture with a gated shared expert.
+//! Qwen3-Next, Qwen3.5-MoE and Qwen3.6-MoE: three layers with linear attention, then one with gated attention; every
+//! layer is a mixture with a gated shared expert.
 
 use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe, Shared};
 use super::{Arch, Builder, Config, Model, Name, keys, linear};
@@ -17,9 +17,9 @@ pub const ARCH: Arch = Arch {
         "qwen3_5_moe_text",
     ],
     describe: |config, b| {
-        // Who writes GGUF files of this family deals the value heads out to the key heads, one to each in turn.
+        // GGUF files of this family interleave the value heads of the key heads.
         let order = match config.format() {
-            Format::Gguf => HeadOrder::Dealt,
+            Format::Gguf => HeadOrder::Interleaved,
             Format::HuggingFace | Format::Mlx => HeadOrder::Grouped,
         };
         describe(config, b, order)
@@ -47,7 +47,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>, order: HeadOrder) -> Resul
     let shared = Shared { inner: config.count(keys::SHARED_INNER)?, names: SHARED, open: Some(SHARED_OPEN) };
     let mixture = Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) };
     if config.format() != Format::Gguf {
-        // Without a share all channels would rotate, which no model of these families means.
+        // Without this setting all channels would rotate, which is wrong for these families.
         config.float(keys::ROPE_SHARE)?;
     }
     let recipe = Recipe {

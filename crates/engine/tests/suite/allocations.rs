@@ -1,4 +1,4 @@
-//! Computing and choosing a token allocates nothing once the buffers have grown.
+//! After the buffers have grown, computing and choosing a token allocate nothing.
 
 use forebay_engine::internals::generate::sampler::{Sampler, SamplingParams};
 use forebay_engine::{Engine, Options, TokenId};
@@ -31,16 +31,16 @@ fn choosing_a_token_allocates_nothing_after_the_first_ones() {
     assert_eq!(generate(2000), 0);
 }
 
-/// Other threads run the same loops as the caller. So what they would allocate, the caller would as well.
+/// Other threads run the same loops as the caller, so they would allocate where the caller does.
 #[test]
-fn computing_a_token_allocates_nothing_but_a_page_of_context_now_and_then() {
+fn computing_a_token_allocates_only_pages_of_the_kv_cache() {
     for model in ["qwen3moe", "qwen3next", "qwen35moe", "gpt_oss", "deepseek_v3"] {
         let path = format!("{}/tests/data/golden/{model}.gguf", env!("CARGO_MANIFEST_DIR"));
         let options = Options::default().threads(2);
         let engine = Engine::open(path.as_ref(), &options).unwrap();
         let mut session = engine.session();
         session.extend(&[TokenId(1), TokenId(2), TokenId(3)]).unwrap();
-        // A thread allocates scratch memory when it first computes attention, so every thread has to do that once.
+        // A thread that computes attention for the first time allocates its scratch memory.
         for token in 0..8 {
             session.push(TokenId(token)).unwrap();
         }

@@ -1,5 +1,5 @@
-//! A token's logits depend only on the model and the tokens before it: not on the chunks of a prompt, not on the number
-//! of threads, not on whether tokens were extended or pushed.
+//! A token's logits depend only on the model and the tokens before it: not on how a prompt is cut into chunks, not on
+//! the number of threads, not on how the tokens were added.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::common::models::{DENSE, MIXTURES, containers, data, demo_model, logit
 
 const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
 
-/// Chunk sizes and thread counts of the runs that are compared with the first run.
+/// Chunk sizes and thread counts of the runs that are compared with the first one.
 const CUTS: [(usize, usize); 4] = [(40, 1), (1, 3), (7, 2), (33, 3)];
 
 #[test]
@@ -29,7 +29,7 @@ fn chunks_and_threads_change_no_bit_of_any_family() {
     }
 }
 
-/// Trained models have weights of types that the tiny models lack.
+/// Types of weights that the tiny models do not have.
 #[test]
 fn chunks_and_threads_change_no_bit_of_trained_models() {
     for model in ["tales-deepseek_v3-Q4_K_M.gguf", "tales-deepseek_v3-mlx-4bit"] {
@@ -49,7 +49,7 @@ fn chunks_and_threads_change_no_bit_of_the_demo_model_when_exact() {
     compare_cuts(&demo_model(), Precision::Exact, &random_tokens(40, 4096, 3), &CUTS);
 }
 
-/// The KV cache has pages of 64 positions, so the prompt fills two pages and begins a third.
+/// The KV cache has pages of 64 positions, so the prompt fills two and starts a third.
 #[test]
 fn a_prompt_of_several_pages_may_be_cut_anywhere() {
     let cuts = [(512, 2), (13, 3)];
@@ -62,7 +62,7 @@ fn a_prompt_of_several_pages_may_be_cut_anywhere() {
     }
 }
 
-/// Layers with a window of 16 positions free the pages before it, between chunks and in the middle of a prompt.
+/// Layers with a window of 16 positions drop earlier pages, between chunks and inside a prompt.
 #[test]
 fn windows_may_be_cut_anywhere() {
     let tokens = random_tokens(200, 512, 9);
@@ -74,7 +74,7 @@ fn windows_may_be_cut_anywhere() {
 }
 
 #[test]
-fn tokens_that_come_one_by_one_or_in_pieces_give_the_bits_of_the_whole() {
+fn tokens_added_one_by_one_or_in_pieces_give_the_bits_of_the_whole() {
     let tiny = data("golden/qwen3moe.gguf");
     for precision in PRECISIONS {
         compare_pieces(&tiny, precision, &random_tokens(150, 160, 6));
@@ -87,7 +87,7 @@ fn options(precision: Precision, chunk: usize, threads: usize) -> Options {
     Options::default().precision(precision).chunk(chunk).threads(threads)
 }
 
-/// Compares the logits of every position for each chunk size and thread count.
+/// Compares the logits of every position, for each chunk size and number of threads.
 fn compare_cuts(model: &Path, precision: Precision, tokens: &[TokenId], cuts: &[(usize, usize)]) {
     let mut runs = cuts.iter().map(|&(chunk, threads)| {
         let name = format!("{precision:?}, chunks of {chunk}, {threads} threads");

@@ -1,5 +1,5 @@
-//! The engine's tests through its public interface. They are one program, because each further program would be linked
-//! with the whole engine.
+//! The engine's tests through its public interface, as one program, because each further program would link the whole
+//! engine.
 
 #[path = "../common/mod.rs"]
 mod common;

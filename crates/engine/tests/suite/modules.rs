@@ -1,10 +1,10 @@
-//! The engine's top-level modules form no cycle, so that each can be understood from those below it.
+//! The engine's top-level modules form no cycle, so that each can be read knowing only the modules below it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each top-level module, and the modules that its code uses. Unit tests do not count.
+/// Each top-level module with the modules that its code uses, without tests.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let root = fs::read_to_string(src.join("lib.rs")).unwrap();
@@ -30,7 +30,7 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     found
 }
 
-/// Names that the crate's root re-exports, and the module that each comes from.
+/// The names that the crate's root re-exports, with their modules.
 fn reexported(root: &str, modules: &BTreeSet<String>) -> BTreeMap<String, String> {
     let mut names = BTreeMap::new();
     for statement in root.split("pub use ").skip(1) {
@@ -55,14 +55,14 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// A file's source without comments and tests.
+/// The source of a file without comments and tests.
 fn code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     let text = text.split("#[cfg(test)]\nmod ").next().unwrap();
     text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
-/// The names that follow `crate::`, alone or in braces.
+/// The names after `crate::`, alone or in braces.
 fn root_names(code: &str) -> Vec<String> {
     let mut names = Vec::new();
     for rest in code.split("crate::").skip(1) {
@@ -90,7 +90,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// A cycle of modules, if there is one: the path from one of them back to itself.
+/// A cycle of modules that depend on each other, if there is one.
 fn cycle(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     fn visit(
         graph: &BTreeMap<String, BTreeSet<String>>,

@@ -29,7 +29,7 @@ fn a_token_reads_one_row_of_the_embeddings_and_the_experts_it_uses() {
     assert_eq!(traffic(&model.build(), Precision::Exact), Traffic { position: 2 * fast.position, ..fast });
     assert_eq!(fast.bytes(10), dense + EXPERTS + 10 * fast.position);
 
-    // A table that is the output matrix, too, is read whole for that: the same bytes.
+    // A table that is also the output matrix is read whole for that: the same bytes.
     let tied = model.without_tensor("output.weight").build();
     assert_eq!(traffic(&tied, Precision::Fast), fast);
 }

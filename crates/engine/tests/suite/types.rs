@@ -1,4 +1,4 @@
-//! Every type that the kernels compute with runs in a model.
+//! Every type that the kernels support runs in a model.
 
 #[path = "../../../kernels/tests/common/mod.rs"]
 mod weights;
@@ -50,7 +50,7 @@ fn every_type_runs_and_fast_stays_close_to_exact() {
             at_once.logits().to_vec()
         });
         let error = relative_error(&fast, &exact);
-        // Random weights make attention sharp, and small errors large; a misread type is off by one or more.
+        // Random weights make attention sharp, which amplifies small errors; a misread type is off by one or more.
         assert!(error < 0.1, "{dtype}: {error}");
     }
 }

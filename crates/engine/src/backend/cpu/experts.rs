@@ -1,4 +1,4 @@
-//! Experts on the processor: those that somebody has in memory, for the rows that chose them.
+//! Computes experts that are in RAM on the CPU, each for the rows that chose it.
 
 use std::ops::Range;
 use std::slice;
@@ -9,10 +9,10 @@ use super::{Activations, Compute, CpuBackend, Few, Job, Reads};
 use crate::ExpertIdx;
 use crate::backend::{Activation, Buf, Experts, Routing, Vector};
 
-/// The matrices of an expert, where they lie.
+/// The matrices of an expert, in the store's memory.
 #[derive(Clone, Copy)]
 pub struct ExpertWeights<'a> {
-    /// Which expert of the layer it is.
+    /// The expert's index in its layer.
     pub expert: ExpertIdx,
     /// Gate, up and down.
     pub parts: [MatRef<'a>; 3],
@@ -23,8 +23,8 @@ const UP: usize = 1;
 const DOWN: usize = 2;
 
 impl CpuBackend {
-    /// Computes `W_d( activation(W_g x, W_u x) )`, with biases if there are any, for these experts, in ascending order, and the
-    /// rows routed to them.
+    /// Computes `W_d( activation(W_g x, W_u x) )`, plus biases if there are any, for these experts in ascending
+    /// order, each for the rows routed to it.
     pub fn experts(&mut self, experts: &Experts, routing: &Routing, weights: &[ExpertWeights<'_>]) {
         let Experts { buffers: b, activation, biases, scales, .. } = *experts;
         let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
@@ -56,7 +56,7 @@ impl CpuBackend {
         compute.matmul(x, &self.expert_panels, &reads_x, &mut outs);
         drop(outs);
 
-        // Each expert adds its own part of a vector to its rows.
+        // Each expert adds its own part of the bias vector to its rows.
         let add_bias = |data: &mut [f32], width: usize, bias: Vector| {
             let bias = &self.vectors[bias.0];
             let mut tiles = bucket_tiles(data, width, &buckets);
@@ -109,7 +109,7 @@ impl CpuBackend {
         self.put(b.out, out);
     }
 
-    /// `out[t] = Σ weight · expert output`, in rank order.
+    /// Computes `out[t] = Σ weight · expert output`, in rank order.
     pub fn combine(&mut self, routing: &Routing, experts: Buf, out: Buf) {
         self.each_row(out, |this, token, values| {
             values.fill(0.0);
@@ -122,7 +122,7 @@ impl CpuBackend {
     }
 }
 
-/// The rows of each bucket as a matrix of its own. Buckets are ascending and do not overlap.
+/// The rows of each bucket as a separate matrix. Buckets are ascending and do not overlap.
 pub(super) fn bucket_tiles<'a, T>(
     mut data: &'a mut [T],
     width: usize,

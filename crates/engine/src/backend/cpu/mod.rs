@@ -1,7 +1,7 @@
 //! The CPU backend: cuts each operation into pieces for the thread pool and calls the kernels.
 //!
-//! Every output element is computed by one kernel call from the whole of its inputs, so neither the cut nor
-//! the number of threads changes a bit.
+//! One kernel call computes each output element from all of its inputs, so neither the pieces nor the number of
+//! threads changes a bit.
 
 mod experts;
 
@@ -27,7 +27,7 @@ use experts::bucket_tiles;
 
 pub use experts::ExpertWeights;
 
-/// How products with quantised weights are computed.
+/// The precision of products with quantised weights.
 ///
 /// # Examples
 /// ```
@@ -44,15 +44,15 @@ pub use experts::ExpertWeights;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// Activations are quantised to bytes, a scale per block; keys and values are kept in f16.
+    /// Quantises activations to 8-bit integers with a scale per block, and stores keys and values in f16.
     #[default]
     Fast,
-    /// Weights are dequantised, everything else is f32.
+    /// Dequantises weights; everything is f32.
     Exact,
 }
 
 impl Precision {
-    /// The type in which keys and values are kept.
+    /// The type in which keys and values are stored.
     pub fn kv_type(self) -> KvType {
         match self {
             Precision::Fast => KvType::F16,
@@ -61,7 +61,7 @@ impl Precision {
     }
 }
 
-/// Computes on the processor's cores.
+/// Computes on the CPU's cores.
 pub struct CpuBackend {
     kernels: &'static Kernels,
     pool: Pool,
@@ -69,14 +69,14 @@ pub struct CpuBackend {
     matrices: Vec<HostMatrix>,
     vectors: Vec<Vec<f32>>,
     shapes: Vec<BufShape>,
-    /// By shape.
+    /// Indexed by buffer number.
     buffers: Vec<Vec<f32>>,
     panels: Panels,
-    /// Of what experts read: they come a few at a time, and all read the same.
+    /// The quantised input of experts. They are computed a few at a time and all have the same input.
     expert_panels: Panels,
-    /// The buffer that the experts' panels are of, until it is written to.
+    /// The buffer whose quantised copy is in `expert_panels`; `None` once it has been overwritten.
     expert_input: Option<usize>,
-    /// The corrected scores of one token's experts.
+    /// The corrected scores of one token's experts, for the router.
     corrected: Vec<f32>,
     rows: usize,
 }
@@ -85,7 +85,7 @@ impl CpuBackend {
     /// A backend with these buffers, numbered in order.
     ///
     /// # Errors
-    /// If threads cannot be started or the instruction set asked for is not there.
+    /// If threads cannot be started, or the CPU does not support the requested instruction set.
     pub fn new(threads: usize, precision: Precision, buffers: &[BufShape]) -> Result<CpuBackend> {
         let kernels = Kernels::detect().map_err(Error::Unsupported)?;
         let pool = Pool::new(threads)
@@ -106,12 +106,12 @@ impl CpuBackend {
         })
     }
 
-    /// The live rows of a buffer.
+    /// The live rows of a buffer: those of the current batch.
     fn get(&self, buf: Buf) -> &[f32] {
         &self.buffers[buf.id][..self.rows * buf.width]
     }
 
-    /// All of a buffer.
+    /// All rows of a buffer.
     pub(crate) fn rows_of(&self, buf: Buf) -> &[f32] {
         self.get(buf)
     }
@@ -121,7 +121,7 @@ impl CpuBackend {
         self.buffers[buf.id][..self.rows * buf.width].copy_from_slice(values);
     }
 
-    /// Takes a buffer out to write to it while others are read; [`put`](Self::put) brings it back.
+    /// Takes a buffer out, to write to it while others are read. [`put`](Self::put) puts it back.
     fn take(&mut self, buf: Buf) -> Vec<f32> {
         if self.expert_input == Some(buf.id) {
             self.expert_input = None;
@@ -133,7 +133,7 @@ impl CpuBackend {
         self.buffers[buf.id] = data;
     }
 
-    /// Applies `body` to every row of a buffer, with its number.
+    /// Applies `body` to every row of a buffer, with the row's number.
     fn each_row(&mut self, buf: Buf, body: impl Fn(&Self, usize, &mut [f32]) + Sync) {
         let mut data = self.take(buf);
         let rows = &mut data[..self.rows * buf.width];
@@ -166,7 +166,7 @@ impl Backend for CpuBackend {
     fn begin(&mut self, rows: usize) {
         self.rows = rows;
         self.expert_input = None;
-        // Where an operation panicked, the buffers that it had taken out are gone.
+        // An operation that panicked has lost the buffers that it had taken out.
         for (buffer, shape) in self.buffers.iter_mut().zip(&self.shapes) {
             buffer.resize(shape.rows * shape.width, 0.0);
         }
@@ -238,7 +238,7 @@ impl Backend for CpuBackend {
             let (cos, sin) = values.split_at_mut(rope.frequencies.len());
             for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
                 let frequency = rope.frequencies[i] / divisors.map_or(1.0, |divisors| divisors[i]);
-                // The product is rounded to f32, as it was when the models were trained.
+                // The product is rounded to f32, as in the models' training.
                 let angle = f64::from(positions[row] as f32 * frequency);
                 *cos = angle.cos() as f32 * rope.scale;
                 *sin = angle.sin() as f32 * rope.scale;
@@ -440,7 +440,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Multiplies values by the scale of their matrix. Most matrices have none.
+/// Multiplies values by the scale of their matrix. Most matrices have a scale of one.
 pub(super) fn scale_by(scale: f32, values: &mut [f32]) {
     if scale != 1.0 {
         values.iter_mut().for_each(|value| *value *= scale);
@@ -454,14 +454,14 @@ pub(super) struct Activations<'a> {
     pub width: usize,
 }
 
-/// One product: a matrix, what multiplies its weights besides, and the rows it reads.
+/// One product: a matrix with its scale, and the rows it reads.
 struct Job<'a> {
     w: MatRef<'a>,
     scale: f32,
     reads: Reads<'a>,
 }
 
-/// Rows of activations.
+/// The rows of activations that a product reads.
 enum Reads<'a> {
     Rows(Range<usize>),
     Indexed(&'a [u32]),
@@ -476,10 +476,10 @@ impl Reads<'_> {
     }
 }
 
-/// A list that does not allocate while one token is computed: a batch of many, which works for longer, may.
+/// A list that does not allocate when one token is computed; larger batches may allocate.
 type Few<T> = SmallVec<[T; 16]>;
 
-/// Quantised copies of the same activations, one for each block length that some type wants.
+/// Quantised copies of the same activations, one for each block length in use.
 #[derive(Default)]
 pub(super) struct Panels {
     by_block: Vec<(usize, Vec<Q8Panel>)>,
@@ -499,7 +499,7 @@ impl Panels {
     }
 }
 
-/// What products need, apart from the buffers.
+/// What products need besides the buffers.
 pub(super) struct Compute<'a> {
     pub kernels: &'static Kernels,
     pub pool: &'a Pool,
@@ -507,12 +507,12 @@ pub(super) struct Compute<'a> {
 }
 
 impl Compute<'_> {
-    /// The block length of the quantised activations that products with this encoding read; `None` if they read f32.
+    /// The block length of the quantised activations for products with this encoding; `None` if they read f32.
     pub fn panel_block(&self, encoding: Encoding) -> Option<usize> {
         encoding.activation_block().filter(|_| self.precision == Precision::Fast)
     }
 
-    /// Quantises some rows of the activations, ascending, as products with these encodings will read them.
+    /// Quantises some rows of the activations, in ascending order, for products with these encodings.
     fn quantise(
         &self,
         x: Activations<'_>,
@@ -536,9 +536,9 @@ impl Compute<'_> {
         }
     }
 
-    /// All products in one parallel loop; `outs[i]` receives `jobs[i]`.
+    /// Computes all products in one parallel loop; `outs[i]` receives `jobs[i]`.
     fn matmul(&self, x: Activations<'_>, panels: &Panels, jobs: &[Job<'_>], outs: &mut [TileMut<'_, f32>]) {
-        // Enough pieces for the threads to share evenly, but each worth the trip.
+        // Enough pieces to keep the threads equally busy, but each large enough to be worth dispatching.
         let total: usize = jobs.iter().map(|job| job.w.rows).sum();
         let cols = (total / (self.pool.threads() * 8)).next_multiple_of(16).clamp(16, 768);
         let rows = outs.iter().map(TileMut::rows).max().unwrap_or(1);
