@@ -1,4 +1,4 @@
-//! The attention of a decoder: its sizes, its weights and what they are called.
+//! The attention of a decoder: its sizes, its weights and the names of its tensors.
 
 use forebay_kernels::RopePairs;
 
@@ -12,13 +12,13 @@ use crate::blocks::mla::{Mla, MlaWeights};
 use crate::blocks::rope::RopeScaling;
 use crate::error::Result;
 
-/// What frequencies are divided by, in GGUF files of Llama 3.1 and later.
+/// Divisors of the rotation frequencies, in GGUF files of Llama 3.1 and later.
 const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
-// Of every layer:
+// For each layer:
 const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
 const K: Name = Name::new("attn_k.weight", "self_attn.k_proj.weight");
 const V: Name = Name::new("attn_v.weight", "self_attn.v_proj.weight");
-/// All three, one above the other, in some GGUF files.
+/// All three in one tensor, one after another, in some GGUF files.
 const QKV: Name = Name::new("attn_qkv.weight", "");
 const QKV_BIAS: Name = Name::new("attn_qkv.bias", "");
 const ATTN_OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight");
@@ -30,45 +30,45 @@ const OUT_BIAS: Name = Name::new("attn_output.bias", "self_attn.o_proj.bias");
 pub const Q_NORM: Name = Name::new("attn_q_norm.weight", "self_attn.q_norm.weight");
 const K_NORM: Name = Name::new("attn_k_norm.weight", "self_attn.k_norm.weight");
 
-/// What attention keeps of a position.
+/// What attention stores per position.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum AttentionKind {
-    /// Keys and values, which several query heads share.
+    /// Keys and values, each shared by several query heads.
     Grouped,
-    /// A latent that keys and values are made from.
+    /// A latent vector from which keys and values are derived.
     Latent,
 }
 
-/// What a norm of queries or keys spans.
+/// The length of the norms of queries and keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum NormSpan {
-    /// Each head by itself.
+    /// One head.
     Head,
     /// All heads together.
     Projection,
 }
 
-/// Attention, alike in all layers.
+/// The attention block, shared by all layers.
 pub enum Attention {
     Grouped(Gqa),
     Latent(Mla),
 }
 
-/// How a layer's tokens learn of each other.
+/// The block of a layer that mixes tokens: attention or linear attention.
 pub enum Mixer {
     Grouped(GqaWeights),
     Latent(Box<MlaWeights>),
     Linear(DeltaNet, DeltaWeights),
 }
 
-/// The sizes of attention.
+/// The sizes of attention, by kind.
 pub enum Sizes {
     Grouped(GroupedSizes),
     Latent(LatentSizes),
 }
 
 impl Sizes {
-    /// The sizes that the configuration tells.
+    /// The sizes in the configuration.
     pub fn read(config: &Config<'_>, recipe: &Recipe) -> Result<Sizes> {
         Ok(match recipe.attention {
             AttentionKind::Grouped => Sizes::Grouped(GroupedSizes::read(config)?),
@@ -76,7 +76,7 @@ impl Sizes {
         })
     }
 
-    /// The block of all layers.
+    /// The block that all layers share.
     pub fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Attention> {
         Ok(match self {
             Sizes::Grouped(sizes) => Attention::Grouped(sizes.block(config, b, recipe)?),
@@ -84,7 +84,7 @@ impl Sizes {
         })
     }
 
-    /// The weights of a layer.
+    /// The weights of one layer.
     pub fn weights(&self, b: &mut Builder<'_>, recipe: &Recipe, l: usize) -> Result<Mixer> {
         Ok(match self {
             Sizes::Grouped(sizes) => Mixer::Grouped(grouped(b, recipe, l, sizes)?),
@@ -93,7 +93,7 @@ impl Sizes {
     }
 }
 
-/// The sizes of grouped attention.
+/// The sizes of grouped-query attention.
 pub struct GroupedSizes {
     hidden: usize,
     heads: usize,
@@ -120,7 +120,7 @@ impl GroupedSizes {
     fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Gqa> {
         let &GroupedSizes { heads, kv, .. } = self;
         if recipe.gated && kv.value_dim != kv.key_dim {
-            let problem = "is not the number of channels of a key, as gates need";
+            let problem = "must equal the key length, because the attention has a gate";
             return Err(config.error(keys::VALUE_DIM, problem));
         }
         let rotated = rotated_channels(config, kv.key_dim, recipe.partial_rope)?;
@@ -143,7 +143,7 @@ impl GroupedSizes {
     }
 }
 
-/// How many channels of a head rotate.
+/// The number of channels of a head that rotate.
 fn rotated_channels(config: &Config<'_>, key_dim: usize, partial: bool) -> Result<usize> {
     let channels = config.optional_count(keys::ROPE_DIM)?;
     let share = config.optional_float(keys::ROPE_SHARE)?;
@@ -161,14 +161,15 @@ fn rotated_channels(config: &Config<'_>, key_dim: usize, partial: bool) -> Resul
         (None, None) => (keys::ROPE_DIM, key_dim),
     };
     if rotated == 0 || rotated > key_dim || !rotated.is_multiple_of(2) {
-        let problem =
-            format!("lets {rotated} of {key_dim} channels rotate, which must be even and not more than all");
+        let problem = format!(
+            "sets {rotated} rotated channels of {key_dim}; the number must be even and at most {key_dim}"
+        );
         return Err(config.error(key, &problem));
     }
     Ok(rotated)
 }
 
-/// The rotary embedding over this many channels.
+/// The rotary embedding of `channels` channels.
 pub fn rope(
     config: &Config<'_>,
     b: &mut Builder<'_>,
@@ -184,12 +185,12 @@ pub fn rope(
     Ok(Rope { frequencies: scaling.frequencies(base, channels), divisors, scale: scaling.scale(), pairs })
 }
 
-/// Whether queries, keys and values of a layer have biases in the file.
+/// Whether the file has biases for a layer's queries, keys and values.
 pub fn has_qkv_bias(b: &Builder<'_>, l: usize) -> bool {
     b.has(Q_BIAS.of_layer(l)) || b.has(QKV_BIAS.of_layer(l))
 }
 
-/// The weights of grouped attention in a layer.
+/// The weights of grouped-query attention in one layer.
 fn grouped(b: &mut Builder<'_>, recipe: &Recipe, l: usize, sizes: &GroupedSizes) -> Result<GqaWeights> {
     let GroupedSizes { hidden, heads, kv } = *sizes;
     let (q, k, v) = (heads * kv.key_dim, kv.heads * kv.key_dim, kv.heads * kv.value_dim);

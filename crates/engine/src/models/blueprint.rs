@@ -1,8 +1,8 @@
-//! What a model is made of, before any weight is read.
+//! A blueprint: everything that a model needs, known before any weight is read.
 //!
-//! A family's `describe` declares matrices, vectors, buffers and experts and gets handles for them. Every
-//! declaration is checked against the file at once, so a file that cannot be run is refused before the first
-//! byte is loaded, and the memory plan is the sum of the declarations.
+//! A family's `describe` declares matrices, vectors, buffers and experts and gets handles for them. Each declaration
+//! is checked against the file, so a file that cannot be run is refused before its weights are read, and the memory
+//! plan is the sum of the declarations.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -24,24 +24,24 @@ use crate::experts::{ByteRange, ByteSource, Device, ExpertLayer, PartShape};
 use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
 use crate::memory::{ALIGNMENT, Region};
 
-/// No real model has more experts in a layer. The limit keeps the lists of them far smaller than the model.
+/// The most experts in a layer. No real model has more; the limit keeps lists of experts small for hostile files.
 const MAX_EXPERTS: usize = 1 << 16;
 
-/// A described model.
+/// Everything that a model needs.
 pub struct Blueprint {
-    /// The arithmetic.
+    /// The model's forward pass.
     pub model: Box<dyn Model>,
-    /// The longest context it was trained for.
+    /// The longest context that the model was trained for.
     pub context: usize,
-    /// The experts of each layer that has any.
+    /// The experts of each layer; `None` for layers without experts.
     pub experts: Vec<Option<ExpertLayer>>,
     buffers: Vec<Scratch>,
     weights: Vec<Declared>,
-    /// The ways in which matrices are stored, and the first tensor of each.
+    /// The encodings in use, each with the first tensor that has it.
     encodings: Vec<(Encoding, String)>,
-    /// A matrix that has a scale of its own, if there is one.
+    /// A matrix with a scale, if there is one.
     scaled: Option<String>,
-    /// Which of the weights are routers, in the order of the layers that have experts.
+    /// The indices of the routers among the weights, in the order of the layers that have experts.
     routers: Vec<usize>,
 }
 
@@ -51,14 +51,14 @@ impl Blueprint {
         self.weights.iter().map(Declared::bytes).sum()
     }
 
-    /// Sees to it that a device has a way to compute with every matrix.
+    /// Checks that a device can compute with all matrices of the model.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], which names a tensor that it cannot compute with, and its type.
+    /// [`Error::Unsupported`], with the first tensor that the device cannot compute with, and its type.
     pub fn check_device(&self, device: &dyn Device, file: &Path) -> Result<()> {
         if let Some(name) = &self.scaled {
             return Err(Error::Unsupported(format!(
-                "{}: tensor {name} is multiplied by a scale of its own, which cannot be computed on the GPU; \
+                "{}: tensor {name} has a scale, which the GPU backend does not support; \
                  use Options::device = None",
                 file.display()
             )));
@@ -66,14 +66,14 @@ impl Blueprint {
         match self.encodings.iter().find(|(encoding, _)| !device.computes(*encoding)) {
             None => Ok(()),
             Some((encoding, name)) => Err(Error::Unsupported(format!(
-                "{}: tensor {name} has type {encoding}, which cannot be computed on the GPU; use Options::device = None",
+                "{}: tensor {name} has type {encoding}, which the GPU backend does not support; use Options::device = None",
                 file.display()
             ))),
         }
     }
 
-    /// Bytes of dense weights that one token reads: every matrix whole, of the embedding table one row. A table
-    /// that is also the output matrix is read whole for that, besides its row.
+    /// Bytes of dense weights that one token reads: all matrices whole, but one row of the embedding table. A table
+    /// that is also the output matrix counts whole, plus the row.
     pub fn dense_bytes_per_token(&self) -> u64 {
         let output = self.model.head().output;
         let (vectors, matrices): (Vec<_>, Vec<_>) =
@@ -98,7 +98,7 @@ impl Blueprint {
         self.experts.iter().flatten().map(|l| l.expert_bytes() * l.experts.len() as u64).sum()
     }
 
-    /// The products that a token takes part in: those of the dense part, and those of the experts.
+    /// The matrix products of a token: those of the dense weights, and those of the experts.
     pub fn products(&self) -> (Vec<Product>, Vec<Product>) {
         let output = self.model.head().output;
         let matrices = self.weights.iter().filter_map(|w| match w {
@@ -127,8 +127,8 @@ impl Blueprint {
         (dense, experts)
     }
 
-    /// The lengths of the rows of routers, for a few layers and with the number of experts that a token uses there. Layers whose
-    /// routers are not stored as plain numbers are left out.
+    /// The lengths of the rows of the first `layers` routers, each with the number of experts that a token uses in
+    /// its layer. Skips routers that are not stored as floats.
     ///
     /// # Errors
     /// If reading fails.
@@ -156,14 +156,14 @@ impl Blueprint {
         Ok(lengths)
     }
 
-    /// The scratch buffers for chunks of this many tokens.
+    /// The scratch buffers for chunks of `chunk` tokens.
     pub fn buffers(&self, chunk: usize) -> Vec<BufShape> {
         let shape = |b: &Scratch| BufShape { rows: b.rows.unwrap_or(chunk), width: b.width };
         self.buffers.iter().map(shape).collect()
     }
 
-    /// Bytes of the scratch memory for chunks of this many tokens: the buffers, and quantised copies of what a product
-    /// reads, each less than a third of the widest of them.
+    /// Bytes of scratch memory for chunks of `chunk` tokens: the buffers, and quantised copies of products' inputs.
+    /// Each copy is smaller than a third of the widest buffer.
     pub fn scratch_bytes(&self, chunk: usize) -> u64 {
         let bytes = |b: &BufShape| (b.rows as u64).saturating_mul(b.width as u64).saturating_mul(4);
         let buffers = self.buffers(chunk);
@@ -172,7 +172,7 @@ impl Blueprint {
         buffers.iter().map(bytes).fold(copies, u64::saturating_add)
     }
 
-    /// Of how many block lengths activations are quantised: each is a copy.
+    /// The number of block lengths in which activations are quantised; each needs a copy.
     fn activation_blocks(&self) -> usize {
         let dense = self.weights.iter().filter_map(|w| match w {
             Declared::Matrix(m) | Declared::Table(m) => Some(m.encoding),
@@ -182,10 +182,11 @@ impl Blueprint {
         dense.chain(experts).filter_map(Encoding::activation_block).collect::<HashSet<_>>().len()
     }
 
-    /// Reads the dense weights into one region and gives them to the backend. `progress` is told of each tensor's bytes.
+    /// Reads the dense weights into one region and loads them into the backend. `progress` receives the bytes of each
+    /// tensor.
     ///
     /// # Errors
-    /// If reading fails or the backend refuses.
+    /// If reading or the backend fails.
     pub fn load_dense(
         &self,
         source: &dyn ByteSource,
@@ -203,10 +204,10 @@ impl Blueprint {
         Ok(region)
     }
 
-    /// Gives a backend the dense weights, which have been read.
+    /// Loads the dense weights, which are in `region`, into a backend.
     pub fn hand_over(&self, region: &Arc<Region>, backend: &mut dyn Backend) -> Result<()> {
         let mut places = self.dense_places().0.into_iter().map(|(_, place)| place);
-        let mut next = || places.next().expect("a place for every range");
+        let mut next = || places.next().expect("every range has a place");
         for declared in &self.weights {
             backend.load(match declared {
                 Declared::Matrix(m) | Declared::Table(m) => Weight::Matrix(HostMatrix {
@@ -228,8 +229,8 @@ impl Blueprint {
         Ok(())
     }
 
-    /// Where each range of the dense weights goes, and where the last one ends: everything lies in one region, so that huge pages are
-    /// shared by small tensors.
+    /// The place of each range of the dense weights in the region, and the region's length. There is one region, so
+    /// that small tensors share huge pages.
     fn dense_places(&self) -> (Vec<(ByteRange, Range<usize>)>, usize) {
         let mut end = 0;
         let mut place = |range: ByteRange| {
@@ -244,12 +245,12 @@ impl Blueprint {
 
 /// A declared buffer.
 struct Scratch {
-    /// As many as a chunk has tokens, if not given.
+    /// The number of rows; `None` for as many as a chunk has tokens.
     rows: Option<usize>,
     width: usize,
 }
 
-/// Takes a family's declarations.
+/// Receives a family's declarations.
 pub struct Builder<'a> {
     file: &'a ModelFile,
     weights: Vec<Declared>,
@@ -260,11 +261,11 @@ pub struct Builder<'a> {
     buffers: Vec<Scratch>,
     experts: Vec<Option<ExpertLayer>>,
     routers: Vec<usize>,
-    /// Layers that tensors were asked for.
+    /// The number of layers that the model has used tensors of.
     layers: usize,
-    /// The names of all tensors asked for.
+    /// The names of all declared tensors.
     declared: HashSet<&'a str>,
-    /// Set while it is being found out which tensors a file needs.
+    /// Set while finding out which tensors a file needs.
     discovery: Option<Discovery<'a>>,
 }
 
@@ -296,23 +297,23 @@ impl<'a> Builder<'a> {
         self.discovery.is_some()
     }
 
-    /// The tensor that a discovering builder missed.
+    /// The tensor that a discovering builder did not find.
     pub(super) fn into_missing(self) -> Option<Need> {
         self.discovery.and_then(|discovery| discovery.missing)
     }
 
-    /// The container, where a family's arithmetic depends on it.
+    /// The file format; some families compute differently depending on it.
     pub fn format(&self) -> Format {
         self.file.format
     }
 
-    /// Whether the file has a tensor.
+    /// Whether the file has this tensor.
     pub fn has(&self, name: Name) -> bool {
         let name = name.in_format(self.format());
         self.file.tensor(&name).is_some() || self.discovery.as_ref().is_some_and(|d| (d.optional)(&name))
     }
 
-    /// The first dimension of a matrix, where it is not in the configuration: a vocabulary.
+    /// The number of rows of a matrix if the configuration does not have it, such as the vocabulary size.
     ///
     /// # Errors
     /// If the tensor is missing or not a matrix.
@@ -328,37 +329,37 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A dense weight matrix.
+    /// Declares a dense weight matrix.
     ///
     /// # Errors
-    /// If it is missing, has another shape, or a type that cannot be computed.
+    /// If it is missing, or its shape or type is not supported.
     pub fn matrix(&mut self, name: Name, rows: usize, cols: usize) -> Result<Matrix> {
         let planes = self.planes(name, rows, cols)?;
         Ok(self.push_matrix(Declared::Matrix(planes)))
     }
 
-    /// The matrix that chooses among the experts of the layer that was declared last.
+    /// Declares the router of the layer with the experts declared last.
     ///
     /// # Errors
-    /// As [`matrix`](Self::matrix).
+    /// Those of [`matrix`](Self::matrix).
     pub fn router(&mut self, name: Name, rows: usize, cols: usize) -> Result<Matrix> {
         self.routers.push(self.weights.len());
         self.matrix(name, rows, cols)
     }
 
-    /// A matrix of which a token reads one row: the embeddings. It may be the output matrix, too.
+    /// Declares a matrix of which each token reads one row: the embeddings. It may also be the output matrix.
     ///
     /// # Errors
-    /// As [`matrix`](Self::matrix).
+    /// Those of [`matrix`](Self::matrix).
     pub fn table(&mut self, name: Name, rows: usize, cols: usize) -> Result<Matrix> {
         let planes = self.planes(name, rows, cols)?;
         Ok(self.push_matrix(Declared::Table(planes)))
     }
 
-    /// Matrices of so many rows that are one tensor, each above the next.
+    /// Declares several matrices with these numbers of rows that are stored in one tensor, one after another.
     ///
     /// # Errors
-    /// As [`matrix`](Self::matrix), or if they cannot be parted.
+    /// Those of [`matrix`](Self::matrix), or if the tensor cannot be split.
     pub fn matrix_in_parts<const N: usize>(
         &mut self,
         name: Name,
@@ -374,18 +375,18 @@ impl<'a> Builder<'a> {
         if parts.iter().any(Option::is_none) {
             return Err(self.cannot_part(name));
         }
-        Ok(parts.map(|part| self.push_matrix(Declared::Matrix(part.expect("none is missing")))))
+        Ok(parts.map(|part| self.push_matrix(Declared::Matrix(part.expect("all were checked")))))
     }
 
-    /// `count` matrices of the same shape in one tensor, as one with all their rows.
+    /// Declares `count` matrices of the same shape that are stored in one tensor, as one matrix with all their rows.
     ///
     /// # Errors
-    /// As [`matrix`](Self::matrix), or if they cannot be joined.
+    /// Those of [`matrix`](Self::matrix), or if they cannot be joined.
     pub fn matrices(&mut self, name: Name, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
         self.count_layer(name);
         let weight = self.single_weight(&name.in_format(self.format()), &[count, rows, cols])?;
         let planes = Planes::of(&weight, count * rows, cols);
-        // Each matrix must begin where one does that is cut out of the whole.
+        // Each matrix must start where the whole can be split.
         if planes.part(rows..count * rows).is_none() {
             return Err(self.cannot_part(name));
         }
@@ -394,10 +395,10 @@ impl<'a> Builder<'a> {
 
     fn cannot_part(&self, name: Name) -> Error {
         let name = name.in_format(self.format());
-        self.error(format!("tensor {name}: its matrices share scales, so they cannot be parted"))
+        self.error(format!("tensor {name}: its matrices share scales, so they cannot be split"))
     }
 
-    /// A vector of weights, kept in f32.
+    /// Declares a vector of weights, loaded as f32.
     ///
     /// # Errors
     /// If it is missing, has another length, or is not of a float type.
@@ -405,18 +406,18 @@ impl<'a> Builder<'a> {
         self.prepared(name, &[len], Prepared::Plainly)
     }
 
-    /// A vector of weights, each of which becomes what a function makes of it.
+    /// Declares a vector of weights to which `function` is applied.
     ///
     /// # Errors
-    /// As [`vector`](Self::vector).
+    /// Those of [`vector`](Self::vector).
     pub fn vector_of(&mut self, name: Name, len: usize, function: fn(f32) -> f32) -> Result<Vector> {
         self.prepared(name, &[len], Prepared::By(function))
     }
 
-    /// The weights of a convolution of each channel by itself: `[kernel, channels]`, which files have transposed.
+    /// Declares the weights of a depthwise convolution: `[kernel, channels]`, which files store transposed.
     ///
     /// # Errors
-    /// As [`vector`](Self::vector).
+    /// Those of [`vector`](Self::vector).
     pub fn filters(&mut self, name: Name, channels: usize, kernel: usize) -> Result<Vector> {
         let shape: &[usize] = match self.format() {
             Format::Gguf => &[channels, kernel],
@@ -426,26 +427,26 @@ impl<'a> Builder<'a> {
         self.prepared(name, shape, Prepared::Transposed(kernel))
     }
 
-    /// Weights of a tensor of this shape, in their order.
+    /// Declares a tensor of this shape as one vector.
     ///
     /// # Errors
-    /// As [`vector`](Self::vector).
+    /// Those of [`vector`](Self::vector).
     pub fn flat(&mut self, name: Name, shape: &[usize]) -> Result<Vector> {
         self.prepared(name, shape, Prepared::Plainly)
     }
 
-    /// Every other of the weights of a tensor of this shape, from the first or the second on.
+    /// Declares every other weight of a tensor of this shape, starting at weight `first`, which is 0 or 1.
     ///
     /// # Errors
-    /// As [`vector`](Self::vector).
+    /// Those of [`vector`](Self::vector).
     pub fn every_other(&mut self, name: Name, shape: &[usize], first: usize) -> Result<Vector> {
         self.prepared(name, shape, Prepared::EveryOther(first))
     }
 
-    /// Vectors of so many weights that are one tensor, one after the other.
+    /// Declares vectors of these lengths that are stored in one tensor, one after another.
     ///
     /// # Errors
-    /// As [`vector`](Self::vector).
+    /// Those of [`vector`](Self::vector).
     pub fn vector_in_parts<const N: usize>(&mut self, name: Name, lens: [usize; N]) -> Result<[Vector; N]> {
         let tensor = self.floats(name, &[lens.iter().sum()])?;
         let mut end = 0;
@@ -460,7 +461,7 @@ impl<'a> Builder<'a> {
         Ok(self.push_vector(Declared::Vector(tensor.clone(), prepared)))
     }
 
-    /// A tensor of plain numbers.
+    /// A tensor of floats.
     fn floats(&mut self, name: Name, shape: &[usize]) -> Result<&'a TensorInfo> {
         self.count_layer(name);
         let weight = self.stored(&name.in_format(self.format()), shape, NeedKind::Vector)?;
@@ -477,12 +478,12 @@ impl<'a> Builder<'a> {
         Vector(self.vectors - 1)
     }
 
-    /// A scratch buffer of `width` floats for each token of a batch.
+    /// Declares a scratch buffer of `width` floats for each token of a batch.
     pub fn buffer(&mut self, width: usize) -> Buf {
         self.declare(Scratch { rows: None, width })
     }
 
-    /// A scratch buffer of a given shape.
+    /// Declares a scratch buffer of this shape.
     pub fn buffer_of(&mut self, shape: BufShape) -> Buf {
         self.declare(Scratch { rows: Some(shape.rows), width: shape.width })
     }
@@ -493,10 +494,10 @@ impl<'a> Builder<'a> {
         Buf { id: self.buffers.len() - 1, width }
     }
 
-    /// The routed experts of the next layer, `inner` channels wide inside; and what multiplies the weights of each
-    /// expert's gate, up and down, where a file has such scales.
+    /// Declares the routed experts of the next layer, with `inner` inner channels. Returns the scales of each
+    /// expert's gate, up and down, if the file has such scales.
     ///
-    /// # Errors
+    /// If a tensor is missing, or its shape or type is not supported.
     /// If a tensor is missing, has another shape, or a type that cannot be computed.
     pub fn experts(
         &mut self,
@@ -507,7 +508,9 @@ impl<'a> Builder<'a> {
     ) -> Result<[Option<Vector>; 3]> {
         let count = router.experts;
         if count > MAX_EXPERTS {
-            return Err(self.error(format!("{count} experts in a layer are more than {MAX_EXPERTS}")));
+            return Err(
+                self.error(format!("a layer has {count} experts, more than the limit of {MAX_EXPERTS}"))
+            );
         }
         let shape = ExpertShape { experts: count, used: router.top_k, hidden, inner };
         let (layer, scales) = experts::find(self, self.experts.len(), names, shape)?;
@@ -515,17 +518,17 @@ impl<'a> Builder<'a> {
         Ok(scales)
     }
 
-    /// The scales of a weight that is a stack of matrices, one for each, if it has any.
+    /// The scales of a stack of matrices, one for each, if it has any.
     ///
     /// # Errors
-    /// If they are not one number for each matrix.
+    /// If there is not one scale for each matrix.
     pub(super) fn scales_of(&mut self, weight: &StoredWeight<'a>) -> Result<Option<Vector>> {
         let Some(scale) = weight.scale else { return Ok(None) };
         self.check_scale(scale, weight.shape[0])?;
         Ok(Some(self.push_vector(Declared::Vector(scale.clone(), Prepared::Plainly))))
     }
 
-    /// The next layer has no routed experts.
+    /// Declares that the next layer has no routed experts.
     pub fn no_experts(&mut self) {
         self.experts.push(None);
     }
@@ -533,7 +536,7 @@ impl<'a> Builder<'a> {
     /// The finished blueprint.
     ///
     /// # Errors
-    /// If the file has a tensor that nobody asked for: a model computed without it would be another model.
+    /// If the file has a tensor that the family did not declare: ignoring it would compute another model.
     pub fn finish(self, model: Box<dyn Model>, context: usize) -> Result<Blueprint> {
         let unknown = self.file.tensors.iter().filter(|t| !self.declared.contains(t.name.as_str()));
         let mut beyond = 0;
@@ -543,21 +546,21 @@ impl<'a> Builder<'a> {
                 continue;
             }
             return Err(Error::Unsupported(format!(
-                "{}: tensor {} is not known for this architecture, and the model would be wrong without it",
+                "{}: tensor {} is unknown in this architecture; a result without it would be wrong, so the model is refused",
                 self.file.files[tensor.file.0].path.display(),
                 Quoted(&tensor.name)
             )));
         }
         if beyond > 0 {
             let path = self.file.path().display();
-            tracing::info!("{path}: {beyond} tensors are not of the text model and are skipped");
+            tracing::info!("{path}: skips {beyond} tensors that do not belong to the text model");
         }
         let Builder { experts, buffers, weights, encodings, scaled, routers, .. } = self;
         Ok(Blueprint { model, context, experts, buffers, weights, encodings, scaled, routers })
     }
 
-    /// Whether a tensor belongs to something other than the text model: to layers that predict further
-    /// tokens, to what sees and hears, or to tables that follow from the settings.
+    /// Whether a tensor belongs to something other than the text model: to layers for multi-token prediction, to
+    /// vision or audio, or to tables that can be computed from the settings.
     fn is_beyond(&self, name: &str) -> bool {
         if self.format() == Format::Gguf {
             return name.strip_prefix("blk.").is_some_and(|rest| self.is_in_extra_layer(rest));
@@ -580,7 +583,7 @@ impl<'a> Builder<'a> {
         layer.is_some_and(|rest| self.is_in_extra_layer(rest))
     }
 
-    /// Whether a tensor, whose name begins with its layer's number here, is of a layer that predicts further tokens.
+    /// Whether a tensor belongs to a layer for multi-token prediction. `name` starts with the layer's number.
     fn is_in_extra_layer(&self, name: &str) -> bool {
         let layer = name.split('.').next().and_then(|number| number.parse::<usize>().ok());
         let extra =
@@ -598,7 +601,7 @@ impl<'a> Builder<'a> {
         self.count_layer(name);
         let name = name.in_format(self.format());
         let shape = [rows, cols];
-        // A matrix of one row may be stored as a vector.
+        // A matrix with one row may be stored as a vector.
         let from = usize::from(rows == 1 && self.find(&name)?.is_some_and(|w| w.shape.len() == 1));
         let weight = self.single_weight(&name, &shape[from..])?;
         Ok(Planes::of(&weight, rows, cols))
@@ -611,13 +614,13 @@ impl<'a> Builder<'a> {
         Ok(weight)
     }
 
-    /// Refuses scales of a weight that are not so many numbers of type F32.
+    /// Checks that a weight's scale has `count` numbers of type F32.
     fn check_scale(&self, scale: &TensorInfo, count: usize) -> Result<()> {
         if scale.dtype == DType::F32 && scale.elements() == count as u64 {
             return Ok(());
         }
         Err(self.error(format!(
-            "tensor {} has type {} and shape {:?}, but the weight it belongs to needs {count} of type F32",
+            "tensor {} has type {} and shape {:?}, but its weight needs {count} scales of type F32",
             scale.name, scale.dtype, scale.shape
         )))
     }
@@ -626,12 +629,12 @@ impl<'a> Builder<'a> {
         self.layers = self.layers.max(name.layer.map_or(0, |layer| layer + 1));
     }
 
-    /// The weight of that name, if there is one.
+    /// The weight with this name, if there is one.
     pub(super) fn find(&self, name: &str) -> Result<Option<StoredWeight<'a>>> {
         self.file.weight(name)
     }
 
-    /// A matrix, or several in one tensor, of this shape that can be computed, and that is now asked for.
+    /// Declares a matrix of this shape, or several in one tensor.
     pub(super) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
         let weight = self.stored(name, shape, NeedKind::Matrix)?;
         if !self.encodings.iter().any(|(known, _)| *known == weight.encoding) {
@@ -650,7 +653,7 @@ impl<'a> Builder<'a> {
         self.declared.extend(weight.planes.iter().flatten().map(|plane| plane.name.as_str()));
         if weight.shape != shape {
             let message = format!(
-                "tensor {name} has shape {:?}, but the model's configuration says {shape:?}",
+                "tensor {name} has shape {:?}, but by the model's configuration it must be {shape:?}",
                 weight.shape
             );
             return Err(self.error(message));
@@ -663,7 +666,7 @@ impl<'a> Builder<'a> {
         Ok(weight)
     }
 
-    /// Says that a tensor is missing, and notes it where that is being found out.
+    /// The error for a missing tensor. A discovering builder also records the tensor.
     pub(super) fn miss(&mut self, name: &str, shape: &[usize], kind: NeedKind) -> Error {
         if let Some(discovery) = &mut self.discovery {
             let need = || Need { name: name.to_owned(), shape: shape.to_vec(), kind };
@@ -678,7 +681,7 @@ impl<'a> Builder<'a> {
 
     fn cannot_compute(&self, tensor: &TensorInfo, instead: &str) -> Error {
         Error::Unsupported(format!(
-            "{}: tensor {} has type {}, which cannot be computed; use a file with one of these: {instead}",
+            "{}: tensor {} has type {}, which is not supported; use a file with one of these types: {instead}",
             self.file.files[tensor.file.0].path.display(),
             tensor.name,
             tensor.dtype

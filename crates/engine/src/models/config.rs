@@ -1,14 +1,14 @@
-//! A model's configuration in its file's settings. Every value is hostile until checked.
+//! Reads a model's configuration from its file. Every value is checked.
 
 use super::keys;
 use crate::blocks::rope::{Llama3, RopeScaling, Yarn};
 use crate::error::{Error, Result};
 use crate::format::{Format, Key, ModelFile, Quoted, StringArray, Value};
 
-/// No real model has a dimension or a count above this. The limit keeps products of two in range.
+/// The largest dimension or count. No real model has a larger one; the limit keeps products of two in range.
 const LARGEST: u64 = 1 << 30;
 
-/// The settings of a model, whatever kind of file they are in.
+/// The settings of a model, from a GGUF file or a folder.
 pub struct Config<'a> {
     file: &'a ModelFile,
 }
@@ -19,23 +19,23 @@ impl<'a> Config<'a> {
         Config { file }
     }
 
-    /// The container, where a family's defaults depend on it.
+    /// The file format; some families' defaults depend on it.
     pub fn format(&self) -> Format {
         self.file.format
     }
 
-    /// A positive integer that must be there.
+    /// A required positive integer.
     ///
     /// # Errors
-    /// If it is missing, not an integer, zero or absurdly large.
+    /// If it is missing, not an integer, zero or too large.
     pub fn count(&self, key: Key) -> Result<usize> {
         self.optional_count(key)?.ok_or_else(|| self.error(key, "is missing"))
     }
 
-    /// A positive integer that may be absent.
+    /// An optional positive integer.
     ///
     /// # Errors
-    /// If it is there and not an integer, zero or absurdly large.
+    /// If it is present but not an integer, zero or too large.
     pub fn optional_count(&self, key: Key) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
@@ -45,7 +45,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A positive float that must be there.
+    /// A required positive float.
     ///
     /// # Errors
     /// If it is missing, or not a positive finite number.
@@ -53,10 +53,10 @@ impl<'a> Config<'a> {
         self.optional_float(key)?.ok_or_else(|| self.error(key, "is missing"))
     }
 
-    /// A positive float that may be absent.
+    /// An optional positive float.
     ///
     /// # Errors
-    /// If it is there and not a positive finite number.
+    /// If it is present but not a positive finite number.
     pub fn optional_float(&self, key: Key) -> Result<Option<f32>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64().map(|v| v as f32) {
@@ -65,37 +65,38 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A truth value that may be absent.
+    /// An optional boolean.
     ///
     /// # Errors
-    /// If it is there and not a truth value.
+    /// If it is present but not a boolean.
     pub fn optional_bool(&self, key: Key) -> Result<Option<bool>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| self.error(key, "is not a truth value"))
+        value.as_bool().map(Some).ok_or_else(|| self.error(key, "is not a boolean"))
     }
 
-    /// A text that may be absent.
+    /// An optional string.
     ///
     /// # Errors
-    /// If it is there and not text.
+    /// If it is present but not a string.
     pub fn optional_text(&self, key: Key) -> Result<Option<&'a str>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.error(key, "is not text"))
+        value.as_str().map(Some).ok_or_else(|| self.error(key, "is not a string"))
     }
 
-    /// A list of texts that may be absent.
+    /// An optional list of strings.
     ///
     /// # Errors
-    /// If it is there and something else.
+    /// If it is present but not a list of strings.
     pub fn optional_texts(&self, key: Key) -> Result<Option<&'a StringArray>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_strings().map(Some).ok_or_else(|| self.error(key, "is not a list of texts"))
+        value.as_strings().map(Some).ok_or_else(|| self.error(key, "is not a list of strings"))
     }
 
-    /// The layers of the text model. GGUF files count those that predict further tokens, too.
+    /// The number of layers of the text model. GGUF files also count layers for multi-token prediction, which are
+    /// subtracted.
     ///
     /// # Errors
-    /// If their number is missing, absurd, or smaller than that of the others.
+    /// If the number is missing, too large, or smaller than that of the layers for multi-token prediction.
     pub fn layers(&self) -> Result<usize> {
         let layers = self.count(keys::LAYERS)?;
         let extra = match self.format() {
@@ -104,14 +105,14 @@ impl<'a> Config<'a> {
         };
         match layers.checked_sub(extra) {
             Some(layers @ 1..) => Ok(layers),
-            _ => Err(self.error(keys::EXTRA_LAYERS, "leaves no layers to the model")),
+            _ => Err(self.error(keys::EXTRA_LAYERS, "leaves no layers for the model")),
         }
     }
 
-    /// A number of things that may be none, as it is if nothing is said.
+    /// An integer that may be zero, and is zero if absent.
     ///
     /// # Errors
-    /// If it is there and not an integer, or absurdly large.
+    /// If it is present but not an integer, or too large.
     pub fn number(&self, key: Key) -> Result<usize> {
         match self.get(key).map(Value::as_u64) {
             None | Some(Some(0)) => Ok(0),
@@ -119,11 +120,11 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The longest context that the model was made for: as long as YaRN stretches it, even where the file gives the
-    /// original length.
+    /// The longest context of the model. With YaRN scaling this is the extended length, even if the file has the
+    /// original one.
     ///
     /// # Errors
-    /// If it is missing or makes no sense.
+    /// If it is missing or invalid.
     pub fn context(&self) -> Result<usize> {
         let context = self.count(keys::CONTEXT)?;
         match self.rope_scaling()? {
@@ -138,10 +139,10 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// What multiplies the weights of the chosen experts. In GGUF files zero is as good as nothing.
+    /// The factor of the weights of the chosen experts. In GGUF files zero means no factor.
     ///
     /// # Errors
-    /// If it is there and not a positive number.
+    /// If it is present but not a positive number.
     pub fn router_scale(&self) -> Result<f32> {
         let scale = match self.format() {
             Format::Gguf => self.nonzero_float(keys::ROUTER_SCALE)?.map(|scale| scale as f32),
@@ -150,10 +151,10 @@ impl<'a> Config<'a> {
         Ok(scale.unwrap_or(1.0))
     }
 
-    /// How the rotation is stretched. GGUF files of Llama 3 do not say it here, but in a tensor.
+    /// The scaling of the rotation. GGUF files of Llama 3 have it in a tensor instead.
     ///
     /// # Errors
-    /// If it is in a way that is not supported, or a number for it is missing or makes no sense.
+    /// If the kind of scaling is not supported, or a number for it is missing or invalid.
     pub fn rope_scaling(&self) -> Result<RopeScaling> {
         match self.optional_text(keys::ROPE_SCALING)? {
             Some("none" | "default") => Ok(RopeScaling::Plain),
@@ -165,7 +166,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// In GGUF files, a factor without a type means linear scaling; older ones have it under another name.
+    /// In GGUF files, a factor without a kind means linear scaling. Older files have it under another name.
     fn untyped_rope_scaling(&self) -> Result<RopeScaling> {
         for key in [keys::ROPE_FACTOR, keys::ROPE_LINEAR] {
             if let Some(factor) = self.optional_float(key)?.filter(|&f| f != 1.0) {
@@ -209,7 +210,7 @@ impl<'a> Config<'a> {
         let scale = match (self.nonzero_float(keys::ROPE_ATTENTION)?, mscale, mscale_all_dim) {
             (Some(scale), ..) => scale,
             (None, Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
-            // GGUF files have only one of the two, and mean both.
+            // GGUF files have only one of the two numbers and use it for both.
             (None, None, Some(_)) if self.format() == Format::Gguf => 1.0,
             _ => magnitude(1.0),
         };
@@ -224,7 +225,7 @@ impl<'a> Config<'a> {
         })
     }
 
-    /// A positive float that may be absent, or zero and count as absent.
+    /// An optional positive float; zero counts as absent.
     fn nonzero_float(&self, key: Key) -> Result<Option<f64>> {
         match self.get(key).map(Value::as_f64) {
             Some(Some(0.0)) => Ok(None),
@@ -232,10 +233,10 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Refuses a setting that is there and not zero.
+    /// Refuses a setting that is present and not zero.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], which names the setting and its value.
+    /// [`Error::Unsupported`], with the name of the setting and its value.
     pub fn refuse_nonzero(&self, key: Key) -> Result<()> {
         match self.get(key) {
             None => Ok(()),
@@ -253,7 +254,7 @@ impl<'a> Config<'a> {
         Error::format(&self.file.settings_path(), format!("{} {problem}", self.name(key)))
     }
 
-    /// Something that the file asks for and we do not have.
+    /// The error for a setting that is not supported.
     pub fn unsupported(&self, key: Key, value: &str) -> Error {
         let path = self.file.settings_path();
         let name = self.name(key);
@@ -264,7 +265,7 @@ impl<'a> Config<'a> {
         self.file.setting(&key).map(|(_, value)| value)
     }
 
-    /// What the setting is called in this file, or would be.
+    /// The name of the setting in this kind of file.
     fn name(&self, key: Key) -> String {
         self.file.setting(&key).map_or_else(|| self.file.setting_name(&key), |(name, _)| name)
     }

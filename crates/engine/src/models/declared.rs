@@ -1,4 +1,4 @@
-//! Dense weights that were asked for: what each is, where its bytes are, and what becomes of them.
+//! Declared dense weights: where their bytes are, and how they are converted when loaded.
 
 use std::ops::Range;
 
@@ -7,29 +7,29 @@ use forebay_kernels::Encoding;
 use crate::experts::ByteRange;
 use crate::format::{StoredWeight, TensorInfo};
 
-/// A dense weight that a family asks for.
+/// A dense weight that a family declared.
 pub(super) enum Declared {
     Matrix(Planes),
-    /// A matrix of which a token reads one row.
+    /// A matrix of which each token reads one row.
     Table(Planes),
     Vector(TensorInfo, Prepared),
 }
 
-/// What becomes of the numbers of a vector when they are loaded.
+/// How the numbers of a vector are converted when they are loaded.
 #[derive(Clone, Copy)]
 pub(super) enum Prepared {
-    /// They stay as they are.
+    /// Not at all.
     Plainly,
-    /// Each becomes another.
+    /// By applying a function to each.
     By(fn(f32) -> f32),
-    /// Rows of so many become columns.
+    /// By transposing rows of this length into columns.
     Transposed(usize),
-    /// Every other one stays, from this one on.
+    /// By keeping every other one, starting with this one.
     EveryOther(usize),
 }
 
 impl Prepared {
-    /// How many numbers become of so many.
+    /// How many of `len` numbers remain.
     pub(super) fn count(self, len: u64) -> u64 {
         match self {
             Prepared::Plainly | Prepared::By(_) | Prepared::Transposed(_) => len,
@@ -53,7 +53,7 @@ impl Prepared {
 }
 
 impl Declared {
-    /// Where its bytes are in the file: those of its planes, then its scale.
+    /// The byte ranges of its planes, then of its scale.
     pub(super) fn ranges(&self) -> impl Iterator<Item = ByteRange> {
         let (ranges, scale) = match self {
             Declared::Matrix(m) | Declared::Table(m) => (m.ranges, m.scale),
@@ -62,7 +62,7 @@ impl Declared {
         ranges.into_iter().chain([scale]).flatten()
     }
 
-    /// How many they are in memory, where vectors are f32.
+    /// Its bytes in memory, where vectors are f32.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
@@ -71,25 +71,25 @@ impl Declared {
     }
 }
 
-/// A dense matrix: what it is and where its planes are.
+/// A dense matrix: its encoding, its shape, and where its planes are.
 #[derive(Clone, Copy)]
 pub(super) struct Planes {
     pub encoding: Encoding,
     pub rows: usize,
     pub cols: usize,
     pub ranges: [Option<ByteRange>; 3],
-    /// The f32 that multiplies all its weights, if it has one.
+    /// The f32 factor of all its weights, if it has one.
     pub scale: Option<ByteRange>,
 }
 
 impl Planes {
-    /// A weight as a matrix.
+    /// A stored weight as a matrix.
     pub(super) fn of(weight: &StoredWeight<'_>, rows: usize, cols: usize) -> Planes {
         let ranges = weight.planes.map(|plane| plane.map(whole));
         Planes { encoding: weight.encoding, rows, cols, ranges, scale: weight.scale.map(whole) }
     }
 
-    /// Some of its rows; `None` if they share scales with others.
+    /// Some of its rows; `None` if they share scales with other rows.
     pub(super) fn part(&self, rows: Range<usize>) -> Option<Planes> {
         if let Encoding::Tiles(tiles) = self.encoding
             && !rows.start.is_multiple_of(tiles.rows)
@@ -109,7 +109,7 @@ impl Planes {
     }
 }
 
-/// `len` elements of a tensor of plain numbers, from `first` on.
+/// `len` elements of a float tensor, starting at element `first`.
 pub(super) fn elements(tensor: &TensorInfo, first: usize, len: usize) -> TensorInfo {
     let size = tensor.dtype.block_bytes();
     TensorInfo {
@@ -120,7 +120,7 @@ pub(super) fn elements(tensor: &TensorInfo, first: usize, len: usize) -> TensorI
     }
 }
 
-/// The place of a tensor.
+/// The byte range of a tensor.
 pub(super) fn whole(tensor: &TensorInfo) -> ByteRange {
     ByteRange { file: tensor.file, offset: tensor.offset, len: tensor.len as usize }
 }

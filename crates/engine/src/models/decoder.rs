@@ -1,5 +1,5 @@
-//! The decoder that most families are: before each block a norm, after it the residual; attention, then a feed-forward
-//! block that is dense or a mixture of experts. A family says in a [`Recipe`] what is its own.
+//! The decoder that most families share: attention, then a feed-forward block that is dense or a mixture of experts,
+//! each with a norm before it and a residual connection around it. A [`Recipe`] says how a family differs.
 
 use forebay_kernels::RopePairs;
 
@@ -22,50 +22,51 @@ use crate::error::Result;
 const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
 const NORM: Name = Name::new("output_norm.weight", "model.norm.weight");
 const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
-// Of every layer:
+// For each layer:
 const ATTN_NORM: Name = Name::new("attn_norm.weight", "input_layernorm.weight");
-// Of dense layers:
+// For dense layers:
 const GATE: Name = Name::new("ffn_gate.weight", "mlp.gate_proj.weight");
 const UP: Name = Name::new("ffn_up.weight", "mlp.up_proj.weight");
 const DOWN: Name = Name::new("ffn_down.weight", "mlp.down_proj.weight");
 
-/// What a family has of its own.
+/// How a family differs from the plain decoder.
 pub struct Recipe {
-    /// What attention keeps.
+    /// What attention stores per position.
     pub attention: AttentionKind,
     /// Which channels rotate together.
     pub pairs: RopePairs,
-    /// How the rotation is stretched, where the configuration does not tell all of it.
+    /// The scaling of the rotation, if the configuration does not have all of it.
     pub scaling: Option<RopeScaling>,
     /// Whether queries, keys and values have biases.
     pub qkv_bias: bool,
     /// Whether the output of attention has a bias.
     pub out_bias: bool,
-    /// What the scores are called that count in the softmax's sum and have no value, if there are any.
+    /// The name of the attention sinks: scores that are part of the softmax's sum but have no value. `None` without
+    /// sinks.
     pub sinks: Option<Name>,
-    /// How many positions each layer sees, if not all; layers beyond the list see all.
+    /// How many positions each layer sees; `None`, or no entry, means all.
     pub windows: Vec<Option<usize>>,
-    /// What the norms of queries and keys span.
+    /// The length of the norms of queries and keys; `None` without norms.
     pub qk_norm: Option<NormSpan>,
-    /// Whether the configuration may let only the first channels of a head rotate.
+    /// Whether the configuration may restrict the rotation to the first channels of a head.
     pub partial_rope: bool,
-    /// Whether the projection of queries also yields a gate for what is attended to.
+    /// Whether the query projection also computes a gate for attention's output.
     pub gated: bool,
-    /// The heads of those layers that have linear attention, if there are any.
+    /// The heads of the layers with linear attention, if there are any.
     pub linear: Option<DeltaShape>,
-    /// Whether the file has the weights of norms less one.
+    /// Whether the file stores the weights of norms minus one.
     pub zero_centred_norms: bool,
-    /// What the norm before the feed-forward block is called.
+    /// The name of the norm before the feed-forward block.
     pub ffn_norm: Name,
     /// The feed-forward blocks.
     pub feed_forward: FeedForward,
 }
 
 impl Recipe {
-    /// What the norm before the feed-forward block is called in most families.
+    /// The usual name of the norm before the feed-forward block.
     pub const FFN_NORM: Name = Name::new("ffn_norm.weight", "post_attention_layernorm.weight");
 
-    /// The plainest decoder with these feed-forward blocks.
+    /// The plain decoder with these feed-forward blocks.
     pub fn new(feed_forward: FeedForward) -> Recipe {
         Recipe {
             attention: AttentionKind::Grouped,
@@ -85,7 +86,7 @@ impl Recipe {
         }
     }
 
-    /// A norm of the family's kind.
+    /// Declares a norm of the family's kind.
     pub fn norm(&self, b: &mut Builder<'_>, name: Name, len: usize) -> Result<Vector> {
         if self.zero_centred_norms { b.vector_of(name, len, |w| w + 1.0) } else { b.vector(name, len) }
     }
@@ -93,55 +94,55 @@ impl Recipe {
 
 /// The feed-forward blocks of a family.
 pub enum FeedForward {
-    /// All dense, this many channels wide inside.
+    /// All dense, with this many inner channels.
     Dense(usize),
-    /// All mixtures.
+    /// All mixtures of experts.
     Mixture(Mixture),
-    /// Mixtures but for the first layers.
+    /// Dense in the first layers, mixtures in the others.
     DenseFirst {
-        /// How many layers are dense.
+        /// The number of dense layers.
         layers: usize,
-        /// Channels inside those.
+        /// The inner channels of dense layers.
         inner: usize,
-        /// The others.
+        /// The other layers.
         mixture: Mixture,
     },
 }
 
 /// A mixture of experts.
 pub struct Mixture {
-    /// What the router is called.
+    /// The name of the router.
     pub gate: Name,
-    /// What the bias of its logits is called, if it has one.
+    /// The name of the bias of its logits, if it has one.
     pub gate_bias: Option<Name>,
-    /// What the correction of its scores is called, if it has one.
+    /// The name of the correction of its scores, if it has one.
     pub correction: Option<Name>,
-    /// What the experts are called in folders.
+    /// The names of experts in folders.
     pub names: ExpertNames,
-    /// What their biases are called, if they have any.
+    /// The names of experts' biases, if they have any.
     pub biases: Option<BiasNames>,
-    /// The function inside them.
+    /// The experts' activation function.
     pub activation: Activation,
-    /// How experts are chosen.
+    /// The settings of the router.
     pub router: Router,
-    /// Channels inside an expert.
+    /// An expert's inner channels.
     pub inner: usize,
-    /// The expert that every token uses, if there is one.
+    /// The shared expert, if there is one.
     pub shared: Option<Shared>,
 }
 
-/// The expert that every token uses.
+/// The shared expert, which every token uses.
 pub struct Shared {
-    /// Channels inside.
+    /// Its inner channels.
     pub inner: usize,
-    /// What gate, up and down are called.
+    /// The names of its gate, up and down.
     pub names: [Name; 3],
-    /// What the weights are called that say how far its output is let through, if there are any.
+    /// The name of the weights of its output gate, if there is one.
     pub open: Option<Name>,
 }
 
 impl Shared {
-    /// `count` experts `inner` channels wide, which are one that is so many times as wide, always let through.
+    /// `count` shared experts of `inner` channels each, as one expert with `count · inner` channels and no gate.
     pub fn plain(count: usize, inner: usize) -> Option<Shared> {
         const NAMES: [Name; 3] = [
             Name::new("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
@@ -153,12 +154,12 @@ impl Shared {
 }
 
 impl Mixture {
-    /// What most families call the router.
+    /// The usual name of the router.
     pub const GATE: Name = Name::new("ffn_gate_inp.weight", "mlp.gate.weight");
-    /// What most families call the correction of its scores.
+    /// The usual name of the correction of its scores.
     pub const CORRECTION: Name = Name::new("exp_probs_b.bias", "mlp.gate.e_score_correction_bias");
 
-    /// The plainest mixture of experts that are `inner` channels wide inside.
+    /// A plain mixture of experts with `inner` inner channels.
     pub fn new(router: Router, inner: usize) -> Mixture {
         Mixture {
             gate: Mixture::GATE,
@@ -175,7 +176,7 @@ impl Mixture {
 }
 
 impl BiasNames {
-    /// The biases of layer `l`: gate, up and down.
+    /// Declares the biases of layer `l`: gate, up and down.
     fn vectors(
         &self,
         b: &mut Builder<'_>,
@@ -197,10 +198,10 @@ impl BiasNames {
     }
 }
 
-/// A router as the configuration describes it: the softmax over all experts chooses.
+/// A router that chooses by softmax over all experts, with the configuration's counts.
 ///
 /// # Errors
-/// If the counts are missing or do not fit each other.
+/// If the counts are missing or inconsistent.
 pub fn softmax_router(config: &Config<'_>, normalise: bool) -> Result<Router> {
     let experts = config.count(keys::EXPERTS)?;
     let top_k = config.count(keys::EXPERTS_USED)?;
@@ -210,10 +211,10 @@ pub fn softmax_router(config: &Config<'_>, normalise: bool) -> Result<Router> {
     Ok(Router { experts, top_k, scores: Scores::Softmax, groups: None, normalise, scale: 1.0 })
 }
 
-/// A router as the configuration describes it: the sigmoids choose, and the weights of the chosen sum to one.
+/// A router that chooses by sigmoids and normalises the weights, with the configuration's counts.
 ///
 /// # Errors
-/// If the counts are missing or do not fit each other, or other scores are asked for.
+/// If the counts are missing or inconsistent, or the configuration asks for other scores.
 pub fn sigmoid_router(config: &Config<'_>) -> Result<Router> {
     if let Some(other) = config.optional_count(keys::ROUTER_FUNCTION)?.filter(|&function| function != 2) {
         return Err(config.unsupported(keys::ROUTER_FUNCTION, &other.to_string()));
@@ -246,14 +247,14 @@ struct Layer {
     ffn: Ffn,
 }
 
-/// A layer's feed-forward block.
+/// The feed-forward block of one layer.
 enum Ffn {
     Dense(Mlp, MlpWeights),
     Mixture(Box<(Moe, MoeWeights)>),
 }
 
 impl Layer {
-    /// The router, if it has one.
+    /// The layer's router, if it has one.
     fn router(&self) -> Option<RouterWeights> {
         match &self.ffn {
             Ffn::Dense(..) => None,
@@ -262,7 +263,7 @@ impl Layer {
     }
 }
 
-/// Refuses what some files ask for and no family here has.
+/// Refuses settings that no family here supports.
 fn refuse_others(config: &Config<'_>) -> Result<()> {
     if let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu") {
         return Err(config.unsupported(keys::ACTIVATION, other));
@@ -273,10 +274,10 @@ fn refuse_others(config: &Config<'_>) -> Result<()> {
     keys::NOT_HONOURED.into_iter().try_for_each(|key| config.refuse_nonzero(key))
 }
 
-/// Declares the decoder of a recipe.
+/// Declares a decoder by its recipe.
 ///
 /// # Errors
-/// If the configuration or a tensor does not fit, or asks for what is not supported.
+/// If the configuration or a tensor does not fit, or asks for something unsupported.
 pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Box<dyn Model>> {
     let layers = config.layers()?;
     let sizes = Sizes::read(config, recipe)?;
@@ -304,11 +305,11 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
         })
         .collect::<Result<Vec<_>>>()?;
     let norm = recipe.norm(b, NORM, hidden)?;
-    // Without an output matrix of its own, a model uses the embedding for both, unless it says otherwise.
+    // A model without an output matrix uses the embedding table, unless the configuration says otherwise.
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
     let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
 
-    // Only now have the tensors shown that the sizes are true.
+    // Only now have the tensors confirmed the sizes.
     let attention = sizes.block(config, b, recipe)?;
     let head = Head {
         norm,
@@ -321,7 +322,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     Ok(Box::new(Decoder { embed, eps, layers, attention, head, x, normed, added }))
 }
 
-/// The layers of linear attention of a model that has any.
+/// The layers with linear attention, if the model has any.
 fn linear_layers(
     config: &Config<'_>,
     b: &mut Builder<'_>,
@@ -333,7 +334,7 @@ fn linear_layers(
     first.map(|first| Linear::new(b, config, shape, first)).transpose()
 }
 
-/// The feed-forward blocks, whose buffers all layers share.
+/// The feed-forward blocks. All layers share their buffers.
 enum Blocks<'r> {
     Dense { mlp: Mlp, inner: usize, hidden: usize },
     Mixture { moe: Moe, mixture: &'r Mixture },
@@ -341,7 +342,7 @@ enum Blocks<'r> {
 }
 
 impl<'r> Blocks<'r> {
-    /// The blocks that read `x`.
+    /// The blocks with input `x`.
     fn new(b: &mut Builder<'_>, feed_forward: &'r FeedForward, x: Buf) -> Blocks<'r> {
         match feed_forward {
             &FeedForward::Dense(inner) => Blocks::dense(b, inner, x),
@@ -379,7 +380,7 @@ impl<'r> Blocks<'r> {
         Blocks::Mixture { moe, mixture }
     }
 
-    /// The block of layer `l`, which is the next, with its weights.
+    /// The block of layer `l`, which must be the next one, with its weights.
     fn layer(&self, b: &mut Builder<'_>, l: usize) -> Result<Ffn> {
         match self {
             &Blocks::Dense { mlp, inner, hidden } => {
@@ -427,7 +428,7 @@ fn mlp(b: &mut Builder<'_>, inner: usize) -> Mlp {
     Mlp { gate: b.buffer(inner), up: b.buffer(inner) }
 }
 
-/// The weights called gate, up and down.
+/// Declares the weights of a feed-forward block: gate, up and down.
 fn mlp_weights(b: &mut Builder<'_>, names: [Name; 3], inner: usize, hidden: usize) -> Result<MlpWeights> {
     let [gate, up, down] = names;
     Ok(MlpWeights {

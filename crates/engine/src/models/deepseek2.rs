@@ -1,5 +1,6 @@
-//! DeepSeek-V2, V3, V3.1, R1 and what is built like them, Kimi-K2 and GLM-4.7-Flash: latent attention, the first layers
-//! dense, the others mixtures with shared experts, whose router chooses groups of experts first.
+//! DeepSeek-V2, V3, V3.1 and R1, and the families that share their architecture, Kimi-K2 and GLM-4.7-Flash: latent
+//! attention; the first layers dense, the others mixtures with shared experts, whose router may choose groups of
+//! experts first.
 
 use super::decoder::{self, AttentionKind, FeedForward, Mixture, Recipe, Shared};
 use super::{Arch, Builder, Config, Model, keys};
@@ -32,7 +33,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     }
     let layers = dense_layers(config)?;
     let inner = config.count(keys::EXPERT_INNER)?;
-    // Only routers with a correction have the tensor, and all of their layers do.
+    // Routers with a correction have this tensor in all layers.
     let corrected = b.has(Mixture::CORRECTION.of_layer(layers));
     let mixture = Mixture {
         correction: corrected.then_some(Mixture::CORRECTION),
@@ -48,7 +49,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     decoder::describe(config, b, &recipe)
 }
 
-/// How many layers at the start have no experts.
+/// The number of dense layers at the start.
 fn dense_layers(config: &Config<'_>) -> Result<usize> {
     let Some(types) = config.optional_texts(keys::FEED_FORWARD_TYPES)? else {
         return config.number(keys::DENSE_LAYERS);
@@ -60,7 +61,7 @@ fn dense_layers(config: &Config<'_>) -> Result<usize> {
     }
 }
 
-/// V3's router has sigmoids with a correction, V2's a softmax without one.
+/// V3's router uses sigmoids with a correction, V2's a softmax without one.
 fn router(config: &Config<'_>, corrected: bool) -> Result<Router> {
     let gguf = config.format() == Format::Gguf;
     let scores =
@@ -74,7 +75,7 @@ fn router(config: &Config<'_>, corrected: bool) -> Result<Router> {
         };
     let normalise = config.optional_bool(keys::ROUTER_NORMALISES)?;
     if normalise == Some(true) && scores == Scores::Softmax && !gguf {
-        // The published code and the one in general use disagree about what it means.
+        // The published code and the implementation in general use disagree about its meaning.
         return Err(config.unsupported(keys::ROUTER_NORMALISES, "true"));
     }
     let normalise = normalise.unwrap_or(scores == Scores::Sigmoid && !gguf);
@@ -91,7 +92,7 @@ fn router(config: &Config<'_>, corrected: bool) -> Result<Router> {
     Ok(Router { groups: score.map(|score| groups(config, &router, score)).transpose()?.flatten(), ..router })
 }
 
-/// The groups that experts are chosen from, unless all of them are.
+/// The groups that a token chooses experts from; `None` if it chooses from all.
 fn groups(config: &Config<'_>, router: &Router, score: GroupScore) -> Result<Option<Groups>> {
     let count = config.number(keys::ROUTER_GROUPS)?.max(1);
     let used = config.optional_count(keys::ROUTER_GROUPS_USED)?.unwrap_or(count);

@@ -1,5 +1,5 @@
-//! dots.llm1: attention with norms of queries and keys, the first layers dense, the others mixtures with shared experts,
-//! whose router has sigmoids and a correction.
+//! dots.llm1: attention with norms of queries and keys; the first layers dense, the others mixtures with shared
+//! experts, whose router uses sigmoids and a correction.
 
 use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe, Shared};
 use super::{Arch, Builder, Config, Model, keys};

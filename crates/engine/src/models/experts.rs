@@ -1,4 +1,4 @@
-//! The routed experts of a layer, however a file arranges them, as lists of byte ranges.
+//! Finds the routed experts of a layer and describes them as byte ranges, for each layout that files use:
 //!
 //! - one tensor for each matrix, `[experts, rows, cols]`: GGUF's `ffn_gate_exps` and MLX's `switch_mlp.gate_proj`
 //! - a tensor for each matrix of each expert: `experts.7.gate_proj.weight`
@@ -15,32 +15,32 @@ use crate::error::{Error, Result};
 use crate::experts::{ByteRange, ExpertLayer, PartShape, Ranges, RowPick};
 use crate::format::{Format, StoredWeight};
 
-/// What an expert looks like.
+/// The sizes of a layer's experts.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertShape {
-    /// Experts of a layer.
+    /// The number of experts of a layer.
     pub experts: usize,
-    /// How many of them a token uses.
+    /// How many experts a token uses.
     pub used: usize,
-    /// Channels that they read and write.
+    /// Their input and output channels.
     pub hidden: usize,
-    /// Channels between.
+    /// Their inner channels.
     pub inner: usize,
 }
 
-/// One matrix of every expert.
+/// The same matrix of all experts, such as the gate.
 struct Stack {
     encoding: Encoding,
     rows: usize,
     cols: usize,
-    /// By expert: codes, scales, biases.
+    /// For each expert: codes, scales, biases.
     planes: Vec<[Option<ByteRange>; 3]>,
     pick: RowPick,
-    /// `[experts]` What multiplies each matrix, if there is such a thing.
+    /// `[experts]` The factor of each matrix, if there is one.
     scales: Option<Vector>,
 }
 
-/// Finds the experts of a layer, and the scales of their gates, ups and downs.
+/// Finds the experts of a layer, and the scales of their gate, up and down.
 pub(super) fn find(
     b: &mut Builder<'_>,
     layer: usize,
@@ -81,13 +81,13 @@ impl Search<'_, '_> {
         format!("{}.{rest}", self.prefix)
     }
 
-    /// Rows and columns of gate, up and down.
+    /// The rows and columns of gate, up and down.
     fn matrices(&self) -> [(usize, usize); 3] {
         let ExpertShape { hidden, inner, .. } = self.shape;
         [(inner, hidden), (inner, hidden), (hidden, inner)]
     }
 
-    /// One tensor for each matrix.
+    /// The layout with one tensor for each matrix.
     fn stacked(&mut self) -> Result<Option<[Stack; 3]>> {
         let patterns: &[(&str, &str)] = match self.b.format() {
             Format::Gguf => &[("ffn_", "_exps.weight")],
@@ -108,16 +108,16 @@ impl Search<'_, '_> {
         Ok(None)
     }
 
-    /// A tensor with one matrix of every expert.
+    /// A tensor with one matrix of all experts.
     fn stack(&mut self, name: &str, [rows, cols]: [usize; 2]) -> Result<Stack> {
         let weight = self.b.weight(name, &[self.shape.experts, rows, cols])?;
         let scales = self.b.scales_of(&weight)?;
-        // While tensors are being found out, nobody asks where each expert is.
+        // While needed tensors are being discovered, the experts' places do not matter.
         let listed = if self.b.is_discovering() { 1 } else { self.shape.experts };
         Ok(Stack { scales, ..Stack::of(&weight, listed) })
     }
 
-    /// A tensor for each matrix of each expert.
+    /// The layout with a tensor for each matrix of each expert.
     fn one_by_one(&mut self) -> Result<Option<[Stack; 3]>> {
         let first = self.name(&format!("experts.0.{}.weight", self.names.parts[0]));
         if self.b.format() == Format::Gguf || self.b.find(&first)?.is_none() {
@@ -134,7 +134,7 @@ impl Search<'_, '_> {
                     Some(stack) if stack.encoding == one.encoding => stack.planes.extend(one.planes),
                     Some(stack) => {
                         return Err(self.b.error(format!(
-                            "tensor {name} is {}, but that of the first expert is {}",
+                            "tensor {name} is {}, but the first expert's is {}",
                             one.encoding, stack.encoding
                         )));
                     }
@@ -145,7 +145,7 @@ impl Search<'_, '_> {
         Ok(stacks.try_into().ok())
     }
 
-    /// Gate and up in one tensor.
+    /// The layout with gate and up in one tensor.
     fn fused(&mut self) -> Result<Option<[Stack; 3]>> {
         let (both, down) = match self.b.format() {
             Format::Gguf => (self.name("ffn_gate_up_exps.weight"), self.name("ffn_down_exps.weight")),
@@ -169,9 +169,9 @@ impl Search<'_, '_> {
         }
         match stack.halves() {
             Some([gate, up]) => Ok(Some([gate, up, down])),
-            None => Err(self
-                .b
-                .error(format!("tensor {both}: gate and up share scales, so they cannot be parted"))),
+            None => {
+                Err(self.b.error(format!("tensor {both}: gate and up share scales, so they cannot be split")))
+            }
         }
     }
 
@@ -182,11 +182,13 @@ impl Search<'_, '_> {
             Encoding::Blocks(dtype) if dtype.is_float() => {
                 Ok(Stack { encoding: Encoding::Columns(dtype), rows: stack.cols, cols: stack.rows, ..stack })
             }
-            other => Err(self.b.error(format!("experts that are stored transposed are {other}, not floats"))),
+            other => {
+                Err(self.b.error(format!("transposed experts have type {other}; only floats are supported")))
+            }
         }
     }
 
-    /// Names what is missing the way in which most files have it.
+    /// The error for missing experts, with the tensor name that most files use.
     fn missing(&mut self) -> Error {
         let expected = match self.b.format() {
             Format::Gguf => self.name("ffn_gate_exps.weight"),
@@ -199,7 +201,7 @@ impl Search<'_, '_> {
 }
 
 impl Stack {
-    /// A weight that holds `count` matrices.
+    /// The `count` matrices in a weight.
     fn of(weight: &StoredWeight<'_>, count: usize) -> Stack {
         let range = |expert: usize| {
             weight.planes.map(|plane| {
@@ -223,7 +225,7 @@ impl Stack {
         }
     }
 
-    /// Every other row, from the first or the second on.
+    /// Every other row, starting at row `first`, which is 0 or 1.
     fn every_other(&self, first: usize) -> Stack {
         Stack {
             encoding: self.encoding,
@@ -235,7 +237,7 @@ impl Stack {
         }
     }
 
-    /// The upper and the lower half of the rows; `None` if a scale belongs to both.
+    /// The upper and the lower half of the rows; `None` if they share a scale.
     fn halves(&self) -> Option<[Stack; 2]> {
         if let Encoding::Tiles(tiles) = self.encoding
             && !(self.rows / 2).is_multiple_of(tiles.rows)
@@ -264,7 +266,7 @@ impl Stack {
     }
 }
 
-/// The experts made of these matrices. What two of them share is listed once.
+/// The experts that consist of these matrices. A range that two matrices share is listed once.
 fn join(stacks: [Stack; 3], used: usize) -> ExpertLayer {
     let experts = stacks[0].planes.len();
     let mut lists = vec![Ranges::new(); experts];
@@ -300,7 +302,7 @@ mod tests {
     const SHAPE: ExpertShape = ExpertShape { experts: 3, used: 2, hidden: 64, inner: 32 };
     const ALTERNATING: ExpertNames = ExpertNames { fused: Fused::Alternating, ..ExpertNames::USUAL };
 
-    /// A folder with these tensors in its only layer's experts, and nothing else.
+    /// A folder whose only layer has experts with these tensors.
     fn folder(path: &Path, tensors: &[(&str, &str, &[usize], &[u8])]) -> ModelFile {
         let mut header = serde_json::Map::new();
         let mut data: Vec<u8> = Vec::new();
@@ -321,7 +323,7 @@ mod tests {
         (0..len as u32).map(|i| ((i ^ seed).wrapping_mul(0x9e37_79b9) >> 24) as u8 & 0xbf).collect()
     }
 
-    /// The weights of every expert, gate, up and down, as they come from the store.
+    /// The weights of every expert, gate, up and down, as an executor sees them.
     fn weights(model: &ModelFile, names: &ExpertNames, ranges: usize) -> Vec<[Vec<f32>; 3]> {
         let (layer, _) = find(&mut Builder::new(model), 0, names, SHAPE).unwrap();
         assert!(layer.experts.iter().all(|expert| expert.len() == ranges));

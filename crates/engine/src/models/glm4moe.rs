@@ -1,5 +1,5 @@
-//! GLM-4.5, 4.6 and 4.7: attention with biases and partly rotated, the first layers dense, the others mixtures with a
-//! shared expert, whose router has sigmoids and a correction.
+//! GLM-4.5, 4.6 and 4.7: attention with biases and partial rotation; the first layers dense, the others mixtures with
+//! a shared expert, whose router uses sigmoids and a correction.
 
 use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe, Shared};
 use super::{Arch, Builder, Config, Model, Name, keys};
@@ -27,7 +27,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         inner: config.count(keys::INNER)?,
         mixture,
     };
-    // GGUF files say these two by having the tensors.
+    // GGUF files have no settings for these two, but the tensors.
     let qk_norm = config.optional_bool(keys::QK_NORM)?.unwrap_or_else(|| b.has(decoder::Q_NORM.of_layer(0)));
     let qkv_bias = config.optional_bool(keys::QKV_BIAS)?.unwrap_or_else(|| decoder::has_qkv_bias(b, 0));
     let recipe = Recipe {

@@ -1,5 +1,5 @@
-//! gpt-oss: attention with biases and sinks, every other layer seeing only a window, and mixtures whose experts have
-//! biases and cut their inner values off.
+//! gpt-oss: attention with biases and sinks, with a window in every other layer; all layers are mixtures, whose
+//! experts have biases and clamp their inner values.
 
 use super::decoder::{self, FeedForward, Mixture, Recipe};
 use super::{Arch, BiasNames, Builder, Config, ExpertNames, Fused, Model, Name, keys};
@@ -32,7 +32,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     if let Some(other) = config.optional_count(keys::ROUTER_FUNCTION)?.filter(|&function| function != 3) {
         return Err(config.unsupported(keys::ROUTER_FUNCTION, &other.to_string()));
     }
-    // The softmax over the chosen is that over all, made to sum to one.
+    // The softmax over the chosen experts equals the normalised softmax over all.
     let router = decoder::softmax_router(config, true)?;
     let alpha = config.optional_float(keys::SWIGLU_ALPHA)?.unwrap_or(1.702);
     let limit = config.optional_float(keys::SWIGLU_LIMIT)?.unwrap_or(7.0);
@@ -60,7 +60,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     decoder::describe(config, b, &recipe)
 }
 
-/// GGUF files do not say that the borders of YaRN are not rounded.
+/// GGUF files do not say that YaRN's boundaries are not rounded.
 fn scaling(config: &Config<'_>) -> Result<RopeScaling> {
     Ok(match config.rope_scaling()? {
         RopeScaling::Yarn(yarn) if config.format() == Format::Gguf => {
@@ -70,7 +70,8 @@ fn scaling(config: &Config<'_>) -> Result<RopeScaling> {
     })
 }
 
-/// How many positions each layer sees, if not all: every other layer has a window, unless the file says otherwise.
+/// How many positions each layer sees (`None` for all): every other layer has a window, unless the file says
+/// otherwise.
 fn windows(config: &Config<'_>) -> Result<Vec<Option<usize>>> {
     let (layers, window) = (config.layers()?, config.count(keys::WINDOW)?);
     let Some(types) = config.optional_texts(keys::LAYER_TYPES)? else {

@@ -1,4 +1,4 @@
-//! The weights of latent attention: what they are called, and how files arrange each head's two matrices.
+//! The weights of latent attention: their names, and the layouts of each head's two matrices in files.
 
 use forebay_kernels::RopePairs;
 
@@ -13,41 +13,41 @@ const Q: Name = Name::new("attn_q.weight", "self_attn.q_proj.weight");
 const Q_DOWN: Name = Name::new("attn_q_a.weight", "self_attn.q_a_proj.weight");
 const Q_NORM: Name = Name::new("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight");
 const Q_UP: Name = Name::new("attn_q_b.weight", "self_attn.q_b_proj.weight");
-/// Makes the latent and, in its last rows, the rotated channels of the key.
+/// Computes the latent and, in its last rows, the rotated channels of the key.
 const KV_DOWN: Name = Name::new("attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight");
 const KV_NORM: Name = Name::new("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight");
-/// Each head's `W_K` and `W_V`, one below the other.
+/// Each head's `W_K` and `W_V`, one after the other.
 const KV_UP: Name = Name::new("attn_kv_b.weight", "self_attn.kv_b_proj.weight");
-/// Each head's `W_Kᵀ`, where it has a tensor of its own.
+/// Each head's `W_Kᵀ`, if it is a separate tensor.
 const K_UP: Name = Name::new("attn_k_b.weight", "self_attn.embed_q.weight");
-/// Each head's `W_V`, where it has a tensor of its own.
+/// Each head's `W_V`, if it is a separate tensor.
 const V_UP: Name = Name::new("attn_v_b.weight", "self_attn.unembed_out.weight");
 const OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight");
 
-/// Of the norms of latents. It is not in the configuration.
+/// The epsilon of the norms of latents. It is not in the configuration.
 const LATENT_EPS: f32 = 1e-6;
 
 /// The sizes of latent attention.
 pub struct LatentSizes {
     hidden: usize,
     heads: usize,
-    /// Channels of a query's latent, if it has one.
+    /// Channels of a query's latent, if queries have latents.
     q_rank: Option<usize>,
     /// Channels of a latent.
     rank: usize,
     /// Channels of a head's query and key that do not rotate.
     plain: usize,
-    /// Channels of a head's query and key that do.
+    /// Channels of a head's query and key that rotate.
     rotated: usize,
     /// Channels of a head's value.
     value: usize,
 }
 
 impl LatentSizes {
-    /// The sizes that the configuration tells.
+    /// The sizes in the configuration.
     ///
     /// # Errors
-    /// If some are missing or do not fit each other.
+    /// If some are missing or inconsistent.
     pub fn read(config: &Config<'_>) -> Result<LatentSizes> {
         let rotated = config.count(keys::ROTATED_DIM)?;
         if !rotated.is_multiple_of(2) {
@@ -55,7 +55,7 @@ impl LatentSizes {
         }
         let (plain, value) = match config.format() {
             Format::Gguf => {
-                // Where these are, the other two are about the latent and its key.
+                // If these are present, the other two describe the latent and its key.
                 let key = match config.optional_count(keys::HEAD_KEY_DIM)? {
                     Some(_) => keys::HEAD_KEY_DIM,
                     None => keys::KEY_DIM,
@@ -84,10 +84,10 @@ impl LatentSizes {
         })
     }
 
-    /// Attention of these sizes.
+    /// Latent attention with these sizes.
     ///
     /// # Errors
-    /// If the configuration asks for a rotation that is not supported.
+    /// If the configuration asks for an unsupported rotation.
     pub fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, pairs: RopePairs) -> Result<Mla> {
         let &LatentSizes { heads, rank, plain, rotated, value, .. } = self;
         let scaling = config.rope_scaling()?;
@@ -97,7 +97,7 @@ impl LatentSizes {
             _ => 1.0,
         };
         if config.format() == Format::Gguf {
-            // These files do not say how cosine and sine are scaled, because they are not.
+            // These files do not scale cosine and sine.
             rope.scale = 1.0;
         }
         let key_dim = rotated + rank;
@@ -117,7 +117,7 @@ impl LatentSizes {
         })
     }
 
-    /// The weights of a layer.
+    /// The weights of one layer.
     ///
     /// # Errors
     /// If a tensor is missing or does not fit.

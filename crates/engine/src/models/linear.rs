@@ -1,4 +1,4 @@
-//! Layers of linear attention: their settings, and what their tensors are called.
+//! Layers with linear attention: their settings and the names of their tensors.
 
 use forebay_kernels::math::exp;
 
@@ -12,7 +12,7 @@ const KEY_HEADS: Key = Key { gguf: "ssm.group_count", hugging_face: &["linear_nu
 const VALUE_HEADS: Key = Key { gguf: "ssm.time_step_rank", hugging_face: &["linear_num_value_heads"] };
 const KEY_DIM: Key = Key { gguf: "ssm.state_size", hugging_face: &["linear_key_head_dim"] };
 const VALUE_DIM: Key = Key { gguf: "", hugging_face: &["linear_value_head_dim"] };
-/// The channels of all values together.
+/// Channels of all values together.
 const VALUES: Key = Key { gguf: "ssm.inner_size", hugging_face: &[] };
 const KERNEL: Key = Key { gguf: "ssm.conv_kernel", hugging_face: &["linear_conv_kernel_dim"] };
 
@@ -28,10 +28,10 @@ const BIASES: Name = Name::new("ssm_dt.bias", "linear_attn.dt_bias");
 const NORM: Name = Name::new("ssm_norm.weight", "linear_attn.norm.weight");
 const OUT: Name = Name::new("ssm_out.weight", "linear_attn.out_proj.weight");
 
-/// The heads of a model whose value heads are in this order.
+/// The heads of a model, with this order of value heads.
 ///
 /// # Errors
-/// If a size is missing or does not fit the others.
+/// If a size is missing or inconsistent.
 pub fn shape(config: &Config<'_>, order: HeadOrder) -> Result<DeltaShape> {
     let (key_heads, value_heads) = (config.count(KEY_HEADS)?, config.count(VALUE_HEADS)?);
     if !value_heads.is_multiple_of(key_heads) {
@@ -55,30 +55,30 @@ pub fn shape(config: &Config<'_>, order: HeadOrder) -> Result<DeltaShape> {
     let shape = DeltaShape { key_heads, value_heads, key_dim, value_dim, kernel, order };
     match shape.state_floats() {
         Some(_) => Ok(shape),
-        None => Err(config.error(KEY_DIM, "makes states of an absurd size")),
+        None => Err(config.error(KEY_DIM, "makes the recurrent states too large")),
     }
 }
 
-/// The layers of linear attention, whose buffers all share.
+/// The layers with linear attention, which share buffers.
 pub struct Linear {
     /// The block.
     pub net: DeltaNet,
     hidden: usize,
-    /// For the products of matrices that are woven.
+    /// The buffers for products of matrices with grouped rows.
     qkvz: Option<Buf>,
     ba: Option<Buf>,
 }
 
 impl Linear {
-    /// Whether a layer is one: its tensors say so, in all files alike.
+    /// Whether a layer has linear attention, by its tensors.
     pub fn is_layer(b: &Builder<'_>, l: usize) -> bool {
         b.has(FILTERS.of_layer(l))
     }
 
-    /// The layers of a model, in which layer `first` is one.
+    /// The layers of a model, the first of which is layer `first`.
     ///
     /// # Errors
-    /// If the sizes do not fit.
+    /// If the sizes are inconsistent.
     pub fn new(b: &mut Builder<'_>, config: &Config<'_>, shape: DeltaShape, first: usize) -> Result<Linear> {
         let values = shape.value_heads * shape.value_dim;
         let net = DeltaNet {
@@ -119,7 +119,7 @@ impl Linear {
                 b.matrix(A.of_layer(l), value_heads, hidden)?,
             ),
         };
-        // GGUF files hold the rates themselves, the others logarithms.
+        // GGUF files have the rates themselves, other files their logarithms.
         let rates = match b.format() {
             Format::Gguf => b.vector(RATES.of_layer(l), value_heads)?,
             Format::HuggingFace | Format::Mlx => {

@@ -1,4 +1,4 @@
-//! Llama and what is built like it: Mistral, and with experts Mixtral.
+//! Llama and families with the same architecture: Mistral and, with experts, Mixtral.
 
 use forebay_kernels::RopePairs;
 
@@ -37,7 +37,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     } else {
         FeedForward::Dense(inner)
     };
-    // The rows of queries and keys are stored in another order in GGUF files.
+    // GGUF files store the rows of queries and keys in another order.
     let pairs = match config.format() {
         Format::Gguf => RopePairs::Interleaved,
         Format::HuggingFace | Format::Mlx => RopePairs::HalfSplit,

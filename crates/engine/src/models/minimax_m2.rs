@@ -1,5 +1,5 @@
-//! MiniMax-M2: attention with queries and keys normed over all heads together and partly rotated, every layer a mixture
-//! whose router has sigmoids and a correction.
+//! MiniMax-M2: attention with norms over all heads of queries and keys, and partial rotation; every layer is a
+//! mixture, whose router uses sigmoids and a correction.
 
 use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe};
 use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Name, keys};

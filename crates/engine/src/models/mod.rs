@@ -1,5 +1,5 @@
-//! The model families. Each has a file with its configuration and the names of its tensors; the forward pass is that of
-//! the decoder that most of them share, or a straight line of its own. The registry below lists them.
+//! The model families. Each has a file with its configuration and tensor names. Most share one decoder for the
+//! forward pass. [`ARCHS`] lists all families.
 
 mod attention;
 mod blueprint;
@@ -39,7 +39,7 @@ use crate::blocks::head::Head;
 use crate::error::{Error, Result};
 use crate::format::{Format, ModelFile, Quoted, Value};
 
-/// All families that can be run.
+/// All supported families.
 pub const ARCHS: &[Arch] = &[
     qwen3moe::ARCH,
     qwen2::ARCH,
@@ -63,29 +63,29 @@ pub struct Arch {
     pub gguf: &'static str,
     /// `architectures` and `model_type` in `config.json`.
     pub hugging_face: &'static [&'static str],
-    /// Reads the configuration and declares what the model is made of. Reads no weights.
+    /// Reads the configuration and declares what the model needs. Reads no weights.
     pub describe: fn(&Config<'_>, &mut Builder<'_>) -> Result<Box<dyn Model>>,
 }
 
-/// A loaded model: the arithmetic over weights that a backend holds.
+/// A model's forward pass, with weights that a backend holds.
 pub trait Model: Send + Sync {
-    /// Computes the hidden states of a batch, and extends its sequences' states by it.
+    /// Computes the hidden states of a batch, and appends the batch to its sequences' states.
     ///
     /// # Errors
-    /// The backend's and the store's; [`Error::Cancelled`] if the context asks to stop.
+    /// If the backend or the store fails; [`Error::Cancelled`] if a stop is requested.
     fn forward(&self, cx: &mut Context<'_>, batch: &mut Batch<'_>) -> Result<()>;
 
-    /// The way from hidden states to logits.
+    /// Computes logits from hidden states.
     fn head(&self) -> &Head;
 
-    /// What each layer of a sequence keeps.
+    /// The shape of each layer's state.
     fn state(&self) -> Vec<StateShape>;
 }
 
-/// Describes the model in a file: which family it is, what it needs, how it computes.
+/// Finds the family of the model in a file and describes the model.
 ///
 /// # Errors
-/// If the family is unknown, or the file does not hold what the family needs.
+/// If the family is unknown, or the file does not have what the family needs.
 pub fn describe(file: &ModelFile) -> Result<Blueprint> {
     refuse_drafts(file)?;
     let arch = recognise(file)?;
@@ -96,11 +96,11 @@ pub fn describe(file: &ModelFile) -> Result<Blueprint> {
     builder.finish(model, context)
 }
 
-/// Architectures whose files only propose tokens to a larger model.
+/// Architectures of draft models for speculative decoding.
 const DRAFTS: [&str; 3] = ["eagle3", "dflash", "gemma4-assistant"];
 
-/// Refuses GGUF files that hold no model of their own, but a draft for speculative decoding with a larger one. Some have
-/// the larger model's architecture, and of its layers only those that predict further tokens (MTP).
+/// Refuses GGUF files that have only a draft for speculative decoding with another model. Some have that model's
+/// architecture, but only its layers for multi-token prediction (MTP).
 fn refuse_drafts(file: &ModelFile) -> Result<()> {
     if file.format != Format::Gguf {
         return Ok(());
@@ -133,7 +133,9 @@ fn recognise(file: &ModelFile) -> Result<&'static Arch> {
         Format::Gguf => vec![arch.gguf],
         Format::HuggingFace | Format::Mlx => arch.hugging_face.to_vec(),
     };
-    let first = said.first().ok_or_else(|| Error::format(&path, format!("{key} is missing: not a model")))?;
+    let first = said.first().ok_or_else(|| {
+        Error::format(&path, format!("the setting {key} is missing, so this is not a model"))
+    })?;
     ARCHS.iter().find(|arch| known(arch).iter().any(|name| said.contains(name))).ok_or_else(|| {
         let supported: Vec<_> = ARCHS.iter().map(|arch| known(arch)[0]).collect();
         Error::Unsupported(format!(

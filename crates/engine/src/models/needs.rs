@@ -1,5 +1,5 @@
-//! Which tensors a GGUF file of given settings must have. No family lists them: it is asked to describe a file that has
-//! none, and each tensor that it misses is added, until it misses nothing.
+//! Finds out which tensors a GGUF file with given settings must have. No family lists them: it describes a file
+//! without tensors, each tensor that it does not find is added, and so on until it finds all.
 
 use std::path::Path;
 
@@ -15,34 +15,34 @@ pub struct Need {
     pub name: String,
     /// Its shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// What it is used as.
+    /// Its use.
     pub kind: NeedKind,
 }
 
-/// What a tensor is used as.
+/// The use of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeedKind {
-    /// One matrix or several: of any type that can be computed.
+    /// One or several matrices, of any supported type.
     Matrix,
-    /// Numbers by themselves: of a float type.
+    /// Numbers, of a float type.
     Vector,
 }
 
-/// What is known while tensors are being found out.
+/// The state of a discovery.
 pub(super) struct Discovery<'a> {
-    /// Rows of the table of embeddings, which is in no setting.
+    /// Rows of the embedding table, which no setting has.
     pub vocabulary: usize,
-    /// Whether a tensor that a family can do without shall be there.
+    /// Whether an optional tensor should exist.
     pub optional: &'a dyn Fn(&str) -> bool,
-    /// The first tensor that was asked for and is not there.
+    /// The first declared tensor that does not exist.
     pub missing: Option<Need>,
 }
 
-/// The tensors of a GGUF file with these settings, in the order in which the family asks for them. `optional` says of
-/// tensors that a family can do without whether they shall be there; `path` only names the file in messages.
+/// The tensors of a GGUF file with these settings, in the order in which the family declares them. `optional` decides
+/// for each optional tensor whether it should exist; `path` is only used in messages.
 ///
 /// # Errors
-/// If the family is unknown, or the settings are incomplete or do not fit each other.
+/// If the family is unknown, or the settings are incomplete or inconsistent.
 pub fn needs(
     path: &Path,
     settings: Metadata,
@@ -58,7 +58,7 @@ pub fn needs(
         let described = describe(&config, &mut builder).and_then(|_| config.context());
         let Some(need) = builder.into_missing() else { return described.map(|_| needs) };
         if needs.len() as u64 == MAX_TENSORS {
-            return Err(Error::format(path, format!("it would have more than {MAX_TENSORS} tensors")));
+            return Err(Error::format(path, format!("the model would have more than {MAX_TENSORS} tensors")));
         }
         file.imagine(&need.name, &need.shape)?;
         needs.push(need);
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::models::describe;
 
-    /// The tensors that each tiny model has are those that its settings need, with what it chose to have.
+    /// The tensors of each tiny test model are those that its settings need, given its optional ones.
     #[test]
     fn a_file_has_the_tensors_that_its_settings_need() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden");

@@ -1,4 +1,4 @@
-//! OLMoE: attention with queries and keys normed over all heads together, every layer a mixture of experts.
+//! OLMoE: attention with norms over all heads of queries and keys; every layer is a mixture of experts.
 
 use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe};
 use super::{Arch, Builder, Config, Model, keys};
@@ -12,7 +12,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     if let Some(bound) = config.optional_float(keys::CLIP_QKV)? {
         return Err(config.unsupported(keys::CLIP_QKV, &bound.to_string()));
     }
-    // GGUF files do not say: their weights are left as they are.
+    // GGUF files do not have this setting; their weights are not normalised.
     let normalise = match config.format() {
         Format::Gguf => false,
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),

@@ -1,26 +1,26 @@
-//! The products of a token, by the types of their weights.
+//! The matrix products of a token, grouped by weight type, to estimate speed.
 
 use forebay_kernels::Encoding;
 
-/// Matrices of one type that a token is multiplied with.
+/// Products with matrices of one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
-    /// How their weights are stored.
+    /// The encoding of their weights.
     pub encoding: Encoding,
-    /// Output features of a typical one.
+    /// Output features of a typical matrix.
     pub rows: usize,
-    /// Input features of a typical one.
+    /// Input features of a typical matrix.
     pub cols: usize,
     /// How many are computed together.
     pub together: usize,
-    /// Bytes that a token reads of all of them.
+    /// Bytes of their weights that a token reads.
     pub read: u64,
-    /// Bytes that the model has of them.
+    /// Bytes of their weights in the model.
     pub stored: u64,
 }
 
 impl Product {
-    /// Adds it to those of its type, of which the largest matrix is the typical one.
+    /// Adds the product to the entry of its type, if there is one. The largest matrix counts as typical.
     pub(crate) fn join(self, products: &mut Vec<Product>) {
         let Some(known) = products.iter_mut().find(|known| known.encoding == self.encoding) else {
             products.push(self);

@@ -1,4 +1,4 @@
-//! Qwen2-MoE: grouped-query attention with biases, every layer a mixture with a gated shared expert.
+//! Qwen2-MoE: grouped-query attention with biases; every layer is a mixture with a gated shared expert.
 
 use super::decoder::{self, FeedForward, Mixture, Recipe, Shared};
 use super::{Arch, Builder, Config, Model, Name, keys};
@@ -17,7 +17,7 @@ const SHARED: [Name; 3] = [
 const SHARED_OPEN: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
-    // GGUF files do not say: their weights are left as they are.
+    // GGUF files do not have this setting; their weights are not normalised.
     let normalise = match config.format() {
         Format::Gguf => false,
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),

@@ -1,4 +1,4 @@
-//! Dense Qwen3: grouped-query attention with normed queries and keys.
+//! Dense Qwen3: grouped-query attention with norms of queries and keys.
 
 use super::decoder::{self, FeedForward, NormSpan, Recipe};
 use super::{Arch, Builder, Config, Model, keys};

@@ -1,4 +1,4 @@
-//! Qwen3-MoE: grouped-query attention with normed queries and keys, every layer a mixture of experts.
+//! Qwen3-MoE: grouped-query attention with norms of queries and keys; every layer is a mixture of experts.
 
 use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe};
 use super::{Arch, Builder, Config, Model, keys};
@@ -10,7 +10,7 @@ pub const ARCH: Arch =
     Arch { gguf: "qwen3moe", hugging_face: &["Qwen3MoeForCausalLM", "qwen3_moe"], describe };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
-    // GGUF files do not say: their weights are always made to sum to one.
+    // GGUF files do not have this setting; their weights are always normalised.
     let normalise = match config.format() {
         Format::Gguf => true,
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),

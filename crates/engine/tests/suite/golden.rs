@@ -1,4 +1,4 @@
-//! Logits compared with other programs: Hugging Face transformers in f32, and llama.cpp.
+//! Logits compared with other implementations: Hugging Face transformers in f32, and llama.cpp.
 
 use forebay_engine::Precision;
 use forebay_testing::{assert_same_bits, relative_error};
@@ -12,9 +12,9 @@ use crate::common::models::{
     options, random_tokens, tiny_models, trained,
 };
 
-/// The models include V2's router, which ranks groups by their best expert (the tiny V3's by the best two);
-/// GLM-4.7-Flash, made of DeepSeek's parts; MXFP4 experts in a context of several windows; layers that predict further
-/// tokens, which are skipped; and a file older than the separate form of latent attention.
+/// The models include V2's router, which scores groups by their best expert, while the tiny V3 uses the best two;
+/// GLM-4.7-Flash, which shares DeepSeek's architecture; MXFP4 experts in a context of several windows; layers for
+/// multi-token prediction, which are skipped; a file from before GGUF had separate tensors for latent attention.
 #[test]
 fn exact_logits_of_the_tiny_models_equal_those_of_others() {
     for (model, reference) in tiny_models() {
@@ -23,7 +23,8 @@ fn exact_logits_of_the_tiny_models_equal_those_of_others() {
     }
 }
 
-/// Except for a model with quantised weights. There activations are rounded, too, and much more than keys and values.
+/// Except for a model with quantised weights, where activations are quantised too, which changes more than keys and
+/// values.
 #[test]
 fn logits_of_the_tiny_models_are_close_by_default() {
     for (model, _) in tiny_models().into_iter().filter(|(model, _)| !model.ends_with("gpt_oss-mxfp4")) {
@@ -45,7 +46,7 @@ fn fast_logits_of_the_demo_model_are_close_to_those_of_llama_cpp() {
     assert!(error < 3e-2, "relative error {error}");
 }
 
-/// A trained model of each of these families, in all file formats.
+/// One trained model of each of these families, in all formats.
 const TRAINED: [&str; 2] = ["tales-qwen35moe", "tales-deepseek_v3"];
 
 #[test]
@@ -66,7 +67,7 @@ fn logits_of_trained_models_are_those_of_others() {
     }
 }
 
-/// Older GGUF files of Qwen3-Next have queries, keys, values and gates in one matrix, as the original checkpoints do.
+/// Older GGUF files of Qwen3-Next store queries, keys, values and gates in one matrix, like checkpoints.
 #[test]
 fn projections_in_one_matrix_give_the_bits_of_those_in_two() {
     let path = data("golden/qwen3next.gguf");
@@ -91,7 +92,7 @@ fn projections_in_one_matrix_give_the_bits_of_those_in_two() {
     assert_same_bits(&older, &newer, "one matrix");
 }
 
-/// Converters may write queries, keys and values as one tensor, and their biases as one tensor or three.
+/// Converters may write queries, keys and values as one tensor, and their biases as one or three.
 #[test]
 fn queries_keys_and_values_in_one_tensor_give_the_bits_of_those_in_three() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,7 +118,7 @@ fn queries_keys_and_values_in_one_tensor_give_the_bits_of_those_in_three() {
     assert_eq!(families, 14);
 }
 
-/// The file with `attn_q`, `attn_k` and `attn_v` joined where all three exist: their weights, their biases, or both.
+/// The file with `attn_q`, `attn_k` and `attn_v` joined if it has all three: weights, biases, or both.
 fn fused(mut file: GgufBuilder, kinds: &[&str]) -> Option<GgufBuilder> {
     let mut joined = 0;
     for name in file.names() {
@@ -135,10 +136,10 @@ fn fused(mut file: GgufBuilder, kinds: &[&str]) -> Option<GgufBuilder> {
     (joined > 0).then_some(file)
 }
 
-/// Converters write a scale for each NVFP4 matrix, or one for each expert of a stack. The second scale is for
-/// activations and is ignored here.
+/// Converters write a scale next to each NVFP4 matrix (one per expert next to a stack), and another one for
+/// activations, which is ignored.
 #[test]
-fn scales_beside_nvfp4_matrices_multiply_their_weights() {
+fn scales_of_nvfp4_matrices_multiply_their_weights() {
     let folder = tempfile::tempdir().unwrap();
     let [scaled, plain] = ["scaled.gguf", "plain.gguf"].map(|name| folder.path().join(name));
     let tokens = random_tokens(16, 256, 2);
@@ -185,16 +186,15 @@ fn scales_beside_nvfp4_matrices_multiply_their_weights() {
     }
 }
 
-/// Replaces a tensor's weights by random NVFP4 blocks, and returns the f32 weights that they stand for. 64 weights have
-/// four scales (E4M3 without sign) and then four times 16 codes (E2M1). One byte holds the first and the ninth code,
-/// and so on.
+/// Random NVFP4 blocks for a tensor, and the f32 weights that they represent. A block of 64 weights has four scales
+/// (E4M3 without sign), then four times 16 codes (E2M1); a byte holds the first and the ninth code, and so on.
 fn nvfp4(tensor: &Tensor, scales: &[f32], random: &mut ChaCha8Rng) -> (Vec<u8>, Vec<u8>) {
     const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let count = tensor.dims.iter().product::<u64>() as usize;
     let (mut blocks, mut weights) = (Vec::new(), vec![0.0f32; count]);
     for (i, block) in weights.chunks_exact_mut(64).enumerate() {
         let matrix_scale = scales[i * 64 * scales.len() / count];
-        // Scales from 1/32 to 1/8: rows of some 64 weights keep activations in range.
+        // From 1/32 to 1/8: rows of about 64 weights keep activations in range.
         let scale_bytes: [u8; 4] = std::array::from_fn(|_| (2 << 3) + (random.next_u32() % 16) as u8);
         blocks.extend(scale_bytes);
         for (group, byte) in block.chunks_exact_mut(16).zip(scale_bytes) {

@@ -1,4 +1,4 @@
-//! Damaged models never make the engine panic, or allocate much more than the file has bytes.
+//! Damaged models never cause a panic of the engine, nor allocations much larger than their files.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use crate::common::memory::measure;
 use crate::common::mutate::mutate;
 use crate::common::tiny_model::tiny_model;
 
-/// What a tiny model may allocate: its buffers have one row for each token of a chunk.
+/// What a tiny model may allocate: its buffers have a row for each token of a chunk.
 const MOST: usize = 64 << 20;
 
-/// Keeps all work on the thread that is measured.
+/// All work is on the thread whose allocations are measured.
 fn options(precision: Precision) -> Options {
     Options::default().threads(1).precision(precision)
 }
@@ -68,7 +68,7 @@ fn damaged_headers_are_refused_or_run() {
     assert!(refused > MUTATIONS / 4 && ran > MUTATIONS / 20, "{refused} refused, {ran} ran");
 }
 
-/// Numbers that the format allows and no real model has. Random damage seldom gets past the format's own checks.
+/// Numbers that the format allows and no model has. Random damage rarely passes the format's own checks.
 #[test]
 fn extreme_settings_are_refused_or_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn extreme_settings_are_refused_or_run() {
     }
 }
 
-/// The same for the sizes of linear attention, in the header of a model that has it.
+/// The same for sizes of linear attention, in the header of a model that has it.
 #[test]
 fn extreme_sizes_of_linear_attention_are_refused_or_run() {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/qwen35moe.gguf");
@@ -138,13 +138,13 @@ fn extreme_sizes_of_linear_attention_are_refused_or_run() {
             refused += usize::from(result.is_err());
         }
     }
-    // The model itself has two key heads.
+    // The model has two key heads.
     assert_eq!(refused, 54);
     std::fs::write(&path, &sound).unwrap();
     run(&path, Precision::Fast).unwrap();
 }
 
-/// The same for settings of rope, which in the worst case give frequencies that are NaN.
+/// The same for settings of the rotation, whose frequencies may become NaN.
 #[test]
 fn extreme_rotations_are_refused_or_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -170,7 +170,7 @@ fn extreme_rotations_are_refused_or_run() {
     }
 }
 
-/// Weights that are NaN make logits that are NaN, and nothing worse.
+/// NaN weights cause NaN logits, and nothing worse.
 #[test]
 fn weights_of_any_bits_are_computed() {
     let sound = tiny_model(32).build();

@@ -1,4 +1,4 @@
-//! Models that cannot run are refused before they are loaded, with an error that names the file, the key or the tensor.
+//! Models that cannot be run are refused before they are loaded, with the name of the file, the key or the tensor.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn open_with(file: &[u8], options: &Options) -> Result<Engine> {
     Engine::open(&path, options)
 }
 
-/// The error of a damaged file.
+/// The refusal of a damaged file.
 fn damaged(file: &GgufBuilder) -> String {
     match open_with(&file.build(), &options()) {
         Err(error @ Error::Format { .. }) => with_path(&error),
@@ -32,7 +32,7 @@ fn damaged(file: &GgufBuilder) -> String {
     }
 }
 
-/// The error of a valid file with something unsupported.
+/// The refusal of a valid file with something unsupported.
 fn unsupported(file: &GgufBuilder) -> String {
     match open_with(&file.build(), &options()) {
         Err(error @ Error::Unsupported(_)) => with_path(&error),
@@ -76,7 +76,7 @@ fn a_sound_model_runs() {
 }
 
 #[test]
-fn without_an_output_matrix_the_embedding_serves_as_one() {
+fn without_an_output_matrix_the_embedding_table_is_used() {
     let tied = open_with(&tiny_model(HIDDEN).without_tensor("output.weight").build(), &options()).unwrap();
     let untied = open_with(&tiny_model(HIDDEN).build(), &options()).unwrap();
     let [tied, untied] = [tied, untied].map(|engine| {
@@ -150,7 +150,7 @@ fn an_unknown_architecture_is_named_beside_the_known_ones() {
 }
 
 #[test]
-fn counts_that_make_no_sense_are_named() {
+fn invalid_counts_are_named() {
     for (key, value, expected) in [
         ("attention.head_count", 0, "is 0"),
         ("attention.head_count_kv", 3, "does not divide"),
@@ -205,7 +205,7 @@ fn unknown_rotary_scaling_is_refused_by_name() {
     assert!(open_with(&rotated(HEAD_DIM as u32).build(), &options()).is_ok());
 }
 
-/// Mistral-Large-3 is such a file: its architecture is known, but its queries have a temperature.
+/// Mistral-Large-3 is such a file: its architecture is supported, but not the temperature of its queries.
 #[test]
 fn settings_that_would_change_the_arithmetic_are_refused_by_name() {
     for key in ["attention.temperature_scale", "attention.temperature_length", "final_logit_softcapping"] {
@@ -220,20 +220,20 @@ fn settings_that_would_change_the_arithmetic_are_refused_by_name() {
     assert_says(&unsupported(&file), &["deepseek2.attention.temperature_scale", "\"0.1\""]);
 }
 
-/// GGUF files count layers that predict further tokens among the others.
+/// GGUF files include layers for multi-token prediction in the number of layers.
 #[test]
-fn layers_that_predict_further_tokens_are_skipped() {
+fn layers_for_multi_token_prediction_are_skipped() {
     let count = "qwen3moe.block_count";
     let file = tiny_model(HIDDEN).without(count).u32(count, LAYERS as u32 + 1);
     let further = |count| file.clone().u32("qwen3moe.nextn_predict_layers", count);
     let with =
         |layer| further(1).tensor(format!("blk.{layer}.nextn.enorm.weight"), tensor_type::F32, &[8], 32);
     assert!(open_with(&with(LAYERS).build(), &options()).is_ok());
-    assert_says(&unsupported(&with(LAYERS + 1)), &["blk.3.nextn.enorm.weight", "not known"]);
+    assert_says(&unsupported(&with(LAYERS + 1)), &["blk.3.nextn.enorm.weight", "unknown"]);
     assert_says(&damaged(&further(LAYERS as u32 + 1)), &["nextn_predict_layers", "no layers"]);
 }
 
-/// Converters also write layers that predict further tokens to a separate file: `mtp-NAME.gguf`.
+/// Converters also write layers for multi-token prediction to a separate file: `mtp-NAME.gguf`.
 #[test]
 fn drafts_for_speculative_decoding_are_refused_by_name() {
     let mut draft = tiny_model(HIDDEN).u32("qwen3moe.nextn_predict_layers", 1);
@@ -251,7 +251,7 @@ fn drafts_for_speculative_decoding_are_refused_by_name() {
     assert_says(&unsupported(&other), &["draft", "use the GGUF file of the model"]);
 }
 
-/// NVFP4 files have scales beside their matrices: one, or one for each expert.
+/// NVFP4 files have scales next to their matrices: one, or one per expert.
 #[test]
 fn scales_that_do_not_fit_their_matrix_are_refused() {
     let file = tiny_model(HIDDEN);
@@ -267,7 +267,7 @@ fn scales_that_do_not_fit_their_matrix_are_refused() {
     assert_says(&with(name, tensor_type::F32, 1, 4), &[name, "[1]", &format!("needs {EXPERTS}")]);
     // A scale without its matrix is an unknown tensor.
     let lonely = file.clone().tensor("blk.0.attn_norm.scale", tensor_type::F32, &[1], 4);
-    assert_says(&unsupported(&lonely), &["blk.0.attn_norm.scale", "not known"]);
+    assert_says(&unsupported(&lonely), &["blk.0.attn_norm.scale", "unknown"]);
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn a_tokenizer_is_needed_and_must_fit_the_model() {
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
+fn invalid_options_are_refused() {
     let file = tiny_model(HIDDEN).build();
     let refusal = |options: &Options| match open_with(&file, options) {
         Err(Error::Invalid(message)) => message,
@@ -302,7 +302,7 @@ fn options_that_make_no_sense_are_refused() {
 #[test]
 fn a_context_that_memory_cannot_hold_is_refused_with_both_numbers() {
     let file = with_count("context_length", 1 << 30);
-    let engine = open_with(&file.build(), &options()).expect("memory is set aside for little");
+    let engine = open_with(&file.build(), &options()).expect("memory is reserved for a short context");
     assert_eq!(engine.context(), 1 << 30);
     assert_eq!(engine.plan().reserved, 8192);
     // Two layers, two heads, eight channels each for keys and values, two bytes.
@@ -313,7 +313,7 @@ fn a_context_that_memory_cannot_hold_is_refused_with_both_numbers() {
             assert_says(&error.to_string(), &["context of 1073741824 tokens 128.0 GiB", "shorter context"]);
         }
         Err(other) => panic!("{other:?}"),
-        // A machine may have that much memory, or not report how much it has.
+        // The machine may have that much memory, or not tell.
         Ok(engine) => {
             assert_eq!(engine.plan().kv, kv);
             assert!(Machine::now().available.is_none_or(|bytes| bytes > kv));
