@@ -158,7 +158,7 @@ fn folders_that_are_no_models() {
     let pytorch = |path: &Path| {
         fs::rename(path.join("model.safetensors"), path.join("pytorch_model.bin")).unwrap();
     };
-    folder(pytorch, "it has no safetensors files", "", "PyTorch's files are not read: download");
+    folder(pytorch, "it has no safetensors files", "", "PyTorch's files are not supported: download");
     let two = |path: &Path| {
         fs::copy(path.join("model.safetensors"), path.join("a.safetensors")).unwrap();
         fs::rename(path.join("model.safetensors"), path.join("b.safetensors")).unwrap();

@@ -1,4 +1,5 @@
-//! A model in a folder, as Hugging Face and MLX have it: settings in `config.json`, weights in safetensors files.
+//! Opens models in folders, as Hugging Face and MLX publish them: settings in `config.json`, weights in safetensors
+//! files.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,14 +19,14 @@ const GENERATION: &str = "generation_config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
-/// The largest index that is read: one of a hundred thousand tensors has ten megabytes.
+/// The largest index that is read. An index of a hundred thousand tensors has ten megabytes.
 const MAX_INDEX_BYTES: u64 = 128 << 20;
 
-/// The most files that hold a model's weights.
+/// The most files with a model's weights.
 const MAX_SHARDS: usize = 4096;
 
-/// The folder of the model that `path` belongs to: the folder itself, one of its weight files, the index or the
-/// settings. `None` if it is something else.
+/// The folder of the model that `path` belongs to: the folder itself, one of its weight files, its index or its
+/// settings. `None` if `path` is something else.
 pub(super) fn folder_of(path: &Path) -> Option<PathBuf> {
     if path.is_dir() {
         return Some(path.to_owned());
@@ -37,7 +38,7 @@ pub(super) fn folder_of(path: &Path) -> Option<PathBuf> {
     belongs.then(|| if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() })
 }
 
-/// Opens the model in a folder, which was found by the path of the folder or of one of its files.
+/// Opens the model in `folder`. `named` is the folder, or the file in it that the caller named.
 pub(super) fn open(folder: &Path, named: &Path) -> Result<ModelFile> {
     fs::metadata(named).map_err(|e| Error::io(named, "cannot open", e))?;
     let metadata = settings(folder)?;
@@ -51,13 +52,13 @@ pub(super) fn open(folder: &Path, named: &Path) -> Result<ModelFile> {
         && !named.is_dir()
         && !shards.iter().any(|shard| named.file_name().is_some_and(|n| n == &**shard))
     {
-        return Err(Error::format(named, "it is not one of the files of the model in its folder"));
+        return Err(Error::format(named, "this file is not part of the model in its folder"));
     }
     for name in shards {
         let path = folder.join(&name);
         let cannot_open =
             |e| Error::io(&path, "cannot open a part of the model (download all of them into its folder)", e);
-        // Opening a pipe would wait for a writer, so the kind of file is asked first.
+        // Opening a pipe would wait for a writer, so check the kind of file first.
         if !fs::metadata(&path).map_err(cannot_open)?.is_file() {
             return Err(cannot_open(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
         }
@@ -78,7 +79,7 @@ pub(super) fn open(folder: &Path, named: &Path) -> Result<ModelFile> {
     Ok(model)
 }
 
-/// The settings in the folder's JSON files, those for generation under `generation_config`.
+/// The settings in the folder's JSON files; those for generation have the prefix `generation_config`.
 fn settings(folder: &Path) -> Result<Metadata> {
     let path = folder.join(CONFIG);
     if !path.exists() {
@@ -97,8 +98,8 @@ fn settings(folder: &Path) -> Result<Metadata> {
 
 /// The metadata of a model's `config.json`.
 ///
-/// Models that see and hear have the text model's settings in an object of their own: they are taken out of it, and
-/// come before others of the same name.
+/// Models with vision or audio have the text model's settings in a nested object. These are moved to the top level
+/// and precede others of the same name.
 ///
 /// # Errors
 /// If a key is ambiguous.
@@ -115,7 +116,7 @@ pub fn config_metadata(path: &Path, mut config: Map<String, Json>) -> Result<Met
     Ok(metadata)
 }
 
-/// What else the folder may be, for the mistakes people make.
+/// A hint for common mistakes: what the folder may be instead.
 fn hint(folder: &Path) -> String {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> =
@@ -131,7 +132,7 @@ fn hint(folder: &Path) -> String {
     } else if with(".safetensors").is_some() {
         format!("; download {CONFIG} and tokenizer.json from where its weights come from")
     } else if with(".bin").or(with(".pt")).or(with(".pth")).is_some() {
-        "; PyTorch's files are not read: download the model's safetensors files, or a GGUF file".into()
+        "; PyTorch's files are not supported: download the model's safetensors files, or a GGUF file".into()
     } else if names.is_empty() {
         "; it is empty".into()
     } else {
@@ -139,11 +140,11 @@ fn hint(folder: &Path) -> String {
     }
 }
 
-/// Weights that are packed in ways of their own are refused by the name of the way.
+/// Refuses unsupported quantisation schemes by name.
 fn refuse_other_schemes(folder: &Path, metadata: &Metadata) -> Result<()> {
     let method = match metadata.get("quantization_config.quant_method") {
         None => return Ok(()),
-        Some(value) => value.as_str().unwrap_or("something that is not text"),
+        Some(value) => value.as_str().unwrap_or("a value that is not a string"),
     };
     let refuse = |what: &str| {
         Err(Error::Unsupported(format!(
@@ -160,7 +161,7 @@ fn refuse_other_schemes(folder: &Path, metadata: &Metadata) -> Result<()> {
     }
 }
 
-/// The names of the files that hold the weights.
+/// The names of the files with the weights.
 fn shards(folder: &Path) -> Result<Vec<String>> {
     let path = folder.join(INDEX);
     if path.exists() {
@@ -188,10 +189,10 @@ fn shards(folder: &Path) -> Result<Vec<String>> {
     }
 }
 
-/// The files that an index names, in order; `path` only names the index in messages.
+/// The files that an index lists, in order; `path` is only used in messages.
 ///
 /// # Errors
-/// If it is not an index, or names a file that is not in the folder.
+/// If it is not an index, or lists a file outside the folder.
 pub fn parse_index(path: &Path, text: &[u8]) -> Result<Vec<String>> {
     #[derive(Deserialize)]
     struct Index {
@@ -204,7 +205,7 @@ pub fn parse_index(path: &Path, text: &[u8]) -> Result<Vec<String>> {
     if names.is_empty() {
         return Err(Error::format(path, "it names no files"));
     }
-    // A name with a path in it could lead anywhere.
+    // A name with a path in it could lead outside the folder.
     let outside = |name: &&String| Path::new(name).file_name().is_none_or(|file| file != name.as_str());
     if let Some(name) = names.iter().find(outside) {
         return Err(Error::format(
@@ -215,7 +216,7 @@ pub fn parse_index(path: &Path, text: &[u8]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The distinct files of an index. Its tensors' names are not kept: the files have them, too.
+/// The distinct files of an index. The tensors' names are not kept, because the files have them too.
 struct Shards(BTreeSet<String>);
 
 impl<'de> Deserialize<'de> for Shards {

@@ -1,9 +1,9 @@
-//! Names what was found in place of a model's file, for the mistakes people make.
+//! Recognises files that people mistake for a model, and says what to do about them.
 
 /// What to do about a file that ends too early.
-pub(crate) const CUT_SHORT: &str = "perhaps a download was cut short: download it again";
+pub(crate) const CUT_SHORT: &str = "perhaps the download was interrupted: download it again";
 
-/// Says what a file that starts with `head` looks like, and what to do.
+/// Describes a file that starts with `head`, and what to do.
 pub(super) fn describe(head: &[u8]) -> String {
     match recognise(head) {
         Some(what) => format!("it looks like {what}"),
@@ -15,11 +15,11 @@ pub(super) fn describe(head: &[u8]) -> String {
     }
 }
 
-/// What a file that starts with `head` is, with what to do, if it is something that people take for a model.
+/// Recognises what people mistake for a model; returns what the file is and what to do.
 pub(crate) fn recognise(head: &[u8]) -> Option<&'static str> {
     const OLD_MAGICS: [&[u8]; 4] = [b"lmgg", b"fmgg", b"tjgg", b"algg"];
     const ARCHIVES: [&[u8]; 5] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!", b"\xfd7zXZ"];
-    // How version 2 and later of Python's serialisation begins.
+    // The start of Python pickles, version 2 and later.
     const PICKLES: [&[u8]; 4] = [b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"];
 
     let starts_with_any = |magics: &[&[u8]]| magics.iter().any(|magic| head.starts_with(magic));
@@ -27,7 +27,7 @@ pub(crate) fn recognise(head: &[u8]) -> Option<&'static str> {
     if head.starts_with(b"version https://git-lfs") {
         Some("a Git LFS pointer, not the file it points to; fetch it with `git lfs pull`")
     } else if [&b"<!doctype"[..], b"<html", b"<?xml"].iter().any(|tag| starts_with_ignoring_case(text, tag)) {
-        Some("a web page, perhaps what a server answered instead of the file; download it again")
+        Some("a web page, perhaps a server's error message instead of the file; download it again")
     } else if is_safetensors(head) {
         Some("a safetensors file; name it with the suffix .safetensors, beside its config.json")
     } else if starts_with_any(&OLD_MAGICS) {
@@ -37,19 +37,19 @@ pub(crate) fn recognise(head: &[u8]) -> Option<&'static str> {
     } else if starts_with_any(&PICKLES) {
         Some("a PyTorch checkpoint or another Python pickle; use the model's GGUF or safetensors files")
     } else if starts_with_any(&ARCHIVES) {
-        Some("a compressed archive; unpack it and name the file that was in it")
+        Some("a compressed archive; unpack it and name the file in it")
     } else if head.starts_with(b"%PDF-") {
         Some("a PDF document; name a GGUF file, or a folder with safetensors files")
     } else if !head.is_empty() && head.iter().all(|&b| b == 0) {
         Some(
-            "a download that has not been written yet, for it starts with zeros; wait for it, or download it again",
+            "an unfinished download, because it starts with zeros; wait until it is complete, or download it again",
         )
     } else {
         None
     }
 }
 
-/// A safetensors file starts with the length of its JSON header, in eight bytes, and then that JSON.
+/// A safetensors file starts with the length of its JSON header in eight bytes, followed by the header.
 fn is_safetensors(head: &[u8]) -> bool {
     const MAX_JSON: u64 = 100_000_000;
     match head.split_first_chunk::<8>() {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_shown_by_its_first_bytes() {
+    fn unknown_files_are_described_by_their_first_bytes() {
         assert!(
             describe(b"\x7fELF\x02").starts_with("it starts with the bytes 7f 45 4c 46; name a GGUF file")
         );

@@ -9,13 +9,13 @@ use serde_json::{Map, Value as Json};
 use super::{Metadata, NumberArray, NumberKind, Quoted, StringArray, Value, foreign};
 use crate::error::{Error, Result};
 
-/// Settings are a few kilobytes; those with an entry for every layer, a few hundred.
+/// The largest settings file. Usual ones have a few kilobytes; those with an entry for each layer, a few hundred.
 pub const MAX_BYTES: u64 = 4 << 20;
 
-/// Reads a file of settings.
+/// Reads a settings file.
 ///
 /// # Errors
-/// If it cannot be read, is far too long, or is not a JSON object.
+/// If it cannot be read, is too long, or is not a JSON object.
 pub fn read_object(path: &Path) -> Result<Map<String, Json>> {
     let file = File::open(path).map_err(|e| Error::io(path, "cannot open", e))?;
     let mut text = Vec::new();
@@ -23,15 +23,15 @@ pub fn read_object(path: &Path) -> Result<Map<String, Json>> {
     parse_object(path, &text)
 }
 
-/// The object in a text; `path` only names it in messages.
+/// Parses an object; `path` is only used in messages.
 ///
 /// # Errors
-/// If it is far too long or not a JSON object.
+/// If it is too long or not a JSON object.
 pub fn parse_object(path: &Path, text: &[u8]) -> Result<Map<String, Json>> {
     if text.len() as u64 > MAX_BYTES {
         return Err(Error::format(
             path,
-            format!("it has more than {MAX_BYTES} bytes: no settings are that long"),
+            format!("it has more than {MAX_BYTES} bytes, too many for a settings file"),
         ));
     }
     serde_json::from_slice(text).map_err(|e| {
@@ -44,10 +44,10 @@ pub fn parse_object(path: &Path, text: &[u8]) -> Result<Map<String, Json>> {
     })
 }
 
-/// Adds an object's values to the metadata, under keys that start with `prefix`.
+/// Adds an object's values to the metadata, under keys with this prefix.
 ///
 /// # Errors
-/// If a key is there already.
+/// If a key exists already.
 pub fn add_object(
     metadata: &mut Metadata,
     path: &Path,
@@ -62,7 +62,7 @@ pub fn add_object(
 
 fn add(metadata: &mut Metadata, path: &Path, key: String, value: Json) -> Result<()> {
     let value = match value {
-        // As good as not there.
+        // Null counts as absent.
         Json::Null => return Ok(()),
         Json::Object(object) => return add_object(metadata, path, &format!("{key}."), object),
         Json::Array(values) => match list(&values) {
@@ -84,7 +84,7 @@ fn add(metadata: &mut Metadata, path: &Path, key: String, value: Json) -> Result
     };
     metadata
         .insert(key, value)
-        .map_err(|(key, _)| Error::format(path, format!("{} is there twice", Quoted(&key))))
+        .map_err(|(key, _)| Error::format(path, format!("{} appears twice", Quoted(&key))))
 }
 
 /// A list of values of one kind.
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_or_ambiguous_is_refused() {
+    fn ambiguous_settings_and_settings_that_are_no_object_are_refused() {
         for text in ["", "[]", "{", r#"{"a.b": 1, "a": {"b": 2}}"#, &"[".repeat(100_000)] {
             assert!(metadata(text).is_err(), "{text}");
         }

@@ -1,4 +1,4 @@
-//! What a model file says about itself: typed values by key, kept as compactly as the file has them.
+//! The metadata of a model file: typed values by key, stored as compactly as in the file.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ pub enum Value {
     Signed(i64),
     /// f32 or f64.
     Float(f64),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
-    /// Text.
+    /// A string.
     String(String),
-    /// A list of texts.
+    /// A list of strings.
     Strings(StringArray),
-    /// A list of numbers or truth values.
+    /// A list of numbers or booleans.
     Numbers(NumberArray),
 }
 
@@ -41,7 +41,7 @@ impl Value {
         }
     }
 
-    /// The value as a truth value.
+    /// The value as a boolean.
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
             Value::Bool(v) => Some(v),
@@ -49,7 +49,7 @@ impl Value {
         }
     }
 
-    /// The value as text.
+    /// The value as a string.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Value::String(v) => Some(v),
@@ -57,7 +57,7 @@ impl Value {
         }
     }
 
-    /// The value as a list of texts.
+    /// The value as a list of strings.
     pub fn as_strings(&self) -> Option<&StringArray> {
         match self {
             Value::Strings(v) => Some(v),
@@ -74,45 +74,45 @@ impl Value {
     }
 }
 
-/// Many texts in one allocation. A vocabulary as separate strings would take several times its size on disk.
+/// Many strings in one allocation. Separate strings would take several times the vocabulary's size on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StringArray {
     text: String,
-    /// Where each text ends in `text`; it starts where the one before it ends.
+    /// The end of each string in `text`; it starts where the previous one ends.
     ends: Vec<usize>,
 }
 
 impl StringArray {
-    /// Adds a text at the end.
+    /// Appends a string.
     pub fn push(&mut self, s: &str) {
         self.text.push_str(s);
         self.ends.push(self.text.len());
     }
 
-    /// Gives back the memory that growing took ahead of need.
+    /// Frees memory that was allocated in advance.
     pub fn shrink_to_fit(&mut self) {
         self.text.shrink_to_fit();
         self.ends.shrink_to_fit();
     }
 
-    /// The number of texts.
+    /// The number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The text at `index`.
+    /// The string at `index`.
     pub fn get(&self, index: usize) -> Option<&str> {
         let end = *self.ends.get(index)?;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         Some(&self.text[start..end])
     }
 
-    /// The texts in order.
+    /// The strings in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
         (0..self.len()).map(|i| self.get(i).unwrap_or_default())
     }
@@ -167,7 +167,7 @@ impl NumberKind {
     }
 }
 
-/// Many numbers as the file's own bytes.
+/// Many numbers, stored as the file's own bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberArray {
     kind: NumberKind,
@@ -191,7 +191,7 @@ impl NumberArray {
         self.bytes.len() / self.kind.size()
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -210,7 +210,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Adds an entry; gives it back if the key is already there.
+    /// Adds an entry; returns it if the key exists already.
     pub fn insert(&mut self, key: String, value: Value) -> Result<(), (String, Value)> {
         if self.by_key.contains_key(&key) {
             return Err((key, value));
@@ -225,7 +225,7 @@ impl Metadata {
         self.by_key.get(key).map(|&i| &self.entries[i].1)
     }
 
-    /// The value of a key as text, if it is text.
+    /// The value of a key, if it is a string.
     pub fn str(&self, key: &str) -> Option<&str> {
         self.get(key)?.as_str()
     }
@@ -240,7 +240,7 @@ impl Metadata {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strings_come_back_as_they_went_in() {
+    fn strings_are_read_back() {
         let mut a = StringArray::default();
         for s in ["", "a", "ünï", ""] {
             a.push(s);

@@ -1,4 +1,4 @@
-//! Model files as directories of tensors: name, type, shape and place. No weight is read here.
+//! Opens model files and lists their tensors: name, type, shape and place. Reads no weights.
 
 pub mod folder;
 pub(crate) mod foreign;
@@ -20,19 +20,19 @@ pub use weights::StoredWeight;
 
 use crate::error::{Error, Result};
 
-/// Which container a model came in.
+/// The file format of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One GGUF file, or several that a splitter made of one.
+    /// One GGUF file, or several parts of a split one.
     Gguf,
     /// A folder with `config.json` and safetensors files.
     HuggingFace,
-    /// Such a folder as MLX writes it: names are the same, but weights may be quantised its way.
+    /// A folder written by MLX: with the same names, but weights may be quantised in MLX's way.
     Mlx,
 }
 
 impl Format {
-    /// The name for people and for JSON.
+    /// The name in messages and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Format::Gguf => "gguf",
@@ -49,13 +49,13 @@ pub struct FileIdx(pub usize);
 /// One file of a model.
 #[derive(Clone, Debug)]
 pub struct FilePart {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// How long it was when it was opened.
+    /// Its length when it was opened.
     pub len: u64,
 }
 
-/// One tensor: what it is and where its bytes are.
+/// One tensor: its type, its shape, and where its bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// The name in the file.
@@ -64,11 +64,11 @@ pub struct TensorInfo {
     pub dtype: DType,
     /// The logical shape, outermost dimension first: `[experts, rows, cols]`, `[rows, cols]` or `[len]`.
     pub shape: Vec<usize>,
-    /// The file that holds it.
+    /// The file with its bytes.
     pub file: FileIdx,
-    /// Where its bytes start in that file.
+    /// The offset of its bytes in that file.
     pub offset: u64,
-    /// How many bytes it has.
+    /// The number of its bytes.
     pub len: u64,
 }
 
@@ -80,7 +80,7 @@ impl TensorInfo {
     }
 }
 
-/// A tensor of a type that Forebay does not know, so that nobody can tell how many bytes it has.
+/// A tensor of an unknown type, whose length is therefore unknown too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownTensor {
     /// The name in the file.
@@ -89,9 +89,9 @@ pub struct UnknownTensor {
     pub type_id: u32,
     /// The logical shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// The file that holds it.
+    /// The file with its bytes.
     pub file: FileIdx,
-    /// Where its bytes start in that file.
+    /// The offset of its bytes in that file.
     pub offset: u64,
 }
 
@@ -103,7 +103,7 @@ impl UnknownTensor {
     }
 }
 
-/// A model on disk: its metadata and the directory of its tensors.
+/// A model on disk: its metadata and its tensors.
 ///
 /// # Examples
 /// ```
@@ -118,34 +118,34 @@ impl UnknownTensor {
 /// ```
 #[derive(Debug)]
 pub struct ModelFile {
-    /// The container.
+    /// The file format.
     pub format: Format,
     /// The files, in order.
     pub files: Vec<FilePart>,
-    /// What the file says about itself.
+    /// The settings in the file.
     pub metadata: Metadata,
     /// The tensors, in file order.
     pub tensors: Vec<TensorInfo>,
-    /// Tensors of types that Forebay does not know, in file order. Only [`ModelFile::survey`] gives a model that has any.
+    /// Tensors of unknown types, in file order. Only [`ModelFile::survey`] returns models that have any.
     pub unknown: Vec<UnknownTensor>,
-    /// Under the names that [`tensor`](Self::tensor) takes.
+    /// The index of each tensor, by the name that [`tensor`](Self::tensor) takes.
     by_name: HashMap<String, usize>,
-    /// The folder, where the container is one.
+    /// The folder, if the model is one.
     folder: Option<PathBuf>,
 }
 
-/// What a setting is called: in GGUF files, where the architecture's name comes before it, and in `config.json`, where
-/// several names may mean the same.
+/// The names of a setting: in GGUF files, where it follows the architecture's name, and in `config.json`, where
+/// several names may have the same meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
     /// Empty if GGUF files do not have it.
     pub gguf: &'static str,
-    /// The first that is there counts.
+    /// The first one present is used.
     pub hugging_face: &'static [&'static str],
 }
 
 impl ModelFile {
-    /// Opens a model and reads its directory. `path` is a GGUF file or any part of a split one, or a folder with
+    /// Opens a model and reads its directory. `path` is a GGUF file, any part of a split one, a folder with
     /// safetensors files, or one of the files in such a folder.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl ModelFile {
         }
     }
 
-    /// As [`open`](Self::open), for a look at what a file has: tensors may be of unknown types.
+    /// Like [`open`](Self::open), but tensors may have unknown types, for listing what a file contains.
     ///
     /// # Errors
     /// If it cannot be read or is damaged.
@@ -169,7 +169,7 @@ impl ModelFile {
         }
     }
 
-    /// Joins what a parser found. Fails if two tensors have the same name.
+    /// Builds the model from a parser's results. Fails if two tensors have the same name.
     fn new(
         format: Format,
         files: Vec<FilePart>,
@@ -192,7 +192,7 @@ impl ModelFile {
         Ok(ModelFile { format, files, metadata, tensors, unknown: Vec::new(), by_name, folder: None })
     }
 
-    /// A GGUF file that has settings and no tensors yet, and may be nowhere.
+    /// A GGUF file with settings and without tensors, which need not exist.
     pub(crate) fn without_tensors(path: &Path, metadata: Metadata) -> ModelFile {
         ModelFile {
             format: Format::Gguf,
@@ -223,7 +223,7 @@ impl ModelFile {
         Ok(())
     }
 
-    /// The architecture that the model says it is: a family's name in GGUF files, a class or a type in folders.
+    /// The architecture in the settings: a family's name in GGUF files, a class or type in folders.
     pub fn architecture(&self) -> Option<&str> {
         match self.format {
             Format::Gguf => self.metadata.str("general.architecture"),
@@ -234,7 +234,7 @@ impl ModelFile {
         }
     }
 
-    /// The value of a setting, and what it is called here.
+    /// The value of a setting, and the setting's name in this kind of file.
     pub fn setting(&self, key: &Key) -> Option<(String, &Value)> {
         match self.format {
             Format::Gguf if key.gguf.is_empty() => None,
@@ -249,7 +249,7 @@ impl ModelFile {
         }
     }
 
-    /// What a setting is called in this kind of file.
+    /// The name of a setting in this kind of file.
     pub fn setting_name(&self, key: &Key) -> String {
         match self.format {
             Format::Gguf => format!("{}.{}", self.architecture().unwrap_or_default(), key.gguf),
@@ -259,7 +259,7 @@ impl ModelFile {
         }
     }
 
-    /// The file that holds the settings.
+    /// The file with the settings.
     pub fn settings_path(&self) -> PathBuf {
         match &self.folder {
             Some(folder) => folder.join("config.json"),
@@ -267,29 +267,28 @@ impl ModelFile {
         }
     }
 
-    /// The tensor of that name. Where the text model is a part of a larger one, its tensors are found under the names
-    /// they would have without the rest.
+    /// The tensor with this name. If the text model is part of a larger one, names omit the larger model's prefix.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.by_name.get(&*known_name(self.format, name)).map(|&i| &self.tensors[i])
     }
 
-    /// The path that names the model in messages: its folder or its first file.
+    /// The model's path for messages: its folder or its first file.
     pub fn path(&self) -> &Path {
         self.folder.as_deref().unwrap_or(&self.files[0].path)
     }
 
-    /// The folder of a model that is one.
+    /// The folder of a model in a folder.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// All bytes of all files.
+    /// The total size of all files in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.len).sum()
     }
 }
 
-/// A tensor's name without the prefix of the text model in a model that sees or hears.
+/// A tensor's name without the text model's prefix in models with vision or audio.
 fn known_name(format: Format, name: &str) -> Cow<'_, str> {
     if format == Format::Gguf {
         return Cow::Borrowed(name);
@@ -300,7 +299,7 @@ fn known_name(format: Format, name: &str) -> Cow<'_, str> {
     Cow::Borrowed(name.strip_prefix("language_model.").unwrap_or(name))
 }
 
-/// Shows a name from a file: in quotes, without control characters, and never more than a line of it.
+/// Displays a name from a file: quoted, without control characters, and at most one line.
 pub(crate) struct Quoted<'a>(pub &'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -325,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_model_has_the_same_names_alone_and_among_others() {
+    fn the_text_model_has_the_same_names_alone_and_in_a_larger_model() {
         for name in ["model.layers.0.x", "model.language_model.layers.0.x", "language_model.model.layers.0.x"]
         {
             assert_eq!(known_name(Format::Mlx, name), "model.layers.0.x");

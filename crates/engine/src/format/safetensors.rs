@@ -1,8 +1,7 @@
 //! Safetensors files: eight bytes of length, a JSON header, then the tensors' bytes without gaps.
 //!
-//! Only the header is read. It is hostile until checked: every length is compared with the file's before anything
-//! is allocated for it. What is damaged is an [`Error::Format`]; what is sound but not supported is an
-//! [`Error::Unsupported`].
+//! Only the header is read. It may be hostile: every length is compared with the file's before anything is allocated
+//! for it. A damaged file is an [`Error::Format`]; a sound but unsupported one is an [`Error::Unsupported`].
 
 use std::fmt;
 use std::io::Read;
@@ -16,29 +15,29 @@ use super::foreign::{self, CUT_SHORT};
 use super::{FileIdx, Quoted, TensorInfo};
 use crate::error::{Error, Result};
 
-/// The most bytes a header may have, as the format's own library has it.
+/// The most bytes of a header, the same limit as in the format's own library.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The most tensors a model may have, over all its files. Checkpoints with experts one by one, each with its scales,
-/// have more than a hundred thousand.
+/// The most tensors of a model, in all its files. Models with separate tensors for each expert and its scales have
+/// more than a hundred thousand.
 pub const MAX_TENSORS: usize = 1 << 20;
 
 const MAX_DIMENSIONS: usize = 8;
 
-/// What a file's header says.
+/// The contents of a file's header.
 #[derive(Debug)]
 pub struct Header {
-    /// The tensors, in the order of their bytes.
+    /// The tensors, in the order of their offsets.
     pub tensors: Vec<TensorInfo>,
-    /// Who wrote the file, if it says: `pt`, `mlx`.
+    /// The program that wrote the file, if the header has it: `pt`, `mlx`.
     pub format: Option<String>,
 }
 
 /// Parses the header of one file, which `source` yields from its first byte. `len` is the length of the whole file;
-/// `path` only names it in messages.
+/// `path` is only used in messages.
 ///
 /// # Errors
-/// If the header or the places of its tensors make no sense, or if a type is not known.
+/// If the header or the places of its tensors are invalid, or a type is unknown.
 pub fn parse(path: &Path, source: &mut dyn Read, len: u64, file: FileIdx) -> Result<Header> {
     let damaged = |message: String| Error::format(path, message);
     let cannot_read = |e| Error::io(path, "cannot read the header", e);
@@ -72,9 +71,8 @@ pub fn parse(path: &Path, source: &mut dyn Read, len: u64, file: FileIdx) -> Res
             text.len()
         )));
     }
-    let raw: RawHeader = serde_json::from_slice(&text).map_err(|e| {
-        damaged(format!("the header is not what a safetensors file has: {}", Quoted(&e.to_string())))
-    })?;
+    let raw: RawHeader = serde_json::from_slice(&text)
+        .map_err(|e| damaged(format!("the header is not valid: {}", Quoted(&e.to_string()))))?;
     drop(text);
 
     let mut tensors = Vec::with_capacity(raw.tensors.len());
@@ -86,14 +84,14 @@ pub fn parse(path: &Path, source: &mut dyn Read, len: u64, file: FileIdx) -> Res
     Ok(Header { tensors, format: raw.format })
 }
 
-/// One tensor; its offset still counts from the start of the data.
+/// Checks one tensor; its offset counts from the start of the data.
 fn locate(path: &Path, name: String, entry: &Entry, file: FileIdx) -> Result<TensorInfo> {
     let quoted = Quoted(&name);
     let damaged = |message: String| Error::format(path, format!("tensor {quoted} {message}"));
     let Some(dtype) = DType::from_safetensors(&entry.dtype) else {
         let dtype = Quoted(&entry.dtype);
         return Err(Error::Unsupported(format!(
-            "{}: tensor {quoted} has the type {dtype}, which is not known",
+            "{}: tensor {quoted} has the type {dtype}, which is unknown",
             path.display()
         )));
     };
@@ -115,8 +113,8 @@ fn locate(path: &Path, name: String, entry: &Entry, file: FileIdx) -> Result<Ten
     Ok(TensorInfo { name, dtype, shape, file, offset: start, len })
 }
 
-/// Sorts tensors by their place, makes offsets count from the start of the file, and checks that they fill the file
-/// without gaps, as the format demands.
+/// Sorts tensors by offset, makes offsets count from the start of the file, and checks that they fill the file
+/// without gaps, as the format requires.
 fn check_places(path: &Path, tensors: &mut [TensorInfo], data_start: u64, len: u64) -> Result<()> {
     let damaged = |message: String| Err(Error::format(path, message));
     tensors.sort_by_key(|t| (t.offset, t.len));
@@ -132,7 +130,7 @@ fn check_places(path: &Path, tensors: &mut [TensorInfo], data_start: u64, len: u
         if offset > end {
             return damaged(format!("{} bytes before tensor {name} belong to no tensor", offset - end));
         }
-        // It was made by a subtraction from this sum.
+        // Cannot overflow: `bytes` is the difference of this sum and `offset`.
         end = offset + bytes;
         if end > data_len {
             return damaged(format!(
@@ -148,7 +146,7 @@ fn check_places(path: &Path, tensors: &mut [TensorInfo], data_start: u64, len: u
     Ok(())
 }
 
-/// The header as it is written.
+/// The header as it is in the file.
 struct RawHeader {
     tensors: Vec<(String, Entry)>,
     format: Option<String>,
@@ -161,7 +159,7 @@ struct Entry {
     data_offsets: [u64; 2],
 }
 
-/// Free text about the file. Only one key means something to us.
+/// The `__metadata__` entry. Only its key `format` is used.
 #[derive(Deserialize)]
 struct About {
     #[serde(default)]

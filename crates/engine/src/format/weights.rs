@@ -1,5 +1,5 @@
-//! Which tensors make up a weight. Where a matrix is quantised outside GGUF, its codes, scales and biases are tensors
-//! of their own.
+//! Finds the tensors of a weight. In formats other than GGUF, a quantised matrix has its codes, scales and biases in
+//! separate tensors.
 
 use std::collections::HashSet;
 
@@ -11,31 +11,30 @@ use crate::error::{Error, Result};
 /// A weight as it is stored.
 #[derive(Clone, Debug)]
 pub struct StoredWeight<'a> {
-    /// How.
+    /// Its encoding.
     pub encoding: Encoding,
-    /// The shape of the numbers it stands for, whatever the shapes of its planes.
+    /// The logical shape, whatever the shapes of its planes.
     pub shape: Vec<usize>,
     /// Codes, scales and biases.
     pub planes: [Option<&'a TensorInfo>; 3],
-    /// What multiplies all weights of a matrix besides: one number, or one for each matrix of a stack.
+    /// A factor of all weights of a matrix: one number, or one for each matrix of a stack.
     pub scale: Option<&'a TensorInfo>,
-    /// The scale that the matrix's input was meant to be quantised with. It changes no weight, and it is not used: how
-    /// activations are rounded is decided by the kernels.
+    /// The scale for quantising the matrix's input. It is not used: the kernels decide how activations are quantised.
     pub input_scale: Option<&'a TensorInfo>,
 }
 
 impl<'a> StoredWeight<'a> {
-    /// A weight that is nothing but its planes.
+    /// A weight that has only planes.
     fn of(encoding: Encoding, shape: Vec<usize>, planes: [Option<&'a TensorInfo>; 3]) -> StoredWeight<'a> {
         StoredWeight { encoding, shape, planes, scale: None, input_scale: None }
     }
 }
 
 impl ModelFile {
-    /// The weight of that name: a tensor, or codes with planes beside them.
+    /// The weight with this name: a tensor, or codes with other planes.
     ///
     /// # Errors
-    /// If a plane is missing or does not fit the codes, or if the way of quantisation is not supported.
+    /// If a plane is missing or does not match the codes, or the quantisation is not supported.
     pub fn weight(&self, name: &str) -> Result<Option<StoredWeight<'_>>> {
         let Some(codes) = self.tensor(name) else { return self.mxfp4(name) };
         match codes.dtype {
@@ -49,9 +48,9 @@ impl ModelFile {
         }
     }
 
-    /// The number of weights: of the numbers that tensors stand for, without their scales and biases.
+    /// The number of parameters, without scales and biases.
     pub fn parameters(&self) -> u64 {
-        // What belongs to the codes of another tensor, or cannot be understood, counts as what it is.
+        // Tensors that belong to another tensor's codes, or that are not understood, count with their own elements.
         let mut planes = HashSet::new();
         let mut count = 0;
         for tensor in &self.tensors {
@@ -67,20 +66,20 @@ impl ModelFile {
         count + others.map(TensorInfo::elements).chain(unknown).sum::<u64>()
     }
 
-    /// A tensor that GGUF files have beside a weight: `blk.0.attn_q.scale` beside `blk.0.attn_q.weight`.
+    /// A tensor that GGUF files have next to a weight: `blk.0.attn_q.scale` next to `blk.0.attn_q.weight`.
     fn companion(&self, name: &str, suffix: &str) -> Option<&TensorInfo> {
         let module = name.strip_suffix(".weight").filter(|_| self.format == Format::Gguf)?;
         self.tensor(&format!("{module}.{suffix}"))
     }
 
-    /// MLX: codes in words, scales and biases for groups.
+    /// MLX: codes in 32-bit words, scales and biases for groups.
     fn affine<'a>(&'a self, name: &str, codes: &'a TensorInfo) -> Result<StoredWeight<'a>> {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let (scales, biases) = (
             self.plane(codes, &format!("{module}.scales"))?,
             self.plane(codes, &format!("{module}.biases"))?,
         );
-        // Settings call modules as the file does, with all prefixes.
+        // The settings use the module's name in the file, with all prefixes.
         let own = codes.name.strip_suffix(".weight").unwrap_or(&codes.name);
         let setting = |key: &str| {
             let of_module = self.metadata.get(&format!("quantization.{own}.{key}"));
@@ -119,7 +118,7 @@ impl ModelFile {
         Ok(StoredWeight::of(encoding, shape, [Some(codes), Some(scales), Some(biases)]))
     }
 
-    /// FP8 with a scale for every block.
+    /// FP8 with one scale per block.
     fn tiles<'a>(&'a self, name: &str, codes: &'a TensorInfo) -> Result<StoredWeight<'a>> {
         let scales = self.plane(codes, &format!("{name}_scale_inv"))?;
         let sizes = self.metadata.get("quantization_config.weight_block_size").and_then(Value::as_numbers);
@@ -127,7 +126,9 @@ impl ModelFile {
             .map(|sizes| sizes.iter().filter_map(|v| usize::try_from(v.as_u64()?).ok()).collect())
             .unwrap_or_default();
         let [rows, cols] = sizes[..] else {
-            return Err(self.misfit(codes, "is in blocks, but weight_block_size is not two sizes"));
+            return Err(
+                self.misfit(codes, "is quantised in blocks, but weight_block_size is not two numbers")
+            );
         };
         let encoding = Encoding::Tiles(Tiles { rows, cols, scales: scales.dtype });
         if !encoding.is_computable() {
@@ -147,7 +148,7 @@ impl ModelFile {
         Ok(StoredWeight::of(encoding, codes.shape.clone(), [Some(codes), Some(scales), None]))
     }
 
-    /// MXFP4: `NAME_blocks` with 32 codes in the last dimension, `NAME_scales` without it.
+    /// MXFP4: `NAME_blocks` with 32 codes in the last dimension, and `NAME_scales` without that dimension.
     fn mxfp4(&self, name: &str) -> Result<Option<StoredWeight<'_>>> {
         let Some(codes) = self.tensor(&format!("{name}_blocks")) else { return Ok(None) };
         let scales = self.plane(codes, &format!("{name}_scales"))?;
@@ -167,7 +168,7 @@ impl ModelFile {
         }
     }
 
-    /// A plane that belongs to codes.
+    /// A plane that belongs to `codes`.
     fn plane(&self, codes: &TensorInfo, name: &str) -> Result<&TensorInfo> {
         self.tensor(name).ok_or_else(|| {
             self.misfit(codes, &format!("has type {}, but tensor {name} is missing", codes.dtype))

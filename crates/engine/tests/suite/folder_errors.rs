@@ -1,4 +1,4 @@
-//! Folders that cannot be run: the error names what is missing, damaged or not supported.
+//! Folders that cannot be run are refused with the name of what is missing, damaged or not supported.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::common::folder_builder::{Folder, safetensors_file, safetensors_with_header};
 use crate::common::models::data;
 
-/// The error of the golden folder after a change.
+/// The refusal of the golden folder after a change.
 fn refusal(name: &str, change: impl FnOnce(&mut Folder)) -> Error {
     let mut folder = Folder::read(&data("golden").join(name));
     change(&mut folder);
@@ -39,7 +39,7 @@ fn assert_says(error: &Error, words: &[&str]) {
 }
 
 #[test]
-fn other_ways_of_quantising_are_refused_by_name() {
+fn other_quantisation_schemes_are_refused_by_name() {
     for method in ["gptq", "awq", "compressed-tensors", "bitsandbytes", "aqlm", "modelopt"] {
         let error = refusal("qwen3moe", |f| {
             f.config.insert("quantization_config".into(), json!({ "quant_method": method, "bits": 4 }));
@@ -115,7 +115,7 @@ fn a_tensor_that_is_missing_wrong_or_unknown_is_named() {
     assert_damaged(&error, &["experts.3.down_proj.weight", "[32, 64]", "[64, 32]"]);
     let error =
         refusal("qwen3moe", |f| f.add("model.layers.0.self_attn.q_proj.bias", "BF16", &[1], vec![0; 2]));
-    assert_unsupported(&error, &["q_proj.bias", "not known"]);
+    assert_unsupported(&error, &["q_proj.bias", "unknown"]);
     let error = refusal("qwen3moe", |f| {
         let weight = f.tensor("model.layers.0.mlp.experts.3.down_proj.weight");
         weight.dtype = "F16".into();
@@ -129,7 +129,7 @@ fn a_tensor_that_is_missing_wrong_or_unknown_is_named() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_named() {
+fn invalid_settings_are_named() {
     for (key, value, word) in [
         ("num_attention_heads", json!(0), "between"),
         ("num_attention_heads", json!("four"), "positive integer"),
@@ -172,13 +172,13 @@ fn settings_that_make_no_sense_are_named() {
 }
 
 #[test]
-fn settings_of_windows_and_experts_with_biases_that_make_no_sense_are_named() {
+fn invalid_settings_of_windows_and_experts_with_biases_are_named() {
     let types = |name: &str| json!(["full_attention", name, "full_attention", "full_attention"]);
     for (key, value, word) in [
         ("sliding_window", json!(null), "missing"),
         ("sliding_window", json!(0), "between"),
         ("layer_types", json!(["full_attention"]), "one type for each layer"),
-        ("layer_types", json!(7), "not a list of texts"),
+        ("layer_types", json!(7), "not a list of strings"),
         ("swiglu_limit", json!(-7.0), "positive number"),
     ] {
         let error = refusal("gpt_oss", |f| drop(f.config.insert(key.into(), value)));
@@ -195,7 +195,7 @@ fn settings_of_windows_and_experts_with_biases_that_make_no_sense_are_named() {
 }
 
 #[test]
-fn settings_of_latent_attention_and_groups_that_make_no_sense_are_named() {
+fn invalid_settings_of_latent_attention_and_groups_are_named() {
     for (key, value, word) in [
         ("kv_lora_rank", json!(null), "missing"),
         ("kv_lora_rank", json!(0), "between"),
@@ -258,7 +258,7 @@ fn files_that_are_missing_are_named() {
     assert!(matches!(error, Error::Io { .. }), "{error}");
     assert_says(&error, &["model-00001-of-00001.safetensors", "a part of the model"]);
     let error = ModelFile::open(&path.join("a.safetensors")).map(drop).unwrap_err();
-    assert_damaged(&error, &["not one of the files"]);
+    assert_damaged(&error, &["not part of the model"]);
     let error = ModelFile::open(&path.join("c.safetensors")).map(drop).unwrap_err();
     assert!(matches!(error, Error::Io { .. }), "{error}");
     std::fs::write(path.join("config.json"), "{").unwrap();
@@ -298,10 +298,10 @@ fn damaged_safetensors_headers_each_have_their_error() {
     assert_damaged(&parse(&1000u64.to_le_bytes(), 100), &["incomplete", "1000"]);
     assert_damaged(&parse(&10u64.to_le_bytes(), 100), &["ends in its header"]);
     assert_damaged(&header("[]", 0), &["an object of tensors"]);
-    assert_damaged(&header("{\"a\":", 0), &["not what a safetensors file has"]);
+    assert_damaged(&header("{\"a\":", 0), &["the header is not valid"]);
     assert_damaged(&header("{\"a\":{\"dtype\":\"F32\"}}", 0), &["shape"]);
     assert_unsupported(&one("F7", "[2]", "[0,8]"), &["\"t\"", "F7"]);
-    // A GGUF block type is not a type of safetensors.
+    // A block type of GGUF does not exist in this format.
     assert_unsupported(&one("Q4_K", "[2]", "[0,8]"), &["Q4_K"]);
     assert_damaged(&one("F32", "[2]", "[8,0]"), &["before its start"]);
     assert_damaged(&one("F32", "[3]", "[0,8]"), &["has 8 bytes", "12"]);
@@ -310,7 +310,7 @@ fn damaged_safetensors_headers_each_have_their_error() {
     assert_damaged(&one("F32", "[1]", "[0,4]"), &["4 bytes at the end"]);
     assert_damaged(&one("F32", "[18446744073709551615, 2]", "[0,8]"), &["can be counted"]);
     assert_damaged(&one("F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]"), &["9 dimensions"]);
-    assert_damaged(&one("F32", "[-2]", "[0,8]"), &["not what a safetensors file has"]);
+    assert_damaged(&one("F32", "[-2]", "[0,8]"), &["the header is not valid"]);
     let two = format!(
         "{{{},{}}}",
         tensor("F32", "[2]", "[0,8]"),
@@ -320,7 +320,7 @@ fn damaged_safetensors_headers_each_have_their_error() {
 }
 
 #[test]
-fn a_name_that_comes_twice_is_refused() {
+fn a_duplicate_name_is_refused() {
     let folder = Folder::read(&data("golden/qwen3moe"));
     let temporary = tempfile::tempdir().unwrap();
     folder.write_sharded(temporary.path(), 2);

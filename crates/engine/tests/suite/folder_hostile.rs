@@ -1,4 +1,4 @@
-//! Damaged folders never cause a panic, and never much more allocation than they have bytes.
+//! Damaged folders never cause a panic, nor allocations much larger than their files.
 
 use std::path::{Path, PathBuf};
 
@@ -45,8 +45,8 @@ fn mutated_safetensors_headers_are_harmless() {
                 mutate_json(&mut copy, &mut rng)
             }
         }
-        // Half of the files are as long as the original, half end with the header. In half of them the header's length
-        // is corrected, so that the damage gets past that check.
+        // Half of the files are as long as the whole one, half end with the header. In half of them the length of the
+        // header is corrected, so that the damage gets past this check.
         let len = if rng.next_u32().is_multiple_of(2) { *len } else { copy.len() as u64 };
         if rng.next_u32().is_multiple_of(2) && copy.len() >= 8 {
             let right = (copy.len() as u64 - 8).to_le_bytes();
@@ -71,7 +71,7 @@ fn mutated_safetensors_headers_are_harmless() {
     assert!(refused > MUTATIONS / 4, "only {refused} of {MUTATIONS} mutations did any damage");
 }
 
-/// Changes a digit or a character inside a string, which damages JSON less than other mutations.
+/// Changes a number or a character in a text, which breaks JSON less often than other mutations.
 fn mutate_json(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     let digits: Vec<usize> = (8..bytes.len()).filter(|&i| bytes[i].is_ascii_digit()).collect();
     if digits.is_empty() {
@@ -137,7 +137,7 @@ fn mutated_settings_are_refused_or_run() {
     assert!(refused > MUTATIONS / 4 && ran > MUTATIONS / 20, "{refused} refused, {ran} ran");
 }
 
-/// Gives a setting, at any depth, an unrealistic value, or removes it.
+/// Sets a setting, at any depth, to a value that no model has, or removes it.
 fn change_setting(object: &mut Map<String, Value>, rng: &mut ChaCha8Rng) {
     if object.is_empty() {
         return;

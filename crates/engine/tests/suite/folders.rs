@@ -1,4 +1,4 @@
-//! Folders with safetensors files: the same model as its GGUF file, and quantised folders compared with mlx-lm.
+//! Folders with safetensors files: the same model as its GGUF file, and quantised ones that match mlx-lm.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ fn exact_logits_of_mlx_weights_of_all_bits_and_groups_equal_those_of_mlx() {
 }
 
 #[test]
-fn exact_logits_of_fp8_weights_equal_those_of_mlx_on_what_they_mean() {
+fn exact_logits_of_fp8_weights_equal_those_of_mlx_on_dequantised_weights() {
     assert_exact(&data("golden/qwen3moe-fp8"), "golden/qwen3moe-fp8.logits.safetensors");
 }
 
@@ -48,7 +48,7 @@ fn the_trained_mlx_folder_computes_what_mlx_does() {
     }
 }
 
-/// Asserts that a folder gives the same bits as the GGUF file with the same weights.
+/// Compares with the bits of the golden model's GGUF file, which has the same weights.
 fn assert_bits_of_the_gguf(folder: &Path, what: &str) {
     let tokens = Reference::read("golden/qwen3moe.logits.safetensors").tokens;
     for precision in [Precision::Fast, Precision::Exact] {
@@ -73,7 +73,7 @@ fn a_model_may_be_named_by_its_folder_or_any_of_its_files() {
 }
 
 #[test]
-fn experts_may_be_fused_and_the_text_model_a_part_of_a_larger_one() {
+fn experts_may_be_fused_and_the_text_model_may_be_part_of_a_larger_one() {
     for (prefix, head) in
         [("model.language_model.", "lm_head."), ("language_model.model.", "language_model.lm_head.")]
     {
@@ -83,7 +83,7 @@ fn experts_may_be_fused_and_the_text_model_a_part_of_a_larger_one() {
             Some(rest) => format!("{prefix}{rest}"),
             None => name.replace("lm_head.", head),
         });
-        // Vision weights and layers that predict further tokens do not belong to the text model.
+        // Vision and multi-token prediction are not part of the text model.
         folder.add("model.visual.patch_embed.weight", "F32", &[2], vec![0; 8]);
         folder.add("mtp.fc.weight", "F32", &[2], vec![0; 8]);
         folder.add(format!("{prefix}layers.3.enorm.weight"), "F32", &[2], vec![0; 8]);
@@ -99,7 +99,7 @@ fn experts_may_be_fused_and_the_text_model_a_part_of_a_larger_one() {
     }
 }
 
-/// `experts.N.gate_proj` and so on become `experts.gate_up_proj` and `experts.down_proj`.
+/// Turns `experts.N.gate_proj` and so on into `experts.gate_up_proj` and `experts.down_proj`.
 fn fuse_experts(folder: &mut Folder) {
     for layer in 0..3 {
         let (mut both, mut down) = (Vec::new(), Vec::new());
@@ -116,11 +116,11 @@ fn fuse_experts(folder: &mut Folder) {
     }
 }
 
-/// In mlx-lm's arrangement of gpt-oss, gate, up and down are separate tensors, and so are their biases.
+/// As mlx-lm stores gpt-oss: separate tensors for gate, up and down, and for their biases.
 #[test]
 fn alternating_experts_and_biases_may_be_apart() {
     let mut folder = Folder::read(&data("golden/gpt_oss"));
-    // Older files leave these settings to the reader.
+    // Settings that older files omit.
     folder.config.remove("layer_types").unwrap();
     folder.config.remove("swiglu_alpha").unwrap();
     const EXPERTS: usize = 8;
@@ -173,7 +173,7 @@ fn older_settings_mean_the_same_as_newer_ones() {
 }
 
 #[test]
-fn the_container_is_known_and_the_folder_recommends_how_to_sample() {
+fn the_format_and_the_recommended_sampling_are_read() {
     let format = |name: &str| ModelFile::open(&data(name)).unwrap().format;
     assert_eq!(format("golden/qwen3moe.gguf"), Format::Gguf);
     assert_eq!(format("golden/qwen3moe"), Format::HuggingFace);
@@ -194,9 +194,10 @@ fn parameters_are_counted_without_scales() {
     assert_eq!(count("golden/qwen3moe-fp8"), plain);
 }
 
-/// Latent attention uses one tensor as two parts and the rows of another as columns. In FP8 the scales must follow.
+/// Latent attention splits one tensor in two and takes the rows of another as columns; in FP8 their scales must
+/// follow.
 #[test]
-fn latent_attention_in_fp8_computes_what_its_numbers_mean() {
+fn latent_attention_in_fp8_equals_the_dequantised_weights() {
     const TILE: usize = 16;
     const CODES: [(u8, f32); 4] = [(0x30, 0.5), (0xb8, -1.0), (0x39, 1.125), (0x01, 0.001953125)];
     let mut coded = Folder::read(&data("golden/deepseek_v3"));

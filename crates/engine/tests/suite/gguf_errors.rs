@@ -1,4 +1,4 @@
-//! Every error in a GGUF file has its own message, which names the file and the place.
+//! Each way in which a GGUF file can be wrong has its own message, which names the file and the place.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use forebay_engine::internals::format::{ModelFile, gguf};
 
 use crate::common::gguf_builder::{GgufBuilder, sample, string, tensor_type, value_type};
 
-/// The error of `file`, if it claims to be `len` bytes long.
+/// The error of parsing `file` as a file of `len` bytes.
 fn error_of_length(file: &[u8], len: u64) -> Error {
     let error = gguf::parse(Path::new("bad.gguf"), &mut &*file, len).unwrap_err();
     assert!(error.to_string().starts_with("bad.gguf: "), "{error}");
@@ -64,7 +64,7 @@ fn other_versions() {
 }
 
 #[test]
-fn truncated_says_what_was_being_read_and_where() {
+fn a_truncated_file_names_the_value_and_the_offset() {
     let file = sample().build();
     assert_damaged(&file[..2], &["truncated while reading the magic number", "offset 0", "2 in all"]);
     assert_damaged(&file[..6], &["truncated while reading the version", "offset 4"]);
@@ -120,7 +120,7 @@ fn counts_that_the_file_cannot_hold() {
 }
 
 #[test]
-fn counts_that_make_no_sense() {
+fn counts_above_the_limits() {
     let file = builder().claim_entries(gguf::MAX_METADATA_ENTRIES + 1).build();
     let error = error_of_length(&file, 1 << 40);
     assert_says(&error, &["65537 metadata entries", "at most 65536"]);
@@ -153,10 +153,10 @@ fn unknown_value_types() {
 }
 
 #[test]
-fn truth_values_other_than_0_and_1() {
-    assert_damaged(&builder().bool("flag", 2).build(), &["\"flag\"", "byte 2", "truth value"]);
+fn booleans_other_than_0_and_1() {
+    assert_damaged(&builder().bool("flag", 2).build(), &["\"flag\"", "byte 2", "boolean"]);
     let file = builder().array("flags", value_type::BOOL, 3, [0, 1, 255]).build();
-    assert_damaged(&file, &["\"flags\"", "byte 255", "truth value"]);
+    assert_damaged(&file, &["\"flags\"", "byte 255", "boolean"]);
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn tensor_types_that_do_not_exist() {
         let error = ModelFile::open(&path).unwrap_err();
         assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
         assert_says(&error, parts);
-        // It can be inspected all the same.
+        // The file can be listed anyway.
         let model = ModelFile::survey(&path).unwrap();
         let [tensor] = &model.unknown[..] else { panic!("{:?}", model.unknown) };
         assert_eq!((tensor.name.as_str(), tensor.type_id, &tensor.shape[..]), ("t", id, &[3, 256][..]));
@@ -227,13 +227,13 @@ fn tensor_types_that_do_not_exist() {
     };
     assert_refused(31, &["bad.gguf: tensor \"t\" has the type 31 (Q4_0_4_4)", "removed"]);
     assert_refused(4, &["tensor \"t\" has the type 4 (Q4_2)", "removed"]);
-    assert_refused(4_000_000_000, &["tensor \"t\" has the type 4000000000", "not known"]);
+    assert_refused(4_000_000_000, &["tensor \"t\" has the type 4000000000", "unknown"]);
     let file = builder().tensor("t", 99, &[1 << 32, 1 << 32], 4).build();
     assert_damaged(&file, &["tensor \"t\" has more elements than can be counted"]);
 }
 
 #[test]
-fn alignments_that_align_nothing() {
+fn invalid_alignments() {
     for alignment in [0, 3, 48, 1 << 25] {
         let file = builder().u32("general.alignment", alignment).build();
         assert_damaged(&file, &["general.alignment", &format!("is {alignment}"), "power of two"]);
@@ -262,7 +262,7 @@ fn data_past_the_end() {
     let file = builder().tensor("far", tensor_type::F32, &[8], 32).at(1 << 40).build();
     assert_damaged(&file, &["incomplete", "tensor \"far\"", "1099511627"]);
     let file = builder().tensor("far", tensor_type::F32, &[8], 32).at(u64::MAX - 31).build();
-    assert_damaged(&file, &["tensor \"far\"", "past the end of any file"]);
+    assert_damaged(&file, &["tensor \"far\"", "beyond the largest possible file"]);
 }
 
 #[test]

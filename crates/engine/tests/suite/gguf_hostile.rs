@@ -1,4 +1,4 @@
-//! Damaged headers never make the parser panic, or allocate much more than they have bytes.
+//! Damaged headers never cause a panic of the parser, nor allocations much larger than their files.
 
 use std::fs::File;
 use std::io::Read;
@@ -33,9 +33,9 @@ fn mutations_of_a_real_header_are_harmless() {
     mutate_headers(&header, model.bytes(), 2);
 }
 
-/// Lengths and counts that the file is long enough for, but not the header.
+/// Lengths and counts that fit the claimed file length, but not the header.
 #[test]
-fn claims_within_the_file_allocate_nothing_ahead() {
+fn claimed_lengths_allocate_nothing_in_advance() {
     let claim = 100u64 << 20;
     for (name, builder) in [
         ("text", GgufBuilder::new().raw("k", value_type::STRING, claim.to_le_bytes())),
@@ -52,9 +52,9 @@ fn claims_within_the_file_allocate_nothing_ahead() {
     }
 }
 
-/// As many entries and tensors as possible, each as small as possible: the worst ratio of memory to file size.
+/// The most entries and tensors, each as small as possible: the worst ratio of memory to file size.
 #[test]
-fn the_most_entries_take_a_bounded_amount() {
+fn the_most_entries_take_bounded_memory() {
     let mut builder = GgufBuilder::new().alignment(1);
     for i in 1..gguf::MAX_METADATA_ENTRIES {
         builder = builder.bool(&format!("{i:x}"), 1);
@@ -77,7 +77,7 @@ fn a_large_vocabulary_takes_its_own_size() {
     let (model, memory) = measure(|| parse(&file, file.len() as u64));
     assert!(model.is_ok());
     assert!(memory.kept < file.len() + 4096, "{memory:?} for a file of {}", file.len());
-    // While a vector grows, it needs its old and its new memory.
+    // While a vector grows, its old and new memory coexist.
     assert!(memory.peak < 2 * file.len() + SLACK, "{memory:?} for a file of {}", file.len());
 }
 
@@ -89,7 +89,7 @@ fn data_start(model: &ModelFile) -> usize {
     model.tensors.iter().map(|t| t.offset).min().unwrap() as usize
 }
 
-/// Parses many damaged copies of `header`, which belongs to a file of `len` bytes.
+/// Parses many damaged copies of `header`, with a claimed file length of `len` bytes.
 fn mutate_headers(header: &[u8], len: u64, seed: u64) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut copy = Vec::new();
@@ -119,7 +119,7 @@ fn mutate_headers(header: &[u8], len: u64, seed: u64) {
     assert!(refused > MUTATIONS / 4, "only {refused} of {MUTATIONS} mutations did any damage");
 }
 
-/// What all users of a parsed header rely on.
+/// Checks what all users of a parsed file rely on.
 fn assert_sound(model: &ModelFile, len: u64) {
     for tensor in &model.tensors {
         assert!(tensor.offset.checked_add(tensor.len).unwrap() <= len);

@@ -1,4 +1,4 @@
-//! Valid GGUF files, built here and real ones, become directories of tensors.
+//! Valid GGUF files, built here and real ones, are parsed into their tensors and metadata.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn parse(file: &[u8]) -> ModelFile {
     gguf::parse(Path::new("test.gguf"), &mut &*file, file.len() as u64).unwrap()
 }
 
-/// The bytes that a directory entry points to.
+/// The bytes of a tensor.
 fn data<'a>(file: &'a [u8], tensor: &TensorInfo) -> &'a [u8] {
     &file[tensor.offset as usize..][..tensor.len as usize]
 }
@@ -130,7 +130,7 @@ fn the_demo_model_opens() {
     assert_eq!(model.tensor("blk.0.ffn_up_exps.weight").unwrap().shape.len(), 3);
 }
 
-/// Some machines have real files of many architectures beside the checkout, made by the reference tools.
+/// Some machines have real files of many architectures, made by the reference tools, next to the checkout.
 #[test]
 fn real_files_open() {
     let mut opened = 0;

@@ -1,4 +1,4 @@
-//! A split model opens by any of its parts, and only if all parts exist and agree.
+//! A split model opens from any of its parts, and only if all parts are present and consistent.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ fn path_of(folder: &Path, number: usize) -> PathBuf {
     folder.join(format!("tiny-00{number:03}-of-00003.gguf"))
 }
 
-/// The metadata of part `index` of three, which have five tensors together.
+/// The keys that a splitter writes for part `index` of three, which have five tensors together.
 fn part(index: u16) -> GgufBuilder {
     GgufBuilder::new().u16("split.no", index).u16("split.count", 3).i32("split.tensors.count", 5)
 }
@@ -23,7 +23,7 @@ fn tensor(part: GgufBuilder, name: &str) -> GgufBuilder {
     part.tensor(name, tensor_type::F32, &[8, 2], 64)
 }
 
-/// A valid model. As with some splitters, the first part has only metadata. The others have three and two tensors.
+/// A valid model: only metadata in the first part, as some splitters do, then three and two tensors.
 fn parts() -> [GgufBuilder; 3] {
     let first = part(0).str("general.architecture", "qwen3moe").str("general.name", "tiny");
     let second = ["a", "b", "c"].into_iter().fold(part(1), tensor);
@@ -39,7 +39,7 @@ fn write(parts: &[GgufBuilder; 3]) -> TempDir {
     folder
 }
 
-/// Replaces one part of the valid model. Asserts the error, whichever part is opened.
+/// Replaces one part of the valid model and checks why the model does not open, whichever part is named.
 #[track_caller]
 fn assert_refused(number: usize, replacement: GgufBuilder, parts_of_message: &[&str]) {
     let mut parts = parts();
@@ -77,7 +77,7 @@ fn any_part_opens_the_whole() {
     }
 }
 
-/// Download caches store files under their hashes, and name them by links.
+/// Download caches store files by their hashes and give them names by links.
 #[cfg(unix)]
 #[test]
 fn parts_behind_links_open() {
@@ -162,7 +162,7 @@ fn a_tensor_in_two_parts_is_refused() {
 }
 
 #[test]
-fn split_numbers_that_make_no_sense_are_refused() {
+fn invalid_split_numbers_are_refused() {
     let text = GgufBuilder::new().u16("split.no", 1).str("split.count", "three");
     assert_refused(2, text, &["split.count is not a whole number"]);
     let negative = GgufBuilder::new().i32("split.no", -1).u16("split.count", 3);
@@ -172,7 +172,7 @@ fn split_numbers_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_part_under_another_name_cannot_find_the_rest() {
+fn a_renamed_part_is_refused() {
     let folder = write(&parts());
     let renamed = folder.path().join("renamed.gguf");
     fs::rename(path_of(folder.path(), 2), &renamed).unwrap();

@@ -1,9 +1,9 @@
 //! GGUF files, versions 2 and 3, whole or split into parts.
 //!
-//! Only the header is read: the metadata and the directory of tensors. A header is hostile until checked, so
-//! every length and count is compared with the bytes that are left before anything is allocated for it, and
-//! memory stays proportional to the bytes really read. What is damaged is an [`Error::Format`]; what is sound
-//! but not supported is an [`Error::Unsupported`].
+//! Only the header is read: the metadata and the directory of tensors. A header may be hostile: every length and
+//! count is compared with the bytes that are left before anything is allocated for it, so memory stays proportional
+//! to the bytes read. A damaged file is an [`Error::Format`]; a sound but unsupported one is an
+//! [`Error::Unsupported`].
 
 mod reader;
 mod split;
@@ -20,26 +20,27 @@ use super::foreign::{self, CUT_SHORT};
 use super::{FilePart, Format, ModelFile, Quoted, UnknownTensor};
 use crate::error::{Error, Result};
 
-/// The most metadata entries a file may have. Real ones have a few dozen.
+/// The most metadata entries of a file. Real files have a few dozen.
 pub const MAX_METADATA_ENTRIES: u64 = 65_536;
 
-/// The most tensors a model may have, over all its parts. Real ones have a few thousand.
+/// The most tensors of a model, in all its parts. Real models have a few thousand.
 pub const MAX_TENSORS: u64 = 65_536;
 
-/// The most bytes a header may have. Real ones, nearly all vocabulary, stay under 32 MiB; without a limit a
-/// damaged length in a 400 GB file would have its weights read into memory as text.
+/// The most bytes of a header. Real headers, mostly vocabulary, are smaller than 32 MiB. Without the limit, a damaged
+/// length in a 400 GB file would cause its weights to be read into memory as text.
 pub const MAX_HEADER_BYTES: u64 = 128 << 20;
 
-/// Opens the model at `path`, whose tensors may be of [unknown](ModelFile::unknown) types: a GGUF file, or any part of a split one (`NAME-00001-of-00003.gguf`).
+/// Opens the model at `path`: a GGUF file, or any part of a split one (`NAME-00001-of-00003.gguf`). Its tensors may
+/// have [unknown](ModelFile::unknown) types.
 pub fn open(path: &Path) -> Result<ModelFile> {
     split::complete(load(path)?, load)
 }
 
 /// Parses the header of one file, which `source` yields from its first byte.
 ///
-/// `len` is the length of the whole file; the tensors' data counts towards it and is not read from `source`.
-/// A part of a split model gives the tensors of that part alone. Tensors may be of [unknown](ModelFile::unknown) types.
-/// `path` only names the file in messages.
+/// `len` is the length of the whole file, including the tensors' data, which is not read from `source`. A part of a
+/// split model yields only its own tensors. Tensors may have [unknown](ModelFile::unknown) types. `path` is only used
+/// in messages.
 pub fn parse(path: &Path, source: &mut dyn Read, len: u64) -> Result<ModelFile> {
     let mut reader = Reader::new(path, source, len);
     let counts = read_preamble(&mut reader)?;
@@ -51,7 +52,7 @@ pub fn parse(path: &Path, source: &mut dyn Read, len: u64) -> Result<ModelFile> 
     Ok(ModelFile { unknown: directory.unknown, ..model })
 }
 
-/// The refusal of a tensor whose type [`DType`](super::DType) does not have.
+/// The error for a tensor whose type is not a [`DType`](super::DType).
 pub(super) fn unknown_type(model: &ModelFile, tensor: &UnknownTensor) -> Error {
     let (name, id) = (Quoted(&tensor.name), tensor.type_id);
     let removed = match id {
@@ -67,22 +68,22 @@ pub(super) fn unknown_type(model: &ModelFile, tensor: &UnknownTensor) -> Error {
     };
     let problem = match removed {
         Some(removed) => format!("{id} ({removed}), which was removed from the format; quantise it again"),
-        None => format!("{id}, which is not known"),
+        None => format!("{id}, which is unknown"),
     };
     let path = model.files[tensor.file.0].path.display();
     Error::Unsupported(format!("{path}: tensor {name} has the type {problem}"))
 }
 
-/// What the fixed start of a file promises.
+/// The counts at the start of a file.
 struct Counts {
     tensors: u64,
     metadata_entries: u64,
 }
 
-/// Reads one file, whether or not it is the whole model.
+/// Reads one file, whether it is a whole model or a part.
 fn load(path: &Path) -> Result<ModelFile> {
     let cannot_open = |e| Error::io(path, "cannot open", e);
-    // Opening a pipe would wait for a writer, so the kind of file is asked first.
+    // Opening a pipe would wait for a writer, so check the kind of file first.
     let kind = fs::metadata(path).map_err(cannot_open)?;
     if kind.is_dir() {
         return Err(cannot_open(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory")));
@@ -130,10 +131,10 @@ fn read_preamble(reader: &mut Reader) -> Result<Counts> {
     Ok(Counts { tensors, metadata_entries })
 }
 
-/// Refuses a count beyond `limit`, or beyond what the rest of the file could hold.
+/// Checks a count against `limit`, and against what the rest of the file could hold.
 fn check_count(reader: &Reader, what: &str, count: u64, limit: u64, min_bytes: u64) -> Result<()> {
     if count > limit {
-        return Err(reader.damaged(format!("it claims {count} {what}, and at most {limit} make sense")));
+        return Err(reader.damaged(format!("it claims {count} {what}, more than the limit of {limit}")));
     }
     if count > reader.remaining() / min_bytes {
         let left = reader.remaining();

@@ -1,4 +1,4 @@
-//! Reads a header's primitives in order, each checked against the bytes the file has left.
+//! Reads a header's primitive values in order; checks each against the bytes that are left in the file.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
@@ -8,10 +8,10 @@ use super::MAX_HEADER_BYTES;
 use crate::error::{Error, Result};
 use crate::format::foreign::CUT_SHORT;
 
-/// The most that is allocated for bytes that have not been seen yet.
+/// The most that is allocated before any byte has been read.
 const FIRST_STEP: usize = 64 << 10;
 
-/// A position in a file's header. `what` names the thing being read, for messages.
+/// A position in a file's header. The argument `what` of its functions names the value being read, for messages.
 pub(super) struct Reader<'a> {
     path: &'a Path,
     source: BufReader<&'a mut dyn Read>,
@@ -37,22 +37,22 @@ impl<'a> Reader<'a> {
         self.len == 0
     }
 
-    /// Bytes from here to the end of the file.
+    /// Bytes from the current position to the end of the file.
     pub fn remaining(&self) -> u64 {
         self.len.saturating_sub(self.offset)
     }
 
-    /// An error that says how the file is not what GGUF demands.
+    /// An error about a file that violates the GGUF format.
     pub fn damaged(&self, message: impl Into<String>) -> Error {
         Error::format(self.path, message)
     }
 
-    /// An error that names something sound which is not supported.
+    /// An error about something valid but not supported.
     pub fn unsupported(&self, message: impl fmt::Display) -> Error {
         Error::Unsupported(format!("{}: {message}", self.path.display()))
     }
 
-    /// Some of the bytes that come next, without moving past them.
+    /// Some of the next bytes, without moving past them.
     pub fn peek(&mut self) -> Result<&[u8]> {
         let (path, offset) = (self.path, self.offset);
         self.source.fill_buf().map_err(|e| Error::io(path, format!("cannot read at offset {offset}"), e))
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// Reads exactly as many bytes as `out` takes.
+    /// Fills `out` with the next bytes.
     pub fn fill(&mut self, out: &mut [u8], what: fmt::Arguments) -> Result<()> {
         let need = out.len() as u64;
         self.check_available(need, what)?;
@@ -87,14 +87,14 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads `count` bytes. Memory grows with what has arrived, at most twofold ahead of it.
+    /// Reads `count` bytes. Allocates at most twice the bytes that have been read.
     pub fn bytes(&mut self, count: u64, what: fmt::Arguments) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         self.bytes_into(&mut out, count, what)?;
         Ok(out)
     }
 
-    /// Reads a text of at most `limit` bytes: its length, then UTF-8.
+    /// Reads a string of at most `limit` bytes: its length, then UTF-8.
     pub fn string(&mut self, limit: u64, what: fmt::Arguments) -> Result<String> {
         let start = self.offset;
         let mut bytes = Vec::new();
@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
         String::from_utf8(bytes).map_err(|_| self.not_utf8(start, what))
     }
 
-    /// Like [`string`](Self::string) without a limit, and into a buffer that the caller reuses.
+    /// Like [`string`](Self::string) without a limit, into a buffer that the caller reuses.
     pub fn str_in<'b>(&mut self, buffer: &'b mut Vec<u8>, what: fmt::Arguments) -> Result<&'b str> {
         let start = self.offset;
         self.string_bytes(buffer, u64::MAX, what)?;
@@ -120,7 +120,7 @@ impl<'a> Reader<'a> {
         }
         if count > limit {
             return Err(self.damaged(format!(
-                "{what} at offset {start} is {count} bytes long, and at most {limit} are allowed"
+                "{what} at offset {start} is {count} bytes long, more than the limit of {limit}"
             )));
         }
         self.bytes_into(out, count, what)
@@ -141,7 +141,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Refuses to read `need` bytes that the file does not have or that no header needs.
+    /// Refuses to read `need` bytes that the file does not have or that exceed the largest header.
     fn check_available(&self, need: u64, what: fmt::Arguments) -> Result<()> {
         if need > self.remaining() {
             return Err(self.truncated(need, what));
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
     fn truncated(&self, need: u64, what: fmt::Arguments) -> Error {
         let Reader { offset, len, .. } = self;
         self.damaged(format!(
-            "truncated while reading {what}: {need} bytes are needed at offset {offset}, and the file has {len} in all; \
+            "truncated while reading {what}: {need} bytes are needed at offset {offset}, but the file has {len} bytes; \
              {CUT_SHORT}"
         ))
     }

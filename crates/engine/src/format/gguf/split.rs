@@ -1,4 +1,4 @@
-//! Split models: finds the parts of one beside the part that was named, and joins them.
+//! Split models: finds the other parts of a model next to the named one, and joins them.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ const COUNT_KEY: &str = "split.count";
 const TENSORS_KEY: &str = "split.tensors.count";
 const ARCHITECTURE_KEY: &str = "general.architecture";
 
-/// Gives back `named` if it is a whole model; otherwise joins it with the other parts, which `load` reads.
+/// Returns `named` if it is a whole model; otherwise joins it with the other parts, which `load` reads.
 pub(super) fn complete(named: ModelFile, load: impl Fn(&Path) -> Result<ModelFile>) -> Result<ModelFile> {
     let path = named.path().to_owned();
     let (place, name) = match (SplitPosition::in_metadata(&named)?, PartName::of(&path)) {
@@ -24,7 +24,8 @@ pub(super) fn complete(named: ModelFile, load: impl Fn(&Path) -> Result<ModelFil
         (None, _) => return Ok(named),
         (Some(place), None) => {
             let suffix = place.suffix();
-            let message = format!("it is {place}, but is not named NAME{suffix}: the others cannot be found");
+            let message =
+                format!("it is {place}, but is not named NAME{suffix}, so the other parts cannot be found");
             return Err(Error::format(&path, message));
         }
         (Some(place), Some(name)) => (place, name),
@@ -39,7 +40,7 @@ pub(super) fn complete(named: ModelFile, load: impl Fn(&Path) -> Result<ModelFil
         Some(part) => Ok(part),
         None => load_sibling(&path, &name, index, &load),
     };
-    // The first part has the model's metadata; the others repeat little of it.
+    // The first part has the model's metadata; the others repeat some of it.
     let mut joined = part(0)?;
     for index in 1..place.count {
         append(&mut joined, part(index)?)?;
@@ -50,7 +51,7 @@ pub(super) fn complete(named: ModelFile, load: impl Fn(&Path) -> Result<ModelFil
     Ok(ModelFile { unknown, ..model })
 }
 
-/// Which part of how many. The parts are counted from zero here and in metadata, from one for people.
+/// The index and the number of parts. Metadata counts parts from zero, file names and messages from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SplitPosition {
     index: u64,
@@ -58,11 +59,11 @@ struct SplitPosition {
 }
 
 impl SplitPosition {
-    /// The place that a file's metadata gives it; none if the file is a whole model.
+    /// The position in a file's metadata; `None` if the file is a whole model.
     fn in_metadata(part: &ModelFile) -> Result<Option<SplitPosition>> {
         let count = integer(part, COUNT_KEY)?.unwrap_or(0);
         let index = integer(part, INDEX_KEY)?.unwrap_or(0);
-        // Tools that merge parts leave a count of zero behind.
+        // Tools that merge parts leave a count of zero.
         let count = count.max(1);
         if index >= count {
             let message =
@@ -72,7 +73,7 @@ impl SplitPosition {
         Ok((count > 1).then_some(SplitPosition { index, count }))
     }
 
-    /// How the name of this part ends.
+    /// The ending of this part's file name.
     fn suffix(self) -> String {
         format!("-{:05}-of-{:05}.gguf", self.index + 1, self.count)
     }
@@ -84,7 +85,7 @@ impl fmt::Display for SplitPosition {
     }
 }
 
-/// The name of a part, taken apart.
+/// The components of a part's file name.
 #[derive(Debug, PartialEq, Eq)]
 struct PartName {
     base: String,
@@ -108,7 +109,7 @@ fn five_digits(text: &str) -> Option<u64> {
     if all_digits { text.parse().ok() } else { None }
 }
 
-/// Reads the part at `index` of the model that has another part at `path`.
+/// Reads part `index` of the model that has another part at `path`.
 fn load_sibling(
     path: &Path,
     name: &PartName,
@@ -133,15 +134,14 @@ fn load_sibling(
     }
 }
 
-/// Adds a later part to the parts before it.
+/// Appends the next part to the parts before it.
 fn append(joined: &mut ModelFile, part: ModelFile) -> Result<()> {
     if let (Some(first), Some(own)) =
         (joined.metadata.str(ARCHITECTURE_KEY), part.metadata.str(ARCHITECTURE_KEY))
         && first != own
     {
         let (first, own) = (Quoted(first), Quoted(own));
-        let message =
-            format!("its {ARCHITECTURE_KEY} is {own}, but that of the model's first part is {first}");
+        let message = format!("its {ARCHITECTURE_KEY} is {own}, but the first part has {first}");
         return Err(Error::format(part.path(), message));
     }
     let total = integer(joined, TENSORS_KEY)?;
@@ -149,14 +149,13 @@ fn append(joined: &mut ModelFile, part: ModelFile) -> Result<()> {
     if let (Some(total), Some(own_total)) = (total, own_total)
         && total != own_total
     {
-        let message =
-            format!("its {TENSORS_KEY} is {own_total}, but that of the model's first part is {total}");
+        let message = format!("its {TENSORS_KEY} is {own_total}, but the first part has {total}");
         return Err(Error::format(part.path(), message));
     }
     let tensors = tensor_count(joined) + tensor_count(&part);
     if tensors > MAX_TENSORS {
         let message =
-            format!("with this part the model has {tensors} tensors, and at most {MAX_TENSORS} make sense");
+            format!("with this part the model has {tensors} tensors, more than the limit of {MAX_TENSORS}");
         return Err(Error::format(part.path(), message));
     }
 
@@ -167,7 +166,7 @@ fn append(joined: &mut ModelFile, part: ModelFile) -> Result<()> {
     Ok(())
 }
 
-/// Compares the tensors that were found with the number the first part gives.
+/// Compares the number of tensors with the number in the first part.
 fn check_tensor_count(joined: &ModelFile) -> Result<()> {
     let found = tensor_count(joined);
     match integer(joined, TENSORS_KEY)? {

@@ -1,4 +1,4 @@
-//! The tensor section: the directory of names, types, shapes and places.
+//! The tensor section of a header: names, types, shapes and offsets.
 
 use forebay_kernels::DType;
 
@@ -7,16 +7,16 @@ use crate::error::Result;
 use crate::format::foreign::CUT_SHORT;
 use crate::format::{FileIdx, Metadata, Quoted, TensorInfo, UnknownTensor};
 
-/// The smallest entry: a name's length and one byte of name, the number of dimensions and one dimension, the
-/// type and the offset.
+/// The smallest entry: the length of a name and one byte of it, the number of dimensions and one dimension, the type
+/// and the offset.
 pub(super) const MIN_ENTRY_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
 const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Past any page or stripe; larger values only make offsets overflow.
+/// Larger than any page or stripe; larger values would only make offsets overflow.
 const MAX_ALIGNMENT: u64 = 16 << 20;
 
-/// The format asks for 64 bytes at most. Some converters write longer names, and nothing here depends on it.
+/// The format allows 64 bytes. Some converters write longer names, which do no harm.
 const MAX_NAME_BYTES: u64 = 255;
 
 const MAX_DIMENSIONS: u32 = 4;
@@ -40,13 +40,13 @@ pub(super) struct Directory {
     pub unknown: Vec<UnknownTensor>,
 }
 
-/// One of them.
+/// An entry of the directory.
 enum Entry {
     Known(TensorInfo),
     Unknown(UnknownTensor),
 }
 
-/// Reads `count` entries. The data begins after them, at the next multiple of `alignment`.
+/// Reads `count` entries. The data start after them, at the next multiple of `alignment`.
 pub(super) fn read_directory(reader: &mut Reader, count: u64, alignment: u64) -> Result<Directory> {
     let mut directory = Directory::default();
     for index in 0..count {
@@ -60,7 +60,7 @@ pub(super) fn read_directory(reader: &mut Reader, count: u64, alignment: u64) ->
     Ok(directory)
 }
 
-/// Reads one entry; its offset still counts from the start of the data.
+/// Reads one entry, whose offset counts from the start of the data.
 fn read_entry(reader: &mut Reader, index: u64, alignment: u64) -> Result<Entry> {
     let start = reader.offset();
     let name = reader.string(MAX_NAME_BYTES, format_args!("the name of tensor {index}"))?;
@@ -96,7 +96,7 @@ fn read_entry(reader: &mut Reader, index: u64, alignment: u64) -> Result<Entry> 
     elements(&shape).map_err(damaged)?;
     let dtype = DType::from_ggml(type_id);
     let len = dtype.map(|dtype| byte_len(dtype, &shape)).transpose().map_err(damaged)?;
-    // GGUF has the innermost dimension first. Each fits, as does their product.
+    // GGUF lists the innermost dimension first. All dimensions and their product fit `usize`.
     let shape = shape.iter().rev().map(|&size| size as usize).collect();
     let file = FileIdx(0);
     Ok(match dtype.zip(len) {
@@ -105,14 +105,14 @@ fn read_entry(reader: &mut Reader, index: u64, alignment: u64) -> Result<Entry> 
     })
 }
 
-/// The number of elements, or what is wrong with the dimensions.
+/// The number of elements, or the problem with the dimensions.
 fn elements(shape: &[u64]) -> Result<usize, String> {
     let product =
         shape.iter().try_fold(1usize, |product, &size| product.checked_mul(usize::try_from(size).ok()?));
     product.ok_or_else(|| format!("has more elements than can be counted: {shape:?}"))
 }
 
-/// The bytes of a tensor whose dimensions are `shape`, innermost first; or what is wrong with it.
+/// The bytes of a tensor with these dimensions, innermost first; or the problem with them.
 fn byte_len(dtype: DType, shape: &[u64]) -> Result<u64, String> {
     let elements = elements(shape)?;
     let row = shape.first().copied().unwrap_or(1) as usize;
@@ -128,7 +128,7 @@ fn byte_len(dtype: DType, shape: &[u64]) -> Result<u64, String> {
         .ok_or_else(|| format!("has more bytes than can be counted: {shape:?} of {dtype}"))
 }
 
-/// Makes offsets count from the start of the file, and checks that the file has all the data.
+/// Makes offsets count from the start of the file, and checks that the file contains all the data.
 fn locate(reader: &Reader, directory: &mut Directory, alignment: u64) -> Result<()> {
     let data_start = reader.offset().next_multiple_of(alignment);
     for tensor in &mut directory.unknown {
@@ -142,7 +142,7 @@ fn locate(reader: &Reader, directory: &mut Directory, alignment: u64) -> Result<
             .and_then(|start| Some((start, start.checked_add(tensor.len)?)));
         let Some((start, end)) = place else {
             return Err(reader.damaged(format!(
-                "tensor {} has the offset {} and {} bytes, past the end of any file",
+                "tensor {} has the offset {} and {} bytes, which is beyond the largest possible file",
                 Quoted(&tensor.name),
                 tensor.offset,
                 tensor.len
@@ -167,7 +167,7 @@ fn locate(reader: &Reader, directory: &mut Directory, alignment: u64) -> Result<
     }
 }
 
-/// Refuses tensors that share bytes. None is empty, so neighbours by offset are all that need comparing.
+/// Refuses tensors that overlap. None is empty, so comparing neighbours suffices.
 fn check_overlaps(reader: &Reader, tensors: &[TensorInfo]) -> Result<()> {
     let mut by_offset: Vec<&TensorInfo> = tensors.iter().collect();
     by_offset.sort_unstable_by_key(|tensor| tensor.offset);

@@ -1,16 +1,16 @@
-//! The metadata section: keys with typed values.
+//! The metadata section of a header: keys with typed values.
 
 use super::reader::Reader;
 use crate::error::Result;
 use crate::format::{Metadata, NumberArray, NumberKind, Quoted, StringArray, Value};
 
-/// The smallest entry: a key's length, one byte of key, a value's type and one byte of value.
+/// The smallest entry: the length of a key and one byte of it, a type and one byte of value.
 pub(super) const MIN_ENTRY_BYTES: u64 = 8 + 1 + 4 + 1;
 
 /// The longest key that the format allows.
 const MAX_KEY_BYTES: u64 = 65_535;
 
-/// The smallest text: its length.
+/// The smallest string: its length.
 const MIN_STRING_BYTES: u64 = 8;
 
 /// Reads `count` entries.
@@ -35,7 +35,7 @@ pub(super) fn read_metadata(reader: &mut Reader, count: u64) -> Result<Metadata>
     Ok(metadata)
 }
 
-/// What the type identifier of a value or of an array's elements stands for.
+/// The types that identifiers of values and of array elements stand for.
 enum ValueType {
     Number(NumberKind),
     String,
@@ -121,12 +121,12 @@ fn read_array(reader: &mut Reader, key: &str) -> Result<Value> {
     Ok(Value::Strings(strings))
 }
 
-/// Refuses a truth value other than 0 and 1.
+/// Refuses booleans other than 0 and 1.
 fn check_bools(reader: &Reader, key: &str, kind: NumberKind, bytes: &[u8]) -> Result<()> {
     match bytes.iter().find(|&&b| b > 1) {
         Some(byte) if kind == NumberKind::Bool => {
             Err(reader
-                .damaged(format!("{} holds the byte {byte} for a truth value, not 0 or 1", Quoted(key))))
+                .damaged(format!("{} has the byte {byte} as a boolean, which must be 0 or 1", Quoted(key))))
         }
         _ => Ok(()),
     }
