@@ -1,7 +1,7 @@
-//! Fits a conversation to what a template can render.
+//! Adapts a conversation to what a template can render.
 //!
-//! Clients send conversations that published templates refuse, drop or print wrongly: calls of tools without content,
-//! system messages in the middle. What a template accepts is found out by rendering small conversations, once.
+//! Clients send conversations that published templates refuse, drop or print wrongly: tool calls without content,
+//! system messages in the middle. What a template accepts is found out once, by rendering small conversations.
 
 use std::sync::OnceLock;
 
@@ -12,26 +12,27 @@ use super::{ChatTemplate, Message, RenderOptions};
 /// What a template accepts.
 #[derive(Clone, Copy, Debug)]
 struct Accepts {
-    /// An assistant's message whose content is null: in one that calls tools, and in one that does not.
+    /// An assistant message whose content is null: with tool calls, and without.
     null_content: [bool; 2],
-    /// The same without content.
+    /// An assistant message without content: with tool calls, and without.
     no_content: [bool; 2],
     /// A system message at the start.
     system: bool,
-    /// Further system messages, right after the first and later.
+    /// Further system messages, directly after the first and later.
     later_system: bool,
 }
 
-/// What a template accepts, in conversations without tools and with them: there may be two templates.
+/// What a template accepts, in conversations without tools and with tools, because a model may have a template for
+/// each.
 #[derive(Debug, Default)]
 pub(super) struct Findings([OnceLock<Accepts>; 2]);
 
 impl ChatTemplate {
-    /// The messages such that the template renders all that they say:
+    /// Changes the messages so that the template renders all of their text:
     ///
-    /// - Content that is null or absent is empty text, unless the template knows what to do without.
-    /// - System messages at the start are joined into one. Later ones become text of the user in the same place, if the
-    ///   template refuses or drops them. So does the first, if the template knows no system messages.
+    /// - Null or absent content becomes an empty string, unless the template handles its absence.
+    /// - System messages at the start are joined into one. If the template refuses or drops later ones, they become
+    ///   user messages in the same place. So does the first, if the template has no system messages.
     pub fn adapt(&self, messages: Vec<Message>, options: &RenderOptions) -> Vec<Message> {
         let with_tools = !options.tools.is_empty() && self.sources.tool_use.is_some();
         let finding = &self.findings.0[usize::from(with_tools)];
@@ -60,7 +61,7 @@ impl Accepts {
         let shows = |messages: &[Message], texts: &[&str]| {
             render(messages).is_some_and(|prompt| texts.iter().all(|text| prompt.contains(text)))
         };
-        // Some templates take arguments as objects, others as text.
+        // Some templates take arguments as objects, others as strings.
         let with_content = |content: Option<Json>, calls: Option<&Json>| {
             let mut extra = Map::new();
             let result = calls.map(|arguments| {
@@ -81,7 +82,7 @@ impl Accepts {
             let found = arguments
                 .iter()
                 .find_map(|arguments| Some((arguments, with_content(Some("".into()), arguments.as_ref())?)));
-            // Where not even empty text is rendered, nothing is known of null.
+            // If even an empty string is not rendered, the test says nothing about null.
             let Some((arguments, empty)) = found else { return true };
             let nones = |prompt: &str| prompt.matches("None").count() + prompt.matches("null").count();
             with_content(content, arguments.as_ref()).is_some_and(|prompt| nones(&prompt) == nones(&empty))
@@ -104,7 +105,7 @@ impl Accepts {
         }
     }
 
-    /// Gives a message empty text for content where the template cannot do without.
+    /// Replaces missing content by an empty string if the template needs content.
     fn fill(&self, message: &mut Message) {
         let calls =
             message.extra.get("tool_calls").and_then(Json::as_array).is_some_and(|all| !all.is_empty());
@@ -120,10 +121,11 @@ impl Accepts {
     }
 }
 
-/// Joins the first system messages into one, or makes them text of the user, and makes the later ones text of the user.
+/// Joins the first system messages into one, or turns them into user messages, and turns the later ones into user
+/// messages.
 fn fold(messages: Vec<Message>, first: usize, keeps_system: bool) -> Vec<Message> {
     let mut folded: Vec<Message> = Vec::with_capacity(messages.len());
-    // Where text of the user goes that has not been said by the user.
+    // Whether the next user message joins text that came from a system message.
     let mut to_next = false;
     for (i, mut message) in messages.into_iter().enumerate() {
         let is_system = is_system(&message);
@@ -132,7 +134,7 @@ fn fold(messages: Vec<Message>, first: usize, keeps_system: bool) -> Vec<Message
         }
         let joins = match folded.last() {
             Some(last) if keeps_system && is_system && i < first => self::is_system(last),
-            // Templates want the user and the assistant to take turns.
+            // Templates expect user and assistant to take turns.
             Some(last) => last.role == "user" && message.role == "user" && (is_system || to_next),
             None => false,
         };
@@ -145,12 +147,12 @@ fn fold(messages: Vec<Message>, first: usize, keeps_system: bool) -> Vec<Message
     folded
 }
 
-/// Whether a message instructs the model. Templates that know developers treat them like the system.
+/// Whether a message instructs the model. Templates with a developer role treat it like the system.
 fn is_system(message: &Message) -> bool {
     matches!(&*message.role, "system" | "developer")
 }
 
-/// Two texts as paragraphs of one.
+/// Two texts as paragraphs of one text.
 fn joined(one: Option<Json>, other: Option<Json>) -> String {
     let text = |content: Option<Json>| match content {
         Some(Json::String(text)) => text,

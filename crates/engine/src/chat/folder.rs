@@ -8,19 +8,19 @@ use super::{DEFAULT, Sources, TOOL_USE};
 use crate::error::{Error, Result};
 use crate::tokenizer::folder::{SpecialTokens, read};
 
-/// What a folder brings.
+/// The chat template of a folder.
 pub(super) struct Found {
-    /// The file that names the template in messages.
+    /// The file to name in messages about the template.
     pub(super) path: PathBuf,
     pub(super) sources: Sources,
     pub(super) tokens: Vec<(String, String)>,
 }
 
-/// The names of special tokens that templates may use.
+/// The special tokens that templates may use.
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The folder's template, if it has one. A file of its own goes before what other files hold.
+/// The folder's template, if it has one. A separate file takes precedence over a setting in another file.
 pub(super) fn find(folder: &Path) -> Result<Option<Found>> {
     let config = SpecialTokens::of(folder)?;
     let path = folder.join("chat_template.jinja");
@@ -42,18 +42,19 @@ pub(super) fn find(folder: &Path) -> Result<Option<Found>> {
     Ok(Some(Found { path, sources, tokens }))
 }
 
-/// One template, or a list of templates with names.
+/// One template, or a list of named templates.
 fn named(value: &Value, config: &SpecialTokens) -> Result<Option<Sources>> {
     let Value::Array(list) = value else {
-        let text =
-            value.as_str().ok_or_else(|| config.wrong("chat_template is neither text nor a list".into()))?;
+        let text = value
+            .as_str()
+            .ok_or_else(|| config.wrong("chat_template is neither a string nor a list".into()))?;
         return Ok(Some(Sources { default: text.to_owned(), tool_use: None }));
     };
     let (mut default, mut tool_use) = (None, None);
     for entry in list {
         let field = |key: &str| entry.get(key).and_then(Value::as_str);
         let (Some(name), Some(template)) = (field("name"), field("template")) else {
-            return Err(config.wrong("chat_template: an entry of the list has no name or no template".into()));
+            return Err(config.wrong("chat_template: an entry of the list lacks a name or a template".into()));
         };
         match name {
             DEFAULT => default = Some(template.to_owned()),
@@ -63,7 +64,7 @@ fn named(value: &Value, config: &SpecialTokens) -> Result<Option<Sources>> {
     }
     match default {
         Some(default) => Ok(Some(Sources { default, tool_use })),
-        None => Err(config.wrong(format!("chat_template: none of the list is named {DEFAULT:?}"))),
+        None => Err(config.wrong(format!("chat_template: no template in the list is named {DEFAULT:?}"))),
     }
 }
 

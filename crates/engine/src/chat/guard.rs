@@ -1,9 +1,9 @@
-//! Runs templates within bounds, and with Python's arithmetic on values.
+//! Runs templates within limits, and with Python's arithmetic.
 //!
-//! A template is a program that came with a file. Fuel bounds how long it runs, but ten doublings of a long text
-//! need no time and all memory. So a compiled template is changed before it runs: what makes or prints values goes
-//! through the functions below, which count the bytes against a budget. Templates cannot name these functions: their
-//! names are no identifiers.
+//! A template is a program from a file. Fuel limits how long it runs, but doubling a long text ten times takes no
+//! time and all memory. So a compiled template is changed before it runs: instructions that create or print values
+//! call the functions below, which count bytes against a budget. Templates cannot call these functions themselves,
+//! because their names are not identifiers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use super::taint::Taint;
 use super::{jinja, lists, python};
 
-/// Bytes that one rendering may make, all strings and lists together. Megabytes of conversation take a few times
-/// their size, and tainted characters have four bytes.
+/// The bytes that one rendering may create, all strings and lists together. A conversation of megabytes takes a few
+/// times its size, and tainted characters have four bytes.
 const BUDGET: u64 = 512 << 20;
 
-/// One rendering.
+/// The state of one rendering.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// The bytes that it may still make.
+    /// The bytes that it may still create.
     left: AtomicU64,
-    /// How the request's texts are marked.
+    /// The marks of the request's texts.
     pub(super) taint: Taint,
 }
 
@@ -37,7 +37,7 @@ impl Run {
         Run { left: AtomicU64::new(BUDGET), taint }
     }
 
-    /// Takes `bytes` from what is left.
+    /// Takes `bytes` from the budget.
     pub(super) fn take(&self, bytes: usize) -> Result<(), Error> {
         let bytes = bytes as u64;
         let taken =
@@ -46,12 +46,12 @@ impl Run {
             Ok(_) => Ok(()),
             Err(_) => Err(Error::new(
                 ErrorKind::InvalidOperation,
-                format!("the template makes more than {} MiB of text", BUDGET >> 20),
+                format!("the template creates more than {} MiB of text", BUDGET >> 20),
             )),
         }
     }
 
-    /// Refuses a value that is nested too deep.
+    /// Refuses a value that is nested too deeply.
     pub(super) fn check_depth(&self, value: &Value) -> Result<(), Error> {
         fn visit(value: &Value, depth: usize, run: &Run) -> Result<(), Error> {
             let map = value.kind() == ValueKind::Map;
@@ -74,7 +74,7 @@ impl Run {
         visit(value, 0, self)
     }
 
-    /// Counts a value that was made elsewhere.
+    /// Counts a value that was created elsewhere.
     pub(super) fn count(&self, value: &Value) -> Result<(), Error> {
         match value.kind() {
             ValueKind::String => self.take(value.as_str().map_or(0, str::len)),
@@ -84,10 +84,10 @@ impl Run {
     }
 }
 
-/// What an element of a list counts, in bytes.
+/// The bytes that an element of a list counts.
 pub(super) const ITEM: usize = 64;
 
-// The names by which the changed templates call the functions.
+// The names by which changed templates call the functions.
 const PRINT: &str = "{{}}";
 const COUNT: &str = "count()";
 const NEST: &str = "[[]]";
@@ -105,7 +105,7 @@ fn config() -> TemplateConfig {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     TemplateConfig {
         syntax_config: syntax.expect("the delimiters are the default ones"),
-        // A prompt is no HTML.
+        // A prompt is not HTML.
         default_auto_escape: Arc::new(|_| AutoEscape::None),
     }
 }
@@ -115,7 +115,7 @@ pub(super) fn check(source: &str) -> Result<(), Error> {
     CompiledTemplate::new(NAME, source, &config()).map(|_| ())
 }
 
-/// How templates are called in messages.
+/// The template's name in messages.
 const NAME: &str = "chat";
 
 /// Renders a template.
@@ -136,7 +136,7 @@ pub(super) fn render(
     Ok(text)
 }
 
-/// The functions as variables.
+/// The functions as variables of the template.
 fn functions(run: &Arc<Run>) -> impl Iterator<Item = (&'static str, Value)> {
     type Function = fn(&Run, &[Value]) -> Result<Value, Error>;
     let all: [(&str, Function); 11] = [
@@ -159,10 +159,10 @@ fn functions(run: &Arc<Run>) -> impl Iterator<Item = (&'static str, Value)> {
     })
 }
 
-/// The same instructions with calls of the functions.
+/// Inserts calls of the functions into the instructions.
 fn guarded<'s>(instructions: &Instructions<'s>) -> Instructions<'s> {
     use Instruction as I;
-    // First what each becomes, then the places where they land, since jumps must follow.
+    // First the replacement of each instruction, then its new address, because jump targets must follow.
     let mut groups: Vec<Vec<I<'s>>> = Vec::new();
     let mut starts = Vec::new();
     let mut len = 0;
@@ -179,13 +179,13 @@ fn guarded<'s>(instructions: &Instructions<'s>) -> Instructions<'s> {
             made @ (I::ApplyFilter(..) | I::CallMethod(..) | I::CallObject(..) | I::EndCapture) => {
                 vec![made.clone(), call(COUNT, 1)]
             }
-            // Both operands of a comparison are plain.
+            // Both operands of a comparison become plain.
             I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte | I::CompareAndPreserve(_) => {
                 vec![call(PLAIN, 1), I::Swap, call(PLAIN, 1), I::Swap, instruction.clone()]
             }
             I::In => vec![call(CONTAINER, 1), I::Swap, call(PLAIN, 1), I::Swap, I::In],
             I::GetItem => vec![call(PLAIN, 1), I::GetItem],
-            // A constant is the same in all renderings, and lists are changed.
+            // A constant is shared by all renderings, but a template may change its lists.
             I::LoadConst(value) if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) => {
                 vec![instruction.clone(), call(CHANGEABLE, 1)]
             }
@@ -194,7 +194,7 @@ fn guarded<'s>(instructions: &Instructions<'s>) -> Instructions<'s> {
             }
             made @ I::BuildList(_) => vec![made.clone(), call(NEST, 1), call(CHANGEABLE, 1)],
             made @ (I::BuildTuple(_) | I::BuildMap(_)) => vec![made.clone(), call(NEST, 1)],
-            // The value lies under the namespace that it is written into.
+            // The value is under its target namespace on the stack.
             I::SetAttr(_) => vec![I::Swap, call(NEST, 1), I::Swap, instruction.clone()],
             other => vec![other.clone()],
         };
@@ -235,8 +235,7 @@ fn print(run: &Run, values: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// Counts what was made. What is made one by one as it is asked for becomes a list: one such thing on top of
-/// another without end would overflow the stack.
+/// Counts a new value. A lazy value becomes a list, because lazy values nested without end would overflow the stack.
 fn count(run: &Run, values: &[Value]) -> Result<Value, Error> {
     let mut value = values.first().cloned().unwrap_or_default();
     if value.kind() == ValueKind::Iterable {
@@ -246,13 +245,13 @@ fn count(run: &Run, values: &[Value]) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// How deep values may be nested: the library walks down a value by recursion, if only to free it.
+/// The deepest nesting of values: the library walks values recursively, even to free them.
 const MAX_DEPTH: usize = 200;
 
-/// What looking at an element for its depth counts, in bytes.
+/// The bytes that a visit of an element counts.
 const VISIT: usize = 8;
 
-/// Passes a value that is not nested too deep. A map of tainted keys is asked with plain ones from here on.
+/// Checks the depth of a value. A map with tainted keys can be looked up with plain keys from here on.
 fn nest(run: &Run, values: &[Value]) -> Result<Value, Error> {
     let value = values.first().cloned().unwrap_or_default();
     run.check_depth(&value)?;
@@ -266,22 +265,22 @@ fn changeable(run: &Run, values: &[Value]) -> Result<Value, Error> {
     Ok(lists::changeable(value))
 }
 
-/// An attribute, or the method of that name.
+/// An attribute, or a method of that name.
 fn method(_: &Run, values: &[Value]) -> Result<Value, Error> {
     let [attribute, value, name] = values else { return Err(Error::from(ErrorKind::MissingArgument)) };
     let method = name.as_str().and_then(|name| jinja::bound_method(value, name));
     Ok(method.unwrap_or_else(|| attribute.clone()))
 }
 
-/// The value with its texts plain, to be compared.
+/// The value with plain texts, for a comparison.
 fn plain(run: &Run, values: &[Value]) -> Result<Value, Error> {
-    // Looking at all elements takes time that is counted.
+    // Visiting all elements takes time, which is counted.
     let value = nest(run, values)?;
     run.take(text_bytes(&value))?;
     Ok(run.taint.plain(&value))
 }
 
-/// Bytes of all texts in a value, which is not nested too deep.
+/// The bytes of all texts in a value that is not nested too deeply.
 fn text_bytes(value: &Value) -> usize {
     match value.kind() {
         ValueKind::String => value.as_str().map_or(0, str::len),
@@ -294,7 +293,7 @@ fn text_bytes(value: &Value) -> usize {
     }
 }
 
-/// The value to look for another in. Maps find tainted keys by plain ones.
+/// A container to search. Maps find tainted keys by plain ones.
 fn container(run: &Run, values: &[Value]) -> Result<Value, Error> {
     match values {
         [map] if map.kind() == ValueKind::Map => Ok(map.clone()),
@@ -328,7 +327,7 @@ fn add(run: &Run, values: &[Value]) -> Result<Value, Error> {
 
 fn multiply(run: &Run, values: &[Value]) -> Result<Value, Error> {
     let (left, right) = two(values)?;
-    // Python repeats a text or list no times where the count is negative.
+    // A negative count repeats zero times, as in Python.
     let times = |value: &Value| i64::try_from(value.clone()).map(|n| usize::try_from(n).unwrap_or(0));
     for (value, other) in [(left, right), (right, left)] {
         if let (Some(text), Ok(times)) = (value.as_str(), times(other)) {

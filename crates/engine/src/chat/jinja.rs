@@ -1,4 +1,4 @@
-//! What Jinja has and the library has not, or has otherwise.
+//! Features of Jinja that minijinja lacks or handles differently.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::texts::library;
 
 /// Adds the filters, tests and functions.
 pub(super) fn add(environment: &mut Environment, run: &Arc<Run>) {
-    // What is not there is empty.
+    // Undefined values count as empty.
     for name in ["length", "count", "first", "last", "items"] {
         environment.add_filter(name, move |args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
@@ -73,7 +73,7 @@ fn truncate(run: &Run, text: &Value, args: &[Value]) -> Result<String, Error> {
         return Ok(text);
     }
     let kept = length.checked_sub(end.chars().count()).ok_or_else(|| {
-        Error::new(ErrorKind::InvalidOperation, "truncate to less than the length of its end")
+        Error::new(ErrorKind::InvalidOperation, "truncate: the length is shorter than the end marker")
     })?;
     let mut kept: String = text.chars().take(kept).collect();
     if !cuts_words && let Some(space) = kept.rfind(' ') {
@@ -82,7 +82,7 @@ fn truncate(run: &Run, text: &Value, args: &[Value]) -> Result<String, Error> {
     Ok(kept + &end)
 }
 
-/// Whether a value can be called. What is undefined can, to say that it is not there.
+/// Whether a value can be called. An undefined value can: the call reports that it is undefined.
 fn is_callable(value: &Value) -> bool {
     let has_call = |name: &str| ["Macro", "Loop"].iter().any(|kind| name.ends_with(kind));
     value.is_undefined()
@@ -107,7 +107,7 @@ fn dict(value: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
             for pair in list.try_iter()? {
                 let pair: Vec<Value> = pair.try_iter()?.collect();
                 let [key, item] = <[Value; 2]>::try_from(pair)
-                    .map_err(|_| Error::new(ErrorKind::InvalidOperation, "dict takes pairs"))?;
+                    .map_err(|_| Error::new(ErrorKind::InvalidOperation, "dict takes a list of pairs"))?;
                 pairs.push((key, item));
             }
         }
@@ -118,7 +118,7 @@ fn dict(value: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_pairs(pairs))
 }
 
-/// Names of methods that are attributes, as in `x.keys is defined`. A map's own key of the name is found by `x['keys']`.
+/// Names of methods that are attributes, as in `x.keys is defined`. `x['keys']` finds a map's own key of that name.
 const METHODS: [(ValueKind, &[&str]); 2] = [
     (ValueKind::Map, &["get", "items", "keys", "values"]),
     (
@@ -151,7 +151,7 @@ pub(super) fn may_be_method(name: &str) -> bool {
     METHODS.iter().any(|(_, names)| names.contains(&name))
 }
 
-/// The method of a value, if it has one of the name.
+/// The method of a value with this name, if there is one.
 pub(super) fn bound_method(value: &Value, name: &str) -> Option<Value> {
     let has = METHODS.iter().any(|(kind, names)| *kind == value.kind() && names.contains(&name));
     let is_namespace = value.as_object().is_some_and(|object| object.type_name().ends_with("Namespace"));
@@ -175,11 +175,11 @@ impl Object for BoundMethod {
     }
 }
 
-/// The source without signs that change nothing: `+1` is `1`. The library has no such sign.
+/// The source without unary plus, which changes nothing: `+1` is `1`. The library does not support it.
 pub(super) fn without_unary_plus(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
-    // Expressions are between these; what is outside stays.
+    // Expressions are between these; text outside is copied.
     while let Some((open, close)) = [("{{", "}}"), ("{%", "%}"), ("{#", "#}")]
         .into_iter()
         .filter_map(|pair| Some((rest.find(pair.0)?, pair.1)))
@@ -201,15 +201,15 @@ pub(super) fn without_unary_plus(source: &str) -> String {
     out
 }
 
-/// Copies an expression up to `close` without its unary signs, and gives its length.
+/// Copies an expression up to `close` without unary plus, and returns its length.
 fn expression(tag: &str, close: &str, out: &mut String) -> usize {
     const BEFORE_VALUES: [&str; 14] =
         ["and", "elif", "else", "if", "in", "is", "not", "or", "print", "return", "set", "call", "do", "for"];
     let mut quote: Option<char> = None;
     let mut escaped = false;
-    // The word or sign before, of which nothing is the start of the expression.
+    // The previous word or sign; empty at the start of the expression.
     let (mut word, mut value_before) = (String::new(), false);
-    // Signs right after the opening say what happens to white space.
+    // Signs right after the opening control white space.
     let mut start = true;
     for (at, c) in tag.char_indices() {
         if let Some(open) = quote {

@@ -1,6 +1,7 @@
-//! The `tojson` filter as chat templates know it: Python's `json.dumps` with `ensure_ascii=False`.
+//! The `tojson` filter as chat templates expect it: Python's `json.dumps` with `ensure_ascii=False`.
 //!
-//! Models are trained on tools and arguments in exactly this spelling. Jinja's own filter, made for
+//! Models are trained on tools and arguments in exactly this format. Jinja's own filter is meant for web pages and
+//! escapes `<`, `>`, `&` and `'`.
 //! web pages, escapes `<`, `>`, `&` and `'`.
 
 use minijinja::value::{Kwargs, ValueKind};
@@ -9,7 +10,7 @@ use minijinja::{Error, ErrorKind, Value};
 use super::python;
 use super::taint::Taint;
 
-/// The filter: `value | tojson(ensure_ascii, indent, separators, sort_keys)`, all by name.
+/// The filter `value | tojson(ensure_ascii, indent, separators, sort_keys)`; all arguments are named.
 pub(super) fn tojson(value: &Value, kwargs: Kwargs, taint: Taint) -> Result<Value, Error> {
     let indent = match kwargs.get::<Option<Value>>("indent")? {
         None => None,
@@ -32,7 +33,7 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs, taint: Taint) -> Result<Valu
     };
     if let Some(separators) = separators {
         let [between_items, after_key] = <[String; 2]>::try_from(separators)
-            .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson takes two separators"))?;
+            .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: separators must be two strings"))?;
         writer.between_items = between_items;
         writer.after_key = after_key;
     }
@@ -41,13 +42,13 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs, taint: Taint) -> Result<Valu
     Ok(Value::from(writer.out))
 }
 
-/// The widest indentation that a number asks for.
+/// The largest indentation given as a number.
 const MAX_INDENT: usize = 64;
 
-/// The longest text that is written: a template can build values that are small and print without end.
+/// The longest text in bytes: a template can build small values that print without end.
 const MAX_LEN: usize = 64 << 20;
 
-/// How deep values may be nested. A template can nest them without end, the stack cannot.
+/// The deepest nesting of values: a template can nest them without end, but the stack is finite.
 const MAX_DEPTH: usize = 200;
 
 struct Writer {
@@ -56,7 +57,7 @@ struct Writer {
     depth: usize,
     between_items: String,
     after_key: String,
-    /// One step of indentation; on one line where absent.
+    /// One step of indentation; `None` prints on one line.
     indent: Option<String>,
     ensure_ascii: bool,
     sort_keys: bool,
@@ -89,14 +90,14 @@ impl Writer {
                 })?;
             }
             kind => {
-                let message = format!("a value that is {kind} cannot be written as JSON");
+                let message = format!("a value of type {kind} cannot be written as JSON");
                 return Err(Error::new(ErrorKind::BadSerialization, message));
             }
         }
         Ok(())
     }
 
-    /// Python writes keys that are no text as the text of their JSON.
+    /// Like Python, writes a key that is not a string as the string of its JSON.
     fn key(&mut self, key: &Value) -> Result<(), Error> {
         if key.kind() == ValueKind::String {
             return self.value(key);

@@ -1,4 +1,4 @@
-//! Lists that templates change, which transformers refuses and llama.cpp accepts: `ids.append(id)`, `ids.pop(0)`.
+//! Lists that templates change: `ids.append(id)`, `ids.pop(0)`. transformers refuses this, llama.cpp accepts it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::guard::{ITEM, Run};
 
-/// A list of a template's own.
+/// A list that a template can change.
 #[derive(Debug)]
 struct List(Mutex<Vec<Value>>);
 
@@ -32,7 +32,7 @@ impl Object for List {
     }
 }
 
-/// A value with lists that can be changed.
+/// A value whose lists can be changed.
 pub(super) fn changeable(value: Value) -> Value {
     let named = |value: &Value| {
         let map = value.as_object().and_then(|map| map.try_iter_pairs()).into_iter().flatten();
@@ -43,7 +43,7 @@ pub(super) fn changeable(value: Value) -> Value {
             let items = value.try_iter().into_iter().flatten().map(changeable);
             Value::from_object(List(Mutex::new(items.collect())))
         }
-        // The values of names in a call: `namespace(ids=[])`.
+        // The named arguments of a call: `namespace(ids=[])`.
         ValueKind::Map if value.is_kwargs() => {
             Value::from(named(&value).into_iter().map(|(k, v)| (k.to_string(), v)).collect::<Kwargs>())
         }
@@ -51,8 +51,8 @@ pub(super) fn changeable(value: Value) -> Value {
     }
 }
 
-/// A copy that nobody changes. What is put into lists is such a copy, so that no list can hold itself, and so that depths
-/// are known when a list is made.
+/// An immutable copy. Lists only contain such copies, so that no list can contain itself, and depths are known when a
+/// list is created.
 fn fixed(value: &Value) -> Value {
     match value.kind() {
         ValueKind::Seq => {
@@ -63,7 +63,7 @@ fn fixed(value: &Value) -> Value {
     }
 }
 
-/// The methods that change a list; none if `value` is no such list or has no such method.
+/// Calls a method that changes a list; `None` if `value` is not such a list or has no such method.
 pub(super) fn method(run: &Run, value: &Value, name: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     let list = value.downcast_object_ref::<List>()?;
     let known = ["append", "clear", "extend", "insert", "pop"].contains(&name);
@@ -107,7 +107,7 @@ fn change(run: &Run, list: &List, name: &str, args: &[Value]) -> Result<Value, E
             let (index,): (Option<i64>,) = from_args(args)?;
             return list.with(|items| match place(index.unwrap_or(-1), items.len()) {
                 Some(at) if at < items.len() => Ok(items.remove(at)),
-                _ => Err(Error::new(ErrorKind::InvalidOperation, "pop from where a list has nothing")),
+                _ => Err(Error::new(ErrorKind::InvalidOperation, "pop: the list has no such element")),
             });
         }
     }

@@ -1,7 +1,7 @@
-//! Chat templates: a conversation to the text that the model was trained to continue.
+//! Chat templates convert a conversation to the text that the model was trained to continue.
 //!
-//! Templates are written in Jinja for Hugging Face's Python code, so what they can see there they see here:
-//! the same settings, variables, functions and spellings of values.
+//! Templates are written in Jinja for Hugging Face's Python code. They find the same settings, variables, functions
+//! and formats of values here as there.
 
 mod adapt;
 pub mod dialect;
@@ -38,20 +38,20 @@ use crate::tokenizer::Tokenizer;
 /// use forebay_engine::chat::Message;
 ///
 /// let message = Message::new("user", "Hello!");
-/// // The same as JSON, as OpenAI's interface has it.
+/// // The same in OpenAI's JSON.
 /// let read: Message = serde_json::from_str(r#"{ "role": "user", "content": "Hello!" }"#)?;
 /// assert_eq!(read, message);
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant` or `tool`; what is allowed is up to the template.
+    /// The speaker: `system`, `user`, `assistant` or `tool`; the template decides what is allowed.
     pub role: String,
-    /// What is said: text, or a list of parts. A message that only calls tools has none or null, which templates
-    /// tell apart.
+    /// The text, or a list of parts. A message that only calls tools has none or null, and templates distinguish the
+    /// two.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub content: Option<serde_json::Value>,
-    /// What else the message holds, as templates expect it: `tool_calls`, `reasoning_content` and so on.
+    /// Further fields that templates use: `tool_calls`, `reasoning_content` and so on.
     #[serde(flatten)]
     pub extra: serde_json::Map<String, serde_json::Value>,
 }
@@ -63,7 +63,7 @@ impl Message {
         Message { role: role.into(), content, extra: serde_json::Map::new() }
     }
 
-    /// The message for a template. Reasoning goes by several names; whichever it has, it gets the two that
+    /// The message for a template. Reasoning has several names; whichever the message uses, it gets the two that
     /// templates read.
     fn value(&self, taint: Taint) -> Value {
         let names = ["reasoning_content", "thinking", "reasoning"];
@@ -88,17 +88,17 @@ impl Message {
     }
 }
 
-/// Roles that templates may build control tokens from, as in `'<|' + message.role + '|>'`. Others are text like any
-/// other of the request.
+/// Roles that templates may build control tokens from, as in `'<|' + message.role + '|>'`. Other roles are text of
+/// the request.
 const ROLES: [&str; 8] =
     ["system", "developer", "user", "assistant", "tool", "function", "ipython", "observation"];
 
-/// Reads a value that is there, also where it is null.
+/// Deserialises a value that is present, even if it is null.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<serde_json::Value>, D::Error> {
     serde_json::Value::deserialize(deserializer).map(Some)
 }
 
-/// What a template gets besides the messages.
+/// The input of a template besides the messages.
 ///
 /// # Examples
 /// ```
@@ -119,11 +119,11 @@ pub struct RenderOptions {
     pub tools: Vec<serde_json::Value>,
     /// Further variables, such as `enable_thinking`.
     pub kwargs: serde_json::Map<String, serde_json::Value>,
-    /// What `strftime_now` takes for now; the clock's time if absent.
+    /// The time for `strftime_now`; the current time if absent.
     pub now: Option<SystemTime>,
 }
 
-/// A compiled chat template, or two: a model may bring one more for conversations with tools.
+/// A compiled chat template, or two: a model may have a separate one for conversations with tools.
 ///
 /// # Examples
 /// ```
@@ -138,21 +138,21 @@ pub struct RenderOptions {
 #[derive(Debug)]
 pub struct ChatTemplate {
     sources: Sources,
-    /// The texts of special tokens by the names that templates have for them, such as `bos_token`.
+    /// The texts of special tokens, by their names in templates, such as `bos_token`.
     tokens: Vec<(String, String)>,
-    /// What it accepts, as far as it was asked.
+    /// What the template accepts, as far as it was tested.
     findings: Findings,
 }
 
 impl ChatTemplate {
-    /// Compiles a template; `tokens` are the texts of special tokens by the names that templates have for them,
-    /// such as `bos_token`.
+    /// Compiles a template. `tokens` are the texts of special tokens, by their names in templates, such as
+    /// `bos_token`.
     pub fn new(source: &str, tokens: &[(&str, &str)]) -> Result<ChatTemplate> {
         let tokens = tokens.iter().map(|&(name, text)| (name.to_owned(), text.to_owned())).collect();
         ChatTemplate::compile(&Sources { default: source.to_owned(), tool_use: None }, tokens)
     }
 
-    /// Compiles the template that a GGUF file brings, if it brings one; `path` names the file in messages.
+    /// Compiles the template of a GGUF file, if it has one; `path` is only used in messages.
     pub fn from_metadata(
         path: &Path,
         metadata: &Metadata,
@@ -161,7 +161,7 @@ impl ChatTemplate {
         let text = |key: &str| match metadata.get(key).map(|value| value.as_str()) {
             None => Ok(None),
             Some(Some(text)) => Ok(Some(text.to_owned())),
-            Some(None) => Err(Error::format(path, format!("{key} is not text"))),
+            Some(None) => Err(Error::format(path, format!("{key} is not a string"))),
         };
         let Some(default) = text("tokenizer.chat_template")? else { return Ok(None) };
         let sources = Sources { default, tool_use: text("tokenizer.chat_template.tool_use")? };
@@ -172,7 +172,7 @@ impl ChatTemplate {
         ChatTemplate::compile(&sources, tokens).map(Some).map_err(|e| at(path, e))
     }
 
-    /// Compiles the template of a model, if it has one, whatever the model came in.
+    /// Compiles the template of a model in any format, if it has one.
     pub fn of(model: &ModelFile, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
         match model.folder() {
             Some(folder) => ChatTemplate::from_folder(folder),
@@ -180,14 +180,14 @@ impl ChatTemplate {
         }
     }
 
-    /// Compiles the template of a Hugging Face folder, if it has one: `chat_template.jinja`, or what
-    /// `tokenizer_config.json` holds.
+    /// Compiles the template of a Hugging Face folder, if it has one: `chat_template.jinja`, or the setting in
+    /// `tokenizer_config.json`.
     pub fn from_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
         let Some(found) = folder::find(folder)? else { return Ok(None) };
         ChatTemplate::compile(&found.sources, found.tokens).map(Some).map_err(|e| at(&found.path, e))
     }
 
-    /// The template's text; where there are two, that of conversations with tools.
+    /// The template's source; if there are two, the one for conversations with tools.
     pub fn source(&self) -> &str {
         self.sources.tool_use.as_ref().unwrap_or(&self.sources.default)
     }
@@ -209,16 +209,16 @@ impl ChatTemplate {
         Ok(ChatTemplate { sources, tokens, findings: Findings::default() })
     }
 
-    /// The text of a conversation.
+    /// Renders a conversation as text.
     ///
-    /// A template may refuse one, for example because two messages of the user follow each other; the error
-    /// then holds the template's own words.
+    /// A template may refuse a conversation, for example because one user message follows another. The error then
+    /// contains the template's message.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         self.write(messages, options).map(|rendered| rendered.text)
     }
 
-    /// The text of a conversation, with what came from the request told apart: only what the template itself writes
-    /// may become control tokens. See [`render`](Self::render).
+    /// Renders a conversation as text and marks the parts that came from the request: only what the template itself
+    /// writes may become control tokens. See [`render`](Self::render).
     pub fn write(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered> {
         let with_tools = self.sources.tool_use.as_ref().filter(|_| !options.tools.is_empty());
         let source = with_tools.unwrap_or(&self.sources.default);
@@ -230,7 +230,7 @@ impl ChatTemplate {
         Ok(taint.separate(&written))
     }
 
-    /// How the texts of a request are marked.
+    /// The marks for the texts of a request.
     fn taint(&self, source: &str, messages: &[Message], options: &RenderOptions) -> Result<Taint> {
         let mut planes = Planes::default();
         planes.add(source);
@@ -256,8 +256,8 @@ impl ChatTemplate {
         taint: Taint,
     ) -> Vec<(&'a str, Value)> {
         let mut variables: Vec<(&str, Value)> = Vec::new();
-        // A token that the model does not have is undefined, as opposed to `tools` and `documents`, which are
-        // always there and may be none.
+        // A token that the model does not have is undefined, while `tools` and `documents` are always defined and may
+        // be none.
         variables.extend(self.tokens.iter().map(|(name, text)| (&**name, Value::from(&**text))));
         variables.push(("documents", Value::from(())));
         let now = options.now;
@@ -265,7 +265,9 @@ impl ChatTemplate {
             let now = now.unwrap_or_else(SystemTime::now);
             taint.looking(std::slice::from_ref(format), |format| match format[0].as_str() {
                 Some(format) => Ok(Value::from(strftime::strftime(format, now))),
-                None => Err(minijinja::Error::new(ErrorKind::InvalidOperation, "a format of time is text")),
+                None => {
+                    Err(minijinja::Error::new(ErrorKind::InvalidOperation, "strftime_now takes a string"))
+                }
             })
         };
         variables.push(("strftime_now", Value::from_function(strftime_now)));
@@ -280,19 +282,19 @@ impl ChatTemplate {
     }
 }
 
-/// The names of templates where there are several.
+/// The names of templates if there are several.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// What a model brings.
+/// The templates of a model.
 #[derive(Debug)]
 struct Sources {
     default: String,
-    /// For conversations with tools.
+    /// The template for conversations with tools.
     tool_use: Option<String>,
 }
 
-/// An error of a template as one of the file that it came from.
+/// Turns a template's error into one about the file that it came from.
 fn at(path: &Path, error: Error) -> Error {
     match error {
         Error::Invalid(message) => Error::format(path, message),
@@ -300,7 +302,7 @@ fn at(path: &Path, error: Error) -> Error {
     }
 }
 
-/// Hugging Face's tag `{% generation %}` marks what the model is trained to write, and prints what it holds.
+/// Hugging Face's tag `{% generation %}` marks what the model is trained to write, and prints its contents.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -318,14 +320,14 @@ fn without_generation_tags(source: &str) -> String {
             "endgeneration" => "endif",
             _ => word,
         };
-        // Only the tag's name changes: signs that strip white space stay.
+        // Replaces only the tag's name, so that signs that strip white space stay.
         match inner.find(word) {
             Some(at) if same != word => {
                 out.extend(["{%", &inner[..at], same, &inner[at + word.len()..], "%}"]);
                 rest = &tag[2 + len + 2..];
             }
             _ => {
-                // The end of what starts here may lie in a text; only the start is skipped.
+                // The end of this tag may be inside a string, so only its start is skipped.
                 out.push_str("{%");
                 rest = &tag[2..];
             }
@@ -335,11 +337,11 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// Instructions that one rendering may run. A long conversation takes thousands per message; a template that
+/// The instructions that one rendering may execute. A long conversation takes thousands per message; a template that
 /// loops without end is stopped within seconds.
 const FUEL: u64 = 16_000_000;
 
-/// Jinja with what Hugging Face's `apply_chat_template` adds to it.
+/// Jinja with the additions of Hugging Face's `apply_chat_template`.
 fn environment(run: &Arc<Run>) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(FUEL));
@@ -347,14 +349,14 @@ fn environment(run: &Arc<Run>) -> Environment<'static> {
     jinja::add(&mut environment, run);
     let taint = run.taint;
     environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| json::tojson(value, kwargs, taint));
-    // They make lists as long as a number says, and no chat needs them.
+    // They create lists of any length from a number, and no chat template needs them.
     environment.remove_filter("batch");
     environment.remove_filter("slice");
-    // They print values as Rust does, and Jinja has neither.
+    // They print values in Rust's syntax, and Jinja does not have them.
     environment.remove_filter("pprint");
     environment.remove_global("debug");
     environment.add_function("raise_exception", raise_exception);
-    // Python cannot iterate over None, and counts text and mappings among the sequences.
+    // In Python, None is not iterable, and strings and mappings are sequences.
     environment.add_test("iterable", |v: &Value| !v.is_none() && v.try_iter().is_ok());
     environment.add_test("sequence", |v: &Value| {
         matches!(v.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
@@ -362,7 +364,7 @@ fn environment(run: &Arc<Run>) -> Environment<'static> {
     environment
 }
 
-/// What a template says when it refuses a conversation.
+/// A template's message when it refuses a conversation.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);
@@ -371,7 +373,7 @@ fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Refusal(message)))
 }
 
-/// Why a rendering failed, for people.
+/// Why rendering failed, for people.
 fn explain(error: &minijinja::Error) -> String {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(e) = cause {
@@ -380,10 +382,10 @@ fn explain(error: &minijinja::Error) -> String {
         }
         cause = e.source();
     }
-    format!("the chat template fails: {}", describe(error))
+    format!("the chat template failed: {}", describe(error))
 }
 
-/// An error of a template with its line.
+/// A template's error with its line.
 fn describe(error: &minijinja::Error) -> String {
     let line = error.line().map(|line| format!("line {line}: ")).unwrap_or_default();
     let detail = error.detail().map(|detail| format!(": {detail}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Values as Python has them: their text, their arithmetic, their slices.
+//! Python's behaviour for values: printing, arithmetic, slices.
 
 use std::fmt::Write as _;
 
@@ -7,17 +7,17 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::guard::{ITEM, Run};
 
-/// How deep a value that is printed may be nested. A template can nest them without end, the stack cannot.
+/// The deepest nesting of printed values: a template can nest them without end, but the stack is finite.
 const MAX_DEPTH: usize = 100;
 
-/// What Python's `str` gives.
+/// The result of Python's `str`.
 pub(super) fn text(value: &Value, run: &Run) -> Result<String, Error> {
     let mut out = String::new();
     write(value, run, &mut out)?;
     Ok(out)
 }
 
-/// Appends what Python's `str` gives.
+/// Appends the result of Python's `str`.
 pub(super) fn write(value: &Value, run: &Run, out: &mut String) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => push(text, run, out),
@@ -33,7 +33,7 @@ fn write_nested(value: &Value, run: &Run, out: &mut String, depth: usize) -> Res
         push(open, run, out)?;
         let mut count = 0;
         for item in value.try_iter()? {
-            // Small values take more time to print than their bytes say.
+            // Printing a small value takes more time than its bytes suggest.
             run.take(ITEM)?;
             if count > 0 {
                 push(", ", run, out)?;
@@ -66,7 +66,7 @@ fn push(text: &str, run: &Run, out: &mut String) -> Result<(), Error> {
     Ok(())
 }
 
-/// Appends a text as Python quotes it: in single quotes unless it has such and no double ones.
+/// Appends a string as Python quotes it: in single quotes, unless it contains single but no double quotes.
 fn quoted(text: &str, run: &Run, out: &mut String) -> Result<(), Error> {
     run.take(text.len() + 2)?;
     let has = |quote| text.chars().any(|c| run.taint.plain_char(c) == quote);
@@ -93,14 +93,16 @@ fn quoted(text: &str, run: &Run, out: &mut String) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether Python shows a character as it is: not controls, formats, private ones, or spaces other than the common one.
+/// Whether Python prints a character as it is: not control, format or private-use characters, nor spaces other than
+/// U+0020.
 fn is_printable(c: char) -> bool {
     let hidden = matches!(c as u32,
         0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xad | 0xfeff | 0xe000..=0xf8ff | 0xf0000..);
     !hidden && !c.is_control() && (c == ' ' || !c.is_whitespace())
 }
 
-/// A float as Python prints it: the shortest digits that read back the same, `1e-05` and `1e+16` at the ends.
+/// A float as Python prints it: the shortest digits that are read back the same, with exponents such as `1e-05` and
+/// `1e+16`.
 pub(super) fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();
@@ -118,7 +120,7 @@ pub(super) fn float(value: f64) -> String {
     }
 }
 
-/// Applies an operator to two numbers; `None` where one is none.
+/// Applies an operator to two numbers; `None` if one is not a number.
 pub(super) fn arithmetic(
     left: &Value,
     right: &Value,
@@ -137,20 +139,23 @@ pub(super) fn arithmetic(
     };
     if let (Some(left), Some(right)) = (integer(left), integer(right)) {
         let result = integers(left, right).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidOperation, format!("a number is too large: from {left} and {right}"))
+            Error::new(
+                ErrorKind::InvalidOperation,
+                format!("the result is too large: operands {left} and {right}"),
+            )
         });
         return Some(result.map(|n| i64::try_from(n).map_or_else(|_| Value::from(n), Value::from)));
     }
     Some(Ok(Value::from(floats(number(left)?, number(right)?))))
 }
 
-/// The indices that `[start:stop:step]` picks of `len` elements.
+/// The indices of `[start:stop:step]` in a sequence of `len` elements.
 pub(super) fn indices(
     (start, stop, step): (Option<i64>, Option<i64>, i64),
     len: usize,
 ) -> Result<impl Iterator<Item = usize>, Error> {
     if step == 0 {
-        return Err(Error::new(ErrorKind::InvalidOperation, "a slice has no step of zero"));
+        return Err(Error::new(ErrorKind::InvalidOperation, "a slice's step cannot be zero"));
     }
     let len = len as i64;
     let (lowest, highest) = if step > 0 { (0, len) } else { (-1, len - 1) };

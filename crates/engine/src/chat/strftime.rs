@@ -1,8 +1,8 @@
-//! Dates for templates that tell the model what day it is.
+//! Formats dates, for templates that tell the model the date.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Formats a time as Python's `strftime` does, in UTC. What is not known stays as it is written.
+/// Formats a time like Python's `strftime`, in UTC. Unknown codes are copied.
 pub(super) fn strftime(format: &str, time: SystemTime) -> String {
     let now = Moment::at(time);
     let mut out = String::new();
@@ -13,7 +13,7 @@ pub(super) fn strftime(format: &str, time: SystemTime) -> String {
             continue;
         }
         let rest = chars.as_str();
-        // A dash asks for a number without padding.
+        // A dash omits padding.
         let (padded, code) = match rest.strip_prefix('-') {
             Some(after) => (false, after.chars().next()),
             None => (true, rest.chars().next()),
@@ -45,7 +45,7 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// A time on the calendar.
+/// A time in the calendar.
 struct Moment {
     year: u64,
     /// From 0.
@@ -54,7 +54,7 @@ struct Moment {
     day: u64,
     /// From 1.
     day_of_year: u64,
-    /// From Sunday, 0.
+    /// Sunday is 0.
     weekday: usize,
     hour: u64,
     minute: u64,
@@ -62,11 +62,11 @@ struct Moment {
 }
 
 impl Moment {
-    /// A clock that is set before 1970 is taken for 1970.
+    /// A time before 1970 counts as the start of 1970.
     fn at(time: SystemTime) -> Moment {
         let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let (days, second) = (seconds / 86_400, seconds % 86_400);
-        // The calendar repeats every 400 years; the rest is less than a thousand steps.
+        // The calendar repeats every 400 years; the rest takes less than a thousand steps.
         const DAYS_OF_400_YEARS: u64 = 146_097;
         let mut year = 1970 + days / DAYS_OF_400_YEARS * 400;
         let mut left = days % DAYS_OF_400_YEARS;
@@ -93,7 +93,7 @@ impl Moment {
         }
     }
 
-    /// What a code of `strftime` stands for.
+    /// The value of a `strftime` code.
     fn field(&self, code: char, padded: bool) -> Option<String> {
         let number =
             |value: u64, width: usize| format!("{value:0width$}", width = if padded { width } else { 0 });
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_can_be_left_off_and_the_unknown_stays() {
+    fn padding_can_be_omitted_and_unknown_codes_are_copied() {
         assert_eq!(at(0, "%-d/%-m/%y %-H"), "1/1/70 0");
         assert_eq!(at(0, "100%% %q %"), "100% %q %");
         assert_eq!(at(0, "%-"), "%-");

@@ -1,13 +1,13 @@
-//! Tells what a template wrote from what the request brought (taint tracking).
+//! Distinguishes what a template wrote from what came with the request (taint tracking).
 //!
-//! Control tokens are the template's to write: the same characters in a message or in a tool's description are plain
-//! text. So while a template runs, the characters of the request's texts are *tainted*: each is moved to the same place
-//! in a plane of Unicode that neither the request nor the template uses. Joining, slicing, trimming and counting work on
-//! tainted characters as on others, and their origin stays with them. What looks at characters (comparisons, most
-//! filters and methods) gets the plain text, and what it makes of tainted text is tainted as a whole.
+//! Only the template may write control tokens: the same characters in a message or in a tool's description are plain
+//! text. So while a template runs, the characters of the request's texts are *tainted*: each is moved to the same
+//! place in a Unicode plane that neither the request nor the template uses. Joining, slicing, trimming and counting
+//! work on tainted characters as on others, and the marks stay. Functions that examine characters (comparisons, most
+//! filters and methods) get the plain text, and what they return for tainted text is tainted as a whole.
 //!
-//! White space stays as it is, so that templates trim it and split on it, and so do characters outside the basic plane.
-//! A control token has characters of neither kind alone, so it cannot be made of them.
+//! White space is not moved, so that templates can trim it and split at it, and neither are characters outside the
+//! basic plane. A control token cannot consist of only these.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use crate::TokenId;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
-/// A conversation as the template wrote it.
+/// A rendered conversation.
 ///
 /// # Examples
 /// ```
@@ -49,7 +49,7 @@ pub struct Rendered {
 }
 
 impl Rendered {
-    /// The tokens of the text. Only what the template wrote becomes control tokens.
+    /// Encodes the text. Only what the template wrote becomes control tokens.
     pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
         tokenizer.encode_prompt(&self.text, &self.from_request)
     }
@@ -58,20 +58,20 @@ impl Rendered {
 /// Marks the characters of one request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taint {
-    /// The plane of Unicode that tainted characters are in.
+    /// The Unicode plane of tainted characters.
     plane: u32,
 }
 
-/// Planes that tainted characters may be in. The first ten have no characters, the others those of private use.
+/// The planes that tainted characters may use. The first ten are unassigned, the others are for private use.
 const PLANES: [u32; 12] = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16];
 
-/// Collects the planes of Unicode that texts use.
+/// Collects the Unicode planes that texts use.
 #[derive(Default)]
 pub(super) struct Planes(u32);
 
 impl Planes {
     pub(super) fn add(&mut self, text: &str) {
-        // Most texts have the basic plane alone, which their bytes tell faster.
+        // Most texts use only the basic plane, which a scan of their bytes shows faster.
         if text.bytes().any(|byte| byte >= 0xf0) {
             self.0 |= text.chars().fold(0, |planes, c| planes | 1 << (c as u32 >> 16));
         }
@@ -91,11 +91,11 @@ impl Planes {
 }
 
 impl Taint {
-    /// Marks with a plane that is not among those in use.
+    /// Marks with a plane that is not in use.
     pub(super) fn new(used: &Planes) -> Result<Taint> {
         let free = PLANES.into_iter().find(|plane| used.0 & 1 << plane == 0);
         free.map(|plane| Taint { plane }).ok_or_else(|| {
-            Error::Invalid("the messages have characters from every unassigned plane of Unicode".into())
+            Error::Invalid("the messages use characters of every unassigned Unicode plane".into())
         })
     }
 
@@ -103,7 +103,7 @@ impl Taint {
         c as u32 >> 16 == self.plane
     }
 
-    /// The tainted character.
+    /// The character, tainted.
     pub(super) fn taint_char(self, c: char) -> char {
         if c as u32 > 0xffff || c.is_whitespace() {
             return c;
@@ -111,7 +111,7 @@ impl Taint {
         char::from_u32(c as u32 | self.plane << 16).unwrap_or(c)
     }
 
-    /// The character that a tainted one stands for.
+    /// The character without taint.
     pub(super) fn plain_char(self, c: char) -> char {
         if self.is_tainted_char(c) { char::from_u32(c as u32 & 0xffff).unwrap_or(c) } else { c }
     }
@@ -120,7 +120,7 @@ impl Taint {
         text.chars().map(|c| self.taint_char(c)).collect()
     }
 
-    /// The text without its marks.
+    /// The text without taint.
     pub(super) fn plain_text(self, text: &str) -> Cow<'_, str> {
         if self.is_tainted_text(text) {
             Cow::Owned(text.chars().map(|c| self.plain_char(c)).collect())
@@ -147,7 +147,7 @@ impl Taint {
         }
     }
 
-    /// A value of the request.
+    /// A value of the request, tainted.
     pub(super) fn json(self, value: &serde_json::Value) -> Value {
         match value {
             serde_json::Value::String(text) => Value::from(self.taint_text(text)),
@@ -159,7 +159,7 @@ impl Taint {
         }
     }
 
-    /// A map that is asked with plain keys and lists tainted ones. Of a key that comes twice the last value counts.
+    /// A map that is looked up with plain keys and lists tainted ones. Of duplicate keys the last one counts.
     pub(super) fn map(self, pairs: impl IntoIterator<Item = (Value, Value)>) -> Value {
         let mut map = TaintedMap { taint: self, entries: Vec::new(), places: HashMap::new() };
         for (key, value) in pairs {
@@ -172,7 +172,7 @@ impl Taint {
         Value::from_object(map)
     }
 
-    /// A map that was made of tainted keys, such that it is asked with plain ones.
+    /// Makes a map with tainted keys findable by plain keys.
     pub(super) fn find_by_plain_keys(self, map: Value) -> Value {
         let has_tainted_keys = map.kind() == ValueKind::Map
             && map.downcast_object_ref::<TaintedMap>().is_none()
@@ -208,7 +208,7 @@ impl Taint {
         }
     }
 
-    /// What a function that looks at characters makes of its arguments.
+    /// Calls a function that examines characters, with plain arguments; taints the result if an argument was tainted.
     pub(super) fn looking<E>(
         self,
         args: &[Value],
@@ -221,11 +221,11 @@ impl Taint {
         function(&plain).map(|made| self.taint(&made))
     }
 
-    /// Takes the marks from what a template wrote.
+    /// Removes the marks from a template's output.
     pub(super) fn separate(self, written: &str) -> Rendered {
         let mut text = String::with_capacity(written.len());
         let mut from_request: Vec<Range<usize>> = Vec::new();
-        // Characters that are never tainted belong to what is before them.
+        // Characters that are never tainted belong to the part before them.
         let mut in_request = false;
         for c in written.chars() {
             let plain = self.plain_char(c);
@@ -246,11 +246,11 @@ impl Taint {
     }
 }
 
-/// Cuts a tainted text where its plain text is to be cut: both have the same number of characters.
+/// Cuts a tainted text like its plain text: both have the same number of characters.
 pub(super) struct Cutter<'t>(pub(super) &'t str);
 
 impl<'t> Cutter<'t> {
-    /// The next piece, as long as this plain one.
+    /// The next piece, with as many characters as this plain one.
     pub(super) fn take(&mut self, plain: &str) -> &'t str {
         let end = self.0.char_indices().nth(plain.chars().count()).map_or(self.0.len(), |(at, _)| at);
         let (piece, rest) = self.0.split_at(end);
@@ -259,12 +259,12 @@ impl<'t> Cutter<'t> {
     }
 }
 
-/// A map that is asked with plain keys and lists tainted ones.
+/// A map that is looked up with plain keys and lists tainted ones.
 #[derive(Debug)]
 struct TaintedMap {
     taint: Taint,
     entries: Vec<(Value, Value)>,
-    /// Where the entry of a plain key is.
+    /// The index of the entry of a plain key.
     places: HashMap<Value, usize>,
 }
 

@@ -1,4 +1,4 @@
-//! The filters and methods that templates use on texts, as Python has them.
+//! The filters and methods that templates use on strings, with Python's behaviour.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ use super::guard::Run;
 use super::taint::Cutter;
 use super::{lists, python};
 
-/// Filters that look at the characters of texts, and are the library's own.
+/// Filters of the library that examine characters.
 const LOOKING_FILTERS: [&str; 12] = [
     "capitalize",
     "dictsort",
@@ -27,7 +27,7 @@ const LOOKING_FILTERS: [&str; 12] = [
     "upper",
 ];
 
-/// Tests that look at the characters of texts, and are the library's own.
+/// Tests of the library that examine characters.
 const LOOKING_TESTS: [&str; 21] = [
     "!=",
     "<",
@@ -52,7 +52,7 @@ const LOOKING_TESTS: [&str; 21] = [
     "upper",
 ];
 
-/// Adds the filters, tests and methods of texts to those of the library.
+/// Adds filters, tests and methods for strings.
 pub(super) fn add(environment: &mut Environment, run: &Arc<Run>) {
     for name in LOOKING_FILTERS {
         let taint = run.taint;
@@ -105,24 +105,24 @@ pub(super) fn add(environment: &mut Environment, run: &Arc<Run>) {
     });
 }
 
-/// The library without what is added here.
+/// The library without these additions.
 pub(super) fn library() -> &'static Environment<'static> {
     static LIBRARY: OnceLock<Environment> = OnceLock::new();
     LIBRARY.get_or_init(Environment::new)
 }
 
-/// The longest text that one filter or method may make.
+/// The longest string that one filter or method may create, in bytes.
 const MAX_TEXT: usize = 256 << 20;
 
 fn check_len(len: usize) -> Result<(), Error> {
     if len <= MAX_TEXT {
         return Ok(());
     }
-    let message = format!("the template makes a text of more than {} MiB", MAX_TEXT >> 20);
+    let message = format!("the template creates a string of more than {} MiB", MAX_TEXT >> 20);
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-/// The methods that Python's values have.
+/// The methods of Python's values.
 fn method(run: &Run, state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let ends = match name {
         "lstrip" => Ends::Left,
@@ -168,7 +168,7 @@ fn method(run: &Run, state: &mut State, value: &Value, name: &str, args: &[Value
     }
 }
 
-/// The arguments of a format: what has tainted texts inside becomes text, which is put in as it is.
+/// The arguments of a format: values with tainted texts become strings, which are inserted as they are.
 fn texts(run: &Run, args: &[Value]) -> Result<Vec<Value>, Error> {
     let text = |arg: &Value| match arg.kind() {
         ValueKind::Seq | ValueKind::Map if !arg.is_kwargs() && run.taint.is_tainted(arg) => {
@@ -179,7 +179,7 @@ fn texts(run: &Run, args: &[Value]) -> Result<Vec<Value>, Error> {
     args.iter().map(text).collect()
 }
 
-/// The filter `join`, with the texts that Python gives elements.
+/// The filter `join`, which converts elements as Python's `str` does.
 fn join(run: &Run, value: &Value, separator: Option<&Value>) -> Result<String, Error> {
     let separator = separator.map(|separator| python::text(separator, run)).transpose()?.unwrap_or_default();
     let mut out = String::new();
@@ -193,7 +193,7 @@ fn join(run: &Run, value: &Value, separator: Option<&Value>) -> Result<String, E
     Ok(out)
 }
 
-/// The attribute of a value at the end of a path such as `function.name`.
+/// The attribute of a value at a path such as `function.name`.
 fn attribute_of(value: Value, path: &str) -> Result<Value, Error> {
     path.split('.').try_fold(value, |value, name| match name.parse::<usize>() {
         Ok(index) => value.get_item(&Value::from(index)),
@@ -201,14 +201,14 @@ fn attribute_of(value: Value, path: &str) -> Result<Value, Error> {
     })
 }
 
-/// The filter `replace`, and the method: the first `count` occurrences, or all.
+/// The filter and the method `replace`: replaces the first `count` occurrences, or all.
 fn replace(run: &Run, text: &Value, from: &Value, to: &Value, count: Option<i64>) -> Result<String, Error> {
     let text = python::text(text, run)?;
     let from = python::text(&run.taint.plain(from), run)?;
     let to = python::text(to, run)?;
     let most = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
     let plain = run.taint.plain_text(&text);
-    // Nothing is found before, between and after all characters.
+    // The empty string occurs before, between and after all characters.
     let found = plain.matches(&from).count().min(most);
     check_len(text.len().saturating_add(found.saturating_mul(to.len())))?;
     let (mut out, mut tainted, mut end) = (String::new(), Cutter(&text), 0);
@@ -222,7 +222,7 @@ fn replace(run: &Run, text: &Value, from: &Value, to: &Value, count: Option<i64>
     Ok(out)
 }
 
-/// The methods `split(sep, maxsplit)` and `rsplit(sep, maxsplit)`, by place or by name.
+/// The methods `split(sep, maxsplit)` and `rsplit(sep, maxsplit)`, with positional or named arguments.
 fn split(run: &Run, text: &str, args: &[Value], right: bool) -> Result<Value, Error> {
     let (args, kwargs): (&[Value], Kwargs) = from_args(args)?;
     let separator = args.first().cloned().or(kwargs.get("sep")?).unwrap_or_default();
@@ -234,7 +234,7 @@ fn split(run: &Run, text: &str, args: &[Value], right: bool) -> Result<Value, Er
     }
     let separator = python::text(&run.taint.plain(&separator), run)?;
     if separator.is_empty() {
-        return Err(Error::new(ErrorKind::InvalidOperation, "a text cannot be split at an empty separator"));
+        return Err(Error::new(ErrorKind::InvalidOperation, "split: the separator is empty"));
     }
     let plain = run.taint.plain_text(text);
     let pieces = most.map_or(usize::MAX, |most| most.saturating_add(1));
@@ -254,7 +254,7 @@ fn split(run: &Run, text: &str, args: &[Value], right: bool) -> Result<Value, Er
     Ok(pieces.into_iter().map(piece).collect())
 }
 
-/// The words of a text, where `most` cuts leave the rest whole.
+/// The words of a string. After `most` cuts the rest stays whole.
 fn split_at_spaces(text: &str, most: Option<usize>, right: bool) -> Value {
     let mut words = Vec::new();
     let mut rest = text.trim();
@@ -267,7 +267,7 @@ fn split_at_spaces(text: &str, most: Option<usize>, right: bool) -> Value {
         words.push(word);
         rest = others;
     }
-    // A text that is cut from one end keeps its white space at the other.
+    // A string cut from one end keeps its white space at the other.
     if !rest.is_empty() {
         let at = rest.as_ptr() as usize - text.as_ptr() as usize;
         words.push(if most.is_none() {
@@ -284,7 +284,7 @@ fn split_at_spaces(text: &str, most: Option<usize>, right: bool) -> Value {
     words.into_iter().map(Value::from).collect()
 }
 
-/// Which ends of a text are stripped.
+/// Which ends of a string are stripped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
     Both,
@@ -292,7 +292,7 @@ enum Ends {
     Right,
 }
 
-/// A text without the given characters at its ends.
+/// The string without the given characters at its ends.
 fn strip<'t>(run: &Run, mut text: &'t str, characters: &str, ends: Ends) -> &'t str {
     let characters: Vec<char> = characters.chars().map(|c| run.taint.plain_char(c)).collect();
     let goes = |c: char| characters.contains(&run.taint.plain_char(c));
@@ -314,7 +314,7 @@ fn trim(run: &Run, text: &Value, characters: Option<&Value>) -> Result<String, E
     })
 }
 
-/// Whether a format asks for a width of more than three digits, or takes one from its arguments.
+/// Whether a format contains a width of more than three digits, or takes one from its arguments.
 fn has_wide_field(format: &str) -> bool {
     format.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 3) || format.contains("%*")
 }
@@ -333,8 +333,8 @@ fn format(run: &Run, text: &Value, args: &[Value]) -> Result<Value, Error> {
     run.taint.looking(&all, |all| printf(&python::text(&all[0], run)?, &all[1..]))
 }
 
-/// The filter `indent(width=4, first=false, blank=false)`: each line but the first and empty ones. A width may be the text
-/// itself that is put before a line.
+/// The filter `indent(width=4, first=false, blank=false)`: indents each line except the first and empty ones. The
+/// width may be a string, which is then put before the lines.
 fn indent(run: &Run, text: &Value, args: &[Value]) -> Result<String, Error> {
     let (args, kwargs): (&[Value], Kwargs) = from_args(args)?;
     let argument = |place: usize, name: &str| {

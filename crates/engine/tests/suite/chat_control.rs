@@ -1,4 +1,4 @@
-//! Only the template writes control tokens: text from a request never becomes one, and nothing else about it changes.
+//! Only the template writes control tokens: no text of a request becomes one, and nothing else changes.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use serde_json::{Value as Json, json};
 
 use crate::common::templates::{Template, templates};
 
-/// A tokenizer of bytes with these control tokens.
+/// A tokenizer of bytes and these control tokens.
 fn tokenizer(control: &[String]) -> Tokenizer {
     let printable = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let others = (0..256u32).filter(|byte| !printable(byte));
     let characters = (0..256u32).filter(printable).chain((256..).zip(others).map(|(c, _)| c));
     let vocab: serde_json::Map<String, Json> =
         characters.enumerate().map(|(id, c)| (char::from_u32(c).unwrap().to_string(), id.into())).collect();
-    // Published files have both kinds: added tokens that match before the text is normalised, and after.
+    // Published files have both kinds: tokens found before the text is normalised, and after.
     let added = control.iter().enumerate().map(
         |(i, text)| json!({ "id": 256 + i, "content": text, "special": true, "normalized": i % 2 == 1 }),
     );
@@ -32,7 +32,7 @@ fn tokenizer(control: &[String]) -> Tokenizer {
     Tokenizer::from_folder(folder.path()).unwrap()
 }
 
-/// Everything in a template that looks like a control token: `<|…|>`, `<｜…｜>`, `[…]`.
+/// Strings in a template that look like control tokens: `<|…|>`, `<｜…｜>`, `[…]`.
 fn control_tokens(source: &str) -> Vec<String> {
     let mut found = vec!["<|im_start|>".to_owned(), "<|im_end|>".to_owned(), "<s>".into(), "</s>".into()];
     found.extend(["user", "assistant", "system", "tool"].map(|role| format!("<|{role}|>")));
@@ -60,7 +60,7 @@ fn control_of(tokenizer: &Tokenizer, tokens: &[TokenId]) -> Vec<TokenId> {
     tokens.iter().copied().filter(|&id| tokenizer.is_control(id)).collect()
 }
 
-/// Random numbers, determined by a seed.
+/// A number that depends only on the seed.
 struct Chance(u64);
 
 impl Chance {
@@ -88,8 +88,7 @@ impl Chance {
     }
 }
 
-/// The same request without anything that could become a control token: characters that all control tokens contain are
-/// replaced.
+/// The same request with the characters replaced that all control tokens contain.
 fn harmless(value: &Json) -> Json {
     let text = |text: &str| {
         if ["user", "assistant", "system", "tool"].contains(&text) {
@@ -105,7 +104,7 @@ fn harmless(value: &Json) -> Json {
     }
 }
 
-/// A request with control tokens wherever it has text.
+/// A request with control tokens in all of its texts.
 fn request(chance: &mut Chance, control: &[String]) -> Json {
     let mut text = || chance.text(control);
     let call = json!([{ "id": text(), "type": "function", "function": { "name": text(),
@@ -146,14 +145,14 @@ fn no_text_of_a_request_becomes_a_control_token() {
         for seed in 0..60 {
             let mut given = request(&mut Chance(seed), &control);
             if seed % 2 == 1 {
-                // Some templates treat calls in special ways.
+                // Some templates write long instructions about calls.
                 given["messages"][2].as_object_mut().unwrap().remove("tool_calls");
             }
             let write = |request: &Json| {
                 let (messages, options) = read(request);
                 template.write(&messages, &options)
             };
-            // Some templates refuse such messages.
+            // Some templates refuse these messages.
             let (Ok(hostile), Ok(inert)) = (write(&given), write(&harmless(&given))) else { continue };
             let tokens = hostile.encode(&tokenizer).unwrap();
             assert_eq!(
@@ -162,7 +161,7 @@ fn no_text_of_a_request_becomes_a_control_token() {
                 "{name}, seed {seed}: {}",
                 hostile.text
             );
-            // Apart from control tokens, the prompt has the same tokens as the plain text.
+            // Only control tokens differ from plain text.
             let special = EncodeOptions { special: true, bos: Bos::Never };
             let read_as_is = tokenizer.encode(&hostile.text, special).unwrap();
             assert_eq!(tokenizer.decode(&tokens, true), tokenizer.decode(&read_as_is, true), "{name}");
@@ -200,7 +199,7 @@ fn harmless_conversations_have_the_tokens_of_their_text() {
 }
 
 #[test]
-fn templates_that_transform_texts_keep_apart_what_is_theirs() {
+fn templates_that_transform_texts_keep_the_origin_of_each_part() {
     let control: Vec<String> = ["<|a|>", "<|b|>", "<|user|>", "</think>"].map(str::to_owned).to_vec();
     let tokenizer = tokenizer(&control);
     let content = "  <|a|>x</think>Y'\"<|b|>\n";

@@ -66,7 +66,7 @@ fn every_shared_template_renders() {
 }
 
 #[test]
-fn blocks_leave_no_lines_behind() {
+fn blocks_leave_no_empty_lines() {
     let source = "{% for m in messages %}\n  {% if loop.first %}\n[{{ m.role }}]\n  {% endif %}\n\
                   {% endfor %}\n-{{ bos_token }}{{ eos_token }}\n";
     assert_eq!(render(source).unwrap(), "[system]\n-<s></s>");
@@ -91,7 +91,7 @@ fn values_look_as_in_python() {
 }
 
 #[test]
-fn templates_get_all_that_the_caller_gives() {
+fn templates_get_all_variables_of_the_caller() {
     let message: Message =
         serde_json::from_value(json!({"role": "assistant", "tool_calls": [{"id": 7}], "z": 1, "a": 2}))
             .unwrap();
@@ -115,7 +115,7 @@ fn templates_get_all_that_the_caller_gives() {
 }
 
 #[test]
-fn a_refusal_is_told_in_the_templates_words() {
+fn a_refusal_has_the_templates_message() {
     let message = refusal("{{ raise_exception('Roles must alternate!') }}");
     assert_eq!(message, "the chat template refuses the conversation: Roles must alternate!");
     let message =
@@ -171,7 +171,7 @@ fn templates_that_build_without_end_are_stopped() {
 }
 
 #[test]
-fn a_model_may_bring_a_template_for_tools() {
+fn a_model_may_have_a_template_for_tools() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     assert!(ChatTemplate::from_folder(folder.path()).unwrap().is_none());
@@ -187,7 +187,7 @@ fn a_model_may_bring_a_template_for_tools() {
     };
     assert_eq!(render(&[]), "<s><pad>False");
     assert_eq!(render(&[json!({})]), "tools: 1");
-    // A separate template file takes precedence.
+    // A separate file takes precedence.
     write("chat_template.jinja", "{% generation %}\nfile {{ messages|length }}{% endgeneration %}");
     assert_eq!(render(&[json!({})]), "file 2");
     write("chat_template.jinja", "{% if %}");
@@ -227,12 +227,12 @@ fn templates_change_their_own_lists() {
                   {{ ns.ids }} {{ ns.ids.pop(0) }} {{ ns.ids }} {% set l = [1] %}{% set _ = l.extend([2, 3]) %}\
                   {% set _ = l.insert(-1, 9) %}{{ l.pop() }}{{ l }}{{ l|length }}{{ l[-1] }}{{ l == [1, 2, 9] }}";
     let template = ChatTemplate::new(source, &[]).unwrap();
-    // Each rendering starts from the template's source.
+    // Each rendering starts from fresh lists.
     for _ in 0..2 {
         let text = template.render(&conversation(), &RenderOptions::default()).unwrap();
         assert_eq!(text, "['system', 'user'] system ['user'] 3[1, 2, 9]39True");
     }
-    // `append` copies, so that no list contains itself or nests deeper than allowed.
+    // A copy is appended, so that no list contains itself and none is nested more deeply than allowed.
     let twice = "{% set l = [] %}{% set _ = l.append(l) %}{% set _ = l.append(l) %}{{ l }}";
     assert_eq!(render(twice).unwrap(), "[[], [[]]]");
     for endless in [
@@ -245,7 +245,7 @@ fn templates_change_their_own_lists() {
     }
 }
 
-/// Renders as the server does: a few templates accept arguments only as text.
+/// Renders as servers do: a few templates only take arguments as strings.
 fn rendered(template: &ChatTemplate, messages: &Json, options: &RenderOptions) -> Result<String> {
     let messages: Vec<Message> = serde_json::from_value(messages.clone()).unwrap();
     let render = |messages: Vec<Message>| template.render(&template.adapt(messages, options), options);
@@ -262,12 +262,12 @@ fn rendered(template: &ChatTemplate, messages: &Json, options: &RenderOptions) -
 }
 
 #[test]
-fn answers_that_call_tools_are_accepted_when_they_come_back() {
+fn answers_that_call_tools_are_accepted_as_messages() {
     let call = json!([{ "id": "call_1", "type": "function",
         "function": { "name": "look", "arguments": { "city": "Bern" } } }]);
     let tool = json!({ "type": "function", "function": { "name": "look", "description": "Looks.",
         "parameters": { "type": "object", "properties": { "city": { "type": "string" } }, "required": ["city"] } } });
-    // Answers as each API returns them: with null, without content, with empty text, with reasoning.
+    // As the APIs return answers: with null, without content, with an empty string, with reasoning.
     let answers = [
         json!({ "role": "assistant", "content": null, "tool_calls": call }),
         json!({ "role": "assistant", "tool_calls": call }),
@@ -279,7 +279,7 @@ fn answers_that_call_tools_are_accepted_when_they_come_back() {
     let ours = [("strict", strict), ("printing", printing)];
     let ours = ours.map(|(name, source)| Template { name: name.into(), source: source.into() });
     for Template { name, source } in templates().into_iter().chain(ours) {
-        // These templates are not chat templates.
+        // These templates are not for chats.
         if ["values.jinja", "jinja.jinja"].contains(&&*name) {
             continue;
         }
@@ -316,7 +316,7 @@ fn system_messages_are_rendered_wherever_they_are() {
         if ["values.jinja", "jinja.jinja"].contains(&&*name) {
             continue;
         }
-        // As the server does for templates that do not know the role `developer`.
+        // As servers do if a template has no developer role.
         let mut messages = messages.clone();
         if !source.contains("developer") {
             messages[5]["role"] = "system".into();
@@ -328,7 +328,7 @@ fn system_messages_are_rendered_wherever_they_are() {
             assert!(text.contains(part), "{name}: {part}: {text}");
         }
     }
-    // A template that accepts one system message and alternating turns receives these, in the conversation's order.
+    // A template that demands one system message and alternating turns gets them, in the order of the conversation.
     let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}\
                   {% elif not loop.first and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('turns') }}\
                   {% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
@@ -347,7 +347,7 @@ fn system_messages_are_rendered_wherever_they_are() {
         text.starts_with("[user]first rule\n\nsecond rule\n\na question\n\nthird rule[assistant]"),
         "{text}"
     );
-    // A template that accepts all messages receives them unchanged.
+    // A template that accepts all of them gets them unchanged.
     let chatml = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     let template = ChatTemplate::new(chatml, &[]).unwrap();
     let text = rendered(&template, &messages, &RenderOptions::default()).unwrap();
@@ -361,6 +361,6 @@ fn a_message_of_many_fields_is_read_at_once() {
     let template = ChatTemplate::new("{{ messages[0].field_7 }}", &[]).unwrap();
     let start = std::time::Instant::now();
     assert_eq!(template.render(&[message], &RenderOptions::default()).unwrap(), "7");
-    // It takes a fraction of a second. Searching all fields for each one would take minutes.
+    // It takes a fraction of a second; searching all fields for each field would take minutes.
     assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }

@@ -1,4 +1,4 @@
-//! Chat templates render as jinja2 renders them in transformers.
+//! Chat templates render the same text as jinja2 in transformers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,7 +30,7 @@ struct Rendering {
     text: Option<String>,
 }
 
-/// The time at which the vectors were made, for templates that print it.
+/// The time that the vectors were made with.
 fn now() -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(1_721_999_109)
 }
@@ -80,7 +80,7 @@ fn our_templates_render_as_in_transformers() {
     check(include_str!("../data/chat_vectors.json"));
 }
 
-/// Compares with published templates, whose vectors `tools/template_vectors.py` makes.
+/// Compares with published templates, whose vectors `tools/template_vectors.py` writes.
 #[test]
 fn published_templates_render_as_in_transformers() {
     let Some(path) = vectors("FOREBAY_CHAT_VECTORS", "template_vectors.py") else { return };

@@ -1,4 +1,4 @@
-//! Parsing generated text in the format of each family, cut in every way.
+//! Parses answers in the format of each family, cut at every place.
 
 use forebay_engine::chat::dialect::Dialect;
 use forebay_testing::vectors;
@@ -12,7 +12,7 @@ fn hermes() {
     let text = "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Köln\", \"days\": 2}}\n</tool_call>";
     let weather = call("weather", "{\"city\": \"Köln\", \"days\": 2}");
     assert_eq!(read(HERMES, text), [content("Let me look."), weather.clone()]);
-    // Several calls, text between them, and insignificant white space.
+    // Several calls, text between them, and white space around them.
     let text = "<think>\nHm.\n</think>\n\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>{\"name\":\"now\"}</tool_call> And \n\n<tool_call>{\"arguments\": {\"a\": [1, \"}\"]} , \"name\": \"x\"}</tool_call>\n";
     let expected = [
         reasoning("Hm."),
@@ -30,7 +30,7 @@ fn hermes() {
     assert_eq!(read(HERMES, text), [call("now", "{}")]);
     let text = r#"<tool_call>{"name": "now", "arguments": ""}</tool_call>"#;
     assert_eq!(read(HERMES, text), [call("now", "{}")]);
-    // A tag inside a string is part of it.
+    // A tag inside a string belongs to the string.
     let text = r#"<tool_call>{"name": "now", "arguments": {"a": "</tool_call>\""}}</tool_call>x"#;
     assert_eq!(read(HERMES, text), [call("now", r#"{"a": "</tool_call>\""}"#), content("x")]);
     // Two objects between the tags.
@@ -39,8 +39,8 @@ fn hermes() {
 }
 
 #[test]
-fn hermes_that_is_not_as_it_should_be() {
-    // A bracket missing, one too many, no closing tag.
+fn malformed_hermes() {
+    // A missing bracket, an extra one, a missing closing tag.
     for text in [
         "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}</tool_call>",
         "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}}</tool_call>",
@@ -81,11 +81,11 @@ fn qwen_xml() {
     let arguments = r#"{"city":"Köln \"am\" Rhein","days":2,"wind":1.50,"hourly":true,"units":null,"place":{"x": [1, 2]},"hours":[1, 2],"limit":null,"mode":"a","level":2,"either":5}"#;
     let expected = [content("I look."), call("weather", arguments), call("now", "{}")];
     assert_eq!(read(QWEN, text), expected);
-    // Line breaks inside, and at the ends of, a text.
+    // Line breaks inside and at the ends of a string.
     let text = "<tool_call>\n<function=files.write>\n<parameter=path>\n/a\n</parameter>\n<parameter=text>\n\n\tif a < b:\n</param\n\n</parameter>\n</function>\n</tool_call>";
     let written = r#"{"path":"/a","text":"\n\tif a < b:\n</param\n"}"#;
     assert_eq!(read(QWEN, text), [call("files.write", written)]);
-    // A value that does not fit its schema, and one without a schema.
+    // Values that do not fit their schema, and values without a schema.
     let text = "<tool_call><function=weather><parameter=days>two</parameter><parameter=hourly>1</parameter><parameter=other>3</parameter><parameter=more>three</parameter><parameter=units></parameter><parameter=city>null</parameter><parameter=either>five</parameter></function></tool_call>";
     let arguments =
         r#"{"days":"two","hourly":1,"other":3,"more":"three","units":"","city":"null","either":"five"}"#;
@@ -95,8 +95,8 @@ fn qwen_xml() {
 }
 
 #[test]
-fn qwen_xml_that_is_not_as_it_should_be() {
-    // Closing tags forgotten, tags around calls forgotten, two calls in one.
+fn malformed_qwen_xml() {
+    // Missing closing tags, missing tags around calls, two calls in one.
     let text = "<tool_call>\n<function=weather>\n<parameter=city>\nA\n<parameter=days>\n2\n</function>\n</tool_call>";
     let weather = call("weather", r#"{"city":"A","days":2}"#);
     assert_eq!(read(QWEN, text), std::slice::from_ref(&weather));
@@ -141,7 +141,7 @@ fn glm() {
     {
         assert_eq!(read(GLM, text), [content(text)]);
     }
-    // Reasoning is turned off in the prompt.
+    // Reasoning is off, as the prompt says.
     let dialect = Dialect::of(GLM);
     assert_eq!(parts(&dialect, "<|assistant|>\n<think></think>", &tools(), "\nYes."), [content("Yes.")]);
 }
@@ -171,7 +171,7 @@ fn deepseek_dsml() {
         call("now", "{}"),
     ];
     assert_eq!(parts(&Dialect::of(DSML), "<｜Assistant｜><think>", &tools(), text), expected);
-    // A type in the parameter's tag counts if the schema leaves the type open or there is no schema.
+    // A parameter's own statement counts if its schema is open or missing.
     let parameter = |name: &str, says: &str, value: &str| {
         format!("<｜DSML｜parameter name=\"{name}\" string=\"{says}\">{value}</｜DSML｜parameter>\n")
     };
@@ -200,13 +200,13 @@ fn deepseek_dsml() {
 
 #[test]
 fn deepseek() {
-    // With and without a block of code.
+    // With and without a code block.
     let text = "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Köln\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
     let expected = [content("I look."), call("weather", "{\"city\": \"Köln\"}"), call("now", "{}")];
     assert_eq!(read(DEEPSEEK, text), expected);
     let text = "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Köln\"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
     assert_eq!(read(DEEPSEEK, text), expected);
-    // A call ends reasoning that was not closed.
+    // Calls end reasoning without an end tag.
     let dialect = Dialect::of(DEEPSEEK);
     let parts = parts(&dialect, "<｜Assistant｜><think>", &tools(), text);
     assert_eq!(parts[0], reasoning("I look."));
@@ -242,7 +242,7 @@ fn harmony() {
     let final_ = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is\n\"it\". ";
     assert_eq!(read(final_), [reasoning("Hm."), content("It is\n\"it\". ")]);
     assert_eq!(read(&format!("{final_}<|return|>")), [reasoning("Hm."), content("It is\n\"it\". ")]);
-    // The recipient before or after the channel; the content type as a word or as a tag.
+    // The recipient before or after the channel; the content type as words or as a tag.
     for head in [
         "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
         "<|channel|>commentary to=functions.weather<|constrain|>json<|message|>",
@@ -261,11 +261,11 @@ fn harmony() {
             format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{head}{{\"city\": \"Köln\"}}");
         assert_eq!(read(&text), [reasoning("Hm."), weather.clone()]);
     }
-    // Text before a call; several calls; reasoning in two messages; no closing tag.
+    // Text before a call; several calls; reasoning in two messages; a missing closing tag.
     let text = "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>Two.<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.now<|message|><|call|><|start|>assistant<|channel|>commentary to=functions.weather<|message|>{\"city\": \"Köln\"}<|call|>";
     let expected = [reasoning("One.\n\nTwo."), content("I look."), call("now", "{}"), weather];
     assert_eq!(read(text), expected);
-    // A prompt that begins the answer.
+    // A prompt that has started the answer.
     let begun = "<|start|>assistant<|channel|>final<|message|>Well";
     assert_eq!(parts(&dialect, begun, &[], ", yes."), [content(", yes.")]);
     assert_eq!(
@@ -304,7 +304,7 @@ fn llama() {
 }
 
 #[test]
-fn reasoning_is_told_from_the_answer() {
+fn reasoning_is_separated_from_the_answer() {
     let dialect = Dialect::of(NONE);
     let read = |prompt: &str, text: &str| parts(&dialect, prompt, &[], text);
     assert_eq!(read("", "Hello, <b>you</b>."), [content("Hello, <b>you</b>.")]);
@@ -323,7 +323,7 @@ fn reasoning_is_told_from_the_answer() {
 }
 
 #[test]
-fn a_call_ends_reasoning_that_nobody_ended() {
+fn a_call_ends_reasoning_without_an_end_tag() {
     let weather = |arguments| call("weather", arguments);
     for (template, opened, text, arguments) in [
         (
@@ -360,17 +360,17 @@ fn a_call_ends_reasoning_that_nobody_ended() {
         let dialect = Dialect::of(template);
         let read = |prompt: &str, text: &str| parts(&dialect, prompt, &tools(), text);
         let one = format!("{opened}{text}");
-        // The reasoning was opened by the prompt, or by the model.
+        // The prompt opened the reasoning, or the model did.
         let expected = [reasoning("I look."), weather(arguments)];
         assert_eq!(read("<think>\n", &format!("I look.\n\n{one}\n")), expected);
         assert_eq!(read("", &format!("<think>\nI look.\n{one}")), expected);
         assert_eq!(read("<think>", &one), expected[1..]);
-        // A later end of reasoning is not content, and the text after it is.
+        // A later tag that ends the reasoning is dropped, and text after it is content.
         let twice = format!("I look.\n{one}\n{one}\n</think>\n\nDone.</think>");
         let expected =
             [expected[0].clone(), weather(arguments), weather(arguments), content("Done.</think>")];
         assert_eq!(read("<think>\n", &twice), expected);
-        // A tag that is only mentioned ends nothing.
+        // Reasoning that mentions a tag does not end there.
         if !opened.is_empty() {
             let tag = opened.trim_end();
             let text = format!("I could write {tag} now, {tag}{tag}.\n</think>\n\nNo.");
@@ -460,9 +460,9 @@ fn long_texts_take_time_in_proportion() {
     assert!(start.elapsed().as_secs() < 600, "{:?}", start.elapsed());
 }
 
-/// Compares with the output of published templates, whose vectors `tools/dialect_vectors.py` makes.
+/// Compares with published templates, whose vectors `tools/dialect_vectors.py` makes.
 #[test]
-fn published_templates_are_read_back() {
+fn answers_of_published_templates_are_parsed() {
     let Some(path) = vectors("FOREBAY_DIALECT_VECTORS", "dialect_vectors.py") else { return };
     let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let tools = file["tools"].as_array().unwrap();
@@ -493,7 +493,7 @@ fn published_templates_are_read_back() {
     }
 }
 
-/// Random texts of tags and what occurs between them.
+/// Texts of tags and of what occurs between them.
 fn tagged() -> impl Strategy<Value = String> {
     let words = [
         "<think>",
@@ -597,7 +597,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_text_cut_anywhere_gives_the_same(
+    fn any_text_cut_anywhere_gives_the_same_pieces(
         text in prop_oneof![tagged(), any::<String>()],
         which in 0..ALL.len(),
         opened in any::<bool>(),

@@ -1,4 +1,4 @@
-//! Recognising formats, and parsing the rarer ones, cut in every way.
+//! How formats are recognised, and formats of few families, cut at every place.
 
 use forebay_engine::chat::dialect::Dialect;
 use forebay_testing::shared;
@@ -34,18 +34,18 @@ fn templates_show_their_dialect() {
 }
 
 #[test]
-fn tags_that_families_share_claim_no_dialect() {
+fn tags_that_families_share_choose_no_dialect() {
     for template in [
-        // MiniMax M3 writes a mark before each tag, and nested tags for arguments.
+        // MiniMax M3 puts a mark before each tag and nests the tags of arguments.
         "{% set mark = ']<]minimax[>[' %}{{ mark ~ '<tool_call>' }}<invoke name=\"{{ name }}\">{{ arguments }}</tool_call>",
-        // A tag alone does not determine the format of its content.
+        // A single tag does not show the format of a call.
         "<tool_call>",
         "<tool_call></tool_call>",
         // Seed has Qwen's tags for names, and different ones around calls.
         "<seed:tool_call><function=name><parameter=key>",
         "｜DSML｜",
         "<arg_key>",
-        // K2 Horizon describes functions with the tags with which MiniCPM calls them.
+        // K2 Horizon describes functions with the tags that MiniCPM uses for calls.
         "<function name=name><param name=key type=string></function><ifm|tool_calls>",
     ] {
         let dialect = Dialect::of(template);
@@ -54,7 +54,7 @@ fn tags_that_families_share_claim_no_dialect() {
         let text = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
         assert_eq!(read(template, text), [content(text)], "{template}");
     }
-    // Apriel's instructions name the wrong tag, but its examples have the right one.
+    // Apriel names a wrong tag in its instructions, but uses its own.
     let apriel =
         "within <tool_call></tool_call> tags: <tool_calls>[{\"name\": …, \"arguments\": …}]</tool_calls>";
     assert_eq!(Dialect::of(apriel).name(), "apriel");
@@ -128,11 +128,11 @@ fn solar() {
     let expected = [reasoning("Hm."), call("weather", "{\"city\": \"Köln\"}"), call("now", "{}")];
     assert_eq!(read(SOLAR, &format!("<|think|>Hm.<|end|><|begin|>assistant{calls}")), expected);
     assert_eq!(read(SOLAR, &calls), expected[1..]);
-    // The reasoning was not closed, or was opened by the prompt.
+    // Reasoning without an end tag, or a prompt that has started the answer.
     assert_eq!(read(SOLAR, &format!("<|think|>Hm.{calls}")), expected);
     let prompt = "<|begin|>assistant<|think|>";
     assert_eq!(parts(&Dialect::of(SOLAR), prompt, &tools(), &format!("Hm.\n{calls}")), expected);
-    // Messages that are read with tools and without.
+    // Messages that are parsed with tools and without.
     let text = "<|think|>Hm.<|end|><|begin|>assistant<|content|>It is <b>.<|end|>";
     for tools in [tools(), vec![]] {
         let expected = [reasoning("Hm."), content("It is <b>.")];
@@ -156,7 +156,7 @@ fn gigachat() {
         let text = format!("I look.{before}{object}<|message_sep|>\n\n");
         assert_eq!(read(template, &text), [content("I look."), weather.clone()], "{text}");
         assert_eq!(read(template, &format!("{before}{object}")), std::slice::from_ref(&weather));
-        // The end of a message is not content, even if there are no tools.
+        // The end of a message is not text, even without tools.
         let text = "A function call is made.<|message_sep|>\n\n";
         for tools in [tools(), vec![]] {
             assert_eq!(
@@ -179,25 +179,25 @@ fn minicpm() {
         call("now", "{}"),
     ];
     assert_eq!(read(MINICPM, text), expected);
-    // The CDATA section contains text that looks like tags.
+    // A section contains text that looks like tags.
     let text = "<function name=\"files.write\"><param name=\"path\"><![CDATA[]]></param><param name=\"text\"><![CDATA[if a < b:\n</param></function>]]></param></function>.";
     let written = r#"{"path":"","text":"if a < b:\n</param></function>"}"#;
     assert_eq!(read(MINICPM, text), [call("files.write", written), content(".")]);
     let text = "<function name=\"weather\"><param name=\"hours\"><![CDATA[[1, 2]]]></param></function>";
     assert_eq!(read(MINICPM, text), [call("weather", "{\"hours\":[1, 2]}")]);
-    // The template prints lists and objects in Python syntax.
+    // The template prints lists and objects in Python's syntax.
     let text = "<function name=\"weather\"><param name=\"place\">{'a': [1, None, 'b\\'c']}</param><param name=\"hours\">(1, 2)</param><param name=\"city\">['a']</param></function>";
     let arguments = r#"{"place":{"a":[1,null,"b'c"]},"hours":[1,2],"city":"['a']"}"#;
     assert_eq!(read(MINICPM, text), [call("weather", arguments)]);
     let text = "<function name=\"weather\"><param name=\"place\">{'a': [1, 2}</param></function>";
     assert_eq!(read(MINICPM, text), [call("weather", r#"{"place":"{'a': [1, 2}"}"#)]);
-    // A tag that documents may contain makes a call only with the name of a known tool.
+    // Documents may contain this tag, so only a known name makes it a call.
     for text in ["<function name=\"unknown\"></function>", "<function name=\"now\"", "A <function> tag."] {
         assert_eq!(read(MINICPM, text), [content(text)]);
     }
     let text = "<function name=\"weather\"><param name=\"city\">Kö";
     assert_eq!(read(MINICPM, text), [call("weather", "{\"city\":\"Kö")]);
-    // A call ends reasoning that was not closed.
+    // A call ends reasoning without an end tag.
     let text = "Hm. <function name=\"now\"></function>";
     assert_eq!(
         parts(&Dialect::of(MINICPM), "<think>\n", &tools(), text),
@@ -213,17 +213,17 @@ fn pythonic() {
     assert_eq!(read(PYTHONIC, text), expected);
     assert_eq!(read(PYTHONIC, &format!("<|python_start|>{text}<|python_end|>")), expected);
     assert_eq!(read(PYTHONIC, &format!("\n{} \n", text.replace(", ", " , ").replace('=', " = "))), expected);
-    // Strings in either kind of quotes, with escapes, and without quotes.
+    // Strings in either quotes, with escapes, and without quotes.
     let text = r#"[weather(city='a "b" \'c\' \n\\ \x41\u00e9\U0001f999\ud83e\udd99 \d \u12', mode="it's, [now()]", units=New York, either=5.)]"#;
     let arguments = r#"{"city":"a \"b\" 'c' \n\\ \u0041\u00e9🦙\ud83e\udd99 \\d \\u12","mode":"it's, [now()]","units":"New York","either":"5."}"#;
     assert_eq!(read(PYTHONIC, text), [call("weather", arguments)]);
-    // Not the whole answer, not a list, or an unknown tool.
+    // Not the whole answer, not a list, or an unknown name.
     for text in
         ["A [now()]", "now()", "[unknown()]", "[now]", "[now, then]", "[1, 2]", "[", "[now", "[] now()"]
     {
         assert_eq!(read(PYTHONIC, text), [content(text)], "{text}");
     }
-    // Arguments that are not Python are passed on unchanged. A call that is cut off is incomplete.
+    // What is not Python is emitted unchanged; what is cut off is incomplete.
     assert_eq!(read(PYTHONIC, "[now(1, a=2)]"), [call("now", "1, a=2)]")]);
     assert_eq!(read(PYTHONIC, "[now(a={1])]"), [call("now", "{\"a\":{\"1\"])]")]);
     assert_eq!(read(PYTHONIC, "[now(a=\"so"), [call("now", "{\"a\":\"so")]);
@@ -234,7 +234,7 @@ fn pythonic() {
 }
 
 #[test]
-fn harmony_calls_of_tools_that_nobody_declared_are_no_text() {
+fn harmony_calls_of_undeclared_tools_are_not_text() {
     let dialect = Dialect::of(HARMONY);
     let read = |tools: &[_], text: &str| parts(&dialect, "<|start|>assistant", tools, text);
     let said = "<|end|><|start|>assistant<|channel|>final<|message|>Yes.";
@@ -244,12 +244,12 @@ fn harmony_calls_of_tools_that_nobody_declared_are_no_text() {
         (" to=python<|channel|>analysis code<|message|>", "python"),
     ] {
         let text = format!("{head}{{\"a\": 1}}{said}");
-        // The client can reply that there is no such tool.
+        // The caller can report that there is no such tool.
         assert_eq!(read(&tools(), &text), [call(name, "{\"a\": 1}"), content("Yes.")]);
-        // Without tools it is reasoning.
+        // Without tools, it counts as reasoning.
         assert_eq!(read(&[], &text), [reasoning("{\"a\": 1}"), content("Yes.")]);
     }
-    // These names cannot be called.
+    // These are not names of tools.
     for recipient in ["assistant", "user", "all"] {
         let text = format!("<|channel|>commentary to={recipient}<|message|>Yes.");
         assert_eq!(read(&tools(), &text), [content("Yes.")]);
@@ -258,9 +258,9 @@ fn harmony_calls_of_tools_that_nobody_declared_are_no_text() {
     assert_eq!(read(&tools(), text), [reasoning("Hm.")]);
 }
 
-/// Published templates, which are not in this repository.
+/// Published templates, which are not part of this repository.
 #[test]
-fn published_templates_claim_their_own_dialect() {
+fn published_templates_choose_their_own_dialect() {
     let Some(folder) = shared("templates") else { return };
     for (template, name) in [
         ("GLM-4.6", "glm"),

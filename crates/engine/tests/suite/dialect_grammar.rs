@@ -1,4 +1,4 @@
-//! Grammars that force a model to call tools, and control tokens that are tags.
+//! Grammars that make a model call tools, and tags that are control tokens.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn tools() -> Vec<Value> {
     vec![json!({ "type": "function", "function": { "name": "now" } })]
 }
 
-/// A tokenizer with these control tokens, and `a`.
+/// A tokenizer of these control tokens and `a`.
 fn tokenizer(controls: &[&str]) -> Tokenizer {
     let (mut tokens, mut types) = (StringArray::default(), Vec::new());
     for (text, kind) in [("a", 1i32)].into_iter().chain(controls.iter().map(|text| (*text, 3))) {
@@ -43,7 +43,7 @@ fn control_tokens_that_are_tags_are_shown_and_numbered() {
         grammar.contains(r#"<[1]> "commentary to=functions.now " "<|constrain|>" "json" <[2]> "{}""#),
         "{grammar}"
     );
-    // In other dialects, tags of calls are text unless there are tools.
+    // In other formats, tags of calls are text unless there are tools.
     let tokenizer = self::tokenizer(&["<|tool_call_begin|>", "</think>"]);
     let kimi = Dialect::of(KIMI).with_tokens(&tokenizer);
     assert_eq!(kimi.shown(&[]), [TokenId(2)]);
@@ -66,7 +66,7 @@ fn control_tokens_that_are_tags_are_shown_and_numbered() {
 }
 
 #[test]
-fn grammars_leave_room_for_reasoning_where_the_prompt_does() {
+fn grammars_allow_reasoning_if_the_prompt_does() {
     let thinks = format!("{HERMES}<think>");
     let grammar =
         |template: &str, prompt: &str| Dialect::of(template).answer_grammar(prompt, &json!({}), &[]);
@@ -80,7 +80,7 @@ fn grammars_leave_room_for_reasoning_where_the_prompt_does() {
 }
 
 #[test]
-fn no_call_is_forced_that_cannot_be_written() {
+fn a_call_in_an_unknown_format_cannot_be_required() {
     let refused = |template: &str, tools: &[Value]| {
         Dialect::of(template).call_grammar("", tools).unwrap_err().to_string()
     };
@@ -88,7 +88,7 @@ fn no_call_is_forced_that_cannot_be_written() {
     assert!(refused(HERMES, &[]).contains("no tools"));
 }
 
-/// The demo model knows no tools. Only the grammars make it call them.
+/// The demo model was not trained on tools: only the grammar makes it call them.
 #[test]
 fn a_forced_model_calls() {
     let options = Options::default().threads(2);
@@ -121,7 +121,7 @@ fn a_forced_model_calls() {
     let mut found = 0;
     for template in ALL.into_iter().filter(|template| *template != NONE) {
         let dialect = Dialect::of(template);
-        // This model would never close its reasoning.
+        // This model would never end reasoning.
         let prompt = if template == HARMONY { "<|message|>" } else { "" };
         for (i, tools) in [&tools[..], &tools[..1], &tools[1..]].into_iter().enumerate() {
             let (text, end) = write(&dialect.call_grammar(prompt, tools).unwrap(), i as u64);
@@ -150,7 +150,7 @@ fn a_forced_model_calls() {
         let value: Value =
             serde_json::from_str(json).unwrap_or_else(|error| panic!("{}: {text}: {error}", dialect.name()));
         assert!(value["ok"].is_boolean(), "{text}");
-        // If it may also answer in text, it does one or the other at random.
+        // If calls are optional, the random seed decides whether it calls.
         let either = dialect.answer_grammar(prompt, &schema, &tools[1..]);
         let mut said = [0, 0];
         for seed in 0..50 {
@@ -178,5 +178,5 @@ fn a_forced_model_calls() {
         }
         assert!(said[0] > 0 && said[1] > 0, "{}: {said:?}", dialect.name());
     }
-    assert!(found >= 19, "each dialect was to call it at least once");
+    assert!(found >= 19, "each dialect calls it at least once");
 }

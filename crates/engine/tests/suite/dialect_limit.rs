@@ -1,4 +1,4 @@
-//! Limits on reasoning: a model that would reason for ever is made to answer.
+//! Limits on reasoning: a model that would reason for ever must answer.
 
 use forebay_engine::chat::dialect::Dialect;
 use forebay_engine::internals::generate::sampler::SamplingParams;
@@ -14,7 +14,7 @@ fn engine() -> Engine {
     Engine::open(&demo_model(), &Options::default().threads(2)).unwrap()
 }
 
-/// Its answer with at most this many tokens of reasoning.
+/// The answer with at most this many tokens of reasoning.
 fn write(engine: &Engine, dialect: &Dialect, prompt: &str, most: Option<usize>, more: Request) -> Answer {
     let limit = |most| dialect.limit(most, prompt, &[], engine.tokenizer()).unwrap();
     let request = more
@@ -34,7 +34,7 @@ fn tokens_before(engine: &Engine, answer: &Answer, end: &str) -> Option<usize> {
 }
 
 #[test]
-fn reasoning_ends_after_as_many_tokens_as_there_may_be() {
+fn reasoning_ends_at_its_limit() {
     let engine = engine();
     let thinks = format!("{HERMES}<think>");
     let harmony = "<|start|>assistant<|channel|>analysis<|message|>";
@@ -49,7 +49,7 @@ fn reasoning_ends_after_as_many_tokens_as_there_may_be() {
         for most in [0, 1, 9] {
             let answer = write(&engine, &dialect, prompt, Some(most), Request::default());
             assert_eq!(tokens_before(&engine, &answer, end), Some(most), "{:?}", answer.text);
-            // The reasoning before the limit is unchanged.
+            // The tokens before are the same as without a limit.
             assert_eq!(answer.tokens[..most], endless.tokens[..most]);
             match &parts(&answer)[..] {
                 [Part::Content(_)] if most == 0 => {}
@@ -64,7 +64,7 @@ fn reasoning_ends_after_as_many_tokens_as_there_may_be() {
 }
 
 #[test]
-fn what_is_said_is_not_limited() {
+fn content_is_not_limited() {
     let engine = engine();
     let dialect = Dialect::of(HERMES);
     let endless = write(&engine, &dialect, "Once upon a time", None, Request::default());
@@ -73,7 +73,7 @@ fn what_is_said_is_not_limited() {
 }
 
 #[test]
-fn after_reasoning_that_is_ended_the_answer_has_its_form() {
+fn after_the_limit_the_answer_follows_its_grammar() {
     let engine = engine();
     let prompt = "Once upon a time<think>\n";
     let dialect = Dialect::of(&format!("{HERMES}<think>"));
@@ -91,7 +91,7 @@ fn after_reasoning_that_is_ended_the_answer_has_its_form() {
 }
 
 #[test]
-fn what_a_grammar_forbids_is_not_forced() {
+fn tokens_that_a_grammar_forbids_are_not_forced() {
     let engine = engine();
     let prompt = "<|start|>assistant<|channel|>analysis<|message|>";
     let request = Request::default().grammar(Some(Grammar::lark(&engine, r#"start: "yes" | "no""#).unwrap()));

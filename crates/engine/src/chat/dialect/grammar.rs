@@ -1,6 +1,6 @@
 //! Grammars for answers that must call a tool, or must be JSON, in a model's own format.
 //!
-//! They are written in Lark as llguidance reads it: control tokens stand as `<[number]>`, schemas as `%json {…}`.
+//! They are Lark grammars as llguidance reads them: `<[number]>` is a control token, `%json {…}` a schema.
 
 use serde_json::{Value, json};
 
@@ -10,18 +10,18 @@ use super::xml::Layout;
 use super::{Dialect, Format, harmony, sections, xml};
 use crate::error::{Error, Result};
 
-/// Between the parts of JSON: nothing, a space, or a line's end and its indentation. Models write JSON in one of these ways,
-/// and a weak one cannot go on for ever with blanks.
+/// White space between the parts of JSON: nothing, a space, or a line break with indentation. Models write JSON in
+/// one of these ways, and the bounds keep a weak model from writing white space for ever.
 pub(crate) const WHITESPACE: &str = r"\x20|\n(\x20{0,32}|\t{0,8})";
 
 /// A grammar for an answer that calls one of the tools.
 pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<String> {
     if tools.iter().all(|tool| name(tool).is_none()) {
-        return Err(Error::Invalid("a call is asked for, and there are no tools".into()));
+        return Err(Error::Invalid("the request requires a tool call, but has no tools".into()));
     }
     if dialect.format == Format::None {
         return Err(Error::Unsupported(
-            "the model's chat template does not show how it calls tools, so no call can be asked for; let it choose, or \
+            "the model's chat template does not show how it calls tools, so a call cannot be required; let the model choose, or \
              use a model that was trained with tools"
                 .into(),
         ));
@@ -32,7 +32,7 @@ pub(super) fn calls(dialect: &Dialect, prompt: &str, tools: &[Value]) -> Result<
     Ok(grammar.finish(&format!("{start} ({calls})")))
 }
 
-/// A grammar for an answer that calls nothing; `None` where calls look like what may be said.
+/// A grammar for an answer without calls; `None` if calls cannot be told from text.
 pub(super) fn text(dialect: &Dialect, prompt: &str) -> Option<String> {
     let mut grammar = Grammar::new(dialect);
     let start = grammar.before_answer(prompt, &[]);
@@ -47,14 +47,14 @@ pub(super) fn text(dialect: &Dialect, prompt: &str) -> Option<String> {
     Some(grammar.finish(&format!("{start} {text}")))
 }
 
-/// A grammar for an answer that is JSON, or a call of one of the tools if there are any.
+/// A grammar for an answer that is JSON or, if there are tools, a call of one of them.
 pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value, tools: &[Value]) -> String {
     let mut grammar = Grammar::new(dialect);
     let start = grammar.before_answer(prompt, tools);
     let header = grammar.final_header(prompt);
     let json = grammar.json(schema);
     let mut answers = vec![format!("{header} {json}")];
-    // Where the template does not show how to call, nothing is a call.
+    // If the template does not show how to call, there are no calls.
     if dialect.format != Format::None {
         answers.extend(grammar.calls(tools));
     }
@@ -68,7 +68,7 @@ pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value, tools: &[V
 /// Any text.
 const ANY: &str = r"/(.|\n)*/";
 
-/// A grammar that is being written.
+/// A grammar under construction.
 struct Grammar<'a> {
     dialect: &'a Dialect,
     rules: String,
@@ -84,7 +84,7 @@ impl<'a> Grammar<'a> {
         format!("start: {}\n{}", start.trim(), self.rules)
     }
 
-    /// Adds a rule and gives its name.
+    /// Adds a rule and returns its name.
     fn rule(&mut self, body: &str) -> String {
         self.rule_with("", body)
     }
@@ -96,7 +96,7 @@ impl<'a> Grammar<'a> {
         name
     }
 
-    /// JSON of a schema.
+    /// JSON that matches a schema.
     fn json(&mut self, schema: &Value) -> String {
         let mut schema = match schema {
             Value::Object(_) => schema.clone(),
@@ -117,7 +117,7 @@ impl<'a> Grammar<'a> {
         control(tag).or_else(with_lines).unwrap_or_else(|| quoted(tag))
     }
 
-    /// Tags and text, one after the other.
+    /// Tags and text in sequence.
     fn tags(&self, tags: &[&str]) -> String {
         tags.iter().map(|tag| self.tag(tag)).collect::<Vec<_>>().join(" ")
     }
@@ -127,7 +127,7 @@ impl<'a> Grammar<'a> {
         self.text_until(ANY, tag)
     }
 
-    /// Text of a pattern up to a tag, and the tag.
+    /// Text that matches a pattern up to a tag, and the tag.
     fn text_until(&mut self, text: &str, tag: &str) -> String {
         match self.tag(tag) {
             token if token.starts_with('<') => {
@@ -138,28 +138,28 @@ impl<'a> Grammar<'a> {
         }
     }
 
-    /// Any text in which none of these tags is. Where a tag is a control token, no text has it.
+    /// Any text without these tags. Text never contains tags that are control tokens.
     fn text_without(&mut self, tags: &[&str]) -> String {
         if tags.is_empty() {
             return ANY.into();
         }
         let tags: Vec<String> = tags.iter().map(|tag| quoted(tag)).collect();
-        // Only of terminals can a grammar say what they are not.
+        // Lark allows negation only for terminals.
         let name = format!("TEXT{}", self.count);
         self.count += 1;
         self.rules.push_str(&format!("{name}: {ANY} & ~({ANY} ({}) {ANY})\n", tags.join(" | ")));
         name
     }
 
-    /// Reasoning and the tag that ends it. Where there is something to call, a call would end it, too, and would be one that
-    /// nothing has been asked of: reasoning that is followed by what the grammar asks for holds none.
+    /// Reasoning and the tag that ends it. With tools, a call would end the reasoning too, and it would escape the
+    /// grammar: so this reasoning contains no calls.
     fn reasoning(&mut self, tools: &[Value]) -> String {
         let calls = if tools.is_empty() { &[] } else { self.dialect.format.opening() };
         let text = self.text_without(calls);
         self.text_until(&text, self.dialect.think.close)
     }
 
-    /// What says that the answer follows, where anything does.
+    /// The header of the answer, in formats that have one.
     fn final_header(&self, prompt: &str) -> String {
         match self.dialect.format {
             Format::Harmony if !harmony::is_in_message(prompt) => {
@@ -170,7 +170,7 @@ impl<'a> Grammar<'a> {
         }
     }
 
-    /// What comes before an answer: reasoning, if the model does that and the prompt leaves it open.
+    /// What precedes an answer: reasoning, if the model reasons and the prompt does not decide it.
     fn before_answer(&mut self, prompt: &str, tools: &[Value]) -> String {
         let prompt = prompt.trim_end();
         if self.dialect.format == Format::Harmony {
@@ -209,7 +209,7 @@ impl<'a> Grammar<'a> {
         }
     }
 
-    /// For each tool the rule of its call.
+    /// The rule of each tool's call.
     fn calls(&mut self, tools: &[Value]) -> Vec<String> {
         let kinds = Tools::new(tools);
         let named = tools.iter().filter_map(|tool| Some((name(tool)?, parameters(tool))));
@@ -221,7 +221,7 @@ impl<'a> Grammar<'a> {
             .collect()
     }
 
-    /// A call of a tool.
+    /// A call of one tool.
     fn call(&mut self, name: &str, schema: &Value, tools: &Tools) -> String {
         match self.dialect.format {
             Format::None => String::new(),
@@ -250,7 +250,7 @@ impl<'a> Grammar<'a> {
             Value::Object(fields) => {
                 let mut schema = fields.clone();
                 schema.insert("type".into(), "object".into());
-                // What nobody asked for helps nobody.
+                // Parameters that are not in the schema help nobody.
                 if schema.contains_key("properties") && !schema.contains_key("additionalProperties") {
                     schema.insert("additionalProperties".into(), false.into());
                 }
@@ -267,7 +267,7 @@ impl<'a> Grammar<'a> {
         format!("{before} {arguments} \"}}\"")
     }
 
-    /// A Python list of one call, with values in JSON, which Python's are read like.
+    /// A Python list with one call. Its values are JSON, which the parser accepts as Python.
     fn pythonic(&mut self, name: &str, schema: &Value) -> String {
         let required = schema.get("required").and_then(Value::as_array);
         let is_needed = |name: &str| required.is_some_and(|names| names.iter().any(|needed| needed == name));
@@ -279,7 +279,7 @@ impl<'a> Grammar<'a> {
         };
         let needed: Vec<String> = needed.into_iter().map(&mut argument).collect();
         let optional: Vec<String> = optional.into_iter().map(&mut argument).collect();
-        // What may follow each of them, the last first.
+        // What may follow each argument, the last argument first.
         let mut following = quoted(")]");
         let mut firsts = vec![following.clone()];
         for argument in optional.into_iter().rev() {
@@ -385,7 +385,7 @@ impl<'a> Grammar<'a> {
     }
 }
 
-/// The schema of a parameter, with what it refers to, which is in the schema of all parameters.
+/// The schema of a parameter, with the definitions that it refers to, which are in the schema of all parameters.
 fn with_definitions(property: &Value, root: &Value) -> Value {
     let mut schema = property.clone();
     let refers = property.to_string().contains("\"$ref\"");
@@ -405,7 +405,7 @@ mod tests {
     use crate::tokenizer::{Bos, EncodeOptions};
     use crate::{Engine, Options};
 
-    /// Whether an answer may be this text.
+    /// Whether the grammar accepts this text as an answer.
     fn takes(engine: &Engine, grammar: &crate::Grammar, text: &str) -> bool {
         let options = EncodeOptions { special: true, bos: Bos::Never };
         let mut matcher = grammar.matcher().unwrap();
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grammar_of_text_takes_all_but_calls() {
+    fn a_text_grammar_accepts_everything_but_calls() {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-qwen3moe-Q4_K_M.gguf");
         let engine = Engine::open(&model, &Options { threads: Some(1), ..Options::default() }).unwrap();
         const HERMES: &str = "<tool_call>{\"name\": …, \"arguments\": …}</tool_call>";
@@ -453,7 +453,8 @@ mod tests {
             assert!(!takes(&engine, &grammar, call), "{template}: {call:?} in {source}");
         }
         assert_eq!(Dialect::of("").text_grammar(""), None);
-        // Before a call that is asked for, reasoning holds none of another form. Without tools there is nothing to call.
+        // Reasoning before a required call contains no call in another format. Without tools there is nothing to
+        // call.
         let tools = [json!({ "name": "now" })];
         let dialect = Dialect::of(&thinks);
         let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";

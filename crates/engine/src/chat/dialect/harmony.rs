@@ -1,4 +1,4 @@
-//! The messages of gpt-oss: each has a header that names its channel and whom it is for.
+//! The format of gpt-oss (Harmony): messages, each with a header that names its channel and its recipient.
 
 use super::Piece;
 use super::input::{Begins, Found, Input, begins, trim_start};
@@ -15,16 +15,16 @@ const RETURN: &str = "<|return|>";
 /// All of its tags.
 pub(super) const TAGS: &[&str] = &[START, CHANNEL, MESSAGE, "<|constrain|>", END, CALL, RETURN];
 
-/// What ends reasoning wherever it is. With the channel left open, the model would go on with what it was thinking.
+/// Ends reasoning. If the channel were left open, the model would continue its reasoning.
 pub(super) const REASONING_END: &str = "<|end|><|start|>assistant<|channel|>final<|message|>";
 
-/// What ends a message: what says so, and what begins the next.
+/// Tags that end a message: those for the end, and those that start the next message.
 const ENDS: &[&str] = &[END, CALL, RETURN, START, CHANNEL];
 
-/// What a header may begin with.
+/// The possible starts of a header.
 const HEADS: &[&str] = &[START, CHANNEL, MESSAGE, "<|constrain|>", "to=", "assistant"];
 
-/// The longest header.
+/// The longest header in bytes.
 const MOST_HEADER: usize = 1024;
 
 /// Whether a prompt ends inside a message.
@@ -32,19 +32,19 @@ pub(super) fn is_in_message(prompt: &str) -> bool {
     prompt.rsplit_once(MESSAGE).is_some_and(|(_, text)| !ENDS.iter().any(|end| text.contains(end)))
 }
 
-/// Reads messages.
+/// Reads an answer's messages.
 #[derive(Clone, Debug)]
 pub(super) struct Harmony {
     tools: Tools,
     state: HarmonyState,
-    /// What has been said, in reasoning and to the user.
+    /// Whether text was emitted: reasoning, and content.
     said: [bool; 2],
 }
 
 #[derive(Clone, Debug)]
 enum HarmonyState {
     Header,
-    /// A message; nothing of it has come if `fresh`.
+    /// The text of a message; nothing of it has arrived if `fresh`.
     Text {
         channel: Channel,
         fresh: bool,
@@ -59,10 +59,10 @@ enum Channel {
 }
 
 impl Harmony {
-    /// For what follows a prompt.
+    /// A parser for what follows a prompt.
     pub(super) fn after(prompt: &str, tools: Tools) -> Harmony {
         let mut harmony = Harmony { tools, state: HarmonyState::Header, said: [false; 2] };
-        // The prompt may have begun a message.
+        // The prompt may have started a message.
         if let Some((_, begun)) = prompt.rsplit_once(START) {
             let mut input = Input::default();
             input.push(begun.strip_prefix("assistant").unwrap_or(begun));
@@ -95,7 +95,7 @@ impl Harmony {
         }
     }
 
-    /// Reads a header when all of it is there. Whether there is more to read.
+    /// Reads a header once all of it has arrived. Returns whether there is more to read.
     fn header(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> bool {
         let rest = input.rest();
         let inner = trim_start(rest);
@@ -126,14 +126,14 @@ impl Harmony {
                 };
                 input.advance(at + MESSAGE.len());
             }
-            // A header without a message says nothing.
+            // A header without a message is dropped.
             _ if header.contains("<|") && at <= MOST_HEADER => {
                 input.advance(at);
                 if let Some(which) = which {
                     self.end(input, which - 1);
                 }
             }
-            // What begins like a header and is none is text.
+            // What starts like a header but is none is text.
             _ => {
                 self.state = HarmonyState::Text { channel: Channel::Content, fresh: true };
                 self.say(input, lead, emit);
@@ -154,7 +154,7 @@ impl Harmony {
         end.is_some()
     }
 
-    /// Passes on text of a message.
+    /// Emits text of a message.
     fn say(&mut self, input: &mut Input, count: usize, emit: &mut dyn FnMut(Piece<'_>)) {
         let HarmonyState::Text { channel, fresh } = &mut self.state else { return };
         if count == 0 {
@@ -165,7 +165,7 @@ impl Harmony {
             Channel::Reasoning => Piece::Reasoning(text),
             Channel::Content => Piece::Content(text),
         };
-        // Messages of one kind are paragraphs.
+        // Messages of one kind are separated as paragraphs.
         if std::mem::take(fresh) && std::mem::replace(&mut self.said[channel as usize], true) {
             emit(piece("\n\n"));
         }
@@ -173,7 +173,7 @@ impl Harmony {
         input.advance(count);
     }
 
-    /// Leaves the tag behind that ends a message, if it is no part of the next.
+    /// Consumes the tag that ends a message, unless it belongs to the next one.
     fn end(&mut self, input: &mut Input, which: usize) {
         let tag = ENDS[which];
         if ![START, CHANNEL].contains(&tag) {
@@ -183,9 +183,9 @@ impl Harmony {
     }
 }
 
-/// The tool that a header addresses. One that nobody has declared, such as those that the model was trained with, is called
-/// all the same: whoever gets the call can say so. Where nobody has declared any, what is written to it is no answer either,
-/// and counts as reasoning.
+/// The tool that a header addresses. A tool that the request does not have, such as one from the model's training, is
+/// called anyway, and the caller can report the mistake. If the request has no tools, text to a tool is no answer
+/// either, and counts as reasoning.
 fn called(header: &str) -> Option<&str> {
     let mut words = header.split(|c: char| c.is_whitespace() || c == '<' || c == '>');
     let recipient = words.find_map(|word| word.strip_prefix("to="))?;

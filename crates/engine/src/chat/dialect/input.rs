@@ -1,55 +1,55 @@
-//! Text that has come and has not been understood yet.
+//! The buffer of a parser: text that has arrived and is not parsed yet.
 
-/// The longest stretch of white space that waits for what follows it. Of a longer one, the beginning is text.
+/// The longest white space, in bytes, that waits for what follows it. The start of longer white space is text.
 pub(super) const MOST_SPACE: usize = 1024;
 
-/// The longest name: of a function, of a parameter.
+/// The longest name of a function or a parameter, in bytes.
 pub(super) const MOST_NAME: usize = 256;
 
-/// Whether white space, as far as tags are concerned.
+/// Whether a byte is white space between tags.
 pub(super) fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\n' | b'\r' | b'\t')
 }
 
-/// A text without the white space at its start.
+/// The text without leading white space.
 pub(super) fn trim_start(text: &str) -> &str {
     text.trim_start_matches([' ', '\n', '\r', '\t'])
 }
 
-/// A text without the white space at its ends.
+/// The text without leading and trailing white space.
 pub(super) fn trim(text: &str) -> &str {
     text.trim_matches([' ', '\n', '\r', '\t'])
 }
 
-/// What [`Input::find`] found.
+/// The result of [`Input::find`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// The tag of this number, and where it starts.
+    /// The tag with this index starts at `at`.
     Tag { at: usize, which: usize },
-    /// No tag. None starts before this place.
+    /// No tag; none starts before `sure`.
     Nothing { sure: usize },
 }
 
-/// How a text begins.
+/// How a text starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begins {
-    /// With the tag of this number.
+    /// With the tag of this index.
     With(usize),
-    /// With what may become a tag.
+    /// With the start of a tag, perhaps.
     Maybe,
-    /// With no tag.
+    /// Without a tag.
     Without,
 }
 
-/// Text that has come and has not been understood yet.
+/// Text that has arrived and is not parsed yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Input {
     text: String,
-    /// Where what is left starts.
+    /// The start of the unread text.
     at: usize,
-    /// Up to where it has been searched, from `at`.
+    /// How far the unread text has been searched, counted from `at`.
     searched: usize,
-    /// Whether no more will come.
+    /// Whether all text has arrived.
     ended: bool,
 }
 
@@ -68,18 +68,18 @@ impl Input {
         self.ended
     }
 
-    /// What is left.
+    /// The unread text.
     pub(super) fn rest(&self) -> &str {
         &self.text[self.at..]
     }
 
-    /// Leaves `count` bytes behind. What follows is searched anew.
+    /// Consumes `count` bytes. The rest is searched again from its start.
     pub(super) fn advance(&mut self, count: usize) {
         self.at += count;
         self.searched = 0;
     }
 
-    /// Leaves white space behind.
+    /// Consumes white space.
     pub(super) fn skip_space(&mut self) {
         let rest = self.rest();
         let count = rest.len() - trim_start(rest).len();
@@ -88,13 +88,13 @@ impl Input {
         }
     }
 
-    /// Finds the first of these tags. Until something is left behind, the tags must be the same ones, since no place is
+    /// Finds the first of these tags. Until something is consumed, the tags must stay the same, because no place is
     /// searched twice.
     pub(super) fn find(&mut self, tags: &[&str]) -> Found {
         self.find_near(tags, usize::MAX)
     }
 
-    /// Finds the first of these tags if it starts at most `most` bytes from here.
+    /// Finds the first of these tags if it starts within `most` bytes.
     pub(super) fn find_near(&mut self, tags: &[&str], most: usize) -> Found {
         let mut firsts: Vec<char> = tags.iter().filter_map(|tag| tag.chars().next()).collect();
         firsts.dedup();
@@ -119,13 +119,13 @@ impl Input {
         Found::Nothing { sure: self.searched }
     }
 
-    /// Which of these tags the rest begins with.
+    /// Which of these tags the unread text starts with.
     pub(super) fn begins(&self, tags: &[&str]) -> Begins {
         begins(self.rest(), tags, self.ended)
     }
 }
 
-/// Which of these tags a text begins with, of which more may come unless it has `ended`.
+/// Which of these tags a text starts with. More text may arrive unless it has `ended`.
 pub(super) fn begins(text: &str, tags: &[&str], ended: bool) -> Begins {
     if let Some(which) = tags.iter().position(|tag| text.starts_with(tag)) {
         Begins::With(which)
@@ -136,7 +136,7 @@ pub(super) fn begins(text: &str, tags: &[&str], ended: bool) -> Begins {
     }
 }
 
-/// Where text ends whose white space at the end may turn out to be none of it.
+/// The end of the text without trailing white space, which may turn out not to belong to it.
 pub(super) fn without_space_at_end(text: &str) -> usize {
     let space = text.bytes().rev().take(MOST_SPACE).take_while(|&byte| is_space(byte)).count();
     text.len() - space

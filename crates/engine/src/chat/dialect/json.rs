@@ -1,4 +1,4 @@
-//! Calls that are JSON, and the JSON that other calls hold.
+//! Calls in JSON, and the scanner for JSON inside calls of other formats.
 
 use super::input::{Begins, Found, Input, is_space};
 use super::values::Tools;
@@ -7,17 +7,17 @@ use super::{Piece, Progress};
 /// How a model writes calls that are JSON objects.
 #[derive(Debug)]
 pub(super) struct Tags {
-    /// The dialect's name, for people.
+    /// The dialect's name in messages.
     pub(super) name: &'static str,
-    /// What calls begin with.
+    /// The tags that start calls.
     pub(super) begins: &'static [&'static str],
-    /// What ends them, if anything does.
+    /// The tag that ends them, if there is one.
     pub(super) close: Option<&'static str>,
-    /// What stands before and after the object of a call: tags, which may be tokens, and text.
+    /// Tags (which may be tokens) and text before and after the object of a call.
     pub(super) around: [&'static [&'static str]; 2],
-    /// Whether the objects are a JSON list.
+    /// Whether the objects are in a JSON list.
     pub(super) list: bool,
-    /// Tags outside calls that are no text.
+    /// Tags outside calls that are not text.
     pub(super) silent: &'static [&'static str],
 }
 
@@ -51,7 +51,7 @@ pub(super) static MISTRAL: Tags = Tags {
     silent: &[],
 };
 
-/// GigaChat 3, where a call is a message of another role.
+/// GigaChat 3, in which a call is a message of another role.
 pub(super) static GIGACHAT3: Tags = Tags {
     name: "gigachat3",
     begins: &["function call<|role_sep|>"],
@@ -74,10 +74,10 @@ pub(super) static GIGACHAT31: Tags = Tags {
 /// The most bytes of a call that wait for its name.
 const MOST_HELD: usize = 256 << 10;
 
-/// How far a JSON value has come.
+/// The state of a JSON value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
-    /// It goes on.
+    /// More is needed.
     Open,
     /// It is complete.
     Complete,
@@ -85,10 +85,10 @@ enum Status {
     Broken,
 }
 
-/// Follows a JSON value to its end. It looks at brackets and strings, and leaves words and numbers to others.
+/// Follows a JSON value to its end. It checks only brackets and strings, not words and numbers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scan {
-    /// Brackets that are to be closed.
+    /// Open brackets.
     open: Vec<u8>,
     in_string: bool,
     escaped: bool,
@@ -97,12 +97,12 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Inside an object whose bracket has come.
+    /// A scan that starts inside an object, after its bracket.
     fn inside_object() -> Scan {
         Scan { open: vec![b'}'], ..Scan::default() }
     }
 
-    /// Takes bytes. Gives how many of them belong to the value.
+    /// Reads bytes. Returns how many of them belong to the value.
     fn feed(&mut self, bytes: &[u8]) -> (usize, Status) {
         for (i, &byte) in bytes.iter().enumerate() {
             if self.in_string {
@@ -122,7 +122,7 @@ impl Scan {
             let outside = self.open.is_empty();
             match byte {
                 b'+' | b'-' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => self.word |= outside,
-                // A word has no end of its own.
+                // A word ends only where something else starts.
                 _ if outside && self.word => return (i, Status::Complete),
                 b'"' => self.in_string = true,
                 b'{' => self.open.push(b'}'),
@@ -144,30 +144,30 @@ impl Scan {
     }
 }
 
-/// The arguments of a call as text that ends with a tag: JSON, as it is.
+/// The arguments of a call that end with a tag: JSON, emitted unchanged.
 #[derive(Clone, Debug)]
 pub(super) enum Arguments {
     /// Before the value.
     Start,
     /// Inside the value.
     Value(Scan),
-    /// After it.
+    /// After the value.
     After,
-    /// Not JSON, and all that follows is passed on.
+    /// Not JSON; everything that follows is emitted.
     Raw,
 }
 
 /// What ended the arguments of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// The tag of this number, which is still there.
+    /// The tag with this index, which has not been consumed.
     ByTag(usize),
-    /// Their last bracket, and something else follows.
+    /// Their last bracket; something else follows.
     ByThemselves,
 }
 
 impl Arguments {
-    /// Takes what is there, up to what ends the arguments. Where `closed`, only a tag does.
+    /// Reads the arguments up to their end. If `closed`, only a tag ends them.
     pub(super) fn step(
         &mut self,
         input: &mut Input,
@@ -198,7 +198,7 @@ impl Arguments {
                     }
                 }
                 Arguments::After => {
-                    // A block of code around the JSON ends here.
+                    // The end of a code block around the JSON.
                     let rest = input.rest();
                     let space = rest.bytes().take_while(|&b| is_space(b) || b == b'`').count();
                     input.advance(space);
@@ -233,15 +233,15 @@ fn pass_on(input: &mut Input, count: usize, emit: &mut dyn FnMut(Piece<'_>)) {
     }
 }
 
-/// A call as a JSON object with a name and arguments.
+/// A call that is a JSON object with a name and arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
-    /// The tags around it. Without them only a name that is known makes it a call.
+    /// The tags around it. Without tags only a known name makes it a call.
     tags: Option<&'static Tags>,
     state: JsonState,
-    /// Up to where the object has been read before it is certain to be a call.
+    /// How far the object has been read while it is not certain to be a call.
     read: usize,
-    /// Where the value that is being read starts.
+    /// The start of the value that is being read.
     start: usize,
     key: String,
     name: Option<String>,
@@ -258,23 +258,23 @@ enum JsonState {
     Value,
     OtherValue(Scan),
     CommaOrEnd,
-    /// The arguments of a call that is certain.
+    /// The arguments of a certain call.
     Arguments(Scan),
-    /// After arguments that turned out not to be JSON.
+    /// After arguments that were not JSON.
     Broken,
-    /// The rest of its object.
+    /// The rest of the call's object.
     Rest(Scan),
     /// After the object.
     Close,
 }
 
-/// What the head of a call came to.
+/// The result of reading the start of a call.
 enum Head {
     Wait,
     NotACall,
     /// The name is known, and the arguments start here.
     Streams,
-    /// The object is over.
+    /// The object is complete.
     Over,
 }
 
@@ -326,7 +326,7 @@ impl Call {
                     }
                 }
                 JsonState::Broken => {
-                    // What is left of the call is passed on, for whoever wants to mend it.
+                    // Emits the rest of the call, so that the caller can repair it.
                     let Some(close) = self.close() else { return Progress::Done };
                     return match input.find(&[close]) {
                         Found::Tag { at, .. } => {
@@ -379,7 +379,7 @@ impl Call {
         }
     }
 
-    /// What a call that the end of the text cuts off has come to.
+    /// Ends a call that the end of the text cuts off.
     pub(super) fn cut(&self, emit: &mut dyn FnMut(Piece<'_>)) -> Progress {
         match (&self.state, &self.name, self.tags) {
             (JsonState::Arguments(_) | JsonState::Broken | JsonState::Rest(_) | JsonState::Close, _, _) => {
@@ -393,7 +393,7 @@ impl Call {
         }
     }
 
-    /// Reads on in an object of which nothing has been passed on.
+    /// Reads on in an object of which nothing has been emitted.
     fn head(&mut self, input: &Input, tools: &Tools) -> Head {
         let rest = input.rest();
         let bytes = rest.as_bytes();
@@ -449,7 +449,7 @@ impl Call {
                 (JsonState::CommaOrEnd, b'<') => return self.over(),
                 _ => return Head::NotACall,
             };
-            // A value is read from its first byte on.
+            // A value must be read from its first byte on.
             if !matches!(self.state, JsonState::Key(_) | JsonState::OtherValue(_)) {
                 self.read += 1;
             }
@@ -461,7 +461,7 @@ impl Call {
         if complete { Head::Over } else { Head::NotACall }
     }
 
-    /// Takes the value of a key. Whether it still may be a call.
+    /// Takes the value of a key. Returns whether the object may still be a call.
     fn take(&mut self, value: &str, tools: &Tools) -> bool {
         if self.key == "name" {
             self.name = serde_json::from_str(value).ok().filter(|name: &String| !name.is_empty());
@@ -479,7 +479,7 @@ fn is_arguments(key: &str) -> bool {
     matches!(key, "arguments" | "parameters")
 }
 
-/// Arguments as a JSON object where they are none, one in a string, or null.
+/// Arguments as a JSON object, even if they are missing, null, or an object in a string.
 fn plain(arguments: Option<String>) -> String {
     let Some(arguments) = arguments else { return "{}".into() };
     match serde_json::from_str::<serde_json::Value>(&arguments) {

@@ -1,10 +1,10 @@
-//! A limit to reasoning.
+//! A limit on the length of reasoning.
 
 use super::Parser;
 use crate::TokenId;
 
-/// Follows an answer and, where its reasoning has come to as many tokens as there may be, says which tokens end it: the
-/// answer follows, as the model writes it.
+/// Follows an answer and, once its reasoning reaches the limit, returns the tokens that end it. The model then writes
+/// the answer as usual.
 ///
 /// # Examples
 /// ```
@@ -22,27 +22,27 @@ use crate::TokenId;
 #[derive(Clone, Debug)]
 pub struct ReasoningLimit {
     parser: Parser,
-    /// Tokens of reasoning that may still come.
+    /// Tokens of reasoning left.
     left: usize,
-    /// What ends reasoning.
+    /// The tokens that end reasoning.
     end: Vec<TokenId>,
-    /// How many of these have come.
+    /// How many of these have been generated.
     ended: usize,
 }
 
 impl ReasoningLimit {
-    /// For what the parser reads.
+    /// Follows the text with `parser`.
     pub(super) fn new(parser: Parser, most: usize, end: Vec<TokenId>) -> ReasoningLimit {
         ReasoningLimit { parser, left: most, end, ended: 0 }
     }
 
-    /// The token that has to come next, if one has to.
+    /// The token that must come next, if the limit is reached.
     pub(crate) fn next(&self) -> Option<TokenId> {
         let ends = self.ended > 0 || (self.left == 0 && self.parser.is_reasoning());
         self.end.get(self.ended).copied().filter(|_| ends)
     }
 
-    /// Takes the token that came and the text that it led to.
+    /// Receives the generated token and its text.
     pub(crate) fn take(&mut self, token: TokenId, text: &str) {
         let as_said = self.next() == Some(token);
         self.ended = if as_said { (self.ended + 1) % self.end.len() } else { 0 };
@@ -66,7 +66,7 @@ mod tests {
         let mut limit = ReasoningLimit::new(parser, 1, vec![end]);
         limit.take(other, "Hm. <tool_call>");
         assert_eq!(limit.next(), None);
-        // It turns out to be none: the reasoning goes on, and is ended.
+        // The text turns out to be no call: reasoning continues and is ended.
         limit.take(other, "is a tag.");
         assert_eq!(limit.next(), Some(end));
         for text in ["<tool_call>", "{\"name\": \"now\", ", "\"arguments\": {}}", "</tool_call>", "Done."] {
@@ -88,7 +88,7 @@ mod tests {
             assert_eq!(limit.next(), Some(second));
             limit.take(second, "<|start|>assistant");
         }
-        // Where something else had to come, it begins anew.
+        // If another token was generated instead, ending starts again.
         limit.take(other, "<|channel|>analysis<|message|>Hm.");
         limit.take(first, "<|end|>");
         limit.take(other, "<|channel|>analysis<|message|>");

@@ -1,14 +1,16 @@
-//! What a model writes, understood: its reasoning, what it says, and the tools that it calls.
+//! Dialects: parses what a model writes into reasoning, content and tool calls.
 //!
-//! Every family of models has its own way to write these, and its chat template shows which. A [`Parser`] takes the text
-//! of an answer as it comes, however it is cut, and gives the same pieces, joined, as for the whole text.
+//! Each family writes these in its own format, which its chat template shows. A [`Parser`] reads the text of an
+//! answer as it arrives. However the text is cut, the joined pieces are the same.
 //!
-//! What callers can rely on:
-//! - Content in which there are no tags comes back unchanged. White space around calls, and around reasoning, is dropped.
-//! - What begins like a call and is none (broken before its name, or without one) is content, tags and all.
-//! - A call is named before its arguments. These are one JSON object, as the model wrote it, or made from what it wrote
-//!   where that is not JSON; a call without arguments has `{}`. Where the model wrote JSON that is broken, so are they.
-//! - Where the text ends inside a call, what came of its arguments has been passed on and they are not complete JSON,
+//! Callers can rely on this:
+//! - Content without tags is returned unchanged. White space around calls and around reasoning is dropped.
+//! - Text that starts like a call but is none (broken before its name, or without a name) is content, including its
+//!   tags.
+//! - A call's name comes before its arguments. The arguments are one JSON object: as the model wrote it, or converted
+//!   from what it wrote. Without arguments it is `{}`. If the model wrote broken JSON, it stays broken.
+//! - If the text ends inside a call, the arguments received so far have been emitted and are not complete JSON. For a
+//!   call that is cut off right after its name there are none.
 //!   which for a call cut off right after its name means that there are none.
 
 mod grammar;
@@ -54,27 +56,27 @@ use crate::tokenizer::{Bos, EncodeOptions, Tokenizer};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// What the model says to itself.
+    /// Reasoning.
     Reasoning(&'a str),
-    /// What it says to the user.
+    /// Content for the user.
     Content(&'a str),
-    /// A call of a tool begins.
+    /// A tool call starts.
     Call {
         /// The tool's name.
         name: &'a str,
     },
-    /// More of the JSON text of the arguments of the call that began last.
+    /// More JSON text of the arguments of the last call.
     Arguments(&'a str),
 }
 
-/// How a model writes reasoning and calls.
+/// The format in which a model writes reasoning and tool calls.
 ///
 /// # Examples
 /// ```
 /// use forebay_engine::chat::dialect::{Dialect, Piece};
 /// use serde_json::json;
 ///
-/// // What the chat template writes shows how the model writes.
+/// // The chat template shows the model's format.
 /// let dialect = Dialect::of(r#"<think> <tool_call>{"name": …, "arguments": …}</tool_call>"#);
 /// let tools = [json!({ "type": "function", "function": { "name": "now" } })];
 /// let mut parser = dialect.parser("", &tools);
@@ -91,22 +93,22 @@ pub enum Piece<'a> {
 #[derive(Clone, Debug)]
 pub struct Dialect {
     format: Format,
-    /// What reasoning stands between.
+    /// The tags around reasoning.
     think: &'static Think,
-    /// Whether the template knows of reasoning between these tags.
+    /// Whether the template uses these tags.
     thinks: bool,
-    /// Whether what tells calls apart stands beside their names.
+    /// Whether a call's id is next to its name.
     numbered: bool,
-    /// Whether JSON stands in a block of code.
+    /// Whether JSON is in a code block.
     fenced: bool,
     /// The tags that are control tokens of the model.
     controls: Vec<(&'static str, TokenId)>,
 }
 
-/// How a model writes calls.
+/// The format of calls.
 #[derive(Clone, Copy, Debug)]
 enum Format {
-    /// It does not.
+    /// The model has none.
     None,
     /// JSON after a tag.
     Json(&'static json::Tags),
@@ -114,7 +116,7 @@ enum Format {
     Llama,
     /// A Python list of calls that is the whole answer.
     Pythonic,
-    /// Tags for names and arguments.
+    /// Tags around names and arguments.
     Xml(&'static xml::Tags),
     /// A section of calls, with names between tags and arguments in JSON.
     Sections(&'static sections::Tags),
@@ -133,12 +135,12 @@ impl PartialEq for Format {
     }
 }
 
-/// The tags that a template of each format writes, all of them. The first format is claimed of which all are there.
+/// The tags that a template of each format contains. The first format whose tags are all present is chosen.
 static DIALECTS: &[(&[&str], Format)] = &[
     (&["<|channel|>", "<|message|>"], Format::Harmony),
     (&["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"], Format::Sections(&sections::DEEPSEEK)),
     (&["<|tool_call_begin|>", "<|tool_call_argument_begin|>"], Format::Sections(&sections::KIMI)),
-    // Templates may put these tags together from a mark and a name.
+    // Templates may compose these tags from a mark and a name.
     (&["｜DSML｜", "function_calls>"], Format::Xml(&xml::DSML)),
     (&["｜DSML｜", "tool_calls>"], Format::Xml(&xml::DSML_V4)),
     (&["<minimax:tool_call>", "<invoke name="], Format::Xml(&xml::MINIMAX)),
@@ -163,8 +165,8 @@ static DIALECTS: &[(&[&str], Format)] = &[
 ];
 
 impl Dialect {
-    /// That of a chat template, by the tags that it writes. Where not all tags of a dialect are there, none is claimed, and
-    /// nothing is a call: tags that another family shares would be forced on the model.
+    /// The dialect of a chat template, by the tags that it contains. If not all tags of a format are present, there
+    /// are no calls: tags that another family uses too would be forced on the model.
     pub fn of(template_source: &str) -> Dialect {
         let has = |tag: &str| template_source.contains(tag);
         let found = DIALECTS.iter().find(|(tags, _)| tags.iter().all(|tag| has(tag)));
@@ -185,18 +187,18 @@ impl Dialect {
         }
     }
 
-    /// The same for a model with these tokens. Tags may be control tokens, which are not text unless they are
-    /// [shown](Dialect::shown), and which grammars name by number.
+    /// The same dialect for a model with these tokens. Tags may be control tokens, which are not text unless they are
+    /// [shown](Dialect::shown), and which grammars refer to by number.
     pub fn with_tokens(mut self, tokenizer: &Tokenizer) -> Dialect {
         let tokens = self.tags().into_iter().filter_map(|tag| Some((tag, tokenizer.find(tag)?)));
         self.controls = tokens.filter(|&(_, token)| tokenizer.is_control(token)).collect();
         self
     }
 
-    /// The control tokens that a [parser](Dialect::parser) for these tools has to see: they go into
+    /// The control tokens that a [parser](Dialect::parser) for these tools must see as text, for
     /// [`Request::shown`](crate::Request::shown).
     pub fn shown(&self, tools: &[Value]) -> Vec<TokenId> {
-        // Where there is nothing to call, the tags of calls would be taken for text.
+        // Without tools, the tags of calls would be mistaken for text.
         let all = !tools.is_empty() || self.format == Format::Harmony;
         let silent = self.format.silent();
         let needed = |tag: &str| {
@@ -206,7 +208,7 @@ impl Dialect {
         self.controls.iter().filter(|(tag, _)| needed(tag)).map(|&(_, token)| token).collect()
     }
 
-    /// Its name, for people.
+    /// The dialect's name, for messages.
     pub fn name(&self) -> &'static str {
         match self.format {
             Format::None => "none",
@@ -219,27 +221,28 @@ impl Dialect {
         }
     }
 
-    /// A Lark grammar for an answer that calls one of these tools, after reasoning where the prompt leaves that open.
+    /// A Lark grammar for an answer that calls one of these tools, after reasoning unless the prompt excludes it.
     ///
     /// # Errors
-    /// If the template does not show how the model calls tools, or there are none.
+    /// If the template does not show how the model calls tools, or there are no tools.
     pub fn call_grammar(&self, prompt: &str, tools: &[Value]) -> Result<String> {
         grammar::calls(self, prompt, tools)
     }
 
-    /// A Lark grammar for an answer that is JSON of a schema or calls one of these tools, after reasoning where the prompt
-    /// leaves that open.
+    /// A Lark grammar for an answer that is JSON of this schema or calls one of these tools, after reasoning unless
+    /// the prompt excludes it.
     pub fn answer_grammar(&self, prompt: &str, schema: &Value, tools: &[Value]) -> String {
         grammar::answer(self, prompt, schema, tools)
     }
 
-    /// A Lark grammar for an answer that calls nothing, after reasoning where the prompt leaves that open. `None` where calls
-    /// look like what may be said.
+    /// A Lark grammar for an answer without calls, after reasoning unless the prompt excludes it. `None` if calls
+    /// cannot be told from text.
     pub fn text_grammar(&self, prompt: &str) -> Option<String> {
         grammar::text(self, prompt)
     }
 
-    /// A parser for the answer to a prompt. Without tools there are no calls, and what looks like one is text.
+    /// A parser for the answer to a prompt. Without tools there are no calls, and text that looks like one is
+    /// content.
     pub fn parser(&self, prompt: &str, tools: &[Value]) -> Parser {
         let tools = Tools::new(tools);
         let machine = match self.format {
@@ -249,11 +252,11 @@ impl Dialect {
         Parser { input: Input::default(), machine }
     }
 
-    /// For an answer to a prompt that may have so many tokens of reasoning: what ends it then. Goes into
+    /// A limit of `most` tokens of reasoning for the answer to a prompt, for
     /// [`Request::reasoning`](crate::Request::reasoning).
     ///
     /// # Errors
-    /// If the model cannot spell what ends its reasoning.
+    /// If the model has no tokens for the text that ends its reasoning.
     pub fn limit(
         &self,
         most: usize,
@@ -271,7 +274,7 @@ impl Dialect {
 }
 
 impl Dialect {
-    /// All tags that may come.
+    /// All tags that may occur.
     fn tags(&self) -> Vec<&'static str> {
         let mut tags = vec![self.think.open, self.think.close];
         match self.format {
@@ -296,7 +299,7 @@ impl Dialect {
         if self.format == Format::Sections(&sections::SOLAR) {
             tags.push(sections::SOLAR_BEGIN);
         }
-        // A line break after a tag may be part of its token.
+        // A line break after a tag may be part of the tag's token.
         let alone: Vec<&str> = tags.iter().map(|tag| tag.trim_end()).collect();
         tags.extend(alone);
         tags.retain(|tag| !tag.trim().is_empty());
@@ -306,7 +309,7 @@ impl Dialect {
     }
 }
 
-/// Takes an answer's text as it comes and tells what it is.
+/// Parses an answer's text as it arrives into [`Piece`]s.
 ///
 /// # Examples
 /// ```
@@ -339,19 +342,19 @@ enum Machine {
 }
 
 impl Parser {
-    /// Takes text and passes on what is certain.
+    /// Parses more text and emits what is certain.
     pub fn push(&mut self, text: &str, emit: &mut dyn FnMut(Piece<'_>)) {
         self.input.push(text);
         self.step(emit);
     }
 
-    /// Ends the text and passes on what was held back.
+    /// Ends the text and emits what was held back.
     pub fn finish(mut self, emit: &mut dyn FnMut(Piece<'_>)) {
         self.input.end();
         self.step(emit);
     }
 
-    /// Whether what comes next is reasoning, as far as can be told.
+    /// Whether what comes next is reasoning, as far as is known.
     fn is_reasoning(&self) -> bool {
         match &self.machine {
             Machine::Text(text) => text.is_reasoning(),
@@ -367,13 +370,13 @@ impl Parser {
     }
 }
 
-/// How far a call has come.
+/// The state of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     /// More text is needed.
     Wait,
-    /// It is over.
+    /// The call is complete.
     Done,
-    /// It is none, and nothing of it has been passed on or left behind but its opening tag.
+    /// It is not a call; nothing of it was emitted, and only its opening tag was consumed.
     NotACall,
 }

@@ -1,14 +1,14 @@
-//! Calls that are a Python list of calls: `[name(key=value, …), …]`, which is the whole answer.
+//! Calls as a Python list, `[name(key=value, …), …]`, which is the whole answer.
 
 use super::input::{Begins, Input, MOST_NAME, is_space, trim, trim_start};
 use super::values::{Tools, escaped, quoted};
 use super::{Piece, Progress};
 
-/// What may stand around the list.
+/// Tags that may enclose the list.
 pub(super) const START: &str = "<|python_start|>";
 pub(super) const END: &str = "<|python_end|>";
 
-/// The JSON of a Python literal, if the text is one with brackets.
+/// The JSON of a Python literal in brackets; `None` if the text is none.
 pub(super) fn json(text: &str) -> Option<String> {
     let mut value = Calls { state: PythonicState::Value, ..Calls::new() };
     let mut json = String::new();
@@ -28,53 +28,53 @@ pub(super) fn json(text: &str) -> Option<String> {
     (value.state == PythonicState::AfterValue && value.open.is_empty()).then_some(json)
 }
 
-/// A list of calls. Its values are written as JSON while they come.
+/// A list of calls. Its values are converted to JSON as they arrive.
 #[derive(Clone, Debug)]
 pub(super) struct Calls {
     state: PythonicState,
-    /// Whether a call is certain: only a name that is known makes the first one a call.
+    /// Whether there is certainly a call: the first one needs a known name.
     certain: bool,
-    /// The brackets of values that are open.
+    /// The open brackets of values.
     open: Vec<Bracket>,
-    /// Arguments of the call so far.
+    /// The number of arguments of the current call.
     count: usize,
-    /// A name, a word or an escape that is being read.
+    /// The name, word or escape that is being read.
     text: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PythonicState {
-    /// Before the list: nothing has been left behind.
+    /// Before the list; nothing has been consumed.
     Start,
-    /// Before the name of another call, inside it, and after it.
+    /// Before, inside or after the name of another call.
     Name,
-    /// Before the name of an argument, and inside it.
+    /// Before or inside the name of an argument.
     Key,
-    /// Before a value, or before what closes the bracket around it.
+    /// Before a value, or before the bracket that closes its container.
     Value,
     Text {
         quote: char,
     },
-    /// After a backslash in a text.
+    /// After a backslash in a string.
     Escape {
         quote: char,
     },
-    /// A number, a constant, or text without quotes.
+    /// A number, a constant, or a string without quotes.
     Word,
     AfterValue,
     AfterCall,
     AfterList,
-    /// What is not Python is passed on as it is.
+    /// Not Python; everything is emitted unchanged.
     Raw,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bracket {
-    /// A list or a tuple. Nothing is in it if `empty`.
+    /// A list or a tuple, without elements so far if `empty`.
     List {
         empty: bool,
     },
-    /// A dictionary, at a key or at its value.
+    /// A dictionary, at a key or at a value.
     Keys {
         empty: bool,
     },
@@ -104,7 +104,7 @@ impl Calls {
                 _ => return Progress::NotACall,
             }
         }
-        // JSON of this call that has not been passed on.
+        // JSON of this call that has not been emitted.
         let mut json = String::new();
         let mut read = 0;
         for (at, c) in input.rest().char_indices() {
@@ -121,7 +121,7 @@ impl Calls {
             } else {
                 self.take(c, &mut json);
             }
-            // A call's arguments come before the name of the next.
+            // A call's arguments must be emitted before the next call.
             if self.state == PythonicState::AfterCall && !json.is_empty() {
                 emit(Piece::Arguments(&std::mem::take(&mut json)));
             }
@@ -147,12 +147,12 @@ impl Calls {
         }
     }
 
-    /// What calls that are not there, or not all of them, have come to.
+    /// Ends calls that the end of the text cuts off.
     pub(super) fn cut(&self) -> Progress {
         if self.certain { Progress::Done } else { Progress::NotACall }
     }
 
-    /// Whether a character is part of the list.
+    /// Whether a character continues the list.
     fn goes_on_with(&self, c: char) -> bool {
         let space = c.is_ascii() && is_space(c as u8);
         match self.state {
@@ -163,7 +163,7 @@ impl Calls {
         }
     }
 
-    /// Takes a character of a call, and writes the JSON that it leads to.
+    /// Reads a character of a call and writes the resulting JSON.
     fn take(&mut self, c: char, json: &mut String) {
         let space = c.is_ascii() && is_space(c as u8);
         self.state = match self.state {
@@ -210,7 +210,7 @@ impl Calls {
                     self.open.push(Bracket::Keys { empty: true });
                     PythonicState::Value
                 }
-                // An empty one, or a comma after the last.
+                // An empty container, or a comma after the last element.
                 ']' | ')' | '}' if !self.open.is_empty() => self.close(c, json),
                 ',' | ':' | '=' | ']' | ')' | '}' => self.give_up(c, json),
                 _ => {
@@ -230,7 +230,7 @@ impl Calls {
                     PythonicState::Text { quote }
                 }
             },
-            // Python leaves a backslash that means nothing, and so does this for a code that is cut short.
+            // Python keeps a backslash without meaning; the same happens to an incomplete code here.
             PythonicState::Escape { quote } if !self.text.is_empty() && !c.is_ascii_hexdigit() => {
                 json.push_str(&escaped(&format!("\\{}", std::mem::take(&mut self.text))));
                 self.state = PythonicState::Text { quote };
@@ -275,7 +275,7 @@ impl Calls {
         };
     }
 
-    /// Writes what is between this value and the one before.
+    /// Writes the separator between this value and the previous one.
     fn begin(&mut self, json: &mut String) {
         match self.open.last_mut() {
             Some(Bracket::List { empty } | Bracket::Keys { empty }) => {
@@ -287,7 +287,7 @@ impl Calls {
         }
     }
 
-    /// Takes what follows a value.
+    /// Reads the character after a value.
     fn after_value(&mut self, c: char, json: &mut String) -> PythonicState {
         match (c, self.open.last_mut()) {
             (',', None) => PythonicState::Key,
@@ -334,7 +334,7 @@ impl Calls {
         });
     }
 
-    /// This is not Python: what the model wrote is passed on.
+    /// The text is not Python: emits what the model wrote.
     fn give_up(&mut self, c: char, json: &mut String) -> PythonicState {
         json.push_str(&std::mem::take(&mut self.text));
         json.push(c);
@@ -342,10 +342,10 @@ impl Calls {
     }
 }
 
-/// The longest beginning of a list up to its first arguments.
+/// The longest start of a list, up to its first arguments.
 const MOST_HEAD: usize = 2 * MOST_NAME;
 
-/// The name of the first call of a list, and how many bytes there are up to its arguments.
+/// The name of the first call of a list, and the number of bytes up to its arguments.
 fn first_name(text: &str) -> Option<(&str, usize)> {
     let list = trim_start(text).strip_prefix('[')?;
     let (name, _) = list.split_once('(')?;
@@ -354,7 +354,7 @@ fn first_name(text: &str) -> Option<(&str, usize)> {
     (is_name(name) && skip <= MOST_HEAD).then_some((name, skip))
 }
 
-/// Whether a text may become the beginning of a list of calls.
+/// Whether a text may be the start of a list of calls.
 fn may_be_a_list(text: &str) -> bool {
     let name = match trim(text).strip_prefix('[') {
         Some(name) => trim(name),
@@ -371,7 +371,7 @@ fn is_name_char(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
 
-/// The JSON of what follows a backslash, when all of it is there.
+/// The JSON of an escape, once it is complete.
 fn unescaped(text: &str) -> Option<String> {
     let kind = text.chars().next()?;
     let digits = match kind {
@@ -392,7 +392,7 @@ fn unescaped(text: &str) -> Option<String> {
         '0' => "\\u0000".into(),
         'a' => "\\u0007".into(),
         'v' => "\\u000b".into(),
-        // Halves of a character stay halves, as JSON writes them.
+        // A surrogate stays a surrogate, as in JSON.
         'x' | 'u' => format!("\\u{:04x}", number()),
         'U' => {
             let c = char::from_u32(number()).unwrap_or(char::REPLACEMENT_CHARACTER);

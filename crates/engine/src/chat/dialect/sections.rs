@@ -1,4 +1,4 @@
-//! Calls in a section of their own: a name, a separator, and arguments in JSON.
+//! Calls in a section: a name, a separator, and arguments in JSON.
 
 use super::input::{Begins, Input, MOST_NAME, MOST_SPACE, begins, is_space, trim, trim_start};
 use super::json::{Arguments, Ended};
@@ -7,38 +7,38 @@ use super::{Piece, Progress};
 /// How a model writes them.
 #[derive(Debug)]
 pub(super) struct Tags {
-    /// The dialect's name, for people.
+    /// The dialect's name in messages.
     pub(super) name: &'static str,
-    /// Around all calls, if anything is.
+    /// The tags around all calls, if there are any.
     pub(super) section: Option<[&'static str; 2]>,
-    /// Before a call.
+    /// The tag before a call.
     pub(super) call: &'static str,
-    /// After it, if anything is.
+    /// The tag after a call, if there is one.
     pub(super) call_end: Option<&'static str>,
-    /// Between its name and its arguments.
+    /// The tag between name and arguments.
     pub(super) separator: &'static str,
     pub(super) naming: Naming,
-    /// What calls begin with: the tag around them, if there is one, and that of a call itself.
+    /// The tags that start calls: the one around all calls, if there is one, and the one before a call.
     pub(super) begins: &'static [&'static str],
-    /// Tags outside calls that are no text.
+    /// Tags outside calls that are not text.
     pub(super) silent: &'static [&'static str],
 }
 
 /// Where the name is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
-    /// Before the separator. If no JSON follows it, then after it, and the JSON in a block of code.
+    /// Before the separator. If no JSON follows the separator, the name is after it, and the JSON in a code block.
     BeforeOrAfter,
-    /// Before it, as `functions.NAME:NUMBER`.
+    /// Before the separator, as `functions.NAME:NUMBER`.
     Numbered,
-    /// Before it, as `NAME`, or `NAME`, this tag and what tells calls apart.
+    /// Before the separator: `NAME`, or `NAME`, this tag and an id.
     BeforeId(&'static str),
-    /// Before it, after what tells calls apart and this tag.
+    /// Before the separator: an id, this tag and the name.
     AfterId(&'static str),
 }
 
 impl Naming {
-    /// The tag between the name and what tells calls apart.
+    /// The tag between the name and the id.
     pub(super) fn tag(self) -> Option<&'static str> {
         match self {
             Naming::BeforeId(tag) | Naming::AfterId(tag) => Some(tag),
@@ -83,10 +83,10 @@ pub(super) static MISTRAL: Tags = Tags {
     silent: &[],
 };
 
-/// What begins a message of Solar Open, before the role that it is of.
+/// The start of a Solar Open message, before its role.
 pub(super) const SOLAR_BEGIN: &str = "<|begin|>";
 
-/// Solar Open, whose reasoning, answers and calls are messages.
+/// Solar Open, in which reasoning, answers and calls are messages.
 pub(super) static SOLAR: Tags = Tags {
     name: "solar-open",
     section: Some(["<|tool_calls|>", "<|calls|>"]),
@@ -105,13 +105,13 @@ pub(super) struct Calls {
     state: SectionState,
     /// Whether there was a call.
     certain: bool,
-    /// How many bytes are before the name.
+    /// The number of bytes before the name.
     lead: usize,
 }
 
 #[derive(Clone, Debug)]
 enum SectionState {
-    /// Before a call, or after the last.
+    /// Before a call, or after the last one.
     Between,
     /// Before the separator.
     Head,
@@ -119,7 +119,7 @@ enum SectionState {
 }
 
 impl Calls {
-    /// After a tag that opens the section, or a call.
+    /// After a tag that opens the section or a call.
     pub(super) fn new(tags: &'static Tags, opened: &str) -> Calls {
         let state = if opened == tags.call { SectionState::Head } else { SectionState::Between };
         Calls { tags, state, certain: false, lead: 0 }
@@ -176,17 +176,17 @@ impl Calls {
         }
     }
 
-    /// What calls that are not there, or not all of them, have come to.
+    /// Ends calls that the end of the text cuts off.
     pub(super) fn cut(&self) -> Progress {
         if self.certain { Progress::Done } else { Progress::NotACall }
     }
 }
 
-/// The head of a call.
+/// The start of a call.
 enum Head<'a> {
     Wait,
     Nameless,
-    /// The name, and how many bytes are before the arguments.
+    /// The name, and the number of bytes before the arguments.
     Name {
         name: &'a str,
         skip: usize,
@@ -196,7 +196,7 @@ enum Head<'a> {
 fn head<'a>(tags: &Tags, text: &'a str, ended: bool) -> Head<'a> {
     let known: Vec<&str> = [tags.separator].into_iter().chain(tags.naming.tag()).collect();
     let is_first = |c| known.iter().any(|tag| tag.starts_with(c));
-    // Where the tag between the name and what tells calls apart is.
+    // The place of the tag between name and id.
     let mut id = None;
     let mut from = 0;
     let at = loop {
@@ -250,7 +250,7 @@ fn head<'a>(tags: &Tags, text: &'a str, ended: bool) -> Head<'a> {
     }
 }
 
-/// The name before a block of code.
+/// The name before a code block.
 fn fenced(text: &str, skip: usize, ended: bool) -> Head<'_> {
     let Some(end) = text.find(['`', '{', '<']) else {
         return if ended || text.len() > MOST_NAME { Head::Nameless } else { Head::Wait };

@@ -1,4 +1,4 @@
-//! Answers that are text: reasoning between tags, then what is said, with calls between.
+//! Answers that are text: reasoning between tags, then content with calls.
 
 use std::ops::Range;
 
@@ -6,47 +6,49 @@ use super::input::{Begins, Found, Input, MOST_SPACE, begins, trim_start, without
 use super::values::Tools;
 use super::{Dialect, Format, Piece, Progress, json, pythonic, sections, xml};
 
-/// What reasoning stands between.
+/// The tags around reasoning.
 #[derive(Debug)]
 pub(super) struct Think {
     pub(super) open: &'static str,
     pub(super) close: &'static str,
-    /// What ends reasoning wherever it is, on a line of its own: after half a sentence the model would go on with the other.
+    /// Text that ends reasoning at any point. It starts on a new line; after half a sentence the model would write
+    /// the other half.
     pub(super) end: &'static str,
 }
 
 pub(super) static THINK: Think = Think { open: "<think>", close: "</think>", end: "\n</think>\n\n" };
 pub(super) static MISTRAL_THINK: Think = Think { open: "[THINK]", close: "[/THINK]", end: "\n[/THINK]\n\n" };
-/// Here reasoning and answer are messages: the header of the answer follows.
+/// Reasoning and answer are messages here, so the answer's header follows.
 pub(super) static SOLAR_THINK: Think =
     Think { open: "<|think|>", close: "<|end|>", end: "<|end|><|begin|>assistant<|content|>" };
 
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
 
-/// What stands before another object that is a call.
+/// What may separate a call that is a bare object from the next one.
 const BETWEEN: [&str; 2] = ["; {", ";{"];
 
 /// Reads an answer.
 #[derive(Clone, Debug)]
 pub(super) struct Text {
-    /// How calls are written; plain text if there is nothing to call.
+    /// The format of calls; none if there are no tools.
     format: Format,
     think: &'static Think,
-    /// Tags outside calls that are no text.
+    /// Tags outside calls that are not text.
     silent: &'static [&'static str],
     tools: Tools,
     state: TextState,
-    /// White space that comes next is no part of what follows.
+    /// Whether white space that comes next is dropped.
     trim: bool,
     /// Whether there was a call.
     called: bool,
-    /// Whether a call came inside reasoning that nobody has ended. The tag that ends it may still come, and is no text.
+    /// Whether a call came inside reasoning that was not ended. The tag that ends reasoning may still come and is
+    /// dropped.
     unended: bool,
 }
 
 #[derive(Clone, Debug)]
 enum TextState {
-    /// Nothing but white space has come.
+    /// Only white space has arrived.
     Start {
         reasoning: Opened,
     },
@@ -54,21 +56,21 @@ enum TextState {
     Content,
     Call {
         call: Call,
-        /// What has come of it, with the white space before it: text, if it is no call.
+        /// The text before the call, with its white space: content, if this is no call.
         before: String,
-        /// Whether it came inside reasoning.
+        /// Whether the call came inside reasoning.
         inside: bool,
     },
 }
 
-/// Who opened the reasoning.
+/// What opened the reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opened {
-    /// Nobody yet.
+    /// Nothing yet.
     Not,
     /// The prompt.
     ByPrompt,
-    /// It is over.
+    /// Reasoning is over.
     Over,
 }
 
@@ -82,7 +84,7 @@ enum Call {
 }
 
 impl Text {
-    /// For what follows a prompt.
+    /// A parser for what follows a prompt.
     pub(super) fn after(prompt: &str, dialect: &Dialect, tools: Tools) -> Text {
         let think = dialect.think;
         let prompt = prompt.trim_end();
@@ -113,7 +115,7 @@ impl Text {
         } {}
     }
 
-    /// Finds out what the answer begins with.
+    /// Decides what the answer starts with.
     fn start(&mut self, input: &mut Input) -> bool {
         let TextState::Start { reasoning } = self.state else { return true };
         if self.trim {
@@ -122,7 +124,7 @@ impl Text {
         let rest = input.rest();
         let inner = trim_start(rest);
         let space = rest.len() - inner.len();
-        // A model reasons first or not at all; and one that has been led to it may say so again.
+        // A model reasons first or not at all. If the prompt opens the reasoning, it may repeat the tag.
         let mut tags = Vec::new();
         if reasoning != Opened::Over {
             tags.push(self.think.open);
@@ -149,8 +151,8 @@ impl Text {
         true
     }
 
-    /// Reads reasoning up to its end, or to a call: models that want to call a tool forget to end their reasoning. What
-    /// only mentions the tag of a call is none, and stays reasoning.
+    /// Reads reasoning up to its end or to a call, because models that want to call a tool may forget to end their
+    /// reasoning. Reasoning that only mentions the tag of a call contains no call.
     fn reasoning(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> bool {
         if self.trim {
             input.skip_space();
@@ -218,7 +220,7 @@ impl Text {
                 input.advance(at + tags[which].len());
                 self.unended &= tags[which] != self.think.close;
                 self.trim = true;
-                // A message begins or ends, and the next may be reasoning.
+                // A message starts or ends, and the next may be reasoning.
                 if self.silent.contains(&tags[which]) {
                     self.state = TextState::Start { reasoning: Opened::Not };
                 }
@@ -233,7 +235,7 @@ impl Text {
         }
     }
 
-    /// Leaves behind a tag that opens a call, with the white space before it, which are at this place.
+    /// Consumes a tag that opens a call, at `place`, with the white space before it.
     fn open(&mut self, input: &mut Input, place: Range<usize>, tag: &str, inside: bool) {
         let before = input.rest()[place.clone()].to_owned();
         input.advance(place.end);
@@ -273,7 +275,7 @@ impl Text {
             self.trim = true;
             self.called = true;
             self.unended |= inside;
-            // Where nothing but itself says that an object is a call, another may follow.
+            // After a call that is a bare object, another may follow.
             self.state = match self.format {
                 Format::Llama => TextState::Start { reasoning: Opened::Over },
                 _ => TextState::Content,
@@ -284,7 +286,7 @@ impl Text {
 }
 
 impl Format {
-    /// The tags that calls begin with.
+    /// The tags that start calls.
     pub(super) fn opening(self) -> &'static [&'static str] {
         match self {
             Format::None | Format::Llama | Format::Pythonic | Format::Harmony => &[],
@@ -294,7 +296,7 @@ impl Format {
         }
     }
 
-    /// Tags outside calls that are no text.
+    /// Tags outside calls that are not text.
     pub(super) fn silent(self) -> &'static [&'static str] {
         match self {
             Format::Json(tags) => tags.silent,
@@ -303,7 +305,7 @@ impl Format {
         }
     }
 
-    /// What an answer begins with that is a call and nothing else, or after such a call another.
+    /// How an answer that consists of a call starts; `called` means that such a call came before.
     fn whole(self, called: bool) -> impl Iterator<Item = &'static str> {
         let (first, next): (&[&str], &[&str]) = match self {
             Format::Llama => (&[PYTHON_TAG, "{"], &BETWEEN),

@@ -1,4 +1,4 @@
-//! Arguments that a model writes as text, as JSON: what a tool's schema says that they are.
+//! Converts arguments that a model writes as text to JSON, by the types in a tool's schema.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use serde_json::value::RawValue;
 use super::input::trim;
 use super::pythonic;
 
-/// The tools that a model may call, as far as reading an answer needs them. Copies share one table, so that the choices of a
-/// request do not each hold the schemas.
+/// The parameters of the tools that a model may call. Clones share one table, so that each choice of a request does
+/// not need its own.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tools(Arc<HashMap<String, Signature>>);
 
-/// What the parameters of a tool may be.
+/// The parameter types of a tool.
 #[derive(Debug)]
 struct Signature {
-    /// By name.
+    /// The types of each declared parameter.
     properties: HashMap<String, Kinds>,
-    /// All others.
+    /// The types of all other parameters.
     others: Kinds,
 }
 
 impl Tools {
-    /// Those of a request: functions in OpenAI's shape, or bare ones with a name.
+    /// The tools of a request: functions in OpenAI's format, or objects with a name.
     pub(super) fn new(tools: &[Value]) -> Tools {
         let signatures =
             tools.iter().filter_map(|tool| Some((name(tool)?.to_owned(), Signature::new(parameters(tool)))));
@@ -39,7 +39,7 @@ impl Tools {
         self.0.contains_key(name)
     }
 
-    /// What a parameter of a tool may be.
+    /// The types of a tool's parameter.
     pub(super) fn kinds(&self, tool: &str, parameter: &str) -> Kinds {
         let Some(signature) = self.0.get(tool) else { return Kinds::default() };
         signature.properties.get(parameter).copied().unwrap_or(signature.others)
@@ -47,7 +47,7 @@ impl Tools {
 }
 
 impl Signature {
-    /// Of the schema of a tool's parameters.
+    /// The types in the schema of a tool's parameters.
     fn new(schema: &Value) -> Signature {
         let kinds = |property: &Value| Kinds::of(property, schema);
         let properties = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
@@ -58,12 +58,12 @@ impl Signature {
     }
 }
 
-/// The name of a tool.
+/// A tool's name.
 pub(super) fn name(tool: &Value) -> Option<&str> {
     function(tool).get("name")?.as_str().filter(|name| !name.is_empty())
 }
 
-/// The schema of its parameters; null if it has none.
+/// The schema of a tool's parameters; null if it has none.
 pub(super) fn parameters(tool: &Value) -> &Value {
     let function = function(tool);
     function.get("parameters").or_else(|| function.get("input_schema")).unwrap_or(&Value::Null)
@@ -73,7 +73,7 @@ fn function(tool: &Value) -> &Value {
     tool.get("function").unwrap_or(tool)
 }
 
-/// What a value may be by its schema. Nothing at all: the schema does not say.
+/// The types that a schema allows for a value. None at all: the schema does not say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kinds(u8);
 
@@ -85,29 +85,29 @@ const ARRAY: u8 = 16;
 const OBJECT: u8 = 32;
 const STRING: u8 = 64;
 
-/// How many schemas and values are looked at to find out what one parameter may be.
+/// How many schemas and values are examined to find one parameter's types.
 const MOST_STEPS: usize = 256;
 
 /// How a value is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// As text that is passed on as it comes.
+    /// As a string that is emitted as it arrives.
     Text,
-    /// As text unless it is null.
+    /// As a string, unless it is null.
     TextOrNull,
-    /// When all of it is there.
+    /// Once all of it has arrived.
     Whole,
 }
 
 impl Kinds {
-    /// Text and nothing else.
+    /// Strings only.
     pub(super) const TEXT: Kinds = Kinds(STRING);
 
-    /// What a schema inside `root` says.
+    /// The types that a schema inside `root` allows.
     fn of(schema: &Value, root: &Value) -> Kinds {
         let mut kinds = 0;
         let mut schemas = VecDeque::from([schema]);
-        // References may go round in circles, and many properties may refer to one large schema.
+        // References may be circular, and many properties may refer to one large schema.
         let mut steps = MOST_STEPS;
         while let Some(schema) = schemas.pop_front().filter(|_| steps > 0) {
             steps -= 1;
@@ -149,22 +149,23 @@ impl Kinds {
         }
     }
 
-    /// Whether text is among what it may be, or nobody says.
+    /// Whether a string is allowed, or nothing is known.
     pub(super) fn may_be_text(self) -> bool {
         self.0 == 0 || self.0 & STRING != 0
     }
 
-    /// The JSON of a text. What does not fit the schema is JSON if it can be, and else text.
+    /// The JSON of a text. If it does not match the schema, it is taken as JSON if it is valid, otherwise as a
+    /// string.
     pub(super) fn json(self, text: &str) -> String {
         let value = trim(text);
-        // Templates print values as Python does, and so do models.
+        // Templates print values in Python's syntax, and so do models.
         let plain = match value {
             "True" | "TRUE" => "true",
             "False" | "FALSE" => "false",
             "None" => "null",
             other => other,
         };
-        // Words of Python are text where nobody knows better.
+        // Without a type in the schema, Python's words are strings.
         let value = if self.0 & (BOOLEAN | NULL) == 0 { value } else { plain };
         let is_json = |text: &str| serde_json::from_str::<&RawValue>(text).is_ok();
         let literal = if self.0 & (ARRAY | OBJECT) == 0 || is_json(value) {
@@ -178,7 +179,7 @@ impl Kinds {
         let fits = match self.0 {
             0 => kind != STRING,
             _ if self.0 & kind != 0 => kind != STRING,
-            // A number such as 3.0 is an integer, too.
+            // A number such as 3.0 is an integer too.
             _ => self.0 & STRING == 0,
         };
         match parsed {
@@ -194,7 +195,7 @@ pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A part of a text inside a JSON string.
+/// A part of a text, for the inside of a JSON string.
 pub(super) fn escaped(text: &str) -> String {
     let mut quoted = quoted(text);
     quoted.pop();
@@ -226,7 +227,7 @@ fn kind_of(value: &Value) -> u8 {
     }
 }
 
-/// What a valid JSON text is.
+/// The type of a valid JSON text.
 fn json_kind(json: &str) -> u8 {
     match json.as_bytes().first() {
         Some(b'n') => NULL,
@@ -245,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_share_what_is_known_of_the_tools() {
+    fn clones_share_the_table_of_tools() {
         let zeros = vec![0; 1000];
         let tool = json!({ "name": "f", "parameters": { "properties": { "a": { "enum": zeros } } } });
         let tools = Tools::new(&[tool]);
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn schemas_that_refer_to_themselves_are_read_in_few_steps() {
+    fn circular_schemas_are_read_in_bounded_steps() {
         let cycles = vec![json!({ "$ref": "#/properties/a" }); 100];
         let schema = json!({
             "properties": {

@@ -1,40 +1,40 @@
-//! Calls whose arguments stand between tags, each as text.
+//! Calls whose arguments are text between tags.
 
 use super::input::{Begins, Found, Input, MOST_NAME, MOST_SPACE, begins, trim, trim_start};
 use super::values::{Kinds, Reading, Tools, escaped, quoted};
 use super::{Piece, Progress};
 
-/// How a model writes such calls.
+/// How a model writes them.
 #[derive(Debug)]
 pub(super) struct Tags {
-    /// The dialect's name, for people.
+    /// The dialect's name in messages.
     pub(super) name: &'static str,
-    /// Around calls, if anything is.
+    /// The tags around all calls, if there are any.
     pub(super) calls: Option<[&'static str; 2]>,
-    /// Around one call, with its name: what is before the name, and what ends the call. Without them there is one call
-    /// between the tags around calls, and its name is the first word.
+    /// The tags around one call: the text before its name, and the tag that ends it. Without them, the tags around
+    /// all calls enclose one call, whose name is the first word.
     pub(super) function: Option<Function>,
-    /// Before and after the name of a parameter.
+    /// The text before and after the name of a parameter.
     pub(super) key: [&'static str; 2],
-    /// Before the value, if anything is.
+    /// The tag before a value, if there is one.
     pub(super) value: Option<&'static str>,
-    /// After it.
+    /// The tag after a value.
     pub(super) value_end: &'static str,
-    /// What ends a value as well, since models forget to.
+    /// Other tags that end a value, because models forget the right one.
     pub(super) value_cut: &'static [&'static str],
-    /// What calls begin with: the tag around them, or that of a call itself.
+    /// The tags that start calls: the one around all calls, or the one of a call.
     pub(super) begins: &'static [&'static str],
-    /// Whether tags stand on lines of their own, and values, too.
+    /// Which tags and values are on their own lines.
     pub(super) layout: Layout,
-    /// Whether a value may be in a section that says that nothing in it is a tag.
+    /// Whether a value may be in a CDATA section.
     pub(super) sections: bool,
-    /// Whether names stand in quotes.
+    /// Whether names are quoted.
     pub(super) quotes: bool,
-    /// Whether a parameter says if it is text, as `string="true"` after its name.
+    /// Whether a parameter can declare itself a string, as `string="true"` after its name.
     pub(super) says_text: bool,
 }
 
-/// What stands on lines of its own.
+/// What is on its own line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     Nothing,
@@ -42,7 +42,7 @@ pub(super) enum Layout {
     TagsAndValues,
 }
 
-/// What is around one call.
+/// The tags around one call.
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) open: &'static str,
@@ -139,33 +139,33 @@ pub(super) static MINICPM: Tags = Tags {
     says_text: false,
 };
 
-/// What is around a value in which nothing is a tag.
+/// The tags around a value in which nothing else is a tag.
 pub(super) const SECTION: [&str; 2] = ["<![CDATA[", "]]>"];
 
-/// A call.
+/// A call that is being read.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     tags: &'static Tags,
     state: XmlState,
-    /// Whether the tag around all calls has not come: then only a known name makes it a call.
+    /// Whether the tag around all calls is missing: then only a known name makes this a call.
     alone: bool,
-    /// Whether a call is certain.
+    /// Whether this is certainly a call.
     certain: bool,
-    /// How many bytes are before the name.
+    /// The number of bytes before the name.
     lead: usize,
     name: String,
     key: String,
-    /// Whether the parameter says that it is text.
+    /// Whether the parameter declares itself a string.
     is_text: bool,
-    /// Whether its value is in a section in which nothing is a tag.
+    /// Whether its value is in a CDATA section.
     in_section: bool,
-    /// Arguments of the call so far.
+    /// The number of arguments of the call so far.
     count: usize,
 }
 
 #[derive(Clone, Debug)]
 enum XmlState {
-    /// Before a call, or after the last.
+    /// Before a call, or after the last one.
     Function,
     /// Inside the name.
     Name,
@@ -173,31 +173,31 @@ enum XmlState {
     Parameters,
     /// Inside the name of a parameter.
     Key,
-    /// Before its value.
+    /// Before a parameter's value.
     BeforeValue,
     /// Inside a value.
     Value(Value),
 }
 
-/// A value that comes.
+/// A value that is being read.
 #[derive(Clone, Debug)]
 enum Value {
-    /// Nothing has been passed on, and nothing left behind but a line break before it.
+    /// Nothing was emitted, and only a line break before the value was consumed.
     Waiting { reading: Reading, kinds: Kinds, started: bool },
-    /// Text that is passed on.
+    /// A string that is emitted as it arrives.
     Text,
 }
 
-/// How a value begins.
+/// How a value starts.
 enum Start {
     Wait,
     Plain,
-    /// In a section in which nothing is a tag.
+    /// With a CDATA section.
     Section,
 }
 
 impl Call {
-    /// A call after the tag around calls, or after that of the call itself.
+    /// A call after the tag around all calls, or after the tag of the call.
     pub(super) fn new(tags: &'static Tags, opened: &str) -> Call {
         let alone = tags.function.as_ref().is_some_and(|function| function.open == opened);
         let state = if alone { XmlState::Name } else { XmlState::Function };
@@ -236,7 +236,7 @@ impl Call {
         }
     }
 
-    /// What a call that is not there, or not all of it, has come to.
+    /// Ends a call that the end of the text cuts off.
     pub(super) fn cut(&self) -> Progress {
         if self.certain { Progress::Done } else { Progress::NotACall }
     }
@@ -269,7 +269,7 @@ impl Call {
         }
     }
 
-    /// Reads the name up to what ends it. Until it is certain that there is one, nothing is left behind.
+    /// Reads the name. Consumes nothing until the name is certain.
     fn name(
         &mut self,
         input: &mut Input,
@@ -279,7 +279,7 @@ impl Call {
         let rest = &input.rest()[self.lead..];
         let ends: &[char] = if self.tags.function.is_some() { &['>', '<', '\n'] } else { &['<', '\n'] };
         let Some(end) = rest.find(ends) else {
-            // The white space before a name without tags has not all been seen.
+            // The white space before a name without tags may be incomplete.
             if self.tags.function.is_none() && rest.is_empty() {
                 self.state = XmlState::Function;
             }
@@ -314,14 +314,14 @@ impl Call {
     fn parameters(&mut self, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> Option<Progress> {
         let tags = self.tags;
         let mut known = vec![tags.key[0]];
-        // What ends this call comes first, then what ends all, or begins another.
+        // First the tag that ends this call, then those that end all calls or start another.
         known.extend(tags.function.as_ref().map(|function| function.close));
         known.extend(tags.calls.iter().flat_map(|[open, close]| [close, open]));
         known.extend(tags.function.as_ref().map(|function| function.open));
         let (at, which) = match input.find(&known) {
             Found::Tag { at, which } => (at, which),
             Found::Nothing { sure } => {
-                // Between parameters there is nothing to say.
+                // Text between parameters is dropped.
                 if sure > 0 {
                     input.advance(sure);
                 }
@@ -340,7 +340,7 @@ impl Call {
         }
         emit(Piece::Arguments(if self.count == 0 { "{}" } else { "}" }));
         self.state = XmlState::Function;
-        // Without tags around each call, the one that ended it ended all.
+        // Without tags around each call, the tag that ended it ended all calls.
         if tags.function.is_none() { Some(Progress::Done) } else { None }
     }
 
@@ -413,7 +413,8 @@ impl Call {
             Found::Tag { at, .. } => (&input.rest()[..at], true),
             Found::Nothing { sure } => (&input.rest()[..sure], false),
         };
-        // The line break before the end is no part of the value, and whether it is before the end is not known yet.
+        // The line break before the end tag is not part of the value. Whether this is that line break is not known
+        // yet.
         if lines && (over || !input.ended()) {
             text = text.strip_suffix('\n').unwrap_or(text);
         }
@@ -467,7 +468,7 @@ impl Call {
     }
 }
 
-/// How a value begins.
+/// How a value starts.
 fn start(tags: &Tags, input: &Input) -> Start {
     let [section, _] = SECTION;
     match input.begins(&[section]) {
@@ -478,7 +479,7 @@ fn start(tags: &Tags, input: &Input) -> Start {
     }
 }
 
-/// A name without white space and quotes around it.
+/// A name without enclosing white space and quotes.
 fn unquoted(name: &str) -> &str {
     let name = trim(name);
     ['"', '\''].into_iter().find_map(|quote| name.strip_prefix(quote)?.strip_suffix(quote)).unwrap_or(name)
