@@ -1,21 +1,21 @@
-//! The shapes of real models, one for each family, as the settings that their GGUF files have.
+//! The shapes of real models, one for each family, as settings of GGUF files.
 
 use super::Shape;
 use super::types::Types;
 use crate::error::{Error, Result};
 use crate::format::{Metadata, NumberArray, NumberKind, Value};
 
-/// A family and the shape that its models have unless something else is asked for.
+/// A family, and the default shape of its models.
 pub struct Family {
     /// `general.architecture`.
     pub name: &'static str,
-    /// The model whose shape it is.
+    /// The model with that shape.
     pub model: &'static str,
-    /// `KEY=VALUE`, without the family's name before the key.
+    /// `KEY=VALUE`; the keys are without the family's name.
     settings: &'static str,
-    /// Settings that it has only if they are given.
+    /// Settings that are only written if they are given.
     if_given: &'static [&'static str],
-    /// Tensors that the family can do without and this model has, without the layer's prefix.
+    /// Optional tensors that this model has, without the layer's prefix.
     optional: &'static [&'static str],
     /// The types of its matrices.
     pub(super) types: Types,
@@ -30,7 +30,7 @@ const PLAIN: Family = Family {
     types: Types::Q4_K_M,
 };
 
-/// All families that can be run. The first is the default.
+/// All families. The first is the default.
 pub const FAMILIES: &[Family] = &[
     Family {
         name: "qwen3moe",
@@ -150,7 +150,7 @@ pub const FAMILIES: &[Family] = &[
             attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e4 rope.dimension_count=64
             expert_count=64 expert_used_count=6 expert_feed_forward_length=1408 expert_shared_count=2
             leading_dense_block_count=1 expert_gating_func=1 expert_weights_norm=false expert_weights_scale=1.0",
-        // With sigmoids instead of a softmax, as V3 has them, the router has a correction.
+        // With sigmoids instead of a softmax, as in V3, the router has a correction.
         optional: &["output.weight", "attn_k_b.weight", "exp_probs_b.bias"],
         ..PLAIN
     },
@@ -166,13 +166,13 @@ pub const FAMILIES: &[Family] = &[
     },
 ];
 
-/// The settings of one model: keys without the family's name, in order.
+/// The settings of one model, in order; the keys are without the family's name.
 pub(super) struct Settings {
     family: &'static Family,
     values: Vec<(String, Value)>,
 }
 
-/// A setting that takes the place of the family's: `KEY=VALUE`.
+/// A setting that replaces the family's: `KEY=VALUE`.
 #[derive(Clone)]
 pub struct Change {
     key: String,
@@ -204,7 +204,7 @@ impl std::str::FromStr for Change {
 }
 
 impl Settings {
-    /// The family's settings, as changed.
+    /// The family's settings with these changes.
     pub fn new(family: &'static Family, shape: &Shape, changes: &[Change]) -> Result<Settings> {
         let mut settings = Settings { family, values: Vec::new() };
         for setting in family.settings.split_whitespace() {
@@ -215,15 +215,16 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What a shape changes.
+    /// Applies the changes of a shape.
     fn reshape(&mut self, shape: &Shape) -> Result<()> {
         let latent = self.get("attention.kv_lora_rank").is_some();
-        // Where there are experts it is about those, and about both where files have one number under two names.
+        // In models with experts, `inter` is their width. If the file has the same number for dense layers, it
+        // changes both.
         let [dense, experts] =
             ["feed_forward_length", "expert_feed_forward_length"].map(|key| self.count(key));
         let of_experts = shape.inter.filter(|_| experts.is_some());
         let of_all = shape.inter.filter(|_| experts.is_none() || experts == dense);
-        // Of a head, the same share rotates.
+        // The rotated share of a head stays the same.
         let rotated =
             match (shape.head_dim, self.count("rope.dimension_count"), self.count("attention.key_length")) {
                 (Some(head), Some(rotated), Some(key)) => Some(head * rotated / key),
@@ -249,7 +250,7 @@ impl Settings {
             if !known || latent && matches!(field, "kv-heads" | "head-dim") {
                 let name = self.family.name;
                 return Err(Error::Invalid(format!(
-                    "{field} says nothing about models of the family {name}, whose settings can be given by their names"
+                    "{field} does not apply to the family {name}; change its settings by their GGUF keys instead"
                 )));
             }
             self.set(&Change { key: key.to_owned(), value: Value::Unsigned(value) });
@@ -260,7 +261,7 @@ impl Settings {
     fn set(&mut self, change: &Change) {
         let Change { key, value } = change.clone();
         match self.values.iter_mut().find(|(known, _)| *known == key) {
-            // A whole number may be meant as a float.
+            // An integer may be meant as a float.
             Some((_, Value::Float(known))) if value.as_f64().is_some() => {
                 *known = value.as_f64().unwrap_or(*known);
             }
@@ -273,12 +274,12 @@ impl Settings {
         self.values.iter().find(|(known, _)| known == key).map(|(_, value)| value)
     }
 
-    /// A whole number.
+    /// An integer setting.
     pub fn count(&self, key: &str) -> Option<u64> {
         self.get(key)?.as_u64()
     }
 
-    /// Whether a tensor that the family can do without is to be there.
+    /// Whether the model has this optional tensor.
     pub fn has_optional(&self, name: &str) -> bool {
         let (layer, rest) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((layer, rest)) => (layer.parse::<u64>().ok(), rest),
@@ -286,19 +287,19 @@ impl Settings {
         };
         let fits = match (rest, layer, self.count("full_attention_interval")) {
             ("exp_probs_b.bias", ..) => self.count("expert_gating_func") == Some(2),
-            // Only layers of linear attention have filters.
+            // Only layers with linear attention have filters.
             ("ssm_conv1d.weight", Some(layer), Some(interval @ 1..)) => !(layer + 1).is_multiple_of(interval),
             _ => true,
         };
         fits && self.family.optional.contains(&rest)
     }
 
-    /// As the metadata of a file.
+    /// The settings as metadata of a file.
     pub fn metadata(&self) -> Metadata {
         let name = self.family.name;
         let mut metadata = Metadata::default();
         let mut insert = |key: String, value: Value| {
-            // Keys here are distinct; a second one would lose to the first.
+            // Keys are distinct here; of duplicates the first would win.
             let _ = metadata.insert(key, value);
         };
         insert("general.architecture".into(), Value::String(name.into()));
@@ -324,7 +325,7 @@ mod tests {
 
     #[test]
     fn the_shapes_are_those_of_the_models() {
-        // Billions of weights without the vocabulary's, as their publishers count them or their files add up to.
+        // Billions of weights without the vocabulary's, by the publishers' numbers or the sum of their files.
         let sizes = [
             ("qwen3moe", 29.9),
             ("qwen2", 6.5),
@@ -364,7 +365,9 @@ mod tests {
         assert_eq!(settings.get("new.key"), Some(&Value::String("yes".into())));
         let shape = Shape { experts: Some(3), ..Shape::default() };
         let dense = FAMILIES.iter().find(|family| family.name == "qwen3").unwrap();
-        let Err(error) = Settings::new(dense, &shape, &[]) else { panic!("a dense family has no experts") };
+        let Err(error) = Settings::new(dense, &shape, &[]) else {
+            panic!("experts of a dense family are refused")
+        };
         assert!(error.to_string().contains("experts"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! A GGUF file before it is written: its header, and which tensor is where.
+//! The layout of a GGUF file to be written: its header and the places of tensors.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::{Metadata, NumberKind, Value};
 use crate::models::{Need, NeedKind};
 
-/// Tensors start at multiples of this, as files that do not say have it.
+/// The default alignment of tensors in GGUF files.
 const ALIGNMENT: u64 = 32;
 
 /// A tensor to be written.
@@ -19,18 +19,18 @@ pub struct Tensor {
     pub name: String,
     /// Its type.
     pub dtype: DType,
-    /// Its numbers.
+    /// The distribution of its numbers.
     pub content: Content,
-    /// Numbers of a row.
+    /// Numbers in a row.
     pub cols: usize,
     /// Bytes of a row.
     pub row_bytes: usize,
-    /// Rows of all its matrices.
+    /// The rows of all its matrices.
     pub rows: usize,
-    /// Zeros between its last byte and the next tensor.
+    /// Zero bytes between its end and the next tensor.
     pub padding: usize,
     shape: Vec<usize>,
-    /// From the start of the data.
+    /// Counted from the start of the data.
     offset: u64,
 }
 
@@ -45,9 +45,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The file with this metadata and a tensor of the given type for each need.
+    /// The layout of a file with this metadata and one tensor of the given type per need.
     pub fn new(metadata: &Metadata, needs: Vec<(Need, DType)>, skew: f32) -> Result<Layout> {
-        let too_large = || Error::Invalid("the model would be too large for any file".into());
+        let too_large = || Error::Invalid("the model would exceed the largest possible file".into());
         let mut calibrated = Calibrated::default();
         let mut end = 0u64;
         let mut tensors = Vec::with_capacity(needs.len());
@@ -70,7 +70,7 @@ impl Tensor {
     }
 }
 
-/// The tensor that starts at `offset`; `None` if its size fits no number.
+/// The tensor that starts at `offset`; `None` if its size overflows.
 fn tensor(need: Need, dtype: DType, content: Content, offset: u64) -> Option<Tensor> {
     let Need { name, shape, .. } = need;
     let (&cols, outer) = shape.split_last()?;
@@ -81,12 +81,12 @@ fn tensor(need: Need, dtype: DType, content: Content, offset: u64) -> Option<Ten
     Some(Tensor { name, dtype, content, cols, row_bytes, rows, padding, shape, offset })
 }
 
-/// The scales of blocks, by type and the bits of the deviation: many tensors share them.
+/// The calibrated blocks, by type and the bits of the deviation, because many tensors share them.
 #[derive(Default)]
 struct Calibrated(HashMap<(DType, u32), Option<Blocks>>);
 
 impl Calibrated {
-    /// What a tensor's numbers are, so that activations keep their size on their way through the layers.
+    /// The distribution of a tensor's numbers, chosen so that activations keep their size from layer to layer.
     fn content(&mut self, need: &Need, dtype: DType, skew: f32) -> Content {
         let name = need.name.as_str();
         match need.kind {
@@ -115,7 +115,7 @@ fn vector(name: &str) -> Content {
     } else if name.contains("attn_sinks") {
         Content::Constant(0.0)
     } else if name.ends_with("ssm_a") {
-        // Rates at which states fade.
+        // Decay rates of states.
         Content::Between(-2.0, -0.1)
     } else if name.contains("ssm_conv1d") {
         Content::Gaussian(0.5)
@@ -146,7 +146,7 @@ fn header(metadata: &Metadata, tensors: &[Tensor]) -> Vec<u8> {
     out
 }
 
-/// A value, with its type before it. Numbers are as wide as files usually have them.
+/// A value after its type. Numbers have the width that files usually use.
 fn entry(out: &mut Vec<u8>, value: &Value) {
     const U32: u32 = 4;
     const I32: u32 = 5;

@@ -1,4 +1,4 @@
-//! Models with random weights, in the shape of real ones: to measure speed and memory with. What they say is noise.
+//! Writes models with random weights in the shape of real ones, to measure speed and memory. Their output is noise.
 
 mod families;
 mod layout;
@@ -24,28 +24,29 @@ use crate::error::{Error, Result};
 use crate::format::{DType, Metadata, Value, gguf};
 use crate::models;
 
-/// No real model has more. Finding out the tensors takes time that grows with the square.
+/// The most layers of a synthetic model. No real model has more, and the time to discover the tensors grows with the
+/// square.
 const MOST_LAYERS: u64 = 256;
 
-/// What is to be written.
+/// A request for a synthetic model.
 pub struct Order {
-    /// Which family.
+    /// The family.
     pub family: &'static Family,
-    /// What is different from the family's model.
+    /// Sizes that differ from the family's.
     pub shape: Shape,
-    /// Settings that are different, by name.
+    /// Settings that differ from the family's, by name.
     pub changes: Vec<Change>,
-    /// The types of matrices, where they are different from the family's.
+    /// Types of matrices that differ from the family's.
     pub types: TypeChoice,
-    /// Tokens of the vocabulary: at least [`FEWEST_TOKENS`].
+    /// The number of tokens of the vocabulary: at least [`FEWEST_TOKENS`].
     pub vocabulary: u64,
-    /// How unevenly experts are chosen: the deviation of the logarithms of the lengths of a router's rows.
+    /// How unevenly experts are chosen: the standard deviation of the logarithms of the lengths of a router's rows.
     pub skew: f32,
-    /// Where the random numbers start.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
-/// Sizes that take the place of a family's.
+/// Sizes that replace a family's.
 #[derive(Clone, Copy, Default)]
 #[allow(missing_docs)]
 pub struct Shape {
@@ -60,16 +61,16 @@ pub struct Shape {
     pub ctx: Option<u64>,
 }
 
-/// Types that take the place of a family's.
+/// Types that replace a family's.
 #[derive(Clone, Copy, Default)]
 pub struct TypeChoice {
-    /// Of all matrices.
+    /// For all matrices.
     pub all: Option<DType>,
-    /// Of gate and up of routed experts.
+    /// For gate and up of routed experts.
     pub experts: Option<DType>,
-    /// Of what leads out of feed-forward blocks.
+    /// For the down projections of feed-forward blocks.
     pub down: Option<DType>,
-    /// Of the output, and of values.
+    /// For the output matrix and the value projections.
     pub output: Option<DType>,
 }
 
@@ -85,11 +86,11 @@ impl TypeChoice {
     }
 }
 
-/// A model that can be written.
+/// A synthetic model that is ready to be written.
 pub struct Synthesis {
-    /// Types whose blocks do not divide all rows, and those that took their place there.
+    /// Types whose blocks do not divide all rows, each with the type used for those rows.
     pub fallbacks: BTreeSet<(&'static str, &'static str)>,
-    /// Bytes of routed experts.
+    /// Bytes of all routed experts.
     pub expert_bytes: u64,
     path: PathBuf,
     layout: Layout,
@@ -97,18 +98,18 @@ pub struct Synthesis {
 }
 
 impl Synthesis {
-    /// Works out the file; `path` only names it in messages.
+    /// Prepares the file; `path` is only used in messages.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the shape makes no sense.
+    /// [`Error::Invalid`] if the shape is invalid.
     pub fn new(path: &Path, order: &Order) -> Result<Synthesis> {
         let Order { family, vocabulary, .. } = *order;
         if vocabulary < FEWEST_TOKENS || u32::try_from(vocabulary).is_err() {
-            return Err(Error::Invalid(format!("a vocabulary has at least {FEWEST_TOKENS} tokens")));
+            return Err(Error::Invalid(format!("the vocabulary must have at least {FEWEST_TOKENS} tokens")));
         }
         let settings = Settings::new(family, &order.shape, &order.changes)?;
         if settings.count("block_count").is_some_and(|layers| layers > MOST_LAYERS) {
-            return Err(Error::Invalid(format!("a model has at most {MOST_LAYERS} layers here")));
+            return Err(Error::Invalid(format!("a synthetic model has at most {MOST_LAYERS} layers")));
         }
         let optional = |name: &str| settings.has_optional(name);
         let needs = models::needs(path, settings.metadata(), vocabulary as usize, &optional)
@@ -121,13 +122,13 @@ impl Synthesis {
         });
         let typed = typed.collect();
         let layout = Layout::new(&metadata(&settings, vocabulary), typed, order.skew)?;
-        // Whoever loads the file will read this header: so it is read and understood before anything is written.
+        // Checks that the header can be loaded before anything is written.
         let file = gguf::parse(path, &mut layout.header.as_slice(), layout.bytes)?;
         let expert_bytes = models::describe(&file)?.expert_bytes();
         Ok(Synthesis { fallbacks, expert_bytes, path: path.to_owned(), layout, seed: order.seed })
     }
 
-    /// Bytes of the file.
+    /// The size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.layout.bytes
     }
@@ -142,16 +143,17 @@ impl Synthesis {
         self.layout.tensors.iter().map(|t| t.rows as u64 * t.cols as u64).sum()
     }
 
-    /// Writes the file: the same bytes for the same order, on all machines. `progress` is told of the bytes so far.
+    /// Writes the file: the same bytes for the same order on every machine. `progress` receives the bytes written so
+    /// far.
     ///
     /// # Errors
-    /// If writing fails, or [`Error::Cancelled`] if somebody asks to stop.
+    /// If writing fails, or [`Error::Cancelled`] if a stop is requested.
     pub fn write(&self, out: &mut dyn Write, cancel: &Cancel, progress: &mut dyn FnMut(u64)) -> Result<()> {
         writer::write(&self.path, &self.layout, self.seed, out, cancel, progress)
     }
 }
 
-/// All that the file says about itself.
+/// The metadata of the file.
 fn metadata(settings: &Settings, vocabulary: u64) -> Metadata {
     let mut metadata = settings.metadata();
     let family = metadata.str("general.architecture").unwrap_or_default().to_owned();
@@ -164,7 +166,7 @@ fn metadata(settings: &Settings, vocabulary: u64) -> Metadata {
     ];
     let tokenizer = vocabulary::metadata(vocabulary).into_iter().map(|(key, value)| (key.to_owned(), value));
     for (key, value) in about.into_iter().chain(tokenizer) {
-        // A setting that was given stays.
+        // Given settings take precedence.
         let _ = metadata.insert(key, value);
     }
     metadata

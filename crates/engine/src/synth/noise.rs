@@ -1,5 +1,5 @@
-//! Random weights of any type. Bytes of blocks are drawn directly; only the scales in them are chosen, so that the
-//! weights have the deviation that is wanted, and a mean of about zero.
+//! Random weights of any type. The bytes of blocks are drawn directly; only their scales are chosen, so that the
+//! weights have the wanted standard deviation and a mean of about zero.
 
 use forebay_kernels::DType;
 use forebay_kernels::math::exp;
@@ -8,23 +8,23 @@ use half::f16;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// What the numbers of a tensor are.
+/// The distribution of a tensor's numbers.
 #[derive(Clone, Copy)]
 pub enum Content {
-    /// All the same.
+    /// All equal.
     Constant(f32),
-    /// Gaussian.
+    /// Gaussian with this standard deviation.
     Gaussian(f32),
-    /// Between these two, evenly.
+    /// Uniform between these two.
     Between(f32, f32),
-    /// Gaussian rows whose lengths are spread: e to a Gaussian of this deviation.
+    /// Gaussian rows with lengths e^g, where g is Gaussian with this standard deviation.
     Router(f32),
     /// Blocks of a quantised type.
     Blocks(Blocks),
 }
 
 impl Content {
-    /// Writes rows of `cols` numbers of a type.
+    /// Fills rows of `cols` numbers of a type.
     pub fn fill(self, dtype: DType, cols: usize, rng: &mut ChaCha8Rng, out: &mut [u8]) {
         match self {
             Content::Blocks(blocks) => blocks.fill(rng, out),
@@ -57,7 +57,7 @@ fn floats(dtype: DType, out: &mut [u8], mut next: impl FnMut() -> f32) {
     }
 }
 
-/// The sum of twelve even numbers is near enough, and has the same bits everywhere.
+/// The sum of twelve uniform numbers is close enough to Gaussian, and has the same bits everywhere.
 pub(crate) fn gaussian(rng: &mut ChaCha8Rng) -> f32 {
     let sum: u64 = (0..3)
         .map(|_| {
@@ -76,14 +76,14 @@ pub struct Blocks {
     scales: Scales,
 }
 
-/// Where the floats of a block are.
+/// The places of the floats in a block.
 #[derive(Clone, Copy)]
 enum Places {
-    /// An f16, and another that scales minima.
+    /// An f16 scale and perhaps an f16 scale of minima.
     Halves { scale: usize, min: Option<usize> },
-    /// An f16 in the upper nibbles of four odd bytes from here on.
+    /// An f16 in the upper nibbles of four odd bytes, starting here.
     Nibbles(usize),
-    /// So many floats of a byte, at the start.
+    /// This many 8-bit floats at the start.
     Bytes(usize),
 }
 
@@ -115,8 +115,8 @@ impl Places {
 }
 
 impl Blocks {
-    /// Blocks whose weights have this deviation, or the nearest that the type's scales allow; `None` for types that are
-    /// not drawn as blocks.
+    /// Blocks whose weights have this standard deviation, or the closest that the type's scales allow; `None` for
+    /// types that are not drawn as blocks.
     pub fn new(dtype: DType, deviation: f32) -> Option<Blocks> {
         let blocks = Blocks { dtype, places: Places::of(dtype)?, scales: Scales::default() };
         let with = |scales| Blocks { scales, ..blocks };
@@ -124,7 +124,7 @@ impl Blocks {
             Places::Bytes(_) => {
                 let distance = |byte: u8| {
                     let (_, found) = with(Scales { byte, ..Scales::default() }).measure();
-                    // Not by difference: twice as much is as wrong as half as much.
+                    // Compares by ratio, because twice as large is as wrong as half as large.
                     let ratio = found / f64::from(deviation);
                     if ratio.is_finite() && ratio > 0.0 { ratio.max(1.0 / ratio) } else { f64::INFINITY }
                 };
@@ -148,11 +148,11 @@ impl Blocks {
         Some(with(scales))
     }
 
-    /// Whole blocks.
+    /// Draws whole blocks.
     fn fill(&self, rng: &mut ChaCha8Rng, out: &mut [u8]) {
         rng.fill_bytes(out);
         let [scale, least] = [self.scales.scale, self.scales.min].map(|v| f16::from_f32(v).to_bits());
-        // Without minima, integers need not be centred. So the scale keeps the sign that was drawn.
+        // Without minima, integers may be off-centre, so the scale keeps its random sign.
         let signed = |drawn: u8| scale & 0x7fff | u16::from(drawn & 0x80) << 8;
         for block in out.chunks_exact_mut(self.dtype.block_bytes()) {
             match self.places {
@@ -176,7 +176,7 @@ impl Blocks {
         }
     }
 
-    /// Mean and deviation of the weights of some blocks.
+    /// The mean and standard deviation of the weights of some blocks.
     fn measure(&self) -> (f64, f64) {
         const WEIGHTS: usize = 1 << 14;
         let mut bytes = vec![0; WEIGHTS / self.dtype.block_len() * self.dtype.block_bytes()];
@@ -194,9 +194,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_of_every_type_have_the_deviation_that_is_wanted() {
+    fn weights_of_every_type_have_the_wanted_deviation() {
         for dtype in DType::computable().filter(|dtype| !dtype.is_float()) {
-            // Models have from 256 to 8192 columns.
+            // Real models have 256 to 8192 columns.
             for deviation in [1.0, 0.06, 0.02, 0.011] {
                 let blocks = Blocks::new(dtype, deviation).expect("its scales are somewhere");
                 let mut bytes = vec![0; 1024 * 256 / dtype.block_len() * dtype.block_bytes()];
@@ -207,7 +207,7 @@ mod tests {
                 let mean = weights.iter().sum::<f32>() / count;
                 let found = (weights.iter().map(|w| (w - mean).powi(2)).sum::<f32>() / count).sqrt();
                 let ratio = found / deviation;
-                // Scales of a byte have powers of two, or nearly.
+                // 8-bit scales are powers of two, or nearly.
                 let slack = if matches!(blocks.places, Places::Bytes(_)) { 1.45 } else { 1.1 };
                 assert!((1.0 / slack..slack).contains(&ratio), "{dtype}: {found} instead of {deviation}");
                 assert!(mean.abs() < 0.05 * found, "{dtype}: a mean of {mean} beside {found}");

@@ -1,4 +1,4 @@
-//! Which type each tensor has.
+//! Chooses the type of each tensor.
 
 use std::collections::BTreeSet;
 
@@ -9,25 +9,25 @@ use crate::models::{Need, NeedKind};
 /// The types of a model's matrices.
 #[derive(Clone, Copy)]
 pub struct Types {
-    /// Of most.
+    /// The type of most matrices.
     pub matrices: DType,
-    /// Of gate and up of routed experts.
+    /// The type of gate and up of routed experts.
     pub experts: DType,
-    /// Of what leads out of feed-forward blocks.
+    /// The type of down projections of feed-forward blocks.
     pub down: DType,
-    /// Of the output, and of values.
+    /// The type of the output matrix and of value projections.
     pub output: DType,
 }
 
 impl Types {
-    /// As files called Q4_K_M have them, nearly.
+    /// Almost as in Q4_K_M files.
     pub const Q4_K_M: Types =
         Types { matrices: DType::Q4_K, experts: DType::Q4_K, down: DType::Q6_K, output: DType::Q6_K };
-    /// As gpt-oss was published: experts in MXFP4.
+    /// As in gpt-oss: experts in MXFP4.
     pub const GPT_OSS: Types =
         Types { matrices: DType::Q8_0, experts: DType::MXFP4, down: DType::MXFP4, output: DType::Q8_0 };
 
-    /// One type for all, but for Q4_K those that go with it.
+    /// One type for all, but with Q4_K the types that go with it.
     pub fn all(dtype: DType) -> Types {
         match dtype {
             DType::Q4_K => Types::Q4_K_M,
@@ -35,7 +35,8 @@ impl Types {
         }
     }
 
-    /// The type of a tensor. `fallbacks` learns of the types that its rows do not fit, and what they got.
+    /// The type of a tensor. Adds to `fallbacks` a type whose blocks do not divide the tensor's rows, and the type
+    /// used instead.
     pub(super) fn of(&self, need: &Need, fallbacks: &mut BTreeSet<(&'static str, &'static str)>) -> DType {
         let name = need.name.as_str();
         if need.kind == NeedKind::Vector || is_router(name) {
@@ -59,7 +60,7 @@ impl Types {
     }
 }
 
-/// Whether a matrix chooses experts, or says how far a shared one is let through. Files keep them in F32.
+/// Whether a matrix is a router or the gate of a shared expert. Files store them in F32.
 pub(super) fn is_router(name: &str) -> bool {
     name.contains("ffn_gate_inp")
 }

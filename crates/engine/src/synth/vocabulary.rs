@@ -1,15 +1,15 @@
-//! The tokenizer of a model that has learnt nothing: every byte is a token, the others are made-up words.
+//! The tokenizer of a synthetic model: every byte is a token, the others are made-up words.
 
 use crate::format::{NumberArray, NumberKind, StringArray, Value};
 use crate::tokenizer::byte_character;
 
-/// Tokens that are there in any vocabulary: the bytes, and those below.
+/// The tokens of every vocabulary: the bytes and the control tokens.
 pub const FEWEST_TOKENS: u64 = 256 + CONTROL.len() as u64;
 
-/// At the end of the vocabulary.
+/// The control tokens, at the end of the vocabulary.
 const CONTROL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// Types of tokens in GGUF files.
+/// Numbers of token types in GGUF files.
 const NORMAL: i32 = 1;
 const IS_CONTROL: i32 = 3;
 
@@ -17,7 +17,7 @@ const TEMPLATE: &str = "\
 {% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
 {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// The metadata of a tokenizer with so many tokens.
+/// The metadata of a tokenizer with `count` tokens.
 pub(super) fn metadata(count: u64) -> Vec<(&'static str, Value)> {
     let words = (count - FEWEST_TOKENS) as usize;
     let mut texts = StringArray::default();
@@ -32,7 +32,7 @@ pub(super) fn metadata(count: u64) -> Vec<(&'static str, Value)> {
         ("tokenizer.ggml.pre", Value::String("gpt-2".into())),
         ("tokenizer.ggml.tokens", Value::Strings(texts)),
         ("tokenizer.ggml.token_type", Value::Numbers(kinds)),
-        // No word is ever put together: a text is as many tokens as it has bytes.
+        // Without merges, a text has as many tokens as bytes.
         ("tokenizer.ggml.merges", Value::Strings(StringArray::default())),
         ("tokenizer.ggml.bos_token_id", control(0)),
         ("tokenizer.ggml.eos_token_id", control(2)),
@@ -41,7 +41,8 @@ pub(super) fn metadata(count: u64) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// A word with a space before it, another for each number: syllables are its digits, without a zero.
+/// A word with a space before it, different for each number: its syllables are the number's digits in a base without
+/// zero.
 fn word(mut number: usize) -> String {
     const CONSONANTS: &[u8] = b"bdfgklmnprstvz";
     const VOWELS: &[u8] = b"aeiou";

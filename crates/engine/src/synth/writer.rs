@@ -1,4 +1,4 @@
-//! Writes a file of any size with little memory: pieces are drawn on all processors and written in order.
+//! Writes a file of any size with little memory: all CPUs draw pieces, which are written in order.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,19 +12,19 @@ use super::layout::{Layout, Tensor};
 use crate::blocks::Cancel;
 use crate::error::{Error, Result};
 
-/// Bytes of a piece, unless a row has more.
+/// The bytes of a piece, unless a row has more.
 const PIECE: usize = 4 << 20;
 
 /// Some rows of a tensor.
 struct Piece<'a> {
     tensor: &'a Tensor,
     rows: usize,
-    /// Zeros behind it.
+    /// Zero bytes after it.
     padding: usize,
 }
 
 impl Piece<'_> {
-    /// Its bytes, drawn from a stream of random numbers of its own: so they do not depend on who draws them.
+    /// The bytes of the piece, from its own stream of random numbers, so that they do not depend on the thread.
     fn draw(&self, seed: u64, stream: u64) -> Vec<u8> {
         let Piece { tensor, rows, padding } = *self;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -36,7 +36,7 @@ impl Piece<'_> {
     }
 }
 
-/// Writes the file. `progress` is told of the bytes so far.
+/// Writes the file. `progress` receives the bytes written so far.
 pub(super) fn write(
     path: &Path,
     layout: &Layout,
@@ -58,7 +58,7 @@ pub(super) fn write(
             let mine = pieces.iter().enumerate().skip(first).step_by(threads);
             scope.spawn(move || {
                 for (stream, piece) in mine {
-                    // Nobody receives any more once writing has failed.
+                    // After writing has failed, nobody receives.
                     if sender.send(piece.draw(seed, stream as u64)).is_err() {
                         return;
                     }

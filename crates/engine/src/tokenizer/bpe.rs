@@ -1,4 +1,5 @@
-//! Byte pair encoding: a text is normalised, cut into pieces, and the characters of each piece are merged.
+//! Byte pair encoding: a text is normalised and cut into pieces, and the characters of each piece are merged into
+//! tokens.
 
 use std::borrow::Cow;
 
@@ -10,21 +11,21 @@ use super::vocabulary::Spelling;
 use crate::TokenId;
 use crate::error::{Error, Result};
 
-/// A BPE encoder of plain text.
+/// An encoder of plain text by byte pair encoding.
 #[derive(Debug)]
 pub(super) struct Bpe {
     pub(super) normaliser: Vec<Normalise>,
-    /// Where spaces become `▁`: whether one is put in front.
+    /// Set if spaces become `▁`: whether a `▁` is put in front of a text.
     pub(super) metaspace: Option<Prepend>,
     pub(super) splitter: Splitter,
-    /// Cuts pieces further once they are spelled.
+    /// Cuts pieces further after they are spelled in the byte alphabet.
     pub(super) spelled_splitter: Splitter,
     pub(super) spelling: Spelling,
     pub(super) merger: Merger,
 }
 
 impl Bpe {
-    /// The text as the rest of the encoder takes it.
+    /// The normalised text, for [`encode`](Self::encode).
     pub(super) fn normalise<'t>(&self, text: &'t str) -> Cow<'t, str> {
         if self.normaliser.is_empty() {
             return Cow::Borrowed(text);
@@ -32,7 +33,7 @@ impl Bpe {
         Cow::Owned(self.normaliser.iter().fold(text.to_owned(), |text, step| step.apply(text)))
     }
 
-    /// Appends the tokens of a normalised text; `first` says whether it starts the whole.
+    /// Appends the tokens of a normalised text; `first` says whether it is the start of the whole text.
     pub(super) fn encode(&self, text: &str, first: bool, tokens: &mut Vec<TokenId>) -> Result<()> {
         let text = match self.metaspace {
             Some(prepend) => Cow::Owned(metaspace(text, prepend, first)),
@@ -51,20 +52,20 @@ impl Bpe {
         })
     }
 
-    /// Bytes of the longest piece of a text as it is spelled: the merging of a piece takes memory in proportion to it.
+    /// Bytes of the longest spelled piece of a text: merging a piece takes memory in proportion to its length.
     pub(super) fn longest_piece(&self, text: &str) -> Result<usize> {
         let mut longest = 0;
         self.splitter.each(&self.normalise(text), &mut |piece| {
-            // A byte that is not printable ASCII is spelled with two.
+            // A byte that is not printable ASCII is spelled with two bytes.
             longest = longest.max(if piece.is_ascii() { piece.len() } else { piece.len() * 2 });
             Ok(())
         })?;
         Ok(longest)
     }
 
-    /// How many times shorter normalising may make a text; `None` where there is no saying.
+    /// The largest factor by which normalising may shorten a text; `None` if there is no bound.
     pub(super) fn shrinks_by(&self, text: &str) -> Option<usize> {
-        // Neighbours that cannot be spelled become one token.
+        // Any number of unspellable neighbours become one token.
         if self.merger.fuses_unknown() {
             return None;
         }
@@ -79,15 +80,15 @@ impl Bpe {
     fn merge(&self, word: &str, tokens: &mut Vec<TokenId>) -> Result<()> {
         let end =
             self.merger.merge(word, tokens).map_err(|e| Error::Invalid(format!("cannot tokenise: {e}")))?;
-        // The library passes over what it has no token for.
+        // The library skips characters without a token.
         if end != word.len() && !self.may_shorten(word) {
             return Err(self.unspellable(word));
         }
         Ok(())
     }
 
-    /// Whether all that has no token in `word` is left out by the models' own tokenizers, too: some published byte-level
-    /// vocabularies lack bytes that are hardly ever met.
+    /// Whether the models' own tokenizers also drop everything in `word` that has no token: some published byte-level
+    /// vocabularies lack rare bytes.
     fn may_shorten(&self, word: &str) -> bool {
         let mut byte = Vec::new();
         self.spelling == Spelling::ByteAlphabet
@@ -98,7 +99,7 @@ impl Bpe {
             })
     }
 
-    /// The error about the first character of `word` that has no token and must have one.
+    /// The error for the first character of `word` that has no token and needs one.
     fn unspellable(&self, word: &str) -> Error {
         let mut bytes = Vec::new();
         let mut byte_of = |c: char| {
@@ -116,34 +117,34 @@ impl Bpe {
             Some(byte) => format!("byte {byte:#04x}"),
             None => format!("character {missing:?}"),
         };
-        Error::Invalid(format!("the model's vocabulary has no token for the {what}, which the text holds"))
+        Error::Invalid(format!("the text contains the {what}, for which the model's vocabulary has no token"))
     }
 }
 
-/// Whether a byte is a control character other than white space of texts, or starts a character of planes that are nearly
-/// empty.
+/// Whether a byte is a control character other than white space, or starts a character of a Unicode plane that is
+/// hardly used.
 fn is_rare(byte: u8) -> bool {
     matches!(byte, 0..0x20 | 0x7f | 0xf1..) && !matches!(byte, b'\t' | b'\n' | b'\r')
 }
 
-/// How merging is done.
+/// How merging works.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(not(feature = "tokenizers"), expect(dead_code))]
 pub(super) struct MergeRules {
-    /// The token for what cannot be spelled.
+    /// The token for unspellable characters.
     pub(super) unknown: Option<String>,
-    /// Whether neighbours that cannot be spelled become one unknown token.
+    /// Whether unspellable neighbours become one unknown token.
     pub(super) fuses_unknown: bool,
-    /// Whether what cannot be spelled becomes tokens such as `<0x0A>`.
+    /// Whether unspellable characters become byte tokens such as `<0x0A>`.
     pub(super) byte_fallback: bool,
-    /// Whether a piece that is a token is that token, whatever the merges would make of it.
+    /// Whether a piece that is a token becomes that token without merging.
     pub(super) ignores_merges: bool,
 }
 
-/// The merges of a vocabulary: two tokens each, in the order of their rank.
+/// The merges of a vocabulary: pairs of tokens, in the order of their rank.
 ///
 /// # Errors
-/// With the reason, if they make no sense.
+/// The reason, if they are invalid.
 pub(super) fn merger<'a>(
     words: Vocab,
     merges: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
@@ -155,14 +156,17 @@ pub(super) fn merger<'a>(
     for (left, right) in merges {
         merged.clear();
         merged.extend([left, right]);
-        // Vocabularies that were cut down keep merges of tokens they no longer have. Such a merge never
-        // applies, and the library's constructor must not see it.
+        // Reduced vocabularies keep merges of tokens that they no longer have. Such merges never apply, and the
+        // library's constructor refuses them.
         if [left, right, &merged].iter().all(|token| words.contains_key(*token)) {
             kept.push((left.to_owned(), right.to_owned()));
         }
     }
     if kept.len() < all {
-        tracing::info!("{} of {all} merges are of tokens outside the vocabulary", all - kept.len());
+        tracing::info!(
+            "{} of {all} merges refer to tokens outside the vocabulary and are ignored",
+            all - kept.len()
+        );
     }
     if let Some(unknown) = &rules.unknown
         && !words.contains_key(unknown)

@@ -4,13 +4,13 @@
 #[derive(Debug)]
 pub(super) struct ByteAlphabet {
     chars: [char; 256],
-    /// The byte of each character. All characters lie below U+0144, so a plain table serves.
+    /// The byte of each character. All characters are below U+0144, so a plain table suffices.
     bytes: [Option<u8>; 0x144],
 }
 
 impl ByteAlphabet {
-    /// Bytes that print as a visible Latin-1 character stand for themselves; the others take the characters
-    /// from U+0100 on, in order. So a space is `Ġ` and a newline `Ċ`.
+    /// Bytes that are visible Latin-1 characters represent themselves; the others get the characters from U+0100 on,
+    /// in order. So a space is `Ġ` and a newline `Ċ`.
     pub(super) const fn new() -> ByteAlphabet {
         let mut alphabet = ByteAlphabet { chars: ['\0'; 256], bytes: [None; 0x144] };
         let mut next = 0x100;
@@ -31,19 +31,19 @@ impl ByteAlphabet {
         alphabet
     }
 
-    /// The character that stands for `byte`.
+    /// The character of `byte`.
     pub(super) fn char(&self, byte: u8) -> char {
         self.chars[usize::from(byte)]
     }
 
-    /// Writes `text` in the alphabet over what `out` held.
+    /// Replaces `out` by `text` spelled in the alphabet.
     pub(super) fn spell(&self, text: &str, out: &mut String) {
         out.clear();
         out.extend(text.bytes().map(|b| self.char(b)));
     }
 
-    /// Appends the bytes that `word` spells, or gives `false` and appends nothing where a character is not of
-    /// the alphabet.
+    /// Appends the bytes that `word` spells. Returns `false` and appends nothing if a character is not in the
+    /// alphabet.
     pub(super) fn read(&self, word: &str, out: &mut Vec<u8>) -> bool {
         let start = out.len();
         for c in word.chars() {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_outside_the_alphabet_is_left_unread() {
+    fn a_word_outside_the_alphabet_is_not_read() {
         let mut out = vec![7];
         assert!(!ByteAlphabet::new().read("ab▁", &mut out));
         assert_eq!(out, [7]);

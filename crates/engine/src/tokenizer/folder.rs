@@ -1,4 +1,4 @@
-//! Builds a [`Tokenizer`] from a Hugging Face folder. Nothing in its files is trusted.
+//! Builds a [`Tokenizer`] from a Hugging Face folder. Its files are not trusted.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::{Tokenizer, json};
 use crate::TokenId;
 use crate::error::{Error, Result};
 
-/// The longest file that is read. The largest vocabularies take some 30 MiB.
+/// The longest file that is read. The largest vocabularies have some 30 MiB.
 const MAX_FILE: u64 = 256 << 20;
 
 /// Builds the tokenizer.
@@ -31,7 +31,7 @@ pub(super) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     let named = |key: &str| -> Result<Option<TokenId>> {
         let Some(text) = config.text(key)? else { return Ok(None) };
         let token = tokenizer.find(&text);
-        token.map(Some).ok_or_else(|| config.wrong(format!("{key} is {text:?}, which is no token")))
+        token.map(Some).ok_or_else(|| config.wrong(format!("{key} is {text:?}, which is not a token")))
     };
     let bos = named("bos_token")?.or(ids.bos);
     let eos = named("eos_token")?.or(ids.eos.first().copied());
@@ -39,12 +39,12 @@ pub(super) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     if let Some(adds_bos) = config.bool("add_bos_token")? {
         tokenizer.adds_bos = adds_bos;
     }
-    // What tokenizer.json puts in front of a text goes before the token that is called BOS elsewhere.
+    // If `tokenizer.json` puts tokens in front of a text, they take precedence over the BOS token of other files.
     if tokenizer.start.is_empty() {
         tokenizer.start.extend(bos);
     }
     if tokenizer.adds_bos && tokenizer.start.is_empty() {
-        return Err(config.wrong("texts are to start with a BOS token, but bos_token is missing".into()));
+        return Err(config.wrong("the tokenizer adds a BOS token, but bos_token is missing".into()));
     }
     tokenizer.bos = bos.or(tokenizer.start.first().copied());
     tokenizer.eos = eos;
@@ -57,7 +57,7 @@ pub(super) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// What `tokenizer_config.json` says, or `special_tokens_map.json` where it is silent.
+/// The contents of `tokenizer_config.json` and, for missing keys, `special_tokens_map.json`.
 pub(crate) struct SpecialTokens {
     path: PathBuf,
     config: Map<String, Value>,
@@ -81,7 +81,7 @@ impl SpecialTokens {
 
     /// The text of the token that a key such as `bos_token` names.
     pub(crate) fn text(&self, key: &str) -> Result<Option<String>> {
-        // A null in the configuration says that there is no such token, whatever the map says.
+        // A null in the configuration means that there is no such token, whatever the map has.
         let Some(value) = self.config.get(key).or_else(|| self.map.get(key)) else { return Ok(None) };
         match value {
             Value::Null => Ok(None),
@@ -90,7 +90,7 @@ impl SpecialTokens {
                 Some(Value::String(text)) => Ok(Some(text.clone())),
                 _ => Err(self.wrong(format!("{key} has no text in `content`"))),
             },
-            _ => Err(self.wrong(format!("{key} is neither text nor a token"))),
+            _ => Err(self.wrong(format!("{key} is neither a string nor a token"))),
         }
     }
 
@@ -98,7 +98,7 @@ impl SpecialTokens {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(*value)),
-            Some(_) => Err(self.wrong(format!("{key} is not a truth value"))),
+            Some(_) => Err(self.wrong(format!("{key} is not a boolean"))),
         }
     }
 
@@ -108,8 +108,8 @@ impl SpecialTokens {
     }
 }
 
-/// The special tokens that the model's own configuration names by number: `generation_config.json`, or
-/// `config.json` where there is none.
+/// The special tokens that the model's configuration lists by number: in `generation_config.json` or, without that
+/// file, in `config.json`.
 struct ModelIds {
     bos: Option<TokenId>,
     eos: Vec<TokenId>,
@@ -121,7 +121,7 @@ impl ModelIds {
         for name in ["generation_config.json", "config.json"] {
             let path = folder.join(name);
             let Some(config) = object(&path)? else { continue };
-            // Models of several parts keep the language model's settings one level down.
+            // Multimodal models nest the language model's settings one level down.
             let nested = config.get("text_config").and_then(Value::as_object);
             let ids = |key: &str| match config.get(key).or_else(|| nested?.get(key)) {
                 None | Some(Value::Null) => Ok(vec![]),
@@ -143,11 +143,11 @@ fn token(path: &Path, key: &str, id: &Value, tokenizer: &Tokenizer) -> Result<To
     let count = tokenizer.vocab_size();
     match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
         Some(id) if (id as usize) < count => Ok(TokenId(id)),
-        _ => Err(Error::format(path, format!("{key} is {id}, and there are {count} tokens"))),
+        _ => Err(Error::format(path, format!("{key} is {id}, but the vocabulary has {count} tokens"))),
     }
 }
 
-/// A file's bytes, if it is there.
+/// A file's bytes, if the file exists.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
@@ -162,11 +162,11 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// A file's JSON object, if the file is there.
+/// A file's JSON object, if the file exists.
 fn object(path: &Path) -> Result<Option<Map<String, Value>>> {
     read(path)?.map(|bytes| parse(path, &bytes)).transpose()
 }
 
 fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(|e| Error::format(path, format!("not as expected: {e}")))
+    serde_json::from_slice(bytes).map_err(|e| Error::format(path, format!("unexpected contents: {e}")))
 }

@@ -1,4 +1,4 @@
-//! Builds a [`Tokenizer`] from the metadata of a GGUF file. Nothing in the file is trusted.
+//! Builds a [`Tokenizer`] from the metadata of a GGUF file. The file is not trusted.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::TokenId;
 use crate::error::{Error, Result};
 use crate::format::{Metadata, StringArray, Value};
 
-/// The tokenizer models that are supported, as `tokenizer.ggml.model` names them.
+/// The supported values of `tokenizer.ggml.model`.
 const BYTE_LEVEL_BPE: &str = "gpt2";
 const SENTENCEPIECE: &str = "llama";
 
@@ -36,7 +36,7 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
         Some(name) => name,
         None => {
             tracing::warn!(
-                "{}: the key tokenizer.ggml.pre is missing; texts are cut as by `{}`, which may not be what the model was trained with",
+                "{}: the key tokenizer.ggml.pre is missing; Forebay uses the pre-tokeniser `{}`, which may differ from the one that the model was trained with",
                 file.path.display(),
                 pre::DEFAULT
             );
@@ -46,7 +46,7 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
     let pre = Pre::named(pre).ok_or_else(|| {
         file.unsupported(&format!("the pre-tokeniser `{pre}` (tokenizer.ggml.pre)"), &Pre::names())
     })?;
-    // The file may name an unknown token, but the models' own byte-level tokenizers use none.
+    // The file may name an unknown token, but byte-level tokenizers do not use it.
     file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
     let rules = MergeRules { ignores_merges: pre.ignores_merges, ..MergeRules::default() };
     let merges = merges(file)?;
@@ -89,7 +89,10 @@ fn sentencepiece(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
             TokenKind::Byte => match byte_token(text) {
                 Some(byte) => encoder.add_byte(id, byte),
                 None => {
-                    return Err(file.wrong(format!("token {}, `{text}`, is of type byte and is none", id.0)));
+                    return Err(file.wrong(format!(
+                        "token {}, `{text}`, has the type byte, but is not a byte token",
+                        id.0
+                    )));
                 }
             },
             TokenKind::Control | TokenKind::Unknown | TokenKind::Unused => {}
@@ -99,7 +102,7 @@ fn sentencepiece(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
     assemble(file, texts, encoder, vocabulary, Defaults { bos: true, space: adds_space })
 }
 
-/// What holds where the file does not say.
+/// The values of settings that the file does not have.
 struct Defaults {
     /// Whether a text starts with the BOS token.
     bos: bool,
@@ -107,7 +110,7 @@ struct Defaults {
     space: bool,
 }
 
-/// Adds what all tokenizers have: special tokens.
+/// Adds the special tokens.
 fn assemble(
     file: &Keys,
     texts: &StringArray,
@@ -115,8 +118,8 @@ fn assemble(
     vocabulary: Vocabulary,
     defaults: Defaults,
 ) -> Result<Tokenizer> {
-    // GGUF files do not say which special tokens swallow the white space after them. In the tokenizers of Phi-3 all do but
-    // for three.
+    // GGUF files do not say which special tokens strip the white space after them. In Phi-3's tokenizers all but
+    // three do.
     let phi_3 = matches!(encoder, Encoder::SentencePiece(_))
         && matches!(file.metadata.str("general.architecture"), Some("phi3" | "phimoe"));
     let strips_right = |text: &str| phi_3 && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
@@ -133,9 +136,9 @@ fn assemble(
     let bos = file.token("tokenizer.ggml.bos_token_id", texts.len())?;
     let adds_bos = file.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(defaults.bos);
     if adds_bos && bos.is_none() {
-        return Err(file.wrong(
-            "texts are to start with a BOS token, but tokenizer.ggml.bos_token_id is missing".into(),
-        ));
+        return Err(
+            file.wrong("the tokenizer adds a BOS token, but tokenizer.ggml.bos_token_id is missing".into())
+        );
     }
     let eos = file.token("tokenizer.ggml.eos_token_id", texts.len())?;
     let mut end_tokens = Vec::from_iter(eos);
@@ -162,7 +165,9 @@ fn assemble(
 fn vocabulary(file: &Keys, texts: &StringArray, spelling: Spelling) -> Result<Vocabulary> {
     const TYPES: &str = "tokenizer.ggml.token_type";
     if u32::try_from(texts.len()).is_err() {
-        return Err(file.wrong(format!("{} tokens are more than a token id can name", texts.len())));
+        return Err(
+            file.wrong(format!("the vocabulary has {} tokens, too many for 32-bit token ids", texts.len()))
+        );
     }
     let mut vocabulary = Vocabulary::new(spelling);
     let Some(types) = file.metadata.get(TYPES) else {
@@ -175,13 +180,14 @@ fn vocabulary(file: &Keys, texts: &StringArray, spelling: Spelling) -> Result<Vo
     }
     for (id, (text, number)) in texts.iter().zip(types.iter()).enumerate() {
         let kind = number.as_u64().and_then(TokenKind::from_number);
-        let kind = kind.ok_or_else(|| file.wrong(format!("{TYPES} gives token {id} the type {number:?}")))?;
+        let kind = kind
+            .ok_or_else(|| file.wrong(format!("{TYPES} has the invalid type {number:?} for token {id}")))?;
         vocabulary.push(kind, text);
     }
     Ok(vocabulary)
 }
 
-/// The tokens by their text. Files exist in which two tokens have one text; the first is the one to use.
+/// The tokens by text. In some files two tokens have the same text; the first one is used.
 fn words(texts: &StringArray) -> Vocab {
     let mut words = Vocab::with_capacity(texts.len());
     for (id, text) in (0..).zip(texts.iter()) {
@@ -196,13 +202,15 @@ fn merges<'a>(file: &Keys<'a>) -> Result<Vec<(&'a str, &'a str)>> {
     let pairs = all.iter().enumerate().map(|(rank, merge)| {
         let pair = merge.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty());
         pair.ok_or_else(|| {
-            file.wrong(format!("tokenizer.ggml.merges: merge {rank}, `{merge}`, is not two tokens"))
+            file.wrong(format!(
+                "tokenizer.ggml.merges: merge {rank}, `{merge}`, does not consist of two tokens"
+            ))
         })
     });
     pairs.collect()
 }
 
-/// The metadata, read with errors that name the file and the key.
+/// Reads metadata, with errors that name the file and the key.
 struct Keys<'a> {
     path: &'a Path,
     metadata: &'a Metadata,
@@ -234,19 +242,19 @@ impl<'a> Keys<'a> {
     }
 
     fn strings(&self, key: &str) -> Result<&'a StringArray> {
-        self.required(key, "a list of texts", Value::as_strings)
+        self.required(key, "a list of strings", Value::as_strings)
     }
 
     fn bool(&self, key: &str) -> Result<Option<bool>> {
-        self.metadata.get(key).map(|_| self.required(key, "a truth value", Value::as_bool)).transpose()
+        self.metadata.get(key).map(|_| self.required(key, "a boolean", Value::as_bool)).transpose()
     }
 
-    /// The token that `key` names in a vocabulary of `count`.
+    /// The value of `key` as a token of a vocabulary of `count` tokens.
     fn token(&self, key: &str, count: usize) -> Result<Option<TokenId>> {
         let Some(value) = self.metadata.get(key) else { return Ok(None) };
         match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
             Some(id) if (id as usize) < count => Ok(Some(TokenId(id))),
-            _ => Err(self.wrong(format!("{key} is {value:?}, and there are {count} tokens"))),
+            _ => Err(self.wrong(format!("{key} is {value:?}, but the vocabulary has {count} tokens"))),
         }
     }
 }

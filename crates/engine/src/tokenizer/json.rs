@@ -1,7 +1,7 @@
-//! Builds a [`Tokenizer`] from `tokenizer.json`. Nothing in the file is trusted.
+//! Builds a [`Tokenizer`] from `tokenizer.json`. The file is not trusted.
 //!
-//! The steps that the file describes are carried out by the same code as those of a GGUF file, so that the two
-//! give the same tokens. What it does not know is refused by name.
+//! The same code performs the steps of these files and of GGUF files, so that the two give the same tokens. Unknown
+//! steps are refused by name.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,10 +24,10 @@ use crate::TokenId;
 use crate::error::{Error, Result};
 use crate::format::foreign;
 
-/// Ids that no token has, at most. Files leave gaps, but a file of one token must not ask for a table of billions.
+/// The most unused ids. Files have gaps, but a file with one token must not cause a table of billions.
 const MAX_GAPS: usize = 1 << 20;
 
-/// Builds the tokenizer but for what other files of its folder say. `path` names the file in messages.
+/// Builds the tokenizer without what other files in the folder add. `path` is only used in messages.
 pub(super) fn tokenizer(path: &Path, document: &[u8]) -> Result<Tokenizer> {
     let file = File { path };
     let document: Document = serde_json::from_slice(document).map_err(|e| {
@@ -53,7 +53,7 @@ pub(super) fn tokenizer(path: &Path, document: &[u8]) -> Result<Tokenizer> {
     for token in &added {
         if token.single_word {
             let what = format!("{:?} with single_word", token.content);
-            return Err(file.unsupported("added token", &what, "tokens without it"));
+            return Err(file.unsupported("added token", &what, "tokens without single_word"));
         }
     }
     let vocabulary = vocabulary(&file, &model.vocab, &added, spelling)?;
@@ -111,7 +111,7 @@ pub(super) fn tokenizer(path: &Path, document: &[u8]) -> Result<Tokenizer> {
     })
 }
 
-/// The file. The parts that come in many shapes stay values; the model, which is long, is read twice.
+/// The file. Parts with many variants stay JSON values; the model, which is long, is parsed twice.
 #[derive(Deserialize)]
 struct Document<'a> {
     #[serde(default, borrow)]
@@ -146,8 +146,8 @@ struct AddedToken<'a> {
 }
 
 impl AddedToken<'_> {
-    /// Converters to GGUF take a token that looks like a control token for one, whatever the file says, and so
-    /// does this: what a user types must not become one.
+    /// The kind of the token. Like converters to GGUF, takes a token that looks like a control token for one,
+    /// whatever the file says: user input must not become such a token.
     fn kind(&self) -> TokenKind {
         let text = &*self.content;
         let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
@@ -183,10 +183,10 @@ struct BpeModel<'a> {
 }
 
 impl BpeModel<'_> {
-    /// Refuses what would change tokens and is not carried out.
+    /// Refuses settings that would change tokens and are not supported.
     fn check(&self, file: &File) -> Result<()> {
         if self.dropout.is_some_and(|p| p != 0.0) {
-            return Err(file.unsupported("model", "BPE with dropout", "BPE without it"));
+            return Err(file.unsupported("model", "BPE with dropout", "BPE without dropout"));
         }
         let affixes = [&self.continuing_subword_prefix, &self.end_of_word_suffix];
         if affixes.into_iter().flatten().any(|affix| !affix.is_empty()) {
@@ -197,7 +197,7 @@ impl BpeModel<'_> {
     }
 }
 
-/// Two tokens, as `["a", "b"]` or as `"a b"`.
+/// A pair of tokens, as `["a", "b"]` or as `"a b"`.
 struct Merge<'a>(Cow<'a, str>, Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
@@ -239,16 +239,18 @@ impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
     }
 }
 
-/// Text that is borrowed where the file has no escapes in it.
+/// A string that is borrowed if the file has no escapes in it.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// What each id stands for: a token of the model, an added token, or nothing.
+/// The kind and text of each id: a token of the model, an added token, or unused.
 fn vocabulary(file: &File, words: &Vocab, added: &[AddedToken], spelling: Spelling) -> Result<Vocabulary> {
     let highest = words.values().copied().chain(added.iter().map(|token| token.id)).max();
     let len = highest.map_or(0, |id| id as usize + 1);
     if len > words.len() + added.len() + MAX_GAPS {
-        return Err(file.wrong(format!("the highest token id is {}, but there are few tokens", len - 1)));
+        return Err(
+            file.wrong(format!("the highest token id is {}, far above the number of tokens", len - 1))
+        );
     }
     let mut texts: Vec<Option<(TokenKind, &str)>> = vec![None; len];
     for (word, &id) in words {
@@ -266,7 +268,7 @@ fn vocabulary(file: &File, words: &Vocab, added: &[AddedToken], spelling: Spelli
     Ok(vocabulary)
 }
 
-/// What pre-tokenisers do to a text.
+/// The steps of pre-tokenisers.
 #[derive(Default)]
 struct Cuts {
     metaspace: Option<Prepend>,
@@ -284,15 +286,15 @@ impl Cuts {
     }
 }
 
-/// What decoders do to tokens.
+/// The steps of decoders.
 struct Decoding {
     strips_space: bool,
 }
 
-/// How deep the parts of the file are nested at most.
+/// The deepest nesting of the file's parts.
 const MAX_DEPTH: usize = 8;
 
-/// Reads the parts of the file, with errors that name it.
+/// Reads parts of the file, with errors that name it.
 struct File<'a> {
     path: &'a Path,
 }
@@ -311,7 +313,7 @@ impl File<'_> {
         serde_json::from_str(json).map_err(|e| self.wrong(format!("{part}: {e}")))
     }
 
-    /// The parts in order, with those of a `Sequence` one by one.
+    /// The steps of a part in order; those of a `Sequence` one by one.
     fn flat<'v>(&self, part: &str, list: &str, value: &'v Value) -> Result<Vec<(&'v str, &'v Value)>> {
         fn add<'v>(
             file: &File,
@@ -330,7 +332,7 @@ impl File<'_> {
                 return Ok(());
             }
             if depth == MAX_DEPTH {
-                return Err(file.wrong(format!("{part} is nested too deep")));
+                return Err(file.wrong(format!("{part} is nested too deeply")));
             }
             let items = value.get(list).and_then(Value::as_array);
             let items = items.ok_or_else(|| file.wrong(format!("{part}: a Sequence has no {list}")))?;
@@ -346,7 +348,7 @@ impl File<'_> {
         let steps = self.flat(PART, "normalizers", value)?;
         let text = |value: &Value, key: &str| match value.get(key) {
             Some(Value::String(text)) => Ok(text.clone()),
-            _ => Err(self.wrong(format!("{PART}: {key} is not text"))),
+            _ => Err(self.wrong(format!("{PART}: {key} is not a string"))),
         };
         let step = |(name, value): (&str, &Value)| match name {
             "NFC" => Ok(Normalise::Form(Form::Nfc)),
@@ -358,7 +360,9 @@ impl File<'_> {
                 Some(from) if !from.is_empty() => {
                     Ok(Normalise::Replace { from: from.to_owned(), to: text(value, "content")? })
                 }
-                _ => Err(self.unsupported(PART, "Replace of an expression", "Replace of a text")),
+                _ => {
+                    Err(self.unsupported(PART, "Replace with a regular expression", "Replace with a string"))
+                }
             },
             other => Err(self.unsupported(PART, other, "NFC, NFD, NFKC, NFKD, Prepend, Replace")),
         };
@@ -371,13 +375,13 @@ impl File<'_> {
             let flag = |key: &str, default: bool| match value.get(key) {
                 None | Some(Value::Null) => Ok(default),
                 Some(Value::Bool(flag)) => Ok(*flag),
-                Some(_) => Err(self.wrong(format!("{PART}: {key} is not a truth value"))),
+                Some(_) => Err(self.wrong(format!("{PART}: {key} is not a boolean"))),
             };
             let behavior = value.get("behavior").and_then(Value::as_str).unwrap_or_default();
             match name {
                 "Split" => {
-                    // Isolated: a match is a piece, and so is what lies between. Inverted and removed: what lies
-                    // between is dropped; the expressions written so match everything, and text is never dropped.
+                    // Isolated: matches and the text between them become pieces. Removed and inverted: drops the text
+                    // between matches, but the expressions in use match all text, so nothing is dropped.
                     if behavior != "Isolated" && !(behavior == "Removed" && flag("invert", false)?) {
                         let what = format!("Split with the behaviour {behavior:?}");
                         return Err(self.unsupported(PART, &what, "Isolated"));
@@ -404,7 +408,7 @@ impl File<'_> {
                         return Err(self.unsupported(PART, what, "ByteLevel without it"));
                     }
                     if cuts.spells_bytes {
-                        return Err(self.wrong(format!("{PART}: ByteLevel comes twice")));
+                        return Err(self.wrong(format!("{PART}: ByteLevel occurs twice")));
                     }
                     if flag("use_regex", true)? {
                         cuts.push(GPT_2);
@@ -414,7 +418,7 @@ impl File<'_> {
                 "Metaspace" => {
                     let first = cuts.expressions.is_empty() && cuts.metaspace.is_none() && !cuts.spells_bytes;
                     if !first || !is_space(value.get("replacement")) {
-                        let what = "Metaspace behind another step or without `▁`";
+                        let what = "Metaspace after another step or without `▁`";
                         return Err(self.unsupported(PART, what, "Metaspace as the first step"));
                     }
                     cuts.metaspace = Some(self.prepend(PART, value)?);
@@ -434,7 +438,7 @@ impl File<'_> {
         Ok(())
     }
 
-    /// The `prepend_scheme` of a Metaspace, or what older files write in its place.
+    /// The `prepend_scheme` of a Metaspace, or its equivalent in older files.
     fn prepend(&self, part: &str, value: &Value) -> Result<Prepend> {
         match (value.get("prepend_scheme").and_then(Value::as_str), value.get("add_prefix_space")) {
             (Some("never"), _) | (None, Some(Value::Bool(false))) => Ok(Prepend::Never),
@@ -444,7 +448,7 @@ impl File<'_> {
         }
     }
 
-    /// What the decoder does besides what the spelling says.
+    /// The decoder's steps beyond the vocabulary's spelling.
     fn decoding(&self, value: &Value, spells_bytes: bool) -> Result<Decoding> {
         const PART: &str = "decoder";
         let mut decoding = Decoding { strips_space: false };
@@ -476,7 +480,7 @@ impl File<'_> {
         }
     }
 
-    /// The tokens with which the file starts a text.
+    /// The tokens that the file puts at the start of a text.
     fn start(&self, value: &Value, count: usize) -> Result<Vec<TokenId>> {
         const PART: &str = "post_processor";
         let mut start = Vec::new();
@@ -484,7 +488,7 @@ impl File<'_> {
             match name {
                 "ByteLevel" => {}
                 "TemplateProcessing" => {
-                    let bad = || self.wrong(format!("{PART}: a template is not as expected"));
+                    let bad = || self.wrong(format!("{PART}: unexpected template"));
                     for piece in value.get("single").and_then(Value::as_array).ok_or_else(bad)? {
                         let Some(token) = piece.get("SpecialToken") else { break };
                         let name = token.get("id").and_then(Value::as_str).ok_or_else(bad)?;

@@ -1,4 +1,4 @@
-//! A vocabulary as grammars see it.
+//! The vocabulary in the form that grammars use.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,45 +15,46 @@ use crate::TokenId;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
-/// A longer token has no place in the tree: it is never allowed.
+/// The longest token in the tree, in bytes. A longer one is never allowed in a grammar.
 const LONGEST_TOKEN: usize = 1000;
 
-/// More text than the tree of any vocabulary can hold.
+/// More text than the tree of any real vocabulary has.
 const MOST_TEXT: usize = 4 << 20;
 
-/// Which of the library's subsets of the vocabulary get trees of their own: texts without quotes, up to ten characters and
-/// of any length. Inside a JSON string these are allowed at one stroke. More subsets would save little time.
+/// The library's subsets of the vocabulary that get their own trees: texts without quotes, of up to ten characters and
+/// of any length. Inside a JSON string all of a subset is allowed at once. More subsets would save little time.
 const SLICES: [usize; 2] = [1, 3];
 
-/// Trees in all: that of the vocabulary, and eight for the subsets and what is outside them.
+/// The number of trees: one of the vocabulary, and eight of the subsets and their complements.
 const TREES: u64 = 9;
 
-/// States of grammars that memory is set aside for.
+/// Memory reserved for states of grammars, in bytes.
 const STATES: u64 = 32 << 20;
 
-/// What a vocabulary of so many tokens and the states of some grammars are likely to take, before either is known.
+/// An estimate of the memory for a vocabulary of `vocab` tokens and the states of some grammars, before either is
+/// known.
 pub(crate) fn likely_bytes(vocab: u64) -> u64 {
-    // Tokens have about eight bytes, and a tree about two nodes for each.
+    // Tokens have about eight bytes, and a tree about two nodes per token.
     all_bytes(vocab, 8 * vocab, 2 * vocab) + STATES
 }
 
-/// What the tree of a vocabulary and those of all subsets take, at most.
+/// The most memory for the tree of a vocabulary and those of all subsets.
 fn all_bytes(vocab: u64, text: u64, nodes: u64) -> u64 {
     TREES * (vocab * 12 + text + nodes.next_power_of_two() * 8)
 }
 
-/// All tokens by their bytes, in trees that grammars are matched against.
+/// All tokens by their bytes, in the trees that grammars are matched against.
 pub(crate) struct Lexicon {
     factory: ParserFactory,
     /// See [`alone`](Self::alone).
     compiling: Mutex<()>,
 }
 
-/// The tree of a vocabulary, before its subsets have theirs.
+/// The tree of a vocabulary, before the subsets have theirs.
 pub(crate) struct Tree(TokTrie);
 
 impl Tree {
-    /// The tree of a vocabulary for `vocab` logits.
+    /// The tree of a vocabulary whose model has `vocab` logits.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the vocabulary is too large.
@@ -71,7 +72,7 @@ impl Tree {
         Ok(Tree(if ends.is_empty() { trie } else { trie.with_eos_tokens(&ends) }))
     }
 
-    /// What it and the trees of all subsets take, at most.
+    /// The most memory for this tree and those of all subsets.
     pub fn all_bytes(&self) -> u64 {
         let vocab = self.0.vocab_size() as u64;
         let text: u64 = (0..vocab as u32).map(|id| self.0.token(id).len() as u64).sum();
@@ -80,10 +81,10 @@ impl Tree {
 }
 
 impl Lexicon {
-    /// Makes the trees of the subsets.
+    /// Builds the trees of the subsets.
     ///
     /// # Errors
-    /// None that is known.
+    /// None is known.
     pub fn new(tree: Tree) -> Result<Lexicon> {
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(tree.0));
         let all = SlicedBiasComputer::json_slices();
@@ -94,7 +95,7 @@ impl Lexicon {
             })?;
         factory.quiet();
         *factory.limits_mut() = ParserLimits {
-            // About a kilobyte each, counted as they come.
+            // About a kilobyte each, counted when created.
             max_lexer_states: 100_000,
             verbose_errors: false,
             ..ParserLimits::default()
@@ -102,8 +103,8 @@ impl Lexicon {
         Ok(Lexicon { factory, compiling: Mutex::new(()) })
     }
 
-    /// Held while a grammar is compiled, which takes many times the grammar's size: that memory is needed once, however many
-    /// wait.
+    /// Locks compilation. Compiling a grammar takes many times the grammar's size; one compilation at a time needs
+    /// that memory once.
     pub fn alone(&self) -> MutexGuard<'_, ()> {
         self.compiling.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -119,8 +120,8 @@ impl Lexicon {
     }
 }
 
-/// What a token is to a grammar. Control and end tokens are no text: they have a mark that no text has. Bytes that are part of
-/// no character have the same mark, so they are nothing.
+/// The bytes of a token in a grammar. Control and end tokens are not text: they start with a mark that no text
+/// contains. Bytes that are not part of a character start with the same mark, so they match nothing.
 fn word(tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
     const MARK: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
     let bytes = tokenizer.token_bytes(token);

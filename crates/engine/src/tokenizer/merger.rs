@@ -1,4 +1,5 @@
-//! Merging by the `tokenizers` library, which the feature of the same name brings. Without it, vocabularies that merge are refused.
+//! Merging by the crate `tokenizers`, with the feature of the same name. Without it, vocabularies that need merging
+//! are refused.
 
 pub(super) use implementation::{Merger, Vocab, normal_form};
 
@@ -19,15 +20,17 @@ mod implementation {
     pub struct Merger(BPE);
 
     impl Merger {
+        /// Builds the merger.
+        ///
         /// # Errors
-        /// The library's.
+        /// The library's message.
         pub fn new(words: Vocab, merges: Vec<(String, String)>, rules: MergeRules) -> Result<Merger, String> {
             let mut builder = BPE::builder()
                 .vocab_and_merges(words, merges)
                 .fuse_unk(rules.fuses_unknown)
                 .byte_fallback(rules.byte_fallback)
                 .ignore_merges(rules.ignores_merges)
-                // The cache is one per thread, outlives the tokenizer and is outside the memory plan.
+                // The cache is per thread, outlives the tokenizer, and is not part of the memory plan.
                 .cache_capacity(0);
             if let Some(unknown) = rules.unknown {
                 builder = builder.unk_token(unknown);
@@ -35,20 +38,20 @@ mod implementation {
             builder.build().map(Merger).map_err(|e| e.to_string())
         }
 
-        /// Whether neighbours that cannot be spelled become one token.
+        /// Whether unspellable neighbours become one token.
         pub fn fuses_unknown(&self) -> bool {
             self.0.fuse_unk && self.0.unk_token.is_some()
         }
 
-        /// The token that is spelled so.
+        /// The token with this spelling.
         pub fn find(&self, word: &str) -> Option<u32> {
             self.0.token_to_id(word)
         }
 
-        /// Appends the tokens of a word, and says where the last one ends in it.
+        /// Appends the tokens of a word; returns where the last one ends in it.
         ///
         /// # Errors
-        /// The library's.
+        /// The library's message.
         pub fn merge(&self, word: &str, tokens: &mut Vec<TokenId>) -> Result<usize, String> {
             let merged = self.0.tokenize(word).map_err(|e| e.to_string())?;
             tokens.extend(merged.iter().map(|token| TokenId(token.id)));
@@ -56,7 +59,8 @@ mod implementation {
         }
     }
 
-    /// A text in a normal form of Unicode, by the library's tables, so that a form means what it meant when the model was trained.
+    /// A text in a Unicode normal form, by the library's tables, so that the form is the same as in the model's
+    /// training.
     pub fn normal_form(form: Form, text: String) -> String {
         let mut text = NormalizedString::from(text);
         let result = match form {
@@ -80,7 +84,7 @@ mod implementation {
 
     pub type Vocab = HashMap<String, u32>;
 
-    /// There is none.
+    /// Does not exist without the feature.
     #[derive(Debug)]
     pub enum Merger {}
 

@@ -1,4 +1,4 @@
-//! Tokenizers, built from what a model's files say: text to tokens and back.
+//! Tokenizers, built from a model's files: convert text to tokens and back.
 
 mod bpe;
 mod bytes;
@@ -34,7 +34,7 @@ use crate::format::{Metadata, ModelFile};
 
 /// A tokenizer.
 ///
-/// Control and user-defined tokens are found in the text first; the rest is plain text for the encoder.
+/// Control and user-defined tokens are found in the text first; the encoder gets the rest as plain text.
 ///
 /// # Examples
 /// ```
@@ -55,31 +55,31 @@ pub struct Tokenizer {
     /// User-defined tokens alone.
     user_defined: LiteralSets,
     vocabulary: Vocabulary,
-    /// Whether a text starts with a space that the encoder has put there.
+    /// Whether decoding strips the space that encoding put in front of a text.
     strips_space: bool,
     bos: Option<TokenId>,
-    /// What a text starts with where the BOS token is wanted: that token, or several in its place.
+    /// The BOS token, or the several tokens that take its place.
     start: Vec<TokenId>,
     eos: Option<TokenId>,
     end_tokens: Vec<TokenId>,
     adds_bos: bool,
 }
 
-/// How plain text becomes tokens.
+/// The algorithm that converts plain text to tokens.
 #[derive(Debug)]
 enum Encoder {
     Bpe(Box<Bpe>),
     SentencePiece(Box<SentencePiece>),
 }
 
-/// Tokens that are found before the text is normalised, and those that are found in what is left after.
+/// Tokens to find before the text is normalised, and tokens to find in the rest after that.
 #[derive(Debug, Default)]
 struct LiteralSets {
     raw: Literals,
     normalised: Literals,
 }
 
-/// How [`Tokenizer::encode`] reads a text.
+/// The options of [`Tokenizer::encode`].
 ///
 /// # Examples
 /// ```
@@ -95,8 +95,8 @@ struct LiteralSets {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncodeOptions {
-    /// Whether the text of a control token, such as `<|im_end|>`, means that token. Where it does not, it is
-    /// plain text, so what a user types cannot end a turn. User-defined tokens are found either way.
+    /// Whether the text of a control token, such as `<|im_end|>`, becomes that token. If not, it is plain text, so
+    /// that user input cannot end a turn. User-defined tokens are found in both cases.
     pub special: bool,
     /// Whether the tokens start with the BOS token.
     pub bos: Bos,
@@ -107,17 +107,17 @@ pub struct EncodeOptions {
 /// [`EncodeOptions`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bos {
-    /// As the model file says: see [`Tokenizer::adds_bos`].
+    /// As the model file demands: see [`Tokenizer::adds_bos`].
     #[default]
     AsFileSays,
-    /// Never, as for a text that continues another or brings its own.
+    /// Never, for a text that continues another or contains its own BOS token.
     Never,
-    /// Always; an error where the file names no BOS token.
+    /// Always; an error if the file names no BOS token.
     Always,
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer of a model, whatever it came in.
+    /// Builds the tokenizer of a model in any format.
     pub fn of(model: &ModelFile) -> Result<Tokenizer> {
         match model.folder() {
             Some(folder) => Tokenizer::from_folder(folder),
@@ -125,25 +125,25 @@ impl Tokenizer {
         }
     }
 
-    /// Builds the tokenizer that the `metadata` of a GGUF file describes; `path` names the file in messages.
+    /// Builds the tokenizer that the `metadata` of a GGUF file describes; `path` is only used in messages.
     pub fn from_metadata(path: &Path, metadata: &Metadata) -> Result<Tokenizer> {
         gguf::tokenizer(path, metadata)
     }
 
-    /// Builds the tokenizer of a Hugging Face folder from its `tokenizer.json`, and from what
-    /// `tokenizer_config.json`, `generation_config.json` and `config.json` say about special tokens.
+    /// Builds the tokenizer of a Hugging Face folder from its `tokenizer.json`, and from the special tokens in
+    /// `tokenizer_config.json`, `generation_config.json` and `config.json`.
     pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
         folder::tokenizer(folder)
     }
 
-    /// The tokens of `text`. No end token is added, whatever the file says: the text is there to go on.
+    /// Encodes `text`. Never adds an end token, because the text is to be continued.
     ///
-    /// Fails where the vocabulary cannot spell the text, or has no BOS token and one is asked for. Control characters and
-    /// other rare bytes that a byte-level vocabulary lacks are left out instead, as the models' own tokenizers do.
+    /// Fails if the vocabulary cannot spell the text, or if a BOS token is required and there is none. Drops control
+    /// characters and other rare bytes that a byte-level vocabulary lacks, like the models' own tokenizers.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let mut tokens = self.start(options.bos)?.to_vec();
         let literals = if options.special { &self.literals } else { &self.user_defined };
-        // Whether plain text would be the first of the text.
+        // Whether plain text would start the whole text.
         let mut first = true;
         for part in literals.raw.parts(text) {
             match part {
@@ -155,25 +155,25 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// A number of tokens that `text` has at least, found without encoding it.
+    /// A lower bound for the number of tokens of `text`, computed without encoding it.
     pub fn fewest_tokens(&self, text: &str) -> usize {
         let shrinks_by = match &self.encoder {
             Encoder::Bpe(encoder) => encoder.shrinks_by(text),
             Encoder::SentencePiece(_) => Some(1),
         };
-        // An unknown token stands for one character.
+        // An unknown token stands for at most one character.
         let longest = self.vocabulary.longest().max(4);
         shrinks_by.map_or(0, |shrinks_by| text.len() / (longest * shrinks_by))
     }
 
-    /// Bytes of memory that encoding `text` may take while it lasts.
+    /// Bytes of memory that encoding `text` may take temporarily.
     ///
     /// # Errors
-    /// Where the text cannot be cut into pieces.
+    /// If the text cannot be cut into pieces.
     pub fn encoding_bytes(&self, text: &str) -> Result<u64> {
-        // A symbol for each byte, the merges that wait and the merged tokens with their texts.
+        // A symbol for each byte, waiting merges, and merged tokens with their texts.
         const EACH_MERGED: u64 = 200;
-        // The tokens, and copies of the text that is normalised.
+        // The tokens, and copies of the text for normalising.
         const EACH: u64 = 10;
         let merged = match &self.encoder {
             Encoder::Bpe(encoder) => encoder.longest_piece(text)?,
@@ -188,9 +188,9 @@ impl Tokenizer {
         Ok(merged as u64 * EACH_MERGED + text.len() as u64 * EACH)
     }
 
-    /// The tokens of a prompt that a chat template wrote. In the byte ranges `from_request`, which are in order, the text
-    /// of a control token is plain text, and so it is where a range has only some of its characters. Everything else is
-    /// as in [`encode`](Self::encode) with `special` and without a BOS token; the ranges cut no words.
+    /// Encodes a prompt that a chat template wrote. In the byte ranges `from_request`, which are in order, the text
+    /// of a control token is plain text, also if only part of it is in a range. Otherwise this is
+    /// [`encode`](Self::encode) with `special` and without a BOS token; the ranges cut no words.
     pub fn encode_prompt(&self, text: &str, from_request: &[Range<usize>]) -> Result<Vec<TokenId>> {
         let is_own = |found: Range<usize>| {
             let next = from_request.partition_point(|range| range.end <= found.start);
@@ -203,7 +203,7 @@ impl Tokenizer {
             match part {
                 Span::Token(id) => tokens.push(id),
                 Span::Text(part) => {
-                    // Tokens may swallow white space between parts.
+                    // Tokens may strip white space between parts.
                     let at = part.as_ptr() as usize - text.as_ptr() as usize;
                     let is_own = |found: Range<usize>| is_own(at + found.start..at + found.end);
                     self.encode_part_of_prompt(part, is_own, first, &mut tokens)?;
@@ -214,8 +214,8 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The text of `tokens`. `special` says whether control tokens are printed; bytes that are not UTF-8
-    /// become U+FFFD, and an id outside the vocabulary is nothing.
+    /// Decodes `tokens`. `special` says whether control tokens are printed. Bytes that are not UTF-8 become U+FFFD;
+    /// ids outside the vocabulary are skipped.
     pub fn decode(&self, tokens: &[TokenId], special: bool) -> String {
         let mut decoder = StreamDecoder::new(special);
         let mut text: String = tokens.iter().map(|&id| decoder.push(self, id)).collect();
@@ -223,23 +223,23 @@ impl Tokenizer {
         text
     }
 
-    /// The bytes that a token stands for, which may be part of a character. A control token gives its text,
-    /// an id outside the vocabulary nothing.
+    /// The bytes of a token, which may be part of a character. A control token has its text; an id outside the
+    /// vocabulary has none.
     pub fn token_bytes(&self, id: TokenId) -> &[u8] {
         self.vocabulary.bytes(id)
     }
 
-    /// The text of a token for people: U+FFFD stands where its bytes are not UTF-8.
+    /// The text of a token for display: U+FFFD replaces bytes that are not UTF-8.
     pub fn token_text(&self, id: TokenId) -> Cow<'_, str> {
         String::from_utf8_lossy(self.token_bytes(id))
     }
 
-    /// Whether a token steers the model and is no text: a control token or the unknown token.
+    /// Whether a token is not text: a control token or the unknown token.
     pub fn is_control(&self, id: TokenId) -> bool {
         self.vocabulary.kind(id).is_some_and(TokenKind::is_control)
     }
 
-    /// The token that stands for exactly `text`.
+    /// The token whose text is exactly `text`.
     pub fn find(&self, text: &str) -> Option<TokenId> {
         let literal = self.literals.raw.find(text).or_else(|| self.literals.normalised.find(text));
         literal.or_else(|| {
@@ -256,32 +256,32 @@ impl Tokenizer {
         })
     }
 
-    /// The number of tokens. The model's output may be longer, padded to a round number.
+    /// The number of tokens. The model may have more logits, padded to a round number.
     pub fn vocab_size(&self) -> usize {
         self.vocabulary.len()
     }
 
-    /// The token that starts a text, if the file names one.
+    /// The token that starts a text, if the file has one.
     pub fn bos(&self) -> Option<TokenId> {
         self.bos
     }
 
-    /// The token that ends a text, if the file names one.
+    /// The token that ends a text, if the file has one.
     pub fn eos(&self) -> Option<TokenId> {
         self.eos
     }
 
-    /// Every token that ends a generation, each once: the file's end of text, of turn and of message.
+    /// All tokens that end an answer: the end of a text, of a turn and of a message, without duplicates.
     pub fn end_tokens(&self) -> &[TokenId] {
         &self.end_tokens
     }
 
-    /// Whether the model wants its texts to start with the BOS token.
+    /// Whether the model's texts start with the BOS token.
     pub fn adds_bos(&self) -> bool {
         self.adds_bos
     }
 
-    /// Adds the end tokens that files forget: those that end a turn by their name, and those of gpt-oss and GLM, whose
+    /// Adds end tokens that files omit: those that end a turn by their name, and those of gpt-oss and GLM, whose
     /// models end a call with a token of its own.
     fn complete_ends(&mut self) {
         const TURN_ENDS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "[e~["];
@@ -290,7 +290,7 @@ impl Tokenizer {
         let mut message_end = None;
         if let (Some(call), Some(answer)) = (control("<|call|>"), control("<|return|>")) {
             ends.extend([call, answer]);
-            // It ends a message, and the next one may follow.
+            // This token ends a message, and another message may follow.
             message_end = control("<|end|>");
         }
         if control("[gMASK]").is_some() {
@@ -310,13 +310,13 @@ impl Tokenizer {
             Bos::AsFileSays if !self.adds_bos => Ok(&[]),
             Bos::AsFileSays => Ok(&self.start),
             Bos::Always if self.start.is_empty() => {
-                Err(Error::Invalid("a BOS token is asked for, and the model file names none".into()))
+                Err(Error::Invalid("a BOS token is required, but the model file has none".into()))
             }
             Bos::Always => Ok(&self.start),
         }
     }
 
-    /// Appends the tokens of a part of a prompt in which no raw literal is left.
+    /// Appends the tokens of a part of a prompt that contains no raw literals.
     fn encode_part_of_prompt(
         &self,
         text: &str,
@@ -334,7 +334,8 @@ impl Tokenizer {
             found.filter(|(_, id)| self.is_control(*id)).collect::<Vec<_>>()
         };
         let normalised = encoder.normalise(text);
-        // Normalising moves what it leaves alone. What is there before and after, in the same order, is the same.
+        // Normalising moves text that it does not change. What occurs before and after, in the same order, is the
+        // same.
         let own: Option<HashSet<usize>> = (normalised != text).then(|| {
             let (before, after) = (control(text), control(&normalised));
             let same = before.iter().map(|(_, id)| id).eq(after.iter().map(|(_, id)| id));
@@ -356,7 +357,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Appends the tokens of a text in which no raw literal is left.
+    /// Appends the tokens of a text that contains no raw literals.
     fn encode_plain(
         &self,
         text: &str,
@@ -381,7 +382,7 @@ impl Tokenizer {
 
 static ALPHABET: ByteAlphabet = ByteAlphabet::new();
 
-/// The character that stands for a byte in the texts of byte-level tokens.
+/// The character of a byte in the texts of byte-level tokens.
 pub(crate) fn byte_character(byte: u8) -> char {
     ALPHABET.char(byte)
 }

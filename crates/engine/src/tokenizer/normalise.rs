@@ -1,4 +1,4 @@
-//! What some tokenizers do to a text before they cut it.
+//! Normalisation of texts before they are cut.
 
 use super::merger::normal_form;
 use super::vocabulary::SPACE;
@@ -6,15 +6,15 @@ use super::vocabulary::SPACE;
 /// One step of a normaliser.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Normalise {
-    /// A normal form of Unicode.
+    /// Converts to a Unicode normal form.
     Form(Form),
-    /// Writes a text before a text that is not empty.
+    /// Puts a prefix before a text, unless the text is empty.
     Prepend(String),
-    /// Replaces every occurrence of a text.
+    /// Replaces every occurrence of a string.
     Replace { from: String, to: String },
 }
 
-/// The normal forms of Unicode.
+/// The Unicode normal forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(super) enum Form {
@@ -25,13 +25,13 @@ pub(super) enum Form {
 }
 
 impl Normalise {
-    /// How many times shorter a text may become, at most.
+    /// The largest factor by which a text may become shorter.
     pub(super) fn shrinks_by(&self, text: &str) -> usize {
         match self {
             Normalise::Prepend(_) => 1,
             Normalise::Replace { from, to } => from.len().div_ceil(to.len().max(1)).max(1),
             Normalise::Form(_) if text.is_ascii() => 1,
-            // The characters that are composed into one, and what each of them may be composed of.
+            // The number of characters that one can be composed of, in the worst case.
             Normalise::Form(_) => 12,
         }
     }
@@ -48,19 +48,19 @@ impl Normalise {
     }
 }
 
-/// Which stretches of plain text get a `▁` in front, unless they have one.
+/// Which parts of plain text get a `▁` in front, unless they have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prepend {
     /// All: at the start of the text and after each literal token.
     Always,
-    /// The one with which the text starts.
+    /// Only the one at the start of the text.
     First,
     /// None.
     Never,
 }
 
-/// Writes `▁` for each space, and in front of the text as `prepend` says; `first` says whether the text starts
-/// the whole.
+/// Replaces each space by `▁` and prepends one as `prepend` says; `first` says whether the text is the start of the
+/// whole text.
 pub(super) fn metaspace(text: &str, prepend: Prepend, first: bool) -> String {
     let mut text = text.replace(' ', SPACE.encode_utf8(&mut [0; 4]));
     let wanted = match prepend {
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_put_before_nothing() {
+    fn an_empty_text_gets_no_prefix() {
         let prepend = Normalise::Prepend("▁".to_owned());
         assert_eq!(prepend.apply(String::new()), "");
         assert_eq!(prepend.apply("a".to_owned()), "▁a");

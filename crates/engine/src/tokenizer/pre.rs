@@ -1,58 +1,58 @@
-//! The pre-tokenisers that model files name.
+//! The pre-tokenisers of GGUF files.
 
 use super::normalise::{Form, Normalise};
 use super::split::Splitter;
 
-/// What a model file means by a value of `tokenizer.ggml.pre`.
+/// The meaning of a value of `tokenizer.ggml.pre`.
 #[derive(Debug)]
 pub(super) struct Pre {
     /// The values.
     names: &'static [&'static str],
-    /// The steps of a [`Splitter`], as the models' own files write them.
+    /// The steps of a [`Splitter`], as the models' own files have them.
     steps: &'static [&'static str],
-    /// Steps that cut the text after it was spelled in the byte alphabet.
+    /// Steps that cut the text after it is spelled in the byte alphabet.
     spelled_steps: &'static [&'static str],
-    /// Whether a text starts with the BOS token where the file does not say.
+    /// Whether a text starts with the BOS token, if the file does not say.
     pub(super) adds_bos: bool,
-    /// Whether a piece that is a token is that token, whatever the merges would make of it.
+    /// Whether a piece that is a token becomes that token without merging.
     pub(super) ignores_merges: bool,
-    /// Whether the models' own files compose characters (NFC) before they cut. A GGUF file has no place to say so.
+    /// Whether the models' own files compose characters (NFC) before cutting, which GGUF files cannot express.
     composes: bool,
 }
 
-/// What a file without a name means.
+/// The value for files that have none.
 pub(super) const DEFAULT: &str = "default";
 
-/// Tokens that the vocabulary of every published model has whose files compose. A file with fewer has a vocabulary of
-/// its own, like the demo model, and has borrowed no more than the way of cutting.
+/// Every published model that composes characters has at least this many tokens. A file with fewer has its own
+/// vocabulary, like the demo model, and uses only the cutting.
 const PUBLISHED: usize = 50_000;
 
-/// The expression of GPT-2, which byte-level pre-tokenisers use where they bring none of their own.
+/// The expression of GPT-2, which byte-level pre-tokenisers use by default.
 pub(super) const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-// The steps that files write without an expression.
+// Expressions of steps that files refer to by name.
 pub(super) const DIGIT: &str = r"\p{N}";
 pub(super) const DIGITS: &str = r"\p{N}+";
 pub(super) const PUNCTUATION_MARK: &str = r"[\p{P}!-/:-@\[-`{-~]";
 pub(super) const PUNCTUATION: &str = r"[\p{P}!-/:-@\[-`{-~]+";
 
-/// Words with one mark before them, one digit at a time.
+/// Words with one mark before them; digits one at a time.
 const QWEN2: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
-/// As Qwen2, but up to three digits together.
+/// Like Qwen2, but with up to three digits together.
 const LLAMA_3: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
-/// Words are cut where small letters are followed by capitals.
+/// Also cuts words where a capital follows a small letter.
 const GPT_4O: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-/// What most entries have in common.
+/// The common settings of most entries.
 const PLAIN: Pre = Pre {
     names: &[],
     steps: &[],
@@ -62,7 +62,7 @@ const PLAIN: Pre = Pre {
     composes: false,
 };
 
-/// All that are supported. A new one is a new entry here.
+/// All supported pre-tokenisers. A new one is a new entry here.
 const PRES: &[Pre] = &[
     Pre { names: &[DEFAULT], steps: &[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, DIGITS, "[0-9][0-9][0-9]"], ..PLAIN },
     Pre {
@@ -91,7 +91,7 @@ const PRES: &[Pre] = &[
     Pre {
         names: &["falcon"],
         steps: &[PUNCTUATION, GPT_2],
-        // In the alphabet six bytes above 0x7f are characters that count as digits, such as `²`.
+        // In the byte alphabet, six bytes above 0x7f are characters that count as digits, such as `²`.
         spelled_steps: &[DIGITS, "[0-9][0-9][0-9]"],
         ..PLAIN
     },
@@ -202,27 +202,27 @@ const PRES: &[Pre] = &[
 ];
 
 impl Pre {
-    /// The entry of that name.
+    /// The entry with this name.
     pub(super) fn named(name: &str) -> Option<&'static Pre> {
         PRES.iter().find(|pre| pre.names.contains(&name))
     }
 
-    /// All names, for people.
+    /// All names, for messages.
     pub(super) fn names() -> String {
         PRES.iter().flat_map(|pre| pre.names).copied().collect::<Vec<_>>().join(", ")
     }
 
-    /// What is done to a text before it is cut, with a vocabulary of `tokens` tokens.
+    /// The normalisation before a text is cut, for a vocabulary of `tokens` tokens.
     pub(super) fn normaliser(&self, tokens: usize) -> Vec<Normalise> {
         if self.composes && tokens >= PUBLISHED { vec![Normalise::Form(Form::Nfc)] } else { vec![] }
     }
 
-    /// Compiles what cuts the text.
+    /// Compiles the steps that cut the text.
     pub(super) fn splitter(&self) -> Splitter {
         Splitter::new(self.steps.iter().copied()).expect("the tests compile every entry of the table")
     }
 
-    /// Compiles what cuts the spelled text.
+    /// Compiles the steps that cut the spelled text.
     pub(super) fn spelled_splitter(&self) -> Splitter {
         Splitter::new(self.spelled_steps.iter().copied()).expect("the tests compile every entry of the table")
     }
@@ -253,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_space_goes_with_the_word() {
+    fn the_last_space_belongs_to_the_word() {
         assert_eq!(split("gpt-2", "a   b \t c  "), ["a", "  ", " b", " \t", " c", "  "]);
         assert_eq!(split("gpt-2", "\n\nx\u{3000}\u{3000}y"), ["\n", "\n", "x", "\u{3000}", "\u{3000}", "y"]);
         assert_eq!(split("qwen2", "a  \n \n b  12"), ["a", "  \n \n", " b", " ", " ", "1", "2"]);
     }
 
     #[test]
-    fn models_that_borrow_a_pre_tokeniser_cut_alike() {
+    fn models_with_the_same_pre_tokeniser_cut_alike() {
         for (name, same) in [("solar-open", "qwen2"), ("kanana2", "gpt-4o"), ("joyai-llm", "deepseek-v3")] {
             assert_eq!(Pre::named(name).unwrap().steps, Pre::named(same).unwrap().steps, "{name}");
         }
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_cut_what_the_steps_before_left() {
+    fn each_step_cuts_the_pieces_of_the_step_before() {
         assert_eq!(
             split("deepseek-llm", "Hi, 你好 abc42\r\n  x "),
             ["Hi", ",", " ", "你好", " abc", "4", "2", "\r", "\n", " ", " x", " "]
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_long_run_is_cut_as_a_short_one() {
-        // A multiple of the short runs, and of three: digits are cut in threes.
+        // A multiple of the short runs' length, and of three, because digits are cut in threes.
         const SHORT: usize = 3000;
         const N: usize = 100 * SHORT;
         for pre in PRES {

@@ -1,5 +1,5 @@
-//! SentencePiece's way of merging, as GGUF files of Llama 2 and its kin have it: of all neighbours whose joined
-//! text is a token, those with the best score are merged first.
+//! SentencePiece encoding, as in GGUF files of Llama 2 and its relatives: of all neighbours whose joined text is a
+//! token, those with the best score are merged first.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
@@ -11,22 +11,22 @@ use crate::error::{Error, Result};
 /// An encoder of plain text.
 #[derive(Debug)]
 pub(super) struct SentencePiece {
-    /// The tokens that text can become, and their scores.
+    /// The tokens that text can become, with their scores.
     words: HashMap<Box<str>, (TokenId, f32)>,
-    /// The token of each byte, for characters that have none.
+    /// The token of each byte, for characters without a token.
     bytes: Box<[Option<TokenId>; 256]>,
     unknown: Option<TokenId>,
     adds_space: bool,
 }
 
 impl SentencePiece {
-    /// An encoder without tokens. `unknown` stands for what cannot be spelled; `adds_space` says whether a text
+    /// An encoder without tokens. `unknown` is the token for unspellable characters; `adds_space` says whether a text
     /// gets a space in front.
     pub(super) fn new(unknown: Option<TokenId>, adds_space: bool) -> SentencePiece {
         SentencePiece { words: HashMap::new(), bytes: Box::new([None; 256]), unknown, adds_space }
     }
 
-    /// Adds a token that text can become. Of two with one text the first is the one to use.
+    /// Adds a token that text can become. Of two tokens with the same text the first is used.
     pub(super) fn add_word(&mut self, id: TokenId, text: &str, score: f32) {
         if !text.is_empty() {
             self.words.entry(text.into()).or_insert((id, score));
@@ -38,7 +38,7 @@ impl SentencePiece {
         self.bytes[usize::from(byte)].get_or_insert(id);
     }
 
-    /// The token whose spelling is `word`.
+    /// The token with this spelling.
     pub(super) fn find(&self, word: &str) -> Option<TokenId> {
         self.words.get(word).map(|&(id, _)| id)
     }
@@ -57,7 +57,7 @@ impl SentencePiece {
             candidates.extend(self.candidate(&chain, left));
         }
         while let Some(best) = candidates.pop() {
-            // Either side may have been merged with another since.
+            // Either symbol may have been merged with another one since.
             if chain.pair_len(best.left) != Some(best.len) {
                 continue;
             }
@@ -70,7 +70,7 @@ impl SentencePiece {
         chain.texts().try_for_each(|symbol| self.push(symbol, tokens))
     }
 
-    /// The merge of a symbol with the next, if the two are a token.
+    /// The merge of a symbol with the next one, if the two form a token.
     fn candidate(&self, chain: &Chain, left: usize) -> Option<Candidate> {
         let len = chain.pair_len(left)?;
         let start = chain.symbols[left].start;
@@ -92,7 +92,7 @@ impl SentencePiece {
                     tokens.truncate(known);
                     let Some(unknown) = self.unknown else {
                         return Err(Error::Invalid(format!(
-                            "the model's vocabulary has no token for the character {symbol:?}, which the text holds"
+                            "the text contains the character {symbol:?}, for which the model's vocabulary has no token"
                         )));
                     };
                     tokens.push(unknown);
@@ -104,12 +104,12 @@ impl SentencePiece {
     }
 }
 
-/// A merge that may be made. The best is the one with the highest score, then the leftmost.
+/// A possible merge. The best has the highest score; of equals, the leftmost.
 struct Candidate {
     score: f32,
-    /// The symbol on the left.
+    /// The left symbol.
     left: usize,
-    /// Bytes of the merged text, by which an outdated candidate shows.
+    /// Bytes of the merged text, which reveal an outdated candidate.
     len: usize,
 }
 
@@ -133,13 +133,13 @@ impl PartialEq for Candidate {
 
 impl Eq for Candidate {}
 
-/// A text as a chain of symbols, at first one for each character.
+/// A text as a chain of symbols, initially one for each character.
 struct Chain<'t> {
     text: &'t str,
     symbols: Vec<Symbol>,
 }
 
-/// A stretch of the text. One without bytes was merged into the one before it.
+/// A part of the text. A symbol without bytes was merged into the one before it.
 struct Symbol {
     start: usize,
     len: usize,
@@ -160,7 +160,7 @@ impl<'t> Chain<'t> {
         Chain { text, symbols }
     }
 
-    /// The bytes of a symbol and the next together, if both are there.
+    /// The bytes of a symbol and the next one together, if both exist.
     fn pair_len(&self, left: usize) -> Option<usize> {
         let symbol = &self.symbols[left];
         if symbol.len == 0 {
@@ -169,7 +169,7 @@ impl<'t> Chain<'t> {
         Some(symbol.len + self.symbols[symbol.next?].len)
     }
 
-    /// Merges a symbol with the next.
+    /// Merges a symbol with the next one.
     fn merge(&mut self, left: usize) {
         let Some(right) = self.symbols[left].next else { return };
         let after = self.symbols[right].next;
@@ -180,7 +180,7 @@ impl<'t> Chain<'t> {
         }
     }
 
-    /// The symbols that are left.
+    /// The remaining symbols.
     fn texts(&self) -> impl Iterator<Item = &'t str> {
         self.symbols.iter().filter(|s| s.len > 0).map(|s| &self.text[s.start..s.start + s.len])
     }
@@ -216,10 +216,10 @@ mod tests {
     }
 
     #[test]
-    fn longer_tokens_are_made_of_shorter_ones() {
+    fn longer_tokens_are_merged_from_shorter_ones() {
         let encoder =
             encoder(&[("a", 0.0), ("▁", 0.0), ("▁a", -1.0), ("aa", -2.0), ("▁aaa", -3.0), ("▁aa", -9.0)]);
-        // `▁a` goes before `aa`; then `▁a` + `aa` is a token, and `▁aa` + `a` is never looked at.
+        // `▁a` is merged before `aa`; then `▁a` + `aa` is a token, and `▁aa` + `a` is never considered.
         assert_eq!(ids(&encoder, " aaa"), [4]);
         assert_eq!(ids(&encoder, " aa"), [5]);
     }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_gets_no_space() {
+    fn an_empty_text_gets_no_space() {
         let mut tokens = Vec::new();
         SentencePiece::new(Some(TokenId(7)), true).encode("", &mut tokens).unwrap();
         assert!(tokens.is_empty());

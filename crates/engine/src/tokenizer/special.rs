@@ -1,4 +1,4 @@
-//! Finds the tokens that are matched in the text as it stands, before BPE sees the rest.
+//! Finds literal tokens, which are matched in the unchanged text before the encoder gets the rest.
 
 use std::ops::Range;
 
@@ -6,34 +6,34 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, Input, Match, Match
 
 use crate::TokenId;
 
-/// A token that is found in the text as it stands.
+/// A token that is matched in the unchanged text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Literal {
     pub(super) id: TokenId,
     pub(super) text: String,
-    /// Whether it swallows the white space before it.
+    /// Whether it strips the white space before it.
     pub(super) strips_left: bool,
-    /// Whether it swallows the white space after it.
+    /// Whether it strips the white space after it.
     pub(super) strips_right: bool,
 }
 
 impl Literal {
-    /// A token that takes its own text and nothing else.
+    /// A token that strips nothing.
     pub(super) fn plain(id: TokenId, text: &str) -> Literal {
         Literal { id, text: text.to_owned(), strips_left: false, strips_right: false }
     }
 }
 
-/// A set of literal tokens. Where several match, the leftmost wins, and of those the longest.
+/// A set of literal tokens. The leftmost match wins and, of several there, the longest.
 #[derive(Debug, Default)]
 pub(super) struct Literals {
-    /// Absent where the set is empty, so that the text passes untouched.
+    /// `None` if the set is empty.
     automaton: Option<AhoCorasick>,
-    /// The token of each of the automaton's patterns.
+    /// The token of each pattern of the automaton.
     tokens: Vec<Literal>,
 }
 
-/// A stretch of the text.
+/// A part of the text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Span<'t> {
     /// Plain text, never empty.
@@ -43,7 +43,7 @@ pub(super) enum Span<'t> {
 }
 
 impl Literals {
-    /// The set of these tokens. A token without text would match everywhere and is left out.
+    /// The set of these tokens. A token without text would match everywhere and is omitted.
     pub(super) fn new(tokens: impl Iterator<Item = Literal>) -> Result<Literals, BuildError> {
         let tokens: Vec<_> = tokens.filter(|token| !token.text.is_empty()).collect();
         if tokens.is_empty() {
@@ -51,7 +51,7 @@ impl Literals {
         }
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
-            // A DFA takes up to a kibibyte for each byte of each token, and a hostile token can be long.
+            // A DFA takes up to 1 KiB per byte of each token, and a hostile token can be long.
             .kind(Some(AhoCorasickKind::ContiguousNFA))
             .build(tokens.iter().map(|token| &token.text))?;
         Ok(Literals { automaton: Some(automaton), tokens })
@@ -62,7 +62,7 @@ impl Literals {
         self.parts_where(text, |_, _| true)
     }
 
-    /// The tokens in `text` and where they are, of those that are `allowed` there.
+    /// The tokens in `text`, with their places, that are `allowed` there.
     pub(super) fn found<'s>(
         &'s self,
         text: &'s str,
@@ -71,7 +71,7 @@ impl Literals {
         self.matches(text, allowed).map(|found| (found.range(), self.tokens[found.pattern()].id))
     }
 
-    /// The leftmost and longest tokens of those that are `allowed`. One that is not allowed hides no other.
+    /// The leftmost and longest `allowed` tokens. A token that is not allowed hides no other.
     fn matches<'s>(
         &'s self,
         text: &'s str,
@@ -88,7 +88,7 @@ impl Literals {
                         from = found.end();
                         return Some(found);
                     }
-                    // A shorter one may start in the same place.
+                    // A shorter token may start in the same place.
                     let shorter = Input::new(text).range(found.start()..found.end() - 1);
                     here = automaton.find(shorter).filter(|shorter| shorter.start() == found.start());
                 }
@@ -97,7 +97,7 @@ impl Literals {
         })
     }
 
-    /// The parts of `text` in order, where only tokens count that are `allowed` where they are.
+    /// The parts of `text` in order, with the tokens that are `allowed` in their places.
     pub(super) fn parts_where<'t>(
         &'t self,
         text: &'t str,
@@ -106,7 +106,7 @@ impl Literals {
         let mut at = 0;
         let mut matches = self.matches(text, allowed).peekable();
         std::iter::from_fn(move || {
-            // A token that swallowed white space may have swallowed the start of the next.
+            // A token that stripped white space may have stripped the start of the next token.
             while matches.next_if(|m| m.start() < at).is_some() {}
             let Some(found) = matches.peek() else {
                 let rest = &text[at..];
@@ -117,7 +117,7 @@ impl Literals {
             let before = &text[at..found.start()];
             let before = if token.strips_left { before.trim_end() } else { before };
             if !before.is_empty() {
-                // What is left before the token is white space that it swallows.
+                // The rest before the token is white space that it strips.
                 at = found.start();
                 return Some(Span::Text(before));
             }
@@ -130,7 +130,7 @@ impl Literals {
         })
     }
 
-    /// The token whose text is `text`.
+    /// The token whose text is exactly `text`.
     pub(super) fn find(&self, text: &str) -> Option<TokenId> {
         let mut parts = self.parts(text);
         match (parts.next(), parts.next()) {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn literals_swallow_white_space_where_they_say_so() {
+    fn literals_strip_white_space_if_configured() {
         let left = Literal { strips_left: true, ..Literal::plain(TokenId(0), "<l>") };
         let right = Literal { strips_right: true, ..Literal::plain(TokenId(1), "<r>") };
         let set = Literals::new([left, right, Literal::plain(TokenId(2), "\n<n>")].into_iter()).unwrap();

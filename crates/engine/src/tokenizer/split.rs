@@ -1,4 +1,4 @@
-//! Cuts a text into the pieces that BPE may not merge across.
+//! Cuts a text into the pieces within which BPE merges.
 
 use regex_automata::Input;
 use regex_automata::meta::Regex;
@@ -12,16 +12,15 @@ pub(super) struct Splitter {
 }
 
 impl Splitter {
-    /// Compiles regular expressions in the form in which models publish them. Each in turn cuts every piece
-    /// that the one before it left: a match is a piece, and so is what lies between two matches. Fails with the
-    /// reason where one is no expression.
+    /// Compiles regular expressions as models publish them. Each one in turn cuts every piece of the one before:
+    /// matches become pieces, and so does the text between them. Returns the reason if one is not a valid expression.
     pub(super) fn new<'e>(expressions: impl IntoIterator<Item = &'e str>) -> Result<Splitter, String> {
         let steps = expressions.into_iter().map(Step::new).collect::<Result<_, _>>()?;
         Ok(Splitter { steps })
     }
 
-    /// Hands the pieces of `text` to `take`, one after the other, so that no list of them takes memory. Joined, they are
-    /// the text; none is empty. Fails where `take` does, or where a backtracking expression gives up.
+    /// Passes the pieces of `text` to `take` one by one, so that they need no list. Joined they are the text; none is
+    /// empty. Fails if `take` fails, or if a backtracking expression gives up.
     pub(super) fn each<'t>(
         &self,
         text: &'t str,
@@ -53,7 +52,7 @@ impl Splitter {
         Ok(pieces)
     }
 
-    /// Whether all steps take time in proportion to the text.
+    /// Whether all steps take time in proportion to the length of the text.
     #[cfg(test)]
     pub(super) fn is_linear(&self) -> bool {
         self.steps.iter().all(|step| !matches!(step, Step::Backtracking(_)))
@@ -62,32 +61,32 @@ impl Splitter {
 
 /// One regular expression of a pre-tokeniser.
 ///
-/// Most end in `\s+(?!\S)|\s+`: white space up to, but without, the last one before a word. A backtracking
-/// engine, which such a look-ahead seems to need, gives up on a run of a million characters. So the tail
-/// becomes a pattern of its own, `\s+`, for a linear automaton, which knows no look-ahead, and a match of it
-/// that stops before a word gives its last character back.
+/// Most end in `\s+(?!\S)|\s+`: white space except the last character before a word. A backtracking engine, which
+/// such a look-ahead seems to need, gives up on a run of a million characters. So the tail becomes a separate pattern
+/// `\s+` for a linear automaton without look-ahead, and a match that ends before a word gives back its last
+/// character.
 #[derive(Debug)]
 enum Step {
     Linear(Regex),
-    /// Pattern 0 is the expression without the tail, pattern 1 the tail's `\s+`; as in an alternation,
-    /// pattern 0 has precedence.
+    /// Pattern 0 is the expression without the tail, pattern 1 the tail's `\s+`. Pattern 0 has precedence, as in an
+    /// alternation.
     LinearWithTail(Regex),
-    /// What no automaton can do: other look-arounds and possessive repetitions.
+    /// For features that no automaton has: other look-arounds and possessive repetitions.
     Backtracking(Box<fancy_regex::Regex>),
 }
 
-/// The look-ahead with which most pre-tokenisers end, in the ways in which they write it.
+/// The two spellings of the look-ahead with which most pre-tokenisers end.
 const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)|\s"];
 
-/// Possessive repetitions that published expressions use, and the greedy ones that match the same: what is
-/// given back could not start what follows.
+/// Possessive repetitions in published expressions, and greedy ones that match the same, because what they could give
+/// back cannot start what follows.
 const POSSESSIVE: [(&str, &str); 3] = [
     (r"[^\r\n\p{L}\p{N}]?+\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+"),
     (r" ?[^\s\p{L}\p{N}]++[\r\n]*|", r" ?[^\s\p{L}\p{N}]+[\r\n]*|"),
     (r" ?[^\s\p{L}\p{N}]++[\r\n/]*|", r" ?[^\s\p{L}\p{N}]+[\r\n/]*|"),
 ];
 
-/// The longest expression that is compiled. Published ones have under a thousand characters.
+/// The longest expression that is compiled, in bytes. Published ones have less than a thousand characters.
 const MAX_EXPRESSION: usize = 1 << 14;
 
 impl Step {
@@ -123,7 +122,7 @@ impl Step {
         take: &mut dyn FnMut(&'t str) -> crate::Result<()>,
     ) -> crate::Result<()> {
         let mut cutter = Cutter { text, at: 0, take };
-        // An empty match is a cut, and the search goes on behind the next character.
+        // An empty match is a cut; the search continues after the next character.
         let mut from = 0;
         while from <= text.len() {
             let (start, end) = match self {
@@ -152,7 +151,7 @@ impl Step {
     }
 }
 
-/// Takes pieces from the front of a text.
+/// Cuts pieces off the front of a text.
 struct Cutter<'a, 't> {
     text: &'t str,
     at: usize,
@@ -174,8 +173,8 @@ fn char_at(text: &str, at: usize) -> usize {
     text[at..].chars().next().map_or(1, char::len_utf8)
 }
 
-/// Where `\s+(?!\S)|\s+` ends if the white space at its start is all of `run`: the last character belongs to
-/// the word that follows, unless no word follows or the run is that one character.
+/// The end of the match of `\s+(?!\S)|\s+` for the white space `run`: the last character belongs to the following
+/// word, unless no word follows or the run has only that character.
 fn end_of_white_space(text: &str, run: std::ops::Range<usize>) -> usize {
     let last = text[run.clone()].char_indices().next_back().map_or(0, |(i, _)| run.start + i);
     if run.end == text.len() || last == run.start { run.end } else { last }
@@ -189,7 +188,7 @@ fn has_possessive(expression: &str) -> bool {
         let repeats = match c {
             '\\' => {
                 let escaped = chars.next();
-                // The braces of `\p{L}` repeat nothing.
+                // The braces of `\p{L}` are not a repetition.
                 if matches!(escaped, Some('p' | 'P' | 'x' | 'u' | 'U')) && chars.peek() == Some(&'{') {
                     chars.by_ref().find(|&c| c == '}');
                 }
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn possessive_repetitions_are_told_from_greedy_ones() {
+    fn possessive_repetitions_are_distinguished_from_greedy_ones() {
         for expression in ["a?+", "a*+b", "(?:a)++", "a{1,3}+", r"\+++", r"[a]?+"] {
             assert!(has_possessive(expression), "{expression}");
         }
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_expression_is_told() {
+    fn invalid_expressions_are_refused() {
         assert!(Splitter::new(["(a"]).unwrap_err().contains("`(a`"));
         assert!(Splitter::new([&*"a".repeat(MAX_EXPRESSION + 1)]).is_err());
         assert!(Splitter::new([r"(?:(?:\w{1000}){1000}){1000}"]).is_err());
@@ -270,8 +269,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_tail_is_what_the_look_ahead_says(text in "[ \\t\\r\\n\u{3000}ab'1!]{0,30}") {
-            // A run of white space of n characters before a word: n - 1 of them, then the one that is left.
+        fn the_tail_matches_like_the_look_ahead(text in "[ \\t\\r\\n\u{3000}ab'1!]{0,30}") {
+            // A run of n white-space characters before a word: n - 1 of them, then the last one.
             let splitter = Splitter::new([r"\S+|\s+(?!\S)|\s+"]).unwrap();
             let mut expected = Vec::new();
             let mut rest = &*text;

@@ -1,10 +1,10 @@
-//! Turns tokens into text as they come.
+//! Converts tokens to text as they arrive.
 
 use super::Tokenizer;
 use crate::TokenId;
 
-/// Decodes token by token and never gives half a character: a token may end inside one, and then its bytes
-/// wait for the next token. All that it gives, joined, is what [`Tokenizer::decode`] gives of all tokens.
+/// Decodes token by token and never returns part of a character: if a token ends inside one, its bytes wait for the
+/// next token. The joined results equal [`Tokenizer::decode`] of all tokens.
 ///
 /// # Examples
 /// ```
@@ -25,33 +25,32 @@ use crate::TokenId;
 #[derive(Clone, Debug, Default)]
 pub struct StreamDecoder {
     special: bool,
-    /// Control tokens that are printed, whatever `special` says.
+    /// Control tokens to print, whatever `special` is.
     shown: Vec<TokenId>,
-    /// Whether text has come before.
+    /// Whether there was text before.
     started: bool,
-    /// The start of a character whose rest has not come yet: at most three bytes between calls.
+    /// The start of an incomplete character: at most three bytes between calls.
     held: Vec<u8>,
 }
 
 impl StreamDecoder {
-    /// A decoder at the start of a text; `special` says whether control tokens are printed. Some tokenizers put
-    /// a space in front of every text, which is taken off again.
+    /// A decoder for the start of a text; `special` says whether control tokens are printed. If the tokenizer puts a
+    /// space in front of every text, the decoder removes it.
     pub fn new(special: bool) -> StreamDecoder {
         StreamDecoder { special, ..StreamDecoder::default() }
     }
 
-    /// A decoder for tokens that continue a text, as those that a model generates: a space at their start is
-    /// part of the text.
+    /// A decoder for tokens that continue a text, such as generated ones: a space at their start is part of the text.
     pub fn continuing(special: bool) -> StreamDecoder {
         StreamDecoder { started: true, ..StreamDecoder::new(special) }
     }
 
-    /// The same decoder, which prints these control tokens.
+    /// The same decoder, which also prints these control tokens.
     pub fn showing(self, shown: Vec<TokenId>) -> StreamDecoder {
         StreamDecoder { shown, ..self }
     }
 
-    /// Takes the next token and gives the text that is complete with it.
+    /// Decodes the next token; returns the text that is complete with it.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: TokenId) -> String {
         if self.special || !tokenizer.is_control(id) || self.shown.contains(&id) {
             let bytes = tokenizer.token_bytes(id);
@@ -65,16 +64,15 @@ impl StreamDecoder {
         self.take_complete()
     }
 
-    /// Ends the text and gives what is left: a replacement character where it ends inside a character.
+    /// Ends the text; returns a replacement character if it ends inside a character.
     pub fn finish(&mut self) -> String {
         let rest = String::from_utf8_lossy(&self.held).into_owned();
         self.held.clear();
         rest
     }
 
-    /// Cuts the held bytes where an unfinished character starts and decodes what is before it. Whether bytes
-    /// are invalid or unfinished shows in those bytes alone, so decoding in pieces gives what decoding at
-    /// once would.
+    /// Decodes the held bytes up to the start of an incomplete character. Whether bytes are invalid or incomplete
+    /// depends only on themselves, so decoding in pieces equals decoding at once.
     fn take_complete(&mut self) -> String {
         let unfinished = match self.held.utf8_chunks().last() {
             Some(last) if may_continue(last.invalid()) => last.invalid().len(),
@@ -87,7 +85,7 @@ impl StreamDecoder {
     }
 }
 
-/// Whether more bytes can make these, which end a text, one valid character.
+/// Whether more bytes can complete these, which end a text, to a valid character.
 fn may_continue(bytes: &[u8]) -> bool {
     matches!(std::str::from_utf8(bytes), Err(e) if e.error_len().is_none())
 }
@@ -98,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Feeds raw bytes in pieces, as tokens would bring them.
+    /// Decodes raw bytes in pieces, as tokens contain them.
     fn stream(pieces: &[Vec<u8>]) -> String {
         let mut decoder = StreamDecoder::default();
         let mut text = String::new();
@@ -136,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Bytes that start, continue or break a character more often than chance would.
+    /// Bytes that start, continue or break characters more often than random ones.
     fn byte() -> impl Strategy<Value = u8> {
         prop_oneof![
             any::<u8>(),

@@ -1,30 +1,30 @@
-//! What each token of a vocabulary stands for.
+//! The kind and the bytes of each token of a vocabulary.
 
 use super::ALPHABET;
 use crate::TokenId;
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenKind {
-    /// Made by merging.
+    /// Created by merging.
     Normal,
-    /// Stands for what the vocabulary cannot spell.
+    /// Represents unspellable text.
     Unknown,
-    /// Steers the model and is no text.
+    /// Controls the model and is not text.
     Control,
     /// Text that is always one token.
     UserDefined,
-    /// Fills a gap in the numbering.
+    /// An unused id.
     Unused,
     /// One byte.
     Byte,
 }
 
 impl TokenKind {
-    /// The kind that GGUF means by a number.
+    /// The kind for a number in GGUF files.
     pub(super) fn from_number(number: u64) -> Option<TokenKind> {
         Some(match number {
-            // 0 is "undefined", which files use for ordinary tokens.
+            // 0 means "undefined", which files use for normal tokens.
             0 | 1 => TokenKind::Normal,
             2 => TokenKind::Unknown,
             3 => TokenKind::Control,
@@ -35,37 +35,37 @@ impl TokenKind {
         })
     }
 
-    /// Whether the token is no text unless control tokens are asked for.
+    /// Whether the token is text only if control tokens are requested.
     pub(super) fn is_control(self) -> bool {
         matches!(self, TokenKind::Control | TokenKind::Unknown)
     }
 
-    /// Whether the file has the token's text as it stands, and not in the vocabulary's spelling.
+    /// Whether the token's text is stored unchanged, not in the vocabulary's spelling.
     pub(super) fn is_literal(self) -> bool {
         self.is_control() || self == TokenKind::UserDefined
     }
 }
 
-/// How a vocabulary writes the text of its ordinary tokens.
+/// How a vocabulary spells the text of its normal tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// Each byte as one printable character.
     ByteAlphabet,
-    /// Plain text with `▁` for a space; a token `<0x0A>` is that byte.
+    /// Plain text with `▁` for spaces; a token `<0x0A>` is that byte.
     Metaspace,
 }
 
-/// What SentencePiece writes for a space.
+/// SentencePiece's character for a space.
 pub(super) const SPACE: char = '▁';
 
-/// What each token stands for.
+/// The kind and the bytes of each token.
 #[derive(Debug)]
 pub(super) struct Vocabulary {
     spelling: Spelling,
     kinds: Vec<TokenKind>,
     /// The bytes of all tokens, in order.
     bytes: Vec<u8>,
-    /// Where each token's bytes end; they start where the bytes of the token before it end.
+    /// The end of each token's bytes; they start where the previous token's end.
     ends: Vec<usize>,
     longest: usize,
 }
@@ -75,12 +75,11 @@ impl Vocabulary {
         Vocabulary { spelling, kinds: vec![], bytes: vec![], ends: vec![], longest: 0 }
     }
 
-    /// Adds the token that the file writes as `text`.
+    /// Adds a token with its text in the file.
     pub(super) fn push(&mut self, kind: TokenKind, text: &str) {
         match self.spelling {
             _ if kind.is_literal() => self.bytes.extend_from_slice(text.as_bytes()),
-            // Files hold padding tokens marked as ordinary ones whose text is not of the alphabet; those are
-            // plain text.
+            // Some files mark padding tokens as normal ones, with texts outside the alphabet; these are plain text.
             Spelling::ByteAlphabet => {
                 if !ALPHABET.read(text, &mut self.bytes) {
                     self.bytes.extend_from_slice(text.as_bytes());
@@ -126,7 +125,7 @@ impl Vocabulary {
     }
 }
 
-/// The byte that a token such as `<0x0A>` stands for.
+/// The byte of a token such as `<0x0A>`.
 pub(super) fn byte_token(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -158,7 +157,7 @@ mod tests {
             vocabulary.push(TokenKind::Byte, "<0x41>");
             [0, 1, 2].map(|id| String::from_utf8(vocabulary.bytes(TokenId(id)).to_vec()).unwrap())
         };
-        // `▁` is not of the alphabet, so the first token is read as plain text.
+        // `▁` is not in the alphabet, so the first token is read as plain text.
         assert_eq!(texts(Spelling::ByteAlphabet), ["▁aĠ", "▁aĠ", "<0x41>"]);
         assert_eq!(texts(Spelling::Metaspace), [" aĠ", "▁aĠ", "A"]);
     }

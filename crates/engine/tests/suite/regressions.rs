@@ -1,4 +1,4 @@
-//! Inputs that the fuzz targets found: each is an error or works, and never a panic.
+//! Inputs that the fuzz targets found: each is an error or works, and never causes a panic.
 
 use std::path::Path;
 

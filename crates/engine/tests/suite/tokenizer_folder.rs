@@ -15,7 +15,7 @@ fn gguf(path: &Path) -> Tokenizer {
     Tokenizer::from_metadata(path, &ModelFile::open(path).unwrap().metadata).unwrap()
 }
 
-/// Random text with what tokenizers are sensitive to: scripts, emoji, white space, digits, marks and special tokens.
+/// A text of what tokenizers treat specially: scripts, emoji, white space, digits, marks and special tokens.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         any::<String>(),
@@ -72,7 +72,7 @@ fn check_same_tokens(folder: &Tokenizer, gguf: &Tokenizer) {
 }
 
 #[test]
-fn trained_models_give_the_same_tokens_from_either_container() {
+fn trained_models_give_the_same_tokens_in_both_formats() {
     for (folder, file) in [
         ("tales-qwen3moe-mlx-4bit", "tales-qwen3moe-Q4_K_M.gguf"),
         ("tales-deepseek_v3", "tales-deepseek_v3-Q4_K_M.gguf"),
@@ -92,7 +92,7 @@ fn trained_models_give_the_same_tokens_from_either_container() {
 }
 
 #[test]
-fn the_demo_model_gives_the_same_tokens_from_either_container() {
+fn the_demo_model_gives_the_same_tokens_in_both_formats() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = root.join("tests/data/tales");
     let tokenizer = Tokenizer::from_folder(&folder).unwrap();
@@ -103,7 +103,7 @@ fn the_demo_model_gives_the_same_tokens_from_either_container() {
     assert!(ChatTemplate::from_folder(&folder).unwrap().is_some());
 }
 
-/// The files of a folder, which a test can change.
+/// A folder's files, for a test to change.
 struct Folder {
     tokenizer: Json,
     others: Vec<(&'static str, Json)>,
@@ -143,7 +143,7 @@ impl Folder {
         Tokenizer::from_folder(folder.path())
     }
 
-    /// The error of a damaged folder.
+    /// The error message for a damaged folder.
     fn refusal(&self) -> String {
         match self.open() {
             Err(e @ Error::Format { .. }) => e.to_string(),
@@ -151,7 +151,7 @@ impl Folder {
         }
     }
 
-    /// The error of a folder with something unsupported.
+    /// The error message for an unsupported folder.
     fn unsupported(&self) -> String {
         match self.open() {
             Err(Error::Unsupported(message)) => message,
@@ -166,7 +166,7 @@ fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn what_is_not_supported_is_named() {
+fn unsupported_settings_are_named() {
     for (pointer, value, name) in [
         ("/model/type", json!("Unigram"), "Unigram"),
         ("/model/dropout", json!(0.1), "dropout"),
@@ -193,7 +193,7 @@ fn what_is_not_supported_is_named() {
 }
 
 #[test]
-fn what_is_damaged_is_named() {
+fn damaged_settings_are_named() {
     for (pointer, value, part) in [
         ("/model", json!({"type": "BPE", "vocab": {"a": -1}, "merges": []}), "model"),
         ("/model", json!({"type": "BPE", "vocab": {"a": 4_000_000_000u32}, "merges": []}), "4000000000"),
@@ -262,6 +262,6 @@ fn a_token_that_looks_like_a_control_token_is_one() {
     let tokenizer = Folder::new().set("/added_tokens", added).open().unwrap();
     let control = [4, 5, 9].map(|id| tokenizer.is_control(TokenId(id)));
     assert_eq!(control, [true, false, true]);
-    // Gaps in the numbering are tokens without text.
+    // Unused ids are tokens without text.
     assert_eq!((tokenizer.vocab_size(), tokenizer.token_bytes(TokenId(7))), (10, &b""[..]));
 }

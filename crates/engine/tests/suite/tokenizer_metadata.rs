@@ -1,4 +1,4 @@
-//! Any metadata gives a working tokenizer, or an error that names what is wrong.
+//! Any metadata gives a working tokenizer or an error that names the problem.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
-/// A vocabulary that a test can change: the bytes of `a`, `b`, `c`, space and `é`, one merge, then the rest.
+/// A vocabulary for a test to change: the bytes of `a`, `b`, `c`, space and `é`, one merge, then the rest.
 #[derive(Clone)]
 struct File {
     tokens: Vec<(&'static str, i32)>,
@@ -39,7 +39,7 @@ impl File {
         self
     }
 
-    /// Sets a key, replacing its default value.
+    /// Sets a key, replacing the default.
     fn set(mut self, key: &'static str, value: Value) -> File {
         self.others.retain(|(k, _)| *k != key);
         self.others.push((key, value));
@@ -57,7 +57,7 @@ impl File {
         for (key, value) in &self.others {
             metadata.insert((*key).to_owned(), value.clone()).unwrap();
         }
-        // A key that the test has set stays as it is.
+        // A key that the test has set is kept.
         let _ = metadata.insert("tokenizer.ggml.tokens".to_owned(), Value::Strings(strings));
         let _ = metadata.insert("tokenizer.ggml.merges".to_owned(), Value::Strings(merges));
         let types = Value::Numbers(NumberArray::new(NumberKind::I32, types));
@@ -69,7 +69,7 @@ impl File {
         Tokenizer::from_metadata(Path::new("model.gguf"), &self.metadata())
     }
 
-    /// The error of a damaged file.
+    /// The error message for a damaged file.
     fn refusal(&self) -> String {
         match self.open() {
             Err(e @ Error::Format { .. }) => e.to_string(),
@@ -90,8 +90,8 @@ fn merges_apply_within_words() {
 }
 
 #[test]
-fn a_whole_word_is_its_token_where_the_models_ignore_merges() {
-    // The merges make `a` and `bc` of the word, and never `abc`.
+fn a_word_that_is_a_token_is_not_merged_if_merges_are_ignored() {
+    // The merges produce `a` and `bc`, and never `abc`.
     let of = |pre: &str| {
         let file = File { merges: vec!["b c"], ..File::new().token("bc", NORMAL).token("abc", NORMAL) };
         let file = file.set("tokenizer.ggml.pre", Value::String(pre.to_owned()));
@@ -107,7 +107,7 @@ fn a_whole_word_is_its_token_where_the_models_ignore_merges() {
 }
 
 #[test]
-fn control_tokens_are_text_unless_asked_for() {
+fn control_tokens_are_text_unless_requested() {
     let tokenizer = File::new()
         .token("c", CONTROL)
         .token("<", NORMAL)
@@ -117,7 +117,7 @@ fn control_tokens_are_text_unless_asked_for() {
         .token("a<", UNKNOWN)
         .open()
         .unwrap();
-    // `c` is an ordinary token and, later, a control token: BPE produces the ordinary one.
+    // `c` is a normal token and, later, a control token: BPE uses the normal one.
     assert_eq!(ids(&tokenizer, "c", false), [2]);
     assert_eq!(ids(&tokenizer, "<a>bbb", false), [8, 0, 10, 11, 1]);
     assert_eq!(ids(&tokenizer, "<a>bbb", true), [9, 11, 1]);
@@ -145,7 +145,7 @@ fn the_caller_and_the_file_decide_on_bos() {
 }
 
 #[test]
-fn end_tokens_are_what_the_file_declares_once_each() {
+fn end_tokens_are_those_of_the_file_without_duplicates() {
     let tokenizer = File::new()
         .set("tokenizer.ggml.eos_token_id", Value::Unsigned(3))
         .set("tokenizer.ggml.eot_token_id", Value::Signed(2))
@@ -157,13 +157,13 @@ fn end_tokens_are_what_the_file_declares_once_each() {
 }
 
 #[test]
-fn end_tokens_that_files_forget_are_found_by_name() {
+fn end_tokens_that_files_omit_are_found_by_name() {
     let ends = |file: File| file.open().unwrap().end_tokens().to_vec();
     let first = File::new().tokens.len() as u32;
     let id = |i| TokenId(first + i);
     let chat = File::new().token("<|im_end|>", CONTROL).token("<|eot_id|>", USER_DEFINED);
     assert_eq!(ends(chat), [id(0)]);
-    // In gpt-oss a call ends the answer, and the end of a message does not.
+    // In gpt-oss a call ends the answer, but the end of a message does not.
     let harmony = File::new()
         .token("<|end|>", CONTROL)
         .token("<|return|>", CONTROL)
@@ -174,14 +174,14 @@ fn end_tokens_that_files_forget_are_found_by_name() {
         .token("<|end|>", CONTROL)
         .set("tokenizer.ggml.eos_token_id", Value::Unsigned(first.into()));
     assert_eq!(ends(other), [id(0)]);
-    // GLM ends an answer with the token that begins the next turn.
+    // GLM ends an answer with the token that starts the next turn.
     let users = |file: File| file.token("<|user|>", CONTROL).token("<|observation|>", CONTROL);
     assert_eq!(ends(users(File::new().token("[gMASK]", CONTROL))), [id(1), id(2)]);
     assert_eq!(ends(users(File::new())), []);
 }
 
 #[test]
-fn control_tokens_are_text_where_they_are_shown() {
+fn shown_control_tokens_are_text() {
     let tokenizer = File::new().token("<x>", CONTROL).token("<y>", CONTROL).open().unwrap();
     let tokens: Vec<TokenId> =
         ["a", "<x>", "b", "<y>", "c"].iter().map(|t| tokenizer.find(t).unwrap()).collect();
@@ -200,16 +200,16 @@ fn a_character_cut_by_tokens_is_streamed_whole() {
 }
 
 #[test]
-fn of_two_tokens_with_one_text_the_first_is_used() {
+fn of_two_tokens_with_the_same_text_the_first_is_used() {
     let tokenizer = File::new().token("ab", NORMAL).open().unwrap();
     assert_eq!(ids(&tokenizer, "ab", false), [6]);
     assert_eq!(tokenizer.decode(&[TokenId(7)], false), "ab");
 }
 
 #[test]
-fn a_rare_byte_without_a_token_is_left_out() {
-    // Falcon's vocabulary lacks the byte 0x1c, those of StarCoder and Refact 0xf1. Their files may name an unknown
-    // token, which their own tokenizers do not use.
+fn a_rare_byte_without_a_token_is_dropped() {
+    // Falcon's vocabulary lacks the byte 0x1c, those of StarCoder and Refact lack 0xf1. Their files may name an
+    // unknown token, which the models' own tokenizers do not use.
     let unknown =
         File::new().token("<unk>", UNKNOWN).set("tokenizer.ggml.unknown_token_id", Value::Unsigned(7));
     for file in [File::new(), unknown] {
@@ -226,7 +226,7 @@ fn a_rare_byte_without_a_token_is_left_out() {
 }
 
 #[test]
-fn special_tokens_of_phi_3_swallow_the_white_space_after_them() {
+fn special_tokens_of_phi_3_strip_the_white_space_after_them() {
     let scores = [0f32; 7].iter().flat_map(|score| score.to_le_bytes()).collect();
     let text = |text: &str| Value::String(text.to_owned());
     let file = File {
@@ -254,7 +254,7 @@ fn special_tokens_of_phi_3_swallow_the_white_space_after_them() {
     assert_eq!(ids(&llama, prompt, true), [3, 2, 4, 2, 6, 2, 3, 5, 2, 3]);
     let phi = file.set("general.architecture", text("phi3")).open().unwrap();
     assert_eq!(ids(&phi, prompt, true), [3, 2, 4, 3, 5, 2, 3]);
-    // Without special tokens, their texts are plain text.
+    // Without `special`, their texts are plain text.
     assert_eq!(ids(&phi, "a a", false), [3, 2, 3]);
 }
 
@@ -268,7 +268,7 @@ fn token_types_may_be_absent() {
 }
 
 #[test]
-fn what_is_not_supported_is_named_with_what_is() {
+fn unsupported_settings_are_named_with_the_supported_ones() {
     let refused = |key, value: &str| match File::new().set(key, Value::String(value.to_owned())).open() {
         Err(Error::Unsupported(message)) => message,
         other => panic!("{other:?}"),
@@ -303,11 +303,11 @@ fn a_missing_pre_tokeniser_is_the_default_one() {
     let mut file = File::new();
     file.others.retain(|(key, _)| *key != "tokenizer.ggml.pre");
     let digits = |file: File| file.token("1", NORMAL).token("11", NORMAL).merge("1 1").open().unwrap();
-    // The default splits digits in threes, GPT-2 does not.
+    // The default cuts digits in threes; GPT-2 does not.
     assert_eq!(ids(&digits(file), "1111", false), [8, 7, 7]);
     assert_eq!(ids(&digits(File::new()), "1111", false), [8, 8]);
     let mistyped = File::new().set("tokenizer.ggml.pre", Value::Bool(true));
-    assert!(mistyped.refusal().contains("tokenizer.ggml.pre is not text"));
+    assert!(mistyped.refusal().contains("tokenizer.ggml.pre is not a string"));
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn a_bad_merge_is_named() {
 
 #[test]
 fn merges_of_tokens_outside_the_vocabulary_never_apply() {
-    // The last one would be longer than any token.
+    // The last merge would be longer than any token.
     for merge in ["a x", "x a", "b a", "a b c", "ab ab"] {
         let tokenizer = File::new().merge(merge).open().unwrap();
         assert_eq!(ids(&tokenizer, "ab a bé", false), [6, 3, 0, 3, 1, 4, 5]);

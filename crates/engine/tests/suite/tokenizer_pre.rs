@@ -1,4 +1,4 @@
-//! Pre-tokenisers and SentencePiece give the tokens of other libraries, from GGUF files and folders.
+//! Pre-tokenisers and SentencePiece give the same tokens as the libraries that define them, in both formats.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn from_document(document: &Json) -> Tokenizer {
     Tokenizer::from_folder(folder.path()).unwrap()
 }
 
-/// A vocabulary in the form of a GGUF file.
+/// A vocabulary as in a GGUF file.
 #[derive(Deserialize)]
 struct Gguf {
     tokens: Vec<String>,
@@ -33,7 +33,7 @@ struct Gguf {
 }
 
 impl Gguf {
-    /// What a converter writes for a `tokenizer.json`.
+    /// The metadata that a converter writes for a `tokenizer.json`.
     fn of(document: &Json) -> Gguf {
         let mut tokens: Vec<(u64, String, i32)> = document["model"]["vocab"]
             .as_object()
@@ -105,7 +105,7 @@ struct PreVectors {
 
 #[derive(Deserialize)]
 struct PreVector {
-    /// The names of these steps in GGUF files, with a normaliser that GGUF files do not mention.
+    /// The `tokenizer.ggml.pre` of these steps with this normaliser, which GGUF files do not mention.
     names: Vec<String>,
     ignore_merges: bool,
     normalizer: Json,
@@ -114,11 +114,11 @@ struct PreVector {
 }
 
 #[test]
-fn pre_tokenisers_cut_where_their_own_tokenizers_cut() {
+fn pre_tokenisers_cut_like_the_models_own_tokenizers() {
     let data: PreVectors = serde_json::from_str(include_str!("../data/tokenizer_pre.json")).unwrap();
     let mut document = data.tokenizer;
     let mut gguf = Gguf::of(&document);
-    // As long as published vocabularies. A shorter one is never normalised, whatever its name.
+    // As large as published vocabularies: with a smaller one characters are not composed.
     gguf.pad(50_000);
     for vector in data.pre {
         document["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": vector.steps});
@@ -161,7 +161,7 @@ struct Vector {
 }
 
 #[test]
-fn sentencepiece_merges_as_its_own_library_does() {
+fn sentencepiece_merges_like_its_own_library() {
     let data: PieceVectors =
         serde_json::from_str(include_str!("../data/tokenizer_sentencepiece.json")).unwrap();
     let gguf = data.gguf.tokenizer("llama", None);
@@ -183,7 +183,7 @@ fn sentencepiece_merges_as_its_own_library_does() {
             assert_eq!(ids(&first, &v.text, v.special), expected, "first: {:?}", v.text);
             firsts += 1;
         }
-        // After a control token the encoder inserts a space that no decoder removes.
+        // After a control token the encoder puts a space that no decoder removes.
         if !v.special || !v.ids.iter().any(|&id| gguf.is_control(TokenId(id))) {
             let tokens: Vec<_> = v.ids.iter().copied().map(TokenId).collect();
             assert_eq!(gguf.decode(&tokens, true), v.text);
@@ -195,15 +195,15 @@ fn sentencepiece_merges_as_its_own_library_does() {
 
 #[derive(Deserialize)]
 struct RealVectors {
-    /// The pre-tokeniser that a GGUF file of the model would name.
+    /// The `tokenizer.ggml.pre` of the model.
     pre: Option<String>,
     gguf: Option<Gguf>,
     vectors: Vec<Vector>,
 }
 
-/// Compares with real vocabularies, which `tools/tokenizer_real.py` writes into a folder.
+/// Compares with real vocabularies from a folder that `tools/tokenizer_real.py` writes.
 #[test]
-fn real_vocabularies_give_the_tokens_of_their_own_libraries() {
+fn real_vocabularies_give_the_same_tokens_as_their_own_libraries() {
     let Some(folder) = vectors("FOREBAY_TOKENIZERS", "tokenizer_real.py") else { return };
     let mut seen = 0;
     for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {

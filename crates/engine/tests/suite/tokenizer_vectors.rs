@@ -1,4 +1,4 @@
-//! Tokenizers of real model files give the tokens that the models were trained with.
+//! Tokenizers of real models give the tokens that the models were trained with.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn encode(tokenizer: &Tokenizer, text: &str, options: EncodeOptions) -> Vec<u32>
     tokenizer.encode(text, options).unwrap().iter().map(|id| id.0).collect()
 }
 
-/// Checks a vocabulary of `../shared/vocab` against its vectors, if they exist.
+/// Checks a vocabulary of `../shared/vocab` against its vectors, if they are present.
 fn check_shared_vectors(name: &str) {
     let Some(path) = shared(&format!("vocab/ggml-vocab-{name}.gguf")) else { return };
     let tokenizer = open(&path);
@@ -118,11 +118,11 @@ fn a_run_of_a_megabyte_is_tokenised_in_full_and_in_time() {
 }
 
 proptest! {
-    // A tokenizer takes a while to build; each test builds one and draws all its texts inside.
+    // A tokenizer takes a while to build, so each test builds one and draws all its texts inside.
     #![proptest_config(ProptestConfig::with_cases(8))]
 
     #[test]
-    fn text_comes_back_from_its_tokens(texts in prop::collection::vec(text(), 100)) {
+    fn decoding_restores_the_text(texts in prop::collection::vec(text(), 100)) {
         let tokenizer = tales();
         for text in texts {
             for options in [PLAIN, SPECIAL] {
@@ -149,7 +149,7 @@ proptest! {
     }
 }
 
-/// Random text, in which what tokenizers are sensitive to is more frequent.
+/// Any text, with what tokenizers treat specially more often than in random text.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         any::<String>(),
@@ -162,7 +162,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
 }
 
-/// A random token. The first 256 of this vocabulary are single bytes, which seldom form valid characters.
+/// Any token; the first 256 of this vocabulary are single bytes, which rarely form valid characters.
 fn token() -> impl Strategy<Value = TokenId> {
     prop_oneof![0u32..256, 0u32..4200].prop_map(TokenId)
 }
