@@ -75,7 +75,7 @@ impl<'a> Logits<'a> {
     }
 
     /// The logits of a row in a backend's buffer.
-    pub(crate) fn there(row: Row<'a>) -> Logits<'a> {
+    pub(crate) fn in_buffer(row: Row<'a>) -> Logits<'a> {
         Logits(Source::There(row))
     }
 

@@ -55,10 +55,10 @@ pub struct DeltaWeights {
 #[derive(Clone, Copy, Debug)]
 pub enum Pair {
     /// Two matrices.
-    Apart(Matrix, Matrix),
+    Separate(Matrix, Matrix),
     /// One matrix whose rows are grouped by key head, each group with everything that belongs to the head, and a
     /// buffer for its product.
-    Woven(Matrix, Buf),
+    Interleaved(Matrix, Buf),
 }
 
 impl DeltaNet {
@@ -101,15 +101,15 @@ impl DeltaNet {
         let mut products: SmallVec<[(Matrix, Buf); 4]> = SmallVec::new();
         for (pair, bufs) in pairs {
             match pair {
-                Pair::Apart(first, second) => products.extend([(first, bufs[0]), (second, bufs[1])]),
-                Pair::Woven(both, buf) => products.push((both, buf)),
+                Pair::Separate(first, second) => products.extend([(first, bufs[0]), (second, bufs[1])]),
+                Pair::Interleaved(both, buf) => products.push((both, buf)),
             }
         }
         cx.backend().matmul(x, &products)?;
 
         let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = self.shape;
         let group = value_heads / key_heads;
-        if let Pair::Woven(_, buf) = w.qkv_z {
+        if let Pair::Interleaved(_, buf) = w.qkv_z {
             let keys = key_heads * key_dim;
             let parts = [
                 RowPart { width: key_dim, to: self.qkv, at: 0 },
@@ -119,7 +119,7 @@ impl DeltaNet {
             ];
             cx.backend().ungroup(buf, key_heads, &parts)?;
         }
-        if let Pair::Woven(_, buf) = w.b_a {
+        if let Pair::Interleaved(_, buf) = w.b_a {
             let parts = [self.b, self.a].map(|to| RowPart { width: group, to, at: 0 });
             cx.backend().ungroup(buf, key_heads, &parts)?;
         }

@@ -136,7 +136,7 @@ impl Computed<'_> {
             lost: &self.inner.lost,
             number: place - self.ready.start,
         };
-        Ok(Some((wanted[place], Logits::there(row))))
+        Ok(Some((wanted[place], Logits::in_buffer(row))))
     }
 
     /// Ends the batch and unlocks the backend.

@@ -47,7 +47,7 @@ impl ExpertStore {
     /// If the device fails.
     pub fn lend_device(&self, device: &mut dyn DeviceSlots) -> Result<()> {
         let mut state = self.shared.lock();
-        let asked = state.asked_of_device;
+        let asked = state.device_bytes_requested;
         let Some(tier) = &mut state.tier else { return Ok(()) };
         while tier.lent_bytes() < asked {
             let Some(part) = tier.lend() else { break };
@@ -151,8 +151,9 @@ impl ExpertStore {
     pub fn device_holds(&self, layer: LayerIdx) -> bool {
         let state = self.shared.lock();
         let mut experts = self.shared.numbering.layer(layer.0);
-        let here = |tier: &Tier| tier.holds_all() || experts.all(|expert| tier.find(expert).is_some());
-        state.tier.as_ref().is_some_and(here)
+        let all_on_device =
+            |tier: &Tier| tier.holds_all() || experts.all(|expert| tier.find(expert).is_some());
+        state.tier.as_ref().is_some_and(all_on_device)
     }
 
     /// Whether all experts of all layers are in device memory. Then nothing is ever evicted.

@@ -34,7 +34,7 @@ impl Lender for ExpertStore {
     }
 
     fn lend_device_bytes(&self, bytes: u64) {
-        self.shared.lock().asked_of_device = bytes;
+        self.shared.lock().device_bytes_requested = bytes;
     }
 }
 

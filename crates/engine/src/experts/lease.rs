@@ -99,7 +99,7 @@ impl Acquisition<'_> {
                         .into(),
                 ));
             }
-            let silent = state.last_news.max(start).elapsed();
+            let silent = state.last_progress.max(start).elapsed();
             if silent > shared.patience {
                 return Err(self.stalled(silent));
             }
@@ -149,8 +149,8 @@ impl Acquisition<'_> {
         let StoreState { tier, policy, meters, sent, .. } = &mut *state;
         let Some(tier) = tier else { return leases };
         let class = shared.class(leases[0].number);
-        let alike = leases.iter().take_while(|lease| shared.class(lease.number) == class).count();
-        self.ready = leases.drain(alike.min(tier.at_once(class))..).collect();
+        let same_class = leases.iter().take_while(|lease| shared.class(lease.number) == class).count();
+        self.ready = leases.drain(same_class.min(tier.at_once(class))..).collect();
         let numbers: SmallVec<[usize; 16]> = leases.iter().map(|lease| lease.number).collect();
         let slots = tier.place(class, &numbers, &**policy);
         for (lease, slot) in leases.iter_mut().zip(slots) {

@@ -193,14 +193,14 @@ struct StoreState {
     /// Which experts are in device memory, if the device has slots.
     tier: Option<Tier>,
     /// Bytes of device memory that conversations need from the slots.
-    asked_of_device: u64,
+    device_bytes_requested: u64,
     policy: Box<dyn Policy>,
     /// Failed reads by expert, until an acquisition reports them.
     failures: Vec<(usize, Error)>,
     /// Reads under way.
     in_flight: usize,
     /// When the last read ended or, before that, when the first one began.
-    last_news: Instant,
+    last_progress: Instant,
     /// Since when at least one read has been under way.
     busy_since: Instant,
     meters: Meters,
@@ -222,14 +222,14 @@ impl StoreState {
     fn reading(&mut self, reads: usize) {
         if self.in_flight == 0 {
             self.busy_since = Instant::now();
-            self.last_news = self.busy_since;
+            self.last_progress = self.busy_since;
         }
         self.in_flight += reads;
     }
 
     /// Counts a read that has ended.
     fn ended(&mut self) {
-        self.last_news = Instant::now();
+        self.last_progress = Instant::now();
         self.in_flight -= 1;
         if self.in_flight == 0 {
             self.meters.read_seconds += self.busy_since.elapsed().as_secs_f64();
@@ -315,11 +315,11 @@ impl ExpertStore {
             slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
             free: options.slots.iter().map(|&n| (0..n).rev().collect()).collect(),
             tier: None,
-            asked_of_device: 0,
+            device_bytes_requested: 0,
             policy: policy::make(options.policy, numbering.count()),
             failures: Vec::new(),
             in_flight: 0,
-            last_news: Instant::now(),
+            last_progress: Instant::now(),
             busy_since: Instant::now(),
             meters: Meters::default(),
         };

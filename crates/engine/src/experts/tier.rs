@@ -154,17 +154,17 @@ impl Tier {
         policy: &dyn Policy,
     ) -> usize {
         let mut coldest = (f64::INFINITY, None);
-        let mut doubled = (f64::NEG_INFINITY, None);
+        let mut duplicate = (f64::NEG_INFINITY, None);
         for expert in candidates {
             let score = policy.score(expert);
             if coldest.1.is_none() || score < coldest.0 {
                 coldest = (score, Some(expert));
             }
-            if self.place[expert] != NONE && (doubled.1.is_none() || score > doubled.0) {
-                doubled = (score, Some(expert));
+            if self.place[expert] != NONE && (duplicate.1.is_none() || score > duplicate.0) {
+                duplicate = (score, Some(expert));
             }
         }
-        let settled = doubled.1.filter(|_| self.is_settled(class, doubled.0, policy));
+        let settled = duplicate.1.filter(|_| self.is_settled(class, duplicate.0, policy));
         settled.or(coldest.1).expect("there is a candidate")
     }
 

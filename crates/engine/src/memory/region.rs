@@ -250,16 +250,16 @@ mod platform {
         /// Bytes of whole pages that are resident.
         fn resident(&self, pages: std::ops::Range<usize>) -> usize {
             let page = page_size();
-            let mut there = vec![0u8; pages.len() / page];
+            let mut flags = vec![0u8; pages.len() / page];
             // SAFETY: the range is in the mapping and starts at a page, and the vector has one byte for each of its
             // pages.
-            let told = unsafe {
-                libc::mincore(self.first().wrapping_add(pages.start).cast(), pages.len(), there.as_mut_ptr())
+            let status = unsafe {
+                libc::mincore(self.first().wrapping_add(pages.start).cast(), pages.len(), flags.as_mut_ptr())
             };
-            if told != 0 {
+            if status != 0 {
                 return 0;
             }
-            page * there.iter().filter(|&&page| page & 1 == 1).count()
+            page * flags.iter().filter(|&&page| page & 1 == 1).count()
         }
 
         pub fn first(&self) -> *mut u8 {

@@ -403,7 +403,7 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If it is missing, has another length, or is not of a float type.
     pub fn vector(&mut self, name: Name, len: usize) -> Result<Vector> {
-        self.prepared(name, &[len], Prepared::Plainly)
+        self.prepared(name, &[len], Prepared::Unchanged)
     }
 
     /// Declares a vector of weights to which `function` is applied.
@@ -432,7 +432,7 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// Those of [`vector`](Self::vector).
     pub fn flat(&mut self, name: Name, shape: &[usize]) -> Result<Vector> {
-        self.prepared(name, shape, Prepared::Plainly)
+        self.prepared(name, shape, Prepared::Unchanged)
     }
 
     /// Declares every other weight of a tensor of this shape, starting at weight `first`, which is 0 or 1.
@@ -452,7 +452,7 @@ impl<'a> Builder<'a> {
         let mut end = 0;
         Ok(lens.map(|len| {
             end += len;
-            self.push_vector(Declared::Vector(elements(tensor, end - len, len), Prepared::Plainly))
+            self.push_vector(Declared::Vector(elements(tensor, end - len, len), Prepared::Unchanged))
         }))
     }
 
@@ -525,7 +525,7 @@ impl<'a> Builder<'a> {
     pub(super) fn scales_of(&mut self, weight: &StoredWeight<'a>) -> Result<Option<Vector>> {
         let Some(scale) = weight.scale else { return Ok(None) };
         self.check_scale(scale, weight.shape[0])?;
-        Ok(Some(self.push_vector(Declared::Vector(scale.clone(), Prepared::Plainly))))
+        Ok(Some(self.push_vector(Declared::Vector(scale.clone(), Prepared::Unchanged))))
     }
 
     /// Declares that the next layer has no routed experts.

@@ -19,7 +19,7 @@ pub(super) enum Declared {
 #[derive(Clone, Copy)]
 pub(super) enum Prepared {
     /// Not at all.
-    Plainly,
+    Unchanged,
     /// By applying a function to each.
     By(fn(f32) -> f32),
     /// By transposing rows of this length into columns.
@@ -32,14 +32,14 @@ impl Prepared {
     /// How many of `len` numbers remain.
     pub(super) fn count(self, len: u64) -> u64 {
         match self {
-            Prepared::Plainly | Prepared::By(_) | Prepared::Transposed(_) => len,
+            Prepared::Unchanged | Prepared::By(_) | Prepared::Transposed(_) => len,
             Prepared::EveryOther(_) => len / 2,
         }
     }
 
     pub(super) fn apply(self, mut values: Vec<f32>) -> Vec<f32> {
         match self {
-            Prepared::Plainly => values,
+            Prepared::Unchanged => values,
             Prepared::By(function) => {
                 values.iter_mut().for_each(|value| *value = function(*value));
                 values

@@ -138,7 +138,7 @@ pub struct Shared {
     /// The names of its gate, up and down.
     pub names: [Name; 3],
     /// The name of the weights of its output gate, if there is one.
-    pub open: Option<Name>,
+    pub gate: Option<Name>,
 }
 
 impl Shared {
@@ -149,7 +149,7 @@ impl Shared {
             Name::new("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
             Name::new("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
         ];
-        (count > 0).then(|| Shared { inner: count * inner, names: NAMES, open: None })
+        (count > 0).then(|| Shared { inner: count * inner, names: NAMES, gate: None })
     }
 }
 
@@ -193,7 +193,7 @@ impl BiasNames {
             return Ok([gate, up, b.flat(beside_one, &[experts, hidden])?]);
         }
         let mut whole = |name: Name, width: usize| b.flat(name, &[experts, width]);
-        let [gate, up] = self.apart.map(|name| name.of_layer(l));
+        let [gate, up] = self.separate.map(|name| name.of_layer(l));
         Ok([whole(gate, inner)?, whole(up, inner)?, whole(beside_two, hidden)?])
     }
 }
@@ -419,7 +419,7 @@ impl<'r> Blocks<'r> {
 impl Shared {
     fn weights(&self, b: &mut Builder<'_>, l: usize, hidden: usize) -> Result<SharedWeights> {
         let mlp = mlp_weights(b, self.names.map(|name| name.of_layer(l)), self.inner, hidden)?;
-        let gate = self.open.map(|name| b.matrix(name.of_layer(l), 1, hidden)).transpose()?;
+        let gate = self.gate.map(|name| b.matrix(name.of_layer(l), 1, hidden)).transpose()?;
         Ok(SharedWeights { mlp, gate })
     }
 }

@@ -17,7 +17,7 @@ const ROUTER: Name = Name::new("ffn_gate_inp.weight", "mlp.router.weight");
 const ROUTER_BIAS: Name = Name::new("ffn_gate_inp.bias", "mlp.router.bias");
 const EXPERTS: ExpertNames = ExpertNames { fused: Fused::Alternating, ..ExpertNames::USUAL };
 const BIASES: BiasNames = BiasNames {
-    apart: [
+    separate: [
         Name::new("ffn_gate_exps.bias", "mlp.experts.gate_proj.bias"),
         Name::new("ffn_up_exps.bias", "mlp.experts.up_proj.bias"),
     ],

@@ -106,15 +106,15 @@ impl Linear {
         let DeltaShape { value_heads, value_dim, kernel, .. } = self.net.shape;
         let (channels, values, hidden) = (self.net.shape.channels(), value_heads * value_dim, self.hidden);
         let qkv_z = match self.qkvz {
-            Some(buf) => Pair::Woven(b.matrix(QKVZ.of_layer(l), channels + values, hidden)?, buf),
-            None => Pair::Apart(
+            Some(buf) => Pair::Interleaved(b.matrix(QKVZ.of_layer(l), channels + values, hidden)?, buf),
+            None => Pair::Separate(
                 b.matrix(QKV.of_layer(l), channels, hidden)?,
                 b.matrix(Z.of_layer(l), values, hidden)?,
             ),
         };
         let b_a = match self.ba {
-            Some(buf) => Pair::Woven(b.matrix(BA.of_layer(l), 2 * value_heads, hidden)?, buf),
-            None => Pair::Apart(
+            Some(buf) => Pair::Interleaved(b.matrix(BA.of_layer(l), 2 * value_heads, hidden)?, buf),
+            None => Pair::Separate(
                 b.matrix(B.of_layer(l), value_heads, hidden)?,
                 b.matrix(A.of_layer(l), value_heads, hidden)?,
             ),

@@ -47,10 +47,10 @@ pub struct ExpertNames {
 #[derive(Clone, Copy, Debug)]
 pub struct BiasNames {
     /// The biases of gate and up, `[experts, inner]`, if they are separate tensors.
-    pub apart: [Name; 2],
+    pub separate: [Name; 2],
     /// Both in one tensor, `[experts, 2 · inner]`, alternating.
     pub alternating: Name,
-    /// The biases of down, `[experts, hidden]`, in files with `apart` and in files with `alternating`.
+    /// The biases of down, `[experts, hidden]`, in files with `separate` and in files with `alternating`.
     pub down: [Name; 2],
 }
 

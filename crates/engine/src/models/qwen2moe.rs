@@ -14,7 +14,7 @@ const SHARED: [Name; 3] = [
     Name::new("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
     Name::new("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
 ];
-const SHARED_OPEN: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
+const SHARED_GATE: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     // GGUF files do not have this setting; their weights are not normalised.
@@ -22,7 +22,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Format::Gguf => false,
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
     };
-    let shared = Shared { inner: config.count(keys::SHARED_INNER)?, names: SHARED, open: Some(SHARED_OPEN) };
+    let shared = Shared { inner: config.count(keys::SHARED_INNER)?, names: SHARED, gate: Some(SHARED_GATE) };
     let router = decoder::softmax_router(config, normalise)?;
     let mixture = Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) };
     let recipe = Recipe { qkv_bias: true, ..Recipe::new(FeedForward::Mixture(mixture)) };

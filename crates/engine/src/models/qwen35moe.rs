@@ -39,12 +39,12 @@ const SHARED: [Name; 3] = [
     Name::new("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
     Name::new("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
 ];
-const SHARED_OPEN: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
+const SHARED_GATE: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>, order: HeadOrder) -> Result<Box<dyn Model>> {
     let normalise = config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(true);
     let router = decoder::softmax_router(config, normalise)?;
-    let shared = Shared { inner: config.count(keys::SHARED_INNER)?, names: SHARED, open: Some(SHARED_OPEN) };
+    let shared = Shared { inner: config.count(keys::SHARED_INNER)?, names: SHARED, gate: Some(SHARED_GATE) };
     let mixture = Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) };
     if config.format() != Format::Gguf {
         // Without this setting all channels would rotate, which is wrong for these families.
