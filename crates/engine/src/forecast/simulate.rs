@@ -150,7 +150,7 @@ impl Workload {
             for expert in missing {
                 cache.offer(expert);
                 if cache.place[expert].is_none() {
-                    let leaves = tier.leaves(0, &mut cache.resident.iter().copied(), policy);
+                    let leaves = tier.victim(0, &mut cache.resident.iter().copied(), policy);
                     cache.replace(leaves, expert);
                 }
                 tier.place(0, &[expert], policy);
