@@ -234,7 +234,7 @@ impl<'a> Keys<'a> {
     }
 
     fn string(&self, key: &str) -> Result<&'a str> {
-        self.required(key, "text", Value::as_str)
+        self.required(key, "a string", Value::as_str)
     }
 
     fn optional_string(&self, key: &str) -> Result<Option<&'a str>> {

@@ -258,7 +258,7 @@ fn characters_of_every_plane_are_rendered() {
     assert_eq!((rendered.text, rendered.from_request.len()), (content.clone(), 1));
     let message = Message::new("user", content + &planes(&[13]));
     let error = template.write(&[message], &RenderOptions::default()).unwrap_err().to_string();
-    assert!(error.contains("unassigned plane"), "{error}");
+    assert!(error.contains("unassigned Unicode plane"), "{error}");
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn errors_name_the_line() {
     let message = refusal("a\nb\n{% if %}");
     assert!(message.contains("does not compile: line 3"), "{message}");
     let message = refusal("a\n{{ nothing.at.all }}");
-    assert!(message.contains("fails: line 2"), "{message}");
+    assert!(message.contains("failed: line 2"), "{message}");
 }
 
 #[test]

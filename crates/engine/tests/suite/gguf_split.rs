@@ -134,7 +134,7 @@ fn a_part_without_split_keys_is_refused() {
 #[test]
 fn parts_of_different_architectures_are_refused() {
     let other = part(1).str("general.architecture", "llama");
-    assert_refused(2, other, &["general.architecture is \"llama\"", "first part is \"qwen3moe\""]);
+    assert_refused(2, other, &["general.architecture is \"llama\"", "first part has \"qwen3moe\""]);
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_wrong_number_of_tensors_is_refused() {
 #[test]
 fn parts_that_disagree_on_the_number_of_tensors_are_refused() {
     let other = GgufBuilder::new().u16("split.no", 1).u16("split.count", 3).i32("split.tensors.count", 6);
-    assert_refused(2, other, &["split.tensors.count is 6", "first part is 5"]);
+    assert_refused(2, other, &["split.tensors.count is 6", "first part has 5"]);
 }
 
 #[test]

@@ -226,7 +226,7 @@ fn a_file_that_has_shrunk_is_an_error() {
     let store = open(&drive, 4);
     check(&store, 2, &[6]).unwrap();
     let message = check(&store, 2, &[6, 7]).unwrap_err().to_string();
-    assert!(message.contains("drive.gguf") && message.contains("the file ends"), "{message}");
+    assert!(message.contains("drive.gguf") && message.contains("the file is too short"), "{message}");
     check(&store, 0, &[0, 1]).unwrap();
 }
 
