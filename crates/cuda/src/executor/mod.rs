@@ -79,7 +79,7 @@ impl ExpertExecutor for CudaExecutor {
         experts: &mut dyn Iterator<Item = usize>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        // What is on the GPU makes room for others.
+        // Waits until uploads end, to free staging buffers.
         while self.gpu.release_leases(true)? {}
         self.store.drop_duplicates();
         self.store.preload(experts, progress)
