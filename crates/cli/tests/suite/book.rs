@@ -30,7 +30,16 @@ fn commands_have_the_flags_of_today() {
 #[test]
 fn flags_that_the_book_names_exist() {
     let of_clap = ["--help", "--version"];
-    let of_others = ["--env-file", "--n-cpu-moe", "--release"];
+    let of_others = [
+        "--env-file",
+        "--lora",
+        "--mlock",
+        "--mmproj",
+        "--n-cpu-moe",
+        "--n-gpu-layers",
+        "--no-mmap",
+        "--release",
+    ];
     let known = call(&["docs", "markdown"]).success();
     let known: BTreeSet<&str> = flags(&known).chain(of_clap).chain(of_others).collect();
     let pages = pages(&repository(""));
