@@ -226,7 +226,7 @@ fn what_is_not_supported() {
         "model.gguf",
         with_type(i32_type),
         "ffn_gate_inp.weight has type I32",
-        "use a file with one of these: F32",
+        "use a file with one of these types: F32",
     );
     file("model.gguf", with_type(removed), "(Q4_0_4_4), which was removed", "quantise it again");
     let awq = |path: &Path| {
