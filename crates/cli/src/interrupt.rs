@@ -15,5 +15,5 @@ pub fn install(cancel: &Cancel) -> Result<()> {
         }
         cancel.cancel();
     })
-    .context("cannot listen for Ctrl-C")
+    .context("cannot install the handler for Ctrl-C")
 }

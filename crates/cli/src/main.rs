@@ -33,6 +33,7 @@ mod stats;
 mod synth;
 mod tokenize;
 mod trace;
+mod wrap;
 
 use std::process::ExitCode;
 

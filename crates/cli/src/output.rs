@@ -72,7 +72,7 @@ impl Output {
             Some(free) if free < bytes => {
                 let (path, need, free) = (path.display(), Bytes(bytes), Bytes(free));
                 bail!(
-                    "{path} would have {need}, but its drive has only {free} free: make room or choose another"
+                    "{path} needs {need}, but only {free} are free on its drive: free some space, or choose another path"
                 )
             }
             _ => Ok(()),

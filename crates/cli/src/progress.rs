@@ -83,7 +83,7 @@ impl Progress {
     pub fn pulling(done: u64, total: u64) -> Progress {
         let progress = Progress::new(
             Some(total),
-            "pulling {bar:30} {binary_bytes} of {binary_total_bytes} · {binary_bytes_per_sec}, {eta} left · {msg}",
+            "downloading {bar:30} {binary_bytes} of {binary_total_bytes} · {binary_bytes_per_sec}, {eta} left · {msg}",
         );
         progress.bar.set_position(done);
         // The speed is that of what comes now.
@@ -125,7 +125,7 @@ impl Progress {
         set(&self.bar, done, total);
     }
 
-    /// What there is to say beside the numbers.
+    /// What is shown beside the numbers.
     pub fn say(&self, message: String) {
         self.bar.set_message(message);
     }
@@ -136,7 +136,7 @@ impl Progress {
         Arc::new(move |done, total| set(&bar, done, total))
     }
 
-    /// More is done, and nobody knows of how much.
+    /// More is done, of an unknown total.
     pub fn add(&self, done: u64) {
         self.bar.inc(done);
     }

@@ -13,11 +13,13 @@ use forebay_engine::{
     ChatRequest, Engine, FinishReason, Grammar, Prompter, Question, Reply, ReplyEvent, Session,
 };
 use serde_json::Value;
+use terminal_size::{Width, terminal_size};
 
 use crate::args::{LoadArgs, SamplingArgs, read_stdin, read_text};
 use crate::output::{STDOUT_FAILED, print};
 use crate::progress::Progress;
 use crate::prompting::{PromptingArgs, check_template};
+use crate::wrap::Wrap;
 use crate::{chat, demo, errors, interrupt, stats};
 
 /// Answer a prompt, or chat
@@ -158,11 +160,12 @@ enum TextKind {
 }
 
 /// Answers a question and writes the text to standard output as it comes. Reasoning is written dim on a terminal, and not at
-/// all elsewhere.
+/// all elsewhere. On a terminal lines are wrapped between words.
 pub fn stream(session: &mut Session, question: &Question) -> Result<Reply> {
     let mut stdout = io::stdout().lock();
     let terminal = stdout.is_terminal();
     let bar = if terminal { WritingBar::No } else { WritingBar::Yes };
+    let mut wrap = Wrap::default();
     let dim = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut before = None;
     generate(session, question, bar, |kind, text| {
@@ -170,9 +173,14 @@ pub fn stream(session: &mut Session, question: &Question) -> Result<Reply> {
         if kind == TextKind::Reasoning && !terminal {
             return Ok(());
         }
+        let mut shown = |text: &str| match terminal_size() {
+            Some((Width(columns), _)) if terminal => wrap.push(text, columns.into()),
+            _ => text.to_owned(),
+        };
         if kind == TextKind::Answer && before == Some(TextKind::Reasoning) && terminal {
-            stdout.write_all(b"\n\n")?;
+            stdout.write_all(shown("\n\n").as_bytes())?;
         }
+        let text = shown(text);
         if kind == TextKind::Reasoning && dim {
             write!(stdout, "\x1b[2m{text}\x1b[0m")?;
         } else {

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use forebay_engine::internals::experts::Meters;
-use forebay_engine::internals::forecast::bound::{Bottleneck, Bound, TokenCost};
+use forebay_engine::internals::forecast::bound::{Bound, TokenCost};
 use forebay_engine::{Answer, Engine, FinishReason, Reply, Stats};
 use serde_json::{Value, json};
 
@@ -34,54 +34,80 @@ fn bound(engine: &Engine, stats: &Stats) -> Option<(Bound, f64)> {
     Some((bound, bound.ratio(&cost)))
 }
 
+/// What the line says, for help.
+pub const LEGEND: [(&str, &str); 5] = [
+    ("prompt", "tokens processed for this answer, those that were cached, and the time"),
+    ("answer", "tokens generated, and tokens per second"),
+    ("cache hit rate", "share of experts that were in memory when they were needed"),
+    ("read", "bytes read from the drive while the answer was generated"),
+    (
+        "drive-bound (80 %)",
+        "what limits the speed (drive, PCIe or memory), and how close it is to that limit",
+    ),
+];
+
 fn line(stats: &Stats, streams: bool, bound: Option<(Bound, f64)>) -> String {
-    let mut parts = Vec::new();
-    if stats.decode_steps > 0 {
-        parts.push(format!("{:.1} tok/s", stats.steps_per_second()));
-    }
+    let computed = stats.prompt_tokens - stats.reused_tokens;
+    let cached = match stats.reused_tokens {
+        0 => String::new(),
+        reused => format!(" ({reused} cached)"),
+    };
+    let mut parts = vec![format!("prompt {}{cached} in {}", tokens(computed), time(stats.prompt_seconds))];
     if stats.generated_tokens > 0 {
-        parts.push(format!("first token {:.1} s", stats.ttft_seconds));
+        let speed = match stats.decode_steps {
+            0 => String::new(),
+            _ => format!(", {:.1} tok/s", stats.steps_per_second()),
+        };
+        parts.push(format!("answer {}{speed}", tokens(stats.generated_tokens)));
     }
-    if let Some(hit_rate) = stats.experts.hit_rate().filter(|_| streams) {
-        let per_token = |bytes: u64| decimal(bytes as f64 / stats.decode_steps.max(1) as f64);
-        match stats.experts.device_hit_rate().filter(|_| stats.experts.bytes_lifted > 0) {
+    let experts = &stats.experts;
+    if let Some(hit_rate) = experts.hit_rate().filter(|_| streams) {
+        match experts.device_hit_rate().filter(|_| experts.bytes_lifted > 0) {
             Some(on_gpu) => {
                 let (on_gpu, in_memory) = (100.0 * on_gpu, 100.0 * (hit_rate - on_gpu));
-                parts.push(format!("experts {on_gpu:.0}% on the GPU, {in_memory:.0}% in memory"));
-                parts.push(format!("{}/tok to the GPU", per_token(stats.experts.bytes_lifted)));
-                parts.push(format!("{}/tok from the drive", per_token(stats.experts.bytes_read)));
+                parts.push(format!("experts {on_gpu:.0} % in GPU memory, {in_memory:.0} % in RAM"));
+                parts.push(format!("uploaded {}", decimal(experts.bytes_lifted as f64)));
             }
-            None => {
-                parts.push(format!("experts {:.0}% hit", hit_rate * 100.0));
-                parts.push(format!("{}/tok", per_token(stats.experts.bytes_read)));
-            }
+            None => parts.push(format!("cache hit rate {:.0} %", hit_rate * 100.0)),
         }
-        if stats.experts.computed_in_memory > 0 {
-            let all = stats.experts.hits + stats.experts.misses;
-            let share = 100.0 * stats.experts.computed_in_memory as f64 / all as f64;
-            parts.push(format!("{share:.0}% computed on the processor (other bits)"));
+        parts.push(format!("read {}", decimal(experts.bytes_read as f64)));
+        if experts.computed_in_memory > 0 {
+            let all = experts.hits + experts.misses;
+            let share = 100.0 * experts.computed_in_memory as f64 / all as f64;
+            parts.push(format!("{share:.0} % of experts computed on the CPU (bits may differ)"));
         }
     }
     if let Some((bound, ratio)) = bound {
-        let by = if bound.by == Bottleneck::Drive { "disk" } else { bound.by.name() };
-        parts.push(format!("{by}-bound ({:.0}% of bound)", 100.0 * ratio));
-    }
-    if stats.generated_tokens == 0 {
-        let computed = stats.prompt_tokens - stats.reused_tokens;
-        parts.push(format!("prompt {computed} tok at {:.0} tok/s", rate(computed, stats.prompt_seconds)));
+        parts.push(format!("{}-bound ({:.0} %)", bound.by.name(), 100.0 * ratio));
     }
     parts.join(" · ")
 }
 
-/// `0.46 GB`, or `3.1 MB` where it is little: in powers of ten, as drives are sold and measured.
+fn tokens(count: usize) -> String {
+    if count == 1 { "1 token".into() } else { format!("{count} tokens") }
+}
+
+/// `120 ms`, or `2.1 s` where it is a second or more.
+fn time(seconds: f64) -> String {
+    if seconds < 0.9995 { format!("{:.0} ms", 1e3 * seconds) } else { format!("{seconds:.1} s") }
+}
+
+/// `1.2 GB`, or `340 MB` where it is less: in powers of ten, as drives are sold and measured.
 fn decimal(bytes: f64) -> String {
-    if bytes >= 1e7 { format!("{:.2} GB", bytes / 1e9) } else { format!("{:.1} MB", bytes / 1e6) }
+    if bytes >= 1e9 {
+        format!("{:.1} GB", bytes / 1e9)
+    } else if bytes >= 1e7 || bytes == 0.0 {
+        format!("{:.0} MB", bytes / 1e6)
+    } else {
+        format!("{:.1} MB", bytes / 1e6)
+    }
 }
 
 /// An answer as JSON.
 pub fn answer(engine: &Engine, reply: &Reply) -> Value {
     let answer = &reply.answer;
     let stats = &answer.stats;
+    let computed = stats.prompt_tokens - stats.reused_tokens;
     let bound = bound(engine, stats).map(|(bound, ratio)| {
         json!({ "name": bound.by.name(), "tokens_per_second": bound.tokens_per_second, "ratio": ratio })
     });
@@ -95,12 +121,14 @@ pub fn answer(engine: &Engine, reply: &Reply) -> Value {
             "prompt_tokens": stats.prompt_tokens,
             "reused_tokens": stats.reused_tokens,
             "prompt_seconds": stats.prompt_seconds,
+            "prompt_tokens_per_second": rate(computed, stats.prompt_seconds),
             "generated_tokens": stats.generated_tokens,
             "decode_steps": stats.decode_steps,
             "decode_seconds": stats.decode_seconds,
+            "tokens_per_second": rate(stats.decode_steps, stats.decode_seconds),
             "ttft_seconds": stats.ttft_seconds,
             "experts": experts(&stats.experts, stats.decode_steps),
-            "prompt_experts": experts(&stats.prompt_experts, stats.prompt_tokens - stats.reused_tokens),
+            "prompt_experts": experts(&stats.prompt_experts, computed),
             "memory": {
                 "budget": engine.plan().budget,
                 "planned": engine.plan().total(),
@@ -150,12 +178,16 @@ fn status(name: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn rate(tokens: usize, seconds: f64) -> f64 {
-    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+/// Tokens per second, where there were any.
+fn rate(tokens: usize, seconds: f64) -> Option<f64> {
+    (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
 }
 
 #[cfg(test)]
 mod tests {
+    use expect_test::expect_file;
+    use forebay_engine::internals::forecast::bound::Bottleneck;
+
     use super::*;
 
     #[test]
@@ -178,20 +210,28 @@ mod tests {
             ..Stats::default()
         };
         let bound = Bound { by: Bottleneck::Drive, tokens_per_second: 15.0 };
-        assert_eq!(line(&stats, false, None), "12.5 tok/s · first token 0.5 s");
-        assert_eq!(
-            line(&stats, true, Some((bound, 0.83))),
-            "12.5 tok/s · first token 0.5 s · experts 75% hit · 2.1 MB/tok · disk-bound (83% of bound)"
-        );
-        let much = Stats { experts: Meters { bytes_read: 23 << 30, ..stats.experts }, ..stats };
-        assert!(line(&much, true, None).ends_with(" · 0.49 GB/tok"));
-        let lifted =
-            Meters { hits: 9, misses: 1, device_hits: 6, bytes_lifted: 50 << 20, ..Meters::default() };
-        let line_of_gpu = line(&Stats { experts: lifted, ..stats }, true, None);
-        let expected =
-            " · experts 60% on the GPU, 30% in memory · 1.0 MB/tok to the GPU · 0.0 MB/tok from the drive";
-        assert!(line_of_gpu.ends_with(expected), "{line_of_gpu}");
+        let gpu = Meters { hits: 9, misses: 1, device_hits: 6, bytes_lifted: 50 << 20, ..Meters::default() };
+        let cpu = Meters { computed_in_memory: 2, ..gpu };
+        let much = Meters { bytes_read: 23 << 30, ..stats.experts };
         let nothing = Stats { generated_tokens: 0, decode_steps: 0, experts: Meters::default(), ..stats };
-        assert_eq!(line(&nothing, true, None), "prompt 20 tok at 40 tok/s");
+        let one = Stats {
+            reused_tokens: 29,
+            prompt_seconds: 1.25,
+            generated_tokens: 1,
+            decode_steps: 0,
+            experts: Meters::default(),
+            ..stats
+        };
+        let lines = [
+            ("resident", line(&Stats { reused_tokens: 0, ..stats }, false, None)),
+            ("streamed", line(&stats, true, Some((bound, 0.83)))),
+            ("much is read", line(&Stats { experts: much, ..stats }, true, None)),
+            ("on a GPU", line(&Stats { experts: gpu, ..stats }, true, None)),
+            ("with --cpu-experts", line(&Stats { experts: cpu, ..stats }, true, None)),
+            ("one token", line(&one, true, None)),
+            ("nothing generated", line(&nothing, true, None)),
+        ];
+        let lines: String = lines.map(|(case, line)| format!("{case}:\n  {line}\n")).concat();
+        expect_file!["../tests/snapshots/answer_lines.txt"].assert_eq(&lines);
     }
 }

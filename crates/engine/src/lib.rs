@@ -4,8 +4,8 @@
 //! weights that every token uses in memory. The rest of the memory caches experts; the crate reads all other experts
 //! from the drive when a token needs them. Models are GGUF files, or folders with safetensors files.
 //!
-//! An [`Engine`] is a loaded model. A [`Session`] is one conversation with it. A [`Driver`] answers many conversations
-//! at once, on its own thread.
+//! An [`Engine`] is a loaded model. A [`Chat`] is one conversation in messages, and a [`Session`] is one in tokens. A
+//! [`Driver`] answers many conversations at once, on its own thread.
 //!
 //! # Adding the crate
 //!
@@ -51,8 +51,30 @@
 //!
 //! # A chat
 //!
-//! A [`ChatRequest`] has messages instead of tokens. The driver renders them with the model's chat template. It returns
-//! the answer in typed pieces: reasoning, text, and tool calls.
+//! A [`Chat`] is a conversation with one user. It renders the messages with the model's chat template, keeps them, and
+//! computes only what is new in each turn.
+//!
+//! ```
+//! use std::io::stdin;
+//!
+//! use forebay_engine::{Chat, Engine, Options};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+//! let engine = Engine::open(model, &Options::new())?;
+//! let mut chat = Chat::new(&engine);
+//! for line in stdin().lines() {
+//!     chat.say(line?, |text| print!("{text}"))?;
+//!     println!();
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Many conversations
+//!
+//! A [`Driver`] answers many conversations at once. A [`ChatRequest`] has messages instead of tokens. The driver renders
+//! them with the model's chat template. It returns the answer in typed pieces: reasoning, text, and tool calls.
 //!
 //! ```
 //! use forebay_engine::chat::Message;
@@ -165,7 +187,7 @@ pub mod tokenizer;
 
 pub use backend::{Best, Logits, Precision};
 pub use blocks::{Cancel, PromptMeter, PromptProgress};
-pub use conversation::{ChatRequest, Prompter, Question, Reply, ReplyEvent};
+pub use conversation::{Chat, ChatRequest, Prompter, Question, Reply, ReplyEvent};
 pub use driver::crowd::{Crowd, CrowdOptions, Listener};
 pub use driver::prefix::{PrefixMeters, PrefixOptions};
 pub use driver::{Driver, DriverOptions, ReplyStream};

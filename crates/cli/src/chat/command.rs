@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, bail};
 
+use crate::stats::LEGEND;
+
 /// What somebody can ask for besides an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
@@ -11,31 +13,37 @@ pub enum Command {
     Clear,
     Undo,
     Regen,
-    /// Without a text the system message is taken back.
+    /// Without a text, the system prompt is removed.
     System(Option<String>),
-    /// Without a setting all are shown.
+    /// Without a setting, all are shown.
     Set(Option<(String, String)>),
     Think(bool),
     Save(PathBuf),
     Load(PathBuf),
+    /// Makes room in the context.
+    Drop,
     Stats,
     Quit,
 }
 
 /// Name, what follows it, what it does.
-pub const COMMANDS: [(&str, &str, &str); 11] = [
-    ("/help", "", "this list"),
-    ("/clear", "", "start a new conversation; the system message stays"),
-    ("/undo", "", "take the last question and its answer back"),
-    ("/regen", "", "answer the last question again, otherwise"),
-    ("/system", "[TEXT]", "what the model is told first; without a text, nothing"),
-    ("/set", "[NAME VALUE]", "change how tokens are chosen, such as temp 0.7; alone: show all"),
-    ("/think", "on|off", "let the model reason first, where its template can say that"),
-    ("/save", "FILE", "write the conversation to a file"),
-    ("/load", "FILE", "go on with a conversation from a file"),
-    ("/stats", "", "how fast the last answer came, and what is in memory"),
-    ("/quit", "", "leave, as Ctrl-D does"),
+pub const COMMANDS: [(&str, &str, &str); 12] = [
+    ("/help", "", "show this help"),
+    ("/clear", "", "start a new conversation; the system prompt stays"),
+    ("/undo", "", "remove the last message and its answer"),
+    ("/regen", "", "generate another answer to the last message"),
+    ("/drop", "", "drop the oldest turns, so that half of the context is free"),
+    ("/system", "[TEXT]", "set the system prompt; without a text, remove it"),
+    ("/set", "[NAME VALUE]", "change a setting, such as temp 0.7; alone, show all settings"),
+    ("/think", "on|off", "turn reasoning on or off, if the chat template supports it"),
+    ("/save", "FILE", "save the conversation to a file"),
+    ("/load", "FILE", "load a conversation from a file and continue it"),
+    ("/stats", "", "show the speed of the last answer, the context and the memory"),
+    ("/quit", "", "leave; also /bye, /exit and Ctrl-D"),
 ];
+
+/// Other names of commands.
+const ALIASES: [(&str, &str); 2] = [("/bye", "/quit"), ("/exit", "/quit")];
 
 impl Command {
     /// Reads a line that begins with a slash.
@@ -45,13 +53,14 @@ impl Command {
     pub fn parse(line: &str) -> Result<Command> {
         let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
+        let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, name)| name);
         let Some((_, arguments, _)) = COMMANDS.iter().find(|(known, ..)| *known == name) else {
             let names: Vec<&str> = COMMANDS.iter().map(|(name, ..)| *name).collect();
-            bail!("there is no {name}; there is {}", names.join(" "));
+            bail!("there is no command {name}; the commands are {}", names.join(", "));
         };
-        let usage = || anyhow!("it is {name} {arguments}");
+        let usage = || anyhow!("usage: {name} {arguments}");
         if arguments.is_empty() && !rest.is_empty() {
-            bail!("{name} takes nothing after it");
+            bail!("{name} takes no argument");
         }
         let path = || if rest.is_empty() { Err(usage()) } else { Ok(PathBuf::from(rest)) };
         Ok(match name {
@@ -59,6 +68,7 @@ impl Command {
             "/clear" => Command::Clear,
             "/undo" => Command::Undo,
             "/regen" => Command::Regen,
+            "/drop" => Command::Drop,
             "/system" => Command::System((!rest.is_empty()).then(|| unquoted(rest))),
             "/set" if rest.is_empty() => Command::Set(None),
             "/set" => {
@@ -83,14 +93,29 @@ impl Command {
     }
 }
 
-/// The list of commands, for people.
+/// Keys, and what they do.
+const KEYS: [(&str, &str); 5] = [
+    ("Alt-Enter", "start a new line in the message; a backslash before Enter does the same"),
+    ("\"\"\"", "start and end a message of several lines"),
+    ("Tab", "complete a command, or the path after /save and /load"),
+    ("Ctrl-C", "stop the answer, or clear the line; twice on an empty line, leave"),
+    ("Ctrl-D", "leave"),
+];
+
+/// The commands, the keys, and what the line after an answer says.
 pub fn help() -> String {
-    let mut text = String::new();
+    let mut text = String::from("Commands:\n");
     for (name, arguments, does) in COMMANDS {
         text.push_str(&format!("  {:<22}{does}\n", format!("{name} {arguments}")));
     }
-    text.push_str("  \"\"\"                   begin and end a message of several lines with three quotes\n");
-    text.push_str("  Ctrl-C                stop an answer and keep it; Ctrl-D leaves\n");
+    text.push_str("\nKeys:\n");
+    for (key, does) in KEYS {
+        text.push_str(&format!("  {key:<22}{does}\n"));
+    }
+    text.push_str("\nThe line after an answer:\n");
+    for (part, means) in LEGEND {
+        text.push_str(&format!("  {part:<22}{means}\n"));
+    }
     text
 }
 
@@ -124,8 +149,9 @@ mod tests {
         assert!(parse("/save").unwrap_err().contains("/save FILE"));
         assert!(parse("/set temp").unwrap_err().contains("NAME VALUE"));
         assert!(parse("/think maybe").unwrap_err().contains("on|off"));
-        assert!(parse("/undo 3").unwrap_err().contains("nothing after it"));
-        assert!(parse("/exit").unwrap_err().contains("/quit"));
+        assert!(parse("/undo 3").unwrap_err().contains("takes no argument"));
+        assert!(parse("/leave").unwrap_err().contains("/quit"));
+        assert_eq!([parse("/bye"), parse("/exit"), parse("/quit")], [(); 3].map(|()| Ok(Command::Quit)));
         // Every command of the list can be given.
         for (name, arguments, _) in COMMANDS {
             let argument = if arguments == "on|off" { "on" } else { arguments };

@@ -1,6 +1,7 @@
-//! What is typed: lines with editing and a history, texts of several lines, commands that complete.
+//! What is typed: lines with editing and a history, messages of several lines, commands and paths that complete.
 
 use std::borrow::Cow;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -10,7 +11,10 @@ use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
 use rustyline::history::DefaultHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
-use rustyline::{Config, Context, Editor, Helper};
+use rustyline::{
+    Cmd, CompletionType, ConditionalEventHandler, Config, Context, Editor, Event, EventContext, EventHandler,
+    Helper, KeyCode, KeyEvent, Modifiers, Movement, RepeatCount,
+};
 
 use super::command::{COMMANDS, QUOTES};
 
@@ -26,7 +30,7 @@ pub struct Input {
 /// What came.
 pub enum Typed {
     Text(String),
-    /// Ctrl-C where there was nothing to stop.
+    /// Ctrl-C on an empty line.
     Interrupt,
     /// Ctrl-D.
     End,
@@ -35,9 +39,16 @@ pub enum Typed {
 impl Input {
     /// Begins to read from the terminal. A history that cannot be read is as good as none.
     pub fn new() -> Result<Input> {
-        let config = Config::builder().max_history_size(REMEMBERED)?.bracketed_paste(true).build();
+        let config = Config::builder()
+            .max_history_size(REMEMBERED)?
+            .bracketed_paste(true)
+            .completion_type(CompletionType::List)
+            .build();
         let mut editor = Editor::with_config(config)?;
         editor.set_helper(Some(Assistant));
+        editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::ALT), Cmd::Newline);
+        editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::NONE), conditional(Backslash));
+        editor.bind_sequence(KeyEvent::ctrl('C'), conditional(Clear));
         let history = history_path(|name| std::env::var_os(name).map(PathBuf::from));
         if let Some(path) = &history {
             let _ = editor.load_history(path);
@@ -54,18 +65,27 @@ impl Input {
                 Err(ReadlineError::Interrupted) => return Ok(Typed::Interrupt),
                 Err(error) => return Err(error.into()),
             };
-            let text = text.trim();
+            let text = joined(&text).trim().to_owned();
             if text.is_empty() {
                 continue;
             }
-            self.editor.add_history_entry(text)?;
+            self.editor.add_history_entry(&text)?;
             if let Some(path) = &self.history {
                 if let Some(folder) = path.parent() {
-                    let _ = std::fs::create_dir_all(folder);
+                    let _ = fs::create_dir_all(folder);
                 }
                 let _ = self.editor.append_history(path);
             }
-            return Ok(Typed::Text(text.to_owned()));
+            return Ok(Typed::Text(text));
+        }
+    }
+
+    /// Asks a question whose answer is yes unless no is typed. Ctrl-C and Ctrl-D say no.
+    pub fn confirm(&mut self, question: &str) -> Result<bool> {
+        match self.editor.readline(&format!("{question} [Y/n] ")) {
+            Ok(text) => Ok(!text.trim().to_lowercase().starts_with('n')),
+            Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -75,6 +95,38 @@ fn history_path(environment: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf
     let set = |name| environment(name).filter(|path| path != Path::new(""));
     let state = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")));
     Some(state.or_else(|| set("LOCALAPPDATA"))?.join("forebay/history"))
+}
+
+fn conditional(handler: impl ConditionalEventHandler + 'static) -> EventHandler {
+    EventHandler::Conditional(Box::new(handler))
+}
+
+/// Enter after a backslash starts a new line. Text that is pasted keeps its backslashes.
+struct Backslash;
+
+/// Follows such a backslash: a character without width, which tells it from one that was pasted, and the new line.
+const CONTINUED: &str = "\u{2060}\n";
+
+/// A text without the backslashes that continue its lines.
+fn joined(text: &str) -> String {
+    text.replace(&format!("\\{CONTINUED}"), "\n").replace(CONTINUED, "\n")
+}
+
+impl ConditionalEventHandler for Backslash {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+        let before = &context.line()[..context.pos()];
+        let goes_on = before.ends_with('\\') && !is_open(context.line());
+        goes_on.then(|| Cmd::Insert(1, CONTINUED.into()))
+    }
+}
+
+/// Ctrl-C clears what is typed.
+struct Clear;
+
+impl ConditionalEventHandler for Clear {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+        (!context.line().is_empty()).then_some(Cmd::Kill(Movement::WholeBuffer))
+    }
 }
 
 /// Knows when a text goes on, and what commands there are.
@@ -107,10 +159,31 @@ impl Completer for Assistant {
         _: &Context<'_>,
     ) -> rustyline::Result<(usize, Vec<String>)> {
         let typed = &line[..position];
+        if let Some(path) = ["/save ", "/load "].iter().find_map(|command| typed.strip_prefix(command)) {
+            let path = path.trim_start();
+            return Ok((position - path.len(), paths(path)));
+        }
         let names = COMMANDS.iter().map(|(name, ..)| *name);
         let fitting = names.filter(|name| typed.starts_with('/') && name.starts_with(typed));
         Ok((0, fitting.map(str::to_owned).collect()))
     }
+}
+
+/// Paths that begin with what was typed; those of folders end with a slash.
+fn paths(typed: &str) -> Vec<String> {
+    let (folder, start) = typed.split_at(typed.rfind('/').map_or(0, |slash| slash + 1));
+    let Ok(entries) = fs::read_dir(if folder.is_empty() { "." } else { folder }) else { return Vec::new() };
+    let mut paths: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let is_meant = name.starts_with(start) && (!name.starts_with('.') || start.starts_with('.'));
+            let slash = if entry.path().is_dir() { "/" } else { "" };
+            is_meant.then(|| format!("{folder}{name}{slash}"))
+        })
+        .collect();
+    paths.sort();
+    paths
 }
 
 impl Validator for Assistant {
@@ -144,6 +217,25 @@ mod tests {
         {
             assert!(!is_open(closed), "{closed}");
         }
+    }
+
+    #[test]
+    fn only_a_typed_backslash_continues_a_line() {
+        assert_eq!(joined(&format!("one\\{CONTINUED}two\\\nthree")), "one\ntwo\\\nthree");
+        assert_eq!(joined(&format!("one{CONTINUED}two")), "one\ntwo", "its backslash was deleted");
+    }
+
+    #[test]
+    fn paths_are_completed() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("my chat.json"), "").unwrap();
+        fs::write(folder.path().join(".my-secrets"), "").unwrap();
+        fs::create_dir(folder.path().join("my chats")).unwrap();
+        let at = |name: &str| format!("{}/{name}", folder.path().display());
+        assert_eq!(paths(&at("my c")), [at("my chat.json"), at("my chats/")]);
+        assert_eq!(paths(&at("")), [at("my chat.json"), at("my chats/")], "hidden files are not offered");
+        assert_eq!(paths(&at(".my")), [at(".my-secrets")]);
+        assert!(paths(&at("nowhere/")).is_empty());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod command;
 mod input;
+mod room;
 mod saved;
 
 use std::path::Path;
@@ -16,6 +17,7 @@ use forebay_engine::{Answer, Bytes, ChatRequest, Error, FinishReason, Prompter, 
 
 use self::command::{Command, help, unquoted};
 use self::input::{Input, Typed};
+use self::room::{oldest_turn, warning};
 use self::saved::{Saved, remembered};
 use crate::errors::{TooLong, explain, message};
 use crate::output::print;
@@ -37,29 +39,39 @@ pub fn run(
 ) -> Result<ExitCode> {
     check_template(&prompter)?;
     let mut chat = Chat { session, prompter, request, system, messages: Vec::new(), last: None };
-    eprintln!("Chat with {}.", chat.model_name());
-    eprintln!("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.\n");
+    eprintln!("{}\n", greeting(&chat.model_name(), chat.session.engine().context()));
     let mut input = Input::new()?;
+    // Whether Ctrl-C came last.
+    let mut leaving = false;
     loop {
         let line = match input.read()? {
             Typed::Text(line) => line,
             Typed::End => return Ok(ExitCode::SUCCESS),
-            Typed::Interrupt => return Ok(ExitCode::from(interrupt::EXIT_CODE)),
+            Typed::Interrupt if leaving => return Ok(ExitCode::from(interrupt::EXIT_CODE)),
+            Typed::Interrupt => {
+                eprintln!("To leave, press Ctrl-C again, press Ctrl-D or type /quit.\n");
+                leaving = true;
+                continue;
+            }
         };
+        leaving = false;
         chat.session.cancel().reset();
         let done = match line.starts_with('/') {
             true => match Command::parse(&line) {
                 Ok(Command::Quit) => return Ok(ExitCode::SUCCESS),
-                Ok(command) => chat.obey(command),
+                Ok(command) => {
+                    chat.make_room_for(&mut input, |chat, input| chat.obey(command.clone(), input))
+                }
                 Err(mistake) => Err(mistake),
             },
-            false => chat.say(&unquoted(&line)),
+            false => {
+                let text = unquoted(&line);
+                chat.make_room_for(&mut input, |chat, input| chat.say(&text, input))
+            }
         };
         match done {
             Ok(()) => {}
-            Err(error) if error.is::<TooLong>() => {
-                eprintln!("error: {error}; /clear starts a new conversation, /undo takes a turn back\n");
-            }
+            Err(error) if error.is::<TooLong>() => eprintln!("error: {error}\n"),
             Err(error) if matches!(error.downcast_ref(), Some(Error::DeviceLost(_))) => {
                 chat = chat.reloaded(&error.to_string(), reload)?;
             }
@@ -70,6 +82,14 @@ pub fn run(
             Err(error) => eprintln!("{}\n", message(&error)),
         }
     }
+}
+
+/// What is said at the start.
+fn greeting(model: &str, context: usize) -> String {
+    format!(
+        "Chat with {model} (context: {context} tokens).\n\
+         Type a message, or /help for commands and keys. Ctrl-C stops an answer, Ctrl-D leaves."
+    )
 }
 
 /// A conversation on the terminal.
@@ -93,7 +113,7 @@ impl Chat {
 
     /// Goes on with the model loaded again. What was said is read again with the next question.
     fn reloaded(self, lost: &str, reload: &Reload<'_>) -> Result<Chat> {
-        eprintln!("\n[the answer was cut]");
+        eprintln!("\n[the answer was cut off]");
         let Chat { session, prompter, mut request, system, messages, last } = self;
         let cancel = session.cancel().clone();
         // Their memory is needed.
@@ -102,7 +122,7 @@ impl Chat {
         let mut session = prompter.engine().session();
         session.obey(&cancel);
         request.options.format = format;
-        eprintln!("The last question was not answered: ask it again.\n");
+        eprintln!("Your last message has no answer. Send it again: the up arrow key brings it back.\n");
         Ok(Chat { session, prompter, request, system, messages, last })
     }
 
@@ -114,11 +134,76 @@ impl Chat {
         request
     }
 
+    /// Does something. Where the context has no room for it, the oldest turns are dropped, if the user agrees, until it has.
+    fn make_room_for(
+        &mut self,
+        input: &mut Input,
+        act: impl Fn(&mut Chat, &mut Input) -> Result<()>,
+    ) -> Result<()> {
+        let mut agreed = false;
+        loop {
+            match act(self, input) {
+                Err(error) if error.is::<TooLong>() && !self.messages.is_empty() => {
+                    if !agreed {
+                        eprintln!("The context is full: {error}.");
+                        agreed = self.offer_to_drop(input)?;
+                    }
+                    if !agreed {
+                        return Ok(());
+                    }
+                    self.drop_oldest()?;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Asks whether turns may be dropped, and says what else there is to do if not.
+    fn offer_to_drop(&self, input: &mut Input) -> Result<bool> {
+        let agreed = input.confirm("Drop the oldest turns and go on? The system prompt stays.")?;
+        if !agreed {
+            eprintln!(
+                "Nothing was dropped. /drop drops the oldest turns, /undo the last one, /clear all of them.\n"
+            );
+        }
+        Ok(agreed)
+    }
+
+    /// Drops the oldest turn, and more until half of the context is free. The last turn stays, unless it is the only one.
+    fn drop_oldest(&mut self) -> Result<()> {
+        let context = self.session.engine().context();
+        let mut dropped = 0;
+        let left = loop {
+            self.messages.drain(..oldest_turn(&self.messages));
+            dropped += 1;
+            let left = self.prompt_tokens()?;
+            if oldest_turn(&self.messages) == self.messages.len() || 2 * left <= context {
+                break left;
+            }
+        };
+        let turns =
+            if dropped == 1 { "the oldest turn".into() } else { format!("the {dropped} oldest turns") };
+        eprintln!(
+            "Dropped {turns}. The rest has {left} of {context} tokens and is processed again with the next message.\n"
+        );
+        Ok(())
+    }
+
+    /// Tokens of the conversation as the model sees it.
+    fn prompt_tokens(&self) -> Result<usize> {
+        if self.messages.is_empty() {
+            // Not every template knows what to make of that.
+            return Ok(0);
+        }
+        let prompt = self.prompter.prompt(&self.request());
+        Ok(prompt.map_err(|error| explain(self.prompter.engine(), error))?.tokens.len())
+    }
+
     /// Says something to the model. What gets no answer is taken back.
-    fn say(&mut self, text: &str) -> Result<()> {
+    fn say(&mut self, text: &str, input: &mut Input) -> Result<()> {
         self.messages.push(Message::new("user", text));
         let before = self.messages.len();
-        let answered = self.answer();
+        let answered = self.answer(input);
         if self.messages.len() == before {
             self.messages.pop();
         }
@@ -126,42 +211,66 @@ impl Chat {
     }
 
     /// Has the last message answered.
-    fn answer(&mut self) -> Result<()> {
-        let full = self.request.options.max_tokens.is_none();
+    fn answer(&mut self, input: &mut Input) -> Result<()> {
         let question = self.prompter.chat(self.request());
         let question = question.map_err(|error| explain(self.prompter.engine(), error))?;
         let reply = stream(&mut self.session, &question)?;
+        let context = self.session.engine().context();
+        let used = reply.answer.stats.prompt_tokens + reply.answer.stats.generated_tokens;
+        let is_full = reply.answer.finish_reason == FinishReason::Length && used >= context;
         print(match reply.answer.finish_reason {
             FinishReason::Cancelled => " [stopped]\n",
-            FinishReason::Length if full => " [the context is full]\n",
+            FinishReason::Length if is_full => " [the context is full]\n",
             FinishReason::Length | FinishReason::Stop | FinishReason::Calls => "\n",
         })?;
         stats::close(self.session.engine(), &reply.answer);
+        if let Some(warning) = warning(used, context) {
+            eprintln!("{warning}");
+        }
         eprintln!();
         if reply.answer.finish_reason != FinishReason::Cancelled || !reply.answer.text.is_empty() {
             self.messages.push(reply.message());
         }
         let Reply { answer, .. } = reply;
         self.last = Some(answer);
+        if is_full {
+            eprintln!("The context of {context} tokens is full, so the answer ends early.");
+            if oldest_turn(&self.messages) == self.messages.len() {
+                eprintln!("/undo removes the message and its answer, /clear starts a new conversation.\n");
+            } else if self.offer_to_drop(input)? {
+                self.drop_oldest()?;
+                eprintln!("Ask the model to go on, or send another message.\n");
+            }
+        }
         Ok(())
     }
 
-    fn obey(&mut self, command: Command) -> Result<()> {
+    fn obey(&mut self, command: Command, input: &mut Input) -> Result<()> {
         match command {
             Command::Help => eprintln!("{}", help()),
-            Command::Clear => self.messages.clear(),
+            Command::Clear => {
+                self.messages.clear();
+                let system = if self.system.is_some() { " The system prompt stays." } else { "" };
+                eprintln!("This is a new conversation.{system}\n");
+            }
+            Command::Drop => {
+                if oldest_turn(&self.messages) == self.messages.len() {
+                    bail!("there are no older turns to drop; /clear starts a new conversation");
+                }
+                self.drop_oldest()?;
+            }
             Command::Undo => {
-                let Some(question) = self.last_question() else { bail!("there is nothing to take back") };
+                let Some(question) = self.last_question() else { bail!("there is no message to remove") };
                 self.messages.truncate(question);
                 eprintln!("{}\n", self.position());
             }
             Command::Regen => {
-                let Some(question) = self.last_question() else { bail!("there is no question yet") };
+                let Some(question) = self.last_question() else { bail!("there is no message to answer") };
                 let answers = self.messages.split_off(question + 1);
                 // With the same seed it would be the same answer.
                 let seed = &mut self.request.options.sampling.seed;
                 *seed = seed.map(|seed| seed.wrapping_add(1));
-                let answered = self.answer();
+                let answered = self.answer(input);
                 if self.messages.len() == question + 1 {
                     self.messages.extend(answers);
                 }
@@ -173,10 +282,19 @@ impl Chat {
                     self.system = before;
                     return Err(explain(self.prompter.engine(), error));
                 }
+                let set = if self.system.is_some() { "set" } else { "removed" };
+                eprintln!("The system prompt is {set}. This applies from the next message on.\n");
             }
             Command::Set(None) => eprintln!("{}", settings(&self.request)),
-            Command::Set(Some((name, value))) => set(&mut self.request, &name, &value)?,
-            Command::Think(think) => self.request.think = Some(think),
+            Command::Set(Some((name, value))) => {
+                set(&mut self.request, &name, &value)?;
+                eprintln!("{name} is now {value}.\n");
+            }
+            Command::Think(think) => {
+                self.request.think = Some(think);
+                let state = if think { "on" } else { "off" };
+                eprintln!("Reasoning is {state}, if the chat template supports it.\n");
+            }
             Command::Save(path) => self.save(&path)?,
             Command::Load(path) => self.load(&path)?,
             Command::Stats => eprintln!("{}\n", self.stats()),
@@ -194,10 +312,10 @@ impl Chat {
     fn position(&self) -> String {
         let last = self.last_question().and_then(|at| self.messages[at].content.as_ref()?.as_str());
         match last {
-            None => "This is the beginning of the conversation.".into(),
+            None => "The conversation is empty.".into(),
             Some(question) => {
                 let start: String = question.chars().take(60).collect();
-                format!("The last question is now: {}", start.replace('\n', " "))
+                format!("The last message is now: {}", start.replace('\n', " "))
             }
         }
     }
@@ -208,7 +326,7 @@ impl Chat {
         saved.write(path, &self.session).map_err(|error| anyhow!("error: {}", message(&error)))?;
         let count = self.messages.len();
         eprintln!(
-            "Saved {count} messages to {0}, and what the model remembers to {0}.state.\n",
+            "Saved {count} messages to {0}, and the state of the model to {0}.state.\n",
             path.display()
         );
         Ok(())
@@ -223,11 +341,14 @@ impl Chat {
                 self.session = session;
             }
             Err(error) => {
-                eprintln!("The conversation is read again with the next question: {}", message(&error.into()))
+                eprintln!(
+                    "The conversation is processed again with the next message, because its state cannot be loaded: {}",
+                    message(&error.into())
+                )
             }
         }
         if saved.model != self.model_name() {
-            eprintln!("It was had with {}.", saved.model);
+            eprintln!("It was saved with another model: {}.", saved.model);
         }
         self.messages = saved.messages;
         self.system = saved.system;
@@ -242,7 +363,7 @@ impl Chat {
             lines.push(stats::line_of(engine, answer));
         }
         let (held, limit) = (self.session.tokens().len(), engine.context());
-        lines.push(format!("context {held} of {limit} tokens"));
+        lines.push(format!("context {held} of {limit} tokens used"));
         let plan = engine.plan();
         let mut memory = format!("dense weights {}", Bytes(plan.dense));
         if plan.expert_count > 0 {
@@ -278,7 +399,7 @@ fn settings(request: &ChatRequest) -> String {
 /// Changes a setting; where the new value makes no sense, the old one stays.
 fn set(request: &mut ChatRequest, name: &str, value: &str) -> Result<()> {
     fn number<T: FromStr>(value: &str) -> Result<Option<T>> {
-        value.parse().map(Some).map_err(|_| anyhow!("{value} is not a number that this takes"))
+        value.parse().map(Some).map_err(|_| anyhow!("{value} is not a value that this setting takes"))
     }
     fn or_none<T: FromStr>(value: &str) -> Result<Option<T>> {
         if value == "none" { Ok(None) } else { number(value) }
@@ -296,7 +417,7 @@ fn set(request: &mut ChatRequest, name: &str, value: &str) -> Result<()> {
         "penalty-last-n" => sampling.penalty_last_n = number(value)?,
         "seed" => sampling.seed = or_none(value)?,
         "max-tokens" => max_tokens = or_none(value)?,
-        _ => bail!("there is no setting {name}; /set shows those that there are"),
+        _ => bail!("there is no setting {name}; /set alone shows all settings"),
     }
     sampling.validate().map_err(|error| anyhow!("{error}")).context("not changed")?;
     (request.options.sampling, request.options.max_tokens) = (sampling, max_tokens);
@@ -305,9 +426,16 @@ fn set(request: &mut ChatRequest, name: &str, value: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use expect_test::expect_file;
     use forebay_engine::internals::generate::sampler::SamplingParams;
 
     use super::*;
+
+    #[test]
+    fn the_chats_own_words_are_reviewed() {
+        let screen = format!("{}\n\n> /help\n{}", greeting("the model", 8192), help());
+        expect_file!["../../tests/snapshots/chat.txt"].assert_eq(&screen);
+    }
 
     #[test]
     fn settings_change_or_stay() {

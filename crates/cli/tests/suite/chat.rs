@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_testing::{Need, skipped};
 
-use crate::common::demo_model;
+use crate::common::{demo_model, forebay};
 
 /// A terminal with a program in it.
 struct Terminal {
@@ -17,6 +17,11 @@ struct Terminal {
 impl Terminal {
     /// Starts `forebay` with these arguments; `None` where there is no tmux.
     fn start(name: &str, home: &std::path::Path, args: &[&str]) -> Option<Terminal> {
+        Terminal::start_wide(name, home, args, 120)
+    }
+
+    /// The same, with so many columns.
+    fn start_wide(name: &str, home: &std::path::Path, args: &[&str], columns: usize) -> Option<Terminal> {
         if Command::new("tmux").arg("-V").output().is_err() {
             skipped(Need::Tmux, "there is no tmux here");
             return None;
@@ -28,7 +33,17 @@ impl Terminal {
             format!("HOME='{0}' XDG_STATE_HOME='{0}' {program} {1}", home.display(), quoted.join(" "));
         // What it leaves on the screen is still there when it has ended.
         let command = format!("{command}; echo \"ended with $?\"; sleep 60");
-        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "50", &command]);
+        terminal.tmux(&[
+            "-f",
+            "/dev/null",
+            "new-session",
+            "-d",
+            "-x",
+            &columns.to_string(),
+            "-y",
+            "50",
+            &command,
+        ]);
         Some(terminal)
     }
 
@@ -111,7 +126,7 @@ fn an_answer_is_stopped_undone_saved_and_loaded() {
     terminal.wait_for("One day", 1);
     terminal.key("C-c");
     terminal.wait_for("[stopped]", 1);
-    terminal.wait_for("tok/s · first token", 1);
+    terminal.wait_for(" tok/s", 1);
 
     let nowhere = folder.path().join("nowhere/chat.json");
     terminal.line(&format!("/save {}", nowhere.display()));
@@ -127,25 +142,30 @@ fn an_answer_is_stopped_undone_saved_and_loaded() {
     assert!(answer.starts_with("One day") && !answer.contains("stopped"), "{answer}");
 
     terminal.line("/undo");
-    terminal.wait_for("This is the beginning", 1);
+    terminal.wait_for("The conversation is empty.", 1);
     terminal.line("/undo");
-    terminal.wait_for("there is nothing to take back", 1);
+    terminal.wait_for("there is no message to remove", 1);
 
     terminal.line(&format!("/load {}", file.display()));
     let screen =
-        terminal.wait_for("Loaded 2 messages. The last question is now: Tell me a story about a cat.", 1);
-    assert!(!screen.contains("read again"), "{screen}");
+        terminal.wait_for("Loaded 2 messages. The last message is now: Tell me a story about a cat.", 1);
+    assert!(!screen.contains("processed again"), "{screen}");
     terminal.line("/set max-tokens 5");
+    terminal.wait_for("max-tokens is now 5.", 1);
+    terminal.line("/system Be brief.");
+    terminal.wait_for("The system prompt is set.", 1);
+    terminal.line("/think off");
+    terminal.wait_for("Reasoning is off, if the chat template supports it.", 1);
     terminal.line("/stats");
     terminal.wait_for("expert slots", 1);
 
     terminal.line("\"\"\"");
     terminal.keys("And then?");
     terminal.keys("And then?\"\"\"");
-    terminal.wait_for("tok/s · first token", 3);
+    terminal.wait_for(" tok/s", 3);
     terminal.line("/nonsense");
-    terminal.wait_for("there is no /nonsense; there is /help", 1);
-    terminal.line("/quit");
+    terminal.wait_for("there is no command /nonsense; the commands are /help", 1);
+    terminal.line("/bye");
     terminal.wait_for("ended with 0", 1);
     let history = std::fs::read_to_string(folder.path().join("forebay/history")).unwrap();
     assert!(history.contains("/undo") && history.contains("And then?"), "{history}");
@@ -156,8 +176,91 @@ fn leaving_has_its_exit_codes() {
     let folder = tempfile::tempdir().unwrap();
     for (key, code) in [("C-d", 0), ("C-c", 130)] {
         let Some(terminal) = Terminal::start(key, folder.path(), &["run", &demo_model()]) else { return };
-        terminal.wait_for("> ", 1);
+        terminal.wait_for_last_line(">");
         terminal.key(key);
+        if key == "C-c" {
+            terminal.wait_for("To leave, press Ctrl-C again, press Ctrl-D or type /quit.", 1);
+            terminal.wait_for_last_line(">");
+            terminal.key(key);
+        }
         terminal.wait_for(&format!("ended with {code}"), 1);
     }
+}
+
+#[test]
+fn lines_are_cleared_continued_and_completed() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = demo_model();
+    let args = ["run", &model, "-n", "3", "--temp", "0"];
+    let Some(terminal) = Terminal::start("keys", folder.path(), &args) else { return };
+    terminal.wait_for_last_line(">");
+    terminal.tmux(&["send-keys", "-l", "half a line"]);
+    terminal.wait_for_last_line("> half a line");
+    terminal.key("C-c");
+    terminal.wait_for_last_line(">");
+
+    terminal.tmux(&["send-keys", "-l", "one"]);
+    terminal.key("M-Enter");
+    terminal.keys("two\\");
+    terminal.tmux(&["send-keys", "-l", "three"]);
+    terminal.wait_for_last_line("three");
+    terminal.key("Enter");
+    terminal.wait_for(" tok/s", 1);
+    let file = folder.path().join("chat.json");
+    terminal.line(&format!("/save {}", file.display()));
+    terminal.wait_for("Saved 2 messages", 1);
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(saved["messages"][0]["content"], "one\ntwo\nthree");
+
+    terminal.wait_for_last_line(">");
+    terminal.tmux(&["send-keys", "-l", &format!("/load {}/ch", folder.path().display())]);
+    terminal.key("Tab");
+    terminal.wait_for_last_line(&format!("> /load {}", file.display()));
+    terminal.key("Enter");
+    terminal.wait_for("Loaded 2 messages.", 1);
+    terminal.line("/exit");
+    terminal.wait_for("ended with 0", 1);
+}
+
+#[test]
+fn a_conversation_goes_on_when_the_context_is_full() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = demo_model();
+    let args = ["run", &model, "--ctx", "140", "-n", "40", "--ignore-eos", "--temp", "0"];
+    let Some(terminal) = Terminal::start("full", folder.path(), &args) else { return };
+    terminal.line("Tell me a story about a cat.");
+    terminal.line("And then?");
+    let screen = terminal.wait_for(" of 140 tokens are left. /drop drops the oldest turns.", 1);
+    assert!(screen.contains("The context is 8"), "{screen}");
+    terminal.line("And then?");
+    terminal.wait_for("[the context is full]", 1);
+    terminal.wait_for("The context of 140 tokens is full, so the answer ends early.", 1);
+    terminal.wait_for("[Y/n]", 1);
+    terminal.keys("n");
+    terminal.wait_for("Nothing was dropped.", 1);
+
+    // The next message does not fit: the oldest turns make room for it.
+    terminal.line("And then?");
+    terminal.wait_for("do not fit the context of 140", 1);
+    terminal.wait_for("[Y/n]", 2);
+    terminal.key("Enter");
+    terminal.wait_for("Dropped the 2 oldest turns. The rest has ", 1);
+    terminal.wait_for(" tok/s", 4);
+    terminal.line("/drop");
+    terminal.wait_for("Dropped the oldest turn.", 1);
+    terminal.line("/drop");
+    terminal.wait_for("there are no older turns to drop", 1);
+}
+
+#[test]
+fn an_answer_is_wrapped_between_words_on_a_terminal_and_not_in_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = demo_model();
+    let args = ["run", &model, "-p", "Tell me a story about a dragon.", "--seed", "20"];
+    let Some(terminal) = Terminal::start_wide("wrap", folder.path(), &args, 40) else { return };
+    let screen = terminal.wait_for("ended with 0", 1);
+    let lines: Vec<&str> = screen.lines().take_while(|line| !line.is_empty()).map(str::trim_end).collect();
+    assert!(lines.len() > 5 && lines.iter().all(|line| line.len() < 40), "{screen}");
+    let piped = forebay(args).output().unwrap();
+    assert_eq!(String::from_utf8(piped.stdout).unwrap().trim_end(), lines.join(" "));
 }

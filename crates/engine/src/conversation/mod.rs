@@ -6,12 +6,14 @@
 //! into a [`Reply`].
 
 mod assembler;
+mod chat;
 mod messages;
 mod prompter;
 mod reply;
 mod request;
 
 pub(crate) use self::assembler::Assembler;
+pub use self::chat::Chat;
 pub use self::messages::text_of;
 pub use self::prompter::{Prompt, Prompter, Question};
 pub use self::reply::{Call, Draft, Reply, ReplyEvent};
