@@ -1,4 +1,4 @@
-//! Which device computes.
+//! The device that computes: the CPU or a GPU.
 
 use std::io::IsTerminal;
 use std::str::FromStr;
@@ -11,17 +11,18 @@ use forebay_engine::Error;
 use crate::args::size;
 use crate::errors::in_flags;
 
-/// Which device computes, and with how much of its memory.
+/// The device that computes, and how much of its memory it may use.
 #[derive(Clone, Args)]
 pub struct DeviceArgs {
-    /// What computes: cpu, an NVIDIA GPU such as cuda:0, or auto for the first GPU, if dense weights, context and a layer's experts fit there
+    /// Device: cpu, an NVIDIA GPU such as cuda:0, or auto for the first GPU if the minimum fits (dense weights, context, and the
+    /// experts of one layer), else the CPU
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Choice::from_str)]
     device: Choice,
-    /// What the model may use of the GPU's memory, such as 20G [default: what is free, less a margin]
+    /// GPU memory budget, such as 20G [default: what is free, less a margin]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     vram: Option<u64>,
-    /// Compute experts that are in the computer's memory and not in the GPU's on the processor where that is quicker than to bring
-    /// them there, for up to four conversations at a time; it changes bits
+    /// Let the CPU compute experts that are in RAM and not in GPU memory, where that is faster than uploading them; for up to four
+    /// conversations at a time. This changes bits of the results
     #[arg(long)]
     pub cpu_experts: bool,
 }
@@ -50,21 +51,21 @@ impl FromStr for Choice {
 }
 
 impl DeviceArgs {
-    /// The GPU to compute on, if it is not the processor.
+    /// The GPU to compute on; `None` for the CPU.
     pub fn open(&self) -> Result<Option<Cuda>> {
         match self.device {
             Choice::Cpu => Ok(None),
             Choice::Cuda(number) => Ok(Some(Cuda::open(number, self.vram)?)),
-            // A machine without a GPU needs no words about it; one with a GPU that is not used does.
+            // A missing GPU is not worth a message; one that cannot be used is.
             Choice::Auto => match forebay_cuda::find() {
                 Err(why) => {
-                    tracing::info!("the processor computes: {why}");
+                    tracing::info!("running on the CPU: {why}");
                     Ok(None)
                 }
                 Ok(_) => match Cuda::open(0, self.vram) {
                     Ok(gpu) => Ok(Some(gpu)),
                     Err(error) => {
-                        eprintln!("The processor computes: {}", in_flags(&error.to_string()));
+                        eprintln!("Running on the CPU: {}", in_flags(&error.to_string()));
                         Ok(None)
                     }
                 },
@@ -72,7 +73,7 @@ impl DeviceArgs {
         }
     }
 
-    /// Whether the processor may compute instead, after a GPU has refused.
+    /// Whether the CPU may compute instead, after a GPU has failed with this error.
     pub fn may_fall_back(&self, error: &Error) -> bool {
         self.device == Choice::Auto
             && matches!(
@@ -82,7 +83,7 @@ impl DeviceArgs {
     }
 }
 
-/// Says something that is good to know and nothing more, to somebody who looks.
+/// Shows a note: on stderr if that is a terminal, else in the log.
 pub fn note(text: &str) {
     if std::io::stderr().is_terminal() {
         eprintln!("{text}");

@@ -10,6 +10,7 @@ mod demo;
 mod device;
 mod docs;
 mod doctor;
+mod drive_probe;
 mod errors;
 mod hub;
 mod inspect;

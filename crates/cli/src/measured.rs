@@ -1,14 +1,18 @@
-//! What `plan` and `doctor` find out about the machine before a model is loaded.
+//! What `plan` and `doctor` measure of the machine before a model is loaded.
 
+use std::fs;
+use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
 use forebay_engine::internals::forecast::ComputeTime;
 use forebay_engine::internals::forecast::DriveProbe;
 use forebay_engine::internals::forecast::predict::{DriveSpeed, Outlook, Prediction, Range};
-use forebay_engine::{Options, Prospect};
+use forebay_engine::{Cancel, Options, Prospect};
 use serde_json::{Value, json};
 
+use crate::drive_probe::probe_of_folder;
 use crate::memory_speed::memory_speed;
 use crate::progress::Progress;
 
@@ -22,13 +26,30 @@ pub struct Measured {
     /// `None` where the model has no experts.
     pub drive: Option<DriveSpeed>,
     pub compute: ComputeTime,
+    /// What other programs did meanwhile; `None` where the system does not tell.
+    pub load: Option<Load>,
 }
 
+/// Bytes of the file that a drive is measured with before a model is there.
+const TRIAL: usize = 256 << 20;
+
 impl Measured {
-    pub fn new(prospect: &Prospect, options: &Options) -> Result<Measured> {
+    /// Measures for a model. If its weights are not here yet, `downloads` is the folder where they would be.
+    pub fn new(prospect: &Prospect, options: &Options, downloads: Option<&Path>) -> Result<Measured> {
         let bar = Progress::measuring();
+        bar.say("the load on the CPUs".into());
+        let load = Load::look(Path::new("/"));
         bar.say("the drive".into());
-        let drive = match prospect.drive_probe(options.io)? {
+        let probe = match downloads {
+            // The folder itself may not be there before the first download.
+            Some(folder) if prospect.traffic().experts > 0 => {
+                let folder = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(folder);
+                Some(probe_of_folder(folder, TRIAL, options.io, &Cancel::default())?)
+            }
+            Some(_) => None,
+            None => prospect.drive_probe(options.io)?,
+        };
+        let drive = match probe {
             Some(mut probe) => {
                 let together = DriveProbe::MOST_TOGETHER;
                 Some(DriveSpeed {
@@ -39,10 +60,10 @@ impl Measured {
             }
             None => None,
         };
-        bar.say("the memory".into());
+        bar.say("the memory bandwidth".into());
         let memory = memory_speed(threads(options))?;
-        bar.say("products with weights like the model's".into());
-        Ok(Measured { memory, drive, compute: prospect.compute_time(options)? })
+        bar.say("the speed of matrix products with weights of the model's types".into());
+        Ok(Measured { memory, drive, compute: prospect.compute_time(options)?, load })
     }
 
     /// What they mean for the model.
@@ -51,9 +72,69 @@ impl Measured {
     }
 }
 
+/// What other programs take of the CPUs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// How many CPUs were busy, on average over a moment in which this program did nothing.
+    pub busy: f64,
+    /// How many there are.
+    pub cpus: usize,
+    /// The load average of the last minute.
+    pub average: Option<f64>,
+}
+
+/// From this share of the CPUs on, what others take makes measurements too low.
+const MUCH_LOAD: f64 = 0.25;
+
+impl Load {
+    /// Looks for a moment; `None` where the system does not tell.
+    pub fn look(root: &Path) -> Option<Load> {
+        let text = || fs::read_to_string(root.join("proc/stat")).ok();
+        let before = text()?;
+        thread::sleep(Duration::from_millis(250));
+        let busy = busy_share(&before, &text()?)?;
+        let cpus = before.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count();
+        let average = fs::read_to_string(root.join("proc/loadavg")).ok();
+        let average = average.and_then(|text| text.split_whitespace().next()?.parse().ok());
+        Some(Load { busy: busy * cpus as f64, cpus, average })
+    }
+
+    /// Whether measurements suffer.
+    pub fn is_high(&self) -> bool {
+        self.busy >= MUCH_LOAD * self.cpus as f64
+    }
+
+    /// `1.8 of 2 CPUs busy, load average 3.2`
+    pub fn text(&self) -> String {
+        let average = self.average.map_or(String::new(), |average| format!(", load average {average:.1}"));
+        format!("{:.1} of {} CPUs busy{average}", self.busy, self.cpus)
+    }
+
+    pub fn json(&self) -> Value {
+        json!({ "busy_cpus": self.busy, "cpus": self.cpus, "load_average": self.average })
+    }
+}
+
+/// The share of all CPUs' time that was not idle between two looks at `/proc/stat`; `None` if no time has passed.
+fn busy_share(before: &str, after: &str) -> Option<f64> {
+    // Idle, and waiting for drives.
+    const IDLE: [usize; 2] = [3, 4];
+    // Guests' time is in the others already.
+    const FIELDS: usize = 8;
+    let times = |text: &str| -> Option<Vec<f64>> {
+        let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        line.split_whitespace().take(FIELDS).map(|time| time.parse().ok()).collect()
+    };
+    let (before, after) = (times(before)?, times(after)?);
+    let passed: Vec<f64> = before.iter().zip(&after).map(|(before, after)| after - before).collect();
+    let all: f64 = passed.iter().sum();
+    let idle: f64 = IDLE.iter().filter_map(|&field| passed.get(field)).sum();
+    (all > 0.0).then(|| ((all - idle) / all).clamp(0.0, 1.0))
+}
+
 /// Threads that would compute.
 pub fn threads(options: &Options) -> usize {
-    options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    options.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// `4.1 tok/s (3.0 – 5.6)`
@@ -84,4 +165,25 @@ pub fn prediction_json(prediction: &Prediction) -> Value {
         "tokens_per_second": range_json(prediction.speed),
         "waiting_for_drive": prediction.waiting,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_load_is_what_was_not_idle() {
+        let before = "cpu  100 0 100 700 100 0 0 0 5 0\ncpu0 1 1\ncpu1 1 1\n";
+        let after = "cpu  220 10 110 740 120 0 0 0 9 0\n";
+        // 140 of 200 ticks.
+        assert_eq!(busy_share(before, after), Some(0.7));
+        assert_eq!(busy_share(before, before), None);
+        assert_eq!(busy_share("", after), None);
+
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(Load::look(root.path()), None);
+        let load = |busy| Load { busy, cpus: 4, average: Some(3.25) };
+        assert!(load(1.0).is_high() && !load(0.9).is_high());
+        assert_eq!(load(1.0).text(), "1.0 of 4 CPUs busy, load average 3.2");
+    }
 }

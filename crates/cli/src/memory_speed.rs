@@ -1,4 +1,4 @@
-//! How fast this machine's memory can be read, where no model tells.
+//! The memory bandwidth of this machine, measured without a model.
 
 use std::thread;
 
@@ -6,13 +6,13 @@ use anyhow::Result;
 use forebay_engine::internals::forecast::bound::read_speed;
 use forebay_engine::internals::memory::Region;
 
-/// Far more than caches hold, so that the reads come from memory.
+/// Bytes that are read: far more than caches hold.
 const BYTES: usize = 512 << 20;
 
-/// Bytes a second that `threads` threads read together from memory like that of the weights.
+/// Bytes a second that `threads` threads read together, from memory that is mapped like that of the weights.
 pub fn memory_speed(threads: usize) -> Result<f64> {
     let mut region = Region::new(BYTES)?;
-    // Pages that were never written are all the same page of zeros.
+    // The system maps all pages that were never written to one page of zeros.
     thread::scope(|scope| {
         for bytes in region.chunks_mut(BYTES.div_ceil(threads)) {
             scope.spawn(|| bytes.fill(1));

@@ -10,22 +10,22 @@ use crate::models::Blueprint;
 #[cfg(feature = "grammar")]
 use crate::tokenizer::lexicon::likely_bytes;
 
-/// Tokens computed together when a prompt is read and memory is no concern.
+/// Tokens in a chunk of a prompt, where memory suffices for everything.
 const CHUNK: usize = 512;
 
-/// When experts are streamed, a chunk is one pass over the drive, so chunks are as large as this if memory allows.
+/// Tokens in a chunk where experts are streamed, if memory allows: each chunk reads the experts once, so larger chunks read less.
 const STREAMED_CHUNK: usize = 2048;
 
 /// Smaller chunks would read experts for a few tokens each.
 const LEAST_CHUNK: usize = 32;
 
-/// Slots by way of which experts go to a device: enough to keep the drive busy.
+/// Bytes of slots through which experts are uploaded to a device that holds all of them: enough to keep the drive busy.
 const HANDING_OVER: u64 = 512 << 20;
 
 /// What a device's driver, its kernels and the lists of a batch take beside the buffers.
 const DEVICE_RESERVE: u64 = 256 << 20;
 
-/// The most scratch memory that a chunk takes on a device: of larger models chunks are shorter.
+/// The most scratch memory of a chunk on a device: larger models have shorter chunks.
 const DEVICE_SCRATCH: u64 = 1 << 30;
 
 /// Positions of attention memory come in pages of this many.
@@ -294,7 +294,7 @@ impl Plan {
     }
 
     /// Divides the device's memory, then the computer's. That holds the dense weights once more, and experts: as many as fit where the
-    /// device does not hold all, else a few slots by way of which they go there.
+    /// device does not hold all, else a few slots through which they are uploaded.
     fn for_device(
         blueprint: &Blueprint,
         classes: &SlotClasses,
@@ -442,7 +442,7 @@ impl Plan {
     }
 }
 
-/// What is left to the rest of the machine when nobody says how much memory to use.
+/// What is left to other programs where the caller sets no budget.
 fn margin(available: u64) -> u64 {
     (available / 16).clamp(64 << 20, 2 << 30)
 }
@@ -452,7 +452,7 @@ fn process_bytes(machine: &Machine, budget: u64, caller: u64) -> u64 {
     machine.resident + headroom(budget) + caller.min(budget / 16)
 }
 
-/// Room for what cannot be counted beforehand: stacks, the allocator's gaps, texts, page tables.
+/// Headroom for what cannot be counted before loading: stacks, the allocator's gaps, texts, page tables.
 fn headroom(budget: u64) -> u64 {
     (budget / 64).clamp(16 << 20, 256 << 20)
 }

@@ -1,4 +1,4 @@
-//! The graphics processor that can compute: what it is, how it is connected, and how fast it was found to be.
+//! A GPU: what it is, how it is connected, and how fast it was measured to be.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::measured::rate;
 
-/// A card that a driver shows.
+/// A GPU that a driver shows.
 pub struct Card {
     found: Found,
     link: Option<Link>,
     measured: Option<Measured>,
 }
 
-/// How a card is connected.
+/// How a GPU is connected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// Of PCI Express.
@@ -27,18 +27,18 @@ pub struct Link {
     width: u32,
 }
 
-/// What was tried on a card.
+/// What was measured on a GPU.
 struct Measured {
     /// Bytes that models may use.
     usable: u64,
     /// Bytes a second that a copy inside its memory reads and writes.
     memory: f64,
-    /// Bytes a second that come to it from the computer's memory.
+    /// Bytes a second that are uploaded to it from RAM.
     link: f64,
 }
 
 impl Card {
-    /// All cards, of which the one in use is measured.
+    /// All GPUs. The one in use is measured.
     ///
     /// # Errors
     /// If measuring fails.
@@ -70,8 +70,11 @@ impl Card {
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let Some(Measured { usable, memory, link }) = self.measured else { return Vec::new() };
         vec![
-            ("GPU memory", format!("{} for models, a copy reads and writes {}", Bytes(usable), rate(memory))),
-            ("GPU link", format!("{} from memory to the GPU", rate(link))),
+            (
+                "GPU memory",
+                format!("{} for models; read and written at {} by a copy", Bytes(usable), rate(memory)),
+            ),
+            ("PCIe", format!("{} from RAM to the GPU", rate(link))),
         ]
     }
 
@@ -93,7 +96,7 @@ impl Card {
 }
 
 impl Link {
-    /// What the system says of a place on the bus. The speed is the highest, since a card that rests lowers it.
+    /// As the system reports it for an address on the bus: with the highest speed, because an idle GPU lowers the current one.
     fn look(root: &Path, bus: &str) -> Option<Link> {
         let folder = root.join("sys/bus/pci/devices").join(bus);
         let text = |name: &str| fs::read_to_string(folder.join(name)).ok();

@@ -1,34 +1,33 @@
-//! The drive, measured as experts are read from it.
+//! The drive, measured with reads like those of experts.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use forebay_engine::internals::experts::IoMethod;
 use forebay_engine::internals::forecast::DriveProbe;
-use forebay_engine::{Cancel, Prospect};
+use forebay_engine::internals::forecast::predict::DriveSpeed;
+use forebay_engine::{Bytes, Cancel, Prospect};
 use serde_json::{Value, json};
 
 use super::system::Volume;
+use crate::drive_probe::probe_of_folder;
+use crate::measured::rate;
 use crate::progress::Progress;
 
-/// How many experts are asked for at a time: what a layer misses is anything up to all that it uses.
+/// How many experts are read at a time: a layer misses between one and all of those that it uses.
 const DEPTHS: [usize; 4] = [1, 2, 4, 8];
 
-/// What is read where no model says: an expert of a usual size.
-const GENERIC: usize = 3 << 20;
-
-/// A drive that falls below this share of its first seconds is throttled.
+/// A drive that falls below this share of its first speed is throttled.
 const THROTTLED: f64 = 0.7;
 
-/// How much is measured.
+/// How long is measured.
 #[derive(Clone, Copy)]
 pub struct Effort {
     /// For each depth.
     pub moment: Duration,
-    /// For the drive to become warm; none if zero.
+    /// For the drive to get hot; not at all if zero.
     pub endurance: Duration,
     /// Bytes of the file where there is no model.
     pub file: usize,
@@ -38,7 +37,7 @@ pub struct Effort {
 pub struct Drive {
     pub path: PathBuf,
     pub volume: Volume,
-    /// How bytes are read, and why so.
+    /// How bytes are read, and why.
     pub how: String,
     /// Bytes of a read.
     pub expert_bytes: u64,
@@ -47,7 +46,8 @@ pub struct Drive {
     pub endurance: Option<Endurance>,
 }
 
-/// What the drive keeps up.
+/// Whether the drive keeps its speed.
+#[derive(Clone, Copy)]
 pub struct Endurance {
     pub seconds: f64,
     /// Bytes a second in the first part of it, and in the last.
@@ -74,15 +74,9 @@ impl Drive {
         probe.map(|probe| Drive::measure(path, probe, effort, cancel)).transpose()
     }
 
-    /// The drive of a folder, on a file that is written for this and gone afterwards.
+    /// The drive of a folder, measured with a file that is written for this and removed.
     pub fn of_folder(folder: &Path, io: IoMethod, effort: Effort, cancel: &Cancel) -> Result<Drive> {
-        let path = folder.join(format!(".forebay-doctor-{}", std::process::id()));
-        let file = Temporary(path.clone());
-        write(&path, effort.file, cancel)
-            .with_context(|| format!("cannot write a file to read again in {}", folder.display()))?;
-        let probe = DriveProbe::of_file(path, effort.file as u64, GENERIC, io)?;
-        // The probe has it open, and a program that is killed leaves nothing behind.
-        drop(file);
+        let probe = probe_of_folder(folder, effort.file, io, cancel)?;
         Drive::measure(folder.to_owned(), probe, effort, cancel)
     }
 
@@ -91,12 +85,47 @@ impl Drive {
         let mut depths = Vec::new();
         for depth in DEPTHS {
             cancel.check()?;
-            bar.say(format!("the drive, {depth} at a time"));
+            bar.say(format!("the drive, {depth} experts at a time"));
             depths.push((depth, probe.speed(depth, effort.moment)?));
         }
         let volume = volume(&path);
         let endurance = endure(&mut probe, effort.endurance, cancel, &bar)?;
         Ok(Drive { path, volume, how: probe.how(), expert_bytes: probe.expert_bytes(), depths, endurance })
+    }
+
+    /// As predictions take it.
+    pub fn speed(&self) -> Option<DriveSpeed> {
+        let ((_, one), (together, many)) = (*self.depths.first()?, *self.depths.last()?);
+        Some(DriveSpeed { one, many, together })
+    }
+
+    /// What was measured, for people.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let v = &self.volume;
+        let known = [&v.device, &v.file_system].into_iter().flatten().cloned();
+        let rotates = v.rotates.filter(|&rotates| rotates).map(|_| "reported as rotational".to_owned());
+        let on = known.chain(rotates).collect::<Vec<_>>().join(", ");
+        let on = if on.is_empty() { on } else { format!(" on {on}") };
+        let list =
+            |of: fn(&(usize, f64)) -> String| self.depths.iter().map(of).collect::<Vec<_>>().join(", ");
+        let depths = list(|(depth, _)| depth.to_string());
+        let speeds = list(|(_, speed)| format!("{:.1}", speed / 1e9));
+        let endurance = match &self.endurance {
+            None => "not measured (--quick)".into(),
+            Some(e) => {
+                let verdict = if e.throttles() { "it slows down" } else { "it keeps its speed" };
+                format!("{} at first, {} after {:.0} s: {verdict}", rate(e.first), rate(e.last), e.seconds)
+            }
+        };
+        vec![
+            ("drive", format!("{}{on}", self.path.display())),
+            ("read method", self.how.clone()),
+            (
+                "drive reads",
+                format!("{speeds} GB/s with {depths} experts of {} at once", Bytes(self.expert_bytes)),
+            ),
+            ("sustained reads", endurance),
+        ]
     }
 
     pub fn json(&self) -> Value {
@@ -120,7 +149,7 @@ impl Drive {
     }
 }
 
-/// Reads for long, and compares the first third with the last.
+/// Reads for a while, and compares the first third with the last.
 fn endure(
     probe: &mut DriveProbe,
     duration: Duration,
@@ -135,7 +164,7 @@ fn endure(
     while start.elapsed() < duration {
         cancel.check()?;
         let left = duration.saturating_sub(start.elapsed()).as_secs();
-        bar.say(format!("whether the drive keeps it up, {left} s left"));
+        bar.say(format!("whether the drive keeps its speed, {left} s left"));
         speeds.push(probe.speed(DriveProbe::MOST_TOGETHER, duration / 30)?);
     }
     let third = speeds.len().div_ceil(3);
@@ -149,32 +178,6 @@ fn endure(
         first: median(&speeds[..third]),
         last: median(&speeds[speeds.len() - third..]),
     }))
-}
-
-/// A file that is removed when this is dropped.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Writes bytes that no drive can compress away, and waits until the drive has them.
-fn write(path: &Path, len: usize, cancel: &Cancel) -> Result<()> {
-    let mut file = File::create_new(path)?;
-    let mut state = 0_u64;
-    let mut block = vec![0_u8; 1 << 20];
-    for _ in 0..len.div_ceil(block.len()) {
-        cancel.check()?;
-        for word in block.chunks_exact_mut(8) {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-            word.copy_from_slice(&(state ^ (state >> 29)).to_le_bytes());
-        }
-        file.write_all(&block)?;
-    }
-    file.sync_all()?;
-    Ok(())
 }
 
 fn volume(path: &Path) -> Volume {
@@ -195,4 +198,32 @@ fn device(path: &Path) -> Option<(u64, u64)> {
 #[cfg(not(target_os = "linux"))]
 fn device(_: &Path) -> Option<(u64, u64)> {
     None
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// An SSD.
+    pub fn drive() -> Drive {
+        Drive {
+            path: "model.gguf".into(),
+            volume: Volume {
+                device: Some("/dev/nvme0n1p2".into()),
+                file_system: Some("ext4".into()),
+                rotates: Some(false),
+                ..Volume::default()
+            },
+            how: "io_uring, direct".into(),
+            expert_bytes: 3 << 20,
+            depths: vec![(1, 1.1e9), (2, 1.6e9), (4, 2.1e9), (8, 2.3e9)],
+            endurance: Some(Endurance { seconds: 15.0, first: 2.3e9, last: 2.2e9 }),
+        }
+    }
+
+    #[test]
+    fn a_drive_throttles_that_loses_a_third_of_its_speed() {
+        let endurance = |last| Endurance { seconds: 15.0, first: 2e9, last };
+        assert!(endurance(1.3e9).throttles() && !endurance(1.5e9).throttles());
+    }
 }

@@ -1,4 +1,4 @@
-//! What the system says about itself: processor, memory, drives, graphics. Where it says nothing, neither do we.
+//! What the system reports about itself: CPU, memory, drives, GPUs. What it does not report is `None`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ pub struct Processor {
     pub model: Option<String>,
     /// Instruction sets that the kernels have, best first.
     pub instruction_sets: Vec<&'static str>,
-    /// What the process may use of the machine's processors.
+    /// How many of the machine's CPUs the process may use.
     pub usable: usize,
     pub online: Option<usize>,
 }
@@ -92,7 +92,7 @@ pub struct Volume {
     pub mounted_at: Option<String>,
     pub file_system: Option<String>,
     pub device: Option<String>,
-    /// Whether a disk turns.
+    /// Whether it is reported as rotational.
     pub rotates: Option<bool>,
 }
 
@@ -136,7 +136,7 @@ impl Volume {
     }
 }
 
-/// Graphics processors, as far as their drivers show them without being asked.
+/// GPUs, as far as files of their drivers show them.
 pub struct Gpu {
     /// What the driver's files name.
     pub names: Vec<String>,
@@ -191,8 +191,28 @@ fn read(folder: &Path, name: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    pub fn processor() -> Processor {
+        Processor {
+            model: Some("A Fast One".into()),
+            instruction_sets: vec!["avx2", "scalar"],
+            usable: 4,
+            online: Some(4),
+        }
+    }
+
+    pub fn memory() -> Memory {
+        Memory {
+            total: Some(16 << 30),
+            available: Some(14 << 30),
+            swap: Some(0),
+            groups: Vec::new(),
+            huge_pages: Some("madvise".into()),
+            lockable: None,
+        }
+    }
 
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();

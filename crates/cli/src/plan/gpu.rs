@@ -1,4 +1,4 @@
-//! Where a model would be with a GPU: in its memory, in the computer's, on the drive.
+//! Where a model would be with a GPU: in GPU memory, in RAM, on the drive.
 
 use std::sync::Arc;
 
@@ -10,23 +10,25 @@ use forebay_engine::{Bytes, Error, Options, Prospect};
 use serde_json::{Value, json};
 
 use super::share;
+use super::verdict::{Limit, Place, Speed, Verdict};
 use crate::errors::in_flags;
 use crate::measured::{hits_text, range_json, rate};
 
-/// What the GPU of the machine makes of a model.
+/// A model on the machine's GPU.
 pub struct OnGpu {
     name: String,
-    /// Or why it is not used.
+    /// Or why the GPU is not used.
     plan: std::result::Result<Plan, Error>,
     flow: Option<Flow>,
 }
 
-/// Where a token's experts come from, and how fast that can be.
+/// Where a token's experts come from, and how fast they can come.
 struct Flow {
-    /// Bytes a second.
+    /// Bytes a second, from RAM to the GPU.
     link: f64,
+    /// Bytes a second, from the drive; `None` if nothing is read.
     drive: Option<f64>,
-    /// Shares of a token's experts: in the GPU's memory, and in either memory.
+    /// Shares of a token's experts: in GPU memory, and in either memory.
     on_gpu: Range,
     in_memory: Range,
     /// Bytes of a token's experts.
@@ -34,7 +36,7 @@ struct Flow {
 }
 
 impl OnGpu {
-    /// With what is known of the drive and of the model, if it was measured.
+    /// Plans the model for a GPU; `outlook` has the measured speed of the drive and the model's expert usage.
     pub fn new(
         device: Cuda,
         prospect: &Prospect,
@@ -53,20 +55,29 @@ impl OnGpu {
         Ok(OnGpu { name, plan, flow })
     }
 
-    /// Whether it would be used.
-    pub fn computes(&self) -> bool {
-        self.plan.as_ref().is_ok_and(|plan| plan.device.is_some())
+    /// The plan, if the GPU would compute.
+    pub fn computes(&self) -> Option<&Plan> {
+        self.plan.as_ref().ok().filter(|plan| plan.device.is_some())
     }
 
-    /// A line about it, to follow its name.
+    /// The verdict if the GPU would compute, with the speed that PCIe and the drive allow where they were measured and limit it.
+    pub fn verdict(&self) -> Option<Verdict> {
+        let plan = self.computes()?;
+        let bound = self.flow.as_ref().and_then(Flow::bound);
+        let speed = bound.map(|(tokens_per_second, limit)| Speed { tokens_per_second, at_most: true, limit });
+        let (place, budget) = (Place::of(plan), plan.budget);
+        Some(Verdict::Runs { place, speed, alternative: None, machine: None, budget })
+    }
+
+    /// A line about the GPU, to follow its name.
     pub fn short(&self) -> String {
         let (plan, gpu) = match &self.plan {
             Ok(plan) => (plan, plan.device.as_ref()),
-            Err(error) => return format!("does not compute: {}", in_flags(&error.to_string())),
+            Err(error) => return format!("is not used: {}", in_flags(&error.to_string())),
         };
-        let Some(gpu) = gpu else { return "does not compute: it is not asked to".into() };
+        let Some(gpu) = gpu else { return "is not used: no device was asked for".into() };
         format!(
-            "computes, with {} of {}: dense weights {}, {} of {} experts {}, context of {} {}, scratch {}",
+            "computes, with {} of {} of its memory: dense weights {}, {} of {} experts {}, context of {} {}, scratch {}",
             Bytes(gpu.total()),
             Bytes(gpu.budget),
             Bytes(gpu.dense),
@@ -95,7 +106,7 @@ impl OnGpu {
             (
                 "  scratch".into(),
                 Bytes(gpu.scratch).to_string(),
-                format!("prompts in chunks of {}", plan.chunk),
+                format!("prompts in chunks of {} tokens", plan.chunk),
             ),
         ];
         if plan.expert_count > 0 {
@@ -104,9 +115,9 @@ impl OnGpu {
         }
         if plan.moves_experts() {
             let note = experts(plan.slots.iter().sum(), share(plan));
-            lines.push(("in memory".into(), Bytes(plan.slot_bytes).to_string(), note));
-            let drive = if plan.streams() { "experts that are in neither" } else { "nothing is read" };
-            lines.push(("on the drive".into(), String::new(), drive.into()));
+            lines.push(("experts in RAM".into(), Bytes(plan.slot_bytes).to_string(), note));
+            let drive = if plan.streams() { "the other experts" } else { "nothing is read from it" };
+            lines.push(("drive".into(), String::new(), drive.into()));
         }
         let mut text = String::new();
         for (name, value, note) in lines {
@@ -158,27 +169,27 @@ impl Flow {
         }
     }
 
-    /// Tokens a second that PCIe and the drive allow for, and which of them is the slower one; `None` if all that is used is expected
-    /// to be on the GPU.
-    fn bound(&self) -> Option<(f64, &'static str)> {
+    /// Tokens a second that PCIe and the drive allow, and which of them is slower; `None` if all experts that are used are expected to
+    /// be in GPU memory.
+    fn bound(&self) -> Option<(f64, Limit)> {
         let link = (1.0 - self.on_gpu.middle) * self.bytes / self.link;
         let drive = self.drive.map_or(0.0, |drive| (1.0 - self.in_memory.middle) * self.bytes / drive);
-        let (seconds, by) = if drive > link { (drive, "the drive") } else { (link, "PCIe") };
+        let (seconds, by) = if drive > link { (drive, Limit::Drive) } else { (link, Limit::Pcie) };
         (seconds > 0.0).then(|| (1.0 / seconds, by))
     }
 
     fn text(&self) -> String {
-        let mut text = format!("{:<22}{:>12}\n", "PCIe brings", rate(self.link));
+        let mut text = format!("{:<22}{:>12}\n", "PCIe", rate(self.link));
         if let Some(drive) = self.drive {
-            text += &format!("{:<22}{:>12}\n", "the drive reads", rate(drive));
+            text += &format!("{:<22}{:>12}\n", "drive", rate(drive));
         }
         text += &format!(
-            "\nof a token's experts, {} on the GPU, {} there or in memory\n",
+            "\ncache hit rate  {} in GPU memory, {} in GPU memory or RAM\n",
             hits_text(self.on_gpu),
             hits_text(self.in_memory)
         );
         if let Some((tokens, by)) = self.bound() {
-            text += &format!("writing  at most {tokens:.0} tok/s, bound by {by}\n");
+            text += &format!("generation      at most {tokens:.0} tok/s; {}\n", by.clause());
         }
         text
     }
@@ -191,7 +202,7 @@ impl Flow {
             "gpu_hit_rate": range_json(self.on_gpu),
             "hit_rate": range_json(self.in_memory),
             "tokens_per_second_at_most": tokens,
-            "bound_by": by,
+            "bound_by": by.map(Limit::name),
         })
     }
 }
@@ -209,9 +220,9 @@ mod tests {
     #[test]
     fn the_slower_way_is_the_bound() {
         // Half of a gigabyte over PCIe is ten milliseconds; a tenth of one from the drive is twenty.
-        assert_eq!(flow(0.5, 1.0).bound(), Some((100.0, "PCIe")));
+        assert_eq!(flow(0.5, 1.0).bound(), Some((100.0, Limit::Pcie)));
         let (tokens, by) = flow(0.5, 0.9).bound().unwrap();
-        assert!((tokens - 50.0).abs() < 1e-6 && by == "the drive", "{tokens} by {by}");
+        assert!((tokens - 50.0).abs() < 1e-6 && by == Limit::Drive, "{tokens} by {by:?}");
     }
 
     #[test]

@@ -2,34 +2,39 @@
 
 mod gpu;
 mod picture;
+pub mod verdict;
 
 pub use gpu::OnGpu;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 use forebay_engine::internals::forecast::predict::{Outlook, Prediction, Skew};
-use forebay_engine::plan::Plan;
-use forebay_engine::{Bytes, Options, Prospect};
+use forebay_engine::internals::memory::Machine;
+use forebay_engine::plan::{Plan, Traffic};
+use forebay_engine::{Bytes, Error, Options, Prospect};
 use serde_json::{Value, json};
 
+use self::verdict::{Limit, Place, Speed, Verdict};
 use crate::args::LoadArgs;
 use crate::demo;
 use crate::hub::{self, Sight};
-use crate::measured::{Measured, hits_text, prediction_json, range_json, rate, speed_text};
+use crate::measured::{Load, Measured, hits_text, prediction_json, range_json, rate, speed_text};
 use crate::output::print;
 
 /// Show where a model's parts would be in memory, and how fast it would run
 ///
-/// No weight is loaded. The memory, the drive and products like the model's are measured for a moment, unless --no-probe
-/// is given. The dense part of a model is always in memory; experts are kept in slots as far as the budget goes, and
-/// the others are read from the drive when the router asks for them. Of a model on the hub that was not pulled only
-/// the header is read, a few megabytes, and the speed is not predicted.
+/// Prints a picture of the memory, a verdict in one sentence, and a table. No weight is loaded. Dense weights are always in
+/// memory; experts fill what is left of the budget, and the others are read from the drive when the router asks for them.
 ///
-/// The speed of writing is a range, because it depends on how unevenly experts are used. That is known after the model has
-/// been run here (what was hot is remembered); before, the range is that of models whose use was recorded.
+/// The drive, the memory bandwidth and matrix products like the model's are measured for a few seconds, unless --no-probe is
+/// given. Of a model on the hub that is not downloaded only the header is read, a few megabytes; the drive is then measured with a
+/// temporary file of 256 MiB where downloads are kept.
+///
+/// The predicted speed is a range, because it depends on which experts a conversation uses. Before a model has run on this
+/// machine, the prediction assumes typical expert usage (measured on trained models); afterwards it uses the model's own.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -41,7 +46,7 @@ pub struct PlanArgs {
     /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME:QUANT on the hub
     /// [default: the demo model]
     model: Option<PathBuf>,
-    /// Do not measure the machine, so do not predict the speed
+    /// Do not measure the machine; no speed is predicted
     #[arg(long)]
     no_probe: bool,
     /// Print one JSON object
@@ -53,41 +58,201 @@ pub struct PlanArgs {
 
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
-    let options = args.load.options();
-    let sight = args.model.as_deref().map(hub::sight).transpose()?;
+    show(&Request {
+        model: args.model.as_deref(),
+        load: &args.load,
+        probe: !args.no_probe,
+        json: args.json,
+        answers: None,
+    })
+}
+
+/// What is to be planned, and how it is shown.
+pub struct Request<'a> {
+    pub model: Option<&'a Path>,
+    pub load: &'a LoadArgs,
+    /// Whether the machine is measured.
+    pub probe: bool,
+    pub json: bool,
+    /// For a server, how many answers it generates at once.
+    pub answers: Option<usize>,
+}
+
+/// Prints a plan. A budget that is too small is a verdict, and a failure.
+pub fn show(request: &Request<'_>) -> Result<ExitCode> {
+    let options = request.load.options();
+    let sight = request.model.map(hub::sight).transpose()?;
     let path = sight.as_ref().map_or_else(|| demo::or_demo(None), |sight| Ok(sight.path.clone()))?;
-    let prospect = Prospect::new(&path, &options)?;
-    // How fast a drive reads a file that is not on it cannot be measured.
+    // What a model needs is worth knowing also where the budget is too small.
+    let prospect = Prospect::new(&path, &options.clone().memory(u64::MAX).expert_memory(None))?;
+    let note = sight.as_ref().map_or(String::new(), Sight::note);
+    let plan = match prospect.plan_with(&options) {
+        Ok(plan) => plan,
+        Err(error) => {
+            let least = prospect.least_memory(&options).ok();
+            let Some(verdict) = Verdict::refused(&error, least) else { return Err(error.into()) };
+            print(&if request.json {
+                let mut object = json!({ "least_memory": least });
+                verdict.tell(&mut object);
+                format!("{object:#}\n")
+            } else {
+                format!("{note}{}\n", verdict.sentence())
+            })?;
+            return Ok(ExitCode::FAILURE);
+        }
+    };
     let is_remote = sight.as_ref().is_some_and(Sight::is_remote);
-    let measured = if args.no_probe || is_remote { None } else { Some(Measured::new(&prospect, &options)?) };
-    let forecast = Forecast::new(&prospect, &options, measured.as_ref())?;
-    let note = sight.map_or(String::new(), |sight| sight.note());
-    let outlook = measured.as_ref().map(|measured| measured.outlook(&prospect, &options)).transpose()?;
-    let gpu = args.load.device()?;
+    let downloads = if is_remote { Some(hub::downloads()?) } else { None };
+    let folder = downloads.as_ref().map(hub::Downloads::folder);
+    let measured = if request.probe { Some(Measured::new(&prospect, &options, folder)?) } else { None };
+    let mut outlook = measured.as_ref().map(|measured| measured.outlook(&prospect, &options)).transpose()?;
+    if let Some(outlook) = outlook.as_mut().filter(|_| is_remote) {
+        // The routers are not here, so nothing is known of their preferences.
+        outlook.skew = Skew::of_routers(&[]);
+    }
+    let gpu = request.load.device()?;
     let gpu = gpu.map(|gpu| OnGpu::new(gpu, &prospect, &options, outlook.as_ref())).transpose()?;
-    print(&if args.json {
-        let mut object = forecast.json();
-        object["gpu"] = json!(gpu.as_ref().map(OnGpu::json));
-        format!("{object:#}\n")
+    let machine = Machine::now().total;
+    let survey = Survey { prospect: &prospect, options: &options, plan: &plan, machine };
+    let forecast = Forecast {
+        verdict: survey.verdict(measured.as_ref(), outlook.as_ref(), gpu.as_ref())?,
+        plan: &plan,
+        traffic: prospect.traffic(),
+        measured: measured.as_ref(),
+        speed: match &outlook {
+            Some(outlook) => Some(survey.expected(outlook)?),
+            None => None,
+        },
+        gpu: gpu.as_ref(),
+        answers: request.answers,
+    };
+    print(&if request.json {
+        format!("{:#}\n", forecast.json())
     } else {
-        let gpu = gpu.map_or(String::new(), |gpu| format!("\n{}", gpu.text()));
-        note + &forecast.text(picture::width()) + &gpu
+        note + &forecast.text(picture::width())
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is known before anything is loaded.
-struct Forecast<'a> {
-    plan: &'a Plan,
-    slots: usize,
-    /// Bytes of experts that a token uses.
-    working_set: u64,
-    measured: Option<&'a Measured>,
-    /// Where the machine was measured.
-    speed: Option<Speed>,
+/// A model with a budget on a machine.
+pub struct Survey<'a> {
+    pub prospect: &'a Prospect,
+    pub options: &'a Options,
+    /// On the CPU.
+    pub plan: &'a Plan,
+    /// Bytes of the machine's memory, where the system tells.
+    pub machine: Option<u64>,
 }
 
-struct Speed {
+impl Survey<'_> {
+    /// The verdict on the GPU, if there is one that would compute, else on the CPU.
+    pub fn verdict(
+        &self,
+        measured: Option<&Measured>,
+        outlook: Option<&Outlook>,
+        gpu: Option<&OnGpu>,
+    ) -> Result<Verdict> {
+        if let Some(verdict) = gpu.and_then(OnGpu::verdict) {
+            return Ok(verdict);
+        }
+        let speed = measured.zip(outlook).map(|(measured, outlook)| {
+            speed(self.prospect.traffic(), measured, &outlook.predict(share(self.plan)))
+        });
+        let budget = self.plan.budget;
+        Ok(Verdict::Runs {
+            place: Place::of(self.plan),
+            speed,
+            alternative: self.alternative(outlook)?,
+            machine: self.machine.filter(|&machine| budget > machine && budget < u64::MAX),
+            budget,
+        })
+    }
+
+    fn alternative(&self, outlook: Option<&Outlook>) -> Result<Option<verdict::Alternative>> {
+        // Where experts have a limit of their own, more memory would meet that limit.
+        if self.options.expert_memory.is_some() || self.plan.holds_all_experts() {
+            return Ok(None);
+        }
+        let all = self.prospect.memory_for_all(self.options)?;
+        verdict::alternative(self.plan, all, self.machine, |memory| match outlook {
+            Some(outlook) => Ok(Some(outlook.predict(self.share_in(memory)?))),
+            None => Ok(None),
+        })
+    }
+
+    fn expected(&self, outlook: &Outlook) -> Result<Expected> {
+        Ok(Expected {
+            skew: outlook.skew.clone(),
+            predicted: outlook.predict(share(self.plan)),
+            changes: self.changes(outlook)?,
+        })
+    }
+
+    /// What more memory and faster drives would bring to a model that streams.
+    fn changes(&self, outlook: &Outlook) -> Result<Vec<Change>> {
+        let plan = self.plan;
+        if plan.holds_all_experts() || self.options.expert_memory.is_some() {
+            return Ok(Vec::new());
+        }
+        let all = self.prospect.memory_for_all(self.options)?;
+        let mut changes = Vec::new();
+        let mut with_memory = |memory, what: String, predicted| {
+            let beyond = self.machine.is_some_and(|machine| memory > machine);
+            changes.push(Change { what, memory, beyond, drive: 1.0, predicted });
+        };
+        for memory in [plan.budget / 2 * 3, plan.budget.saturating_mul(2)] {
+            if memory < all {
+                let predicted = outlook.predict(self.share_in(memory)?);
+                with_memory(memory, format!("{} of memory", Bytes(memory)), predicted);
+            }
+        }
+        with_memory(all, format!("{} of memory: all experts fit", Bytes(all)), outlook.predict(1.0));
+        for (what, factor) in [("a drive twice as fast", 2.0), ("a drive four times as fast", 4.0)] {
+            let faster = Outlook { drive: outlook.drive.map(|d| d.times(factor)), ..outlook.clone() };
+            let predicted = faster.predict(share(plan));
+            changes.push(Change {
+                what: what.into(),
+                memory: plan.budget,
+                beyond: false,
+                drive: factor,
+                predicted,
+            });
+        }
+        Ok(changes)
+    }
+
+    /// The share of the experts that such a budget holds.
+    fn share_in(&self, memory: u64) -> Result<f64, Error> {
+        Ok(share(&self.prospect.plan_for(self.options, memory)?))
+    }
+}
+
+/// The speed of the verdict.
+fn speed(traffic: Traffic, measured: &Measured, predicted: &Prediction) -> Speed {
+    let seconds = measured.compute.dense + measured.compute.experts;
+    let computing = (traffic.dense + traffic.experts) as f64 / seconds;
+    Speed {
+        tokens_per_second: predicted.speed.middle,
+        at_most: false,
+        limit: Limit::of(predicted.waiting, computing, measured.memory),
+    }
+}
+
+/// What is known before anything is loaded.
+struct Forecast<'a> {
+    verdict: Verdict,
+    /// On the CPU.
+    plan: &'a Plan,
+    traffic: Traffic,
+    measured: Option<&'a Measured>,
+    /// Where the machine was measured.
+    speed: Option<Expected>,
+    gpu: Option<&'a OnGpu>,
+    answers: Option<usize>,
+}
+
+/// What the CPU is expected to do.
+struct Expected {
     skew: Skew,
     predicted: Prediction,
     /// What would come of changes.
@@ -99,101 +264,92 @@ struct Change {
     what: String,
     /// Bytes of memory with it.
     memory: u64,
+    /// Whether that is more than this machine has.
+    beyond: bool,
     /// How many times as fast the drive is.
     drive: f64,
     predicted: Prediction,
 }
 
-impl<'a> Forecast<'a> {
-    fn new(
-        prospect: &'a Prospect,
-        options: &Options,
-        measured: Option<&'a Measured>,
-    ) -> Result<Forecast<'a>> {
-        let plan = prospect.plan();
-        let speed = match measured {
-            None => None,
-            Some(measured) => {
-                let outlook = measured.outlook(prospect, options)?;
-                let predicted = outlook.predict(share(plan));
-                let changes = changes(prospect, options, &outlook)?;
-                Some(Speed { skew: outlook.skew, predicted, changes })
-            }
-        };
-        let slots = plan.slots.iter().sum();
-        Ok(Forecast { plan, slots, working_set: prospect.traffic().experts, measured, speed })
-    }
-
-    fn verdict(&self) -> String {
-        if self.plan.expert_count == 0 {
-            "everything fits: the model has no experts to stream".into()
-        } else if self.plan.holds_all_experts() {
-            "everything fits: nothing is streamed".into()
-        } else if self.plan.slot_bytes < self.working_set {
-            "streams; slots hold less than the experts of one token, so more memory helps much".into()
-        } else {
-            "streams: experts that are not in a slot are read when the router asks for them".into()
-        }
-    }
-
+impl Forecast<'_> {
     fn text(&self, width: usize) -> String {
+        let on_gpu = self.gpu.and_then(OnGpu::computes);
+        let mut text = picture::picture(on_gpu.unwrap_or(self.plan), width);
+        text += &format!("\n{}\n", wrapped(&self.verdict.sentence(), width));
+        if let Some(load) = self.measured.and_then(|m| m.load).filter(Load::is_high) {
+            text += &wrapped(&loaded(&load), width);
+            text.push('\n');
+        }
+        text.push('\n');
+        if let (Some(gpu), Some(_)) = (self.gpu, on_gpu) {
+            return text + &gpu.text();
+        }
+        for (name, value, note) in self.rows() {
+            text += format!("{name:<22}{value:>12}  {note}").trim_end();
+            text.push('\n');
+        }
+        if let Some(speed) = &self.speed {
+            text += &speed.text(self.plan, width);
+        }
+        // A GPU that is there and does not compute is something to explain.
+        text + &self.gpu.map_or(String::new(), |gpu| format!("\n{}", gpu.text()))
+    }
+
+    fn rows(&self) -> Vec<(String, String, String)> {
         let plan = self.plan;
         let budget = if plan.budget == u64::MAX { "unknown".into() } else { Bytes(plan.budget).to_string() };
-        let mut lines = vec![
+        let mut rows = vec![
             ("budget".to_owned(), budget, String::new()),
             ("dense weights".into(), Bytes(plan.dense).to_string(), String::new()),
             (format!("context of {}", plan.reserved), Bytes(plan.kv).to_string(), context_note(plan)),
             (
                 "scratch".into(),
                 Bytes(plan.scratch).to_string(),
-                format!("prompts in chunks of {}", plan.chunk),
+                format!("prompts in chunks of {} tokens", plan.chunk),
             ),
             (
                 "program, tokenizer".into(),
                 Bytes(plan.process).to_string(),
-                "measured, and room to move".into(),
+                "measured, with some headroom".into(),
             ),
-            ("I/O buffers".into(), "none".into(), "reads go straight into slots".into()),
         ];
         if plan.expert_count > 0 {
-            lines.push((
+            let slots: usize = plan.slots.iter().sum();
+            rows.push((
                 "expert slots".into(),
                 Bytes(plan.slot_bytes).to_string(),
                 format!(
-                    "{} of {} experts ({:.0} %), all would be {}",
-                    self.slots,
+                    "{slots} of {} experts ({:.0} %); all of them take {}",
                     plan.expert_count,
                     100.0 * share(plan),
                     Bytes(plan.experts)
                 ),
             ));
-            lines.push(("experts of a token".into(), Bytes(self.working_set).to_string(), String::new()));
+            let note = if plan.slot_bytes < self.traffic.experts && !plan.holds_all_experts() {
+                "more than the slots hold: more memory helps much"
+            } else {
+                ""
+            };
+            rows.push(("experts per token".into(), Bytes(self.traffic.experts).to_string(), note.into()));
         }
-        lines.push(("planned".into(), Bytes(plan.total()).to_string(), self.verdict()));
+        rows.push(("planned".into(), Bytes(plan.total()).to_string(), String::new()));
+        if let Some(answers) = self.answers {
+            rows.push(("answers at once".into(), answers.to_string(), "they share the context".into()));
+        }
         if let Some(measured) = self.measured {
-            lines.push(("memory reads".into(), rate(measured.memory), String::new()));
+            rows.push(("memory bandwidth".into(), rate(measured.memory), String::new()));
             if let Some(drive) = measured.drive {
-                let note = format!("one expert at a time; {} together {}", drive.together, rate(drive.many));
-                lines.push(("drive reads".into(), rate(drive.one), note));
+                let note = format!("one expert at a time; {} at once: {}", drive.together, rate(drive.many));
+                rows.push(("drive".into(), rate(drive.one), note));
             }
         }
-        let mut text = picture::picture(plan, width);
-        text.push('\n');
-        for (name, value, note) in lines {
-            let line = format!("{name:<22}{value:>12}  {note}");
-            text.push_str(line.trim_end());
-            text.push('\n');
-        }
-        if let Some(speed) = &self.speed {
-            text += &speed.text(plan);
-        }
-        text
+        rows
     }
 
     fn json(&self) -> Value {
         let plan = self.plan;
         let speed = self.speed.as_ref();
-        json!({
+        let mut object = json!({
             "budget": plan.budget,
             "planned": plan.total(),
             "dense": plan.dense,
@@ -205,98 +361,82 @@ impl<'a> Forecast<'a> {
             "chunk": plan.chunk,
             "process": plan.process,
             "io_buffers": 0,
-            "expert_slots": { "bytes": plan.slot_bytes, "count": self.slots },
+            "expert_slots": { "bytes": plan.slot_bytes, "count": plan.slots.iter().sum::<usize>() },
             "experts": { "bytes": plan.experts, "count": plan.expert_count },
-            "working_set": self.working_set,
+            "working_set": self.traffic.experts,
             "uniform_hit_rate": share(plan),
             "memory_bytes_per_second": self.measured.map(|m| m.memory),
             "drive_bytes_per_second": self.measured.and_then(|m| m.drive).map(|drive| drive.many),
             "drive_bytes_per_second_alone": self.measured.and_then(|m| m.drive).map(|drive| drive.one),
             "compute_seconds": self.measured.map(|m| json!({ "dense": m.compute.dense, "experts": m.compute.experts })),
+            "load": self.measured.and_then(|m| m.load).map(|load| load.json()),
             "hit_rate": speed.map(|s| range_json(s.predicted.hit_rate)),
             "tokens_per_second": speed.map(|s| range_json(s.predicted.speed)),
             "use_of_experts": speed.map(|s| if matches!(s.skew, Skew::Known(_)) { "remembered" } else { "typical" }),
             "changes": speed.map(|s| s.changes.iter().map(Change::json).collect::<Vec<_>>()),
             "streams": !plan.holds_all_experts(),
-            "verdict": self.verdict(),
-        })
+            "gpu": self.gpu.map(OnGpu::json),
+        });
+        self.verdict.tell(&mut object);
+        object
     }
 }
 
-impl Speed {
-    fn text(&self, plan: &Plan) -> String {
+impl Expected {
+    fn text(&self, plan: &Plan, width: usize) -> String {
         let Prediction { hit_rate, speed, waiting } = self.predicted;
-        let mut text = format!("\nwriting  {}\n", speed_text(speed));
+        let mut text = format!("\ngeneration      {}\n", speed_text(speed));
         if !plan.holds_all_experts() {
             let waiting = 100.0 * waiting;
-            text += &format!(
-                "         hits {}, {waiting:.0} % of the time waiting for the drive\n",
-                hits_text(hit_rate)
-            );
+            text += &format!("cache hit rate  {}\n", hits_text(hit_rate));
+            text += &format!("waiting         {waiting:.0} % of the time, for the drive\n");
         }
         if !self.changes.is_empty() {
-            text += &format!("\n{:<44}{:<20}{}\n", "what would help", "hits", "writing");
-            for Change { what, predicted, .. } in &self.changes {
-                let hits = hits_text(predicted.hit_rate);
-                text += &format!("  {what:<42}{hits:<20}{}\n", speed_text(predicted.speed));
+            text += &format!("\n{:<46}{:<20}{}\n", "what would help", "cache hit rate", "generation");
+            for Change { what, beyond, predicted, .. } in &self.changes {
+                let (hits, speed) = (hits_text(predicted.hit_rate), speed_text(predicted.speed));
+                let mark = if *beyond { "*" } else { " " };
+                text += &format!("{mark} {what:<44}{hits:<20}{speed}\n");
+            }
+            if self.changes.iter().any(|change| change.beyond) {
+                text += "* more memory than this machine has\n";
             }
         }
-        text += "\nThe range assumes a short context and a conversation that has gone on for a while; computing that takes 1.0\n\
-                 to 1.45 times the products alone, which were measured, and longer beside reads";
-        if !plan.holds_all_experts() {
-            text += "; a drive that gives 65 to 100 % of what it gives the\nprobe; and experts used ";
-            text += match self.skew {
-                Skew::Known(_) => "as in earlier runs here, with 0.6 to 1.5 times the misses",
-                Skew::Expected(_) => {
-                    "as its routers prefer them and conversations stay with them, judged by\ntrained models that were \
-                     recorded. This model has not run here yet: after a run the plan knows its own\nuse, and the \
-                     range is better"
-                }
-            };
+        format!("{text}\n{}\n", wrapped(&self.assumptions(plan), width))
+    }
+
+    /// What the range covers.
+    fn assumptions(&self, plan: &Plan) -> String {
+        const PRODUCTS: &str = "1.0 to 1.45 times the measured time of the matrix products";
+        if plan.holds_all_experts() {
+            return format!("The range assumes a short context, and {PRODUCTS}.");
         }
-        text += ".\n";
-        text
+        let drive = format!("a short context, {PRODUCTS}, and 65 to 100 % of the drive's measured speed.");
+        match self.skew {
+            Skew::Known(_) => format!(
+                "The range assumes expert usage as in earlier runs on this machine (with 0.6 to 1.5 times the misses), {drive}"
+            ),
+            Skew::Expected(_) => format!(
+                "The range assumes typical expert usage (measured on trained models), {drive} After the first run of the \
+                 model on this machine, the prediction uses the model's own expert usage."
+            ),
+        }
     }
 }
 
 impl Change {
     fn json(&self) -> Value {
-        let mut object = json!({ "what": self.what, "memory": self.memory, "drive_factor": self.drive });
+        let mut object = json!({
+            "what": self.what,
+            "memory": self.memory,
+            "exceeds_machine": self.beyond,
+            "drive_factor": self.drive,
+        });
         if let (Some(to), Value::Object(from)) = (object.as_object_mut(), prediction_json(&self.predicted)) {
             to.extend(from);
         }
         object
     }
-}
-
-/// What more memory and faster drives would bring to a model that streams.
-fn changes(prospect: &Prospect, options: &Options, outlook: &Outlook) -> Result<Vec<Change>> {
-    let plan = prospect.plan();
-    // Where the slots have a limit of their own, it is the limit that more memory would meet.
-    if plan.holds_all_experts() || options.expert_memory.is_some() {
-        return Ok(Vec::new());
-    }
-    let all = prospect.memory_for_all(options)?;
-    let mut changes = Vec::new();
-    for memory in [plan.budget / 2 * 3, plan.budget.saturating_mul(2)] {
-        if memory < all {
-            let predicted = outlook.predict(share(&prospect.plan_for(options, memory)?));
-            changes.push(Change {
-                what: format!("{} of memory", Bytes(memory)),
-                memory,
-                drive: 1.0,
-                predicted,
-            });
-        }
-    }
-    let what = format!("{} of memory: all experts fit", Bytes(all));
-    changes.push(Change { what, memory: all, drive: 1.0, predicted: outlook.predict(1.0) });
-    for (what, factor) in [("a drive twice as fast", 2.0), ("a drive four times as fast", 4.0)] {
-        let faster = Outlook { drive: outlook.drive.map(|d| d.times(factor)), ..outlook.clone() };
-        let predicted = faster.predict(share(plan));
-        changes.push(Change { what: what.into(), memory: plan.budget, drive: factor, predicted });
-    }
-    Ok(changes)
 }
 
 /// The share of the experts that there are slots for.
@@ -305,11 +445,182 @@ pub fn share(plan: &Plan) -> f64 {
     if plan.expert_count == 0 { 1.0 } else { slots as f64 / plan.expert_count as f64 }
 }
 
-/// What becomes of conversations that are longer than memory is set aside for.
+/// What becomes of conversations that are longer than memory is reserved for.
 fn context_note(plan: &Plan) -> String {
     match plan.context {
         limit if limit == plan.reserved => String::new(),
-        limit if plan.expert_count == 0 => format!("up to {limit} if memory allows"),
-        limit => format!("up to {limit}, taking memory from expert slots"),
+        limit if plan.expert_count == 0 => format!("up to {limit} if memory suffices"),
+        limit => format!("up to {limit}, with memory taken from expert slots"),
+    }
+}
+
+/// What is to be said of figures that were measured on a busy machine.
+pub fn loaded(load: &Load) -> String {
+    format!("Measured while other programs kept {}: on an idle machine the speed may be higher.", load.text())
+}
+
+/// A text in lines of at most so many columns.
+pub fn wrapped(text: &str, width: usize) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is always a line");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(word.to_owned());
+        } else {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+pub mod tests {
+    use expect_test::{ExpectFile, expect_file};
+    use forebay_engine::internals::forecast::ComputeTime;
+    use forebay_engine::internals::forecast::predict::{DriveSpeed, Range};
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A model of 18 GiB in 6 GiB.
+    pub fn plan() -> Plan {
+        Plan {
+            budget: 6 * GIB,
+            dense: GIB,
+            kv: 800 << 20,
+            scratch: 100 << 20,
+            requests: 0,
+            process: 60 << 20,
+            slot_bytes: 4 * GIB,
+            slots: vec![1300],
+            experts: 18 * GIB,
+            expert_count: 6144,
+            chunk: 512,
+            context: 32768,
+            reserved: 8192,
+            device: None,
+        }
+    }
+
+    fn measured(load: f64) -> Measured {
+        Measured {
+            memory: 20e9,
+            drive: Some(DriveSpeed { one: 1.1e9, many: 2.3e9, together: 8 }),
+            compute: ComputeTime { dense: 0.03, experts: 0.04 },
+            load: Some(Load { busy: load, cpus: 4, average: Some(3.1) }),
+        }
+    }
+
+    fn predicted(middle: f64, waiting: f64) -> Prediction {
+        let around = |middle| Range { low: 0.75 * middle, middle, high: 1.25 * middle };
+        Prediction { hit_rate: around(0.6), speed: around(middle), waiting }
+    }
+
+    #[track_caller]
+    fn shows(forecast: &Forecast<'_>, expected: ExpectFile) {
+        let text = forecast.text(100);
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        expected.assert_eq(&text);
+    }
+
+    fn traffic() -> Traffic {
+        Traffic { dense: GIB, experts: GIB, position: 98304, windows: 0, recurrent: 0 }
+    }
+
+    #[test]
+    fn a_model_that_streams_is_shown() {
+        let (plan, measured) = (plan(), measured(0.1));
+        let change = |what: &str, memory: u64, speed| Change {
+            what: what.into(),
+            memory: memory * GIB,
+            beyond: memory > 16,
+            drive: 1.0,
+            predicted: predicted(speed, 0.3),
+        };
+        let now = predicted(9.3, 0.55);
+        let verdict = Verdict::Runs {
+            place: Place::of(&plan),
+            speed: Some(speed(traffic(), &measured, &now)),
+            alternative: Some(verdict::Alternative {
+                memory: 20 * GIB,
+                tokens_per_second: Some(14.0),
+                holds_all: true,
+                machine: Some(16 * GIB),
+            }),
+            machine: None,
+            budget: plan.budget,
+        };
+        let expected = Expected {
+            skew: Skew::Expected(Vec::new()),
+            predicted: now,
+            changes: vec![
+                change("9.0 GiB of memory", 9, 11.0),
+                change("20.0 GiB of memory: all experts fit", 20, 14.0),
+            ],
+        };
+        let forecast = Forecast {
+            verdict,
+            plan: &plan,
+            traffic: traffic(),
+            measured: Some(&measured),
+            speed: Some(expected),
+            gpu: None,
+            answers: Some(32),
+        };
+        shows(&forecast, expect_file!["../../tests/snapshots/plan_streams.txt"]);
+        let object = forecast.json();
+        assert_eq!(object["limit"], "drive");
+        assert_eq!(object["alternative"]["memory"], 20 * GIB);
+    }
+
+    #[test]
+    fn a_model_in_memory_on_a_busy_machine_is_shown() {
+        let plan = Plan { budget: 24 * GIB, slot_bytes: 18 * GIB, slots: vec![6144], ..plan() };
+        let measured = measured(2.8);
+        let now = predicted(11.4, 0.0);
+        let verdict = Verdict::Runs {
+            place: Place::of(&plan),
+            speed: Some(speed(Traffic { dense: GIB / 4, experts: GIB / 4, ..traffic() }, &measured, &now)),
+            alternative: None,
+            machine: Some(16 * GIB),
+            budget: plan.budget,
+        };
+        let forecast = Forecast {
+            verdict,
+            plan: &plan,
+            traffic: traffic(),
+            measured: Some(&measured),
+            speed: Some(Expected { skew: Skew::Known(vec![1.0]), predicted: now, changes: Vec::new() }),
+            gpu: None,
+            answers: None,
+        };
+        shows(&forecast, expect_file!["../../tests/snapshots/plan_in_memory.txt"]);
+    }
+
+    #[test]
+    fn a_model_that_was_not_measured_is_shown() {
+        let plan = plan();
+        let forecast = Forecast {
+            verdict: Verdict::unmeasured(&plan),
+            plan: &plan,
+            traffic: Traffic { experts: 5 * GIB, ..traffic() },
+            measured: None,
+            speed: None,
+            gpu: None,
+            answers: None,
+        };
+        shows(&forecast, expect_file!["../../tests/snapshots/plan_unmeasured.txt"]);
+        assert_eq!(forecast.json()["tokens_per_second"], Value::Null);
+    }
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(wrapped("one two three", 7), "one two\nthree");
+        assert_eq!(wrapped("extraordinary", 7), "extraordinary");
+        assert_eq!(wrapped("", 7), "");
     }
 }

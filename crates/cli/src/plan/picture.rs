@@ -3,10 +3,10 @@
 use forebay_engine::Bytes;
 use forebay_engine::plan::Plan;
 
-/// What lines are at most, where the terminal is wider or there is none.
+/// The longest line, where the terminal is wider or there is none.
 const WIDEST: usize = 100;
 
-/// Narrower bars would show nothing.
+/// The shortest line: narrower bars would show nothing.
 const NARROWEST: usize = 40;
 
 /// A part of a bar.
@@ -27,12 +27,25 @@ pub fn width() -> usize {
         .clamp(NARROWEST, WIDEST)
 }
 
-/// Where everything would be: a bar for the memory, and one for the model's experts.
+/// Where everything would be: a bar for GPU memory if there is a GPU, one for RAM, and one for the model's experts.
 pub fn picture(plan: &Plan, width: usize) -> String {
+    let context = || format!("context of {}", plan.reserved);
+    let slots = plan.slots.iter().sum::<usize>();
+    let mut text = String::new();
+    if let Some(gpu) = &plan.device {
+        let parts = [
+            part('█', "dense weights", gpu.dense),
+            part('▓', context(), gpu.kv),
+            part('#', "scratch", gpu.scratch),
+            part('▒', "experts", gpu.slot_bytes),
+            part(' ', "free", gpu.budget.saturating_sub(gpu.total())),
+        ];
+        text += &bar("GPU", &parts, width);
+    }
     let free = plan.budget.saturating_sub(plan.total());
     let memory = [
         part('█', "dense weights", plan.dense),
-        part('▓', format!("context of {}", plan.reserved), plan.kv),
+        part('▓', context(), plan.kv),
         part(
             '#',
             "scratch, program",
@@ -41,19 +54,25 @@ pub fn picture(plan: &Plan, width: usize) -> String {
         part('▒', "experts", plan.slot_bytes),
         part(' ', "free", if plan.budget == u64::MAX { 0 } else { free }),
     ];
-    let mut text = bar("memory", &memory, width);
+    text += &bar("memory", &memory, width);
     if plan.expert_count > 0 {
-        let slots: usize = plan.slots.iter().sum();
-        let on_drive = plan.experts.saturating_sub(plan.slot_bytes);
-        let in_memory = format!("in memory, {slots} of {}", plan.expert_count);
-        let experts =
-            [part('▒', in_memory, plan.slot_bytes.min(plan.experts)), part('░', "on the drive", on_drive)];
+        // With a GPU the same expert may be in both memories; the slots of RAM are shown as far as the GPU leaves experts to them.
+        let on_gpu = plan.device.as_ref().map_or(0, |gpu| gpu.slot_bytes).min(plan.experts);
+        let in_memory = plan.slot_bytes.min(plan.experts - on_gpu);
+        let on_drive = plan.experts - on_gpu - in_memory;
+        let mut experts = Vec::new();
+        if let Some(gpu) = &plan.device {
+            let name = format!("in GPU memory, {} of {}", gpu.slot_count(), plan.expert_count);
+            experts.push(part('█', name, on_gpu));
+        }
+        experts.push(part('▒', format!("in memory, {slots} of {}", plan.expert_count), in_memory));
+        experts.push(part('░', "on the drive", on_drive));
         text += &bar("experts", &experts, width);
     }
     text
 }
 
-/// A bar with what its marks mean below it.
+/// A bar, with a legend below it.
 fn bar(name: &str, parts: &[Segment], width: usize) -> String {
     const MARGIN: usize = 10;
     let cells = cells(&parts.iter().map(|p| p.bytes).collect::<Vec<_>>(), width - MARGIN - 2);
@@ -76,14 +95,14 @@ fn bar(name: &str, parts: &[Segment], width: usize) -> String {
     text + &format!("{:MARGIN$}{line}\n", "")
 }
 
-/// Divides a bar: in proportion, but at least a cell for whatever there is.
+/// Divides a bar: in proportion, but at least one cell for each part that is not empty.
 fn cells(parts: &[u64], width: usize) -> Vec<usize> {
     let total: f64 = parts.iter().map(|&p| p as f64).sum();
     let mut cells: Vec<usize> = parts
         .iter()
         .map(|&p| if p == 0 { 0 } else { ((p as f64 / total * width as f64).round() as usize).max(1) })
         .collect();
-    // What rounding has added or taken, the largest gives or gets.
+    // The largest part makes up for rounding.
     let sum: usize = cells.iter().sum();
     if let Some(largest) = cells.iter_mut().max().filter(|cells| **cells > 0) {
         *largest = (*largest + width).saturating_sub(sum).max(1);
@@ -93,6 +112,9 @@ fn cells(parts: &[u64], width: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use forebay_engine::plan::DevicePlan;
+
+    use super::super::tests::plan;
     use super::*;
 
     #[test]
@@ -107,22 +129,7 @@ mod tests {
 
     #[test]
     fn the_picture_fits_its_width() {
-        let plan = Plan {
-            budget: 6 << 30,
-            dense: 1 << 30,
-            kv: 800 << 20,
-            scratch: 100 << 20,
-            requests: 0,
-            process: 60 << 20,
-            slot_bytes: 4 << 30,
-            slots: vec![1300],
-            experts: 18 << 30,
-            expert_count: 6144,
-            chunk: 512,
-            context: 32768,
-            reserved: 8192,
-            device: None,
-        };
+        let plan = plan();
         for width in [40, 60, 80, 100] {
             let text = picture(&plan, width);
             let bars: Vec<&str> = text.lines().filter(|line| line.contains('[')).collect();
@@ -133,7 +140,20 @@ mod tests {
             }
             assert!(text.contains("in memory, 1300 of 6144") && text.contains("on the drive 14.0 GiB"));
         }
-        let resident = Plan { slots: vec![6144], slot_bytes: 18 << 30, budget: u64::MAX, ..plan };
+        let resident = Plan { slots: vec![6144], slot_bytes: 18 << 30, budget: u64::MAX, ..plan.clone() };
         assert!(!picture(&resident, 80).contains("free") && !picture(&resident, 80).contains("drive"));
+        let device = DevicePlan {
+            budget: 12 << 30,
+            dense: 1 << 30,
+            slot_bytes: 9 << 30,
+            slots: vec![3072],
+            scratch: 300 << 20,
+            kv: 800 << 20,
+        };
+        let text = picture(&Plan { device: Some(device), ..plan }, 100);
+        assert!(text.starts_with("GPU       [") && text.lines().filter(|l| l.contains('[')).count() == 3);
+        assert!(
+            text.contains("in GPU memory, 3072 of 6144 9.0 GiB") && text.contains("on the drive 5.0 GiB")
+        );
     }
 }

@@ -17,6 +17,7 @@ use tokio::time::sleep;
 use super::app::{App, leaving};
 use super::error::{ApiError, Retry};
 use super::sse;
+use crate::plan::verdict::of_loaded;
 use crate::stats::resident;
 
 const FRAME: Duration = Duration::from_millis(250);
@@ -68,6 +69,8 @@ fn machine(name: &str, engine: &Engine, compute: &str) -> Value {
         "io": (!layers.is_empty()).then(|| engine.io_description()),
         "layers": layers,
         "memory": { "budget": (plan.budget < u64::MAX).then_some(plan.budget), "dense": plan.dense },
+        // Without a speed: to predict it, the drive and the CPUs would have to be measured for seconds when the server starts.
+        "verdict": of_loaded(plan),
     })
 }
 

@@ -46,7 +46,7 @@ use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, si
 use crate::config::SHOW_SETTINGS;
 use crate::output::print;
 use crate::prompting::read_template;
-use crate::{demo, interrupt};
+use crate::{demo, interrupt, plan};
 
 /// Serve a model to programs that speak OpenAI's or Anthropic's API, and to browsers
 ///
@@ -61,6 +61,7 @@ use crate::{demo, interrupt};
 Examples:
   forebay serve                                       the demo model, for this machine alone
   forebay serve model.gguf --memory 16G --port 9000
+  forebay serve model.gguf --memory 16G --plan        where everything would be, and how fast it would run
   forebay serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
   forebay serve model.gguf --print-config opencode
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
@@ -130,6 +131,9 @@ pub struct ServeArgs {
     /// Print what a client needs to know to use this server, or the settings in effect, and do nothing else
     #[arg(long, value_name = "CLIENT", num_args = 0..=1, default_missing_value = SHOW_SETTINGS, value_parser = shown())]
     print_config: Option<String>,
+    /// Print the plan for a server with these flags, as `forebay plan` does, and exit
+    #[arg(long, conflicts_with = "print_config")]
+    plan: bool,
     /// Do not log requests
     #[arg(short, long)]
     quiet: bool,
@@ -180,6 +184,15 @@ impl ServeArgs {
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     args.sampling.check()?;
+    if args.plan {
+        return plan::show(&plan::Request {
+            model: args.model.as_deref(),
+            load: &args.load.with_open_requests(args.parallel + args.queue),
+            probe: true,
+            json: false,
+            answers: Some(args.parallel),
+        });
+    }
     let keys = Keys::new(&args.api_key, args.api_key_file.as_deref())?;
     let path = demo::or_demo(args.model.as_deref())?;
     let limits = Limits {

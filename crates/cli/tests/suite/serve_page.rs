@@ -79,6 +79,7 @@ fn a_picture_shows_experts_come_and_answers_grow() {
     let layers = machine["layers"].as_array().unwrap();
     let experts: u64 = layers.iter().map(|layer| layer[1].as_u64().unwrap()).sum();
     assert!(experts > 0 && machine["memory"]["dense"].as_u64().unwrap() > 0, "{machine}");
+    assert!(machine["verdict"].as_str().unwrap().starts_with("Runs"), "{machine}");
     let mut codes = vec![0; experts as usize];
     let (first, changes) = frame(&mut live);
     apply(&mut codes, &changes);

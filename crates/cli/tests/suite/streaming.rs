@@ -46,10 +46,38 @@ fn a_plan_adds_up_and_says_what_it_means() {
     assert!(number("planned") <= number("budget"));
     assert_eq!(plan["tokens_per_second"], Value::Null);
 
+    assert!(plan["verdict"].as_str().unwrap().starts_with("Runs; "), "{plan}");
+    assert_eq!((&plan["limit"], &plan["runs"]), (&Value::Null, &Value::Bool(true)));
+
     let text = call(&["plan", &model]).success();
-    for expected in ["budget", "dense weights", "everything fits", "memory reads", "drive reads", "tok/s"] {
+    for expected in
+        ["budget", "dense weights", "Runs wholly from memory; about ", "memory bandwidth", "tok/s"]
+    {
         assert!(text.contains(expected), "{text}");
     }
+}
+
+/// What somebody plans is not refused with an error, but told.
+#[test]
+fn a_plan_that_cannot_work_is_a_verdict_and_a_failure() {
+    let args = ["plan", &demo_model(), "--memory", "1M"];
+    let outcome = call(&args);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""));
+    assert!(outcome.stdout.starts_with("Does not run in 1 MiB: needs at least "), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("--memory"), "{}", outcome.stdout);
+    let object: Value = serde_json::from_str(&call(&[&args[..], &["--json"]].concat()).stdout).unwrap();
+    assert_eq!((&object["runs"], &object["limit"]), (&Value::Bool(false), &Value::from("memory size")));
+    let least = object["least_memory"].as_u64().unwrap();
+    let enough = (least + (8 << 20)).to_string();
+    call(&["plan", &demo_model(), "--memory", &enough, "--no-probe"]).success();
+}
+
+/// As `plan` shows it, with what only a server has.
+#[test]
+fn a_server_shows_its_plan() {
+    let text = call(&["serve", &demo_model(), "--plan", "--parallel", "7"]).success();
+    assert!(text.starts_with("memory    [") && text.contains("Runs wholly from memory; about "), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("answers at once") && line.contains(" 7 ")), "{text}");
 }
 
 #[test]
@@ -73,5 +101,7 @@ fn more_memory_than_there_is_may_be_planned_with_but_not_used() {
         "{message}"
     );
     let plan = json(&["plan", &demo_model(), "--memory", "999T", "--no-probe", "--json"]);
-    assert_eq!(plan["budget"], 999u64 << 40);
+    assert_eq!((&plan["budget"], &plan["exceeds_machine"]), (&Value::from(999u64 << 40), &Value::Bool(true)));
+    let text = call(&["plan", &demo_model(), "--memory", "999T", "--no-probe"]).success();
+    assert!(text.contains("With 999 TiB of memory, more than the "), "{text}");
 }

@@ -1,4 +1,4 @@
-//! How fast tokens will be written, before anything is loaded: a range, because nobody knows what will be asked.
+//! The speed of generation, predicted before anything is loaded: a range, because it depends on which experts a conversation uses.
 
 use crate::forecast::preference::preferences;
 use crate::forecast::rehearsal::ComputeTime;
@@ -6,11 +6,11 @@ use crate::forecast::rehearsal::ComputeTime;
 /// A low, a middle and a high value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
-    /// If things go badly.
+    /// In a bad case.
     pub low: f64,
-    /// What is expected.
+    /// As expected.
     pub middle: f64,
-    /// If things go well.
+    /// In a good case.
     pub high: f64,
 }
 
@@ -33,19 +33,18 @@ pub enum Skew {
 /// hit: a conversation stays with some experts. The models whose traces were recorded (docs/performance-cache.md) have such `k`.
 const LOCALITY: [f64; 3] = [1.2, 1.6, 2.0];
 
-/// How many misses there are for every one that the heat of earlier runs lets expect: the next conversation is about
-/// something else.
+/// Misses, as a multiple of those that the heat of earlier runs predicts: the next conversation may have another topic.
 const OTHER_TOPIC: [f64; 3] = [1.5, 1.0, 0.6];
 
-/// The time of computing, as a multiple of that of the products alone. Norms, attention over a short context and the
-/// threads' waiting for each other come to it; a busy machine has less to give.
+/// The time of computing, as a multiple of the time of the products alone. Norms, attention over a short context and
+/// synchronisation of the threads add to it; on a busy machine they add more.
 const BESIDES: [f64; 3] = [1.45, 1.2, 1.0];
 
-/// How much longer experts take to compute if all of them have to be read, as a multiple of their products: reading takes
-/// some of the processor's time and of the memory's speed.
+/// The additional time of computing experts if all of them have to be read, as a multiple of the time of their products: reading
+/// uses CPU time and memory bandwidth.
 const BESIDE_READS: [f64; 3] = [1.3, 0.9, 0.5];
 
-/// The drive's speed, as a share of what a probe gets that does nothing else.
+/// The drive's speed, as a share of its speed in a probe that does nothing but read.
 const DRIVE_SHARE: [f64; 3] = [0.65, 0.85, 1.0];
 
 impl Skew {
@@ -55,7 +54,7 @@ impl Skew {
         heat.iter().any(|&h| h > 0.0).then_some(Skew::Known(heat))
     }
 
-    /// From the lengths of the rows of some routers, each with the number of experts that a token uses.
+    /// From the row lengths of some routers, each with the number of experts that a token uses.
     pub fn of_routers(routers: &[(Vec<f32>, usize)]) -> Skew {
         let preferences = routers.iter().flat_map(|(lengths, used)| preferences(lengths, *used));
         let mut preferences: Vec<f32> = preferences.collect();
@@ -80,7 +79,7 @@ impl Skew {
             }
             Skew::Known(heat) => {
                 let missed = 1.0 - of_hottest(heat);
-                // No guess is worse than use without any preference.
+                // At worst, experts are used without any preference.
                 Range::each(|i| 1.0 - (missed * OTHER_TOPIC[i]).min(1.0 - share))
             }
         }
@@ -99,7 +98,7 @@ pub struct DriveSpeed {
 }
 
 impl DriveSpeed {
-    /// Seconds until `count` experts of so many bytes have arrived that were asked for together.
+    /// Seconds to read `count` experts of so many bytes that are requested together.
     fn seconds(&self, count: f64, bytes: f64) -> f64 {
         let (first, together) = (bytes / self.one, self.together as f64);
         let all = (together * bytes / self.many).max(first);
@@ -112,7 +111,7 @@ impl DriveSpeed {
         }
     }
 
-    /// The same drive, so many times as fast.
+    /// A drive that is `factor` times as fast.
     pub fn times(&self, factor: f64) -> DriveSpeed {
         DriveSpeed { one: self.one * factor, many: self.many * factor, ..*self }
     }
@@ -135,19 +134,19 @@ pub struct Outlook {
     pub skew: Skew,
 }
 
-/// What a token will take.
+/// What is predicted of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// The share of a token's experts that is in memory.
     pub hit_rate: Range,
     /// Tokens a second.
     pub speed: Range,
-    /// The share of the middle time in which a drive is waited for.
+    /// The share of the expected time that is spent waiting for the drive.
     pub waiting: f64,
 }
 
 impl Outlook {
-    /// With slots for this share of all experts, in a conversation that has gone on for a while.
+    /// With slots for this share of all experts, in a conversation that has warmed the cache.
     pub fn predict(&self, share: f64) -> Prediction {
         let hit_rate = self.skew.hit_rate(share);
         let seconds = |i: usize, hits: f64| {

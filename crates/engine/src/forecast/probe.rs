@@ -1,4 +1,4 @@
-//! How fast the drive delivers experts, measured and not looked up.
+//! The speed at which the drive delivers experts, measured.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::experts::slots::{Extent as SlotExtent, Placement};
 use crate::format::{FileIdx, ModelFile};
 use crate::memory::Region;
 
-/// Reads what experts are made of, from all over a model's files, as the store does: past the page cache.
+/// Reads the byte ranges of experts from all over a model's files, as the expert store does: past the page cache.
 pub struct DriveProbe {
     reader: Box<dyn Reader>,
     region: Arc<Region>,
@@ -34,13 +34,13 @@ struct Extent {
 }
 
 impl DriveProbe {
-    /// The most experts that are asked for at a time: as many as a layer asks for.
+    /// The most experts that are read at a time: as many as a layer asks for.
     pub const MOST_TOGETHER: usize = 8;
 
     /// A probe of the drives that hold a model's experts; `None` if it has none.
     ///
     /// # Errors
-    /// If the files cannot be opened or the method is not to be had.
+    /// If the files cannot be opened or the method is not available.
     pub fn of_experts(
         model: &ModelFile,
         layers: &[Option<ExpertLayer>],
@@ -69,7 +69,7 @@ impl DriveProbe {
     /// A probe of the drive that holds a file of `len` bytes, in reads of `size` bytes.
     ///
     /// # Errors
-    /// If the file cannot be opened, is shorter than a read, or the method is not to be had.
+    /// If the file cannot be opened, is shorter than a read, or the method is not available.
     pub fn of_file(path: PathBuf, len: u64, size: usize, method: IoMethod) -> Result<DriveProbe> {
         let size = size.next_multiple_of(BLOCK);
         let read = |number: u64| {
@@ -78,7 +78,7 @@ impl DriveProbe {
         };
         let reads: Vec<_> = (0..len / size as u64).map(read).collect();
         if reads.is_empty() {
-            return Err(Error::Invalid(format!("{} is too short to measure its drive", path.display())));
+            return Err(Error::Invalid(format!("{} is too short a file to measure the drive with", path.display())));
         }
         DriveProbe::new(&[path], reads, method)
     }
@@ -87,7 +87,7 @@ impl DriveProbe {
         let slot_bytes =
             experts.iter().flat_map(|e| e.last()).map(|last| last.place + last.len).max().unwrap_or(0);
         let mut region = Region::new(DriveProbe::MOST_TOGETHER * slot_bytes)?;
-        // Fresh pages would cost time that the drive has no part in.
+        // Page faults must not count as the drive's time.
         region.fill(1);
         let region = Arc::new(region);
         let (sender, done) = channel();
@@ -101,7 +101,7 @@ impl DriveProbe {
         Ok(DriveProbe { reader, region, done, experts, slot_bytes, next: 0 })
     }
 
-    /// How bytes are read, and why so, for people.
+    /// How bytes are read, and why, for people.
     pub fn how(&self) -> String {
         self.reader.describe()
     }

@@ -1,7 +1,7 @@
-//! How long a token's products take on this machine, tried out on memory that holds nothing of the model.
+//! The time of a token's matrix products on this machine, measured on memory that holds none of the model's weights.
 //!
-//! A type of few bits is bound by unpacking, one of many by the memory, so no table tells: the same kernels run on weights
-//! of the same types and shapes, far more of them than caches hold where the model has that many.
+//! Types of few bits are limited by unpacking, types of many by memory bandwidth, so the time is measured and not calculated: the same
+//! kernels run on weights of the same types and shapes. Where the model has enough weights, more of them are used than caches hold.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,14 +20,13 @@ pub struct ComputeTime {
     pub experts: f64,
 }
 
-/// Weights that are read from end to end for a trial: more than most caches hold.
+/// Bytes of weights in a trial: more than most caches hold.
 const TRIAL: u64 = 128 << 20;
 
 /// How long each type is tried.
 const DURATION: Duration = Duration::from_millis(250);
 
-/// In every type of scale this is a small number: neither zero, nor so small that processors are slow with it, nor
-/// infinite.
+/// As a scale of any type, this byte makes a small number: not zero, not subnormal, which is slow, and not infinite.
 const FILLING: u8 = 0x3c;
 
 /// Seconds that these products take.
@@ -79,7 +78,7 @@ fn speed(product: &Product, threads: usize, precision: Precision) -> Result<f64>
         backend.begin(1);
         sets.iter().try_for_each(|set| backend.matmul(x, set))
     };
-    // The first pass brings code and threads into reach.
+    // The first pass warms caches and threads.
     pass()?;
     let start = Instant::now();
     let mut times = Vec::new();
@@ -88,7 +87,7 @@ fn speed(product: &Product, threads: usize, precision: Precision) -> Result<f64>
         pass()?;
         times.push(start.elapsed());
     }
-    // The median: a pass in which another program had the processor is not the model's.
+    // The median ignores passes in which another program had a CPU.
     times.sort_unstable();
     let median = times[times.len() / 2];
     Ok((sets.len() * together * bytes) as f64 / median.as_secs_f64())
