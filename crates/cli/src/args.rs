@@ -45,7 +45,7 @@ impl LoadArgs {
         if !self.compute.device.may_fall_back(&error) {
             return Err(error.into());
         }
-        eprintln!("The processor goes on, and loads the model: {}", in_flags(lost));
+        eprintln!("The GPU was lost; loading the model on the CPU: {}", in_flags(lost));
         self.compute.open(path, self.ctx, None).context("the GPU was lost, and the processor cannot go on")
     }
 
@@ -114,18 +114,18 @@ impl ComputeArgs {
         let open = |device| self.open(path, context, device);
         let Some(gpu) = self.device.open()?.map(Arc::new) else {
             if self.device.cpu_experts {
-                device::note("--cpu-experts has no effect: the processor computes all experts.");
+                device::note("--cpu-experts has no effect: all experts are computed on the CPU.");
             }
             return Ok((open(None)?, None));
         };
         match open(Some(gpu.clone())) {
             Err(error) if self.device.may_fall_back(&error) => {
-                eprintln!("The processor computes, not {}: {}", gpu.name(), in_flags(&error.to_string()));
+                eprintln!("Running on the CPU instead of {}: {}", gpu.name(), in_flags(&error.to_string()));
                 Ok((open(None)?, None))
             }
             other => {
                 let engine = other?;
-                device::note(&format!("{} computes.", engine.backend_name()));
+                device::note(&format!("Running on {}.", engine.backend_name()));
                 Ok((engine, Some(gpu)))
             }
         }

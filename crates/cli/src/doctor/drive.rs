@@ -1,6 +1,5 @@
 //! The drive, measured with reads like those of experts.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -189,7 +188,7 @@ fn volume(path: &Path) -> Volume {
 fn device(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     // As the C library takes device numbers apart.
-    let number = fs::metadata(path).ok()?.dev();
+    let number = std::fs::metadata(path).ok()?.dev();
     let major = (number >> 32 & 0xffff_f000) | (number >> 8 & 0xfff);
     let minor = (number >> 12 & 0xffff_ff00) | (number & 0xff);
     Some((major, minor))

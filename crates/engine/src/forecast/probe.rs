@@ -78,7 +78,7 @@ impl DriveProbe {
         };
         let reads: Vec<_> = (0..len / size as u64).map(read).collect();
         if reads.is_empty() {
-            return Err(Error::Invalid(format!("{} is too short a file to measure the drive with", path.display())));
+            return Err(Error::Invalid(format!("{} is too short to measure its drive", path.display())));
         }
         DriveProbe::new(&[path], reads, method)
     }
