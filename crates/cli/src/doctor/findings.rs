@@ -7,7 +7,7 @@ use super::diagnosis::{Diagnosis, Outcome};
 use super::drive::{Drive, Endurance};
 use super::system::{Memory, Processor};
 use crate::measured::{Load, hits_text, rate};
-use crate::plan::verdict::{Alternative, Limit, Verdict, short};
+use crate::plan::verdict::{Alternative, Limit, Verdict, short, uncapitalised};
 use crate::plan::{share, wrapped};
 
 /// Something to change.
@@ -75,7 +75,10 @@ impl Finding {
 pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     let mut all = Vec::new();
     all.extend(evidence.model.and_then(|model| of_model(model, evidence)));
-    all.extend(evidence.load.filter(Load::is_high).map(|load| of_load(&load, evidence.name)));
+    // That a model cannot run does not depend on the load.
+    let is_refused = evidence.model.is_some_and(|model| model.outcome.is_none());
+    let load = evidence.load.filter(|load| load.is_high() && !is_refused);
+    all.extend(load.map(|load| of_load(&load, evidence.name)));
     all.extend(of_memory(evidence.memory));
     if evidence.processor.instruction_sets == ["scalar"] {
         all.push(Finding::new(
@@ -103,7 +106,7 @@ fn of_model(model: &Diagnosis, evidence: &Evidence<'_>) -> Option<Finding> {
         (None, Verdict::Runs { .. }) => return None,
     };
     match outcome.limit {
-        Limit::Drive => Some(of_waiting(model, outcome, name)),
+        Limit::Drive => Some(of_waiting(model, outcome, name, evidence.options.expert_memory.is_some())),
         Limit::MemoryBandwidth => {
             let change = if model.bits.is_some_and(|bits| bits > MANY_BITS) {
                 "Use the same model with fewer bits per weight, such as Q4_K_M. More CPUs help only if they bring memory channels."
@@ -117,8 +120,8 @@ fn of_model(model: &Diagnosis, evidence: &Evidence<'_>) -> Option<Finding> {
     }
 }
 
-/// Tokens wait for the drive.
-fn of_waiting(model: &Diagnosis, outcome: &Outcome, name: &str) -> Finding {
+/// Tokens wait for the drive. `has_limit` says whether experts have a limit of their own.
+fn of_waiting(model: &Diagnosis, outcome: &Outcome, name: &str, has_limit: bool) -> Finding {
     let measured = format!(
         "Memory holds {:.0} % of the experts. Expected cache hit rate: {}. A token spends {:.0} % of its time waiting for the \
          drive{}.",
@@ -133,6 +136,8 @@ fn of_waiting(model: &Diagnosis, outcome: &Outcome, name: &str) -> Finding {
         Verdict::Refused { .. } => None,
     };
     match alternative {
+        _ if has_limit => Finding::new(measured, means, "Raise --expert-memory, or leave it out.")
+            .command(format!("forebay run {name}")),
         Some(Alternative { memory, tokens_per_second: Some(speed), machine: None, .. }) => {
             let change = format!(
                 "Give it more memory: {} instead of {} would give about {speed:.1} tokens a second.",
@@ -167,6 +172,12 @@ fn of_computing(model: &Diagnosis, outcome: &Outcome, evidence: &Evidence<'_>) -
         format!("Use the same model as Q4_K_M: {} takes longer to unpack than Q4_K.", model.main_type)
     } else {
         "Use more or faster CPUs, or a model with fewer active parameters.".to_owned()
+    };
+    let change = match evidence.load.filter(Load::is_high) {
+        Some(_) => {
+            format!("First measure on an idle machine. If the limit is the same: {}", uncapitalised(&change))
+        }
+        None => change,
     };
     Finding::new(measured, means, change)
 }
@@ -227,7 +238,7 @@ fn of_drive(drive: &Drive) -> Vec<Finding> {
     }
     if drive.how.contains("refused") && drive.how.contains("io_uring") {
         let finding = Finding::new(
-            format!("Reads go through {}.", drive.how),
+            format!("Read method: {}.", drive.how),
             "Threads read a little more slowly than io_uring.",
             "Allow io_uring, in a container also in its seccomp profile.",
         );
@@ -235,7 +246,7 @@ fn of_drive(drive: &Drive) -> Vec<Finding> {
     }
     if drive.how.contains("buffered (") {
         all.push(Finding::new(
-            format!("Reads go through {}.", drive.how),
+            format!("Read method: {}.", drive.how),
             "All reads go through the page cache, which costs time and memory.",
             "Move the model to a file system with direct reads, such as ext4, XFS or Btrfs.",
         ));
@@ -327,6 +338,12 @@ mod tests {
         let found = check(|case| case.load.busy = 2.6);
         assert!(found[0].measured.starts_with("Other programs kept 2.6 of 4 CPUs busy, load average 0.2"));
         assert_eq!(found[0].command.as_deref(), Some("forebay doctor model.gguf"));
+        let found = check(|case| {
+            case.load.busy = 2.6;
+            let outcome = Outcome { limit: Limit::Processor, ..outcome() };
+            case.model = Some(Diagnosis { outcome: Some(outcome), ..diagnosis() });
+        });
+        assert!(found[0].change.starts_with("First measure on an idle machine."), "{found:?}");
     }
 
     #[test]
@@ -376,6 +393,11 @@ mod tests {
             "Give it more memory: 20 GiB instead of 6 GiB would give about 14.0 tokens a second."
         );
         assert_eq!(here.command.as_deref(), Some("forebay run model.gguf --memory 20G"));
+        let limited = check(|case| {
+            case.model = Some(diagnosis());
+            case.options = Options::new().expert_memory(forebay_engine::plan::ExpertMemory::Percent(20.0));
+        });
+        assert_eq!(limited[0].change, "Raise --expert-memory, or leave it out.");
         let elsewhere = more(Some(12 << 30));
         assert!(elsewhere.change.starts_with("Use a machine with more memory or a faster drive"));
         assert_eq!(elsewhere.command.as_deref(), Some("forebay plan model.gguf"));

@@ -178,7 +178,8 @@ impl Report {
             1 => " There is 1 finding.".to_owned(),
             count => format!(" There are {count} findings."),
         };
-        match self.load.filter(Load::is_high) {
+        let is_refused = self.model.as_ref().is_some_and(|model| model.outcome.is_none());
+        match self.load.filter(|load| load.is_high() && !is_refused) {
             Some(load) => verdict + " " + &loaded(&load),
             None => verdict,
         }

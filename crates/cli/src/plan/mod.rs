@@ -96,7 +96,7 @@ pub fn show(request: &Request<'_>) -> Result<ExitCode> {
                 verdict.tell(&mut object);
                 format!("{object:#}\n")
             } else {
-                format!("{note}{}\n", verdict.sentence())
+                format!("{note}{}\n", wrapped(&verdict.sentence(), picture::width()))
             })?;
             return Ok(ExitCode::FAILURE);
         }

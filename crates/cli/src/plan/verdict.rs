@@ -325,13 +325,18 @@ pub fn short(bytes: u64) -> String {
 /// A number of which nobody knows more than the first digits.
 fn count(x: f64) -> String {
     match x {
+        x if x >= 100.0 => {
+            let unit = 10f64.powf(x.log10().floor() - 1.0);
+            format!("{:.0}", (x / unit).round() * unit)
+        }
         x if x >= 3.0 => format!("{x:.0}"),
         x if x >= 0.1 => format!("{x:.1}"),
         x => format!("{x:.2}"),
     }
 }
 
-fn uncapitalised(sentence: &str) -> String {
+/// A sentence, to follow a colon.
+pub fn uncapitalised(sentence: &str) -> String {
     let mut chars = sentence.chars();
     chars.next().map_or(String::new(), |first| first.to_lowercase().chain(chars).collect())
 }
@@ -435,6 +440,12 @@ mod tests {
             runs(Place::BesideGpu { slots: 100, experts: 400 }, Some(pcie), None),
             "Runs on the GPU; at most about 97 tokens a second; PCIe is the limit."
         );
+    }
+
+    #[test]
+    fn numbers_have_the_digits_that_are_known() {
+        let counts = [1346.0, 476.2, 99.7, 9.3, 2.04, 0.62, 0.034].map(count);
+        assert_eq!(counts, ["1300", "480", "100", "9", "2.0", "0.6", "0.03"]);
     }
 
     #[test]
