@@ -104,7 +104,14 @@ pub fn show(request: &Request<'_>) -> Result<ExitCode> {
     let is_remote = sight.as_ref().is_some_and(Sight::is_remote);
     let downloads = if is_remote { Some(hub::downloads()?) } else { None };
     let folder = downloads.as_ref().map(hub::Downloads::folder);
-    let measured = if request.probe { Some(Measured::new(&prospect, &options, folder)?) } else { None };
+    let measured = match request.probe.then(|| Measured::new(&prospect, &options, folder)).transpose() {
+        // The sizes are worth knowing also where nothing can be written.
+        Err(error) if is_remote => {
+            eprintln!("No speed is predicted: {error:#}");
+            None
+        }
+        measured => measured?,
+    };
     let mut outlook = measured.as_ref().map(|measured| measured.outlook(&prospect, &options)).transpose()?;
     if let Some(outlook) = outlook.as_mut().filter(|_| is_remote) {
         // The routers are not here, so nothing is known of their preferences.
