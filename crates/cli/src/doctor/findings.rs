@@ -236,7 +236,7 @@ fn of_drive(drive: &Drive) -> Vec<Finding> {
         );
         all.push(finding.command(format!("cp -r {path} FOLDER")));
     }
-    if drive.how.contains("refused") && drive.how.contains("io_uring") {
+    if drive.how.contains("(io_uring is not available") {
         let finding = Finding::new(
             format!("Read method: {}.", drive.how),
             "Threads read a little more slowly than io_uring.",
@@ -331,6 +331,17 @@ mod tests {
         });
         assert!(slow[0].measured.contains("reported as rotational and reads 0.1 GB/s"), "{slow:?}");
         assert!(slow[0].change.contains("SSD"));
+    }
+
+    /// The words are the reader's (`experts/io/mod.rs`, `direct.rs` in the engine).
+    #[test]
+    fn slow_ways_of_reading_are_found() {
+        let how = |how: &str| check(|case| case.drive.how = how.into());
+        let pool = how("8 threads, direct (io_uring is not available: it is blocked)");
+        assert_eq!(pool[0].command.as_deref(), Some("sudo sysctl kernel.io_uring_disabled=0"));
+        let buffered = how("8 threads, buffered (direct I/O is not available)");
+        assert!(buffered[0].change.contains("ext4"), "{buffered:?}");
+        assert_eq!(how("8 threads, direct"), [], "threads were asked for");
     }
 
     #[test]
