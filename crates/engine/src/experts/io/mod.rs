@@ -200,7 +200,7 @@ pub(crate) fn open_paths(
                      container's seccomp profile), or run with Options::io = IoMethod::Pool"
                 )));
             }
-            Err(reason) => why = format!(" (io_uring is not available, refused: {reason})"),
+            Err(reason) => why = format!(" (io_uring is not available: {reason})"),
         }
     }
     let drives = source.drives();
