@@ -1,16 +1,17 @@
-// Starts a server for tests of the page.
+// A server to try the page with.
 
 import { spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-/** Starts `forebay serve` with the demo model, and waits until it answers. */
+/** Starts `forebay serve` with the demo model unless `args` name another one, and waits until it answers. */
 export async function serve(forebay, ...args) {
+  if (!args.includes('--port')) args.push('--port', '0');
   // Its heat file and other caches go to a temporary folder.
   const cache = mkdtempSync(join(tmpdir(), 'page-test-'));
   const env = { ...process.env, XDG_CACHE_HOME: cache };
-  const child = spawn(forebay, ['serve', '--port', '0', ...args], { env, stdio: ['ignore', 'ignore', 'pipe'] });
+  const child = spawn(forebay, ['serve', ...args], { env, stdio: ['ignore', 'ignore', 'pipe'] });
   process.on('exit', () => {
     child.kill('SIGKILL');
     rmSync(cache, { recursive: true, force: true });

@@ -2,6 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { mkdirSync, readFileSync } from 'node:fs';
+import { createServer } from 'node:http';
 import { parseArgs } from 'node:util';
 import { chromium } from 'playwright-core';
 import { HOSTILE, TEXTS } from './texts.js';
@@ -14,6 +15,8 @@ const { values: options } = parseArgs({
     shots: { type: 'string' },
     // Takes the page's files from this folder instead of the binary, to work on them without compiling.
     page: { type: 'string' },
+    // Only the promises whose name contains this.
+    only: { type: 'string', default: '' },
   },
 });
 if (options.shots) mkdirSync(options.shots, { recursive: true });
@@ -29,6 +32,7 @@ let failed = 0;
 
 /** One promise of the page's. Whatever happens, nothing may be asked of others and nothing may go wrong unnoticed. */
 async function promise(name, body, { origin = server.origin, expected = [], ...settings } = {}) {
+  if (!name.includes(options.only)) return;
   const context = await browser.newContext({ viewport: DESKTOP, ...settings });
   const page = await context.newPage();
   const wrong = [];
@@ -98,6 +102,20 @@ async function pretend(page, text, pieces = 7) {
   });
 }
 
+/** A server that sends these events, each so many milliseconds after the one before. */
+async function slowly(chunks) {
+  const server = createServer(async (request, response) => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' });
+    for (const [pause, chunk] of chunks) {
+      await new Promise((resolve) => setTimeout(resolve, pause));
+      response.write(`data: ${JSON.stringify({ choices: [], ...chunk })}\n\n`);
+    }
+    response.end('data: [DONE]\n\n');
+  });
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
+  return { url: `http://127.0.0.1:${server.address().port}/`, close: () => server.close() };
+}
+
 /** What a canvas shows: how many pixels of each colour, and all of them in a number. */
 const painted = (page) => page.$eval('#machine canvas', (canvas) => {
   const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
@@ -135,7 +153,7 @@ await promise('an answer streams, and is measured', async (page) => {
   await answered(page);
   const steps = await page.evaluate(() => window.lengths.size);
   assert.ok(steps > 3, `text grew in ${steps} steps`);
-  assert.match(await page.locator('.answer footer').innerText(), /tok\/s · \d+ tokens · prompt of \d+ in .* experts \d+% hit/);
+  assert.match(await page.locator('.answer footer').innerText(), /tok\/s · \d+ tokens · prompt: \d+ tokens in .* expert cache hit rate \d+%/);
   assert.equal(await page.title(), 'Tell me a tale about a lighthouse. · Forebay');
 });
 
@@ -189,7 +207,7 @@ await promise('conversations outlive a reload; they are renamed, exported, delet
   await answered(page);
   assert.equal(await lastAnswer(page), text);
   assert.equal(await page.locator('.said').innerText(), 'A tale, please.');
-  assert.match(await page.locator('#chosen').innerText(), /system prompt.*at most 16, seed 5/);
+  assert.match(await page.locator('#chosen').innerText(), /system prompt.*max tokens 16, seed 5/);
 
   await page.hover('#list li');
   await page.click('#list [data-row=rename]');
@@ -292,8 +310,8 @@ await promise('Markdown cut anywhere gives what it gives whole, and long texts t
 await promise('failures are sentences that say what to do', async (page) => {
   const notice = () => page.locator('.answer:last-child .notice').innerText();
   for (const [status, message, words] of [
-    [400, 'This model\'s maximum context length is 64 tokens', /maximum context length is 64 tokens\. Start a new conversation/],
-    [429, '64 requests wait', /64 requests wait\. Try again in 5 seconds\./],
+    [400, 'the temperature is wrong', /The temperature is wrong\. Check the settings/],
+    [429, '64 requests wait', /64 requests wait\. Retry in 5 seconds\./],
     [500, '', /status 500\. The server's log/],
   ]) {
     await page.route('**/v1/chat/completions', (route) => route.fulfill({
@@ -307,13 +325,20 @@ await promise('failures are sentences that say what to do', async (page) => {
   await page.route('**/v1/chat/completions', (route) => route.abort(), { times: 1 });
   await say(page, 'Are you there?');
   await page.waitForSelector('.answer:last-child .notice');
-  assert.match(await notice(), /does not answer\. See whether forebay serve/);
+  assert.match(await notice(), /does not answer\. Check that forebay serve/);
   await page.route('**/v1/chat/completions', (route) => route.fulfill({
     contentType: 'text/event-stream', body: 'data: {"choices":[{"index":0,"delta":{"content":"Half an ans"}}]}\n\n',
   }), { times: 1 });
-  await page.click('.answer [data-do=again]');
-  await page.waitForFunction(() => /connection ended/.test(document.querySelector('.answer .notice')?.innerText));
+  await page.click('.answer .notice [data-do=again]');
+  await page.waitForFunction(() => /connection ended.*so far is kept/.test(document.querySelector('.answer .notice')?.innerText));
   assert.equal(await lastAnswer(page), 'Half an ans');
+  // The real server answers this time, to the same message.
+  await choose(page, { max_tokens: 12 });
+  await page.click('.answer .notice [data-do=again]');
+  await page.waitForFunction(() => document.querySelector('.answer footer')?.innerText.includes('tok/s'));
+  assert.equal(await page.locator('.notice.error:visible').count(), 0);
+  assert.equal(await page.locator('article').count(), 2);
+  assert.equal(await page.locator('.said').innerText(), 'Are you there?');
 }, { expected: ['Failed to load resource'] });
 
 await promise('reasoning is apart, and the prompt\'s progress is shown', async (page) => {
@@ -336,16 +361,123 @@ await promise('reasoning is apart, and the prompt\'s progress is shown', async (
   assert.equal(await page.locator('.thoughts').innerText(), 'Let me <b>think</b>.');
 });
 
-await promise('a server with a key asks for it, and then answers', async (page) => {
+await promise('a long prompt shows its progress in per cent, and the time that is left', async (page) => {
+  const slow = await slowly([
+    [0, { prompt_progress: { processed: 512, total: 4096 } }],
+    [2500, { prompt_progress: { processed: 1024, total: 4096 } }],
+    [2500, { choices: [{ index: 0, delta: { content: 'Read.' }, finish_reason: 'stop' }] }],
+  ]);
+  await page.route('**/v1/chat/completions', (route) => route.continue({ url: slow.url }));
+  await say(page, 'A long prompt.');
+  await page.waitForFunction(() => document.querySelector('.answer .status')?.innerText === 'Processing the prompt: 12% of 4,096 tokens');
+  await page.waitForFunction(() => /^Processing the prompt: 25% of 4,096 tokens, about 1\d s left$/.test(document.querySelector('.answer .status')?.innerText));
+  assert.equal(await page.locator('.answer progress').evaluate((bar) => bar.value), 0.25);
+  await answered(page);
+  assert.equal(await lastAnswer(page), 'Read.');
+  slow.close();
+});
+
+await promise('a message that is sent while the model loads is answered when it is loaded', async (page) => {
+  await page.waitForFunction(() => document.querySelector('#name').textContent.startsWith('tales-'));
+  let loaded = 0.42;
+  await page.route('**/health', (route) => route.fulfill({ json: loaded < 1 ? { status: 'ok', state: 'loading', loaded, needs_key: false } : { status: 'ok', state: 'ready', needs_key: false } }));
+  await page.reload();
+  await page.waitForFunction(() => document.querySelector('#banner').innerText.startsWith('Loading the model… 42%.'));
+  await choose(page, { max_tokens: 12 });
+  await say(page, 'Good morning.');
+  await page.waitForFunction(() => document.querySelector('.answer .status')?.innerText === 'Waiting for the model to load…');
+  loaded = 0.9;
+  await page.waitForFunction(() => document.querySelector('#banner').innerText.startsWith('Loading the model… 90%.'));
+  loaded = 1;
+  await answered(page);
+  assert.ok((await lastAnswer(page)).length > 5);
+  assert.equal(await page.isVisible('#banner'), false);
+  await page.waitForFunction(() => document.querySelector('#machine').dataset.live === 'true');
+});
+
+await promise('the page asks for a key before the first message, and loses nothing that was typed', async (page) => {
+  await page.waitForSelector('#key[open]');
+  await page.click('#key [data-action=close-key]');
+  assert.match(await page.locator('#banner').innerText(), /needs an API key/);
   await choose(page, { max_tokens: 12 });
   await say(page, 'Open, please.');
   await page.waitForSelector('#key[open]');
+  assert.equal(await page.inputValue('#words'), 'Open, please.');
+  await page.fill('#key input', 'abracadabra');
+  await page.keyboard.press('Enter');
+  await page.waitForSelector('#refused:not([hidden])');
   await page.fill('#key input', 'sesame');
   await page.keyboard.press('Enter');
-  await page.waitForFunction(() => document.querySelector('.answer .prose')?.innerText.length > 5);
-  await answered(page);
+  await page.waitForSelector('#key', { state: 'hidden' });
   await page.waitForFunction(() => document.querySelector('#machine').dataset.live === 'true');
+  assert.equal(await page.inputValue('#words'), '', 'it was sent with the right key');
+  await answered(page);
+  assert.equal(await page.locator('.said').innerText(), 'Open, please.');
+  assert.equal(await page.isVisible('#banner'), false);
 }, { origin: locked.origin, expected: ['401'] });
+
+const fragile = await serve(options.forebay);
+await promise('the page says that the server is gone, keeps the message, and reconnects by itself', async (page) => {
+  await choose(page, { max_tokens: 12 });
+  await page.fill('#words', 'Half a mess');
+  await page.reload();
+  assert.equal(await page.inputValue('#words'), 'Half a mess');
+  await page.waitForFunction(() => document.querySelector('#machine').dataset.live === 'true');
+  await fragile.stop();
+  await page.waitForFunction(() => /does not answer.*Reconnecting/.test(document.querySelector('#banner').innerText));
+  await say(page, 'Still there?');
+  await page.waitForSelector('.answer .notice');
+  assert.equal(await page.locator('.said').innerText(), 'Still there?');
+  const again = await serve(options.forebay, '--port', new URL(fragile.origin).port);
+  await page.waitForSelector('#banner', { state: 'hidden' });
+  await page.waitForFunction(() => document.querySelector('#machine').dataset.live === 'true');
+  await page.click('.answer .notice [data-do=again]');
+  await answered(page);
+  assert.ok((await lastAnswer(page)).length > 5);
+  assert.equal(await page.locator('article').count(), 2);
+  await again.stop();
+}, { origin: fragile.origin, expected: ['Failed to load resource', 'ERR_'] });
+
+const small = await serve(options.forebay, '--ctx', '256');
+await promise('when the context fills, the page warns, and drops the oldest turns on request', async (page) => {
+  const send = async (words, tokens) => {
+    await choose(page, { max_tokens: tokens });
+    await say(page, words);
+    await page.waitForSelector('#stop', { state: 'hidden' });
+    await answered(page);
+  };
+  const sent = () => new Promise((resolve) => {
+    page.once('request', (request) => resolve(request.postDataJSON().messages.filter(({ role }) => role === 'user').length));
+  });
+  await choose(page, { temperature: 0 });
+  await send('Tell me a tale about a fox.', 90);
+  assert.equal(await page.isVisible('#context'), false);
+  await send('Tell me a tale about a bear.', 90);
+  assert.match(await page.locator('#context').innerText(), /^The context is (8|9)\d% full: 2\d\d of 256 tokens\./);
+  await page.click('#context [data-action=drop]');
+  assert.equal(await page.isVisible('#context'), false);
+  assert.match(await page.locator('.dropped').innerText(), /no longer sees the turns above/);
+  assert.equal(await page.locator('article').count(), 4, 'nothing is gone from the screen');
+  // A message that does not fit with what is there: not sent in part, and no dead end.
+  await say(page, `Tell me of ${'a fox and a bear and '.repeat(22)}a hare.`);
+  await page.waitForSelector('.answer:last-child .notice');
+  assert.match(await page.locator('.answer:last-child .notice').innerText(), /maximum context length is 256 tokens/);
+  const count = sent();
+  await page.click('.notice [data-do=drop]');
+  assert.equal(await count, 1);
+  await page.waitForFunction(() => document.querySelector('.answer:last-child footer')?.innerText.includes('tok/s'));
+  await page.reload();
+  await answered(page);
+  assert.equal(await page.locator('.dropped').count(), 1, 'it is remembered');
+  // One that does not fit at all can only be made shorter.
+  await page.click('[data-action=new]');
+  await say(page, 'word '.repeat(400));
+  await page.waitForSelector('.answer:last-child .notice');
+  assert.match(await page.locator('.answer:last-child .notice').innerText(), /Shorten the message/);
+  assert.equal(await page.locator('.notice [data-do=drop]').count(), 0);
+  await page.click('.notice [data-do=edit-last]');
+  assert.match(await page.inputValue('#words'), /^word word/);
+}, { origin: small.origin, expected: ['400'] });
 
 await promise('the heat map is painted, and moves with the work', async (page) => {
   await page.waitForFunction(() => document.querySelector('#machine').dataset.live === 'true');

@@ -49,9 +49,10 @@ impl LoadArgs {
         self.compute.open(path, self.ctx, None).context("the GPU was lost, and the processor cannot go on")
     }
 
-    /// The same, for a server with so many requests open at once.
-    pub fn with_open_requests(&self, open_requests: usize) -> LoadArgs {
-        LoadArgs { compute: ComputeArgs { open_requests, ..self.compute.clone() }, ..self.clone() }
+    /// The same, for a server with so many requests open at once, that tells `observer` how many bytes are loaded, and of how many.
+    pub fn for_server(&self, open_requests: usize, observer: LoadObserver) -> LoadArgs {
+        let observer = Some(observer);
+        LoadArgs { compute: ComputeArgs { open_requests, observer, ..self.compute.clone() }, ..self.clone() }
     }
 
     /// How the model is to be loaded.
@@ -98,7 +99,13 @@ pub struct ComputeArgs {
     /// Requests that may be open at once, for whose connections and tasks memory is set aside.
     #[arg(skip)]
     open_requests: usize,
+    /// Told how many bytes are loaded, and of how many.
+    #[arg(skip)]
+    observer: Option<LoadObserver>,
 }
+
+/// Told how many bytes are loaded, and of how many.
+pub type LoadObserver = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// What an open request takes besides what is counted for it: its connection's buffers, its task, and the allocator's gaps.
 const OPEN_REQUEST: u64 = 128 << 10;
@@ -138,7 +145,14 @@ impl ComputeArgs {
         device: Option<Arc<dyn Device>>,
     ) -> forebay_engine::Result<Engine> {
         let bar = Progress::loading();
-        Engine::open(path, &self.options(context).progress(Some(bar.callback())).device(device))
+        let (draw, observer) = (bar.callback(), self.observer.clone());
+        let told: LoadObserver = Arc::new(move |done, total| {
+            draw(done, total);
+            if let Some(observer) = &observer {
+                observer(done, total);
+            }
+        });
+        Engine::open(path, &self.options(context).progress(Some(told)).device(device))
     }
 
     /// The GPU that would compute, if one would.

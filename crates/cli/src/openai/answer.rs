@@ -1,4 +1,4 @@
-//! Answers in the shapes of OpenAI's API.
+//! Answers in the form of OpenAI's API.
 
 use forebay_engine::chat::Message;
 use forebay_engine::internals::experts::Meters as ExpertMeters;
@@ -8,25 +8,25 @@ use serde_json::{Value, json};
 
 use super::{Endpoint, logprobs};
 
-/// What the answers to a body look like.
+/// The form of the answers to a body.
 #[derive(Debug)]
 pub struct Form {
     pub endpoint: Endpoint,
-    /// Answers to each prompt. Those to the first one come first.
+    /// Answers to each prompt, ordered by prompt.
     pub each: usize,
-    /// Whether it is told how likely tokens were.
+    /// Whether the answers have logprobs.
     pub is_scored: bool,
-    /// The texts that are continued, if they are part of the answers.
+    /// The prompts, if they are part of the answers.
     pub echoed: Option<Vec<String>>,
 }
 
-/// What all pieces of an answer have in common.
+/// The fields that all chunks of an answer share.
 pub struct Envelope {
     pub id: String,
     pub created: u64,
     pub model: String,
     pub form: Form,
-    /// Whether the pieces are those of a stream.
+    /// Whether the answer is streamed.
     pub is_stream: bool,
 }
 
@@ -73,18 +73,18 @@ impl Envelope {
 }
 
 impl Form {
-    /// The text that an answer continues, if it is part of the answer.
+    /// The prompt, if it is part of the answer.
     pub fn echoed(&self, index: usize) -> &str {
         self.echoed.as_ref().map_or("", |texts| &texts[index / self.each])
     }
 }
 
-/// A choice of a text that was continued.
+/// A choice of `/v1/completions`.
 pub fn text_choice(index: usize, text: &str, likely: Value, finish: Option<FinishReason>) -> Value {
     json!({ "index": index, "text": text, "logprobs": likely, "finish_reason": finish.map(finish_reason) })
 }
 
-/// Why an answer ended, in this API's words.
+/// The finish reason in this API.
 pub fn finish_reason(finish: FinishReason) -> &'static str {
     match finish {
         FinishReason::Stop | FinishReason::Cancelled => "stop",
@@ -102,7 +102,7 @@ fn message(reply: &Reply) -> Value {
     message
 }
 
-/// What several answers took together.
+/// The statistics of several answers together.
 #[derive(Default)]
 pub struct Total {
     stats: Stats,
@@ -110,7 +110,7 @@ pub struct Total {
 }
 
 impl Total {
-    /// Adds an answer. The prompt is counted once, of whatever number of answers it has `each`.
+    /// Adds an answer. A prompt with `each` answers counts once.
     pub fn add(&mut self, index: usize, each: usize, stats: &Stats) {
         let total = &mut self.stats;
         if index.is_multiple_of(each) {
@@ -120,7 +120,7 @@ impl Total {
         total.generated_tokens += stats.generated_tokens;
         total.reasoning_tokens += stats.reasoning_tokens;
         total.decode_steps += stats.decode_steps;
-        // They were made at the same time.
+        // The answers ran at the same time.
         total.prompt_seconds = total.prompt_seconds.max(stats.prompt_seconds);
         total.decode_seconds = total.decode_seconds.max(stats.decode_seconds);
         let asked = |meters: &ExpertMeters| meters.hits + meters.misses;
@@ -130,7 +130,7 @@ impl Total {
         self.answers += 1;
     }
 
-    /// Adds the numbers of tokens to an answer.
+    /// Adds `usage` to an answer.
     pub fn tell_usage(&self, answer: &mut Value) {
         let Stats { prompt_tokens, reused_tokens, generated_tokens, reasoning_tokens, .. } = self.stats;
         answer["usage"] = json!({
@@ -142,19 +142,19 @@ impl Total {
         });
     }
 
-    /// Adds to an answer what was measured: what other servers do not tell, or tell in this way.
+    /// Adds the measured fields to an answer.
     pub fn tell_measured(&self, answer: &mut Value) {
         tell_measured(&self.stats, answer);
     }
 }
 
-/// Adds to an answer what was measured while it was made.
+/// Adds the measured fields to an answer.
 pub fn tell_measured(stats: &Stats, answer: &mut Value) {
     answer["timings"] = timings(stats);
     answer["experts"] = experts(&stats.experts);
 }
 
-/// How long an answer took, in the names that others have given the numbers.
+/// The times of an answer, under the names of llama.cpp's server.
 fn timings(stats: &Stats) -> Value {
     let per_second = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
     let per_token = |n: usize, seconds: f64| if n > 0 { seconds * 1000.0 / n as f64 } else { 0.0 };
@@ -167,13 +167,13 @@ fn timings(stats: &Stats) -> Value {
         "prompt_per_second": per_second(computed, stats.prompt_seconds),
         "predicted_n": stats.generated_tokens,
         "predicted_ms": stats.decode_seconds * 1000.0,
-        // The first token comes of the prompt.
+        // The first token comes from prompt processing.
         "predicted_per_token_ms": per_token(stats.decode_steps, stats.decode_seconds),
         "predicted_per_second": per_second(stats.decode_steps, stats.decode_seconds),
     })
 }
 
-/// What the expert store did meanwhile, for all who were served.
+/// What the expert cache did during the answer, for all requests together.
 fn experts(meters: &ExpertMeters) -> Value {
     json!({
         "hit_rate": meters.hit_rate(),
@@ -182,7 +182,7 @@ fn experts(meters: &ExpertMeters) -> Value {
         "cpu_experts": meters.computed_in_memory,
         "misses": meters.misses,
         "bytes_read": meters.bytes_read,
-        "bytes_lifted": meters.bytes_lifted,
+        "bytes_uploaded": meters.bytes_lifted,
         "wait_ms": meters.wait_seconds * 1000.0,
         "copy_wait_ms": meters.copy_wait_seconds * 1000.0,
     })

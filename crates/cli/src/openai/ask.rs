@@ -1,4 +1,4 @@
-//! From a body to what is asked of the model.
+//! Converts a body to questions for the model.
 
 use forebay_engine::conversation::{Format, ReplyOptions, ToolChoice};
 use forebay_engine::internals::generate::sampler::SamplingOverrides;
@@ -11,18 +11,17 @@ use super::fields::Integer;
 use super::volatile::drop_volatile_lines;
 use super::{Body, Endpoint, PromptField, Stop};
 
-/// Answers to one request.
+/// Maximum answers to one request.
 const MOST_ANSWERS: u64 = 128;
 
-/// Likeliest tokens that can be told with each.
+/// Maximum alternatives for each token in logprobs.
 const MOST_LOGPROBS: usize = 20;
 
-/// Texts that may end an answer.
+/// Maximum stop texts.
 const MOST_STOPS: usize = 16;
 
 impl Body {
-    /// The questions that a body asks, and what their answers look like. `adjust` changes what the body leaves open, or asks too
-    /// much of.
+    /// The questions of a body, and the form of their answers. `adjust` sets defaults and limits.
     pub fn questions(
         self,
         endpoint: Endpoint,
@@ -31,7 +30,7 @@ impl Body {
     ) -> Result<(Vec<Question>, Form)> {
         let names_schema = self.json_schema.is_some();
         let asked = self.ask(endpoint, prompter, adjust);
-        // An error about the schema of the answer, by the name of the field that has it.
+        // Errors about the schema name the field that contains it.
         asked.map_err(|error| match error {
             Error::Field { field, error } if names_schema && field == "response_format" => {
                 Error::Field { field: "json_schema".into(), error }
@@ -69,7 +68,7 @@ impl Body {
             Endpoint::Completions => {
                 let echoes = self.echo == Some(true);
                 if echoes && form.is_scored {
-                    let message = "how likely the prompt's tokens are is not told: leave out logprobs";
+                    let message = "logprobs of the prompt are not supported: leave out echo or logprobs";
                     return Err(Error::field("echo", message));
                 }
                 let prompts = self.prompts(prompter)?;
@@ -81,7 +80,7 @@ impl Body {
         Ok((questions, form))
     }
 
-    /// How the answers are made.
+    /// The options of the answers.
     pub fn options(&self, endpoint: Endpoint, engine: &Engine) -> Result<ReplyOptions> {
         self.refuse_unknown_ways(endpoint)?;
         let mut options = ReplyOptions::default();
@@ -95,7 +94,7 @@ impl Body {
         Ok(options)
     }
 
-    /// What the answer must be. There are two ways to say it, and one may be used.
+    /// The format of the answer. Two fields can set it, but only one at a time.
     fn format(&self) -> Result<Format> {
         let wrong = |param: &str, message: &str| Err(Error::field(param, message));
         let present = |field: &Option<Value>| field.clone().filter(|value| !value.is_null());
@@ -104,22 +103,22 @@ impl Body {
             return Ok(schema.map_or(Format::Text, Format::JsonSchema));
         };
         if schema.is_some() {
-            return wrong("json_schema", "there is a response_format as well: leave out one of them");
+            return wrong("json_schema", "response_format is also given: leave out one of them");
         }
         match asked.get("type").and_then(Value::as_str) {
             Some("text") => Ok(Format::Text),
             Some("json_object") => Ok(present_schema(&asked).map_or(Format::JsonObject, Format::JsonSchema)),
             Some("json_schema") => match asked.get("json_schema").and_then(present_schema) {
                 Some(schema) => Ok(Format::JsonSchema(schema)),
-                // A name alone describes any object.
+                // A name without a schema allows any object.
                 None if asked.get("json_schema").is_some_and(Value::is_object) => Ok(Format::JsonObject),
-                None => wrong("response_format.json_schema", "there is no schema"),
+                None => wrong("response_format.json_schema", "the field schema is missing"),
             },
-            _ => wrong("response_format.type", "the type is text, json_object or json_schema"),
+            _ => wrong("response_format.type", "the type must be text, json_object or json_schema"),
         }
     }
 
-    /// A chat asks whether, and how many; a continuation asks how many.
+    /// In chats, `logprobs` is a boolean and `top_logprobs` the number; in completions, `logprobs` is the number.
     fn logprobs(&self, endpoint: Endpoint) -> Result<Option<usize>> {
         let asked = match (endpoint, &self.logprobs) {
             (_, None | Some(Value::Null | Value::Bool(false))) => None,
@@ -130,30 +129,30 @@ impl Body {
             }
             _ => {
                 let message = match endpoint {
-                    Endpoint::Chat => "logprobs is true or false; how many is told by top_logprobs",
-                    Endpoint::Completions => "logprobs is the number of tokens to tell",
+                    Endpoint::Chat => "logprobs must be true or false; top_logprobs is the number",
+                    Endpoint::Completions => "logprobs must be a number of tokens",
                 };
                 return Err(Error::field("logprobs", message));
             }
         };
         match (asked, self.top_logprobs) {
             (None, Some(n)) if n > 0 && endpoint == Endpoint::Chat => {
-                Err(Error::field("top_logprobs", "top_logprobs needs logprobs to be true"))
+                Err(Error::field("top_logprobs", "top_logprobs requires logprobs to be true"))
             }
             (Some(n), _) if n > MOST_LOGPROBS => {
                 let param = if endpoint == Endpoint::Chat { "top_logprobs" } else { "logprobs" };
-                Err(Error::field(param, format!("{n} were asked for, but there may be {MOST_LOGPROBS}")))
+                Err(Error::field(param, format!("{n} are requested, but {MOST_LOGPROBS} is the limit")))
             }
             (asked, _) => Ok(asked),
         }
     }
 
-    /// Variables for the template.
+    /// Variables for the chat template.
     pub fn kwargs(&self) -> Map<String, Value> {
         let mut kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
         if let Some(effort) = &self.reasoning_effort {
             kwargs.entry("reasoning_effort").or_insert_with(|| effort.as_str().into());
-            // Templates that know no efforts often know how not to reason.
+            // Templates without efforts often have a variable that disables reasoning.
             if effort == "none" {
                 kwargs.entry("enable_thinking").or_insert(false.into());
                 kwargs.entry("thinking").or_insert(false.into());
@@ -162,7 +161,7 @@ impl Body {
         kwargs
     }
 
-    /// The tokens of each text to be continued.
+    /// The tokens of each prompt.
     fn prompts(&self, prompter: &Prompter) -> Result<Vec<Vec<TokenId>>> {
         let encode = |text: &str| {
             let bos = if self.add_special_tokens == Some(false) { Bos::Never } else { Bos::AsFileSays };
@@ -170,7 +169,7 @@ impl Body {
         };
         let ids = |tokens: &[Integer<u32>]| tokens.iter().map(|token| TokenId(token.0)).collect();
         let prompts: Vec<Vec<TokenId>> = match &self.prompt {
-            None => return Err(Error::field("prompt", "there is no prompt")),
+            None => return Err(Error::field("prompt", "the field prompt is missing")),
             Some(PromptField::Text(text)) => vec![encode(text)?],
             Some(PromptField::Texts(texts)) => {
                 texts.iter().map(|text| encode(text)).collect::<Result<_, _>>()?
@@ -180,16 +179,16 @@ impl Body {
         };
         for token in prompts.iter().flatten() {
             if token.0 as usize >= prompter.engine().vocab_size() {
-                return Err(Error::field("prompt", format!("{} is not a token of the model", token.0)));
+                return Err(Error::field("prompt", format!("{} is not a token of this model", token.0)));
             }
         }
         if prompts.is_empty() {
-            return Err(Error::field("prompt", "there is nothing to continue"));
+            return Err(Error::field("prompt", "the prompt is empty"));
         }
         Ok(prompts)
     }
 
-    /// The most tokens of an answer.
+    /// Maximum tokens of an answer.
     fn max_tokens(&self) -> Result<Option<usize>> {
         let (param, asked) = match (self.max_completion_tokens, self.max_tokens, self.n_predict) {
             (Some(asked), ..) => ("max_completion_tokens", asked),
@@ -204,12 +203,12 @@ impl Body {
         }
     }
 
-    /// The most tokens of reasoning.
+    /// Maximum tokens of reasoning.
     fn thinking_budget(&self) -> Option<usize> {
         self.thinking_budget.and_then(|most| usize::try_from(most).ok())
     }
 
-    /// Texts that end an answer.
+    /// The stop texts.
     fn stops(&self) -> Result<Vec<String>> {
         let stops = match &self.stop {
             None => Vec::new(),
@@ -217,20 +216,20 @@ impl Body {
             Some(Stop::Several(texts)) => texts.clone(),
         };
         if stops.len() > MOST_STOPS {
-            let message = format!("{} texts were given, but there may be {MOST_STOPS}", stops.len());
+            let message = format!("{} texts are given, but at most {MOST_STOPS} are supported", stops.len());
             return Err(Error::field("stop", message));
         }
         if stops.iter().any(String::is_empty) {
-            return Err(Error::field("stop", "an empty text would end every answer at once"));
+            return Err(Error::field("stop", "a text is empty, which would end every answer at once"));
         }
         Ok(stops)
     }
 
-    /// How tokens are to be chosen, where the request says; each value is in its range.
+    /// The sampling options of the request, checked for their ranges.
     fn sampling(&self, engine: &Engine) -> Result<SamplingOverrides> {
         let bias = self.logit_bias.iter().flatten().map(|(token, bias)| match token.parse() {
             Ok(id) if (id as usize) < engine.vocab_size() => Ok((TokenId(id), *bias)),
-            _ => Err(Error::field("logit_bias", format!("{token} is not a token of the model"))),
+            _ => Err(Error::field("logit_bias", format!("{token} is not a token of this model"))),
         });
         let bias = bias.collect::<Result<Vec<_>, _>>()?;
         let overrides = SamplingOverrides {
@@ -249,39 +248,39 @@ impl Body {
         Ok(overrides)
     }
 
-    /// What no answer can have.
+    /// Refuses what no answer can have.
     fn refuse_unknown_ways(&self, endpoint: Endpoint) -> Result<()> {
         let is_chat = endpoint == Endpoint::Chat;
-        // Both are also said to the template.
+        // Both can also be variables of the template.
         let variable =
             |name: &str| self.chat_template_kwargs.as_ref().and_then(|all| all.get(name)?.as_bool());
         let no_turn = [self.add_generation_prompt, variable("add_generation_prompt")].contains(&Some(false));
         let continues =
             [self.continue_final_message, variable("continue_final_message")].contains(&Some(true));
         let unsupported = [
-            ("add_generation_prompt", no_turn, "an answer is always a message of its own"),
-            ("continue_final_message", continues, "an answer is always a message of its own"),
+            ("add_generation_prompt", no_turn, "an answer is always a new message"),
+            ("continue_final_message", continues, "an answer is always a new message"),
             (
                 "best_of",
                 self.best_of.is_some_and(|n| n > self.n.unwrap_or(1)),
-                "ask for several answers with n",
+                "request several answers with n",
             ),
             (
                 "modalities",
                 self.modalities.as_ref().is_some_and(|all| all.iter().any(|one| one != "text")),
-                "only text is written",
+                "the model generates only text",
             ),
-            ("echo", is_chat && self.echo == Some(true), "the answer to a chat is the next message alone"),
+            ("echo", is_chat && self.echo == Some(true), "a chat answer is only the next message"),
             (
                 "add_special_tokens",
                 is_chat && self.add_special_tokens == Some(true),
-                "the template writes what a chat begins with",
+                "the chat template adds the tokens at the start",
             ),
-            ("messages", !is_chat && !self.messages.is_empty(), "a text is continued: send prompt"),
+            ("messages", !is_chat && !self.messages.is_empty(), "this address continues a text: send prompt"),
             (
                 "tools",
                 !is_chat && self.tools.as_ref().is_some_and(|tools| !tools.is_empty()),
-                "a text that is continued calls none",
+                "this address supports no tool calls: use /v1/chat/completions",
             ),
         ];
         match unsupported.into_iter().find(|(_, given, _)| *given) {
@@ -293,11 +292,10 @@ impl Body {
     }
 }
 
-/// Reads whether tools are called.
+/// Parses the choice of tools.
 pub fn tool_choice(asked: Option<&Value>) -> Result<ToolChoice> {
     let wrong = || {
-        let message =
-            "it is \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
+        let message = "it must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
         Error::field("tool_choice", message)
     };
     match asked {
@@ -324,7 +322,7 @@ fn present_schema(described: &Value) -> Option<Value> {
     described.get("schema").filter(|schema| !schema.is_null()).cloned()
 }
 
-/// Whether a number counts something, with or without a decimal point.
+/// Whether a number is a positive integer, with or without a decimal point.
 fn is_count(n: f64) -> bool {
     n >= 0.0 && n.fract() == 0.0
 }

@@ -1,5 +1,5 @@
-//! How the fields of a request are read: those that would change the answer and are not supported are refused by name,
-//! null means absent, and `2.0` is an integer.
+//! Rules for parsing the fields of a request: unsupported fields that would change the answer are refused by name, null means
+//! absent, and `2.0` is an integer.
 
 use std::fmt;
 
@@ -9,40 +9,40 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// The body of a request, whose unsupported fields are known.
+/// The body of a request, with a list of its unsupported fields.
 pub trait Fields: for<'de> Deserialize<'de> {
-    /// Fields that would change the answer and are not supported. Those that are neither here nor in the body are ignored.
+    /// Unsupported fields that would change the answer. Fields that are neither here nor in the body are ignored.
     const UNSUPPORTED: &'static [&'static [Unsupported]];
 
-    /// Fields of a chat that this API does not document, but that are understood here as well.
+    /// Fields of chats that this API does not document but this server understands.
     const FROM_CHAT: &'static [&'static str] = &[];
 
-    /// Takes what was found of [`FROM_CHAT`](Self::FROM_CHAT).
+    /// Takes the fields found of [`FROM_CHAT`](Self::FROM_CHAT).
     fn keep(&mut self, _from_chat: Map<String, Value>) {}
 }
 
-/// A field that would change the answer and is not supported.
+/// An unsupported field that would change the answer.
 #[derive(Debug)]
 pub struct Unsupported {
     pub name: &'static str,
-    /// Values that ask for nothing; null is always one.
+    /// Values that disable the field; null is always one of them.
     pub harmless: &'static [Said<'static>],
     /// Why it is not supported, or what to use instead.
     pub reason: &'static str,
 }
 
-/// A value, as far as it matters whether it asks for something.
+/// A value, reduced to what decides whether it disables its field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Said<'a> {
     Bool(bool),
     Number(f64),
     Text(&'a str),
-    /// A text, a list or an object with nothing in it.
+    /// An empty text, list or object.
     Empty,
     Other,
 }
 
-/// A body as it was read, before it is known whether all of it is supported.
+/// A parsed body, before the check for unsupported fields.
 pub struct Unchecked<T> {
     body: T,
     refused: Option<&'static Unsupported>,
@@ -52,7 +52,7 @@ impl<T> Unchecked<T> {
     /// The body.
     ///
     /// # Errors
-    /// If it asks for something that is not supported.
+    /// If it has an unsupported field.
     pub fn supported(self) -> Result<T, EngineError> {
         match self.refused {
             None => Ok(self.body),
@@ -93,7 +93,7 @@ impl<'de, T: Fields> Visitor<'de> for BodyVisitor<T> {
     }
 }
 
-/// The fields of a body but for those that are looked at here. Nothing is copied on the way.
+/// The fields of a body without those that are checked here. It copies nothing.
 struct KnownFields<'a, A> {
     map: A,
     unsupported: &'static [&'static [Unsupported]],
@@ -129,7 +129,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for KnownFields<'_, A> {
     }
 }
 
-/// Tells whether the value of a field asks for something.
+/// Parses whether the value of a field disables it.
 struct Asks(&'static Unsupported);
 
 impl Asks {
@@ -195,25 +195,25 @@ impl<'de> Visitor<'de> for Asks {
     }
 }
 
-/// Reads a field for which null means that it is absent.
+/// Parses a field in which null means absent.
 pub fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Reads an integer, which may be written with a decimal point: `2.0` is 2.
+/// Parses an integer, which may have a decimal point: `2.0` is 2.
 pub fn integer<'de, D: Deserializer<'de>, T: TryFrom<i128>>(deserializer: D) -> Result<Option<T>, D::Error> {
     Ok(Option::<Integer<T>>::deserialize(deserializer)?.map(|integer| integer.0))
 }
 
-/// Reads a list of integers, as [`integer`] does.
+/// Parses a list of integers, as [`integer`] does.
 pub fn integers<'de, D: Deserializer<'de>, T: TryFrom<i128>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     let integers = Option::<Vec<Integer<T>>>::deserialize(deserializer)?.unwrap_or_default();
     Ok(integers.into_iter().map(|integer| integer.0).collect())
 }
 
-/// An integer that may be written with a decimal point.
+/// An integer that may have a decimal point.
 #[derive(Clone, Copy, Debug)]
 pub struct Integer<T>(pub T);
 

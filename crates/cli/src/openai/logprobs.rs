@@ -1,11 +1,11 @@
-//! How likely tokens were, in OpenAI's two shapes.
+//! Logprobs in the two forms of OpenAI's API.
 
 use forebay_engine::TokenId;
 use forebay_engine::internals::generate::sampler::Scored;
 use forebay_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-/// For chats.
+/// The form of chats.
 pub fn chat(tokenizer: &Tokenizer, scored: &[Scored]) -> Value {
     let entry = |token: TokenId, logprob: f32| {
         let bytes = tokenizer.token_bytes(token);
@@ -19,8 +19,7 @@ pub fn chat(tokenizer: &Tokenizer, scored: &[Scored]) -> Value {
     json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
 }
 
-/// For continuations; `offset` is where the text of the first token begins, in characters, and becomes where the next
-/// one's will.
+/// The form of completions. `offset` is the position of the first token's text, in characters; the function advances it.
 pub fn completions(tokenizer: &Tokenizer, scored: &[Scored], offset: &mut usize) -> Value {
     let text = |token: TokenId| String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned();
     let mut offsets = Vec::with_capacity(scored.len());
@@ -31,7 +30,7 @@ pub fn completions(tokenizer: &Tokenizer, scored: &[Scored], offset: &mut usize)
     let top = |scored: &Scored| {
         let mut map: Map<String, Value> =
             scored.top.iter().map(|&(token, logprob)| (text(token), finite(logprob))).collect();
-        // The token itself is always among them.
+        // The chosen token is always included.
         map.entry(text(scored.token)).or_insert_with(|| finite(scored.logprob));
         Value::Object(map)
     };
@@ -44,7 +43,7 @@ pub fn completions(tokenizer: &Tokenizer, scored: &[Scored], offset: &mut usize)
     })
 }
 
-/// JSON has no infinity; OpenAI's stands for it with this.
+/// JSON has no infinity; OpenAI uses this number instead.
 fn finite(logprob: f32) -> Value {
     json!(if logprob.is_finite() { logprob } else { -9999.0 })
 }

@@ -1,4 +1,4 @@
-//! Requests and answers in the words of OpenAI's API.
+//! Requests and answers of OpenAI's API.
 
 pub mod answer;
 pub mod ask;
@@ -17,12 +17,12 @@ use serde_json::{Map, Value};
 use self::fields::{Fields, Integer, Unchecked, Unsupported, integer, or_default};
 pub use self::volatile::drop_volatile_lines;
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A chat's next message.
+    /// The next message of a conversation.
     Chat,
-    /// A text, continued as it is.
+    /// The continuation of a text.
     Completions,
 }
 
@@ -30,13 +30,13 @@ impl Endpoint {
     const ALL: [(&'static str, Endpoint); 2] =
         [("/v1/chat/completions", Endpoint::Chat), ("/v1/completions", Endpoint::Completions)];
 
-    /// That of an address; a chat if none is given.
+    /// The kind for an address; a chat without one.
     pub fn of(url: Option<&str>) -> Result<Endpoint> {
         let Some(url) = url else { return Ok(Endpoint::Chat) };
         Endpoint::ALL.into_iter().find(|(known, _)| *known == url).map(|(_, endpoint)| endpoint).ok_or_else(
             || {
                 let known = Endpoint::ALL.map(|(known, _)| known).join(" and ");
-                Error::field("url", format!("{url} is not answered here, only {known}"))
+                Error::field("url", format!("{url} is not supported here; supported are {known}"))
             },
         )
     }
@@ -49,19 +49,19 @@ pub struct Body {
     #[serde(deserialize_with = "or_default")]
     pub messages: Vec<Message>,
     pub prompt: Option<PromptField>,
-    /// Some clients write -1 where they mean no limit.
+    /// Some clients send -1 for no limit.
     #[serde(deserialize_with = "integer")]
     max_tokens: Option<i64>,
     #[serde(deserialize_with = "integer")]
     max_completion_tokens: Option<i64>,
-    /// What llama.cpp calls `max_tokens`.
+    /// llama.cpp's name for `max_tokens`.
     #[serde(deserialize_with = "integer")]
     n_predict: Option<i64>,
-    /// Whether the answer goes on where the model would end it.
+    /// Whether the answer continues after the model's end token.
     pub ignore_eos: Option<bool>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    /// Some clients write -1 for all tokens.
+    /// Some clients send -1 for all tokens.
     #[serde(deserialize_with = "integer")]
     top_k: Option<i64>,
     min_p: Option<f32>,
@@ -69,7 +69,7 @@ pub struct Body {
     frequency_penalty: Option<f32>,
     #[serde(alias = "repetition_penalty")]
     repeat_penalty: Option<f32>,
-    /// Of how many of the last tokens penalties are made; -1 for all.
+    /// Number of last tokens that penalties apply to; -1 for all.
     #[serde(deserialize_with = "integer")]
     repeat_last_n: Option<i64>,
     logit_bias: Option<BTreeMap<String, f32>>,
@@ -83,7 +83,7 @@ pub struct Body {
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     reasoning_effort: Option<String>,
-    /// Some clients write -1 where they mean no limit.
+    /// Some clients send -1 for no limit.
     #[serde(
         alias = "thinking_budget_tokens",
         alias = "reasoning_budget_tokens",
@@ -95,17 +95,17 @@ pub struct Body {
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub return_progress: Option<bool>,
-    /// Whether, for a chat; how many, for a continuation.
+    /// A boolean in chats, a number in completions.
     pub logprobs: Option<Value>,
     #[serde(deserialize_with = "integer")]
     pub top_logprobs: Option<usize>,
     pub response_format: Option<Value>,
-    /// Another way to ask for an answer of a schema.
+    /// llama.cpp's field for a schema of the answer.
     pub json_schema: Option<Value>,
     pub echo: Option<bool>,
-    /// Whether the model's beginning of a text is put before a text that is continued.
+    /// Whether the beginning-of-sequence token is added to a prompt of `/v1/completions`.
     pub add_special_tokens: Option<bool>,
-    // Known, and supported in one way alone:
+    // These are supported with only one value:
     #[serde(deserialize_with = "integer")]
     best_of: Option<u64>,
     modalities: Option<Vec<String>>,
@@ -115,7 +115,7 @@ impl Fields for Body {
     const UNSUPPORTED: &'static [&'static [Unsupported]] = &[unsupported::CHAT, unsupported::ANY];
 }
 
-/// A text to be continued, or several, as text or as tokens.
+/// One or several prompts, as text or as tokens.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub enum PromptField {
@@ -132,7 +132,7 @@ enum Stop {
     Several(Vec<String>),
 }
 
-/// What comes with a stream.
+/// The options of a stream.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct StreamOptions {
@@ -140,26 +140,26 @@ pub struct StreamOptions {
 }
 
 impl Body {
-    /// Reads a body. The field that is the reason why it cannot be read is named.
+    /// Parses a body. Errors name the wrong field.
     pub fn read(value: Value) -> Result<Body> {
         read_fields::<Unchecked<Body>>(value)?.supported()
     }
 }
 
-/// Reads an object of fields, of which a wrong one is named.
+/// Parses an object. Errors name the wrong field.
 pub fn read_fields<T: for<'de> Deserialize<'de>>(value: Value) -> Result<T> {
     let Value::Object(fields) = &value else {
-        return Err(Error::Invalid("the body makes no sense: it is not an object".into()));
+        return Err(Error::Invalid("the body is not a JSON object".into()));
     };
     T::deserialize(&value).map_err(|error| {
-        // What is wrong alone is what is wrong.
+        // The field that fails on its own is the wrong one.
         let wrong = fields.iter().find_map(|(name, value)| {
             let alone = Value::Object(Map::from_iter([(name.clone(), value.clone())]));
             Some((name, T::deserialize(alone).err()?))
         });
         match wrong {
-            Some((name, error)) => Error::field(name, format!("{name} makes no sense: {error}")),
-            None => Error::Invalid(format!("the body makes no sense: {error}")),
+            Some((name, error)) => Error::field(name, format!("{name} is invalid: {error}")),
+            None => Error::Invalid(format!("the body is invalid: {error}")),
         }
     })
 }

@@ -1,4 +1,4 @@
-//! Fields that other servers and newer versions of the APIs have, that would change the answer, and that are not supported.
+//! Unsupported fields of other servers and of newer versions of the APIs that would change the answer.
 
 use super::fields::{Said, Unsupported};
 
@@ -9,23 +9,23 @@ const ZERO: &[Said<'static>] = &[Said::Number(0.0)];
 const ONE: &[Said<'static>] = &[Said::Number(1.0)];
 const OFF: &[Said<'static>] = &[Said::Number(-1.0), Said::Number(0.0)];
 
-/// Fields of chats and of texts that are continued.
+/// Fields of chats and completions.
 pub const CHAT: &[Unsupported] = &[
-    no("suffix", EMPTY, "texts are continued at their end alone"),
+    no("suffix", EMPTY, "text is only generated after the prompt"),
     no("functions", &[], "use tools"),
     no("function_call", &[], "use tool_choice"),
-    no("audio", &[], "only text is written"),
+    no("audio", &[], "the model generates only text"),
     no("prediction", &[], "predicted outputs are not supported"),
-    no("web_search_options", &[], "there is no search"),
-    no("moderation", &[], "answers are not moderated"),
+    no("web_search_options", &[], "the server has no web search"),
+    no("moderation", &[], "the server does not moderate answers"),
     no("thinking", &[], "use reasoning_effort or chat_template_kwargs"),
     no("reasoning", &[], "use reasoning_effort and thinking_budget"),
     no("enable_thinking", &[], "use chat_template_kwargs: {\"enable_thinking\": …}"),
 ];
 
-/// Fields that any API may be sent: those of llama.cpp's server, of vLLM and of SGLang.
+/// Fields that clients send in any API: those of llama.cpp's server, vLLM and SGLang.
 pub const ANY: &[Unsupported] = &[
-    // What the answer must be.
+    // The format of the answer.
     no("grammar", EMPTY, GRAMMARS),
     no("grammar_lazy", FALSE, GRAMMARS),
     no("grammar_triggers", EMPTY, GRAMMARS),
@@ -37,7 +37,7 @@ pub const ANY: &[Unsupported] = &[
     no("guided_regex", EMPTY, GRAMMARS),
     no("guided_choice", EMPTY, GRAMMARS),
     no("guided_grammar", EMPTY, GRAMMARS),
-    // How tokens are chosen.
+    // Sampling.
     no("samplers", EMPTY, "the order of the samplers is fixed"),
     no("typical_p", ONE, SAMPLERS),
     no("tfs_z", ONE, SAMPLERS),
@@ -54,39 +54,39 @@ pub const ANY: &[Unsupported] = &[
     no("allowed_token_ids", EMPTY, "use logit_bias"),
     no("bad_words", EMPTY, "use logit_bias"),
     no("logits_processors", EMPTY, SAMPLERS),
-    no("lora", EMPTY, "there are no adapters"),
+    no("lora", EMPTY, "the server loads no adapters"),
     no("random_seed", &[], "use seed"),
-    // When the answer ends.
+    // The end of the answer.
     no("min_tokens", ZERO, "use ignore_eos with max_tokens"),
     no("n_indent", ZERO, "use stop"),
     no("n_cmpl", ONE, "use n"),
-    no("t_max_predict_ms", OFF, "the server's --timeout limits answers"),
-    no("t_max_prompt_ms", OFF, "the server's --timeout limits answers"),
+    no("t_max_predict_ms", OFF, "the server's flag --timeout limits the time of answers"),
+    no("t_max_prompt_ms", OFF, "the server's flag --timeout limits the time of answers"),
     no("stop_token_ids", EMPTY, "use stop"),
-    no("include_stop_str_in_output", FALSE, "the text that ends an answer is never part of it"),
-    // What the model is given.
-    no("chat_template", EMPTY, "the server has one template: start it with --chat-template-file"),
-    no("documents", EMPTY, "put them into a message, or into chat_template_kwargs"),
-    no("truncate_prompt_tokens", &[], "what is too long is refused, never cut"),
-    no("cache_salt", EMPTY, "a request cannot have a prefix cache of its own"),
-    // How the answer is told.
+    no("include_stop_str_in_output", FALSE, "a stop text is never part of the answer"),
+    // The prompt.
+    no("chat_template", EMPTY, "the server has one template: set it with --chat-template-file"),
+    no("documents", EMPTY, "put documents into a message or into chat_template_kwargs"),
+    no("truncate_prompt_tokens", &[], "a prompt that is too long is refused, never truncated"),
+    no("cache_salt", EMPTY, "requests cannot choose their prefix cache"),
+    // The fields of the answer.
     no("reasoning_format", &[Said::Text("auto"), Said::Text("deepseek")], REASONING),
     no("separate_reasoning", TRUE, REASONING),
     no("include_reasoning", TRUE, REASONING),
-    no("reasoning_budget_message", EMPTY, "reasoning is ended by the words of the model's family"),
-    no("skip_special_tokens", TRUE, "control tokens are no part of an answer"),
-    no("preserved_tokens", EMPTY, "control tokens are no part of an answer"),
+    no("reasoning_budget_message", EMPTY, "the text that ends reasoning is fixed for each model family"),
+    no("skip_special_tokens", TRUE, "answers never contain control tokens"),
+    no("preserved_tokens", EMPTY, "answers never contain control tokens"),
     no("n_probs", ZERO, "use logprobs"),
-    no("post_sampling_probs", FALSE, "probabilities are told before sampling"),
-    no("prompt_logprobs", FALSE, "how likely the prompt's tokens are is not told"),
+    no("post_sampling_probs", FALSE, "logprobs are reported from before sampling"),
+    no("prompt_logprobs", FALSE, "logprobs of the prompt are not supported"),
     no("return_tokens", FALSE, IDS),
     no("return_token_ids", FALSE, IDS),
     no("return_tokens_as_token_ids", FALSE, IDS),
-    no("response_fields", EMPTY, "answers have all their fields"),
+    no("response_fields", EMPTY, "answers always have all fields"),
 ];
 
-/// Fields of a chat that are understood wherever they are sent, by the same name. OpenAI's responses and Anthropic's messages
-/// document few of them.
+/// Fields of chats that all APIs understand under the same name. OpenAI's Responses and Anthropic's Messages document only few of
+/// them.
 pub const ANYWHERE: [&str; 14] = [
     "seed",
     "top_k",
@@ -105,9 +105,9 @@ pub const ANYWHERE: [&str; 14] = [
 ];
 
 const GRAMMARS: &str = "use response_format with a JSON schema";
-const SAMPLERS: &str = "there is no such sampler here";
-const REASONING: &str = "reasoning is told apart from the answer";
-const IDS: &str = "answers are told as text; /tokenize gives the tokens of a text";
+const SAMPLERS: &str = "this sampler does not exist here";
+const REASONING: &str = "reasoning is always separate from the answer";
+const IDS: &str = "answers are text; /tokenize returns the tokens of a text";
 
 const fn no(name: &'static str, harmless: &'static [Said<'static>], reason: &'static str) -> Unsupported {
     Unsupported { name, harmless, reason }

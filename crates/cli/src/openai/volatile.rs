@@ -1,18 +1,18 @@
-//! Lines of instructions that differ with every request.
+//! Lines of system prompts that differ in each request.
 
 use forebay_engine::Result;
 use forebay_engine::chat::Message;
 use forebay_engine::conversation::text_of;
 use serde_json::Value;
 
-/// Beginnings of lines that some clients put into the system prompt and that differ with every request. They say nothing
-/// to the model, and a prompt that begins differently shares nothing with the one before.
+/// Beginnings of lines that some clients write into the system prompt and that differ in each request. They mean nothing to the
+/// model, and with them two prompts would share no beginning.
 const VOLATILE: [&str; 1] = ["x-anthropic-billing-header:"];
 
 /// Removes such lines from a conversation.
 ///
 /// # Errors
-/// If an instruction has content that is not text.
+/// If the content of a system message is not text.
 pub fn drop_volatile_lines(messages: &mut [Message]) -> Result<()> {
     for (i, message) in messages.iter_mut().enumerate() {
         if !matches!(message.role.as_str(), "system" | "developer") {

@@ -1,6 +1,6 @@
-//! What all requests share.
+//! The state that all requests share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,14 +10,14 @@ use forebay_engine::internals::generate::sampler::SamplingOverrides;
 use forebay_engine::{Driver, Engine, Error, Prompter, Question, ReplyEvent};
 use tokio::sync::watch;
 
-use super::error::ApiError;
+use super::error::{ApiError, MODEL_LOADING};
 use super::guard::{Hosts, Keys, Origins};
 use super::memory::RequestMemory;
 use super::meters::Meters;
 
-/// The server: what is loaded, and what is allowed.
+/// The server: its model, its limits and its access rules.
 pub struct App {
-    /// The name of the model, which clients see.
+    /// The name of the model for clients.
     pub model: String,
     /// When the server started, in seconds since 1970.
     pub created: u64,
@@ -25,30 +25,32 @@ pub struct App {
     pub keys: Keys,
     pub origins: Origins,
     pub hosts: Hosts,
-    /// What requests leave open, where the command line says.
+    /// Defaults for sampling from the command line.
     pub sampling: SamplingOverrides,
     pub meters: Arc<Meters>,
-    /// `None` while it is being loaded.
+    /// `None` while the model loads.
     loaded: RwLock<Option<Arc<Loaded>>>,
+    /// Bytes that are loaded so far, and bytes in total; both 0 before they are known.
+    loading: [AtomicU64; 2],
     draining: AtomicBool,
-    /// Whether requests that are not answered yet will not be.
+    /// Whether the remaining requests are abandoned.
     abandoned: watch::Sender<bool>,
 }
 
-/// What a request may take.
+/// Limits of requests.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Answers that are written at once.
+    /// Answers that run at once.
     pub parallel: usize,
-    /// Answers that may wait besides.
+    /// Answers that may wait in addition.
     pub queue: usize,
-    /// Bytes of a request.
+    /// Bytes of a request body.
     pub body: u64,
     /// Tokens of an answer.
     pub max_tokens: Option<usize>,
-    /// Of those, the ones of reasoning.
+    /// Tokens of reasoning.
     pub reasoning: Option<usize>,
-    /// From the request to the end of its answer.
+    /// Time from the request to the end of its answer.
     pub timeout: Option<Duration>,
 }
 
@@ -59,17 +61,17 @@ impl Limits {
     }
 }
 
-/// How many of so many places one client may have: a quarter is left to others, who find a place at once.
+/// How many of `places` one client may have. A quarter stays free for other clients.
 pub fn share(places: usize) -> usize {
     places - places / 4
 }
 
-/// The model, when it is there.
+/// The loaded model.
 pub struct Loaded {
     pub engine: Engine,
-    /// What computes, for people.
+    /// A description of the CPU or GPU that computes.
     pub compute: String,
-    /// What requests hold.
+    /// The memory of requests.
     pub memory: Arc<RequestMemory>,
     driver: Driver,
 }
@@ -81,15 +83,15 @@ impl Loaded {
         Loaded { compute: engine.backend_name(), engine, memory, driver }
     }
 
-    /// What makes questions of conversations.
+    /// Converts conversations to questions.
     pub fn prompter(&self) -> &Prompter {
         self.driver.prompter()
     }
 
-    /// Finds out whether conversations can be rendered.
+    /// Checks that conversations can be rendered.
     ///
     /// # Errors
-    /// If there is no template for that, or the model's is none.
+    /// If the model has no valid chat template.
     pub fn check_template(&self) -> Result<(), ApiError> {
         if self.template().is_some() {
             return Ok(());
@@ -99,12 +101,12 @@ impl Loaded {
         Err(ApiError::invalid("messages", message))
     }
 
-    /// The template in effect, if there is one.
+    /// The chat template in effect.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.prompter().template().ok().flatten()
     }
 
-    /// Asks for an answer, and has what happens to it told on the thread that computes.
+    /// Requests an answer. The compute thread calls `tell` with each of its events.
     pub fn ask(
         &self,
         question: Question,
@@ -113,16 +115,16 @@ impl Loaded {
         self.driver.ask_telling(question, tell).map_err(|error| match error {
             Error::Cancelled => leaving(),
             Error::DeviceLost(_) => error.into(),
-            _ => ApiError::internal("computing failed for good: the server has to be started again"),
+            _ => ApiError::internal("the compute thread has ended: the server must be restarted"),
         })
     }
 
-    /// Lets the thread that computes end: when all is answered, or at once.
+    /// Makes the compute thread end, at once or when everything is answered.
     pub fn dismiss(&self, at_once: bool) {
         if at_once { self.driver.leave() } else { self.driver.close() }
     }
 
-    /// Waits until it has ended.
+    /// Waits for the end of the compute thread.
     pub fn wait(&self) {
         self.driver.join();
     }
@@ -146,6 +148,7 @@ impl App {
             sampling,
             meters: Arc::default(),
             loaded: RwLock::default(),
+            loading: Default::default(),
             draining: AtomicBool::new(false),
             abandoned: watch::channel(false).0,
         }
@@ -154,18 +157,33 @@ impl App {
     /// The model.
     ///
     /// # Errors
-    /// That it is not there yet.
+    /// If it is not loaded yet.
     pub fn loaded(&self) -> Result<Arc<Loaded>, ApiError> {
         let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
-        loaded.clone().ok_or_else(|| ApiError::unavailable("the model is being loaded", 5))
+        loaded.clone().ok_or_else(|| ApiError {
+            code: Some(MODEL_LOADING),
+            ..ApiError::unavailable("the model is loading: try again in a few seconds", 5)
+        })
     }
 
-    /// The model has been loaded, or is no more.
+    /// Records how many bytes of the model are loaded, and of how many.
+    pub fn tell_loading(&self, done: u64, total: u64) {
+        self.loading[0].store(done, Ordering::Relaxed);
+        self.loading[1].store(total, Ordering::Relaxed);
+    }
+
+    /// The loaded share of the model, from 0 to 1, if it is known.
+    pub fn loaded_share(&self) -> Option<f64> {
+        let [done, total] = [0, 1].map(|i| self.loading[i].load(Ordering::Relaxed) as f64);
+        (total > 0.0).then(|| (done / total).min(1.0))
+    }
+
+    /// Sets the model after loading, or removes it.
     pub fn load(&self, loaded: Option<Loaded>) {
         *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded.map(Arc::new);
     }
 
-    /// No more requests are taken.
+    /// Stops accepting requests.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
@@ -174,12 +192,12 @@ impl App {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Whoever still waits for an answer is told that the server is leaving.
+    /// Ends the remaining requests with the error that the server shuts down.
     pub fn abandon(&self) {
         self.abandoned.send_replace(true);
     }
 
-    /// Comes to an end when requests are abandoned.
+    /// Completes when requests are abandoned.
     pub fn abandoned(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut abandoned = self.abandoned.subscribe();
         async move {
@@ -189,7 +207,7 @@ impl App {
         }
     }
 
-    /// Why nothing should be asked of this server now, if so.
+    /// Why the server cannot answer requests at the moment, if so.
     pub fn unready(&self) -> Option<ApiError> {
         if self.is_draining() {
             return Some(leaving());
@@ -201,7 +219,7 @@ impl App {
     }
 }
 
-/// What is said to those who come too late.
+/// The error for requests during shutdown.
 pub fn leaving() -> ApiError {
     ApiError::unavailable("the server is shutting down", 30)
 }

@@ -1,4 +1,4 @@
-//! Bodies of requests: JSON, no larger and no slower than allowed.
+//! Bodies of requests: JSON, with limits on size and time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use super::memory::{Account, RequestMemory, parsed_bytes};
 use super::prepare::aside;
 use crate::openai::read_fields;
 
-/// A body may take so long to arrive.
+/// The time in which a body must arrive.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Between two pieces of it no more than this.
+/// The longest pause between two pieces of a body.
 const PAUSE: Duration = Duration::from_secs(20);
 
-/// Bodies above this are parsed aside, a few at a time.
+/// Larger bodies are parsed on other threads, a few at a time.
 const LARGE: usize = 64 << 10;
 
-/// Bytes of a refused request that are taken, and how long that may last.
+/// Bytes of a refused request that are received and discarded, and the time for it.
 const DISCARDED: u64 = 64 << 20;
 const MOMENT: Duration = Duration::from_secs(2);
 
@@ -36,7 +36,7 @@ const MOMENT: Duration = Duration::from_secs(2);
 const COPIES: u64 = 2;
 const TEXT_COPIES: u64 = 8;
 
-/// A request's body, read.
+/// A parsed request body.
 pub struct Json<T>(pub T);
 
 impl<T: for<'de> Deserialize<'de> + Send + 'static> FromRequest<Arc<App>> for Json<T> {
@@ -47,14 +47,14 @@ impl<T: for<'de> Deserialize<'de> + Send + 'static> FromRequest<Arc<App>> for Js
         let memory = Arc::clone(&app.loaded()?.memory);
         let bytes = read(request.into_body(), app.limits.body, &account, &memory).await?;
         let parsed = parsed_bytes(&bytes);
-        // Where a field is wrong, all are read once more to find out which.
+        // If a field is wrong, all are parsed again to find out which one.
         account.add_when_free(&memory, 2 * parsed).await?;
         account.set_preparing(COPIES * parsed + TEXT_COPIES * bytes.len() as u64);
         let read = growing(bytes.len());
         let value = if bytes.len() <= LARGE {
             parse(&bytes)
         } else {
-            // What takes a while keeps nobody else from being listened to.
+            // Other requests are served meanwhile.
             let account = Arc::clone(&account);
             aside(move || account.within(|| parse(&bytes))).await
         };
@@ -67,12 +67,12 @@ impl<T: serde::Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
         match serde_json::to_string(&self.0) {
             Ok(text) => (json_type(), text).into_response(),
-            Err(_) => ApiError::internal("the answer cannot be written").into_response(),
+            Err(_) => ApiError::internal("the answer cannot be encoded as JSON").into_response(),
         }
     }
 }
 
-/// Takes what a client still sends and forgets it, for a moment: a connection that is closed before may lose the answer.
+/// Receives and discards the rest of a body for a moment. If the connection were closed earlier, the client could lose the answer.
 pub async fn discard(body: &mut Body) {
     let all = async {
         let mut bytes = 0;
@@ -86,7 +86,7 @@ pub async fn discard(body: &mut Body) {
     let _ = timeout(MOMENT, all).await;
 }
 
-/// What a list of so many bytes takes that grows by doubling.
+/// The memory of a growing list of so many bytes, which doubles its capacity.
 fn growing(len: usize) -> u64 {
     2 * len as u64
 }
@@ -100,7 +100,8 @@ async fn read(
     memory: &Arc<RequestMemory>,
 ) -> Result<Vec<u8>, ApiError> {
     let too_large = || {
-        let message = format!("the body has more than {}, which is what this server takes", Bytes(limit));
+        let message =
+            format!("the body is larger than {}, the limit of this server (--max-body)", Bytes(limit));
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     };
     if http_body::Body::size_hint(&body).lower() > limit {
@@ -116,7 +117,7 @@ async fn read(
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(_))) => return Err(ApiError::bad_request("the body ended early")),
             Err(_) => {
-                let message = "the body took too long to arrive";
+                let message = "the body did not arrive in time";
                 return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message));
             }
         };
@@ -140,7 +141,7 @@ fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, ApiError> {
     let not_json = |error| ApiError::bad_request(format!("the body is not JSON: {error}"));
     match serde_json::from_str(text) {
         Ok(body) => Ok(body),
-        // JSON it is, and a field of it is wrong.
+        // The body is JSON, and one of its fields is wrong.
         Err(error) if error.is_data() => Ok(read_fields(serde_json::from_str(text).map_err(not_json)?)?),
         Err(error) => Err(not_json(error)),
     }

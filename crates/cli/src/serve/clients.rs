@@ -1,11 +1,11 @@
-//! `serve --print-config`: what programs need to know to use this server.
+//! `serve --print-config`: configurations of clients for this server.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-/// A program that can use the server.
+/// A client whose configuration can be printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Client {
     Opencode,
@@ -16,14 +16,14 @@ pub enum Client {
     Aider,
 }
 
-/// What a program needs to know.
+/// The facts that go into a configuration.
 pub struct Facts {
     pub host: IpAddr,
     pub port: u16,
     pub model: String,
-    /// Tokens that a conversation may have.
+    /// Context length in tokens.
     pub context: usize,
-    /// The most tokens of an answer, if there is a limit.
+    /// Maximum tokens of an answer, if there is a limit.
     pub max_tokens: Option<usize>,
     pub needs_key: bool,
 }
@@ -31,7 +31,7 @@ pub struct Facts {
 /// Configuration for a client.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Configuration {
-    /// Where it belongs.
+    /// The file or place for it.
     pub place: &'static str,
     pub text: String,
 }
@@ -40,25 +40,25 @@ impl Client {
     pub fn configuration(self, facts: &Facts) -> Configuration {
         let (place, text) = match self {
             Client::Opencode => {
-                ("opencode.json of a project, or ~/.config/opencode/opencode.json", opencode(facts))
+                ("opencode.json in a project, or ~/.config/opencode/opencode.json", opencode(facts))
             }
             Client::ClaudeCode => {
-                (".claude/settings.json of a project, or ~/.claude/settings.json", claude_code(facts))
+                (".claude/settings.json in a project, or ~/.claude/settings.json", claude_code(facts))
             }
             Client::Codex => ("~/.codex/config.toml", codex(facts)),
             Client::Continue => ("~/.continue/config.yaml", continue_dev(facts)),
             Client::OpenWebui => ("the environment of Open WebUI", open_webui(facts)),
-            Client::Aider => ("~/.aider.conf.yml, or .aider.conf.yml of a project", aider(facts)),
+            Client::Aider => ("~/.aider.conf.yml, or .aider.conf.yml in a project", aider(facts)),
         };
         Configuration { place, text }
     }
 }
 
 impl Facts {
-    /// Where programs on this machine reach the server.
+    /// The address of the server for programs on this machine.
     fn address(&self) -> String {
         let host = match self.host {
-            // It listens everywhere, so here, too.
+            // The server listens at all addresses, including this one.
             IpAddr::V4(Ipv4Addr::UNSPECIFIED) => "127.0.0.1".into(),
             IpAddr::V6(Ipv6Addr::UNSPECIFIED) => "[::1]".into(),
             IpAddr::V4(host) => host.to_string(),
@@ -71,18 +71,18 @@ impl Facts {
         format!("{}/v1", self.address())
     }
 
-    /// Most clients want one, whether the server does or not.
+    /// Most clients require a key, even if the server has none.
     fn key(&self) -> &'static str {
         if self.needs_key { "YOUR-KEY" } else { "none" }
     }
 
-    /// What is left of the context for an answer, for clients that want to know beforehand.
+    /// Maximum tokens of an answer, for clients that require a number.
     fn output(&self) -> usize {
         self.max_tokens.unwrap_or(usize::MAX).min(self.context / 4).max(1)
     }
 }
 
-/// A text as JSON, YAML and TOML all write it.
+/// A quoted text that is valid in JSON, YAML and TOML.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -183,7 +183,7 @@ fn open_webui(facts: &Facts) -> String {
 fn aider(facts: &Facts) -> String {
     let (model, address, key) =
         (quoted(&format!("openai/{}", facts.model)), quoted(&facts.openai()), quoted(facts.key()));
-    // Aider asks for a summary of what was said when it has so many tokens.
+    // From this number of tokens on, Aider summarises the history.
     let history = facts.context / 2;
     format!(
         "model: {model}\n\

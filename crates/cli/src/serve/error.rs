@@ -1,4 +1,4 @@
-//! What a server says when it cannot answer.
+//! Errors for clients.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -7,28 +7,31 @@ use serde_json::{Value, json};
 
 use crate::errors::in_flags;
 
-/// Tells OpenAI's and Anthropic's clients whether to ask again.
+/// Tells the clients of OpenAI and Anthropic whether to retry.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// The code of requests that need more memory than there is.
+/// The code of requests that need more memory than the budget allows.
 pub const INSUFFICIENT_MEMORY: &str = "insufficient_memory";
 
-/// An error for a client: what, and whether asking again makes sense.
+/// The code of requests that arrive before the model is loaded.
+pub const MODEL_LOADING: &str = "model_loading";
+
+/// An error for a client, and whether a retry makes sense.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     pub status: StatusCode,
-    /// OpenAI's word for the kind of error.
+    /// The error's type in OpenAI's API.
     pub kind: &'static str,
     pub code: Option<&'static str>,
     /// The field of the request that is wrong.
     pub param: Option<String>,
     pub message: String,
-    /// What Anthropic's clients look for to know what to do about it.
+    /// Details that Anthropic's clients evaluate.
     pub details: Option<Box<Value>>,
     pub retry: Retry,
 }
 
-/// Whether to ask again.
+/// Whether a retry makes sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// The same request fails in the same way.
@@ -37,7 +40,7 @@ pub enum Retry {
     After(u64),
 }
 
-/// In whose words errors are told.
+/// The API whose form an error has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dress {
     OpenAi,
@@ -45,8 +48,8 @@ pub enum Dress {
 }
 
 impl Dress {
-    /// That of the API that a path belongs to. Where both have it, Anthropic's clients are known by a header that theirs
-    /// demands.
+    /// The API that a path belongs to. Some paths belong to both; there, Anthropic's clients are recognised by a header that they
+    /// always send.
     pub fn of(path: &str, headers: &HeaderMap) -> Dress {
         let path = path.strip_prefix("/v1").unwrap_or(path);
         let is_own = path == "/messages" || path.starts_with("/messages/");
@@ -55,7 +58,7 @@ impl Dress {
 }
 
 impl ApiError {
-    /// The request is wrong, and a field of it is the reason.
+    /// A field of the request is wrong.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
         ApiError { param: Some(param.into()), ..ApiError::bad_request(message) }
     }
@@ -65,20 +68,20 @@ impl ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// Something that will not be otherwise the next time.
+    /// An error that the same request would cause again.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
         let message = message.into();
         ApiError { status, kind, code: None, param: None, message, details: None, retry: Retry::Never }
     }
 
-    /// There is nothing at this address.
+    /// The address or the model does not exist.
     pub fn not_found(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
     }
 
-    /// A field has more tokens than the context holds.
+    /// The prompt does not fit into the context.
     pub fn context(param: &str, tokens: usize, limit: usize) -> ApiError {
-        // Clients of OpenAI's and of Anthropic's API look for these words to shorten a conversation.
+        // Clients of both APIs search for these words and then shorten the conversation.
         let message = format!(
             "This model's maximum context length is {limit} tokens. However, the prompt is too long: {tokens} tokens > \
              {limit} maximum."
@@ -86,49 +89,49 @@ impl ApiError {
         ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
     }
 
-    /// Not now; later.
+    /// The server cannot answer now.
     pub fn unavailable(message: impl Into<String>, seconds: u64) -> ApiError {
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message);
         ApiError { retry: Retry::After(seconds), ..error }
     }
 
-    /// The same error, and that it makes sense to ask again after so many seconds.
+    /// The same error, with the advice to retry after so many seconds.
     pub fn after(self, seconds: u64) -> ApiError {
         ApiError { retry: Retry::After(seconds), ..self }
     }
 
-    /// The server's limit of time is over.
+    /// The answer exceeded the server's time limit.
     pub fn timeout() -> ApiError {
-        let message = "the answer took longer than this server allows";
+        let message = "the answer took longer than this server allows (--timeout)";
         let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
         ApiError { code: Some("timeout"), ..error }
     }
 
-    /// Too many ask at once.
+    /// All places are taken.
     pub fn overloaded(waiting: usize, seconds: u64) -> ApiError {
-        let message = format!("{waiting} requests are being answered or wait: ask again in a while");
+        let message = format!("{waiting} requests are running or waiting already: try again later");
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         ApiError { code: Some("rate_limit_exceeded"), retry: Retry::After(seconds), ..error }
     }
 
-    /// Something broke here. What it was is in the server's log.
+    /// The server failed; the log has the reason.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// What is wrong, for the log: without the message, which may quote what a user wrote.
+    /// The error for the log, without the message, which may quote a user's text.
     pub fn summary(&self) -> String {
         let field = self.param.as_ref().map(|param| format!(" in {param}")).unwrap_or_default();
         format!("{}{field}", self.code.unwrap_or(self.kind))
     }
 
-    /// The body in OpenAI's shape.
+    /// The body in the form of OpenAI's API.
     pub fn openai(&self) -> Value {
         let ApiError { message, kind, param, code, .. } = self;
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
     }
 
-    /// The error for an API that has other names for these fields.
+    /// The same error with the field names of another API.
     pub fn renamed(mut self, names: &[(&str, &str)]) -> ApiError {
         let is_field = |param: &str, name: &str| {
             param.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
@@ -142,7 +145,7 @@ impl ApiError {
         self
     }
 
-    /// The body in Anthropic's shape, which has the name of a field in the message.
+    /// The body in the form of Anthropic's API, which names the field in the message.
     pub fn anthropic(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -166,7 +169,7 @@ impl ApiError {
         json!({ "type": "error", "error": error })
     }
 
-    /// The response in the words of an API.
+    /// The response in the form of an API.
     pub fn response(&self, dress: Dress) -> Response {
         let body = match dress {
             Dress::OpenAi => self.openai(),
@@ -185,13 +188,13 @@ impl ApiError {
     }
 }
 
-/// The header of a body of JSON.
+/// The content type of JSON.
 pub fn json_type() -> [(HeaderName, HeaderValue); 1] {
     [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]
 }
 
 impl IntoResponse for ApiError {
-    /// In OpenAI's words; the error itself goes along, so that it can be told in those of another API.
+    /// In the form of OpenAI's API. The error itself is an extension of the response, so that the router can convert it.
     fn into_response(self) -> Response {
         let mut response = self.response(Dress::OpenAi);
         response.extensions_mut().insert(self);
@@ -200,14 +203,14 @@ impl IntoResponse for ApiError {
 }
 
 impl ApiError {
-    /// Whether the engine has no memory for what was asked.
+    /// Whether the conversation needs more memory than the engine has.
     pub fn is_budget(&self) -> bool {
         self.status == StatusCode::BAD_REQUEST && self.code == Some(INSUFFICIENT_MEMORY)
     }
 }
 
 impl From<Error> for ApiError {
-    /// The one place where errors of the engine become HTTP's. What names files is told to the log alone.
+    /// The only place that converts errors of the engine to HTTP errors. Messages that may name files go only to the log.
     fn from(error: Error) -> ApiError {
         match error {
             Error::Field { field, error } => {
@@ -229,11 +232,11 @@ impl From<Error> for ApiError {
             Error::Cancelled => ApiError::unavailable("the server is shutting down", 30),
             Error::DeviceLost(why) => {
                 tracing::error!("{}", in_flags(&why));
-                ApiError::unavailable("the device that computes was lost", 30)
+                ApiError::unavailable("the GPU was lost", 30)
             }
             error => {
                 tracing::error!("{}", in_flags(&error.to_string()));
-                ApiError::internal("the model could not be computed; the server's log says why")
+                ApiError::internal("the computation failed: see the server's log")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Who may ask: keys, the origins of web pages, and the names that the server goes by.
+//! Access: API keys, the origins of web pages, and the host names of the server.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -12,9 +12,9 @@ use ring::{digest, hmac};
 use super::error::ApiError;
 use crate::args::read_text;
 
-/// The keys that open the server; without any it is open.
+/// The API keys of the server; without keys it is open to everybody.
 pub struct Keys {
-    /// Made up at the start, so that what is compared says nothing about a key.
+    /// Random for each start, so that the compared values reveal nothing about a key.
     secret: hmac::Key,
     tags: Vec<hmac::Tag>,
 }
@@ -28,15 +28,15 @@ impl Keys {
             let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
             keys.extend(lines.map(str::to_owned));
             if keys.is_empty() {
-                bail!("{} has no key: write one on each line", path.display());
+                bail!("{} contains no key: write one key on each line", path.display());
             }
         }
         if keys.iter().any(|key| key.trim().is_empty()) {
-            bail!("a key is empty");
+            bail!("a key is empty: give --api-key and the lines of --api-key-file some text");
         }
         let secret = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
             .ok()
-            .context("the system has no random numbers to compare keys with")?;
+            .context("cannot get random numbers from the system, which are needed to compare keys")?;
         let tags = keys.iter().map(|key| hmac::sign(&secret, key.as_bytes())).collect();
         Ok(Keys { secret, tags })
     }
@@ -45,8 +45,8 @@ impl Keys {
         self.tags.is_empty()
     }
 
-    /// Who sends a request that has been [admitted](Self::check): whoever has the key, or where there are none whoever is
-    /// at the other end of the connection. Without keys all are one tenant. What a key leads to is the same after a restart.
+    /// The client of a request that has been [admitted](Self::check): the owner of the key, or without keys the other end of the
+    /// connection. Without keys, all clients are one tenant. The result for a key stays the same after a restart.
     pub fn client(&self, headers: &HeaderMap, peer: SocketAddr) -> Client {
         let number = |of: &str, bytes: &[u8]| {
             let mut context = digest::Context::new(&digest::SHA256);
@@ -67,25 +67,25 @@ impl Keys {
         }
     }
 
-    /// Finds out whether a request has a key, in time that does not depend on how right a wrong one is.
+    /// Checks the key of a request, in time that does not depend on how similar a wrong key is.
     ///
     /// # Errors
-    /// If it has none, or a wrong one.
+    /// If the key is missing or wrong.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.is_empty() {
             return Ok(());
         }
         let Some(given) = given_key(headers) else {
             return Err(refused(
-                "there is no key: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+                "the request has no API key: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
             ));
         };
         let matches = |tag: &hmac::Tag| hmac::verify(&self.secret, given, tag.as_ref()).is_ok();
-        // All of them, whichever it is.
+        // Every tag is compared, so that the time reveals nothing.
         if self.tags.iter().filter(|tag| matches(tag)).count() > 0 {
             Ok(())
         } else {
-            Err(refused("the key is not one of this server's"))
+            Err(refused("the API key is wrong"))
         }
     }
 }
@@ -103,20 +103,20 @@ fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes().trim_ascii()))
 }
 
-/// The web pages that may ask from a browser, besides the server's own.
+/// The origins whose pages may send requests, in addition to the server's own page.
 #[derive(Clone, Debug, Default)]
 pub struct Origins(Vec<String>);
 
 impl Origins {
-    /// Origins as browsers write them, such as `https://example.org`; `*` is all.
+    /// Origins in the form of browsers, such as `https://example.org`; `*` allows all.
     pub fn new(origins: &[String]) -> Origins {
         Origins(origins.iter().map(|origin| origin.trim_end_matches('/').to_ascii_lowercase()).collect())
     }
 
-    /// Checks where a page comes from; gives the headers for its browser.
+    /// Checks the origin of a page, and returns the header for its browser.
     ///
     /// # Errors
-    /// If the page is another site's, and not listed.
+    /// If the page belongs to another site that is not listed.
     pub fn check(&self, headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
         let Some(origin) = headers.get(header::ORIGIN) else { return Ok(None) };
         let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
@@ -127,26 +127,25 @@ impl Origins {
         if text.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host)) {
             return Ok(None);
         }
-        let message =
-            "pages of this origin may not ask this server: start it with --cors-origin ORIGIN to allow it";
+        let message = "this server refuses requests from pages of this origin: start it with --cors-origin ORIGIN to allow them";
         Err(ApiError::new(axum::http::StatusCode::FORBIDDEN, "permission_error", message))
     }
 }
 
-/// The names that a request may call the server by.
+/// The host names that requests may use.
 ///
-/// The owner of a site can have its name resolve to an address of this machine (DNS rebinding). Browsers then take the server
-/// for a part of that site, whose pages may read its answers. The `Host` header still has the site's name. A server that has keys
-/// answers to any name, since such a page has no key.
+/// The owner of a site can make its name resolve to an address of this machine (DNS rebinding). Browsers then treat the server as
+/// part of that site, and the site's pages can read its answers. The `Host` header still contains the site's name. A server with
+/// keys accepts any name, because such a page has no key.
 #[derive(Clone, Debug)]
 pub enum Hosts {
     Any,
-    /// Addresses, names of this machine, and these.
+    /// IP addresses, `localhost`, and these names.
     Listed(Vec<String>),
 }
 
 impl Hosts {
-    /// The hosts of listed origins are names that the server may go by.
+    /// The hosts of listed origins are accepted names.
     pub fn new(keys: &Keys, origins: &Origins) -> Hosts {
         if !keys.is_empty() || origins.0.iter().any(|origin| origin == "*") {
             return Hosts::Any;
@@ -155,10 +154,10 @@ impl Hosts {
         Hosts::Listed(hosts.map(str::to_owned).collect())
     }
 
-    /// Checks what a request calls the server. Requests without a name are none of a browser's.
+    /// Checks the host names of a request. A request without a name does not come from a browser.
     ///
     /// # Errors
-    /// If it is called by a name of others.
+    /// If a name is not accepted.
     pub fn check<'a>(&self, named: impl IntoIterator<Item = &'a [u8]>) -> Result<(), ApiError> {
         let Hosts::Listed(listed) = self else { return Ok(()) };
         let is_ours = |host: &[u8]| {
@@ -180,7 +179,7 @@ impl Hosts {
     }
 }
 
-/// What comes before the port.
+/// The part before the port.
 fn host_name(authority: &str) -> &str {
     match authority.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,

@@ -1,4 +1,4 @@
-//! What the server tells about itself, and about texts.
+//! Addresses about the server itself, and about tokens.
 
 use std::sync::Arc;
 
@@ -14,29 +14,39 @@ use serde_json::{Map, Value, json};
 
 use super::app::{App, Loaded};
 use super::body::Json;
-use super::error::ApiError;
+use super::error::{ApiError, MODEL_LOADING};
 use super::memory::Account;
 use crate::openai::drop_volatile_lines;
 use crate::openai::fields::{Fields, Unchecked, Unsupported, integers, or_default};
 
-/// Whether the process lives.
-pub async fn health() -> Json<Value> {
-    Json(json!({ "status": "ok" }))
+/// Reports that the process is alive, and its state. The page uses this before it has a key.
+pub async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+    let mut health = json!({ "status": "ok", "needs_key": !app.keys.is_empty() });
+    health["state"] = match app.unready() {
+        None => json!("ready"),
+        Some(_) if app.is_draining() => json!("leaving"),
+        Some(error) if error.code == Some(MODEL_LOADING) => {
+            health["loaded"] = json!(app.loaded_share());
+            json!("loading")
+        }
+        Some(_) => json!("failing"),
+    };
+    Json(health)
 }
 
-/// Whether requests will be answered.
+/// Reports whether the server can answer requests.
 pub async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     app.unready().map_or_else(|| Ok(Json(json!({ "status": "ready" }))), Err)
 }
 
-/// Numbers for Prometheus.
+/// Metrics for Prometheus.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     let engine = app.loaded().ok().map(|loaded| loaded.engine.clone());
     let text = app.meters.prometheus(engine.as_ref());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-/// What is loaded, and how.
+/// Describes the model, the limits and the memory.
 pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let loaded = app.loaded()?;
     let engine = &loaded.engine;
@@ -73,16 +83,16 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError>
     })))
 }
 
-/// Texts to be tokenised may be as long as what fits the context if a token has so many bytes, or as this if that is longer: more than
-/// a prompt, since clients find out here how much to leave out.
+/// Limits of a text to tokenise: so many bytes for each token of the context, or this many bytes if that is more. This is more than a
+/// prompt can have, because clients use the count to shorten a text.
 const LONG_TOKEN: usize = 16;
 const MOST_TOKENIZED: usize = 1 << 20;
 
-/// Bytes of memory that a token takes in an answer which lists tokens.
+/// Bytes of memory for each token in the answer.
 const TOLD: u64 = 100;
 const TOLD_WITH_PIECE: u64 = 800;
 
-/// A text, or a conversation, whose tokens are wanted.
+/// A text or a conversation to tokenise.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub struct Text {
@@ -93,10 +103,10 @@ pub struct Text {
     tools: Vec<Value>,
     #[serde(deserialize_with = "or_default")]
     chat_template_kwargs: Map<String, Value>,
-    /// Whether the model's beginning of a text is put before it.
+    /// Whether the beginning-of-sequence token is added.
     #[serde(alias = "add_special_tokens", deserialize_with = "or_default")]
     add_special: bool,
-    /// Whether the text of a control token means that token.
+    /// Whether the text of a control token becomes that token.
     parse_special: Option<bool>,
     #[serde(deserialize_with = "or_default")]
     with_pieces: bool,
@@ -106,7 +116,7 @@ impl Fields for Text {
     const UNSUPPORTED: &'static [&'static [Unsupported]] = &[&[Unsupported {
         name: "chat_template",
         harmless: &[],
-        reason: "the server has one template: start it with --chat-template-file",
+        reason: "the server has one template: set it with --chat-template-file",
     }]];
 }
 
@@ -121,7 +131,7 @@ impl Text {
     }
 }
 
-/// The tokens of a text or of a conversation.
+/// Tokenises a text or a conversation.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
     Json(text): Json<Unchecked<Text>>,
@@ -133,7 +143,8 @@ pub async fn tokenize(
             (Some(content), _) => {
                 let most = (engine.context() * LONG_TOKEN).max(MOST_TOKENIZED);
                 if content.len() > most {
-                    let message = format!("the text has {} bytes, but may have {most}", content.len());
+                    let message =
+                        format!("the text has {} bytes, but at most {most} are supported", content.len());
                     return Err(ApiError::invalid("content", message));
                 }
                 let _memory = engine.hold_for_encoding(content)?;
@@ -143,7 +154,10 @@ pub async fn tokenize(
             }
             (None, Some(messages)) => text.conversation(loaded, messages)?.tokens,
             (None, None) => {
-                return Err(ApiError::invalid("content", "there is no text: give content or messages"));
+                return Err(ApiError::invalid(
+                    "content",
+                    "the request has no text: send content or messages",
+                ));
             }
         };
         let each = if text.with_pieces { TOLD_WITH_PIECE } else { TOLD };
@@ -152,7 +166,7 @@ pub async fn tokenize(
         answer["tokens"] = if text.with_pieces {
             let piece = |id: &TokenId| {
                 let bytes = engine.tokenizer().token_bytes(*id);
-                // A part of a character has no text.
+                // A token that is only a part of a character is not valid UTF-8.
                 let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), |text| json!(text));
                 json!({ "id": id, "piece": piece })
             };
@@ -165,7 +179,7 @@ pub async fn tokenize(
     .await
 }
 
-/// Tokens whose text is wanted.
+/// Tokens to convert to text.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub struct Tokens {
@@ -173,7 +187,7 @@ pub struct Tokens {
     tokens: Vec<u32>,
 }
 
-/// The text of tokens.
+/// Converts tokens to text.
 pub async fn detokenize(
     State(app): State<Arc<App>>,
     Json(asked): Json<Tokens>,
@@ -181,11 +195,11 @@ pub async fn detokenize(
     app.prepare(move |_, loaded| {
         let engine = &loaded.engine;
         if let Some(wrong) = asked.tokens.iter().find(|token| **token as usize >= engine.vocab_size()) {
-            return Err(ApiError::invalid("tokens", format!("{wrong} is not a token of the model")));
+            return Err(ApiError::invalid("tokens", format!("{wrong} is not a token of this model")));
         }
         let tokens: Vec<_> = asked.tokens.into_iter().map(TokenId).collect();
         let bytes: usize = tokens.iter().map(|token| engine.tokenizer().token_bytes(*token).len()).sum();
-        // The text is told twice, and each is written once more.
+        // The answer contains the text twice, and encoding copies both.
         Account::current().add(&loaded.memory, 5 * bytes as u64)?;
         let text = engine.tokenizer().decode(&tokens, true);
         Ok(Json(json!({ "content": text, "prompt": text })))
@@ -193,7 +207,7 @@ pub async fn detokenize(
     .await
 }
 
-/// A conversation as the model sees it.
+/// Renders a conversation with the chat template.
 pub async fn apply_template(
     State(app): State<Arc<App>>,
     Json(text): Json<Unchecked<Text>>,
@@ -201,7 +215,8 @@ pub async fn apply_template(
     let mut text = text.supported()?;
     app.prepare(move |_, loaded| {
         let messages = text.messages.take().filter(|messages| !messages.is_empty());
-        let messages = messages.ok_or_else(|| ApiError::invalid("messages", "there are no messages"))?;
+        let messages = messages
+            .ok_or_else(|| ApiError::invalid("messages", "the field messages is missing or empty"))?;
         let prompt = text.conversation(loaded, messages)?;
         Account::current().add(&loaded.memory, 3 * prompt.text.len() as u64)?;
         Ok(Json(json!({ "prompt": prompt.text })))

@@ -1,4 +1,4 @@
-//! Connections: taken, kept from standing in each other's way, and let go.
+//! Connections: accepting, limiting and closing them.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,22 +20,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep, timeout};
 
-/// The most bytes of a request's head. As many are buffered of a body, and of an answer.
+/// Maximum bytes of a request's head. The same number is buffered of a body and of an answer.
 const HEAD_BYTES: usize = 32 << 10;
 
-/// When the server leaves, a connection without a request is closed after this.
+/// During shutdown, a connection without a request is closed after this time.
 const LAST_CALL: Duration = Duration::from_millis(300);
 
-/// When a connection cannot be taken, for want of file descriptors perhaps, some will end soon.
+/// The pause after a connection could not be accepted, for example because no file descriptors are left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a connection gets for which there is no room.
+/// The response to a connection above the limit.
 const NO_ROOM: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\ncontent-type: text/plain\r\nretry-after: 5\r\n\
-    connection: close\r\ncontent-length: 46\r\n\r\nthere are too many connections of this address";
+    connection: close\r\ncontent-length: 42\r\n\r\nthis address has too many open connections";
 
-/// Whose connection a request came by: an extension of every request.
+/// The address of the client: an extension of every request.
 ///
-/// All addresses of an IPv6 network of 64 bits are one, since a single customer usually has all of them.
+/// All addresses of an IPv6 /64 network count as one, because one customer usually has all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientAddress(pub IpAddr);
 
@@ -48,18 +48,18 @@ impl ClientAddress {
     }
 }
 
-/// Who is at the other end of the connection by which a request came.
+/// The other end of the connection.
 #[derive(Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
-/// What connections may take.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Connections at once. No address has more of them than are free, so there is always one for a new address.
+    /// Connections at once. No address gets more of them than are free, so a new address always gets one.
     pub most: usize,
-    /// The head of a request may take so long, and so may the next request of a connection.
+    /// The time for the head of a request, and for the next request of a connection.
     pub head: Duration,
-    /// A client that takes nothing of its answer for so long has its connection closed.
+    /// A connection is closed if its client reads nothing of its answer for this time.
     pub stall: Duration,
 }
 
@@ -69,7 +69,7 @@ impl Default for Terms {
     }
 }
 
-/// What waits for the end of all connections.
+/// The open connections.
 pub struct Connections {
     leave: watch::Sender<bool>,
     /// Every connection has one, and so has whoever may still take connections.
@@ -79,7 +79,7 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Takes connections from now on.
+    /// Starts to accept connections.
     pub fn accept(listener: TcpListener, router: Router, terms: Terms) -> Connections {
         let (leave, left) = watch::channel(false);
         let (guard, alive) = mpsc::channel(1);
@@ -87,7 +87,7 @@ impl Connections {
         Connections { leave, guard: Some(guard), alive }
     }
 
-    /// Lets every connection end after what it is answering; gives up waiting after `patience`.
+    /// Closes every connection after its running answer. Returns whether all ended within `patience`.
     pub async fn close(&mut self, patience: Duration) -> bool {
         let _ = self.leave.send(true);
         self.guard = None;
@@ -95,7 +95,7 @@ impl Connections {
     }
 }
 
-/// Takes connections for as long as the program runs: those that come while others end are told why they get nothing.
+/// Accepts connections as long as the program runs, also during shutdown, where requests get an error.
 async fn accept(
     listener: TcpListener,
     router: Router,
@@ -108,14 +108,14 @@ async fn accept(
         let (stream, address) = match listener.accept().await {
             Ok((stream, address)) => (stream, ClientAddress::new(address.ip())),
             Err(error) => {
-                tracing::debug!("a connection could not be taken: {error}");
+                tracing::debug!("cannot accept a connection: {error}");
                 sleep(PAUSE).await;
                 continue;
             }
         };
         let Some(place) = places.take(address) else {
-            tracing::debug!("a connection of {} was closed: there are too many", address.0);
-            // What does not go at once does not go.
+            tracing::debug!("closed a connection from {}: too many connections", address.0);
+            // The response is lost if the socket does not accept it at once.
             let _ = stream.try_write(NO_ROOM);
             continue;
         };
@@ -134,9 +134,9 @@ async fn serve(
     terms: Terms,
     mut left: watch::Receiver<bool>,
 ) {
-    // Tokens are small, and each is waited for.
+    // Tokens are small, and clients wait for each of them.
     let _ = stream.set_nodelay(true);
-    // Whoever has gone already is nobody.
+    // The client has already disconnected.
     let Ok(peer) = stream.peer_addr() else { return };
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(terms.head).max_buf_size(HEAD_BYTES);
@@ -151,7 +151,7 @@ async fn serve(
     tokio::pin!(connection);
     let leaving = async {
         let _ = left.wait_for(|left| *left).await;
-        // What is on its way is still heard, and told that it comes too late.
+        // A request that is on its way still gets an error.
         sleep(LAST_CALL).await;
     };
     let ended = tokio::select! {
@@ -162,11 +162,11 @@ async fn serve(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!("a connection ended: {error}");
+        tracing::debug!("a connection ended with an error: {error}");
     }
 }
 
-/// Who has how many connections.
+/// The number of connections of each address.
 struct Places {
     most: usize,
     taken: Mutex<Taken>,
@@ -178,14 +178,14 @@ struct Taken {
     each: HashMap<ClientAddress, usize>,
 }
 
-/// A connection's place among all, until it is dropped.
+/// Counts a connection until it is dropped.
 struct ConnectionPlace {
     places: Arc<Places>,
     address: ClientAddress,
 }
 
 impl Places {
-    /// `None` if an address has as many as are free.
+    /// `None` if the address has as many connections as are free.
     fn take(self: &Arc<Places>, address: ClientAddress) -> Option<ConnectionPlace> {
         let mut taken = self.lock();
         let free = self.most - taken.all;
@@ -198,7 +198,7 @@ impl Places {
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
-        // Nothing between its changes can fail.
+        // No change can fail halfway, so a poisoned lock is harmless.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -216,11 +216,11 @@ impl Drop for ConnectionPlace {
     }
 }
 
-/// A stream that fails when its other end takes nothing for too long. While there is nothing to write, no time passes.
+/// A stream that fails if its other end reads nothing for too long. The time counts only while there is something to write.
 struct Impatient {
     stream: TcpStream,
     patience: Duration,
-    /// Since when nothing could be written.
+    /// When writing became impossible.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 

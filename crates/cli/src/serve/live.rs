@@ -1,7 +1,7 @@
-//! What the page draws of the machine at work: a few frames a second, only while somebody watches.
+//! `/live`: the activity of the server for the page, a few frames a second, only while a client watches.
 //!
-//! The first event is `machine`: the model, its layers with experts, the memory. Then a `frame` comes every quarter of a
-//! second: counters, of which the page makes rates, and what has changed of the experts.
+//! The first event is `machine`: the model, its layers with experts, the memory. Then a `frame` follows every quarter of a
+//! second: counters, from which the page computes rates, and the changes of the experts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ use crate::stats::resident;
 
 const FRAME: Duration = Duration::from_millis(250);
 
-/// Onlookers at once. Each costs little, but not nothing.
+/// Clients that can watch at once.
 const MOST: usize = 16;
 
 static PLACES: Semaphore = Semaphore::const_new(MOST);
 
-/// Shows the machine at work for as long as the client listens.
+/// Streams the activity of the server until the client disconnects.
 pub async fn live(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     if app.is_draining() {
         return Err(leaving());
@@ -39,7 +39,7 @@ pub async fn live(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
         let _place = place;
         events.named("machine", &machine(&app.model, &engine, &compute)).await?;
         let mut camera = Camera { start: Instant::now(), picture: Picture::default(), shown: Vec::new() };
-        // Nobody waits for the last frame when the server leaves.
+        // During shutdown the stream ends, so that the server does not wait for it.
         while !app.is_draining() {
             events.named("frame", &camera.frame(&app, &engine)).await?;
             sleep(FRAME).await;
@@ -49,12 +49,12 @@ pub async fn live(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
 }
 
 fn full() -> ApiError {
-    let message = format!("{MOST} others are watching the machine: close one of their pages");
+    let message = format!("{MOST} clients are reading /live already: close one of their pages");
     let error = ApiError::new(axum::http::StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
     ApiError { retry: Retry::After(30), ..error }
 }
 
-/// What stays as it is.
+/// The facts that do not change.
 fn machine(name: &str, engine: &Engine, compute: &str) -> Value {
     let plan = engine.plan();
     let layers = engine.routed_layers().iter().enumerate().filter(|(_, layer)| layer.experts > 0);
@@ -63,7 +63,7 @@ fn machine(name: &str, engine: &Engine, compute: &str) -> Value {
         "model": name,
         "context": engine.context(),
         "compute": compute,
-        // A device has its own.
+        // A GPU has its own threads.
         "threads": plan.device.is_none().then(|| engine.threads()),
         "gpu": plan.device.as_ref().map(|device| json!({ "budget": device.budget, "planned": device.total() })),
         "io": (!layers.is_empty()).then(|| engine.io_description()),
@@ -74,11 +74,11 @@ fn machine(name: &str, engine: &Engine, compute: &str) -> Value {
     })
 }
 
-/// What one onlooker has seen.
+/// What one client has received.
 struct Camera {
     start: Instant,
     picture: Picture,
-    /// The codes that the page has.
+    /// The codes of the experts that the client has.
     shown: Vec<u8>,
 }
 
@@ -100,7 +100,7 @@ impl Camera {
             "misses": meters.misses,
             "device_hits": meters.device_hits,
             "read": meters.bytes_read,
-            "lifted": meters.bytes_lifted,
+            "uploaded": meters.bytes_lifted,
             "slots": engine.slot_bytes(),
             "resident": resident(),
             "changes": base64(&changes),
@@ -108,7 +108,7 @@ impl Camera {
     }
 }
 
-/// An expert in a byte: two bits for where it is, two for how it was asked for.
+/// An expert's code: two bits for its place, and two bits for hits and misses.
 fn code(sight: &Sight) -> u8 {
     let place = match sight.place {
         Residency::Absent => 0,
@@ -125,9 +125,9 @@ fn code(sight: &Sight) -> u8 {
     place | asked << 2
 }
 
-/// What leads from one row of codes to the next: how many to pass over, then the code of the one after them, and so on.
-/// 255 passes over as many and is followed by no code. Codes that were asked for are told again each time, because they
-/// are news each time. Before the first row all codes are zero.
+/// The changes from one row of codes to the next: a number of experts to skip, then the code of the next expert, and so on. 255
+/// skips 255 experts and is followed by no code. Codes with a hit or a miss are always sent, because each is a new event. Before
+/// the first row, all codes are zero.
 fn changes(from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut passed = 0;

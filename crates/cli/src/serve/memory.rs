@@ -1,4 +1,4 @@
-//! What requests hold in memory: counted against the budget, bounded, and given back with the request.
+//! The memory of requests: counted against the budget, limited, and released with the request.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,34 +15,34 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::{ApiError, INSUFFICIENT_MEMORY};
 
-/// All requests together hold at most the budget divided by this.
+/// All requests together may use the budget divided by this.
 const SHARE: u64 = 4;
 
-/// What the memory plan leaves to texts. Only what requests hold beyond it is counted, and comes from the memory of experts, in
-/// steps: small requests do not push experts out.
+/// Memory for requests that the plan already contains. Only memory beyond it is taken from the expert cache, in steps, so that
+/// small requests evict no experts.
 const UNCOUNTED: u64 = 4 << 20;
 const STEP: u64 = 1 << 20;
 
-/// How long a request waits for memory that others hold, and how often it looks for it.
+/// How long a request waits for the memory of other requests, and how often it checks for it.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(250);
 
-/// What a request was granted is resident after so long.
+/// Granted memory is resident after this time.
 const SOON: Duration = Duration::from_millis(200);
 
-/// When there is no memory for a request, it may come again after so many seconds.
+/// A client may retry a request after so many seconds if there was no memory for it.
 const RETRY_SECONDS: u64 = 5;
 
-/// When requests have given so many bytes back, the allocator is asked to give them back to the system, a moment later: then the
-/// last of them are free, and so are those of other requests. This is at most once in so long.
+/// After requests have released so many bytes, the allocator is asked to return them to the system. This happens a moment later, when
+/// the last bytes are free too, and at most once in this time.
 const MUCH: u64 = 1 << 20;
 const LATER: Duration = Duration::from_secs(1);
 
-/// What requests gave back since the allocator was asked last. The allocator is the whole process's, and so is this.
+/// Bytes that requests have released since the allocator was last asked. It is global, as the allocator is.
 static FREED: AtomicU64 = AtomicU64::new(0);
 static MUCH_FREED: Notify = Notify::const_new();
 
-/// Gives the memory of requests that have been answered back to the system, for as long as the program runs.
+/// Returns the memory of answered requests to the system, as long as the program runs.
 pub async fn give_back_freed() {
     loop {
         MUCH_FREED.notified().await;
@@ -52,23 +52,23 @@ pub async fn give_back_freed() {
     }
 }
 
-/// The memory of all requests to a model.
+/// The memory of all requests of a model.
 pub struct RequestMemory {
     most: u64,
-    /// What the whole process may use, and how to see what it uses.
+    /// The budget of the process, and a function for its present use.
     budget: u64,
     resident: fn() -> u64,
     held: Mutex<Held>,
-    /// Told when a request gives memory back.
+    /// Notified when a request releases memory.
     freed: Notify,
 }
 
 struct Held {
     /// By all requests.
     used: u64,
-    /// What requests were granted within the last [`SOON`], and when: the process may not have it resident yet.
+    /// Bytes granted within the last [`SOON`], with the times: they may not be resident yet.
     granted: Vec<(Instant, u64)>,
-    /// What of it the engine counts.
+    /// The part that the engine counts.
     counted: Hold,
 }
 
@@ -80,7 +80,7 @@ impl RequestMemory {
         RequestMemory { most, budget, resident, held: Mutex::new(held), freed: Notify::new() }
     }
 
-    /// What a request holds goes from `from` bytes to `to`.
+    /// Changes the memory of a request from `from` bytes to `to` bytes.
     fn resize(&self, from: u64, to: u64) -> Result<(), ApiError> {
         let mut held = self.lock();
         let used = (held.used - from).saturating_add(to);
@@ -93,7 +93,7 @@ impl RequestMemory {
             held.counted.resize(counted).map_err(|_| busy())?;
         }
         if counted > before && !self.fits(&mut held, to - from) {
-            // Giving memory back does not fail.
+            // Releasing memory does not fail.
             let _ = held.counted.resize(before);
             MUCH_FREED.notify_one();
             return Err(busy());
@@ -108,8 +108,8 @@ impl RequestMemory {
         Ok(())
     }
 
-    /// Whether the process stays within its budget with so many bytes more, which are granted then. Not all that it takes can be
-    /// counted: an allocator has gaps, and a program's own pages come as they are used.
+    /// Grants so many more bytes if the process then stays within its budget. The process itself is checked, because not all of its
+    /// memory can be counted: the allocator has gaps, and the program's own pages become resident when they are used.
     fn fits(&self, held: &mut Held, bytes: u64) -> bool {
         let now = Instant::now();
         held.granted.retain(|(when, _)| now - *when < SOON);
@@ -126,8 +126,8 @@ impl RequestMemory {
             return busy();
         }
         let message = format!(
-            "the request takes {} of memory to answer, more than the {} that requests may take together: send less, or start \
-             the server with more --memory",
+            "the request needs {} of memory, but all requests together may use {}: send a smaller request, or start the \
+             server with a larger --memory",
             Size(bytes),
             Size(self.most)
         );
@@ -136,14 +136,14 @@ impl RequestMemory {
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        // Numbers change together, after everything that can fail.
+        // All numbers change together, after everything that can fail.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The memory that requests may take is taken by others.
+/// The error if other requests use the memory.
 pub fn busy() -> ApiError {
-    let message = "other requests take the memory that this one needs: ask again in a while";
+    let message = "other requests use the memory that this request needs: try again later";
     let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
     ApiError { code: Some("rate_limit_exceeded"), ..error }.after(RETRY_SECONDS)
 }
@@ -152,13 +152,13 @@ tokio::task_local! {
     static CURRENT: Arc<Account>;
 }
 
-/// What one request holds. It is shared by all who work on the request, and given back when the last of them is done.
+/// The memory of one request. All tasks that work on the request share it; it is released with the last of them.
 pub struct Account {
-    /// When the request came.
+    /// When the request arrived.
     pub started: Instant,
-    /// Whether the client has left.
+    /// Whether the client has disconnected.
     left: AtomicBool,
-    /// Bytes that making a prompt of the body takes.
+    /// Bytes for converting the body to a prompt.
     preparing: AtomicU64,
     held: Mutex<(u64, Option<Arc<RequestMemory>>)>,
 }
@@ -173,28 +173,28 @@ impl Account {
         })
     }
 
-    /// That of the request which is being worked on. Whoever works on it on another thread does so [within](Self::within) it.
+    /// The account of the request that this task works on. Work on another thread runs [within](Self::within) it.
     pub fn current() -> Arc<Account> {
         CURRENT.try_with(Arc::clone).unwrap_or_else(|_| Account::new())
     }
 
-    /// Works on a request.
+    /// Runs a task on a request.
     pub async fn scope<F: Future>(self: Arc<Account>, work: F) -> F::Output {
         CURRENT.scope(self, work).await
     }
 
-    /// Works on a request on a thread of another kind.
+    /// Runs a closure on a request, on a blocking thread.
     pub fn within<T>(self: Arc<Account>, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self, work)
     }
 
-    /// Holds so many bytes more.
+    /// Takes so many more bytes.
     ///
     /// # Errors
-    /// If there is no memory for them, or if the client has left, so that work which nobody waits for ends.
+    /// If there is no memory for them, or if the client has disconnected, so that useless work ends.
     pub fn add(&self, memory: &Arc<RequestMemory>, bytes: u64) -> Result<(), ApiError> {
         if self.left.load(Ordering::Relaxed) {
-            return Err(ApiError::bad_request("the client has left"));
+            return Err(ApiError::bad_request("the client has disconnected"));
         }
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let (used, memory) = (held.0, Arc::clone(held.1.get_or_insert_with(|| Arc::clone(memory))));
@@ -203,7 +203,7 @@ impl Account {
         Ok(())
     }
 
-    /// The same, and waits a while for requests and conversations to give memory back.
+    /// The same, and waits a while for memory that requests and conversations release.
     pub async fn add_when_free(&self, memory: &Arc<RequestMemory>, bytes: u64) -> Result<(), ApiError> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -212,7 +212,7 @@ impl Account {
             freed.as_mut().enable();
             match self.add(memory, bytes) {
                 Err(error) if error.status == StatusCode::TOO_MANY_REQUESTS && Instant::now() < end => {
-                    // What conversations give back is not told.
+                    // Conversations do not report the memory that they release.
                     let _ = timeout_at(end.min(Instant::now() + LOOK), freed).await;
                 }
                 added => return added,
@@ -220,7 +220,7 @@ impl Account {
         }
     }
 
-    /// Holds so many bytes fewer.
+    /// Releases so many bytes.
     pub fn remove(&self, bytes: u64) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let left = held.0.saturating_sub(bytes);
@@ -231,7 +231,7 @@ impl Account {
         held.0 = left;
     }
 
-    /// Holds so many bytes for a while, when they are free.
+    /// Takes so many bytes until the result is dropped, and waits for them.
     pub async fn lend_when_free(
         self: &Arc<Account>,
         memory: &Arc<RequestMemory>,
@@ -241,7 +241,7 @@ impl Account {
         Ok(Loan { account: Arc::clone(self), bytes })
     }
 
-    /// Making a prompt of the body takes so many bytes.
+    /// Sets the bytes for converting the body to a prompt.
     pub fn set_preparing(&self, bytes: u64) {
         self.preparing.store(bytes, Ordering::Relaxed);
     }
@@ -250,8 +250,8 @@ impl Account {
         self.preparing.load(Ordering::Relaxed)
     }
 
-    /// Goes along with whoever waits for work on the request: dropped before [`done`](Waiting::done), it says that the client has
-    /// left.
+    /// A guard for the task that waits for work on the request. Dropped before [`done`](Waiting::done), it records that the client
+    /// has disconnected.
     pub fn waiting(self: &Arc<Account>) -> Waiting {
         Waiting { account: Arc::clone(self), is_done: false }
     }
@@ -263,7 +263,7 @@ impl Drop for Account {
     }
 }
 
-/// Bytes that a request holds until this is dropped.
+/// Bytes of a request, released when this is dropped.
 pub struct Loan {
     account: Arc<Account>,
     bytes: u64,
@@ -295,7 +295,7 @@ impl Drop for Waiting {
     }
 }
 
-/// The body of an answer, whose request's memory is held until it has been sent.
+/// The body of an answer. It keeps the memory of its request until it has been sent.
 pub fn holding(body: Body, account: Arc<Account>) -> Body {
     Body::new(Holding { body, _account: account })
 }
@@ -325,10 +325,9 @@ impl http_body::Body for Holding {
     }
 }
 
-/// Bytes that a JSON text takes at most once it is read, as found by looking for what separates its values.
+/// An upper bound for the memory of a parsed JSON text, estimated from the separators of its values.
 ///
-/// A value takes as much memory as the largest kind of value does. Lists and objects have room for four values at first, and grow by
-/// doubling.
+/// Each value takes the memory of the largest kind of value. Lists and objects start with room for four values and double it.
 pub fn parsed_bytes(text: &[u8]) -> u64 {
     const VALUE: u64 = 150;
     const FIELD: u64 = 250;

@@ -1,4 +1,4 @@
-//! What the server counts, and how it tells machines.
+//! The counters of the server, and the metrics for Prometheus.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
@@ -13,11 +13,11 @@ use tokio::sync::oneshot;
 use super::app::share;
 use crate::stats::resident;
 
-/// A step that takes longer than this is taken for one that will not end. On a large model that is streamed, a chunk of a
-/// prompt is one pass over the drive, which takes a minute or two.
+/// A longer step counts as hanging. For a large streamed model, one chunk of a prompt reads the whole model from the drive, which
+/// takes a minute or two.
 const STALL: Duration = Duration::from_secs(300);
 
-/// Upper ends of the classes that steps are counted in, in seconds.
+/// Upper bounds of the histogram of step durations, in seconds.
 const STEP_CLASSES: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// Counted since the server started.
@@ -27,18 +27,18 @@ pub struct Meters {
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
     generated_tokens: AtomicU64,
-    /// Tokens written and computed of prompts so far, those of answers that have not ended, too.
+    /// Tokens generated and prompt tokens computed so far, including running answers.
     written: AtomicU64,
     read: AtomicU64,
     cancelled: AtomicU64,
-    /// Answers that were asked for and have not ended, by client.
+    /// Answers running or waiting, by client.
     open: Mutex<HashMap<u128, usize>>,
     running: AtomicUsize,
     waiting: AtomicUsize,
     prefixes: Mutex<PrefixMeters>,
     steps: Mutex<Steps>,
     failed: AtomicU64,
-    /// Whether nothing was computed since the last failure.
+    /// Whether no computation has succeeded since the last failure.
     failing: AtomicBool,
     dead: AtomicBool,
     /// Dropped when the driver's thread has ended.
@@ -47,7 +47,7 @@ pub struct Meters {
 
 #[derive(Default)]
 struct Steps {
-    /// Since when somebody waits for a step to be computed, if somebody does.
+    /// When the running step began, if one is running.
     since: Option<Instant>,
     count: u64,
     idle: u64,
@@ -55,19 +55,19 @@ struct Steps {
     classes: [u64; STEP_CLASSES.len()],
 }
 
-/// What onlookers are told.
+/// The counters for `/live`.
 pub struct Pulse {
-    /// Tokens written so far.
+    /// Tokens generated so far.
     pub written: u64,
-    /// Tokens of prompts that were computed so far.
+    /// Prompt tokens computed so far.
     pub read: u64,
-    /// Answers being written.
+    /// Answers being generated.
     pub running: usize,
-    /// Answers that wait for others to end.
+    /// Answers waiting in the queue.
     pub waiting: usize,
 }
 
-/// A client's share of what may be open at once; it ends when it is dropped.
+/// One of a client's places; dropping it frees the place.
 pub struct OpenPlace {
     meters: std::sync::Arc<Meters>,
     client: u128,
@@ -110,8 +110,8 @@ impl Default for Meters {
 }
 
 impl Meters {
-    /// Places for so many of a client's answers, unless that would be more than `most` in all, or more than one client's
-    /// [share] of them; then how many are in the way.
+    /// Takes `count` places for a client. If that would be more than `most` places in total, or more than one client's [share] of
+    /// them, returns how many are taken already.
     pub fn places(
         self: &std::sync::Arc<Meters>,
         client: u128,
@@ -130,17 +130,17 @@ impl Meters {
         Ok((0..count).map(|_| OpenPlace { meters: std::sync::Arc::clone(self), client }).collect())
     }
 
-    /// Answers that have not ended.
+    /// Answers running or waiting.
     pub fn open(&self) -> usize {
         lock(&self.open).values().sum()
     }
 
-    /// A response was given.
+    /// Counts a response.
     pub fn request(&self, path: &'static str, status: u16) {
         *lock(&self.requests).entry((path, status)).or_default() += 1;
     }
 
-    /// An answer ended.
+    /// Counts an answer that has ended.
     pub fn answer(&self, answer: &Answer) {
         let stats = &answer.stats;
         self.prompt_tokens.fetch_add(stats.prompt_tokens as u64, Relaxed);
@@ -151,12 +151,12 @@ impl Meters {
         }
     }
 
-    /// So many more tokens of a prompt were computed.
+    /// Counts computed tokens of a prompt.
     pub fn read(&self, tokens: usize) {
         self.read.fetch_add(tokens as u64, Relaxed);
     }
 
-    /// What goes on at the moment.
+    /// The present state.
     pub fn pulse(&self) -> Pulse {
         Pulse {
             written: self.written.load(Relaxed),
@@ -166,13 +166,13 @@ impl Meters {
         }
     }
 
-    /// An answer could not be computed.
+    /// Counts an answer that failed.
     pub fn failed(&self) {
         self.failed.fetch_add(1, Relaxed);
         self.failing.store(true, Relaxed);
     }
 
-    /// A model has been loaded: what failed before says nothing of it. Gives what comes to nothing when its driver has ended.
+    /// Starts anew for a model that has been loaded. The receiver closes when the model's driver has ended.
     pub fn begin(&self) -> oneshot::Receiver<()> {
         self.failing.store(false, Relaxed);
         let (running, ended) = oneshot::channel();
@@ -180,20 +180,20 @@ impl Meters {
         ended
     }
 
-    /// Why nothing can be expected of the driver, if nothing can.
+    /// Why the driver cannot answer requests at the moment, if so.
     pub fn ailment(&self) -> Option<&'static str> {
         if self.dead.load(Relaxed) {
-            Some("computing failed for good: start the server again")
+            Some("the compute thread has ended: restart the server")
         } else if self.failing.load(Relaxed) {
-            Some("computing failed; the server's log says why")
+            Some("the last computation failed: see the server's log")
         } else if lock(&self.steps).since.is_some_and(|since| since.elapsed() > STALL) {
-            Some("a step has not ended for a long time")
+            Some("a step has been running for more than five minutes")
         } else {
             None
         }
     }
 
-    /// Everything in Prometheus's text format.
+    /// All metrics in the Prometheus text format.
     pub fn prometheus(&self, engine: Option<&Engine>) -> String {
         let mut text = Exposition::default();
         text.head("forebay_requests_total", "counter", "Requests by path and status.");
@@ -201,86 +201,133 @@ impl Meters {
             text.line(&format!("forebay_requests_total{{path=\"{path}\",status=\"{status}\"}}"), *count);
         }
         let counters = [
-            ("prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
-            ("cached_tokens_total", "Of those, the ones that were not computed again.", &self.cached_tokens),
-            ("generated_tokens_total", "Tokens written.", &self.generated_tokens),
-            ("answers_cancelled_total", "Answers whose client went away.", &self.cancelled),
-            ("answers_failed_total", "Answers that could not be computed.", &self.failed),
+            ("prompt_tokens_total", "Prompt tokens of completed answers.", &self.prompt_tokens),
+            (
+                "cached_tokens_total",
+                "Prompt tokens that were reused from an earlier conversation.",
+                &self.cached_tokens,
+            ),
+            ("generated_tokens_total", "Tokens generated in completed answers.", &self.generated_tokens),
+            (
+                "answers_cancelled_total",
+                "Answers cancelled because their client disconnected.",
+                &self.cancelled,
+            ),
+            ("answers_failed_total", "Answers that failed because of an error of the server.", &self.failed),
         ];
         for (name, help, value) in counters {
             text.number(name, "counter", help, value.load(Relaxed));
         }
         let gauges = [
-            ("requests_running", "Answers being written.", &self.running),
-            ("requests_waiting", "Answers that wait for others to end.", &self.waiting),
+            ("requests_running", "Answers being generated.", &self.running),
+            ("requests_waiting", "Answers waiting in the queue.", &self.waiting),
         ];
         for (name, help, value) in gauges {
             text.number(name, "gauge", help, value.load(Relaxed) as u64);
         }
-        text.number("requests_open", "gauge", "Answers that have not ended.", self.open() as u64);
+        text.number("requests_open", "gauge", "Answers running or waiting.", self.open() as u64);
         let steps = lock(&self.steps);
-        text.head("forebay_step_seconds", "histogram", "Time of a step that all requests take together.");
+        text.head(
+            "forebay_step_seconds",
+            "histogram",
+            "Duration of a step, which advances all running requests.",
+        );
         for (count, end) in steps.classes.iter().zip(STEP_CLASSES) {
             text.line(&format!("forebay_step_seconds_bucket{{le=\"{end}\"}}"), *count);
         }
         text.line("forebay_step_seconds_bucket{le=\"+Inf\"}", steps.count);
         text.line("forebay_step_seconds_sum", steps.seconds);
         text.line("forebay_step_seconds_count", steps.count);
-        let help = "Steps in which nothing could be computed, because all requests waited for files.";
+        let help = "Steps in which nothing was computed because all requests waited for files.";
         text.number("idle_steps_total", "counter", help, steps.idle);
         drop(steps);
-        text.number("uptime_seconds", "gauge", "Since the start.", self.started.elapsed().as_secs_f64());
+        text.number(
+            "uptime_seconds",
+            "gauge",
+            "Seconds since the server started.",
+            self.started.elapsed().as_secs_f64(),
+        );
         if let Some(bytes) = resident() {
-            text.number("resident_bytes", "gauge", "Memory of the process.", bytes);
+            text.number("resident_bytes", "gauge", "Resident memory of the process.", bytes);
         }
         let prefixes = *lock(&self.prefixes);
         for (name, kind, help, value) in [
-            ("entries", "gauge", "Conversations kept in memory.", prefixes.entries as u64),
-            ("bytes", "gauge", "Memory that they take.", prefixes.bytes),
-            ("disk_entries", "gauge", "Conversations kept on disk.", prefixes.disk_entries as u64),
-            ("disk_bytes", "gauge", "What they take there.", prefixes.disk_bytes),
-            ("hits_total", "counter", "Prompts that began like something kept.", prefixes.hits),
-            ("misses_total", "counter", "Prompts that did not.", prefixes.misses),
-            ("tokens_total", "counter", "Tokens that were not computed again.", prefixes.tokens_reused),
-            ("evictions_total", "counter", "Conversations that left memory.", prefixes.evictions),
+            ("entries", "gauge", "Conversations in the prefix cache in memory.", prefixes.entries as u64),
+            ("bytes", "gauge", "Memory used by the prefix cache.", prefixes.bytes),
+            (
+                "disk_entries",
+                "gauge",
+                "Conversations in the prefix cache on disk.",
+                prefixes.disk_entries as u64,
+            ),
+            ("disk_bytes", "gauge", "Disk space used by the prefix cache.", prefixes.disk_bytes),
+            ("hits_total", "counter", "Prompts whose beginning was in the prefix cache.", prefixes.hits),
+            (
+                "misses_total",
+                "counter",
+                "Prompts whose beginning was not in the prefix cache.",
+                prefixes.misses,
+            ),
+            (
+                "tokens_total",
+                "counter",
+                "Prompt tokens reused from the prefix cache.",
+                prefixes.tokens_reused,
+            ),
+            ("evictions_total", "counter", "Conversations evicted from memory.", prefixes.evictions),
             ("writes_total", "counter", "Conversations written to disk.", prefixes.writes),
             ("loads_total", "counter", "Conversations read from disk.", prefixes.loads),
-            ("failures_total", "counter", "Files that could not be written or used.", prefixes.failures),
+            (
+                "failures_total",
+                "counter",
+                "Files of the prefix cache that could not be written or read.",
+                prefixes.failures,
+            ),
         ] {
             text.number(&format!("prefix_{name}"), kind, help, value);
         }
         if let Some(engine) = engine {
             let meters = engine.meters();
-            text.number("expert_hits_total", "counter", "Experts found in memory.", meters.hits);
-            text.number("expert_misses_total", "counter", "Experts waited for.", meters.misses);
-            text.number("expert_read_bytes_total", "counter", "Bytes of experts read.", meters.bytes_read);
+            text.number(
+                "expert_hits_total",
+                "counter",
+                "Expert requests that found the expert in memory (cache hits).",
+                meters.hits,
+            );
+            text.number(
+                "expert_misses_total",
+                "counter",
+                "Expert requests that had to wait for a read (cache misses).",
+                meters.misses,
+            );
+            text.number(
+                "expert_read_bytes_total",
+                "counter",
+                "Bytes of experts read from the drive.",
+                meters.bytes_read,
+            );
             if engine.plan().device.is_some() {
-                let help = "Of those found in memory, experts found in the GPU's.";
+                let help = "Cache hits that found the expert in GPU memory.";
                 text.number("expert_gpu_hits_total", "counter", help, meters.device_hits);
-                let help = "Of those found in memory, experts that the processor computed (--cpu-experts).";
+                let help = "Cache hits that the CPU computed (--cpu-experts).";
                 text.number("expert_cpu_total", "counter", help, meters.computed_in_memory);
-                let help = "Bytes of experts brought to the GPU.";
-                text.number("expert_lifted_bytes_total", "counter", help, meters.bytes_lifted);
-                let help =
-                    "Time in which nothing could be started because experts were on their way to the GPU.";
+                let help = "Bytes of experts uploaded to the GPU.";
+                text.number("expert_uploaded_bytes_total", "counter", help, meters.bytes_lifted);
+                let help = "Seconds in which computing waited for uploads of experts to the GPU.";
                 text.number("expert_copy_wait_seconds_total", "counter", help, meters.copy_wait_seconds);
             }
-            let help = "Time in which nothing could be computed for want of experts.";
+            let help = "Seconds in which computing waited for experts to be read.";
             text.number("expert_wait_seconds_total", "counter", help, meters.wait_seconds);
-            text.head(
-                "forebay_memory_bytes",
-                "gauge",
-                "What memory is used for, in the computer and on the GPU.",
-            );
+            text.head("forebay_memory_bytes", "gauge", "Memory by tier (computer or device) and purpose.");
             for MemoryEntry { tier, purpose, bytes } in engine.memory() {
                 let labels = format!("tier=\"{}\",purpose=\"{}\"", tier.name(), purpose.name());
                 text.line(&format!("forebay_memory_bytes{{{labels}}}"), bytes);
             }
-            let help = "Memory for experts at the moment.";
+            let help = "Memory currently reserved for experts.";
             text.number("expert_slot_bytes", "gauge", help, engine.slot_bytes());
             let budget = engine.plan().budget;
             if budget < u64::MAX {
-                text.number("memory_budget_bytes", "gauge", "What the process may use.", budget);
+                text.number("memory_budget_bytes", "gauge", "Memory budget of the process.", budget);
             }
         }
         text.0
@@ -317,7 +364,7 @@ impl Observer for Meters {
         }
     }
 
-    /// Whoever waits for a step still waits.
+    /// The running step goes on.
     fn idles(&self) {
         lock(&self.steps).idle += 1;
     }
@@ -326,12 +373,12 @@ impl Observer for Meters {
         if ending == Ending::Panicked {
             self.dead.store(true, Relaxed);
         }
-        // Where nobody waits for it, the program leaves already.
+        // The receiver is gone only if the program is ending.
         drop(lock(&self.running_driver).take());
     }
 }
 
-/// Text for Prometheus.
+/// Text in the Prometheus format.
 #[derive(Default)]
 struct Exposition(String);
 
@@ -352,6 +399,6 @@ impl Exposition {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Numbers alone: half a change does no harm.
+    // The data are only numbers, so a poisoned lock is harmless.
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! `forebay serve`: a server that speaks OpenAI's and Anthropic's APIs.
 //!
-//! A request's way: [`router`] admits it, [`openai`] or [`anthropic`] reads it, [`prepare`] has the engine make a question of it,
-//! and [`turn`] asks the engine's driver, which answers all questions together. What comes of it goes back as it comes.
+//! The path of a request: [`router`] admits it, [`openai`] or [`anthropic`] parses it, [`prepare`] converts it to a question for the
+//! engine, and [`turn`] sends it to the engine's driver, which computes all questions together and streams the events back.
 
 mod anthropic;
 mod app;
@@ -48,93 +48,94 @@ use crate::output::print;
 use crate::prompting::read_template;
 use crate::{demo, interrupt, plan};
 
-/// Serve a model to programs that speak OpenAI's or Anthropic's API, and to browsers
+/// Serve a model over the OpenAI and Anthropic APIs, with a chat page for browsers
 ///
-/// Several requests are answered at once, each as it would be alone: they take every step together, so that each expert is
-/// read once for all of them. The first Ctrl-C, or SIGTERM, takes no more requests and waits for those that are being
-/// answered; a second one leaves at once.
+/// The server answers several requests at once. It computes them together, so that one read of an expert serves all of them.
+/// The answers are the same as if each request ran alone.
 ///
-/// Conversations share the memory that --memory allows: --ctx tokens are set aside for all of them together, and what they
-/// need beyond that comes from the memory of experts. Where even that does not suffice, requests wait for each other.
+/// All conversations share the memory budget. The server reserves memory for --ctx tokens in total. Conversations that need
+/// more take memory from the expert cache. If that is not enough, requests wait for each other.
+///
+/// The first Ctrl-C or SIGTERM stops accepting requests and waits for running answers. The second one stops at once.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  forebay serve                                       the demo model, for this machine alone
+  forebay serve                                       the demo model, for this machine only
   forebay serve model.gguf --memory 16G --port 9000
   forebay serve model.gguf --memory 16G --plan        where everything would be, and how fast it would run
   forebay serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
   forebay serve model.gguf --print-config opencode
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 
-docs/server.md says what is answered.")]
+docs/server.md describes the addresses, fields and errors.")]
 pub struct ServeArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
-    /// OWNER/NAME:QUANT [default: the demo model]
+    /// GGUF file (or any part of a split one), folder with safetensors files, or download, as OWNER/NAME:QUANT [default:
+    /// the demo model]
     model: Option<PathBuf>,
-    /// The port; 0 for any that is free
+    /// Port to listen at; 0 chooses a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// The address of this machine to listen at; 0.0.0.0 for all of them
+    /// IP address to listen at; 0.0.0.0 for all addresses of this machine
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host)]
     host: IpAddr,
-    /// What clients call the model [default: the name of its file]
+    /// Name of the model for clients [default: the file name]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
-    /// Answers that are written at once; others wait. One client (a key or, without keys, a connection) gets at most three
-    /// quarters of them
+    /// Answers generated at once; further requests wait. One client (a key or, without keys, a connection) gets at most
+    /// three quarters of these places
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     parallel: usize,
-    /// Answers that may wait; more are refused
+    /// Requests that may wait; further ones are refused
     #[arg(long, value_name = "N", default_value_t = 64)]
     queue: usize,
-    /// The most tokens of an answer, whatever is asked for [default: until the context is full]
+    /// Maximum tokens of an answer; a request can only lower it [default: until the context is full]
     #[arg(short = 'n', long = "max-tokens", value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
-    /// The most bytes of a request
+    /// Maximum size of a request body
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = size)]
     max_body: u64,
-    /// Seconds that an answer may take [default: no limit]
+    /// Maximum time of an answer in seconds [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = at_least_one)]
     timeout: Option<usize>,
-    /// Shutdown grace period in seconds: then the server tells its clients and ends
+    /// Shutdown grace period in seconds, after which running answers are cancelled
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     drain: u64,
-    /// A key that requests must have (may be given several times; processes of others can see it)
+    /// API key that requests must send; repeatable. Other users of this machine can see it in the process list
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
-    /// A file with such keys, one on each line
+    /// File with API keys, one on each line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// A site whose pages may ask, as `https://example.org`, or * for all (may be given several times)
+    /// Origin of web pages that may send requests, such as `https://example.org`, or * for all; repeatable
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
-    /// Let the model reason first or not, where a request does not say and its chat template can [default: the
+    /// Reasoning before the answer, if the request does not choose and the chat template supports it [default: the
     /// template's]
     #[arg(long, value_name = "on|off", value_parser = on_off)]
     think: Option<bool>,
-    /// The most tokens of reasoning, whatever is asked for: then the model is made to answer [default: no limit]
+    /// Maximum tokens of reasoning, after which the model must answer; a request can only lower it [default: no limit]
     #[arg(long, value_name = "N")]
     think_budget: Option<usize>,
-    /// A chat template to use instead of the model's, in Jinja
+    /// Jinja chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     chat_template_file: Option<PathBuf>,
-    /// Keep conversations, so that what a prompt shares with an earlier one is not computed again: in memory and on
-    /// disk, in memory alone, or not
+    /// Prefix cache, which reuses the beginning of earlier prompts: on (in memory and on disk), memory, or off
     #[arg(long, value_name = "on|memory|off", default_value = "on", value_parser = Keeping::parse)]
     prefix_cache: Keeping,
-    /// Memory for them [default: a conversation of --ctx tokens, or a sixteenth of all]
+    /// Memory for the prefix cache [default: the larger of the KV cache of
+    /// --ctx tokens and a sixteenth of the planned memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     prefix_memory: Option<u64>,
-    /// Disk space for kept conversations, of all models together
+    /// Disk space for the prefix cache, for all models together
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = size)]
     prefix_disk: u64,
-    /// Print what a client needs to know to use this server, or the settings in effect, and do nothing else
+    /// Print the configuration of a client for this server, or the settings in effect, and exit
     #[arg(long, value_name = "CLIENT", num_args = 0..=1, default_missing_value = SHOW_SETTINGS, value_parser = shown())]
     print_config: Option<String>,
     /// Print the plan for a server with these flags, as `forebay plan` does, and exit
     #[arg(long, conflicts_with = "print_config")]
     plan: bool,
-    /// Do not log requests
+    /// Log no requests
     #[arg(short, long)]
     quiet: bool,
     #[command(flatten)]
@@ -143,7 +144,7 @@ pub struct ServeArgs {
     sampling: SamplingArgs,
 }
 
-/// Where conversations are kept.
+/// Where the prefix cache is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Keeping {
     OnDisk,
@@ -210,27 +211,27 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let is_open = keys.is_empty();
     let app = App::new(name, limits, keys, Origins::new(&args.cors_origin), args.sampling.overrides());
     let app = Arc::new(app);
-    // Requests need little: the processors are for computing.
+    // Requests need little computing; the CPU is for the model.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        // One more waits for the thread that computes, at the end.
+        // One more thread waits for the compute thread at the end.
         .max_blocking_threads(prepare::ASIDE_THREADS + 1)
         .enable_all()
         .build()
         .context("cannot start the server's threads")?;
     let code = runtime.block_on(serve(args, Arc::clone(&app), path, is_open));
-    // What is still being answered is not waited for.
+    // Running answers do not delay the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     code
 }
 
-/// What can be printed.
+/// The values of `--print-config`.
 fn shown() -> PossibleValuesParser {
     let clients = Client::value_variants().iter().filter_map(Client::to_possible_value);
     PossibleValuesParser::new(clients.chain([SHOW_SETTINGS.into()]))
 }
 
-/// Tells how a client is set up. The model's file is described, not loaded.
+/// Prints the configuration of a client. The model is not loaded.
 fn print_config(
     args: &ServeArgs,
     client: Client,
@@ -242,7 +243,7 @@ fn print_config(
     let facts =
         Facts { host: args.host, port: args.port, model, context, max_tokens: args.max_tokens, needs_key };
     let configuration = client.configuration(&facts);
-    eprintln!("For {}:", configuration.place);
+    eprintln!("Configuration for {}:", configuration.place);
     print(&configuration.text)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -253,12 +254,12 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
     let address = SocketAddr::new(args.host, args.port);
     let listener = TcpListener::bind(address)
         .await
-        .with_context(|| format!("cannot listen at {address}; another --port may be free"))?;
-    let address = listener.local_addr().context("cannot tell where the server listens")?;
+        .with_context(|| format!("cannot listen at {address}: choose another port with --port"))?;
+    let address = listener.local_addr().context("cannot find out which address the server listens at")?;
     eprintln!("Listening at http://{address}");
     if is_open && !address.ip().is_loopback() {
         eprintln!(
-            "warning: whoever reaches this machine can use the server: give it a key with --api-key-file"
+            "warning: everybody who can reach this machine can use the server: set a key with --api-key-file"
         );
     }
     tokio::spawn(memory::give_back_freed());
@@ -269,7 +270,7 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
             Ok(Some(ended)) => ended,
             Ok(None) => return Ok(ExitCode::SUCCESS),
             Err(error) => {
-                // Whoever waits for an answer is told that there will be none.
+                // Waiting clients get an error.
                 app.drain();
                 connections.close(LAST_WORDS).await;
                 return Err(error);
@@ -284,42 +285,45 @@ async fn serve(args: &ServeArgs, app: Arc<App>, path: PathBuf, is_open: bool) ->
         match loaded.engine.lost() {
             _ if leaving => break loaded,
             Some(why) => lost = Some(why.to_owned()),
-            // The driver panicked. A supervisor can start the program again, where a server that stays could answer nothing.
+            // The driver panicked. A supervisor can restart the program; this process can answer nothing any more.
             None => {
                 app.drain();
                 connections.close(LAST_WORDS).await;
-                bail!("the thread that computes ended by a bug (see above): start the server again");
+                bail!("the compute thread has panicked, which is a bug (see above): restart the server");
             }
         }
         app.load(None);
     };
     let start = Instant::now();
-    eprintln!("Leaving when all is answered; Ctrl-C again leaves at once");
+    eprintln!("Shutting down: waiting for running answers. Press Ctrl-C again to stop at once.");
     app.drain();
     let drained = connections.close(drain).await;
     if !drained {
-        eprintln!("Some answers were not complete after {} seconds", args.drain);
+        eprintln!(
+            "Some answers were not complete after {} seconds (--drain); their clients were told.",
+            args.drain
+        );
         app.abandon();
         connections.close(LAST_WORDS).await;
     }
     loaded.dismiss(!drained);
-    // What is worth keeping is written meanwhile.
+    // Meanwhile the prefix cache is written.
     let left = (drain + LAST_WORK).saturating_sub(start.elapsed());
     let joined = tokio::task::spawn_blocking(move || loaded.wait());
     match timeout(left, joined).await {
         Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(_) => bail!("computing did not end in time, and is left undone"),
+        Err(_) => bail!("the compute thread did not end in time and was stopped"),
     }
 }
 
-/// How long those are listened to who are told that the server cannot go on.
+/// Time to send the last errors to clients.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How long the thread that computes has to end after all is answered, or after the time for it is over.
+/// Time for the compute thread to end after the last answer or after the grace period.
 const LAST_WORK: Duration = Duration::from_secs(10);
 
-/// Loads the model while requests are told to wait, and starts the driver; `None` if the program is to leave before. Gives what
-/// comes to nothing when the driver has ended. Where a GPU was lost the processor goes on, if it may.
+/// Loads the model and starts the driver; meanwhile requests get 503. `None` if a signal comes first. The receiver closes when the
+/// driver has ended. After the loss of a GPU, the model is loaded for the CPU, if that is allowed.
 async fn load(
     args: &ServeArgs,
     app: &Arc<App>,
@@ -328,7 +332,10 @@ async fn load(
     signals: &mut Signals,
 ) -> Result<Option<oneshot::Receiver<()>>> {
     let (sender, loaded) = oneshot::channel();
-    let load = args.load.with_open_requests(args.parallel + args.queue);
+    app.tell_loading(0, 0);
+    let told = Arc::clone(app);
+    let observer = Arc::new(move |done, total| told.tell_loading(done, total));
+    let load = args.load.for_server(args.parallel + args.queue, observer);
     let path = path.to_owned();
     std::thread::Builder::new()
         .name("loader".into())
@@ -337,13 +344,13 @@ async fn load(
                 None => load.load(&path),
                 Some(why) => load.load_after(&why, &path),
             };
-            // Where nobody waits for it any more the program leaves.
+            // The receiver is gone only if the program is ending.
             let _ = sender.send(engine);
         })
         .context("cannot start a thread")?;
     let engine = tokio::select! {
-        engine = loaded => engine.context("loading ended without a result")??,
-        // What has been read is of no use to anybody.
+        engine = loaded => engine.context("the thread that loads the model has panicked")??,
+        // The loader is abandoned.
         () = signals.next() => return Ok(None),
     };
     let template = match &args.chat_template_file {
@@ -370,9 +377,9 @@ fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
     let streams = if let Some(device) = &plan.device {
         let (planned, budget) = (Bytes(device.total()), Bytes(device.budget));
         match plan.device_holds_all_experts() {
-            true => format!("all weights in the GPU's: {planned} of {budget}"),
+            true => format!("all weights in GPU memory ({planned} of {budget})"),
             false => format!(
-                "{} of {} experts in the GPU's: {planned} of {budget}",
+                "{} of {} experts in GPU memory ({planned} of {budget})",
                 device.slot_count(),
                 plan.expert_count
             ),
@@ -381,7 +388,7 @@ fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
         "all experts in memory".to_owned()
     } else {
         format!(
-            "{} of {} of experts in memory, the rest streamed",
+            "{} of {} of experts in memory, the others streamed",
             Bytes(plan.slot_bytes),
             Bytes(plan.experts)
         )
@@ -397,14 +404,14 @@ fn welcome(app: &App, engine: &Engine, address: SocketAddr) -> String {
     )
 }
 
-/// What clients call a model: as it was called here if it is a download, or else the name of its file or folder.
+/// The name of a model for clients: the name of a download as it was given, else the name of the file or folder.
 pub fn model_name(given: Option<&Path>, path: &Path) -> String {
     if let Some(given) = given.filter(|given| !given.exists()) {
         return given.to_string_lossy().into_owned();
     }
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let name = name.strip_suffix(".gguf").unwrap_or(&name);
-    // Parts of a split file are one model.
+    // The parts of a split file are one model.
     let part = name.len().checked_sub("-00001-of-00002".len()).and_then(|at| name.split_at_checked(at));
     match part {
         Some((whole, part)) if part.contains("-of-") && part.starts_with('-') => whole.to_owned(),
@@ -421,21 +428,21 @@ fn host(text: &str) -> Result<IpAddr> {
     }
 }
 
-/// A name that no other thing has.
+/// A unique id.
 pub fn id(prefix: &str) -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut bytes = [0; 24];
-    // Without random numbers names are not unique, which clients hardly notice.
+    // Without random numbers ids are not unique, which clients hardly notice.
     let _ = SystemRandom::new().fill(&mut bytes);
     let letters = bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)]));
     prefix.chars().chain(letters).collect()
 }
 
-/// Ctrl-C and SIGTERM, heard on a thread of their own: whatever else is stuck, the program ends.
+/// Ctrl-C and SIGTERM, handled on a thread of their own, so that the program ends even if something else hangs.
 struct Signals(UnboundedReceiver<()>);
 
 impl Signals {
-    /// Hears signals from now on. A second one ends the program at once, and so does the time after the first one.
+    /// Handles signals from now on. A second signal ends the program at once, and so does the time `longest` after the first one.
     fn listen(longest: Duration) -> Result<Signals> {
         let (sender, receiver) = unbounded_channel();
         let (ready, listens) = std::sync::mpsc::channel();
@@ -446,9 +453,9 @@ impl Signals {
             };
             let _ = ready.send(Ok(()));
             source.next().await;
-            // Where nobody hears it, the time will be over.
+            // If nobody receives it, the program ends after `longest`.
             let _ = sender.send(());
-            // Nothing is said here: whoever reads it may be what is stuck.
+            // Nothing is printed here: writing to stderr may be what hangs.
             match timeout(longest, source.next()).await {
                 Ok(()) => std::process::exit(interrupt::EXIT_CODE.into()),
                 Err(_) => std::process::exit(1),
@@ -475,7 +482,7 @@ impl Signals {
     }
 }
 
-/// Where signals come from.
+/// The source of signals.
 #[cfg(unix)]
 struct SignalSource {
     interrupt: tokio::signal::unix::Signal,
@@ -558,12 +565,13 @@ mod tests {
             }
             assert!(!server.is_finished(), "it does not come up");
         };
+        assert_eq!(app.loaded_share(), Some(1.0), "all of this model fits into memory");
         let question = loaded.prompter().chat(ChatRequest::user("Hello").max_tokens(2)).unwrap();
         let _ticket = loaded.ask(question, |_| panic!("as the test wants it")).unwrap();
         let error = runtime.block_on(server).unwrap().unwrap_err().to_string();
-        assert!(error.contains("start the server again"), "{error}");
+        assert!(error.contains("restart the server"), "{error}");
         assert!(app.is_draining(), "whoever came meanwhile was told");
-        assert!(app.meters.ailment().unwrap().contains("start the server again"));
+        assert!(app.meters.ailment().unwrap().contains("restart the server"));
     }
 
     #[test]

@@ -1,18 +1,18 @@
-//! `/openapi.json`: what the server answers, for machines.
+//! `/openapi.json`: an OpenAPI description of the addresses.
 
 use serde_json::{Map, Value, json};
 
 use super::body::Json;
 
-/// An address, and what is to be known of it.
+/// The description of an address.
 struct Operation {
     path: &'static str,
     method: &'static str,
     summary: &'static str,
-    /// Fields of the body, each with a schema.
+    /// The fields of the body, each with a schema.
     fields: fn() -> Value,
     required: &'static [&'static str],
-    /// Whether the answer may be a stream of events.
+    /// Whether the answer can be a stream of events.
     streams: bool,
 }
 
@@ -21,49 +21,52 @@ const OPERATIONS: &[Operation] = &[
         fields: chat_fields,
         required: &["messages"],
         streams: true,
-        ..post("/v1/chat/completions", "The next message of a conversation")
+        ..post(
+            "/v1/chat/completions",
+            "Generate the next message of a conversation (OpenAI Chat Completions)",
+        )
     },
     Operation {
         fields: completion_fields,
         required: &["prompt"],
         streams: true,
-        ..post("/v1/completions", "A text, continued as it is")
+        ..post("/v1/completions", "Continue a text without a chat template (OpenAI Completions)")
     },
     Operation {
         fields: response_fields,
         required: &["input"],
         streams: true,
-        ..post("/v1/responses", "The next items of a conversation")
+        ..post("/v1/responses", "Generate the next items of a conversation (OpenAI Responses)")
     },
     Operation {
         fields: message_fields,
         required: &["messages", "max_tokens"],
         streams: true,
-        ..post("/v1/messages", "The next message of a conversation, in Anthropic's words")
+        ..post("/v1/messages", "Generate the next message of a conversation (Anthropic Messages)")
     },
     Operation {
         fields: message_fields,
         required: &["messages"],
-        ..post("/v1/messages/count_tokens", "How many tokens a conversation has, in Anthropic's words")
+        ..post("/v1/messages/count_tokens", "Count the tokens of a conversation (Anthropic Messages)")
     },
-    get("/v1/models", "The model that is loaded"),
-    get("/v1/models/{id}", "A model by its name, which may hold slashes"),
-    Operation { fields: text_fields, ..post("/tokenize", "The tokens of a text or of a conversation") },
+    get("/v1/models", "List the model that is loaded"),
+    get("/v1/models/{id}", "Describe a model by its id, which may contain slashes"),
+    Operation { fields: text_fields, ..post("/tokenize", "Tokenise a text or a conversation") },
     Operation {
         fields: || json!({ "tokens": tokens() }),
         required: &["tokens"],
-        ..post("/detokenize", "The text of tokens")
+        ..post("/detokenize", "Convert tokens to text")
     },
     Operation {
         fields: text_fields,
         required: &["messages"],
-        ..post("/apply-template", "The text of a conversation as the model sees it")
+        ..post("/apply-template", "Render a conversation with the chat template")
     },
-    get("/health", "Whether the process lives"),
-    get("/ready", "Whether the model is loaded and computes"),
-    get("/metrics", "Counters in Prometheus's text format"),
-    get("/props", "What is loaded, and how"),
-    get("/openapi.json", "This description"),
+    get("/health", "Report that the process is alive, and its state"),
+    get("/ready", "Report whether the server can answer requests"),
+    get("/metrics", "Metrics in the Prometheus text format"),
+    get("/props", "Describe the model, its context, its limits and its memory"),
+    get("/openapi.json", "This document"),
 ];
 
 const fn get(path: &'static str, summary: &'static str) -> Operation {
@@ -74,7 +77,7 @@ const fn post(path: &'static str, summary: &'static str) -> Operation {
     Operation { method: "post", ..get(path, summary) }
 }
 
-/// The addresses that are described.
+/// The described addresses.
 #[cfg(test)]
 pub fn paths() -> Vec<&'static str> {
     OPERATIONS.iter().map(|operation| operation.path).collect()
@@ -89,7 +92,7 @@ pub async fn document() -> Json<Value> {
         "info": {
             "title": "Forebay",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Addresses that begin with /v1 are there without it, too.",
+            "description": "Each path that begins with /v1 also exists without this prefix.",
         },
         "paths": paths,
         "components": { "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } } },
@@ -159,7 +162,7 @@ fn no_fields() -> Value {
     Value::Null
 }
 
-/// A number of tokens, or -1 for as many as there is room for.
+/// A number of tokens, or -1 for the rest of the context.
 fn limit() -> Value {
     json!({ "anyOf": [{ "type": "integer", "minimum": 1 }, { "const": -1 }] })
 }
@@ -197,7 +200,7 @@ fn text_fields() -> Value {
     })
 }
 
-/// What all APIs understand by the same name.
+/// Fields that all APIs have under the same name.
 fn anywhere_fields() -> Map<String, Value> {
     let integer = json!({ "type": "integer" });
     let penalty = json!({ "type": "number", "minimum": -2, "maximum": 2 });
@@ -223,7 +226,7 @@ fn anywhere_fields() -> Map<String, Value> {
     }))
 }
 
-/// Variables of the template, and how long the model may reason.
+/// Fields about reasoning and the chat template.
 fn reasoning_fields() -> Map<String, Value> {
     object(json!({
         "thinking_budget": { "type": "integer" },
@@ -231,7 +234,7 @@ fn reasoning_fields() -> Map<String, Value> {
     }))
 }
 
-/// What chats and continuations have in common.
+/// Fields of chats and completions.
 fn common_fields() -> Map<String, Value> {
     let boolean = json!({ "type": "boolean" });
     let mut fields = anywhere_fields();

@@ -1,5 +1,4 @@
-//! The page at `/`: a chat, and a picture of the machine at work. Its files are part of the program, and it asks nobody
-//! but this server.
+//! The chat page at `/`. Its files are part of the program, and it sends requests only to this server.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use forebay_engine::internals::hash::Fnv;
 use super::app::App;
 use super::live;
 
-/// What the page may do: run its own scripts, and talk to this server. Whatever a model writes, nothing else is loaded.
+/// The page may run its own scripts and send requests to this server. The browser loads nothing else, whatever a model writes.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -25,7 +24,7 @@ struct File {
     text: &'static str,
 }
 
-static FILES: [File; 10] = [
+static FILES: [File; 11] = [
     File { path: "/", kind: HTML, text: include_str!("page/index.html") },
     File { path: "/page/style.css", kind: CSS, text: include_str!("page/style.css") },
     File { path: "/page/icon.svg", kind: "image/svg+xml", text: include_str!("page/icon.svg") },
@@ -35,6 +34,7 @@ static FILES: [File; 10] = [
     File { path: "/page/heatmap.js", kind: SCRIPT, text: include_str!("page/heatmap.js") },
     File { path: "/page/machine.js", kind: SCRIPT, text: include_str!("page/machine.js") },
     File { path: "/page/markdown.js", kind: SCRIPT, text: include_str!("page/markdown.js") },
+    File { path: "/page/server.js", kind: SCRIPT, text: include_str!("page/server.js") },
     File { path: "/page/store.js", kind: SCRIPT, text: include_str!("page/store.js") },
 ];
 
@@ -46,13 +46,13 @@ pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     FILES.iter().map(file).chain([("/live", get(live::live))]).collect()
 }
 
-/// Whether a path is a file of the page, which holds no secret: a browser cannot send a key before it has asked for one.
+/// Whether a path is a file of the page. These files need no key: the page must be loaded before it can ask for one.
 pub fn is_file(path: &str) -> bool {
     FILES.iter().any(|file| file.path == path)
 }
 
 impl File {
-    /// The file, or word that the browser has it already.
+    /// The file, or 304 if the browser has it already.
     fn response(&self, asked: &HeaderMap) -> Response {
         let tag = format!("\"{:016x}\"", Fnv::of(self.text.as_bytes()));
         let known = asked.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
@@ -64,7 +64,7 @@ impl File {
         };
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
-        // A new version of the program is a new page, at once.
+        // The browser notices a new version of the program at once.
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
         headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
@@ -83,7 +83,7 @@ mod tests {
     fn the_page_names_no_file_that_is_not_there_and_no_other_server() {
         let mut named = 0;
         for file in &FILES {
-            // What is named is between quotes: "/page/x" in HTML, './x.js' in scripts.
+            // File names are between quotes: "/page/x" in HTML, './x.js' in scripts.
             for quoted in file.text.split(['"', '\'']).filter(|text| !text.contains(char::is_whitespace)) {
                 let path = match quoted.strip_prefix("./") {
                     Some(script) => format!("/page/{script}"),

@@ -1,4 +1,4 @@
-//! From what is asked to what is computed.
+//! Converts a request to questions for the engine.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::openai::answer::Form;
 use crate::openai::{Body, Endpoint, drop_volatile_lines};
 
 impl App {
-    /// Reads a request, checks it, renders and counts its prompt, and queues it. What is wrong with it is known when this
-    /// ends.
+    /// Parses and checks a request, renders and tokenises its prompt, and queues it. An invalid request fails here, before anything is
+    /// sent.
     pub async fn turn(
         self: &Arc<App>,
         client: Client,
@@ -32,7 +32,7 @@ impl App {
         .await
     }
 
-    /// How many tokens the prompt of a request has.
+    /// Counts the prompt tokens of a request.
     pub async fn count_tokens(
         self: &Arc<App>,
         read: impl FnOnce(&Loaded) -> Result<ChatRequest, ApiError> + Send + 'static,
@@ -47,7 +47,7 @@ impl App {
         .await
     }
 
-    /// [`turn`](Self::turn) for what is asked in OpenAI's words, and what the answers look like.
+    /// [`turn`](Self::turn) for a body of OpenAI's API, and the form of its answers.
     pub async fn turn_of_body(
         self: &Arc<App>,
         client: Client,
@@ -65,8 +65,8 @@ impl App {
         .await
     }
 
-    /// Runs what takes a while aside, so that others are listened to meanwhile: until its request's time is over, or the server
-    /// leaves.
+    /// Runs longer work on another thread, until the request's time limit or the end of the server. Other requests are served
+    /// meanwhile.
     pub async fn prepare<T: Send + 'static>(
         self: &Arc<App>,
         work: impl FnOnce(&App, &Loaded) -> Result<T, ApiError> + Send + 'static,
@@ -77,7 +77,7 @@ impl App {
         let (app, abandoned) = (Arc::clone(self), self.abandoned());
         let work = async move {
             let loaded = app.loaded()?;
-            // Templates get copies of what was sent.
+            // Templates get copies of the messages.
             let copies = account.lend_when_free(&loaded.memory, account.preparing()).await?;
             let result = aside({
                 let app = Arc::clone(&app);
@@ -86,7 +86,7 @@ impl App {
                     account.within(|| work(&app, &loaded))
                 }
             });
-            // Memory that others use now may suffice later.
+            // The memory may suffice when other requests have ended.
             let now =
                 |error: ApiError| if error.is_budget() && app.meters.open() > 0 { busy() } else { error };
             result.await.map_err(now)
@@ -101,13 +101,13 @@ impl App {
     }
 }
 
-/// Threads for what takes a while.
+/// Threads for longer work.
 pub const ASIDE_THREADS: usize = 4;
 
-/// Those that are free.
+/// The free ones of these threads.
 static FREE_THREADS: Semaphore = Semaphore::const_new(ASIDE_THREADS);
 
-/// Runs what takes a while on another thread. Who leaves before its turn comes takes its work along.
+/// Runs longer work on another thread. If the caller is dropped before a thread is free, the work is dropped too.
 pub async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -116,10 +116,11 @@ pub async fn aside<T: Send + 'static>(
         let _thread = thread;
         work()
     });
-    task.await.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
+    task.await
+        .unwrap_or_else(|_| Err(ApiError::internal("preparing the request failed: see the server's log")))
 }
 
-/// Comes to an end at this time, if there is one.
+/// Completes at this time, or never without one.
 pub async fn until(end: Option<Instant>) {
     match end {
         Some(end) => sleep_until(end).await,

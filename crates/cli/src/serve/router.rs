@@ -1,4 +1,4 @@
-//! Which address does what, and what holds for all of them.
+//! The addresses of the server, and the checks that all requests pass.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
@@ -18,7 +18,7 @@ use super::memory::{Account, holding};
 use super::openai::{chat, completions, models, responses};
 use super::{anthropic, info, openapi, page};
 
-/// Everything that is answered. What begins with `/v1` is there without it, too.
+/// All addresses. Those that begin with `/v1` also exist without this prefix.
 pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     vec![
         ("/v1/chat/completions", post(chat::chat)),
@@ -39,16 +39,16 @@ pub fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     ]
 }
 
-/// What is answered without a key, besides the page's files.
+/// Addresses that need no key, in addition to the page's files.
 const OPEN: [&str; 1] = ["/health"];
 
-/// What is answered before the model is there, and while the server leaves.
+/// Addresses that respond before the model is loaded and during shutdown.
 const ALWAYS: [&str; 4] = ["/health", "/ready", "/metrics", "/openapi.json"];
 
 /// The paths of the routes.
 static KNOWN: LazyLock<Vec<&str>> = LazyLock::new(|| routes().into_iter().map(|(path, _)| path).collect());
 
-/// The server.
+/// The router of all addresses.
 pub fn router(app: Arc<App>) -> Router {
     let mut router = Router::new();
     for (path, method) in routes() {
@@ -63,18 +63,18 @@ pub fn router(app: Arc<App>) -> Router {
     router
         .fallback(|request: Request| async move {
             let message =
-                format!("there is nothing at {}; /openapi.json says what there is", request.uri().path());
+                format!("{} does not exist; /openapi.json lists all addresses", request.uri().path());
             ApiError { code: Some("unknown_url"), ..ApiError::not_found(message) }
         })
         .method_not_allowed_fallback(|request: Request| async move {
-            let message = format!("{} is not answered to {}", request.uri().path(), request.method());
+            let message = format!("{} does not support {}", request.uri().path(), request.method());
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&app), attend))
         .with_state(app)
 }
 
-/// Goes around every request: who may ask, in whose words errors are told, and the log.
+/// Wraps every request: checks access, converts errors to the form of the API, and writes the log.
 async fn attend(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
     let method = request.method().clone();
@@ -140,12 +140,12 @@ async fn attend(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     response
 }
 
-/// A message that may quote what was sent, which is why only those who look for errors see it: on one line, and not too long.
+/// A message on one line and not too long. It may quote the request, so it is logged only at the level `debug`.
 fn loggable(message: &str) -> String {
     message.chars().take(400).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Whether a path is one of a route's.
+/// Whether a path belongs to a route.
 fn matches(route: &str, path: &str) -> bool {
     let is = |route: &str| match route.split_once("{*") {
         Some((start, _)) => path.len() > start.len() && path.starts_with(start),
@@ -154,13 +154,13 @@ fn matches(route: &str, path: &str) -> bool {
     is(route) || route.strip_prefix("/v1").is_some_and(is)
 }
 
-/// What a request calls the server, in its head and where its first line does.
+/// The host names in a request: in its `Host` headers and in its first line.
 fn named(request: &Request) -> impl Iterator<Item = &[u8]> {
     let line = request.uri().authority().map(|authority| authority.as_str().as_bytes());
     request.headers().get_all(header::HOST).iter().map(HeaderValue::as_bytes).chain(line)
 }
 
-/// Whether a browser asks what it may ask.
+/// Whether a request is a CORS preflight.
 fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     *method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }

@@ -1,4 +1,4 @@
-//! Answers that come as they are made: server-sent events.
+//! Server-sent events, for streamed answers.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -16,30 +16,30 @@ use tokio::time::{sleep, timeout};
 use super::error::ApiError;
 use super::turn::Turn;
 
-/// After so long without anything to say a comment is sent: proxies and clients give up on what is silent.
+/// After this time without an event a comment is sent, because proxies and clients close silent connections.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// A client that takes nothing for so long is taken for gone.
+/// A client that reads nothing for so long counts as disconnected.
 const STALL: Duration = Duration::from_secs(60);
 
-/// Events that wait for the network.
+/// Events that may wait for the network.
 const BACKLOG: usize = 32;
 
-/// The client has gone away.
+/// The client has disconnected.
 #[derive(Debug)]
 pub struct Gone;
 
-/// Which answer something happens to, and what; or why there will be none.
+/// The index of an answer with its event, or the error that ends the request.
 pub type Happening = Result<(usize, ReplyEvent), ApiError>;
 
-/// Where events go.
+/// The sender of events.
 pub struct Events {
     sender: Sender<Bytes>,
-    /// What is sent while there is nothing to say.
+    /// What is sent to keep the connection alive.
     filler: &'static str,
 }
 
-/// A response whose events `write` sends. What it holds is dropped when the client goes away.
+/// A response whose events `write` sends. `write` is dropped when the client disconnects.
 pub fn respond<F, W>(write: W) -> Response
 where
     W: FnOnce(Events) -> F,
@@ -52,7 +52,7 @@ where
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Some proxies collect what they pass on, unless they are told not to.
+    // Some proxies buffer responses unless this header forbids it.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
@@ -78,12 +78,12 @@ impl Events {
         self.send(format!("event: {name}\ndata: {data}\n\n")).await
     }
 
-    /// Says that this was all, as OpenAI's API does.
+    /// Ends the stream, as OpenAI's API does.
     pub async fn done(&self) -> Result<(), Gone> {
         self.send("data: [DONE]\n\n".into()).await
     }
 
-    /// What happens next in a turn. While nothing does, the connection is kept alive.
+    /// The next event of a turn. The connection is kept alive until it comes.
     pub async fn next(&self, turn: &mut Turn) -> Result<Option<Happening>, Gone> {
         loop {
             tokio::select! {
@@ -103,7 +103,7 @@ impl Events {
     }
 }
 
-/// A body that comes through a channel.
+/// A body that is sent through a channel.
 pub(super) struct EventBody(pub Receiver<Bytes>);
 
 impl http_body::Body for EventBody {

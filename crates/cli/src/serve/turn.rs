@@ -1,4 +1,4 @@
-//! One request that is being answered, whatever API it came by.
+//! One running request, of any API.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::memory::Account;
 use super::meters::{Meters, OpenPlace};
 use super::prepare::until;
 
-/// When there is no room for a request, it may come again after so long.
+/// A client may retry after so many seconds if all places are taken.
 const RETRY_SECONDS: u64 = 5;
 
 impl App {
-    /// Says whose request it is, and what the server allows at most.
+    /// Sets the client of a request, and applies the server's limits.
     pub(super) fn limit(&self, client: Client, options: &mut ReplyOptions) {
         options.client = client;
         options.max_tokens = least(options.max_tokens, self.limits.max_tokens);
@@ -29,7 +29,7 @@ impl App {
     /// Queues `each` answers to every question.
     ///
     /// # Errors
-    /// If there is no room for them.
+    /// If all places are taken, or there is no memory for the request.
     pub(super) fn queue(
         &self,
         loaded: &Loaded,
@@ -39,11 +39,13 @@ impl App {
         let count = questions.len().saturating_mul(each);
         let most = share(self.limits.open());
         if count > most {
-            let message = format!("{count} answers were asked for at once, but this server takes {most}");
+            let message = format!(
+                "{count} answers are requested at once, but one client may have at most {most} (--parallel and --queue)"
+            );
             return Err(ApiError::invalid("n", message));
         }
         let Some(first) = questions.first() else {
-            return Err(ApiError::bad_request("there is nothing to answer"));
+            return Err(ApiError::bad_request("the request asks for no answer"));
         };
         let places = self
             .meters
@@ -76,8 +78,7 @@ impl App {
     }
 }
 
-/// Bytes that one answer to a question holds of the request: what says how it is made, and tokens twice, since a conversation has
-/// them, too.
+/// Bytes that one answer keeps of the request: its parameters, and its tokens twice, because the conversation has them as well.
 fn bytes(question: &Question) -> u64 {
     let request = &question.request;
     let stops: usize = request.stop.iter().map(String::len).sum();
@@ -85,14 +86,14 @@ fn bytes(question: &Question) -> u64 {
     (2 * request.prompt.len() * size_of::<TokenId>() + biases + stops) as u64
 }
 
-/// What is asked for, up to what there may be.
+/// The smaller of the requested number and the limit.
 fn least(asked: Option<usize>, most: Option<usize>) -> Option<usize> {
     asked.into_iter().chain(most).min()
 }
 
-/// A request that is being answered. Dropping it cancels what is left of it.
+/// A running request. Dropping it cancels its unfinished answers.
 pub struct Turn {
-    /// Tokens of all prompts.
+    /// Prompt tokens of all questions.
     pub prompt_tokens: usize,
     receiver: UnboundedReceiver<(usize, Result<ReplyEvent, ApiError>)>,
     /// One for each answer.
@@ -100,12 +101,12 @@ pub struct Turn {
     /// Answers that have not ended.
     open: usize,
     deadline: Option<tokio::time::Instant>,
-    /// Comes to an end when the server leaves without answering.
+    /// Completes when the server abandons its requests.
     abandoned: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// What the request holds.
+    /// The memory of the request.
     _account: Arc<Account>,
     started: Instant,
-    /// Of the first prompt, tokens that were not computed again.
+    /// Tokens of the first prompt that came from the prefix cache.
     cached: usize,
     /// Tokens of answers that have ended.
     written: usize,
@@ -113,13 +114,13 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// How many answers there will be.
+    /// The number of answers.
     pub fn count(&self) -> usize {
         self.tickets.len()
     }
 
-    /// What happens next and to which answer; `None` when all have ended. After an error nothing more happens. Nothing is lost
-    /// where this is not waited for to the end.
+    /// The next event, with the index of its answer; `None` when all answers have ended. An error is the last event. The future can be
+    /// dropped without losing an event.
     pub async fn next(&mut self) -> Option<Result<(usize, ReplyEvent), ApiError>> {
         if self.open == 0 {
             return None;
@@ -130,7 +131,7 @@ impl Turn {
             () = until(self.deadline) => Err(ApiError::timeout()),
             heard = self.receiver.recv() => match heard {
                 Some((index, event)) => event.map(|event| (index, event)),
-                None => Err(ApiError::internal("computing failed; the server's log says why")),
+                None => Err(ApiError::internal("the computation failed: see the server's log")),
             }
         };
         match &received {
@@ -157,7 +158,7 @@ impl Drop for Turn {
         let outcome = match (self.open, self.failed) {
             (_, true) => "failed",
             (0, false) => "answered",
-            _ => "left by its client",
+            _ => "cancelled by its client",
         };
         let seconds = self.started.elapsed().as_secs_f64();
         let Turn { prompt_tokens, cached, written, .. } = self;
@@ -168,12 +169,12 @@ impl Drop for Turn {
     }
 }
 
-/// Passes on what happens to an answer, and counts it.
+/// Forwards the events of an answer, and counts them.
 struct Hearer {
     index: usize,
     sender: UnboundedSender<(usize, Result<ReplyEvent, ApiError>)>,
     meters: Arc<Meters>,
-    /// Tokens of the prompt that have been computed.
+    /// Prompt tokens computed so far.
     read: usize,
     /// `None` when the answer has ended.
     place: Option<OpenPlace>,
@@ -184,11 +185,11 @@ impl Hearer {
         let event = event.map_err(ApiError::from);
         match &event {
             Ok(ReplyEvent::Progress { done, .. }) => {
-                // A request that had to make room for others reads its prompt again.
+                // A request that was displaced by others computes its prompt again.
                 self.meters.read(done.saturating_sub(self.read));
                 self.read = *done;
             }
-            // Whoever hears of the end can be sure that there is room again.
+            // The place is free before the client learns of the end.
             Ok(ReplyEvent::End(answer)) => {
                 self.meters.answer(answer);
                 self.place = None;
@@ -201,7 +202,7 @@ impl Hearer {
             }
             Ok(_) => {}
         }
-        // Where nobody listens any more, the answer is cancelled.
+        // If the receiver is gone, the answer is being cancelled.
         let _ = self.sender.send((self.index, event));
     }
 }

@@ -183,7 +183,7 @@ fn what_cannot_be_answered_is_said_in_its_line() {
         ("hot", json!("temperature"), "temperature"),
         ("forced", json!("tool_choice"), "there are no tools"),
         ("long", json!("messages"), "1024"),
-        ("wrong", json!("messages"), "makes no sense"),
+        ("wrong", json!("messages"), "is invalid"),
         ("lost", json!("url"), "/v1/chat/completions and /v1/completions"),
     ] {
         let response = &answers[id]["response"];

@@ -36,6 +36,8 @@ fn the_page_and_its_files_need_no_key_and_come_once() {
         let again = get(path, &[("if-none-match", &tag)]);
         assert_eq!((again.status, again.text().len()), (304, 0), "{path}");
     }
+    // Before it has a key, the page finds out that it needs one.
+    assert_eq!(get("/health", &[]).ok()["needs_key"], true);
     assert_eq!(get("/page/nothing.js", &[]).status, 401);
     assert_eq!(get("/live", &[]).status, 401);
 }

@@ -1,24 +1,24 @@
-//! Answers in Anthropic's shape: what is streamed, and the message that it adds up to.
+//! Answers in the form of Anthropic's API: the streamed events, and the whole message.
 
 use forebay_engine::{Answer as Written, FinishReason, ReplyEvent, Stats};
 use serde_json::{Value, json};
 
 use crate::openai::answer::tell_measured;
 
-/// Reasoning comes with a signature, which clients send back with it. Nobody checks this one.
+/// The signature of reasoning, which clients send back. The server does not check it.
 const SIGNATURE: &str = "forebay";
 
-/// An answer that is being made.
+/// An unfinished answer.
 pub struct Answer {
     id: String,
     model: String,
     prompt_tokens: usize,
-    /// Whether what the model thinks is told; if not, only that it thinks.
+    /// Whether clients receive the reasoning, or only empty thinking blocks.
     shows_thinking: bool,
     blocks: Vec<Block>,
-    /// Whether more may come of the last block.
+    /// Whether the last block is open.
     is_open: bool,
-    /// What the model wrote, at the end.
+    /// The whole answer, at the end.
     written: Option<Box<Written>>,
 }
 
@@ -35,12 +35,12 @@ impl Answer {
         Answer { id, model, prompt_tokens, shows_thinking, blocks: Vec::new(), is_open: false, written: None }
     }
 
-    /// The event that comes before all others.
+    /// The first event.
     pub fn start(&self) -> Value {
         json!({ "type": "message_start", "message": self.message() })
     }
 
-    /// Takes what happens; gives the events that tell of it.
+    /// Converts an event of the reply to events of this API.
     pub fn take(&mut self, event: ReplyEvent) -> Vec<Value> {
         let mut events = Vec::new();
         match event {
@@ -93,7 +93,7 @@ impl Answer {
         events
     }
 
-    /// The message as far as it has come.
+    /// The message so far.
     pub fn message(&self) -> Value {
         let content: Vec<Value> = self.blocks.iter().filter_map(Block::json).collect();
         let mut message = json!({
@@ -120,7 +120,7 @@ impl Answer {
         message
     }
 
-    /// The block of which more may come.
+    /// The open block.
     fn open(&mut self) -> Option<&mut Block> {
         self.blocks.last_mut().filter(|_| self.is_open)
     }
@@ -163,7 +163,7 @@ impl Answer {
 }
 
 impl Block {
-    /// The block in a whole message; `None` for a call that was cut off, which is of no use to anybody.
+    /// The block in a whole message; `None` for a truncated call, which clients cannot use.
     fn json(&self) -> Option<Value> {
         match self {
             Block::Thinking(thought) => {
@@ -187,7 +187,7 @@ fn stop_reason(written: &Written) -> &'static str {
     }
 }
 
-/// Tokens. What came from the cache is counted apart; nothing is charged for putting something there.
+/// The token counts. Cached tokens are counted separately, and none are counted as written to the cache.
 fn usage(stats: &Stats) -> Value {
     json!({
         "input_tokens": stats.prompt_tokens - stats.reused_tokens,

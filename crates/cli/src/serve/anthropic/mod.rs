@@ -21,7 +21,7 @@ use super::sse::{self, Events, Gone};
 use super::turn::Turn;
 use crate::openai::fields::Unchecked;
 
-/// The next message of a conversation.
+/// Generates the next message of a conversation.
 pub async fn messages(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
@@ -42,7 +42,7 @@ pub async fn messages(
     }
 }
 
-/// How many tokens a conversation has.
+/// Counts the tokens of a conversation.
 pub async fn count_tokens(
     State(app): State<Arc<App>>,
     Json(body): Json<Unchecked<Body>>,
@@ -61,7 +61,7 @@ async fn whole(mut answer: Answer, mut turn: Turn) -> Result<Value, ApiError> {
 }
 
 async fn stream(events: Events, mut answer: Answer, mut turn: Turn) -> Result<(), Gone> {
-    // Before anything is computed: whoever waits knows that the request is being answered.
+    // This is sent before anything is computed, so that the client knows that its request was accepted.
     events.typed(&answer.start()).await?;
     while let Some(happened) = events.next(&mut turn).await? {
         let told = match happened {

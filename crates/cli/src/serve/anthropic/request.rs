@@ -1,4 +1,4 @@
-//! Requests in Anthropic's words.
+//! Requests of Anthropic's API.
 
 use std::collections::HashMap;
 
@@ -12,8 +12,8 @@ use crate::openai::fields::{Fields, Said, Unchecked, Unsupported, integer, or_de
 use crate::openai::{self, Endpoint, unsupported};
 use crate::serve::error::ApiError;
 
-/// The body of a request. Fields that are neither here nor known not to be supported are ignored, `metadata` and
-/// `cache_control` among them: prompts are always cached.
+/// The body of a request. Fields that are neither here nor listed as unsupported are ignored, for example `metadata` and
+/// `cache_control` (prompts are always cached).
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Body {
@@ -29,7 +29,7 @@ pub struct Body {
     tool_choice: Option<Choice>,
     thinking: Option<Thinking>,
     output_config: Option<OutputConfig>,
-    /// What `output_config.format` was called before.
+    /// The former name of `output_config.format`.
     output_format: Option<Value>,
     context_management: Option<ContextManagement>,
     stream: Option<bool>,
@@ -51,26 +51,26 @@ const UNSUPPORTED: &[Unsupported] = &[
     Unsupported {
         name: "thread",
         harmless: &[],
-        reason: "this server keeps no conversations: send all messages",
+        reason: "this server stores no conversations: send all messages",
     },
     Unsupported {
         name: "mcp_servers",
         harmless: &[Said::Empty],
-        reason: "the server calls no other servers: give tools instead",
+        reason: "the server calls no other servers: send tools instead",
     },
-    Unsupported { name: "container", harmless: &[], reason: "there are no containers" },
+    Unsupported { name: "container", harmless: &[], reason: "the server has no containers" },
     Unsupported {
         name: "compaction",
         harmless: &[],
-        reason: "this server summarises no conversations: ask for a summary in a message",
+        reason: "this server does not summarise conversations: ask for a summary in a message",
     },
 ];
 
-/// The body, if all that it asks for is supported.
+/// The body, if all of its fields are supported.
 pub fn supported(body: Unchecked<Body>) -> Result<Body, ApiError> {
     body.supported().map_err(|error| {
         let error = ApiError::from(error);
-        // With this Anthropic's libraries go on without threads.
+        // After this detail, Anthropic's libraries continue without threads.
         let details = (error.param.as_deref() == Some("thread")).then(|| {
             Box::new(json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] }))
         });
@@ -99,7 +99,7 @@ struct Thinking {
     kind: String,
     #[serde(default, deserialize_with = "integer")]
     budget_tokens: Option<u64>,
-    /// Whether what was thought is told.
+    /// Whether clients receive the reasoning.
     display: Option<String>,
 }
 
@@ -111,7 +111,7 @@ struct OutputConfig {
     task_budget: Option<Value>,
 }
 
-/// What is to be left out of the conversation.
+/// Edits that would remove parts of the conversation.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ContextManagement {
@@ -119,25 +119,25 @@ struct ContextManagement {
     edits: Vec<Value>,
 }
 
-/// What this API calls the fields of OpenAI's.
+/// The names of OpenAI's fields in this API.
 const NAMES: [(&str, &str); 3] = [
     ("max_completion_tokens", "max_tokens"),
     ("response_format", "output_config.format"),
     ("stop", "stop_sequences"),
 ];
 
-/// An error about a field that has another name here.
+/// Converts the field name of an error.
 pub fn in_own_words(error: ApiError) -> ApiError {
     error.renamed(&NAMES)
 }
 
 impl Body {
-    /// Whether the answer is to come as it is made.
+    /// Whether the answer is streamed.
     pub fn streams(&self) -> bool {
         self.stream == Some(true)
     }
 
-    /// How the answer is made.
+    /// The options of the answer.
     pub fn options(&self, engine: &Engine) -> Result<ReplyOptions, ApiError> {
         let max_tokens = self.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "Field required"))?;
         let mut body = json!({
@@ -155,7 +155,7 @@ impl Body {
         body.options(Endpoint::Chat, engine).map_err(|error| in_own_words(error.into()))
     }
 
-    /// What the answer must be, as OpenAI's API says it.
+    /// The format of the answer, in the form of OpenAI's API.
     fn format(&self) -> Result<Option<Value>, ApiError> {
         let format = self.output_config.as_ref().and_then(|config| config.format.as_ref());
         let format = format.or(self.output_format.as_ref());
@@ -164,13 +164,14 @@ impl Body {
             (Some("json_schema"), Some(schema @ Value::Object(_))) => {
                 Ok(Some(json!({ "type": "json_schema", "json_schema": { "schema": schema } })))
             }
-            _ => {
-                Err(ApiError::invalid("output_config.format", "the format is a json_schema with its schema"))
-            }
+            _ => Err(ApiError::invalid(
+                "output_config.format",
+                "the format must be a json_schema with its schema",
+            )),
         }
     }
 
-    /// The conversation. `think` is what the server was told about reasoning.
+    /// The conversation. `think` is the server's own setting for reasoning.
     pub fn chat(self, options: ReplyOptions, think: Option<bool>) -> Result<ChatRequest, ApiError> {
         self.refuse_edits()?;
         let tools = self.tools.iter().flatten().enumerate().map(|(i, tool)| read_tool(i, tool));
@@ -186,8 +187,7 @@ impl Body {
             conversation.take(i, spoken)?;
         }
         if conversation.messages.last().is_some_and(|message| message.role == "assistant") {
-            let message =
-                "the last message is the assistant's, and continuing it is not supported: end with a user's";
+            let message = "the last message is from the assistant, and the server cannot continue it: end with a message from the user";
             return Err(ApiError::invalid("messages", message));
         }
         let mut request = ChatRequest::new(conversation.messages);
@@ -199,30 +199,31 @@ impl Body {
         Ok(request)
     }
 
-    /// Whether what the model thinks is told; if not, only that it thinks.
+    /// Whether clients receive the reasoning, or only empty thinking blocks.
     pub fn shows_thinking(&self) -> Result<bool, ApiError> {
         match self.thinking.as_ref().and_then(|thinking| thinking.display.as_deref()) {
             None | Some("summarized") => Ok(true),
             Some("omitted") => Ok(false),
             Some(other) => {
-                let message = format!("it is summarized or omitted, not {other:?}");
+                let message = format!("it must be summarized or omitted, not {other:?}");
                 Err(ApiError::invalid("thinking.display", message))
             }
         }
     }
 
-    /// Conversations are given to the model as they are sent.
+    /// Refuses edits of the conversation.
     fn refuse_edits(&self) -> Result<(), ApiError> {
         for (i, edit) in self.context_management.iter().flat_map(|management| &management.edits).enumerate() {
-            // Keeping all reasoning leaves it to the template, which is the case anyway.
+            // Keeping all reasoning is allowed: the chat template decides about it in any case.
             if kind(edit) != "clear_thinking_20251015" || edit["keep"] != "all" {
-                let message = "nothing is left out of a conversation: send what the model is to see";
+                let message =
+                    "the server removes nothing from a conversation: send only what the model is to see";
                 return Err(ApiError::invalid(format!("context_management.edits.{i}"), message));
             }
         }
         let budget = self.output_config.as_ref().and_then(|config| config.task_budget.as_ref());
         if budget.is_some_and(|budget| !budget.is_null()) {
-            let message = "the model is not told of budgets: use max_tokens";
+            let message = "the server does not tell the model about budgets: use max_tokens";
             return Err(ApiError::invalid("output_config.task_budget", message));
         }
         Ok(())
@@ -238,28 +239,28 @@ impl Body {
             ("tool", Some(name)) => Ok((ToolChoice::Named(name.clone()), several)),
             ("tool", None) => Err(ApiError::invalid("tool_choice.name", "Field required")),
             (other, _) => {
-                let message = format!("it is auto, any, tool or none, not {other:?}");
+                let message = format!("it must be auto, any, tool or none, not {other:?}");
                 Err(ApiError::invalid("tool_choice.type", message))
             }
         }
     }
 
-    /// Variables of the template.
+    /// Variables for the chat template.
     fn kwargs(&self, think: Option<bool>) -> Result<Map<String, Value>, ApiError> {
         let mut kwargs = Map::new();
         let think = match self.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
-            // In this API who does not ask for reasoning gets none, unless the server was told otherwise.
+            // In this API, reasoning is off by default, unless the server's flag sets it.
             None => think.is_none().then_some(false),
             Some("disabled") => Some(false),
             Some("enabled") => Some(true),
             Some("adaptive" | "between_tools") => None,
             Some(other) => {
-                let message = format!("it is enabled, disabled or adaptive, not {other:?}");
+                let message = format!("it must be enabled, disabled or adaptive, not {other:?}");
                 return Err(ApiError::invalid("thinking.type", message));
             }
         };
         if let Some(think) = think {
-            // Templates have either name.
+            // Templates use either name.
             kwargs.insert("enable_thinking".into(), think.into());
             kwargs.insert("thinking".into(), think.into());
         }
@@ -273,12 +274,15 @@ impl Body {
     }
 }
 
-/// A tool in OpenAI's shape.
+/// A tool in the form of OpenAI's API.
 fn read_tool(index: usize, tool: &Value) -> Result<Value, ApiError> {
     let wrong =
         |field: &str, message: &str| Err(ApiError::invalid(format!("tools.{index}.{field}"), message));
     if let Some(kind) = tool.get("type").and_then(Value::as_str).filter(|kind| *kind != "custom") {
-        return wrong("type", &format!("only tools of the client are supported, not those of type {kind}"));
+        return wrong(
+            "type",
+            &format!("only tools that the client runs are supported, not tools of type {kind}"),
+        );
     }
     let Some(name) = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
         return wrong("name", "Field required");
@@ -294,11 +298,11 @@ fn read_tool(index: usize, tool: &Value) -> Result<Value, ApiError> {
     Ok(json!({ "type": "function", "function": function }))
 }
 
-/// Messages as templates expect them.
+/// Converts messages to the form that templates expect.
 #[derive(Default)]
 struct Conversation {
     messages: Vec<Message>,
-    /// The names of the tools that were called, by the ids of the calls.
+    /// The names of called tools, by the ids of the calls.
     called: HashMap<String, String>,
 }
 
@@ -310,12 +314,12 @@ impl Conversation {
             role @ ("user" | "system") => self.take_user(&place, role, &spoken.content),
             other => Err(ApiError::invalid(
                 format!("{place}.role"),
-                format!("a message is of the user, the assistant or the system, not of {other:?}"),
+                format!("the role must be user, assistant or system, not {other:?}"),
             )),
         }
     }
 
-    /// What the user says, and what tools gave, in this order.
+    /// The user's text and the results of tools, in their order.
     fn take_user(&mut self, place: &str, role: &str, content: &Value) -> Result<(), ApiError> {
         let mut said = Vec::new();
         let before = self.messages.len();
@@ -333,7 +337,7 @@ impl Conversation {
         if self.messages.len() == before {
             return Err(ApiError::invalid(
                 format!("{place}.content"),
-                format!("the {role}'s message is empty"),
+                format!("the message of the {role} is empty"),
             ));
         }
         Ok(())
@@ -369,7 +373,7 @@ impl Conversation {
                 "thinking" => {
                     thought.push_str(block.get("thinking").and_then(Value::as_str).unwrap_or_default())
                 }
-                // Nobody but who wrote it can read it.
+                // Only its author can decrypt it.
                 "redacted_thinking" => {}
                 "tool_use" => calls.push(self.call(&place, &block)?),
                 _ => said.push_str(&text_of(&block, &place)?),
@@ -386,7 +390,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// A call in OpenAI's shape.
+    /// A call in the form of OpenAI's API.
     fn call(&mut self, place: &str, block: &Value) -> Result<Value, ApiError> {
         let field = |name: &str| {
             let text = block.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
@@ -394,7 +398,7 @@ impl Conversation {
         };
         let (id, name) = (field("id")?, field("name")?);
         let Some(input @ Value::Object(_)) = block.get("input") else {
-            return Err(ApiError::invalid(format!("{place}.input"), "the input of a tool is an object"));
+            return Err(ApiError::invalid(format!("{place}.input"), "the input of a tool must be an object"));
         };
         self.called.insert(id.to_owned(), name.to_owned());
         Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": input } }))
@@ -413,18 +417,18 @@ fn blocks(content: &Value, place: &str) -> Result<Vec<(String, Value)>, ApiError
         Value::Array(blocks) => {
             Ok(blocks.iter().enumerate().map(|(i, block)| (format!("{place}.{i}"), block.clone())).collect())
         }
-        _ => Err(ApiError::invalid(place, "it is a text or a list of blocks")),
+        _ => Err(ApiError::invalid(place, "it must be a text or a list of blocks")),
     }
 }
 
-/// Content that can only be text.
+/// Content that must be text.
 fn texts(content: &Value, place: &str) -> Result<Vec<String>, ApiError> {
     match content {
         Value::String(text) => Ok(vec![text.clone()]),
         Value::Array(blocks) => {
             blocks.iter().enumerate().map(|(i, block)| text_of(block, &format!("{place}.{i}"))).collect()
         }
-        _ => Err(ApiError::invalid(place, "it is a text or a list of blocks")),
+        _ => Err(ApiError::invalid(place, "it must be a text or a list of blocks")),
     }
 }
 
@@ -434,7 +438,7 @@ fn text_of(block: &Value, place: &str) -> Result<String, ApiError> {
         ("text", None) => Err(ApiError::invalid(format!("{place}.text"), "Field required")),
         ("", _) => Err(ApiError::invalid(format!("{place}.type"), "Field required")),
         (other, _) => {
-            let message = format!("this model reads text; a block of type {other} is not supported here");
+            let message = format!("blocks of type {other} are not supported here: the model reads only text");
             Err(ApiError::invalid(place, message))
         }
     }
@@ -534,14 +538,14 @@ mod tests {
             (
                 ask("context_management", json!({ "edits": [{ "type": "clear_tool_uses_20250919" }] })),
                 "context_management.edits.0",
-                "left out",
+                "removes nothing",
             ),
             (ask("output_config", json!({ "task_budget": {} })), "output_config.task_budget", "max_tokens"),
             (ask("grammar", json!("root ::= \"x\"")), "grammar", "schema"),
             (ask("messages", json!([{ "role": "assistant", "content": "x" }])), "messages", "last message"),
             (ask("messages", json!([{ "role": "robot", "content": "x" }])), "messages.0.role", "robot"),
             (ask("messages", json!([{ "role": "user", "content": [] }])), "messages.0.content", "empty"),
-            (ask("messages", json!(1)), "messages", "makes no sense"),
+            (ask("messages", json!(1)), "messages", "is invalid"),
         ] {
             let error = chat(body.clone()).err().unwrap_or_else(|| panic!("{body} is taken"));
             assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{body}");

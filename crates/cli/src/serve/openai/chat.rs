@@ -29,9 +29,9 @@ pub async fn chat(
 }
 
 async fn stream(to: Streamed, mut turn: Turn) -> Result<(), Gone> {
-    // Calls of each answer so far.
+    // The number of calls in each answer so far.
     let mut calls = vec![0_usize; turn.count()];
-    // Before anything is computed: whoever waits knows that the request is being answered.
+    // This is sent before anything is computed, so that the client knows that its request was accepted.
     for index in 0..turn.count() {
         to.delta(index, json!({ "role": "assistant", "content": null }), None).await?;
     }

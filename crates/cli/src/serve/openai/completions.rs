@@ -1,4 +1,4 @@
-//! `/v1/completions`: texts continued as they are.
+//! `/v1/completions`: continuations of texts.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub async fn completions(
 
 async fn stream(to: Streamed, mut turn: Turn) -> Result<(), Gone> {
     let form = &to.envelope.form;
-    // Where the text of each answer's next token begins.
+    // The position of each answer's next token, in characters.
     let mut offsets = vec![0; turn.count()];
     for index in 0..turn.count() {
         let echoed = form.echoed(index);
@@ -63,7 +63,7 @@ async fn stream(to: Streamed, mut turn: Turn) -> Result<(), Gone> {
                 tell_measured(&answer.stats, &mut chunk);
                 to.events.data(&chunk).await?;
             }
-            // Of a text that is continued all is content.
+            // A completion has only content.
             ReplyEvent::Reasoning(_) | ReplyEvent::Call { .. } | ReplyEvent::Arguments(_) => {}
         }
     }

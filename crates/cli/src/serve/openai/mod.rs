@@ -21,7 +21,7 @@ use crate::openai::answer::{Envelope, Total};
 use crate::openai::fields::Unchecked;
 use crate::openai::{Body, Endpoint};
 
-/// Answers what a body asks, as a whole or, by `stream`, as it comes.
+/// Answers a body, whole or streamed.
 async fn respond<F, S>(
     app: Arc<App>,
     client: Client,
@@ -45,7 +45,7 @@ where
     whole(&app, &envelope, turn).await.map(|answer| Json(answer).into_response())
 }
 
-/// How an answer is to come.
+/// How the client wants the answer.
 struct Wants {
     stream: bool,
     usage: bool,
@@ -62,7 +62,7 @@ impl Wants {
     }
 }
 
-/// An answer that comes at once, when it is complete.
+/// Sends an answer when it is complete.
 async fn whole(app: &App, envelope: &Envelope, turn: Turn) -> Result<Value, ApiError> {
     let replies = replies(turn).await?;
     let mut total = Total::default();
@@ -87,7 +87,7 @@ async fn replies(mut turn: Turn) -> Result<Vec<Reply>, ApiError> {
     Ok(replies.into_iter().flatten().collect())
 }
 
-/// An answer that comes as it is made.
+/// A streamed answer.
 struct Streamed {
     app: Arc<App>,
     envelope: Envelope,
@@ -96,22 +96,22 @@ struct Streamed {
 }
 
 impl Streamed {
-    /// Sends a piece of an answer.
+    /// Sends a chunk of an answer.
     async fn send(&self, choice: Value) -> Result<(), Gone> {
         self.events.data(&self.chunk(choice)).await
     }
 
-    /// A piece of an answer.
+    /// A chunk of an answer.
     fn chunk(&self, choice: Value) -> Value {
         let mut chunk = self.envelope.with(json!([choice]));
         if self.wants.usage {
-            // Where it comes at the end, it is there all along.
+            // With `include_usage`, every chunk has the field; only the last one has a value.
             chunk["usage"] = Value::Null;
         }
         chunk
     }
 
-    /// Says how far the prompt has been read, if that is wanted.
+    /// Sends the progress of the prompt, if the client wants it.
     async fn progress(&self, choice: Value, done: usize, total: usize) -> Result<(), Gone> {
         if !self.wants.progress {
             return Ok(());
@@ -121,13 +121,13 @@ impl Streamed {
         self.events.data(&chunk).await
     }
 
-    /// Says why there will be no more.
+    /// Ends the stream with an error.
     async fn fail(&self, error: &ApiError) -> Result<(), Gone> {
         self.events.data(&error.openai()).await?;
         self.events.done().await
     }
 
-    /// Says that this was all.
+    /// Ends the stream.
     async fn finish(&self, total: &Total) -> Result<(), Gone> {
         if self.wants.usage {
             let mut chunk = self.envelope.with(json!([]));

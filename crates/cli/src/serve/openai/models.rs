@@ -1,4 +1,4 @@
-//! `/v1/models`: the one model, in a shape that OpenAI's and Anthropic's clients read alike.
+//! `/v1/models`: the model, in a form that clients of OpenAI and of Anthropic can read.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use crate::serve::app::App;
 use crate::serve::body::Json;
 use crate::serve::error::ApiError;
 
-/// All models.
+/// Lists the models.
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     let id = app.model.as_str();
     Json(json!({ "object": "list", "data": [model(&app)], "has_more": false, "first_id": id, "last_id": id }))
 }
 
-/// One of them, by its name.
+/// Describes a model by its id.
 pub async fn get(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
     if id == app.model {
         return Ok(Json(model(&app)));
     }
-    let message = format!("there is no model {id:?}; this server has {:?}", app.model);
+    let message = format!("the model {id:?} does not exist here; this server has {:?}", app.model);
     Err(ApiError {
         code: Some("model_not_found"),
         param: Some("model".into()),
@@ -43,7 +43,7 @@ fn model(app: &App) -> Value {
 /// Seconds since 1970 as a date and a time.
 fn rfc3339(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Counted from a first of March, leap days are the last of their years, and months have 153 days in five.
+    // In years that begin on 1 March, the leap day is the last day, and every five months have 153 days.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -7,7 +7,9 @@ try {
   // Without storage the key lives as long as the page.
 }
 
-/** Told when a key was entered. */
+export const hasKey = () => key !== null;
+
+/** Dispatches `change` when a key was entered. */
 export const keyed = new EventTarget();
 
 export function setKey(value) {
@@ -20,11 +22,25 @@ export function setKey(value) {
   keyed.dispatchEvent(new Event('change'));
 }
 
+/** The server does not accept the key: another one has to be entered. */
+export function forgetKey() {
+  key = null;
+  try {
+    sessionStorage.removeItem('forebay.key');
+  } catch {
+    // As above.
+  }
+}
+
+/** The codes of errors that say that a conversation is too long for the server. */
+export const TOO_LONG = ['context_length_exceeded', 'insufficient_memory'];
+
 /** What went wrong, in a sentence, and what to do about it. */
 export class Failure extends Error {
-  constructor(message, { status = 0, advice = '' } = {}) {
+  constructor(message, { status = 0, code = null, advice = '' } = {}) {
     super(message);
     this.status = status;
+    this.code = code;
     this.advice = advice;
   }
 }
@@ -38,10 +54,8 @@ export async function call(path, { body, signal } = {}) {
   try {
     response = await fetch(path, { method: body ? 'POST' : 'GET', headers, body: body && JSON.stringify(body), signal });
   } catch (error) {
-    if (error.name === 'AbortError') throw error;
-    throw new Failure('The server does not answer.', {
-      advice: 'See whether forebay serve is still running, then try again.',
-    });
+    if (signal?.aborted) throw error;
+    throw new Failure('The server does not answer.', { advice: 'Check that forebay serve is running, then retry.' });
   }
   if (!response.ok) throw await failure(response);
   return response;
@@ -49,22 +63,24 @@ export async function call(path, { body, signal } = {}) {
 
 async function failure(response) {
   const { status } = response;
-  let said = '';
+  let error = null;
   try {
-    said = sentence((await response.json()).error);
+    ({ error } = await response.json());
   } catch {
-    // Not our server's words; the number has to do.
+    // The answer of a proxy, for example. The status has to do.
   }
   const wait = Number(response.headers.get('retry-after'));
   const advice = {
-    400: /context|tokens/i.test(said) ? 'Start a new conversation, or edit an earlier message to be shorter.' : 'Look at the settings of this conversation.',
-    401: 'Enter an API key that the server was started with.',
-    403: 'Enter an API key that the server was started with.',
+    400: 'Check the settings of this conversation.',
+    401: 'Enter an API key of this server.',
+    403: 'Enter an API key of this server.',
     413: 'Send a shorter message.',
-    429: wait > 0 ? `Try again in ${wait} second${wait === 1 ? '' : 's'}.` : 'Try again in a moment.',
-    503: 'Try again in a moment.',
+    429: wait > 0 ? `Retry in ${wait} second${wait === 1 ? '' : 's'}.` : 'Retry in a moment.',
+    503: 'Retry in a moment.',
   }[status] ?? 'The server\'s log may say more.';
-  return new Failure(said || `The server answered with status ${status}.`, { status, advice });
+  const message = sentence(error) || `The server answered with status ${status}.`;
+  const code = error?.code ?? null;
+  return new Failure(message, { status, code, advice: TOO_LONG.includes(code) ? '' : advice });
 }
 
 /** The words of an error in OpenAI's shape, as a sentence. */

@@ -3,15 +3,18 @@
 import { setKey } from './api.js';
 import { Chat, el, icon } from './chat.js';
 import { Machine } from './machine.js';
+import { Server } from './server.js';
 import * as store from './store.js';
 
 const $ = (id) => document.getElementById(id);
 const words = $('words');
-const chat = new Chat({ messages: $('messages'), scroll: $('scroll'), welcome: $('welcome') });
+const server = new Server();
+const chat = new Chat(server, { messages: $('messages'), scroll: $('scroll'), welcome: $('welcome') });
 const machine = new Machine($('machine'));
 let conversations = [];
-/** The index of the message that is being edited. */
+/** The index of the message that is being edited, and what was in the field before. */
 let editing = null;
+let draft = '';
 
 // ---- conversations
 
@@ -29,6 +32,20 @@ function show(conversation) {
 
 const titleOf = ({ title, messages }) => title || messages[0]?.content.trim().split('\n')[0].slice(0, 80) || 'New conversation';
 
+/** Shares of the context from which on the page warns, and says that it is full. */
+const NEARLY = 0.8;
+const FULL = 0.99;
+
+/** Warns when the context fills, while turns can still be dropped. */
+function contextNotice() {
+  const [used, most] = [chat.used, server.context];
+  const needed = most > 0 && used >= NEARLY * most && chat.canDrop && !chat.busy();
+  $('context').hidden = !needed;
+  if (!needed) return;
+  const words = used >= FULL * most ? 'The context is full' : `The context is ${Math.floor((100 * used) / most)}% full`;
+  $('context').firstElementChild.textContent = `${words}: ${used.toLocaleString('en')} of ${most.toLocaleString('en')} tokens.`;
+}
+
 /** What the page says about the conversation on the screen, and the list. */
 function refresh() {
   const current = chat.conversation;
@@ -39,6 +56,7 @@ function refresh() {
   $('stop').hidden = !busy;
   $('send').hidden = busy;
   $('send').disabled = words.value.trim() === '';
+  contextNotice();
   list();
 }
 
@@ -150,7 +168,7 @@ async function attempt(promise) {
   try {
     await promise;
   } catch (error) {
-    toast(`The browser could not keep the conversation (${error?.message ?? 'no reason given'}). Export it to be safe.`);
+    toast(`The browser could not store the conversation (${error?.message ?? 'it gives no reason'}). Export it to keep it.`);
   }
 }
 
@@ -162,6 +180,7 @@ chat.onchange = (conversation) => {
 // ---- writing
 
 function grow() {
+  if (editing === null) store.preferences.set('draft', words.value);
   words.style.height = 'auto';
   words.style.height = `${Math.min(words.scrollHeight, innerHeight * 0.4)}px`;
   $('send').disabled = words.value.trim() === '';
@@ -170,15 +189,21 @@ function grow() {
 function submit() {
   const text = words.value.trim();
   if (text === '' || chat.busy()) return;
+  if (server.state === 'locked') {
+    sendWhenOpen = true;
+    askForKey();
+    return;
+  }
   const instead = editing ?? undefined;
+  if (editing === null) words.value = '';
   cancelEdit();
-  words.value = '';
   grow();
   chat.send(text, instead);
 }
 
 chat.onedit = (index) => {
   if (chat.busy()) return;
+  if (editing === null) draft = words.value;
   editing = index;
   words.value = chat.conversation.messages[index].content;
   $('editing').hidden = false;
@@ -189,7 +214,7 @@ chat.onedit = (index) => {
 function cancelEdit() {
   if (editing === null) return;
   editing = null;
-  words.value = '';
+  words.value = draft;
   $('editing').hidden = true;
   grow();
 }
@@ -218,11 +243,11 @@ const NUMBERS = ['temperature', 'top_p', 'top_k', 'min_p', 'max_tokens', 'seed']
 const form = $('settings').querySelector('form');
 
 function summary(settings) {
-  const names = { temperature: 'temperature', top_p: 'top p', top_k: 'top k', min_p: 'min p', max_tokens: 'at most', seed: 'seed' };
+  const names = { temperature: 'temperature', top_p: 'top p', top_k: 'top k', min_p: 'min p', max_tokens: 'max tokens', seed: 'seed' };
   const parts = NUMBERS.filter((name) => typeof settings[name] === 'number').map((name) => `${names[name]} ${settings[name]}`);
   if (settings.system) parts.unshift('system prompt');
-  if (settings.think) parts.push(`thinking ${settings.think}`);
-  return parts.length > 0 ? parts.join(', ') : 'Model\'s own settings';
+  if (settings.think) parts.push(`reasoning ${settings.think}`);
+  return parts.length > 0 ? parts.join(', ') : 'Default settings';
 }
 
 function openSettings() {
@@ -250,15 +275,55 @@ $('settings').addEventListener('close', () => {
   refresh();
 });
 
-// ---- the key
+// ---- the server
 
-chat.onkey = () => {
+/** Whether the message in the field is to be sent once the server has a key. */
+let sendWhenOpen = false;
+
+function askForKey() {
+  $('refused').hidden = !server.refused;
   if (!$('key').open) $('key').showModal();
+}
+
+$('key').addEventListener('close', () => {
+  const field = $('key').querySelector('input');
+  const value = field.value.trim();
+  field.value = '';
+  if ($('key').returnValue === 'use' && value !== '') setKey(value);
+  else sendWhenOpen = false;
+  $('key').returnValue = '';
+});
+
+/** What the banner says in a state, with the label and the name of what can be done about it. */
+const STATES = {
+  loading: () => [`Loading the model…${server.loaded === null ? '' : ` ${Math.floor(100 * server.loaded)}%.`} You can write already: the message is sent when the model is ready.`],
+  failing: () => ['The server cannot answer at the moment. Its log may say why. Trying again…'],
+  leaving: () => ['The server is shutting down. The page reconnects when it is back.'],
+  gone: () => ['The server does not answer: check that forebay serve is running. Reconnecting…'],
+  locked: () => ['This server needs an API key.', 'Enter the key', 'key'],
 };
-$('key').querySelector('form').addEventListener('submit', (event) => {
-  setKey(event.target.elements.key.value.trim());
-  event.target.reset();
-  chat.regenerate();
+
+let before = server.state;
+server.addEventListener('change', () => {
+  const { state, model } = server;
+  const [message = '', label, action] = STATES[state]?.() ?? [];
+  const [text, button] = $('banner').children;
+  $('banner').hidden = message === '';
+  $('banner').dataset.state = state;
+  text.textContent = message;
+  button.hidden = !label;
+  button.textContent = label ?? '';
+  button.dataset.action = action ?? '';
+  if (model) $('name').textContent = model;
+  machine.serve(state === 'ready', state === 'loading' ? 'Waiting for the model to load.' : 'Not connected.');
+  if (state === 'locked' && (before !== 'locked' || server.refused)) askForKey();
+  if (state === 'ready' && before !== 'ready') {
+    if (chat.failure?.status === 401) chat.regenerate();
+    else if (sendWhenOpen) submit();
+    sendWhenOpen = false;
+  }
+  before = state;
+  refresh();
 });
 
 // ---- panels
@@ -298,9 +363,7 @@ $('shade').addEventListener('click', () => {
   for (const name of Object.keys(panels)) if (!panels[name].fixed()) drawer(name, false);
 });
 
-machine.onmodel = ({ model }) => {
-  $('name').textContent = model;
-};
+machine.onlost = () => server.check();
 
 // ---- everything else
 
@@ -326,6 +389,8 @@ const deeds = {
   stop: () => chat.stop(),
   'cancel-edit': cancelEdit,
   'close-key': () => $('key').close(),
+  key: askForKey,
+  drop: () => chat.drop(),
 };
 document.addEventListener('click', (event) => deeds[event.target.closest('[data-action]')?.dataset.action]?.());
 
@@ -361,6 +426,9 @@ function toast(message, label, action) {
 conversations = await store.all().catch(() => []);
 const last = store.preferences.get('open', null);
 show(conversations.find(({ id }) => id === last) ?? fresh());
-if (!(await store.lasting)) $('kept').textContent = 'This browser keeps nothing: conversations are gone when the page is closed.';
+if (!(await store.lasting)) $('kept').textContent = 'This browser stores nothing: conversations are lost when the page is closed.';
 arrange();
+words.value = store.preferences.get('draft', '');
+grow();
 words.focus();
+await server.check();

@@ -1,22 +1,23 @@
 // One conversation on the screen: its messages, and the answers that are being written.
 
-import { Failure, call, events, sentence } from './api.js';
+import { Failure, TOO_LONG, call, events, sentence } from './api.js';
 import { Markdown } from './markdown.js';
 
 /** Drawing may take this share of the time while an answer comes. */
 const DRAWING = 0.2;
 const SAVE_EVERY = 2000;
+/** What is kept of a conversation when its oldest turns are dropped. */
+const KEPT = 0.5;
 
 export class Chat {
   /** The conversation on the screen. */
   conversation = null;
   /** Told when a conversation has changed and should be kept. */
   onchange = () => {};
-  /** Told when the server wants a key. */
-  onkey = () => {};
   /** Told when a user's message is to be edited: its index. */
   onedit = () => {};
 
+  #server;
   #messages;
   #scroll;
   #welcome;
@@ -24,7 +25,8 @@ export class Chat {
   #runs = new Map();
   #follow = true;
 
-  constructor({ messages, scroll, welcome }) {
+  constructor(server, { messages, scroll, welcome }) {
+    this.#server = server;
     this.#messages = messages;
     this.#scroll = scroll;
     this.#welcome = welcome;
@@ -48,7 +50,9 @@ export class Chat {
 
   /** Sends a message, in place of an earlier one and all after it if `instead` is its index. */
   send(text, instead = this.conversation.messages.length) {
-    this.conversation.messages.splice(instead, Infinity, { role: 'user', content: text });
+    const { conversation } = this;
+    conversation.messages.splice(instead, Infinity, { role: 'user', content: text });
+    if (first(conversation) > instead) conversation.first = 0;
     this.#follow = true;
     this.#answer();
   }
@@ -65,16 +69,47 @@ export class Chat {
     this.#runs.get(id)?.abort.abort();
   }
 
+  /** Why the last message got no answer, if so. */
+  get failure() {
+    return this.conversation.messages.at(-1)?.error ?? null;
+  }
+
+  /** Tokens of the context that the conversation takes, as the server counted them last; 0 if that is not known. */
+  get used() {
+    const { messages } = this.conversation;
+    const { stats } = messages.findLast((message) => message.stats) ?? {};
+    return stats?.first === first(this.conversation) ? (stats.prompt ?? 0) + (stats.tokens ?? 0) : 0;
+  }
+
+  /** Whether there are turns that could be dropped: all before the last message of the user. */
+  get canDrop() {
+    const { messages } = this.conversation;
+    return messages.findLastIndex(({ role }) => role === 'user') > first(this.conversation);
+  }
+
+  /** From now on the oldest turns are not sent any more, until half of the text is left. They stay on the screen. */
+  drop() {
+    const { conversation } = this;
+    const { messages } = conversation;
+    const length = (from) => messages.slice(from).reduce((sum, { content }) => sum + content.length, 0);
+    const most = KEPT * length(first(conversation));
+    const turns = [...messages.keys()].filter((i) => messages[i].role === 'user' && i > first(conversation));
+    conversation.first = turns.find((i) => length(i) <= most) ?? turns.at(-1);
+    this.#draw();
+    this.onchange(conversation);
+  }
+
   #draw() {
     const { messages, id } = this.conversation;
     const run = this.#runs.get(id);
     this.#welcome.hidden = messages.length > 0;
     this.#messages.replaceChildren();
     for (const [index, message] of messages.entries()) {
+      if (index > 0 && index === first(this.conversation)) this.#messages.append(droppedView());
       if (message.role === 'user') {
         this.#messages.append(userView(message, index));
       } else {
-        const view = new AnswerView(message, run?.message === message);
+        const view = new AnswerView(message, run?.message === message, this.canDrop);
         if (run?.message === message) run.view = view;
         this.#messages.append(view.node);
       }
@@ -94,7 +129,7 @@ export class Chat {
     const button = event.target.closest('button');
     if (!button) return;
     const article = button.closest('article');
-    const index = [...this.#messages.children].indexOf(article);
+    const index = [...this.#messages.querySelectorAll('article')].indexOf(article);
     if (button.dataset.action === 'copy-code') {
       copy(button, button.closest('.code').querySelector('code').textContent);
     } else if (button.dataset.do === 'copy') {
@@ -103,6 +138,15 @@ export class Chat {
       this.onedit(index);
     } else if (button.dataset.do === 'again') {
       this.regenerate();
+    } else if (button.dataset.do === 'edit-last') {
+      this.onedit(this.conversation.messages.findLastIndex(({ role }) => role === 'user'));
+    } else if (button.dataset.do === 'drop') {
+      this.drop();
+      this.regenerate();
+    } else if (button.dataset.do === 'restore') {
+      this.conversation.first = 0;
+      this.#draw();
+      this.onchange(this.conversation);
     }
   }
 
@@ -118,10 +162,11 @@ export class Chat {
     this.#stay();
     this.onchange(conversation);
     try {
-      await this.#stream(conversation, run, body);
+      await this.#ask(conversation, run, body);
     } catch (failure) {
       message.error = describe(failure, run);
-      if (failure.status === 401) this.onkey();
+      if (failure.status === 401) this.#server.lock();
+      else if (!run.abort.signal.aborted) this.#server.check();
     }
     clearTimeout(run.drawing);
     this.#runs.delete(conversation.id);
@@ -130,9 +175,25 @@ export class Chat {
     this.onchange(conversation);
   }
 
-  async #stream(conversation, run, body) {
+  /** Asks for the answer, and waits first if the model is being loaded. */
+  async #ask(conversation, run, body) {
+    const { signal } = run.abort;
+    for (;;) {
+      await this.#server.usable(signal, () => run.view?.wait('Waiting for the model to load…'));
+      run.view?.wait('Sending…');
+      try {
+        const response = await call('/v1/chat/completions', { body, signal });
+        run.view?.wait('Waiting for the model…');
+        return await this.#stream(conversation, run, response);
+      } catch (failure) {
+        if (failure.code !== 'model_loading') throw failure;
+        await this.#server.check();
+      }
+    }
+  }
+
+  async #stream(conversation, run, response) {
     const { message } = run;
-    const response = await call('/v1/chat/completions', { body, signal: run.abort.signal });
     let ended = false;
     for await (const { data } of events(response)) {
       if (data === '[DONE]') {
@@ -140,10 +201,10 @@ export class Chat {
         break;
       }
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new Failure(sentence(chunk.error), { advice: 'What was written so far is kept.' });
+      if (chunk.error) throw new Failure(sentence(chunk.error), { code: chunk.error.code });
       if (chunk.prompt_progress) run.view?.progress(chunk.prompt_progress);
       if (chunk.usage || chunk.timings || chunk.experts) {
-        message.stats = stats(chunk, message.stats);
+        message.stats = { ...stats(chunk, message.stats), first: first(conversation) };
       }
       const choice = chunk.choices?.[0];
       if (choice?.finish_reason) message.finish = choice.finish_reason;
@@ -161,7 +222,7 @@ export class Chat {
       this.#later(conversation, run);
     }
     if (!ended) {
-      throw new Failure('The connection ended before the answer did.', { advice: 'What was written so far is kept. Try again.' });
+      throw new Failure('The connection ended before the answer was complete.');
     }
   }
 
@@ -188,9 +249,14 @@ export class Chat {
   }
 }
 
+/** The index of the first message that is sent; those before it were dropped. */
+const first = (conversation) => conversation.first ?? 0;
+
 /** What is asked of the server. */
-function request({ messages, settings }) {
-  // A question that got no answer is left out with it: templates want the two to alternate.
+function request(conversation) {
+  const { settings } = conversation;
+  const messages = conversation.messages.slice(first(conversation));
+  // A question without an answer is left out: templates expect that the user and the assistant take turns.
   const failed = (message) => message?.role === 'assistant' && message.content === '';
   const said = messages.filter((message, i) => !failed(message) && !(message.role === 'user' && failed(messages[i + 1])))
     .map(({ role, content }) => ({ role, content }));
@@ -222,8 +288,15 @@ function stats({ usage, timings, experts }, known = {}) {
 
 function describe(failure, run) {
   if (run.abort.signal.aborted) return { stopped: true };
-  if (failure instanceof Failure) return { message: failure.message, advice: failure.advice };
-  return { message: 'The connection broke before the answer ended.', advice: 'What was written so far is kept. Try again.' };
+  const { message, status, code, advice } = failure instanceof Failure ? failure : new Failure('The connection to the server was lost.');
+  const kept = run.message.content !== '' ? 'The text so far is kept.' : '';
+  return { message, status, code, advice: [kept, advice].filter(Boolean).join(' ') };
+}
+
+function droppedView() {
+  const node = el('p', 'The model no longer sees the turns above. ', button('restore', 'Send them again'));
+  node.className = 'dropped dim';
+  return node;
 }
 
 function userView(message, index) {
@@ -243,12 +316,16 @@ class AnswerView {
   #markdown = new Markdown(this.#text);
   #reasoning = el('details');
   #thoughts = el('div');
-  #summary = el('summary', 'Thinking …');
+  #summary = el('summary', 'Reasoning…');
   #status = el('div');
   #shown = { content: 0, reasoning: 0 };
+  /** When the first progress of the prompt was reported, and how much it was. */
+  #begun = null;
+  #canDrop;
 
-  constructor(message, running) {
+  constructor(message, running, canDrop) {
     this.#message = message;
+    this.#canDrop = canDrop;
     this.node.className = 'answer';
     this.#text.className = 'prose';
     this.#thoughts.className = 'thoughts';
@@ -260,15 +337,27 @@ class AnswerView {
     this.node.ariaBusy = running;
     this.update();
     if (!running) this.finish();
-    else if (message.content === '' && message.reasoning === '') this.#status.append(waiting('Sending …'));
+    else this.wait('Waiting for the model…');
   }
 
-  progress({ processed: done = 0, total = 0 }) {
+  /** Says what the answer waits for, until there is some of it. */
+  wait(words) {
+    const { content, reasoning } = this.#message;
+    if (content === '' && reasoning === '') this.#status.replaceChildren(waiting(words));
+  }
+
+  /** Says how much of the prompt is processed, and how long the rest takes at this pace. */
+  progress({ processed: done = 0, total = 0, fraction = total > 0 ? done / total : 0 }) {
+    const now = performance.now();
+    this.#begun ??= { at: now, fraction };
+    const [seconds, gained] = [(now - this.#begun.at) / 1000, fraction - this.#begun.fraction];
+    const rest = seconds >= 2 && gained > 0.01 ? `, ${duration(((1 - fraction) * seconds) / gained)} left` : '';
     const bar = el('progress');
-    bar.max = total;
-    bar.value = done;
-    bar.ariaLabel = 'Reading the prompt';
-    this.#status.replaceChildren(el('span', `Reading the prompt: ${done.toLocaleString('en')} of ${total.toLocaleString('en')} tokens`), bar);
+    bar.max = 1;
+    bar.value = fraction;
+    bar.ariaLabel = 'Processing the prompt';
+    const words = `Processing the prompt: ${Math.floor(100 * fraction)}% of ${total.toLocaleString('en')} tokens${rest}`;
+    this.#status.replaceChildren(el('span', words), bar);
   }
 
   /** Shows what has come since. */
@@ -290,7 +379,7 @@ class AnswerView {
 
   #thought() {
     const { thought, reasoning } = this.#message;
-    if (reasoning) this.#summary.textContent = thought ? `Thought for ${(thought / 1000).toFixed(1)} s` : 'Thoughts';
+    if (reasoning) this.#summary.textContent = thought ? `Reasoning, ${(thought / 1000).toFixed(1)} s` : 'Reasoning';
   }
 
   finish() {
@@ -301,29 +390,45 @@ class AnswerView {
     this.node.ariaBusy = false;
     this.#status.remove();
     const { error } = message;
-    if (error?.message) {
-      const notice = el('p', el('b', error.message), ' ', error.advice);
-      notice.className = 'notice error';
-      notice.role = 'alert';
-      this.node.append(notice);
-    }
-    const words = [error?.stopped && 'stopped', message.finish === 'length' && 'cut off at its limit of tokens', ...measured(message.stats)];
-    const figures = el('span', words.filter(Boolean).join(' · '));
+    if (error?.message) this.node.append(this.#failure(error));
+    const figures = el('span', [error?.stopped && 'stopped', message.finish === 'length' && 'cut off: the limit of tokens is reached', ...measured(message.stats)]
+      .filter(Boolean).join(' · '));
     figures.className = 'dim';
-    this.node.append(el('footer', figures, actions(['again', 'Answer again'], ['copy', 'Copy'])));
+    const deeds = error?.message ? [] : [['again', 'Answer again']];
+    this.node.append(el('footer', figures, actions(...deeds, ['copy', 'Copy'])));
+  }
+
+  /** What went wrong, and what can be done about it. */
+  #failure(error) {
+    const long = TOO_LONG.includes(error.code);
+    const advice = long && !this.#canDrop ? 'Shorten the message.' : error.advice;
+    const words = el('p', el('b', error.message), ' ', advice ?? '');
+    const deeds = el('div', button('again', 'Retry'), button('edit-last', 'Edit the message'));
+    if (long && this.#canDrop) deeds.prepend(button('drop', 'Drop the oldest turns and retry'));
+    deeds.className = 'deeds';
+    const notice = el('div', words, deeds);
+    notice.className = 'notice error';
+    notice.role = 'alert';
+    return notice;
   }
 }
 
 function measured(stats) {
   if (!stats) return [];
   const read = stats.prompt !== undefined && stats.prompt_ms !== undefined
-    && `prompt of ${stats.prompt} in ${(stats.prompt_ms / 1000).toFixed(1)} s${stats.cached ? ` (${stats.cached} known)` : ''}`;
+    && `prompt: ${stats.prompt} tokens in ${(stats.prompt_ms / 1000).toFixed(1)} s${stats.cached ? ` (${stats.cached} cached)` : ''}`;
   return [
     stats.speed > 0 && `${stats.speed.toFixed(1)} tok/s`,
     stats.tokens !== undefined && `${stats.tokens} tokens`,
     read,
-    typeof stats.hit_rate === 'number' && `experts ${(100 * stats.hit_rate).toFixed(0)}% hit`,
+    typeof stats.hit_rate === 'number' && `expert cache hit rate ${(100 * stats.hit_rate).toFixed(0)}%`,
   ];
+}
+
+/** Seconds, as people say them. */
+function duration(seconds) {
+  if (seconds < 90) return `about ${Math.max(1, Math.round(seconds))} s`;
+  return seconds < 5400 ? `about ${Math.round(seconds / 60)} min` : `about ${(seconds / 3600).toFixed(1)} h`;
 }
 
 function waiting(words) {
@@ -332,17 +437,24 @@ function waiting(words) {
   return node;
 }
 
+/** A button with words. */
+function button(name, words) {
+  const node = el('button', words);
+  node.type = 'button';
+  node.className = 'link';
+  node.dataset.do = name;
+  return node;
+}
+
 function actions(...wanted) {
   const node = el('div');
   node.className = 'actions';
   for (const [name, label] of wanted) {
-    const button = el('button', icon(name));
-    button.type = 'button';
-    button.className = 'icon small';
-    button.dataset.do = name;
-    button.ariaLabel = label;
-    button.title = label;
-    node.append(button);
+    const deed = button(name, icon(name));
+    deed.className = 'icon small';
+    deed.ariaLabel = label;
+    deed.title = label;
+    node.append(deed);
   }
   return node;
 }

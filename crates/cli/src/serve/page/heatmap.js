@@ -11,7 +11,7 @@ const FADE_MS = 60;
 
 const ABSENT = 0;
 const ARRIVING = 1;
-const PLACES = ['on the drive', 'arriving', 'in memory', 'on the GPU'];
+const PLACES = ['on the drive', 'being read', 'in memory', 'on the GPU'];
 
 export class HeatMap {
   #canvas;
@@ -61,7 +61,7 @@ export class HeatMap {
   }
 
   /** Experts on the GPU, which are among those. */
-  get lifted() {
+  get uploaded() {
     let sum = 0;
     for (const place of this.#place) sum += place === 3 ? 1 : 0;
     return sum;

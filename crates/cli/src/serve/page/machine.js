@@ -1,4 +1,4 @@
-// The machine at work: what /live tells, as meters and a heat map. Nothing is asked for while nobody can see it.
+// The server at work: draws what /live reports as meters and a map of the experts. Nothing is asked for while nobody can see it.
 
 import { call, events, keyed } from './api.js';
 import { HeatMap } from './heatmap.js';
@@ -9,9 +9,10 @@ const SPAN = 60;
 const WINDOW = 2;
 
 export class Machine {
-  /** The model, once the server has told. */
+  /** What the server has loaded, from the event `machine`. */
   model = null;
-  onmodel = () => {};
+  /** Told when the connection broke. */
+  onlost = () => {};
 
   #root;
   #map;
@@ -19,6 +20,7 @@ export class Machine {
   #curves = new Map();
   #watching = null;
   #wanted = false;
+  #served = false;
 
   constructor(root) {
     this.#root = root;
@@ -44,8 +46,15 @@ export class Machine {
     this.#decide();
   }
 
+  /** Whether the server answers, and what to say if not. */
+  serve(served, reason) {
+    this.#served = served;
+    if (!served) this.#say(reason);
+    this.#decide();
+  }
+
   #decide() {
-    const needed = this.#wanted && !document.hidden;
+    const needed = this.#wanted && this.#served && !document.hidden;
     if (!needed) this.#stop();
     else if (!this.#watching) this.#run();
   }
@@ -66,12 +75,12 @@ export class Machine {
           if (name === 'frame') this.#show(JSON.parse(data));
           pause = 1;
         }
-        this.#say('The picture stopped. Trying again …');
+        this.#say('The connection was lost. Reconnecting…');
       } catch (failure) {
         if (watching.signal.aborted) return;
-        this.#say(failure.status === 401 ? 'The picture needs the API key.' : `${failure.message} Trying again …`);
-        if (failure.status === 401) return;
+        this.#say(`${failure.message} Reconnecting…`);
       }
+      this.onlost();
       await new Promise((resolve) => setTimeout(resolve, pause * 1000));
     }
   }
@@ -97,12 +106,12 @@ export class Machine {
     const [experts, used] = [most(model.layers, 1), most(model.layers, 2)];
     // A model without experts has only the other meters.
     for (const part of ['experts', 'hit', 'drive', 'memory-legend']) this.#part(part).hidden = model.layers.length === 0;
-    this.#put('shape', `${model.layers.length} layers × ${experts} experts, ${used} for each token`);
+    this.#put('shape', `${model.layers.length} layers × ${experts} experts; each token uses ${used} per layer`);
     this.#part('pcie').hidden = !model.gpu || model.layers.length === 0;
     const threads = model.threads && `${model.threads} threads`;
-    const vram = model.gpu && `${size(model.gpu.planned)} of its memory`;
+    const vram = model.gpu && `${size(model.gpu.planned)} of GPU memory`;
     this.#put('about', [model.compute, vram, threads, model.io?.split(',')[0]].filter(Boolean).join(' · '));
-    this.onmodel(model);
+    this.#put('verdict', model.verdict ?? '');
   }
 
   #show(frame) {
@@ -114,7 +123,7 @@ export class Machine {
     this.#meter('writing', 'tokens', (n) => n.toFixed(n < 100 ? 1 : 0));
     this.#meter('reading', 'prompt_tokens', (n) => n.toFixed(n < 100 ? 1 : 0));
     this.#meter('drive', 'read', (n) => (n / 1e9).toFixed(2));
-    if (this.model.gpu) this.#meter('pcie', 'lifted', (n) => (n / 1e9).toFixed(2));
+    if (this.model.gpu) this.#meter('pcie', 'uploaded', (n) => (n / 1e9).toFixed(2));
     this.#hits();
     this.#memory(frame);
     this.#put('requests', requests(frame));
@@ -192,18 +201,18 @@ export class Machine {
       this.#part(`memory-${name}`).style.width = `${Math.min(100, (100 * bytes) / whole).toFixed(2)}%`;
     }
     this.#put('memory-now', budget ? `${size(used)} of ${size(budget)}` : size(used));
-    const words = `${size(shares.dense)} dense weights, ${size(experts)} experts, ${size(shares.other)} everything else`;
+    const words = `${size(shares.dense)} dense weights, ${size(experts)} experts, ${size(shares.other)} other`;
     this.#part('memory-bar').ariaLabel = words;
     this.#part('memory-bar').title = words;
   }
 
   #counts() {
-    const { count, resident, lifted } = this.#map;
-    const gpu = lifted > 0 ? `, ${lifted.toLocaleString('en')} of them on the GPU` : '';
+    const { count, resident, uploaded } = this.#map;
+    const gpu = uploaded > 0 ? `, ${uploaded.toLocaleString('en')} of them on the GPU` : '';
     const words = `${resident.toLocaleString('en')} of ${count.toLocaleString('en')} experts in memory${gpu}`;
-    this.#part('device-legend').hidden = lifted === 0;
+    this.#part('device-legend').hidden = uploaded === 0;
     this.#put('resident', words);
-    this.#root.querySelector('canvas').ariaLabel = `Heat map of the experts: ${words}`;
+    this.#root.querySelector('canvas').ariaLabel = `Map of the experts: ${words}`;
   }
 }
 

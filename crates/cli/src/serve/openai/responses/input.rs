@@ -1,4 +1,4 @@
-//! The items of a conversation, made into the messages that templates expect.
+//! Converts the items of a conversation to the messages that templates expect.
 
 use std::collections::HashMap;
 
@@ -10,21 +10,21 @@ use super::output::PLAIN;
 use super::tools::Name;
 use crate::serve::error::ApiError;
 
-/// The messages of a conversation. What the assistant thought, said and called between two words of others is one message.
+/// The messages of a conversation. Consecutive items of the assistant (reasoning, text, calls) become one message.
 pub fn messages(instructions: Option<&str>, input: Option<&Value>) -> Result<Vec<Message>, ApiError> {
     let mut conversation = Conversation::default();
     if let Some(instructions) = instructions {
         conversation.messages.push(Message::new("system", instructions));
     }
     match input {
-        None | Some(Value::Null) => return Err(ApiError::invalid("input", "there is no input")),
+        None | Some(Value::Null) => return Err(ApiError::invalid("input", "the field input is missing")),
         Some(Value::String(text)) => conversation.messages.push(Message::new("user", text.as_str())),
         Some(Value::Array(items)) => {
             for (i, item) in items.iter().enumerate() {
                 conversation.take(&format!("input[{i}]"), item)?;
             }
         }
-        Some(_) => return Err(ApiError::invalid("input", "it is a text or a list of items")),
+        Some(_) => return Err(ApiError::invalid("input", "it must be a text or a list of items")),
     }
     Ok(conversation.messages)
 }
@@ -32,7 +32,7 @@ pub fn messages(instructions: Option<&str>, input: Option<&Value>) -> Result<Vec
 #[derive(Default)]
 struct Conversation {
     messages: Vec<Message>,
-    /// The names of the functions that were called, by the ids of the calls.
+    /// The names of called functions, by the ids of the calls.
     called: HashMap<String, String>,
 }
 
@@ -40,8 +40,9 @@ impl Conversation {
     fn take(&mut self, place: &str, item: &Value) -> Result<(), ApiError> {
         let text = |name: &str| item.get(name).and_then(Value::as_str);
         let field = |name: &str| {
-            text(name)
-                .ok_or_else(|| ApiError::invalid(format!("{place}.{name}"), format!("there is no {name}")))
+            text(name).ok_or_else(|| {
+                ApiError::invalid(format!("{place}.{name}"), format!("the field {name} is missing"))
+            })
         };
         match text("type").unwrap_or("message") {
             "message" => {
@@ -50,7 +51,7 @@ impl Conversation {
                 let content = text_of(content, &format!("{place}.content"))?;
                 let content = content.as_str().unwrap_or_default();
                 if role == "assistant" {
-                    // What was said before is not copied, or many items would take time with the square of their number.
+                    // Earlier text is not copied; otherwise the time would grow with the square of the number of items.
                     match &mut self.assistant().content {
                         Some(Value::String(said)) => said.push_str(content),
                         other => *other = Some(content.into()),
@@ -89,7 +90,7 @@ impl Conversation {
                 self.messages.push(message);
             }
             "item_reference" => {
-                let message = "this server keeps no items: send the item itself";
+                let message = "this server stores no items: send the item itself";
                 return Err(ApiError::invalid(place, message));
             }
             other => {
@@ -100,7 +101,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// The message that the assistant is writing.
+    /// The open message of the assistant.
     fn assistant(&mut self) -> &mut Message {
         if self.messages.last().is_none_or(|message| message.role != "assistant") {
             self.messages.push(Message::new("assistant", ""));
@@ -109,7 +110,7 @@ impl Conversation {
     }
 }
 
-/// What was thought, in whichever form it comes back.
+/// The text of reasoning, in any form that clients send back.
 fn thought(item: &Value) -> String {
     let texts = |field: &str| -> String {
         let parts = item.get(field).and_then(Value::as_array).into_iter().flatten();

@@ -1,4 +1,4 @@
-//! `/v1/responses`: a conversation's next items. Nothing is kept: whoever asks again sends all that was said.
+//! `/v1/responses`: the next items of a conversation. The server stores nothing, so clients send the whole conversation.
 
 mod input;
 mod output;
@@ -25,14 +25,14 @@ use crate::serve::error::ApiError;
 use crate::serve::sse::{self, Events, Gone};
 use crate::serve::turn::Turn;
 
-/// Asks for how likely tokens were.
+/// The value of `include` that requests logprobs.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Asks for reasoning in a form that can be sent back.
+/// The value of `include` that requests reasoning in a form that clients can send back.
 const ENCRYPTED: &str = "reasoning.encrypted_content";
 
-/// The body of a request. Fields that are neither here nor known not to be supported are ignored; `store` is among them, as
-/// clients say it without being asked to.
+/// The body of a request. Fields that are neither here nor listed as unsupported are ignored, for example `store`, which clients
+/// send by default.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Body {
@@ -56,7 +56,7 @@ pub struct Body {
     prompt_cache_options: Option<PromptCacheOptions>,
     safety_identifier: Option<String>,
     user: Option<String>,
-    /// Fields that a chat has by the same name.
+    /// Fields of chats with the same name.
     #[serde(skip)]
     from_chat: Map<String, Value>,
 }
@@ -70,30 +70,30 @@ impl Fields for Body {
     }
 }
 
-/// What a server that keeps nothing cannot do.
+/// Fields that need stored conversations, and other unsupported fields.
 const UNSUPPORTED: &[Unsupported] = &[
     Unsupported { name: "previous_response_id", harmless: &[], reason: KEEPS_NOTHING },
     Unsupported { name: "conversation", harmless: &[], reason: KEEPS_NOTHING },
     Unsupported {
         name: "background",
         harmless: &[Said::Bool(false)],
-        reason: "answers are not made in the background",
+        reason: "the server does not answer in the background",
     },
-    Unsupported { name: "prompt", harmless: &[], reason: "there are no stored prompts: send input" },
+    Unsupported { name: "prompt", harmless: &[], reason: "the server stores no prompts: send input" },
     Unsupported {
         name: "truncation",
         harmless: &[Said::Text("disabled")],
-        reason: "what is too long is refused, never cut",
+        reason: "a prompt that is too long is refused, never truncated",
     },
     Unsupported {
         name: "context_management",
         harmless: &[Said::Empty],
-        reason: "conversations are not shortened: send the items that the model is to see",
+        reason: "the server removes nothing from a conversation: send only the items that the model is to see",
     },
-    Unsupported { name: "moderation", harmless: &[], reason: "answers are not moderated" },
+    Unsupported { name: "moderation", harmless: &[], reason: "the server does not moderate answers" },
 ];
 
-const KEEPS_NOTHING: &str = "this server keeps no conversations: send all items as input";
+const KEEPS_NOTHING: &str = "this server stores no conversations: send all items as input";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -117,7 +117,7 @@ struct PromptCacheOptions {
     prewarm: Option<bool>,
 }
 
-/// What this API calls the fields of a chat.
+/// The names of a chat's fields in this API.
 const NAMES: [(&str, &str); 4] = [
     ("max_completion_tokens", "max_output_tokens"),
     ("response_format", "text.format"),
@@ -125,7 +125,7 @@ const NAMES: [(&str, &str); 4] = [
     ("reasoning_effort", "reasoning.effort"),
 ];
 
-/// Answers a conversation.
+/// Generates the next items of a conversation.
 pub async fn responses(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
@@ -148,7 +148,7 @@ pub async fn responses(
         request.parallel_tool_calls = body.parallel_tool_calls.unwrap_or(true);
         request.kwargs = chat_body.kwargs();
         request.options = options;
-        // Where nobody wants it any more the client has left.
+        // The receiver is gone only if the client has disconnected.
         let _ = sender.send((body.skeleton(&model), tools.names));
         Ok(request)
     };
@@ -170,7 +170,7 @@ async fn whole(mut output: Output, mut turn: Turn) -> Result<Value, ApiError> {
 }
 
 async fn stream(events: Events, mut output: Output, mut turn: Turn) -> Result<(), Gone> {
-    // Before anything is computed: whoever waits knows that the request is being answered.
+    // This is sent before anything is computed, so that the client knows that its request was accepted.
     for event in output.start() {
         events.typed(&event).await?;
     }
@@ -187,7 +187,7 @@ async fn stream(events: Events, mut output: Output, mut turn: Turn) -> Result<()
 }
 
 impl Body {
-    /// What no answer can have, in fields that are supported otherwise.
+    /// Refuses unsupported values of supported fields.
     fn refuse_unknown_ways(&self) -> Result<(), ApiError> {
         let is_other =
             |value: &Option<String>, usual: &str| value.as_ref().is_some_and(|value| value != usual);
@@ -195,17 +195,17 @@ impl Body {
             (
                 "reasoning.context",
                 self.reasoning.as_ref().is_some_and(|reasoning| is_other(&reasoning.context, "auto")),
-                "the model's template decides which reasoning it sees again",
+                "the chat template decides which reasoning the model sees again",
             ),
             (
                 "reasoning.mode",
                 self.reasoning.as_ref().is_some_and(|reasoning| is_other(&reasoning.mode, "standard")),
-                "there is one mode",
+                "the only mode is standard",
             ),
             (
                 "prompt_cache_options.prewarm",
                 self.prompt_cache_options.as_ref().is_some_and(|options| options.prewarm == Some(true)),
-                "every request is answered",
+                "the server answers every request",
             ),
         ];
         match unsupported.into_iter().find(|(_, given, _)| *given) {
@@ -224,7 +224,7 @@ impl Body {
         self.includes(LOGPROBS) || self.top_logprobs.is_some_and(|n| n > 0)
     }
 
-    /// How the answer is made, and the body of a chat that says so.
+    /// The options of the answer, and the equivalent body of a chat.
     fn options(&self, engine: &forebay_engine::Engine) -> Result<(ReplyOptions, openai::Body), ApiError> {
         let scores = self.scores();
         let mut body = json!({
@@ -246,7 +246,7 @@ impl Body {
         Ok((options, body))
     }
 
-    /// What the answer must be, as a chat says it.
+    /// The format of the answer, in the form of a chat.
     fn format(&self) -> Option<Value> {
         let format = self.text.as_ref()?.format.as_ref()?;
         match format.get("type").and_then(Value::as_str) {
@@ -255,7 +255,7 @@ impl Body {
         }
     }
 
-    /// The response before there is anything in it.
+    /// The response without items.
     fn skeleton(self, model: &str) -> Value {
         let text = self.text.unwrap_or_default();
         let reasoning = self.reasoning.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Answers as items: what is streamed, and the response that it adds up to.
+//! Answers as items: the streamed events, and the whole response.
 
 use std::collections::HashMap;
 
@@ -11,24 +11,23 @@ use crate::openai::answer::tell_measured;
 use crate::openai::logprobs;
 use crate::serve::error::ApiError;
 
-/// Reasoning that clients are to carry without looking at it begins like this. It is what it is: there is nothing here to
-/// hide it from.
+/// The prefix of `encrypted_content`. The reasoning after it is plain text: the server has nothing to hide from its clients.
 pub const PLAIN: &str = "forebay:";
 
-/// A response that is being made.
+/// An unfinished response.
 pub struct Output {
-    /// The response but for its items.
+    /// The response without its items.
     response: Value,
     items: Vec<Item>,
-    /// The names of functions that the client knows, by those that the model knows.
+    /// The client's names of functions, by the model's names.
     names: HashMap<String, Name>,
-    /// Whether more may come of the last item.
+    /// Whether the last item is open.
     is_open: bool,
-    /// Events so far.
+    /// The number of events so far.
     sent: u64,
-    /// Whether reasoning is given in a form that is carried.
+    /// Whether reasoning has `encrypted_content`.
     carries: bool,
-    /// For how likely tokens were, if that is told.
+    /// The engine, if the response has logprobs.
     engine: Option<Engine>,
 }
 
@@ -37,7 +36,7 @@ struct Item {
     kind: OutputKind,
     text: String,
     status: &'static str,
-    /// How likely the tokens of a message were.
+    /// The logprobs of a message.
     likely: Vec<Value>,
 }
 
@@ -57,7 +56,7 @@ impl Output {
         Output { response, items: Vec::new(), names, is_open: false, sent: 0, carries, engine }
     }
 
-    /// The events that come before all others.
+    /// The first events.
     pub fn start(&mut self) -> Vec<Value> {
         let mut events = Vec::new();
         for name in ["response.created", "response.in_progress"] {
@@ -67,7 +66,7 @@ impl Output {
         events
     }
 
-    /// Takes what happens; gives the events that tell of it.
+    /// Converts an event of the reply to events of this API.
     pub fn take(&mut self, event: ReplyEvent) -> Vec<Value> {
         let mut events = Vec::new();
         match event {
@@ -96,7 +95,7 @@ impl Output {
         events
     }
 
-    /// There will be no more; gives the events that tell of it.
+    /// The events after a failure.
     pub fn fail(&mut self, error: &ApiError) -> Vec<Value> {
         let mut events = Vec::new();
         self.close(&mut events, "incomplete");
@@ -107,7 +106,7 @@ impl Output {
         events
     }
 
-    /// The response as far as it has come.
+    /// The response so far.
     pub fn response(&self) -> Value {
         let mut response = self.response.clone();
         response["output"] = self.items.iter().map(|item| item.json(self.carries)).collect();
@@ -136,7 +135,7 @@ impl Output {
         }
     }
 
-    /// More text of the last item.
+    /// Adds text to the last item.
     fn more(&mut self, events: &mut Vec<Value>, name: &str, text: &str, scored: &[Scored]) {
         let likely = self.likely(scored);
         if let Some(item) = self.items.last_mut() {
@@ -149,7 +148,7 @@ impl Output {
         }
     }
 
-    /// How likely the tokens were whose text comes now.
+    /// The logprobs of the new tokens.
     fn likely(&self, scored: &[Scored]) -> Vec<Value> {
         let Some(engine) = &self.engine else { return Vec::new() };
         match logprobs::chat(engine.tokenizer(), scored)["content"].take() {
@@ -162,7 +161,7 @@ impl Output {
         let Some(item) = self.items.last_mut().filter(|_| self.is_open) else { return };
         item.status = status;
         if matches!(item.kind, OutputKind::Call { .. }) && item.text.is_empty() && status == "completed" {
-            // A call without arguments has an object without fields.
+            // A call without arguments gets an empty object.
             item.text.push_str("{}");
         }
         let (text, likely, part) = (item.text.clone(), item.likely.clone(), item.part());
@@ -203,7 +202,7 @@ impl Output {
         self.event(events, name, json!({ "response": response }));
     }
 
-    /// Tells something of the last item, or of its one part.
+    /// An event about the last item or its only part.
     fn tell(&mut self, events: &mut Vec<Value>, name: &str, field: &str, value: Value) {
         let Some(item) = self.items.last() else { return };
         let mut fields = json!({ "item_id": item.id, "output_index": self.items.len() - 1 });
@@ -252,7 +251,7 @@ impl Item {
         }
     }
 
-    /// The one part of its content; a call has none.
+    /// The only part of the item's content; a call has none.
     fn part(&self) -> Option<Value> {
         match self.kind {
             OutputKind::Reasoning => Some(json!({ "type": "reasoning_text", "text": self.text })),

@@ -1,4 +1,4 @@
-//! Tools as this API describes them, made into the functions of a chat.
+//! Converts the tools of this API to the functions of a chat.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::openai::ask::tool_choice;
 use crate::serve::error::ApiError;
 
-/// A function by the name that its client knows: those of a namespace are told apart by it.
+/// The client's name of a function, with its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     pub namespace: Option<String>,
@@ -20,7 +20,7 @@ impl Name {
         Name { namespace: namespace.map(str::to_owned), name: name.to_owned() }
     }
 
-    /// The one word that the model knows the function by. No template knows namespaces.
+    /// The model's name of the function. Chat templates have no namespaces.
     pub fn for_model(&self) -> String {
         match &self.namespace {
             None => self.name.clone(),
@@ -29,17 +29,17 @@ impl Name {
     }
 }
 
-/// What a model may call.
+/// The functions that a model may call.
 #[derive(Debug, Default)]
 pub struct Tools {
-    /// In a chat's shape, with names for the model.
+    /// In the form of a chat, with the model's names.
     pub functions: Vec<Value>,
-    /// The names that the client knows, by those that the model knows.
+    /// The client's names, by the model's names.
     pub names: HashMap<String, Name>,
 }
 
 impl Tools {
-    /// Reads a list of functions and of namespaces, which hold functions.
+    /// Parses a list of functions and of namespaces of functions.
     pub fn read(tools: &[Value]) -> Result<Tools, ApiError> {
         let mut read = Tools::default();
         for (i, tool) in tools.iter().enumerate() {
@@ -53,7 +53,7 @@ impl Tools {
         Ok(read)
     }
 
-    /// Whether tools are called, and which; those that are not allowed are forgotten.
+    /// Parses the choice of tools, and removes tools that it does not allow.
     pub fn choose(&mut self, choice: Option<&Value>) -> Result<ToolChoice, ApiError> {
         let Some(choice @ Value::Object(_)) = choice else { return Ok(tool_choice(choice)?) };
         let Tools { functions, names } = self;
@@ -63,7 +63,7 @@ impl Tools {
         if kind(choice) != "allowed_tools" {
             let named = tool_choice(Some(choice))?;
             let references = References::read([choice]);
-            // Of several with this name, one that is in no namespace.
+            // A function without a namespace takes precedence.
             let in_namespace = |function: &&Value| names[name_of(function)].namespace.is_some();
             let found =
                 functions.iter().filter(|function| is_in(&references, function)).min_by_key(in_namespace);
@@ -77,7 +77,7 @@ impl Tools {
     fn add_namespace(&mut self, place: &str, tool: &Value) -> Result<(), ApiError> {
         let namespace = required_name(place, tool)?;
         let Some(tools) = tool.get("tools").and_then(Value::as_array) else {
-            return Err(ApiError::invalid(format!("{place}.tools"), "a namespace has no tools"));
+            return Err(ApiError::invalid(format!("{place}.tools"), "the namespace has no tools"));
         };
         let first = self.functions.len();
         for (i, tool) in tools.iter().enumerate() {
@@ -87,7 +87,7 @@ impl Tools {
             }
             self.add(&place, Some(namespace), tool)?;
         }
-        // What is said of all of them is said once.
+        // The description of the namespace appears only once.
         let about = tool.get("description").and_then(Value::as_str).filter(|about| !about.is_empty());
         if let (Some(about), Some(function)) = (about, self.functions.get_mut(first)) {
             let description = &mut function["function"]["description"];
@@ -109,7 +109,7 @@ impl Tools {
         if let Some(other) = self.names.insert(for_model.clone(), name.clone()).filter(|other| *other != name)
         {
             let message = format!(
-                "{:?} of namespace {:?} and {:?} of namespace {:?} would both be called {for_model}: rename one",
+                "{:?} in namespace {:?} and {:?} in namespace {:?} would have the same name {for_model}: rename one of them",
                 other.name, other.namespace, name.name, name.namespace
             );
             return Err(ApiError::invalid(format!("{place}.name"), message));
@@ -119,12 +119,12 @@ impl Tools {
     }
 }
 
-/// Functions that a choice refers to. Their own names suffice.
+/// The functions that a choice refers to, by their own names.
 struct References<'a> {
     names: HashSet<&'a str>,
-    /// With the namespaces that they are in.
+    /// Functions with their namespaces.
     spaced: HashSet<(&'a str, &'a str)>,
-    /// All functions of these.
+    /// Namespaces of which all functions are meant.
     namespaces: HashSet<&'a str>,
 }
 
@@ -162,14 +162,14 @@ fn name_of(function: &Value) -> &str {
 
 fn required_name<'a>(place: &str, tool: &'a Value) -> Result<&'a str, ApiError> {
     let name = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
-    name.ok_or_else(|| ApiError::invalid(format!("{place}.name"), "a tool has no name"))
+    name.ok_or_else(|| ApiError::invalid(format!("{place}.name"), "the tool has no name"))
 }
 
 fn unsupported(place: &str, kind: &str) -> ApiError {
-    // Codex has this one unless it is told otherwise.
+    // Codex sends this tool by default.
     let hint = if kind == "web_search" { " (in Codex: web_search = \"disabled\")" } else { "" };
     let message =
-        format!("only functions are supported, alone or in a namespace, not tools of type {kind}{hint}");
+        format!("only functions and namespaces of functions are supported, not tools of type {kind}{hint}");
     ApiError::invalid(format!("{place}.type"), message)
 }
 
