@@ -1,7 +1,8 @@
-// Makes docs/page.png: the page after the demo model has told a story, and the panel with the map of its experts.
+// Makes docs/page.png: the page with a story of the demo model, while the server generates another one. The panel shows the
+// map of the experts.
 //
-// Everything in the picture is real: the text, the figures and the experts are those of this run. The experts get half of
-// the memory that they need, so the server streams the others from the drive. `run` beside this file says how to call it.
+// Everything in the picture is real: the text, the figures and the experts are those of this run. The memory budget is too
+// small for all experts, so the server streams some of them from the drive. `run` beside this file says how to call it.
 
 import { statSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
@@ -19,30 +20,41 @@ const { values: options } = parseArgs({
   },
 });
 
-/** Conversations for the list at the side; the last one is in the picture. Its seed gives a complete story. */
-const STORIES = [
-  ['Tell me a story about the moon.', 1],
-  ['Tell me a story about a fish and a boat.', 1],
-  ['Tell me a story about a red balloon.', 19],
-  ['Tell me a story about a dragon.', 20],
-];
+/** The conversation in the picture: this seed gives a complete story. */
+const STORY = ['Tell me a story about a dragon.', 20];
+/** The other conversations of the list. The last one is being answered in the picture. */
+const OTHERS = ['The fish and the boat', 'A red balloon', 'Why is the sky blue?', 'A day at the sea', 'The old tree', 'A poem for my cat'];
+const NOW = 'The moon and the little bear';
 
-const server = await serve(options.forebay, '--expert-memory', '50%', '--heat', 'off', '--prefix-cache', 'off');
+const server = await serve(options.forebay, '--memory', '58M', '--parallel', '2', '--queue', '2', '--heat', 'off', '--prefix-cache', 'off');
 const browser = await chromium.launch({ executablePath: options.chromium, args: ['--no-sandbox', '--disable-gpu'] });
-const page = await browser.newPage({ viewport: { width: 1320, height: 820 }, colorScheme: 'light' });
-await page.goto(server.origin);
-await page.waitForFunction(() => document.querySelector('#machine').dataset.live === 'true');
-for (const [story, seed] of STORIES) {
+const page = await browser.newPage({ viewport: { width: 1320, height: 800 }, colorScheme: 'light' });
+
+async function begin(words, seed = '') {
   await page.click('[data-action=new]');
   await page.click('main .bar [data-action=settings]');
   await page.fill('#settings [name=seed]', String(seed));
   await page.click('#settings .strong');
-  await page.fill('#words', story);
+  await page.fill('#words', words);
   await page.press('#words', 'Enter');
-  await page.waitForSelector('.answer footer');
 }
-// The panel shows the last tokens of the story.
-await page.waitForTimeout(150);
+
+await page.goto(server.origin);
+await page.waitForFunction(() => document.querySelector('#machine').dataset.live === 'true');
+for (const words of OTHERS) {
+  await begin(words);
+  await page.waitForSelector('.answer footer');
+  // The curves show some time, and pauses.
+  await page.waitForTimeout(1500);
+}
+await begin(...STORY);
+await page.waitForSelector('.answer footer');
+await begin(NOW);
+await page.click(`#list button[title="${STORY[0]}"]`);
+await page.waitForFunction(() => document.querySelector('[data-part=requests]').textContent === '1 running');
+await page.focus('#words');
+await page.mouse.move(600, 600);
+await page.waitForTimeout(400);
 await page.screenshot({ path: options.out });
 await browser.close();
 await server.stop();

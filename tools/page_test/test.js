@@ -2,7 +2,6 @@
 
 import assert from 'node:assert/strict';
 import { mkdirSync, readFileSync } from 'node:fs';
-import { createServer } from 'node:http';
 import { parseArgs } from 'node:util';
 import { chromium } from 'playwright-core';
 import { HOSTILE, TEXTS } from './texts.js';
@@ -102,18 +101,25 @@ async function pretend(page, text, pieces = 7) {
   });
 }
 
-/** A server that sends these events, each so many milliseconds after the one before. */
-async function slowly(chunks) {
-  const server = createServer(async (request, response) => {
-    response.writeHead(200, { 'content-type': 'text/event-stream' });
-    for (const [pause, chunk] of chunks) {
-      await new Promise((resolve) => setTimeout(resolve, pause));
-      response.write(`data: ${JSON.stringify({ choices: [], ...chunk })}\n\n`);
-    }
-    response.end('data: [DONE]\n\n');
-  });
-  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
-  return { url: `http://127.0.0.1:${server.address().port}/`, close: () => server.close() };
+/** Lets the model "say" these chunks, each so many milliseconds after the one before. */
+async function pretendSlowly(page, chunks) {
+  await page.evaluate((chunks) => {
+    const real = window.fetch;
+    window.fetch = (path, options) => {
+      if (path !== '/v1/chat/completions') return real(path, options);
+      const body = new ReadableStream({
+        async start(stream) {
+          for (const [pause, chunk] of chunks) {
+            await new Promise((resolve) => setTimeout(resolve, pause));
+            stream.enqueue(new TextEncoder().encode(`data: ${JSON.stringify({ choices: [], ...chunk })}\n\n`));
+          }
+          stream.enqueue(new TextEncoder().encode('data: [DONE]\n\n'));
+          stream.close();
+        },
+      });
+      return Promise.resolve(new Response(body));
+    };
+  }, chunks);
 }
 
 /** What a canvas shows: how many pixels of each colour, and all of them in a number. */
@@ -362,19 +368,17 @@ await promise('reasoning is apart, and the prompt\'s progress is shown', async (
 });
 
 await promise('a long prompt shows its progress in per cent, and the time that is left', async (page) => {
-  const slow = await slowly([
+  await pretendSlowly(page, [
     [0, { prompt_progress: { processed: 512, total: 4096 } }],
     [2500, { prompt_progress: { processed: 1024, total: 4096 } }],
     [2500, { choices: [{ index: 0, delta: { content: 'Read.' }, finish_reason: 'stop' }] }],
   ]);
-  await page.route('**/v1/chat/completions', (route) => route.continue({ url: slow.url }));
   await say(page, 'A long prompt.');
   await page.waitForFunction(() => document.querySelector('.answer .status')?.innerText === 'Processing the prompt: 12% of 4,096 tokens');
   await page.waitForFunction(() => /^Processing the prompt: 25% of 4,096 tokens, about 1\d s left$/.test(document.querySelector('.answer .status')?.innerText));
   assert.equal(await page.locator('.answer progress').evaluate((bar) => bar.value), 0.25);
   await answered(page);
   assert.equal(await lastAnswer(page), 'Read.');
-  slow.close();
 });
 
 await promise('a message that is sent while the model loads is answered when it is loaded', async (page) => {
@@ -446,9 +450,6 @@ await promise('when the context fills, the page warns, and drops the oldest turn
     await page.waitForSelector('#stop', { state: 'hidden' });
     await answered(page);
   };
-  const sent = () => new Promise((resolve) => {
-    page.once('request', (request) => resolve(request.postDataJSON().messages.filter(({ role }) => role === 'user').length));
-  });
   await choose(page, { temperature: 0 });
   await send('Tell me a tale about a fox.', 90);
   assert.equal(await page.isVisible('#context'), false);
@@ -462,9 +463,10 @@ await promise('when the context fills, the page warns, and drops the oldest turn
   await say(page, `Tell me of ${'a fox and a bear and '.repeat(22)}a hare.`);
   await page.waitForSelector('.answer:last-child .notice');
   assert.match(await page.locator('.answer:last-child .notice').innerText(), /maximum context length is 256 tokens/);
-  const count = sent();
+  const request = page.waitForRequest('**/v1/chat/completions');
   await page.click('.notice [data-do=drop]');
-  assert.equal(await count, 1);
+  const { messages } = (await request).postDataJSON();
+  assert.equal(messages.length, 1, 'all turns but the last are dropped');
   await page.waitForFunction(() => document.querySelector('.answer:last-child footer')?.innerText.includes('tok/s'));
   await page.reload();
   await answered(page);
