@@ -353,7 +353,7 @@ await promise('reasoning is apart, and the prompt\'s progress is shown', async (
     const body = route.request().postDataJSON();
     assert.equal(body.return_progress, true);
     assert.deepEqual(body.chat_template_kwargs, { enable_thinking: true, thinking: true });
-    route.fulfill({ contentType: 'text/event-stream', body: chunk({}, { prompt_progress: { processed: 512, total: 2048 } })
+    route.fulfill({ contentType: 'text/event-stream', body: chunk({}, { prompt_progress: { processed: 512, total: 2048, seconds_left: 3 } })
       + chunk({ reasoning_content: 'Let me <b>think</b>.' }) + chunk({ content: 'Done **thinking**.' }) + 'data: [DONE]\n\n' });
   });
   await page.click('main .bar [data-action=settings]');
@@ -369,14 +369,14 @@ await promise('reasoning is apart, and the prompt\'s progress is shown', async (
 
 await promise('a long prompt shows its progress in per cent, and the time that is left', async (page) => {
   await pretendSlowly(page, [
-    [0, { prompt_progress: { processed: 512, total: 4096 } }],
-    [2500, { prompt_progress: { processed: 1024, total: 4096 } }],
-    [2500, { choices: [{ index: 0, delta: { content: 'Read.' }, finish_reason: 'stop' }] }],
+    [0, { prompt_progress: { processed: 0, total: 4096, seconds_left: null } }],
+    [1000, { prompt_progress: { processed: 1024, total: 4096, seconds_left: 252.6 } }],
+    [1000, { choices: [{ index: 0, delta: { content: 'Read.' }, finish_reason: 'stop' }] }],
   ]);
   await say(page, 'A long prompt.');
-  await page.waitForFunction(() => document.querySelector('.answer .status')?.innerText === 'Processing the prompt: 12% of 4,096 tokens');
-  await page.waitForFunction(() => /^Processing the prompt: 25% of 4,096 tokens, about 1\d s left$/.test(document.querySelector('.answer .status')?.innerText));
-  assert.equal(await page.locator('.answer progress').evaluate((bar) => bar.value), 0.25);
+  await page.waitForFunction(() => document.querySelector('.answer .status')?.innerText === 'Processing the prompt: 0% of 4,096 tokens');
+  await page.waitForFunction(() => /^Processing the prompt: 25% of 4,096 tokens, about 4 min left$/.test(document.querySelector('.answer .status')?.innerText));
+  assert.equal(await page.locator('.answer progress').evaluate((bar) => bar.value / bar.max), 0.25);
   await answered(page);
   assert.equal(await lastAnswer(page), 'Read.');
 });

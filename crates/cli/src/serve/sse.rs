@@ -85,12 +85,31 @@ impl Events {
 
     /// The next event of a turn. The connection is kept alive until it comes.
     pub async fn next(&self, turn: &mut Turn) -> Result<Option<Happening>, Gone> {
+        self.next_with(turn, KEEP_ALIVE, Vec::new).await
+    }
+
+    /// The same. Until the event comes, `news` is asked for data to send after each `pause`.
+    pub async fn next_with(
+        &self,
+        turn: &mut Turn,
+        pause: Duration,
+        mut news: impl FnMut() -> Vec<Value>,
+    ) -> Result<Option<Happening>, Gone> {
+        let mut silent = Duration::ZERO;
         loop {
             tokio::select! {
                 biased;
                 () = self.sender.closed() => return Err(Gone),
                 event = turn.next() => return Ok(event),
-                () = sleep(KEEP_ALIVE) => self.send(self.filler.into()).await?,
+                () = sleep(pause) => silent += pause,
+            }
+            for data in news() {
+                self.data(&data).await?;
+                silent = Duration::ZERO;
+            }
+            if silent >= KEEP_ALIVE {
+                self.send(self.filler.into()).await?;
+                silent = Duration::ZERO;
             }
         }
     }

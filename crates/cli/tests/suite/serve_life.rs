@@ -278,8 +278,10 @@ fn progress_is_told_to_those_who_ask() {
     body["messages"] = question(&format!("Now {text}"));
     let chunks = server.stream(CHAT, &body).chunks();
     let told: Vec<_> = chunks.iter().filter_map(|chunk| chunk.get("prompt_progress")).collect();
-    let last = told.last().unwrap();
-    assert_eq!(last["processed"], last["total"]);
+    let (first, last) = (told[0], told.last().unwrap());
+    assert_eq!((&first["processed"], &first["seconds_left"]), (&json!(0), &json!(null)));
+    assert_eq!((&last["processed"], &last["seconds_left"]), (&last["total"], &json!(0.0)));
+    assert!(told.is_sorted_by_key(|progress| progress["processed"].as_u64()), "{told:?}");
     assert!(chunks[0].get("prompt_progress").is_none(), "the role comes first");
     drop(Response::read(server.send("GET", "/health", &[], b"")));
 }

@@ -233,7 +233,7 @@ impl Prompter {
         };
         let question = |tokens: Vec<TokenId>| {
             if tokens.is_empty() {
-                return Err(Error::field("prompt", "there is nothing to continue"));
+                return Err(Error::field("prompt", "the prompt is empty"));
             }
             self.check_room(&tokens).map_err(|error| Error::about("prompt", error))?;
             let request = Request { grammar: grammar.clone(), ..self.request(tokens, options.clone())? };

@@ -7,9 +7,9 @@ use axum::extract::State;
 use axum::response::Response;
 use forebay_engine::internals::generate::sampler::Scored;
 use forebay_engine::{Client, ReplyEvent};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{Streamed, respond};
+use super::{Prompts, Streamed, respond};
 use crate::openai::answer::{Total, finish_reason, tell_measured};
 use crate::openai::fields::Unchecked;
 use crate::openai::{Body, Endpoint, logprobs};
@@ -35,18 +35,20 @@ async fn stream(to: Streamed, mut turn: Turn) -> Result<(), Gone> {
     for index in 0..turn.count() {
         to.delta(index, json!({ "role": "assistant", "content": null }), None).await?;
     }
+    let mut prompts = Prompts::default();
+    let empty = |index| to.choice(index, json!({}), None, None);
     let mut total = Total::default();
-    while let Some(happened) = to.events.next(&mut turn).await? {
+    while let Some(happened) = to.next(&mut turn, &mut prompts, empty).await? {
         let (index, event) = match happened {
             Ok(happened) => happened,
             Err(error) => return to.fail(&error).await,
         };
         match event {
-            ReplyEvent::Start(_) => {}
-            ReplyEvent::Progress { done, total } => {
-                let choice = to.choice(index, Value::Object(Map::new()), None, None);
-                to.progress(choice, done, total).await?;
+            ReplyEvent::Start(meter) => {
+                prompts.watch(index, meter);
+                to.send_progress(&mut prompts, empty).await?;
             }
+            ReplyEvent::Progress { .. } => to.send_progress(&mut prompts, empty).await?,
             ReplyEvent::Reasoning(text) => {
                 to.delta(index, json!({ "reasoning_content": text }), None).await?;
             }

@@ -8,7 +8,7 @@ use axum::response::Response;
 use forebay_engine::{Client, ReplyEvent};
 use serde_json::Value;
 
-use super::{Streamed, respond};
+use super::{Prompts, Streamed, respond};
 use crate::openai::answer::{Total, tell_measured, text_choice};
 use crate::openai::fields::Unchecked;
 use crate::openai::{Body, Endpoint, logprobs};
@@ -37,17 +37,20 @@ async fn stream(to: Streamed, mut turn: Turn) -> Result<(), Gone> {
             to.send(text_choice(index, echoed, Value::Null, None)).await?;
         }
     }
+    let mut prompts = Prompts::default();
+    let empty = |index| text_choice(index, "", Value::Null, None);
     let mut total = Total::default();
-    while let Some(happened) = to.events.next(&mut turn).await? {
+    while let Some(happened) = to.next(&mut turn, &mut prompts, empty).await? {
         let (index, event) = match happened {
             Ok(happened) => happened,
             Err(error) => return to.fail(&error).await,
         };
         match event {
-            ReplyEvent::Start(_) => {}
-            ReplyEvent::Progress { done, total } => {
-                to.progress(text_choice(index, "", Value::Null, None), done, total).await?;
+            ReplyEvent::Start(meter) => {
+                prompts.watch(index, meter);
+                to.send_progress(&mut prompts, empty).await?;
             }
+            ReplyEvent::Progress { .. } => to.send_progress(&mut prompts, empty).await?,
             ReplyEvent::Content { text, scored } => {
                 let likely = match to.app.loaded() {
                     Ok(loaded) if form.is_scored => {

@@ -6,16 +6,17 @@ pub mod models;
 pub mod responses;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
 use forebay_engine::conversation::Draft;
-use forebay_engine::{Client, Reply};
+use forebay_engine::{Client, PromptMeter, PromptProgress, Reply};
 use serde_json::{Value, json};
 
 use super::app::{App, now};
 use super::body::Json;
 use super::error::ApiError;
-use super::sse::{self, Events, Gone};
+use super::sse::{self, Events, Gone, Happening};
 use super::turn::Turn;
 use crate::openai::answer::{Envelope, Total};
 use crate::openai::fields::Unchecked;
@@ -87,6 +88,35 @@ async fn replies(mut turn: Turn) -> Result<Vec<Reply>, ApiError> {
     Ok(replies.into_iter().flatten().collect())
 }
 
+/// How often the progress of prompts is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// The prompts of a turn that are being processed: the index of the answer, the meter, and the tokens that were reported last.
+#[derive(Default)]
+struct Prompts(Vec<(usize, PromptMeter, Option<u64>)>);
+
+impl Prompts {
+    fn watch(&mut self, index: usize, meter: PromptMeter) {
+        self.0.push((index, meter, None));
+    }
+
+    /// The prompts that have advanced since the last call. Complete ones are reported for the last time.
+    fn news(&mut self) -> Vec<(usize, PromptProgress)> {
+        let mut news = Vec::new();
+        self.0.retain_mut(|(index, meter, told)| {
+            let progress = meter.read();
+            let done = Some(progress.done.floor() as u64);
+            // A prompt that was displaced and starts again is reported when it is as far as before.
+            if done > *told {
+                *told = done;
+                news.push((*index, progress));
+            }
+            progress.done < progress.total as f64
+        });
+        news
+    }
+}
+
 /// A streamed answer.
 struct Streamed {
     app: Arc<App>,
@@ -111,14 +141,45 @@ impl Streamed {
         chunk
     }
 
-    /// Sends the progress of the prompt, if the client wants it.
-    async fn progress(&self, choice: Value, done: usize, total: usize) -> Result<(), Gone> {
-        if !self.wants.progress {
-            return Ok(());
+    /// The next event of the turn. Until it comes, the client gets the progress of its prompts, if it wants that. `choice` is an
+    /// empty choice for the answer with an index.
+    async fn next(
+        &self,
+        turn: &mut Turn,
+        prompts: &mut Prompts,
+        choice: impl Fn(usize) -> Value,
+    ) -> Result<Option<Happening>, Gone> {
+        if !self.wants.progress || prompts.0.is_empty() {
+            return self.events.next(turn).await;
         }
-        let mut chunk = self.chunk(choice);
-        chunk["prompt_progress"] = json!({ "processed": done, "total": total });
-        self.events.data(&chunk).await
+        self.events.next_with(turn, LOOK, || self.progress(prompts, &choice)).await
+    }
+
+    /// Sends the progress of the prompts now, if the client wants it.
+    async fn send_progress(
+        &self,
+        prompts: &mut Prompts,
+        choice: impl Fn(usize) -> Value,
+    ) -> Result<(), Gone> {
+        if self.wants.progress {
+            for chunk in self.progress(prompts, &choice) {
+                self.events.data(&chunk).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn progress(&self, prompts: &mut Prompts, choice: &impl Fn(usize) -> Value) -> Vec<Value> {
+        let chunk = |(index, progress): (usize, PromptProgress)| {
+            let mut chunk = self.chunk(choice(index));
+            chunk["prompt_progress"] = json!({
+                "processed": progress.done.floor() as u64,
+                "total": progress.total,
+                "seconds_left": progress.time_left().map(|left| left.as_secs_f64()),
+            });
+            chunk
+        };
+        prompts.news().into_iter().map(chunk).collect()
     }
 
     /// Ends the stream with an error.

@@ -319,8 +319,6 @@ class AnswerView {
   #summary = el('summary', 'Reasoning…');
   #status = el('div');
   #shown = { content: 0, reasoning: 0 };
-  /** When the first progress of the prompt was reported, and how much it was. */
-  #begun = null;
   #canDrop;
 
   constructor(message, running, canDrop) {
@@ -346,17 +344,14 @@ class AnswerView {
     if (content === '' && reasoning === '') this.#status.replaceChildren(waiting(words));
   }
 
-  /** Says how much of the prompt is processed, and how long the rest takes at this pace. */
-  progress({ processed: done = 0, total = 0, fraction = total > 0 ? done / total : 0 }) {
-    const now = performance.now();
-    this.#begun ??= { at: now, fraction };
-    const [seconds, gained] = [(now - this.#begun.at) / 1000, fraction - this.#begun.fraction];
-    const rest = seconds >= 2 && gained > 0.01 ? `, ${duration(((1 - fraction) * seconds) / gained)} left` : '';
+  /** Says how much of the prompt is processed, and how long the rest takes at the speed so far. */
+  progress({ processed, total, seconds_left: left }) {
     const bar = el('progress');
-    bar.max = 1;
-    bar.value = fraction;
+    bar.max = total;
+    bar.value = processed;
     bar.ariaLabel = 'Processing the prompt';
-    const words = `Processing the prompt: ${Math.floor(100 * fraction)}% of ${total.toLocaleString('en')} tokens${rest}`;
+    const rest = left === null ? '' : `, ${duration(left)} left`;
+    const words = `Processing the prompt: ${Math.floor((100 * processed) / total)}% of ${total.toLocaleString('en')} tokens${rest}`;
     this.#status.replaceChildren(el('span', words), bar);
   }
 
