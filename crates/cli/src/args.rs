@@ -49,10 +49,15 @@ impl LoadArgs {
         self.compute.open(path, self.ctx, None).context("the GPU was lost, and the processor cannot go on")
     }
 
-    /// The same, for a server with so many requests open at once, that tells `observer` how many bytes are loaded, and of how many.
-    pub fn for_server(&self, open_requests: usize, observer: LoadObserver) -> LoadArgs {
+    /// The same, for a server with so many requests open at once.
+    pub fn with_open_requests(&self, open_requests: usize) -> LoadArgs {
+        LoadArgs { compute: ComputeArgs { open_requests, ..self.compute.clone() }, ..self.clone() }
+    }
+
+    /// The same, with an observer of loading.
+    pub fn with_observer(&self, observer: LoadObserver) -> LoadArgs {
         let observer = Some(observer);
-        LoadArgs { compute: ComputeArgs { open_requests, observer, ..self.compute.clone() }, ..self.clone() }
+        LoadArgs { compute: ComputeArgs { observer, ..self.compute.clone() }, ..self.clone() }
     }
 
     /// How the model is to be loaded.

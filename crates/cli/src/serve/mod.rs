@@ -335,7 +335,7 @@ async fn load(
     app.tell_loading(0, 0);
     let told = Arc::clone(app);
     let observer = Arc::new(move |done, total| told.tell_loading(done, total));
-    let load = args.load.for_server(args.parallel + args.queue, observer);
+    let load = args.load.with_open_requests(args.parallel + args.queue).with_observer(observer);
     let path = path.to_owned();
     std::thread::Builder::new()
         .name("loader".into())
