@@ -178,7 +178,8 @@ impl ServeArgs {
 
     /// Whether requests are logged.
     pub fn is_quiet(&self) -> bool {
-        self.quiet
+        // A plan is no server's log.
+        self.quiet || self.plan
     }
 }
 
