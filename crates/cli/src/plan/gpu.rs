@@ -93,7 +93,7 @@ impl OnGpu {
     pub fn text(&self) -> String {
         let plan = match &self.plan {
             Ok(plan) => plan,
-            Err(_) => return format!("{}: {}\n", self.name, self.short()),
+            Err(_) => return format!("{} {}\n", self.name, self.short()),
         };
         let Some(gpu) = &plan.device else { return String::new() };
         let experts = |slots: usize, share: f64| {
