@@ -78,6 +78,13 @@ fn json_has_the_promised_shape() {
     assert!(seconds("prompt_seconds") > 0.0 && seconds("decode_seconds") > 0.0);
     assert!(seconds("ttft_seconds") >= seconds("prompt_seconds"));
     assert!(seconds("ttft_seconds") <= seconds("prompt_seconds") + seconds("decode_seconds"));
+    for (speed, tokens, time) in [
+        ("prompt_tokens_per_second", "prompt_tokens", "prompt_seconds"),
+        ("tokens_per_second", "decode_steps", "decode_seconds"),
+    ] {
+        let ratio = seconds(speed) * seconds(time) / seconds(tokens);
+        assert!((ratio - 1.0).abs() < 1e-9, "{speed}: {stats}");
+    }
     if cfg!(target_os = "linux") {
         let peak = stats["memory"]["peak_rss"].as_u64().unwrap();
         assert!((1 << 20..1 << 31).contains(&peak), "{peak} bytes");
