@@ -68,6 +68,15 @@ fn messages_that_the_book_explains_are_the_programs() {
     assert_none(unknown.map(|message| format!("the program never says {message:?}")).collect());
 }
 
+/// `../shared` lies beside the checkout on our machines alone.
+#[test]
+fn the_book_names_only_what_readers_have() {
+    let root = repository("");
+    let named =
+        files(&root, "docs", ".md").into_iter().filter(|name| read(&root.join(name)).contains("../shared"));
+    assert_none(named.map(|name| format!("{name} names ../shared")).collect());
+}
+
 #[test]
 fn what_is_broken_is_found() {
     let folder = tempfile::tempdir().unwrap();
