@@ -156,7 +156,9 @@ impl Shown {
         let lacks = ["required arguments were not provided", "a value is required for"]
             .iter()
             .any(|words| outcome.stderr.contains(words));
-        let called_wrongly = outcome.code == Some(2);
+        // `serve --plan` carries nothing out either, and does not go together with `--print-config`.
+        let called_wrongly =
+            outcome.code == Some(2) && !outcome.stderr.contains("cannot be used with '--print-config");
         (called_wrongly && (self.whole || !lacks)).then_some(outcome.stderr)
     }
 }
