@@ -108,7 +108,8 @@ fn of_model(model: &Diagnosis, evidence: &Evidence<'_>) -> Option<Finding> {
     match outcome.limit {
         Limit::Drive => Some(of_waiting(model, outcome, name, evidence.options.expert_memory.is_some())),
         Limit::MemoryBandwidth => {
-            let change = if model.bits.is_some_and(|bits| bits > MANY_BITS) {
+            let has_smaller = model.main_type != "Q4_K" && model.bits.is_some_and(|bits| bits > MANY_BITS);
+            let change = if has_smaller {
                 "Use the same model with fewer bits per weight, such as Q4_K_M. More CPUs help only if they bring memory channels."
             } else {
                 "Use a model with fewer active parameters. More CPUs help only if they bring memory channels."
@@ -373,6 +374,7 @@ mod tests {
         };
         assert!(!limited(Limit::Processor, "Q4_K", 4.8).contains("Q4_K"));
         assert!(!limited(Limit::MemoryBandwidth, "Q4_K", 4.8).contains("bits"));
+        assert!(!limited(Limit::MemoryBandwidth, "Q4_K", 6.1).contains("bits"), "its embeddings are large");
         assert!(limited(Limit::MemoryBandwidth, "BF16", 16.0).contains("Q4_K_M"));
         assert!(limited(Limit::Processor, "IQ2_XS", 2.4).contains("IQ2_XS takes longer to unpack than Q4_K"));
     }
