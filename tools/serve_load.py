@@ -212,7 +212,7 @@ def run_speed(args):
     for number in range(args.rounds + 1):
         command = [args.forebay, "run", args.model, "--raw", "-p", prompt(20_000 + number), "-n", str(args.tokens), "--ignore-eos",
                    "--temp", "0.9", "--seed", "1", "--json", *args.flags]
-        stats = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["stats"]
+        stats = json.loads(subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True).stdout)["stats"]
         rates.append(stats["decode_steps"] / stats["decode_seconds"])
         print(f"run: {rates[-1]:.2f} tok/s generation", flush=True)
     return rates

@@ -4,6 +4,8 @@ use std::io::{IsTerminal, read_to_string, stdin};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
@@ -19,12 +21,78 @@ use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 use crate::device::{self, DeviceArgs};
 use crate::errors::{self, in_flags};
 use crate::progress::Progress;
+use crate::values::{self, at_least_one};
+use crate::{demo, pull};
+
+/// The model of a command that has a default.
+#[derive(Args)]
+pub struct ModelArgs {
+    /// GGUF file (for a split model, any part), safetensors folder, or download, as OWNER/NAME:QUANT [default: the demo
+    /// model]
+    // The place is said because a default from a file of settings would change the order.
+    #[arg(index = 1)]
+    model: Option<PathBuf>,
+    /// The same as MODEL
+    #[arg(short = 'm', long = "model", value_name = "MODEL", help_heading = "Model")]
+    model_flag: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// The model that was named.
+    ///
+    /// # Errors
+    /// If two were.
+    pub fn get(&self) -> Result<Option<&Path>> {
+        one_model(self.model.as_deref(), self.model_flag.as_deref())
+    }
+
+    /// The path of the model that was named, or of the demo model.
+    pub fn locate(&self) -> Result<PathBuf> {
+        demo::or_demo(self.get()?)
+    }
+}
+
+/// The model of a command that needs one.
+#[derive(Args)]
+pub struct RequiredModelArgs {
+    /// GGUF file (for a split model, any part), safetensors folder, or download, as OWNER/NAME:QUANT
+    #[arg(required_unless_present = "model_flag")]
+    model: Option<PathBuf>,
+    /// The same as MODEL
+    #[arg(short = 'm', long = "model", value_name = "MODEL", help_heading = "Model")]
+    model_flag: Option<PathBuf>,
+}
+
+impl RequiredModelArgs {
+    /// The model that was named.
+    pub fn get(&self) -> Result<&Path> {
+        let model = one_model(self.model.as_deref(), self.model_flag.as_deref())?;
+        model.ok_or_else(|| errors::usage("no model was given"))
+    }
+
+    /// The path of the model that was named.
+    pub fn locate(&self) -> Result<PathBuf> {
+        pull::locate(self.get()?)
+    }
+}
+
+fn one_model<'a>(place: Option<&'a Path>, flag: Option<&'a Path>) -> Result<Option<&'a Path>> {
+    match (place, flag) {
+        (Some(place), Some(flag)) if place != flag => Err(errors::usage(format!(
+            "two models were given: {} and, after --model, {}; a prompt goes after -p",
+            place.display(),
+            flag.display()
+        ))),
+        _ => Ok(place.or(flag)),
+    }
+}
 
 /// How a model is loaded.
 #[derive(Clone, Args)]
+#[command(next_help_heading = "Model")]
 pub struct LoadArgs {
-    /// Tokens a conversation may have [default: the model's limit, with memory set aside for 8192]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    /// Context length in tokens [default: the model's maximum; memory for 8192 is reserved]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "N", value_parser = at_least_one)]
     ctx: Option<usize>,
     #[command(flatten)]
     compute: ComputeArgs,
@@ -73,34 +141,39 @@ impl LoadArgs {
 
 /// How a model computes, and with how much memory.
 #[derive(Clone, Args)]
+#[command(next_help_heading = "Memory")]
 pub struct ComputeArgs {
-    /// Memory budget, such as 8G: experts that do not fit are streamed. More than the machine has is refused [default: what is
-    /// free, less a margin]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    /// Memory budget of the whole process, such as 8G; experts that do not fit are read from the drive when they are needed
+    /// [default: free memory, less a margin]
+    #[arg(long, value_name = "SIZE", value_parser = values::memory)]
     memory: Option<u64>,
-    /// What experts may use of it, such as 4G or 30% of them [default: all that is left]
-    #[arg(long, value_name = "SIZE|PERCENT", value_parser = expert_memory)]
+    /// Share of the budget for experts, such as 4G, or 30% of all experts [default: what the other parts leave]
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = values::expert_memory)]
     expert_memory: Option<ExpertMemory>,
-    /// How experts are read: auto, uring, pool, or mmap for comparison
-    #[arg(long, value_name = "METHOD", default_value_t, value_parser = IoMethod::from_str)]
-    io: IoMethod,
-    /// Which experts leave when room is needed
-    #[arg(long, value_name = "NAME", default_value = PolicyKind::default().name(), value_parser = policy)]
-    policy: PolicyKind,
-    /// Read experts that a token's next layer will probably ask for while the drive is idle, and send them to a GPU while PCIe is
-    #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_off, action = clap::ArgAction::Set)]
-    prefetch: bool,
-    /// Remember from run to run which experts are used most, and start with them
-    #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_off, action = clap::ArgAction::Set)]
-    heat: bool,
-    /// Threads that compute [default: one for each processor]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    threads: Option<usize>,
-    /// Compute with dequantised weights, in f32: slower, for comparison
-    #[arg(long)]
-    exact: bool,
     #[command(flatten)]
     device: DeviceArgs,
+    /// How experts are read from the drive
+    #[arg(long, value_name = "METHOD", default_value_t, value_parser = values::io(), help_heading = STREAMING)]
+    io: IoMethod,
+    /// Eviction policy: which experts leave memory when others need the space
+    #[arg(long, value_name = "NAME", default_value = PolicyKind::default().name(), value_parser = values::policy(),
+        help_heading = STREAMING)]
+    policy: PolicyKind,
+    /// Read experts that the next layer will probably need while the drive is idle, and upload them to the GPU while PCIe is
+    /// idle
+    #[arg(long, value_name = "on|off", default_value = "on", value_parser = values::on_off(), hide_possible_values = true,
+        action = clap::ArgAction::Set, help_heading = STREAMING)]
+    prefetch: bool,
+    /// Remember across runs which experts are used most, and load those first
+    #[arg(long, value_name = "on|off", default_value = "on", value_parser = values::on_off(), hide_possible_values = true,
+        action = clap::ArgAction::Set, help_heading = STREAMING)]
+    heat: bool,
+    /// Compute threads [default: one per processor]
+    #[arg(short, long, value_name = "N", value_parser = at_least_one, help_heading = COMPUTING)]
+    threads: Option<usize>,
+    /// Compute with dequantised weights in f32; slower, for comparison
+    #[arg(long, help_heading = COMPUTING)]
+    exact: bool,
     /// Requests that may be open at once, for whose connections and tasks memory is set aside.
     #[arg(skip)]
     open_requests: usize,
@@ -111,6 +184,8 @@ pub struct ComputeArgs {
 
 /// Told how many bytes are loaded, and of how many.
 pub type LoadObserver = Arc<dyn Fn(u64, u64) + Send + Sync>;
+const STREAMING: &str = "Reading experts";
+const COMPUTING: &str = "Computing";
 
 /// What an open request takes besides what is counted for it: its connection's buffers, its task, and the allocator's gaps.
 const OPEN_REQUEST: u64 = 128 << 10;
@@ -189,37 +264,37 @@ impl ComputeArgs {
 
 /// How tokens are chosen. What is not given comes from the model's file, if it says.
 #[derive(Args)]
-#[command(next_help_heading = "Sampling (the defaults are for files that recommend nothing)")]
+#[command(next_help_heading = "Sampling (values that the model file recommends replace the defaults)")]
 pub struct SamplingArgs {
-    /// Randomness; 0 always takes the likeliest token [default: 0.8]
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    /// Temperature; 0 always picks the most likely token [default: 0.8]
+    #[arg(long, visible_alias = "temperature", value_name = "T", allow_negative_numbers = true)]
     temp: Option<f32>,
-    /// Choose among the K likeliest tokens; 0 for all [default: 40]
+    /// Sample from the K most likely tokens; 0 means all [default: 40]
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
-    /// Choose among the likeliest tokens that together have probability P [default: 0.95]
+    /// Sample from the most likely tokens that together have probability P [default: 0.95]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
-    /// Choose among tokens at least P times as likely as the likeliest [default: 0.05]
+    /// Sample from tokens at least P times as likely as the most likely one [default: 0.05]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// Divide the logits of tokens that have occurred; 1 is off [default: 1]
+    /// Divide the logits of recent tokens by X; 1 means off [default: 1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
-    /// Lower the logits of tokens that the answer holds [default: 0]
+    /// Subtract X from the logits of tokens that the answer already contains [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
-    /// Lower the logits of tokens by how often the answer holds them [default: 0]
+    /// Subtract X from a token's logit for each time the answer contains it [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// How many tokens back the penalties look [default: 64]
-    #[arg(long, value_name = "N")]
+    /// Number of recent tokens that the penalties consider [default: 64]
+    #[arg(long, visible_alias = "repeat-last-n", value_name = "N")]
     penalty_last_n: Option<usize>,
-    /// Add to the logit of a token, as ID=BIAS (may be given several times)
+    /// Add BIAS to the logit of token ID (repeatable)
     #[arg(long, value_name = "ID=BIAS", allow_hyphen_values = true)]
     logit_bias: Vec<LogitBias>,
-    /// Where the random numbers start: the same seed gives the same text
-    #[arg(long, value_name = "N")]
+    /// Random seed: the same seed gives the same text [default: random]
+    #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
 }
 
@@ -279,12 +354,13 @@ impl FromStr for LogitBias {
 /// A text from a flag, a file or standard input.
 #[derive(Args)]
 #[group(multiple = false)]
+#[command(next_help_heading = "Text")]
 pub struct TextArgs {
-    /// The text
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    /// Text
+    #[arg(short = 'p', long, visible_alias = "prompt", value_name = "TEXT", allow_hyphen_values = true)]
     text: Option<String>,
-    /// A file with the text [default: standard input]
-    #[arg(long, value_name = "FILE")]
+    /// File with the text [default: standard input]
+    #[arg(short, long, visible_alias = "prompt-file", value_name = "FILE")]
     file: Option<PathBuf>,
 }
 
@@ -298,6 +374,55 @@ impl TextArgs {
         }
     }
 }
+
+/// The prompt of `run`.
+#[derive(Args)]
+#[group(skip)]
+#[command(next_help_heading = "Prompt")]
+pub struct PromptArgs {
+    /// Prompt, the same as -p
+    #[arg(index = 2, value_name = "PROMPT", help_heading = None, conflicts_with_all = ["prompt", "prompt_file"])]
+    positional_prompt: Option<String>,
+    /// Prompt; piped text follows it after a blank line [default: a chat on a terminal, otherwise standard input]
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// File with the prompt
+    #[arg(short = 'f', long, visible_alias = "file", value_name = "FILE", conflicts_with = "prompt")]
+    prompt_file: Option<PathBuf>,
+}
+
+impl PromptArgs {
+    /// The prompt, followed by what is piped in; `None` if there is no prompt, and then nothing is read.
+    pub fn read(&self) -> Result<Option<String>> {
+        let prompt = match (self.positional_prompt.as_ref().or(self.prompt.as_ref()), &self.prompt_file) {
+            (Some(prompt), _) => prompt.clone(),
+            (None, Some(path)) => read_text(path)?,
+            (None, None) => return Ok(None),
+        };
+        let piped = if stdin().is_terminal() { String::new() } else { read_pipe()? };
+        if piped.trim().is_empty() {
+            return Ok(Some(prompt));
+        }
+        Ok(Some(format!("{}\n\n{piped}", prompt.trim_end_matches(['\r', '\n']))))
+    }
+}
+
+/// All of standard input. A program that starts this one may leave a pipe open and never write to it, so that a wait is
+/// explained.
+fn read_pipe() -> Result<String> {
+    let (end, ended) = channel::<()>();
+    std::thread::spawn(move || {
+        if ended.recv_timeout(PIPE_PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("Waiting for the end of standard input; without input, add `< /dev/null`.");
+        }
+    });
+    let text = read_to_string(stdin()).context("cannot read standard input");
+    drop(end);
+    text
+}
+
+/// How long a pipe may stay silent before the user is told.
+const PIPE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A file of text.
 pub fn read_text(path: &Path) -> Result<String> {
@@ -318,70 +443,4 @@ pub fn cache_folder(what: &str) -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
     Some(cache.or_else(|| set("LOCALAPPDATA"))?.join("forebay").join(what))
-}
-
-/// Reads a number of bytes for clap: `8G`, `1.5GiB`, `512M`, `4096`.
-pub fn size(s: &str) -> Result<u64> {
-    let text = s.trim().to_ascii_uppercase();
-    let text = text.strip_suffix("IB").or_else(|| text.strip_suffix('B')).unwrap_or(&text);
-    let units = [('K', 1u64 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];
-    let (number, unit) = units
-        .into_iter()
-        .find_map(|(letter, unit)| Some((text.strip_suffix(letter)?, unit)))
-        .unwrap_or((text, 1));
-    match number.trim().parse::<f64>() {
-        Ok(number) if number > 0.0 && number.is_finite() => Ok((number * unit as f64) as u64),
-        _ => Err(anyhow!("expected a size, such as 8G or 512M")),
-    }
-}
-
-/// Reads a limit for experts for clap: a size or a percentage.
-fn expert_memory(s: &str) -> Result<ExpertMemory> {
-    let Some(number) = s.trim().strip_suffix('%') else { return size(s).map(ExpertMemory::Bytes) };
-    match number.trim().parse::<f64>() {
-        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(ExpertMemory::Percent(percent)),
-        _ => Err(anyhow!("expected a percentage above 0 and up to 100")),
-    }
-}
-
-fn policy(s: &str) -> Result<PolicyKind> {
-    let known = || PolicyKind::ALL.map(PolicyKind::name).join(", ");
-    PolicyKind::parse(s).ok_or_else(|| anyhow!("there is {}", known()))
-}
-
-/// Reads `on` or `off` for clap.
-pub fn on_off(s: &str) -> Result<bool> {
-    match s {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(anyhow!("on or off")),
-    }
-}
-
-/// Reads a number for clap.
-pub fn at_least_one(s: &str) -> Result<usize> {
-    match s.parse() {
-        Ok(0) => Err(anyhow!("at least 1 is needed")),
-        Ok(n) => Ok(n),
-        Err(_) => Err(anyhow!("not a whole number")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_powers_of_1024() {
-        assert_eq!(size("4096").unwrap(), 4096);
-        assert_eq!(size("8G").unwrap(), 8 << 30);
-        assert_eq!(size("1.5gib").unwrap(), 3 << 29);
-        assert_eq!(size("512 MB").unwrap(), 512 << 20);
-        for wrong in ["", "G", "-1G", "8X", "nan", "inf"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-        assert_eq!(expert_memory("30%").unwrap(), ExpertMemory::Percent(30.0));
-        assert_eq!(expert_memory("4M").unwrap(), ExpertMemory::Bytes(4 << 20));
-        assert!(expert_memory("101%").is_err());
-    }
 }

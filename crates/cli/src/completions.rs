@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 use crate::output::print;
 
-/// Print a script that completes commands and flags in a shell
+/// Print a shell script that completes commands, flags and their values
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -17,7 +17,7 @@ Examples:
   forebay completions fish > ~/.config/fish/completions/forebay.fish
   forebay completions powershell >> $PROFILE")]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Shell
     shell: Shell,
 }
 

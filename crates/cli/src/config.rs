@@ -3,16 +3,19 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Id, Parser};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::args::{ComputeArgs, LoadArgs, SamplingArgs};
-use crate::errors;
+use crate::args::{ComputeArgs, LoadArgs, ModelArgs, SamplingArgs};
+use crate::serve::ServeArgs;
+use crate::{GENERAL, errors, foreign};
 
-/// What a file may set: what suits a machine and its user. Flags of a single question are not among them.
-const SETTINGS: [&str; 19] = [
+/// What a file may set: what suits a machine and its user. Flags of a single question are not among them. These are the
+/// names in the code; a file has those of the flags, with hyphens, or these.
+const SETTINGS: [&str; 31] = [
     "model",
     "memory",
     "expert_memory",
@@ -32,7 +35,22 @@ const SETTINGS: [&str; 19] = [
     "presence_penalty",
     "frequency_penalty",
     "penalty_last_n",
+    "host",
+    "port",
+    "alias",
+    "parallel",
+    "queue",
+    "max_body",
+    "timeout",
+    "drain",
+    "api_key_file",
+    "prefix_cache",
+    "prefix_memory",
+    "prefix_disk",
 ];
+
+/// Settings that are paths, in which `~/` stands for the home folder.
+const PATHS: [&str; 2] = ["model", "api_key_file"];
 
 /// What `--print-config` shows unless a command knows other words.
 pub const SHOW_SETTINGS: &str = "settings";
@@ -40,12 +58,13 @@ pub const SHOW_SETTINGS: &str = "settings";
 /// Where settings come from.
 #[derive(Args)]
 pub struct ConfigArgs {
-    /// A file with settings [default: ~/.config/forebay/config.toml, if it is there]
-    #[arg(long, value_name = "FILE", global = true, display_order = 1001)]
+    /// Settings file [default: ~/.config/forebay/config.toml, if it exists]
+    #[arg(long, value_name = "FILE", global = true, display_order = 1001, help_heading = GENERAL)]
     config: Option<PathBuf>,
-    /// Show which settings are in effect and where each comes from, and do nothing else
+    /// Print the settings in effect and where each comes from, and exit
     // A text and no switch, because a command may let it take a word: what is to be shown instead.
-    #[arg(long, global = true, display_order = 1002, num_args = 0, default_missing_value = SHOW_SETTINGS)]
+    #[arg(long, global = true, display_order = 1002, num_args = 0, default_missing_value = SHOW_SETTINGS,
+        help_heading = GENERAL)]
     print_config: Option<String>,
 }
 
@@ -60,6 +79,10 @@ pub struct Parsed<C> {
 /// Reads the command line, then the file of settings if the command has any of them. A wrong command line ends the
 /// program here.
 pub fn parse<C: Parser>() -> Result<Parsed<C>> {
+    let line: Vec<_> = std::env::args_os().collect();
+    if let Some(instead) = foreign::explain(&C::command(), &line) {
+        return Err(errors::usage(instead));
+    }
     let matches = C::command().get_matches();
     let args = ConfigArgs::from_arg_matches(&matches)?;
     let mut command = match matches.subcommand_name() {
@@ -68,8 +91,13 @@ pub fn parse<C: Parser>() -> Result<Parsed<C>> {
     };
     let concerned = settings_of(&command).next().is_some();
     let file = if concerned || args.config.is_some() { File::find(args.config.as_deref())? } else { None };
+    // One that was named after --model counts like one in its place.
+    let named =
+        matches.subcommand().is_some_and(|(_, own)| own.try_contains_id("model_flag").unwrap_or(false));
     for entry in file.iter().flat_map(|file| &file.entries) {
-        command = entry.as_default(command);
+        if !(named && entry.key == "model") {
+            command = entry.as_default(command);
+        }
     }
     let (cli, shown) = match matches.subcommand_name() {
         Some(name) => {
@@ -85,17 +113,12 @@ pub fn parse<C: Parser>() -> Result<Parsed<C>> {
     Ok(Parsed { cli, shown: args.print_config.filter(|what| what == SHOW_SETTINGS).map(|_| shown) })
 }
 
-/// Every setting as a flag, for checking values: those of a file mean what they mean in a call.
+/// Every setting as a flag, for checking values: those of a file mean what they mean in a call. The server has them all.
 #[derive(Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
 struct Settings {
-    /// The model of commands that are given none [default: the demo model]
-    #[arg(long)]
-    model: Option<PathBuf>,
     #[command(flatten)]
-    load: LoadArgs,
-    #[command(flatten)]
-    sampling: SamplingArgs,
+    serve: ServeArgs,
 }
 
 /// A file of settings.
@@ -142,14 +165,28 @@ impl Entry {
     }
 
     fn check(&self) -> Result<(), String> {
-        let flag = format!("--{}={}", self.key.replace('_', "-"), self.value);
-        let settings =
-            Settings::try_parse_from([flag]).map_err(|error| match std::error::Error::source(&error) {
-                Some(reason) => reason.to_string(),
-                None => "it needs a value".into(),
-            })?;
-        settings.sampling.refusal().map_or(Ok(()), |error| Err(error.to_string()))
+        let flag = format!("--{}={}", flag_name(self.key), self.value);
+        let settings = Settings::try_parse_from([flag]).map_err(|error| reason(&error))?;
+        settings.serve.refusal().map_or(Ok(()), |error| Err(error.to_string()))
     }
+}
+
+/// Why clap refuses a value.
+fn reason(error: &clap::Error) -> String {
+    if let Some(source) = std::error::Error::source(error) {
+        return source.to_string();
+    }
+    match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(values)) if !values.is_empty() => {
+            format!("expected {}", values.join(", "))
+        }
+        _ => "it needs a value".into(),
+    }
+}
+
+/// A setting as the name of a flag.
+fn flag_name(key: &str) -> String {
+    key.replace('_', "-")
 }
 
 /// What is wrong in a file.
@@ -170,15 +207,19 @@ fn parse_entries(text: &str) -> Result<Vec<Entry>, Wrong> {
         let line = line(name.span().start);
         let wrong = |what| Wrong { line, what };
         let name: &str = name.get_ref();
-        let Some(key) = SETTINGS.into_iter().find(|key| *key == name) else {
-            return Err(wrong(format!("there is no setting {name:?}; there are {}", SETTINGS.join(", "))));
+        let Some(key) = SETTINGS.into_iter().find(|key| *key == name || flag_name(key) == name) else {
+            let known = SETTINGS.map(flag_name).join(", ");
+            return Err(wrong(format!("there is no setting {name:?}; there are {known}")));
         };
+        if entries.iter().any(|entry: &Entry| entry.key == key) {
+            return Err(wrong(format!("{name} is set twice")));
+        }
         let written = &text[value.span()];
         let Some(value) = in_a_call(key, value) else {
-            return Err(wrong(format!("{key} = {written}: expected a text, a number, true or false")));
+            return Err(wrong(format!("{name} = {written}: expected a text, a number, true or false")));
         };
         let entry = Entry { key, value, line };
-        entry.check().map_err(|reason| wrong(format!("{key} = {written}: {reason}")))?;
+        entry.check().map_err(|reason| wrong(format!("{name} = {written}: {reason}")))?;
         entries.push(entry);
     }
     entries.sort_by_key(|entry| entry.line);
@@ -188,7 +229,7 @@ fn parse_entries(text: &str) -> Result<Vec<Entry>, Wrong> {
 /// A value as a flag would have it; `None` for lists and the like.
 fn in_a_call(key: &str, value: &Spanned<DeValue>) -> Option<String> {
     match value.get_ref() {
-        DeValue::String(text) if key == "model" => match (text.strip_prefix("~/"), home()) {
+        DeValue::String(text) if PATHS.contains(&key) => match (text.strip_prefix("~/"), home()) {
             (Some(rest), Some(home)) => Some(home.join(rest).to_str()?.to_owned()),
             _ => Some(text.to_string()),
         },
@@ -208,12 +249,7 @@ fn in_a_call(key: &str, value: &Spanned<DeValue>) -> Option<String> {
 fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
     SETTINGS.into_iter().filter_map(move |key| {
         let arg = command.get_arguments().find(|arg| arg.get_id() == key)?;
-        let is_setting = match key {
-            // Each command has its own, and some cannot do without.
-            "model" => !arg.is_required_set(),
-            key => command.get_groups().any(|group| Some(group.get_id()) == owner(key).as_ref()),
-        };
-        is_setting.then_some(arg)
+        command.get_groups().any(|group| Some(group.get_id()) == owner(key).as_ref()).then_some(arg)
     })
 }
 
@@ -223,8 +259,12 @@ fn owner(key: &str) -> Option<Id> {
         let command = A::augment_args(Command::new(""));
         command.get_arguments().any(|arg| arg.get_id() == key).then(A::group_id)?
     }
-    // The first is a part of the second.
-    of::<ComputeArgs>(key).or_else(|| of::<LoadArgs>(key)).or_else(|| of::<SamplingArgs>(key))
+    // The first is a part of the second, and the last has all others among its parts.
+    of::<ComputeArgs>(key)
+        .or_else(|| of::<LoadArgs>(key))
+        .or_else(|| of::<SamplingArgs>(key))
+        .or_else(|| of::<ModelArgs>(key))
+        .or_else(|| of::<ServeArgs>(key))
 }
 
 /// The settings in effect, as a file that would bring them about.
@@ -238,10 +278,11 @@ fn show(command: &Command, matches: &ArgMatches, file: Option<&File>) -> String 
     let mut text = format!("# {place}\n");
     for arg in settings_of(command) {
         let key = arg.get_id().as_str();
+        let name = flag_name(key);
         let value = matches.get_raw(key).and_then(|mut values| values.next());
         let Some(value) = value.map(|value| value.to_string_lossy()) else {
             let default = default_in_words(arg).map_or_else(String::new, |words| format!(": {words}"));
-            text.push_str(&format!("# {key} is not set{default}\n"));
+            text.push_str(&format!("# {name} is not set{default}\n"));
             continue;
         };
         let entry = file.and_then(|file| file.entries.iter().find(|entry| entry.key == key));
@@ -250,7 +291,7 @@ fn show(command: &Command, matches: &ArgMatches, file: Option<&File>) -> String 
             (_, Some(entry)) => format!("the file, line {}", entry.line),
             (_, None) => "default".into(),
         };
-        let assignment = format!("{key} = {}", as_toml(&value));
+        let assignment = format!("{name} = {}", as_toml(&value));
         text.push_str(&format!("{assignment:<32}# {origin}\n"));
     }
     text
@@ -287,6 +328,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn names_are_those_of_flags_with_hyphens_or_underscores() {
+        let keys = |text: &str| -> Vec<_> { parse_entries(text).unwrap().iter().map(|e| e.key).collect() };
+        assert_eq!(
+            keys("top-k = 3\nport = 9000\nprefix-cache = \"memory\""),
+            ["top_k", "port", "prefix_cache"]
+        );
+        assert_eq!(keys("top_k = 3\nexpert_memory = \"30%\""), ["top_k", "expert_memory"]);
+        let wrong = parse_entries("top-k = 3\ntop_k = 3").map(|_| ()).unwrap_err();
+        assert_eq!((wrong.line, wrong.what.contains("is set twice")), (2, true), "{wrong:?}");
+    }
+
+    #[test]
     fn every_setting_is_a_flag() {
         let command = Settings::command();
         assert_eq!(settings_of(&command).count(), SETTINGS.len());
@@ -312,12 +365,14 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_its_line() {
         let cases = [
-            ("\nmemry = 1", 2, "there is no setting \"memry\"; there are model, memory"),
+            ("\nmemry = 1", 2, "there is no setting \"memry\"; there are model, memory, expert-memory"),
             ("memory = \"lots\"", 1, "memory = \"lots\": expected a size, such as 8G or 512M"),
             ("threads = 0", 1, "threads = 0: at least 1 is needed"),
             ("threads = -4", 1, "threads = -4: not a whole number"),
-            ("heat = 1", 1, "heat = 1: on or off"),
-            ("policy = \"best\"", 1, "policy = \"best\": there is "),
+            ("heat = 1", 1, "heat = 1: expected on, off"),
+            ("policy = \"best\"", 1, "policy = \"best\": expected lru, lfu, forecast"),
+            ("memory = 6", 1, "memory = 6: 6 bytes is too small; did you mean 6G?"),
+            ("port = 70000", 1, "port = 70000: "),
             ("\n\ntop_p = 2", 3, "top_p = 2: top_p is 2, but must be"),
             ("temp = nan", 1, "temp = nan: temperature is NaN"),
             ("temp = [1]", 1, "temp = [1]: expected a text, a number"),

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use anyhow::ensure;
 use anyhow::{Context, Result};
 
-use crate::hub;
+use crate::pull;
 
 const NAME: &str = "tales-qwen3moe-Q4_K_M.gguf";
 const BYTES: &[u8] = include_bytes!("../../../models/tales-qwen3moe-Q4_K_M.gguf");
 
 /// The model that was named, by its path or as a download, or the demo model.
 pub fn or_demo(model: Option<&Path>) -> Result<PathBuf> {
-    model.map_or_else(path, hub::locate)
+    model.map_or_else(path, pull::locate)
 }
 
 /// The path of the demo model. An installed binary writes its copy to the user's cache, once.

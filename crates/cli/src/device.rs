@@ -1,28 +1,30 @@
 //! The device that computes: the CPU or a GPU.
 
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
+use clap::builder::{PossibleValue, TypedValueParser};
 use forebay_cuda::Cuda;
 use forebay_engine::Error;
 
-use crate::args::size;
 use crate::errors::in_flags;
+use crate::values::memory;
 
 /// The device that computes, and how much of its memory it may use.
 #[derive(Clone, Args)]
+#[command(next_help_heading = "GPU")]
 pub struct DeviceArgs {
-    /// Device: cpu, an NVIDIA GPU such as cuda:0, or auto for the first GPU if the minimum fits (dense weights, context, and the
-    /// experts of one layer), else the CPU
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Choice::from_str)]
+    /// Where to compute
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceParser)]
     device: Choice,
-    /// GPU memory budget, such as 20G [default: what is free, less a margin]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    /// GPU memory budget, such as 20G [default: free GPU memory, less a margin]
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
     vram: Option<u64>,
-    /// Let the CPU compute experts that are in RAM and not in GPU memory, where that is faster than uploading them; for up to four
-    /// conversations at a time. This changes bits of the results
+    /// Let the CPU compute experts that are in memory but not on the GPU, where that is faster than uploading them (up to four
+    /// conversations at a time); changes the last bits of results
     #[arg(long)]
     pub cpu_experts: bool,
 }
@@ -47,6 +49,35 @@ impl FromStr for Choice {
             }
             _ => Err(anyhow!("expected auto, cpu or cuda:0")),
         }
+    }
+}
+
+/// Reads a [`Choice`], and knows the usual ones for help and completions.
+#[derive(Clone)]
+struct DeviceParser;
+
+impl TypedValueParser for DeviceParser {
+    type Value = Choice;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Choice, clap::Error> {
+        Choice::from_str.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let values = [
+            (
+                "auto",
+                "The first GPU if the dense weights, the context and one layer's experts fit there, otherwise the CPU",
+            ),
+            ("cpu", "The CPU"),
+            ("cuda:0", "The first NVIDIA GPU, or an error; cuda:1 is the second, and so on"),
+        ];
+        Some(Box::new(values.into_iter().map(|(name, help)| PossibleValue::new(name).help(help))))
     }
 }
 

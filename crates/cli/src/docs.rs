@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use clap::builder::PossibleValue;
 use clap::{Arg, Args, Command, Subcommand};
 
 use crate::output::print;
@@ -25,7 +26,7 @@ enum Format {
     Markdown,
     /// Write a man page for each command
     Man {
-        /// The folder for them, which is made if it is not there
+        /// Folder for the man pages; it is created if needed
         folder: PathBuf,
     },
 }
@@ -49,8 +50,8 @@ pub fn run(args: &DocsArgs, mut program: Command) -> Result<ExitCode> {
 /// All commands on one page.
 fn page(program: &Command) -> String {
     let mut text = String::from(
-        "# The command line\n\nWritten by `forebay docs markdown` from what parses the command line. In a terminal, \
-         `forebay help COMMAND` says the same.\n\n",
+        "# The command line\n\n`forebay docs markdown` generates this page from the definitions of the command line. In a terminal, \
+         `forebay help COMMAND` shows the same.\n\n",
     );
     let commands: Vec<&Command> =
         program.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help").collect();
@@ -74,18 +75,26 @@ fn section(command: &Command) -> String {
     }
     let usage = command.clone().render_usage().to_string();
     text.push_str(&format!("\n```text\n{}\n```\n", usage.trim_start_matches("Usage: ")));
-    let mut heading = None;
     let own = command.get_arguments().filter(|arg| !arg.is_global_set() && arg.get_id() != "help");
-    let mut own: Vec<&Arg> = own.filter(|arg| !arg.is_hide_set()).collect();
-    // Arguments without a heading come first, as they do in help.
-    own.sort_by_key(|arg| (arg.get_help_heading().is_some(), !arg.is_positional()));
-    for arg in own {
-        let its = arg.get_help_heading().unwrap_or("");
-        if heading != Some(its) {
-            text.push_str(&if its.is_empty() { "\n".into() } else { format!("\n### {its}\n\n") });
-            heading = Some(its);
+    let own: Vec<&Arg> = own.filter(|arg| !arg.is_hide_set()).collect();
+    // Places and arguments without a heading come first, as they do in help.
+    let heading = |arg: &Arg| match arg.is_positional() {
+        true => String::new(),
+        false => arg.get_help_heading().unwrap_or_default().to_owned(),
+    };
+    let mut headings = vec![String::new()];
+    for arg in &own {
+        if !headings.contains(&heading(arg)) {
+            headings.push(heading(arg));
         }
-        text.push_str(&flags(std::iter::once(arg)));
+    }
+    for name in headings {
+        let mut below: Vec<&Arg> = own.iter().copied().filter(|arg| heading(arg) == name).collect();
+        below.sort_by_key(|arg| !arg.is_positional());
+        if !below.is_empty() {
+            text.push_str(&if name.is_empty() { "\n".into() } else { format!("\n### {name}\n\n") });
+            text.push_str(&flags(below.into_iter()));
+        }
     }
     if let Some(more) = command.get_after_help() {
         text.push_str(&format!("\n```text\n{}\n```\n", more.to_string().trim()));
@@ -109,7 +118,11 @@ fn flags<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
         let mut names = Vec::new();
         names.extend(arg.get_short().map(|short| format!("`-{short}`")));
         match arg.get_long() {
-            Some(long) => names.push(format!("`--{long}{value}`")),
+            Some(long) => {
+                let aliases = arg.get_visible_aliases().unwrap_or_default();
+                names.push(format!("`--{long}{value}`"));
+                names.extend(aliases.into_iter().map(|alias| format!("`--{alias}`")));
+            }
             // Two that stand for one argument have brackets between them, for the line of usage.
             None => names.push(format!("`{}`", value.trim_start().replace("] [", " "))),
         }
@@ -119,14 +132,27 @@ fn flags<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
         if !defaults.is_empty() && takes_value(arg) {
             line.push_str(&format!(" [default: {}]", defaults.join(",")));
         }
-        let possible = arg.get_possible_values();
-        if !possible.is_empty() && takes_value(arg) {
-            let names: Vec<_> = possible.iter().map(|value| value.get_name()).collect();
-            line.push_str(&format!(" [{}]", names.join(", ")));
-        }
-        line + "\n"
+        line + "\n" + &values(arg)
     })
     .collect()
+}
+
+/// The values of an enumeration, with what they mean; nothing where the flag's line lists them.
+fn values(arg: &Arg) -> String {
+    let mut values = arg.get_possible_values();
+    values.retain(|value| !value.is_hide_set());
+    if !takes_value(arg) || arg.is_hide_possible_values_set() || values.is_empty() {
+        return String::new();
+    }
+    if values.iter().all(|value| value.get_help().is_none()) {
+        let names: Vec<_> = values.iter().map(|value| format!("`{}`", value.get_name())).collect();
+        return format!("  - One of {}\n", names.join(", "));
+    }
+    let line = |value: &PossibleValue| match value.get_help() {
+        Some(help) => format!("  - `{}`: {}\n", value.get_name(), plain(&help.to_string())),
+        None => format!("  - `{}`\n", value.get_name()),
+    };
+    values.iter().map(line).collect()
 }
 
 fn takes_value(arg: &Arg) -> bool {

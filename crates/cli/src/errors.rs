@@ -32,7 +32,7 @@ impl std::fmt::Display for TooLong {
         if *most > *context as u64 {
             write!(f, "use a larger --ctx (up to {most} with this model), or a shorter text")
         } else {
-            write!(f, "this model cannot have a larger one: use a shorter text")
+            write!(f, "this is the model's maximum: use a shorter text")
         }
     }
 }
@@ -105,10 +105,10 @@ fn advice(error: &anyhow::Error) -> String {
         (Some(ErrorKind::NotFound), Some((path, _))) => what_is_there(path),
         (Some(ErrorKind::NotFound), None) => "is the path right?".into(),
         (Some(ErrorKind::PermissionDenied), _) => {
-            "`ls -l` shows whose it is: ask for the right, or choose another place".into()
+            "check the owner and the permissions with `ls -l`, or choose another place".into()
         }
         (Some(ErrorKind::StorageFull | ErrorKind::QuotaExceeded), _) => {
-            "make room on the drive, or choose another place".into()
+            "free some space on the drive, or choose another place".into()
         }
         _ => return String::new(),
     };
@@ -139,7 +139,7 @@ fn what_is_there(path: &Path) -> String {
         [] => "is the path right? There are no models in its folder".into(),
         [first, rest @ ..] => {
             let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-            format!("its folder has {first:?}{more}")
+            format!("its folder contains {first:?}{more}")
         }
     }
 }

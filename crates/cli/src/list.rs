@@ -12,7 +12,7 @@ use crate::output::print;
 
 /// List downloaded models
 ///
-/// Those that `forebay pull` downloaded, and those that other tools keep in the same place.
+/// Shows the models that `forebay pull` downloaded, and those of other tools that use the same cache.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -50,13 +50,13 @@ pub fn run(args: &ListArgs) -> Result<ExitCode> {
             rows.push((model.name.to_string(), model.variant.bytes(), note));
         }
         if repo.unfinished > 0 {
-            let note = "unfinished: `forebay pull` goes on, `forebay rm` removes it";
+            let note = "incomplete: `forebay pull` continues it, `forebay rm` removes it";
             rows.push((repo.repo.clone(), repo.unfinished, note.to_owned()));
         }
     }
     if rows.is_empty() {
         eprintln!(
-            "no models in {}; `forebay pull OWNER/NAME:QUANT` downloads one",
+            "no models are downloaded in {}; `forebay pull OWNER/NAME:QUANT` downloads one",
             downloads.folder().display()
         );
     }

@@ -9,14 +9,15 @@ use clap::Args;
 use forebay_engine::TokenId;
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::args::LoadArgs;
+use crate::args::{LoadArgs, RequiredModelArgs};
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::{errors, hub, interrupt};
+use crate::{errors, interrupt};
 
 /// Write the logits of every position of a token sequence to a safetensors file
 ///
-/// The file holds `tokens`, i32 `[n]`, and `logits`, f32 `[n, vocabulary]`.
+/// The file contains two tensors: `tokens`, i32 `[n]`, and `logits`, f32 `[n, vocabulary]`. Use it to compare Forebay with
+/// other programs.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -24,16 +25,16 @@ Examples:
   ids=$(forebay tokenize model.gguf --text Hi --ids)
   forebay logits model.gguf --tokens \"$ids\" --out hi.safetensors")]
 pub struct LogitsArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as OWNER/NAME:QUANT
-    model: PathBuf,
-    /// The tokens, separated by commas: 1,2,3
-    #[arg(long, value_name = "IDS")]
+    #[command(flatten)]
+    model: RequiredModelArgs,
+    /// Token numbers, separated by commas: 1,2,3
+    #[arg(long, value_name = "IDS", help_heading = "Input and output")]
     tokens: TokenList,
-    /// The file to write
-    #[arg(long, value_name = "FILE")]
+    /// File to write
+    #[arg(short, long, visible_alias = "output", value_name = "FILE", help_heading = "Input and output")]
     out: PathBuf,
-    /// Compute the tokens one after the other, as an answer is written, and not together as a prompt
-    #[arg(long)]
+    /// Compute the tokens one at a time, as when generating, instead of together, as when processing a prompt
+    #[arg(long, help_heading = "Input and output")]
     one_by_one: bool,
     #[command(flatten)]
     load: LoadArgs,
@@ -44,7 +45,7 @@ pub fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let tokens = &args.tokens.0;
     // A file that cannot be written is found before the work and not after it.
     Output::check(&args.out)?;
-    let engine = args.load.load(&hub::locate(&args.model)?)?;
+    let engine = args.load.load(&args.model.locate()?)?;
     let mut session = engine.session();
     interrupt::install(session.cancel())?;
     let out = Output::create(&args.out)?;
@@ -92,7 +93,7 @@ impl FromStr for TokenList {
         let s = s.strip_prefix('[').and_then(|s| s.strip_suffix(']')).unwrap_or(s);
         let ids = s.split(',').map(|id| {
             let id = id.trim();
-            Ok(TokenId(id.parse().with_context(|| format!("{id:?} is not a token's number"))?))
+            Ok(TokenId(id.parse().with_context(|| format!("{id:?} is not a token number"))?))
         });
         ids.collect::<Result<_>>().map(TokenList)
     }

@@ -6,12 +6,14 @@ mod bench;
 mod chat;
 mod completions;
 mod config;
+mod dates;
 mod demo;
 mod device;
 mod docs;
 mod doctor;
 mod drive_probe;
 mod errors;
+mod foreign;
 mod hub;
 mod inspect;
 mod interrupt;
@@ -34,6 +36,7 @@ mod stats;
 mod synth;
 mod tokenize;
 mod trace;
+mod values;
 mod wrap;
 
 use std::process::ExitCode;
@@ -43,16 +46,22 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Run Mixture-of-Experts language models that are larger than memory.
 #[derive(Parser)]
-#[command(name = "forebay", version, after_help = EXAMPLES, arg_required_else_help = true)]
+#[command(name = "forebay", version, after_help = EXAMPLES, arg_required_else_help = true, disable_help_flag = true)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Say more on stderr about what happens; twice for every detail
-    #[arg(short, long, action = clap::ArgAction::Count, global = true, display_order = 1000)]
+    /// Log to standard error; twice for every detail
+    #[arg(short, long, action = clap::ArgAction::Count, global = true, display_order = 1000, help_heading = GENERAL)]
     verbose: u8,
+    /// Print help; -h is shorter, --help is complete
+    #[arg(short, long, action = clap::ArgAction::Help, global = true, display_order = 1003, help_heading = GENERAL)]
+    help: Option<bool>,
     #[command(flatten)]
     config: config::ConfigArgs,
 }
+
+/// What every command has, after its own flags.
+pub const GENERAL: &str = "General";
 
 #[derive(Subcommand)]
 enum Command {
@@ -79,17 +88,16 @@ enum Command {
 
 const EXAMPLES: &str = "\
 Examples:
-  forebay run                    Chat with the demo model, which tells stories
-  forebay run model.gguf         Chat with a model of yours
-  forebay serve model.gguf       Serve it to programs and to a browser
-  forebay pull OWNER/NAME:Q4_K_M Download a model
-  forebay inspect model.gguf     See what is in a file
-  forebay plan model.gguf        See where it would be in memory, and how fast it would run
-  forebay bench model.gguf       Measure how fast it runs here
-  forebay doctor model.gguf      See what this machine is short of
+  forebay run                      Chat with the demo model, which tells stories
+  forebay pull OWNER/NAME:Q4_K_M   Download a model
+  forebay plan OWNER/NAME:Q4_K_M   Show the memory it needs, and its speed on this machine
+  forebay run OWNER/NAME:Q4_K_M    Chat with it
+  forebay serve model.gguf         Serve a model file to programs and to a browser
+  forebay bench model.gguf         Measure its speed
+  forebay doctor model.gguf        Find out what limits its speed on this machine
 
-`forebay help COMMAND` says more about a command. Exit codes: 0 done, 1 failed,
-2 called or set up wrongly, 130 stopped by Ctrl-C.";
+`forebay help COMMAND` explains a command. Exit codes: 0 success, 1 error, 2 wrong
+flags or settings, 130 stopped by Ctrl-C.";
 
 fn main() -> ExitCode {
     forebay_engine::internals::memory::keep_little_freed();
@@ -110,7 +118,7 @@ fn run(parsed: config::Parsed<Cli>) -> Result<ExitCode> {
         .with_writer(std::io::stderr)
         .init();
     let Some(command) = cli.command else {
-        return Err(errors::usage("no command was given; `forebay --help` lists them"));
+        return Err(errors::usage("no command was given; `forebay --help` lists the commands"));
     };
     match command {
         Command::Run(args) => run::run(&args),

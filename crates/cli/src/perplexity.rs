@@ -11,26 +11,27 @@ use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{Session, TokenId};
 use serde_json::json;
 
-use crate::args::{ComputeArgs, at_least_one, read_text};
+use crate::args::{ComputeArgs, ModelArgs, read_text};
 use crate::inspect::Summary;
 use crate::output::print;
 use crate::progress::Progress;
-use crate::{demo, errors, interrupt};
+use crate::values::at_least_one;
+use crate::{errors, interrupt};
 
 /// Tokens of a window when nobody says.
 const DEFAULT_WINDOW: usize = 512;
 
 /// Measure how well a model predicts a text
 ///
-/// Perplexity is e to the mean of −log p(token), lower is better: a model that hesitates between 8 equally likely tokens
-/// has 8. Use it to compare quantisations of a model, or --exact with the default, on the same text and window: figures
-/// of different vocabularies do not compare. What comes after ± is one standard error; 19 of 20 texts of the kind have a
-/// perplexity within the interval that follows.
+/// Perplexity is e to the mean of −log p(token); lower is better. A model that always hesitates between 8 equally likely
+/// tokens has perplexity 8. Compare quantisations of a model, or --exact with the default, on the same text and window.
+/// Do not compare models with different vocabularies. The value after ± is one standard error; the range after it is the
+/// 95 % confidence interval.
 ///
-/// The text is cut into windows that do not overlap. In each, every token after the first is predicted from those
-/// before it in the window; a shorter window at the end counts if it has two tokens. Where the model's file asks for a
-/// BOS token, it takes the place of each window's first token, as in llama.cpp. (llama.cpp's own tool counts only the
-/// second half of each window, and its figure is lower for that.)
+/// The text is cut into windows that do not overlap. In each window, every token but the first is predicted from the
+/// tokens before it. A shorter window at the end counts if it has at least two tokens. If the model asks for a BOS token,
+/// it replaces the first token of each window, as in llama.cpp. llama.cpp's own tool scores only the second half of each
+/// window, so its value is lower.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -38,17 +39,16 @@ Examples:
   forebay perplexity model.gguf -f wiki.test.raw --ctx 2048 --exact
   forebay perplexity model.gguf -f story.txt --json | jq .perplexity")]
 pub struct PerplexityArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
-    /// OWNER/NAME:QUANT [default: the demo model]
-    model: Option<PathBuf>,
-    /// The text, in UTF-8
-    #[arg(short, long, value_name = "FILE")]
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Text file, in UTF-8
+    #[arg(short, long, visible_alias = "prompt-file", value_name = "FILE", help_heading = "Text")]
     file: PathBuf,
-    /// Tokens of a window [default: 512, or the model's limit if smaller]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    /// Window size in tokens [default: 512, or the model's maximum if that is smaller]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "N", value_parser = at_least_one, help_heading = "Text")]
     ctx: Option<usize>,
     /// Print one JSON object: perplexity, error, interval, tokens, windows, ctx, seconds
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
     #[command(flatten)]
     compute: ComputeArgs,
@@ -60,7 +60,7 @@ pub fn run(args: &PerplexityArgs) -> Result<ExitCode> {
         return Err(errors::usage("a window of 1 token predicts nothing: --ctx needs at least 2"));
     }
     let text = read_text(&args.file)?;
-    let path = demo::or_demo(args.model.as_deref())?;
+    let path = args.model.locate()?;
     let window = match args.ctx {
         Some(window) => window,
         None => {
@@ -73,7 +73,9 @@ pub fn run(args: &PerplexityArgs) -> Result<ExitCode> {
     let tokens = tokenizer.encode(&text, EncodeOptions { special: false, bos: Bos::AsFileSays })?;
     if tokens.len() < 2 {
         let (path, count) = (args.file.display(), tokens.len());
-        bail!("{path} is too short: it has {count} of the 2 tokens that a prediction needs");
+        bail!(
+            "{path} is too short: it has {count} of the 2 tokens that a prediction needs; use a longer text"
+        );
     }
     let text = Text { tokens, window, bos: tokenizer.bos().filter(|_| tokenizer.adds_bos()) };
 
@@ -83,7 +85,10 @@ pub fn run(args: &PerplexityArgs) -> Result<ExitCode> {
     let score = text.score(&mut session)?;
     let seconds = start.elapsed().as_secs_f64();
     let (perplexity, error) = (score.perplexity(), score.error());
-    ensure!(perplexity.is_finite(), "the perplexity is not a number: the model gives logits that are none");
+    ensure!(
+        perplexity.is_finite(),
+        "the perplexity is not a number: the model computed NaN or infinite logits; check the file with `forebay run`"
+    );
     let (tokens, windows) = (score.count, text.windows().count());
     print(&if args.json {
         let object = json!({

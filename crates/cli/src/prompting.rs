@@ -8,21 +8,29 @@ use clap::Args;
 use forebay_engine::chat::ChatTemplate;
 use forebay_engine::{Engine, Prompter};
 
-use crate::args::{on_off, read_text};
+use crate::args::read_text;
+use crate::values::on_off;
 
 /// How a conversation is put to the model.
 #[derive(Args)]
+#[command(next_help_heading = "Prompt")]
 pub struct PromptingArgs {
-    /// What the model is told first
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "raw")]
+    /// System prompt
+    #[arg(
+        long,
+        visible_alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with = "raw"
+    )]
     pub system: Option<String>,
-    /// Let the model reason first or not, where its chat template can say that [default: the template's]
-    #[arg(long, value_name = "on|off", value_parser = on_off, conflicts_with = "raw")]
+    /// Turn the model's reasoning on or off, if its chat template supports that [default: the template's choice]
+    #[arg(long, value_name = "on|off", value_parser = on_off(), hide_possible_values = true, conflicts_with = "raw")]
     pub think: Option<bool>,
-    /// The most tokens of reasoning: then the model is made to answer [default: no limit]
+    /// Maximum number of reasoning tokens; the model then has to answer [default: no limit]
     #[arg(long, value_name = "N", conflicts_with = "raw")]
     pub think_budget: Option<usize>,
-    /// A chat template to use instead of the model's, in Jinja
+    /// Jinja chat template that replaces the model's
     #[arg(long, value_name = "FILE", conflicts_with = "raw")]
     chat_template_file: Option<PathBuf>,
 }

@@ -2,48 +2,55 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::io::{IsTerminal, stderr, stdin};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use forebay_engine::{Bytes, Cancel, Error};
 use serde_json::json;
 
-use crate::hub::{self, Client, Downloads, Listing, ModelName, RemoteFile, Variant, Watcher};
+use crate::hub::{self, Client, Downloads, Listing, ModelName, NotDownloaded, RemoteFile, Variant, Watcher};
 use crate::interrupt;
 use crate::output::{free_space, print};
 use crate::progress::Progress;
 
 /// Download a model from the Hugging Face hub
 ///
-/// QUANT picks among the GGUF files of a repository, such as Q4_K_M; a split file is downloaded with all its parts.
-/// Without GGUF files the safetensors files are taken, with settings and tokenizer. Downloads are kept where the
-/// hub's own tools keep them, and what they have downloaded is found. A download that was stopped goes on where it
-/// was, and every file's checksum is compared with the hub's. The model's path is printed; every command also takes
-/// OWNER/NAME:QUANT.
+/// QUANT, such as Q4_K_M, selects one of the GGUF files in a repository; a split file is downloaded with all its parts. If
+/// there are no GGUF files, the safetensors files are downloaded, with configuration and tokenizer. An address copied from
+/// the hub's site works, too.
 ///
-/// `forebay plan OWNER/NAME:QUANT` says what a model would need before it is downloaded.
+/// Downloads are kept in the cache of the hub's own tools, and models that those tools downloaded are found there. An
+/// interrupted download continues where it stopped. The checksum of every file is compared with the hub's. The path of the
+/// model is printed; every command also takes OWNER/NAME:QUANT.
+///
+/// `forebay plan OWNER/NAME:QUANT` says what a model needs before it is downloaded.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay pull OWNER/NAME:Q4_K_M              then: forebay run OWNER/NAME:Q4_K_M
-  forebay pull OWNER/NAME --dry-run           see what would be downloaded
+  forebay pull OWNER/NAME --dry-run           show what would be downloaded
+  forebay pull https://huggingface.co/OWNER/NAME
   HF_HOME=/big/drive forebay pull OWNER/NAME:Q8_0
 
-Environment: HF_HOME or HF_HUB_CACHE (where downloads are), HF_TOKEN (for private and
-gated models; `hf auth login` stores one), HF_ENDPOINT (another hub), HF_HUB_OFFLINE.")]
+Environment:
+  HF_HOME, HF_HUB_CACHE  folder of the downloads
+  HF_TOKEN               access token for private and gated models; `hf auth login` stores one
+  HF_ENDPOINT            address of another hub
+  HF_HUB_OFFLINE         1: never use the network")]
 pub struct PullArgs {
-    /// The repository, and which of its models [default: the only one, or Q4_K_M or the nearest to it]
+    /// Repository, and which of its models [default: the only one, otherwise Q4_K_M or the closest to it]
     #[arg(value_name = "OWNER/NAME[:QUANT]")]
     model: ModelName,
-    /// Say what would be downloaded, and download nothing
+    /// Show what would be downloaded, and download nothing
     #[arg(long)]
     dry_run: bool,
-    /// Compare the checksums of files that are here, too
+    /// Compare the checksums of files that are already downloaded, too
     #[arg(long)]
     verify: bool,
-    /// How often to try again when nothing comes
+    /// Maximum number of attempts to continue a download that makes no progress
     #[arg(long, value_name = "N", default_value_t = hub::RETRIES)]
     retries: usize,
     /// Print one JSON object
@@ -58,11 +65,46 @@ pub fn run(args: &PullArgs) -> Result<ExitCode> {
     interrupt::install(&cancel)?;
     match pull(args, &client) {
         Err(error) if matches!(error.downcast_ref(), Some(Error::Cancelled)) => {
-            eprintln!("stopped: the same call goes on where it was");
+            eprintln!("stopped; run the same command again to continue");
             Ok(ExitCode::from(interrupt::EXIT_CODE))
         }
         result => result.map(|()| ExitCode::SUCCESS),
     }
+}
+
+/// The path of a model. One of the hub that is not here is offered for download, if somebody can answer.
+pub fn locate(model: &Path) -> Result<PathBuf> {
+    let missing = match hub::locate(model) {
+        Err(error) if stdin().is_terminal() && stderr().is_terminal() && !hub::is_offline() => error,
+        other => return other,
+    };
+    let Some(NotDownloaded { name, .. }) = missing.downcast_ref() else { return Err(missing) };
+    eprintln!("{name} is not downloaded; asking the hub for its size.");
+    // Ctrl-C ends the program, and what has come is kept.
+    let client = hub::client(hub::RETRIES, &Cancel::default())?;
+    let downloads = hub::downloads()?;
+    let listing = client.listing(&name.repo)?;
+    let (full_name, variant) = hub::decide(name, &listing)?;
+    if name.quant.is_none() {
+        tell_choices(&full_name, &variant, &listing);
+    }
+    let order = Order {
+        client: &client,
+        downloads: &downloads,
+        listing: &listing,
+        name: &full_name,
+        variant: &variant,
+    };
+    let left = order.left();
+    order.check_space(&left)?;
+    eprint!("Download {full_name} ({}) now? [y/N] ", Bytes(left.iter().sum()));
+    let mut answer = String::new();
+    stdin().read_line(&mut answer).context("cannot read the answer")?;
+    if !matches!(answer.trim(), "y" | "Y" | "yes") {
+        return Err(missing);
+    }
+    order.download(false)?;
+    Ok(order.path())
 }
 
 fn pull(args: &PullArgs, client: &Client) -> Result<()> {
@@ -88,7 +130,11 @@ fn tell_choices(name: &ModelName, taken: &Variant, listing: &Listing) {
     let mut others = hub::variants(&files);
     others.retain(|v| v.label != taken.label);
     if !others.is_empty() {
-        eprintln!("taking {name} ({}); there is also {}", Bytes(taken.bytes()), hub::list(&others));
+        eprintln!(
+            "downloading {name} ({}); the repository also has {}",
+            Bytes(taken.bytes()),
+            hub::list(&others)
+        );
     }
 }
 
@@ -171,7 +217,7 @@ impl Order<'_> {
             if verify && self.is_here(file) {
                 let path = if blob.exists() { &blob } else { &place };
                 if !hub::is_sound(self.client, path, file, &watcher)? {
-                    eprintln!("{} was damaged: it is downloaded anew", file.file.name);
+                    eprintln!("{} was damaged; downloading it again", file.file.name);
                     fs::remove_file(path)?;
                 }
             }
@@ -187,12 +233,17 @@ impl Order<'_> {
         Ok(self.downloads.repo(&self.listing.repo).create_ref(&self.listing.commit)?)
     }
 
-    /// What was downloaded, or would be.
-    fn report(&self, left: &[u64], json: bool, dry: bool) -> Result<()> {
-        let path = match self.variant.entry() {
+    /// What is to be opened when it has been downloaded.
+    fn path(&self) -> PathBuf {
+        match self.variant.entry() {
             "" => self.snapshot(),
             entry => self.snapshot().join(entry),
-        };
+        }
+    }
+
+    /// What was downloaded, or would be.
+    fn report(&self, left: &[u64], json: bool, dry: bool) -> Result<()> {
+        let path = self.path();
         let need: u64 = left.iter().sum();
         let free = free_space(self.downloads.folder());
         if json {
@@ -215,11 +266,11 @@ impl Order<'_> {
         }
         let mut text = String::new();
         for (file, left) in self.variant.files.iter().zip(left) {
-            let state = if *left == 0 { "here" } else { "" };
+            let state = if *left == 0 { "downloaded" } else { "" };
             text += format!("{:>12}  {}  {state}", Bytes(file.bytes).to_string(), file.name).trim_end();
             text.push('\n');
         }
-        let free = free.map_or(String::new(), |free| format!(", {} is free", Bytes(free)));
+        let free = free.map_or(String::new(), |free| format!(", {} free on the drive", Bytes(free)));
         text += &format!("{}: {} to download{free}\n", self.name, Bytes(need));
         print(&text)
     }

@@ -13,18 +13,18 @@ use crate::output::print;
 
 /// Remove downloaded models
 ///
-/// With a QUANT that model is removed, without one everything of the repository, also downloads that were stopped.
-/// Other tools that use the same downloads lose them, too.
+/// With a QUANT, that model is removed; without one, the whole repository, including interrupted downloads. Other tools that
+/// use the same cache lose these models, too.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay rm OWNER/NAME:Q8_0
   forebay rm OWNER/NAME --yes")]
 pub struct RmArgs {
-    /// What to remove, as `forebay list` calls it
+    /// Models to remove, by the names that `forebay list` shows
     #[arg(value_name = "OWNER/NAME[:QUANT]", required = true)]
     models: Vec<ModelName>,
-    /// Do not ask
+    /// Remove without asking
     #[arg(short, long)]
     yes: bool,
 }
@@ -41,7 +41,9 @@ pub fn run(args: &RmArgs) -> Result<ExitCode> {
     // All are found before any is removed.
     let doomed: Vec<Doomed> = args.models.iter().map(|name| find(&downloads, name)).collect::<Result<_>>()?;
     if !args.yes && !stdin().is_terminal() {
-        return Err(errors::usage("nobody can be asked here; --yes removes without asking"));
+        return Err(errors::usage(
+            "standard input is not a terminal, so there is nobody to ask; --yes removes without asking",
+        ));
     }
     for one in doomed {
         let (what, bytes) = match &one {
@@ -64,7 +66,7 @@ fn find(downloads: &Downloads, name: &ModelName) -> Result<Doomed> {
     let repos = downloads.all()?;
     let Some(held) = repos.into_iter().find(|held| held.repo == name.repo) else {
         bail!(
-            "{} is not among the downloads in {}; `forebay list` shows them",
+            "{} is not downloaded in {}; `forebay list` shows what is",
             name.repo,
             downloads.folder().display()
         );
@@ -76,7 +78,7 @@ fn find(downloads: &Downloads, name: &ModelName) -> Result<Doomed> {
     let mut models = held.models;
     match models.iter().position(|m| m.variant.label.eq_ignore_ascii_case(quant)) {
         Some(at) => Ok(Doomed::Model(Box::new(models.swap_remove(at)))),
-        None => bail!("{name} is not among the downloads; `forebay list` shows them"),
+        None => bail!("{name} is not downloaded; `forebay list` shows what is"),
     }
 }
 

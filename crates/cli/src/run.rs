@@ -15,23 +15,28 @@ use forebay_engine::{
 use serde_json::Value;
 use terminal_size::{Width, terminal_size};
 
-use crate::args::{LoadArgs, SamplingArgs, read_stdin, read_text};
+use crate::args::{LoadArgs, ModelArgs, PromptArgs, SamplingArgs, read_stdin, read_text};
 use crate::output::{STDOUT_FAILED, print};
 use crate::progress::Progress;
 use crate::prompting::{PromptingArgs, check_template};
 use crate::wrap::Wrap;
-use crate::{chat, demo, errors, interrupt, stats};
+use crate::{chat, errors, interrupt, stats};
 
 /// Answer a prompt, or chat
 ///
-/// Without a prompt, on a terminal, this is a chat: Ctrl-C stops an answer, Ctrl-C again or Ctrl-D leaves.
-/// In a pipe the prompt is read from standard input, and only the answer is written to standard output. A model's
-/// reasoning is shown dim on a terminal, and left out in a pipe.
+/// Without a prompt, `forebay run` opens a chat on a terminal: Ctrl-C stops an answer, Ctrl-D leaves, /help lists the
+/// commands. In a pipe, the prompt is read from standard input. With a prompt and a pipe, the piped text follows the prompt
+/// after a blank line. Only the answer is written to standard output.
+///
+/// The reasoning of a model is shown dim on a terminal and left out in a pipe.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  forebay run                                         chat with the demo model
-  forebay run -p 'Tell me a story about a cat.'       one answer
+  forebay run                                          chat with the demo model
+  forebay run model.gguf --memory 8G                   chat with a model, in 8 GiB of memory
+  forebay run model.gguf 'Tell me a story.'            one answer
+  forebay run -p 'Tell me a story.'                    one answer of the demo model
+  cat mail.txt | forebay run model.gguf -p 'Summarise this mail:'
   forebay run model.gguf --temp 0 < question.txt > answer.txt
   forebay run model.gguf --system 'You are a pirate.' --prompt-file letter.txt
   forebay run model.gguf --raw -p 'Once upon a time' -n 100
@@ -39,43 +44,41 @@ Examples:
   forebay run model.gguf -p 'A cat, as data.' --json-schema '{\"type\":\"object\"}'
   forebay run model.gguf -p 'Is water wet?' --grammar answer.lark")]
 pub struct RunArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
-    /// OWNER/NAME:QUANT [default: the demo model]
-    model: Option<PathBuf>,
-    /// The prompt [default: a chat on a terminal, else standard input]
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
-    prompt: Option<String>,
-    /// A file with the prompt
-    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
-    prompt_file: Option<PathBuf>,
-    /// The most tokens to generate [default: until the context is full]
-    #[arg(short = 'n', long = "max-tokens", value_name = "N")]
-    max_tokens: Option<usize>,
-    /// Text that ends the answer (may be given several times)
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    stop: Vec<String>,
-    /// Go on where the model would end its answer
-    #[arg(long)]
-    ignore_eos: bool,
-    /// Continue the prompt as it is, without the model's chat template
-    #[arg(long)]
-    raw: bool,
-    /// Have the answer be JSON of this schema: a file, or the schema itself. There is no reasoning before it
-    #[arg(long, value_name = "FILE|JSON")]
-    json_schema: Option<String>,
-    /// Have the answer be what the Lark grammar in this file describes. There is no reasoning before it
-    #[arg(long, value_name = "FILE", conflicts_with = "json_schema")]
-    grammar: Option<PathBuf>,
-    /// Print one JSON object: text, reasoning, tokens, finish_reason, stats
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    prompt: PromptArgs,
     #[command(flatten)]
     prompting: PromptingArgs,
+    /// Continue the prompt as it is, without the model's chat template
+    #[arg(long, help_heading = "Prompt")]
+    raw: bool,
+    /// Maximum number of tokens to generate [default: until the context is full]
+    #[arg(short = 'n', long = "max-tokens", visible_aliases = ["n-predict", "predict"], value_name = "N",
+        help_heading = ANSWER)]
+    max_tokens: Option<usize>,
+    /// Text that ends the answer (repeatable)
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = ANSWER)]
+    stop: Vec<String>,
+    /// Keep generating where the model would end its answer
+    #[arg(long, help_heading = ANSWER)]
+    ignore_eos: bool,
+    /// JSON schema that the answer must match: a file or the schema itself; turns reasoning off
+    #[arg(long, value_name = "FILE|JSON", help_heading = ANSWER)]
+    json_schema: Option<String>,
+    /// File with a Lark grammar that the answer must match; turns reasoning off
+    #[arg(long, value_name = "FILE", conflicts_with = "json_schema", help_heading = ANSWER)]
+    grammar: Option<PathBuf>,
+    /// Print one JSON object: text, reasoning, tokens, finish_reason, seed, stats
+    #[arg(long, help_heading = ANSWER)]
+    json: bool,
     #[command(flatten)]
     load: LoadArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
+
+const ANSWER: &str = "Answer";
 
 /// What the answer must be.
 enum Shape {
@@ -114,11 +117,9 @@ impl RunArgs {
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     args.sampling.check()?;
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let prompt = match (&args.prompt, &args.prompt_file) {
-        (Some(prompt), _) => Some(prompt.clone()),
-        (None, Some(path)) => Some(read_text(path)?),
-        (None, None) if args.json || args.raw || !terminal => Some(read_stdin()?),
-        (None, None) => None,
+    let prompt = match args.prompt.read()? {
+        None if args.json || args.raw || !terminal => Some(read_stdin()?),
+        prompt => prompt,
     };
     // What a pipe's last line ends with is no part of the question.
     let prompt = if args.raw { prompt } else { prompt.map(|p| p.trim_end_matches(['\r', '\n']).to_owned()) };
@@ -126,7 +127,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         return Err(errors::usage("the prompt is empty: give one with -p, in a file, or on standard input"));
     }
     let shape = args.shape()?;
-    let model = demo::or_demo(args.model.as_deref())?;
+    let model = args.model.locate()?;
     let engine = args.load.load(&model)?;
     let prompter = args.prompting.prompter(&engine)?;
     let session = engine.session();

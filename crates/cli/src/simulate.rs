@@ -11,21 +11,22 @@ use forebay_engine::internals::forecast::simulate::{Hits, TierHits, Workload};
 use forebay_engine::internals::forecast::trace::{Phase, RoutedLayer, Trace};
 use serde_json::{Map, Value, json};
 
-use crate::args::at_least_one;
 use crate::output::print;
 use crate::progress::Progress;
+use crate::values::at_least_one;
 
-/// Find out how many experts would have been in memory when they were needed
+/// Compute cache hit rates of experts for recorded conversations
 ///
-/// Plays recorded routing against caches that hold some per cent of all experts, and prints the share of experts that
-/// the tokens of the answers found there: for each eviction policy, for the best set of experts that never changes
-/// ("fixed": the most used ones, known in hindsight and resident from the start) and for Belady's rule ("belady": evict
-/// what is needed again latest), which knows the future and cannot be beaten.
+/// Replays traces against expert caches of several sizes and prints the cache hit rate of the generated tokens: for each
+/// eviction policy; for the best fixed set of experts ("fixed": the most used ones, known in advance and always cached);
+/// and for Belady's rule ("belady": evict the expert that is needed again last), which knows the future and is the upper
+/// limit.
 ///
-/// Several traces of one model are played one after another into the same cache, as conversations that follow each
-/// other. Prompts fill free slots and do not count. A cache has at least the slots that one layer needs at once.
+/// Several traces of one model are replayed one after another into the same cache. Prompts fill free slots and are not
+/// counted. A cache always has the slots that one layer needs at once.
 ///
-/// With --vram a second table follows: a GPU's memory of these sizes above each cache, and where experts would have been found.
+/// With --vram, a second table shows GPU memory of the given sizes above each cache: the share of experts found in GPU
+/// memory, in memory and on the drive.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -35,16 +36,16 @@ Examples:
   forebay simulate cat.trace --vram 10,20 --slots 30
   forebay simulate cat.trace --json | jq '.budgets[].hit_rate.forecast'")]
 pub struct SimulateArgs {
-    /// Traces made by `forebay trace`
+    /// Traces recorded by `forebay trace`
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// Sizes of caches, in per cent of all experts
+    /// Cache sizes, in per cent of all experts
     #[arg(long, value_name = "PERCENTS", value_delimiter = ',', default_value = "5,10,20,30,50", value_parser = percent)]
     slots: Vec<usize>,
-    /// Sizes of a tier above, a GPU's memory, in per cent of all experts: how many would have been there
+    /// Sizes of GPU memory above the cache, in per cent of all experts
     #[arg(long, value_name = "PERCENTS", value_delimiter = ',', value_parser = percent)]
     vram: Vec<usize>,
-    /// Print one JSON object: the model's numbers, tokens, and for each budget the hit rates
+    /// Print one JSON object: model, token counts, and the hit rates of each cache size
     #[arg(long)]
     json: bool,
 }
@@ -141,7 +142,7 @@ fn tier_table(rows: &[TierRow]) -> String {
         return String::new();
     }
     let mut text =
-        "\n|   VRAM | memory |   in VRAM | in memory | from drive |     fixed | of fixed |\n".to_owned();
+        "\n|   VRAM | memory |   in VRAM | in memory | from drive |     fixed | % fixed |\n".to_owned();
     text += "|-------:|-------:|----------:|----------:|-----------:|----------:|---------:|\n";
     for row in rows {
         let TierHits { device, memory, asked } = row.hits;
@@ -174,7 +175,7 @@ impl Played {
             let played = played.get_or_insert_with(|| Played::new(trace.layers()));
             if trace.layers() != played.layers {
                 let (one, other) = (paths[0].display(), path.display());
-                bail!("{one} and {other} are traces of different models: simulate each for itself");
+                bail!("{one} and {other} are traces of different models; simulate them separately");
             }
             played.prompt += trace.tokens(Phase::Prompt);
             played.answer += trace.tokens(Phase::Answer);
@@ -183,7 +184,7 @@ impl Played {
         match played {
             Some(played) if played.answer > 0 => Ok(played),
             _ => bail!(
-                "the traces hold no token of an answer, so there is nothing to hit: record with -n 2 or more"
+                "the traces contain no generated tokens, so there are no cache hits to count; record with `forebay trace -n 2` or more"
             ),
         }
     }
@@ -227,7 +228,7 @@ impl Played {
     fn table(&self, rows: &[Row]) -> String {
         let (experts, used) = (self.workload.experts(), self.used());
         let mut text = format!(
-            "{experts} experts, {}; a token uses {used}. Tokens read {}, written {}.\n\n",
+            "{experts} experts ({}), {used} used per token; {} prompt tokens, {} generated tokens.\n\n",
             Bytes(self.bytes(experts)),
             self.prompt,
             self.answer
@@ -268,7 +269,7 @@ impl Played {
 
 fn percent(s: &str) -> Result<usize> {
     match at_least_one(s)? {
-        percent if percent > 100 => bail!("a cache holds at most 100 per cent"),
+        percent if percent > 100 => bail!("a cache has at most 100 per cent of all experts"),
         percent => Ok(percent),
     }
 }

@@ -18,30 +18,31 @@ use crate::output::{Output, print};
 use crate::progress::Progress;
 use crate::{errors, interrupt};
 
-/// Write a model with random weights, to measure speed and memory with
+/// Write a model with random weights, to measure speed and memory
 ///
-/// The file has the shape of a real model, and runs like one: same sizes, same types, experts that are chosen unevenly.
-/// What it says is noise. Each family has the shape of one of its models unless flags change it, but a vocabulary of
-/// 32000; --dry-run tells the size. The same flags and seed give the same bytes, everywhere.
+/// The file has the sizes and weight types of a real model and uses its experts unevenly, as real models do. It runs at the
+/// speed of a real model, and its text is noise. Each family has the shape of one real model, except for a vocabulary of
+/// 32000 tokens; flags change the shape. --dry-run shows the size of the file. The same flags and seed give the same bytes
+/// on every machine.
 #[derive(Args)]
 #[command(after_help = after_help(), after_long_help = after_long_help())]
 pub struct SynthArgs {
-    /// The file to write
+    /// File to write
     out: PathBuf,
-    /// The family
+    /// Model family (listed below)
     #[arg(long, value_name = "NAME", default_value = FAMILIES[0].name, hide_possible_values = true,
         value_parser = PossibleValuesParser::new(FAMILIES.iter().map(|family| family.name)))]
     family: String,
-    /// How unevenly experts are chosen: 0 gives all routers' rows the same length
+    /// How unevenly experts are used, from 0 (evenly) to 4
     #[arg(long, value_name = "X", default_value_t = 0.4, allow_negative_numbers = true, value_parser = skew)]
     skew: f32,
-    /// Where the random numbers start
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     force: bool,
-    /// Only tell what would be written
+    /// Show what would be written, and write nothing
     #[arg(long)]
     dry_run: bool,
     /// Print one JSON object
@@ -55,60 +56,58 @@ pub struct SynthArgs {
 
 /// What changes a family's shape.
 #[derive(Args)]
-#[command(next_help_heading = "Shape (the defaults are the family's)")]
+#[command(next_help_heading = "Shape (by default, as in the family's model)")]
 struct ShapeArgs {
-    /// Layers
+    /// Number of layers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     layers: Option<u64>,
-    /// Channels of the residual stream
+    /// Hidden size
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     hidden: Option<u64>,
-    /// Channels inside an expert, or inside the feed-forward blocks of families without experts
+    /// Intermediate size of an expert, or of the feed-forward blocks of dense families
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     inter: Option<u64>,
-    /// Experts of a layer
+    /// Experts per layer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     experts: Option<u64>,
-    /// Experts that a token uses
+    /// Experts used per token
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     top_k: Option<u64>,
-    /// Heads of queries
+    /// Query heads
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
     heads: Option<u64>,
-    /// Heads of keys and values
+    /// Key-value heads
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
     kv_heads: Option<u64>,
-    /// Channels of a head
+    /// Size of a head
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
     head_dim: Option<u64>,
-    /// Tokens of the longest context
+    /// Maximum context length in tokens
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     ctx: Option<u64>,
-    /// Tokens of the vocabulary [default: 32000]
+    /// Vocabulary size [default: 32000]
     #[arg(long, value_name = "N", default_value_t = 32_000, hide_default_value = true,
         value_parser = clap::value_parser!(u64).range(FEWEST_TOKENS..=1 << 20))]
     vocab: u64,
-    /// Any setting of the family, as its GGUF files call it (may be given several times)
+    /// Any other GGUF metadata key of the family (repeatable)
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<Change>,
 }
 
 /// What changes the types of matrices.
 #[derive(Args)]
-#[command(
-    next_help_heading = "Types (rows that a type's blocks do not divide have the next larger that fits)"
-)]
+#[command(next_help_heading = "Weight types (rows that a type does not divide get the next larger type)")]
 struct TypeArgs {
-    /// Of all matrices [default: Q4_K, with Q6_K for down, values and output; gpt-oss: MXFP4 with Q8_0]
+    /// All matrices [default: Q4_K, with Q6_K for down projections, values and output; gpt-oss: MXFP4 with Q8_0]
     #[arg(long = "type", value_name = "TYPE", value_parser = dtype)]
     all: Option<DType>,
-    /// Of gate and up of routed experts
+    /// Gate and up projections of routed experts
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     expert_type: Option<DType>,
-    /// Of down projections, experts' and others
+    /// Down projections
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     down_type: Option<DType>,
-    /// Of the output matrix, and of values
+    /// Output matrix and value projections
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     output_type: Option<DType>,
 }
@@ -121,14 +120,14 @@ fn after_help() -> String {
 fn after_long_help() -> String {
     let list: String =
         FAMILIES.iter().map(|family| format!("  {:<11} {}\n", family.name, family.model)).collect();
-    format!("Families, and whose shape they have:\n{list}\n{EXAMPLES}")
+    format!("Families, and the model whose shape they have:\n{list}\n{EXAMPLES}")
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  forebay synth big.gguf                        18 GiB, as Qwen3-30B-A3B
-  forebay synth big.gguf --layers 12            a quarter of it
-  forebay synth q8.gguf --type Q8_0 --dry-run   how large would it be?
+  forebay synth big.gguf                        18 GiB, the shape of Qwen3-30B-A3B
+  forebay synth big.gguf --layers 12            a quarter of the layers
+  forebay synth q8.gguf --type Q8_0 --dry-run   show the size
   forebay synth oss.gguf --family gpt-oss --layers 36 --experts 128
   forebay plan big.gguf --memory 6G && forebay bench big.gguf --memory 6G";
 
@@ -139,7 +138,9 @@ pub fn run(args: &SynthArgs) -> Result<ExitCode> {
         other => other?,
     };
     for (wanted, got) in &synthesis.fallbacks {
-        eprintln!("note: where rows are no whole number of {wanted}'s blocks, weights are {got}");
+        eprintln!(
+            "note: {got} replaces {wanted} in matrices whose rows are not a whole number of {wanted} blocks"
+        );
     }
     let seconds = if args.dry_run { None } else { Some(args.write(&synthesis)?) };
     print(&if args.json { args.json(&synthesis, seconds) } else { args.text(&synthesis, seconds) })?;
@@ -179,11 +180,11 @@ impl SynthArgs {
     /// Writes the file; gives the seconds that it took.
     fn write(&self, synthesis: &Synthesis) -> Result<f64> {
         if !self.force && self.out.is_file() {
-            bail!("{} is there already; --force replaces it", self.out.display());
+            bail!("{} exists; --force replaces it", self.out.display());
         }
         let bytes = synthesis.bytes();
         Output::require_space(&self.out, bytes)
-            .map_err(|error| anyhow!("{error}, or a smaller model (--layers, --type)"))?;
+            .map_err(|error| anyhow!("{error}, or write a smaller model (--layers, --type)"))?;
         let cancel = Cancel::default();
         interrupt::install(&cancel)?;
         let started = Instant::now();
@@ -215,7 +216,7 @@ impl SynthArgs {
             None => "nothing written".to_owned(),
         };
         format!(
-            "{}: {} ({} of experts) · {:.2} billion weights in {} tensors · {end}\n",
+            "{}: {} ({} of experts) · {:.2} billion parameters in {} tensors · {end}\n",
             self.out.display(),
             Bytes(bytes),
             Bytes(synthesis.expert_bytes),
@@ -229,7 +230,7 @@ impl SynthArgs {
 fn dtype(s: &str) -> Result<DType> {
     DType::computable().find(|dtype| dtype.name().eq_ignore_ascii_case(s)).ok_or_else(|| {
         let known: Vec<_> = DType::computable().map(DType::name).collect();
-        anyhow!("there is {}", known.join(", "))
+        anyhow!("expected one of {}", known.join(", "))
     })
 }
 

@@ -1,6 +1,5 @@
 //! `forebay tokenize`: a text as a model sees it.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -8,14 +7,13 @@ use clap::Args;
 use forebay_engine::internals::format::ModelFile;
 use forebay_engine::tokenizer::{Bos, EncodeOptions, Tokenizer};
 
-use crate::args::TextArgs;
-use crate::hub;
+use crate::args::{RequiredModelArgs, TextArgs};
 use crate::output::print;
 
 /// Show the tokens of a text
 ///
-/// Works on every GGUF file with a vocabulary and on folders with a tokenizer.json. One token a line, its number and its text; or only the
-/// numbers, with --ids.
+/// Prints one token per line: its number and its text. Works on every GGUF file with a vocabulary and on folders with a
+/// tokenizer.json.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -23,24 +21,24 @@ Examples:
   forebay tokenize model.gguf --file story.txt --ids
   cat story.txt | forebay tokenize model.gguf | wc -l")]
 pub struct TokenizeArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as OWNER/NAME:QUANT
-    model: PathBuf,
+    #[command(flatten)]
+    model: RequiredModelArgs,
     #[command(flatten)]
     text: TextArgs,
-    /// Print only the numbers, as one list
-    #[arg(long)]
+    /// Print only the token numbers, as one list
+    #[arg(long, help_heading = "Output")]
     ids: bool,
-    /// Do not start with the BOS token, whatever the file says
-    #[arg(long)]
+    /// Leave out the BOS token, even if the model asks for it
+    #[arg(long, help_heading = "Text")]
     no_bos: bool,
-    /// Take the names of control tokens, such as <|im_end|>, as plain text
-    #[arg(long)]
+    /// Treat the names of control tokens, such as <|im_end|>, as plain text
+    #[arg(long, help_heading = "Text")]
     no_special: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &TokenizeArgs) -> Result<ExitCode> {
-    let file = ModelFile::open(&hub::locate(&args.model)?)?;
+    let file = ModelFile::open(&args.model.locate()?)?;
     let tokenizer = Tokenizer::of(&file)?;
     let bos = if args.no_bos { Bos::Never } else { Bos::AsFileSays };
     let tokens = tokenizer.encode(&args.text.read()?, EncodeOptions { special: !args.no_special, bos })?;

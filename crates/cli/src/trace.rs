@@ -11,17 +11,17 @@ use forebay_engine::internals::forecast::trace::{Phase, Trace};
 use forebay_engine::tokenizer::{Bos, EncodeOptions};
 use forebay_engine::{ChatRequest, FinishReason, Prompter};
 
-use crate::args::{LoadArgs, SamplingArgs, read_text};
+use crate::args::{LoadArgs, ModelArgs, SamplingArgs, read_text};
 use crate::output::{Output, print};
 use crate::prompting::check_template;
 use crate::run::generate_unseen;
-use crate::{demo, errors, interrupt};
+use crate::{errors, interrupt};
 
-/// Record which experts a conversation chooses
+/// Record which experts a conversation uses
 ///
-/// Generates an answer and writes what every router chose for each token of the prompt and of the answer to a file. It
-/// holds no text, only numbers of experts: 32 bytes a token for the demo model. `forebay simulate` plays it against
-/// caches of any size.
+/// Generates an answer and writes a trace: for each token of the prompt and the answer, the experts that every router
+/// chose. A trace holds expert numbers and no text, 32 bytes per token for the demo model. `forebay simulate` replays it
+/// against expert caches of several sizes.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -29,23 +29,23 @@ Examples:
   forebay trace model.gguf -f question.txt -n 500 --seed 1 --out question.trace
   forebay simulate cat.trace")]
 pub struct TraceArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
-    /// OWNER/NAME:QUANT [default: the demo model]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     prompt: PromptArgs,
-    /// The most tokens to generate [default: until the context is full]
-    #[arg(short = 'n', long = "max-tokens", value_name = "N")]
-    max_tokens: Option<usize>,
-    /// Go on where the model would end its answer
-    #[arg(long)]
-    ignore_eos: bool,
     /// Continue the prompt as it is, without the model's chat template
-    #[arg(long)]
+    #[arg(long, help_heading = "Prompt")]
     raw: bool,
-    /// The file to write
-    #[arg(long, value_name = "FILE")]
+    /// Trace file to write
+    #[arg(short, long, visible_alias = "output", value_name = "FILE", help_heading = "Output")]
     out: PathBuf,
+    /// Maximum number of tokens to generate [default: until the context is full]
+    #[arg(short = 'n', long = "max-tokens", visible_aliases = ["n-predict", "predict"], value_name = "N",
+        help_heading = "Output")]
+    max_tokens: Option<usize>,
+    /// Keep generating where the model would end its answer
+    #[arg(long, help_heading = "Output")]
+    ignore_eos: bool,
     #[command(flatten)]
     load: LoadArgs,
     #[command(flatten)]
@@ -54,12 +54,13 @@ pub struct TraceArgs {
 
 #[derive(Args)]
 #[group(required = true, multiple = false)]
+#[command(next_help_heading = "Prompt")]
 struct PromptArgs {
-    /// The prompt
+    /// Prompt
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// A file with the prompt
-    #[arg(short, long, value_name = "FILE")]
+    /// File with the prompt
+    #[arg(short = 'f', long = "prompt-file", visible_alias = "file", value_name = "FILE")]
     file: Option<PathBuf>,
 }
 
@@ -75,7 +76,7 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
     }
     // A file that cannot be written is found before the work and not after it.
     Output::check(&args.out)?;
-    let engine = args.load.load(&demo::or_demo(args.model.as_deref())?)?;
+    let engine = args.load.load(&args.model.locate()?)?;
     let trace = Arc::new(Mutex::new(Trace::new(engine.routed_layers().to_vec())?));
     let mut session = engine.session();
     interrupt::install(session.cancel())?;
@@ -106,6 +107,9 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
     let trace = trace.lock().unwrap_or_else(PoisonError::into_inner);
     Output::create(&args.out)?.finish(&trace.encode())?;
     let (prompt, answer) = (trace.tokens(Phase::Prompt), trace.tokens(Phase::Answer));
-    print(&format!("{}: routing of {prompt} tokens read and {answer} written\n", args.out.display()))?;
+    print(&format!(
+        "{}: expert use of {prompt} prompt tokens and {answer} generated tokens\n",
+        args.out.display()
+    ))?;
     Ok(ExitCode::SUCCESS)
 }

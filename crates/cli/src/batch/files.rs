@@ -78,7 +78,7 @@ impl Requests {
                 && let Some(before) = seen.insert(name, number)
             {
                 let path = self.path.display();
-                bail!("{path}, line {number}: custom_id {id:?} is that of line {before}, too");
+                bail!("{path}, line {number}: custom_id {id:?} is also the custom_id of line {before}");
             }
         }
         Ok(())
@@ -170,7 +170,10 @@ impl Answers {
                 }
                 // Only the last line can have been cut short.
                 _ if !line.ends_with(b"\n") => break,
-                _ => bail!("{}, line {number}: not an answer; is it another file?", path.display()),
+                _ => bail!(
+                    "{}, line {number}: not an answer; --out names a file of another kind",
+                    path.display()
+                ),
             }
         }
         drop(reader);

@@ -18,34 +18,30 @@ use forebay_engine::{Cancel, Driver, DriverOptions, Error, Prompter, Question, R
 use serde_json::Value;
 
 use self::files::{Answers, Earlier, Line, Requests};
-use crate::args::{LoadArgs, at_least_one, on_off};
+use crate::args::{LoadArgs, ModelArgs};
 use crate::openai::answer::{Envelope, Form};
 use crate::openai::{Body, Endpoint};
 use crate::output::print;
 use crate::progress::Progress;
 use crate::prompting::read_template;
 use crate::serve::error::ApiError;
-use crate::{demo, interrupt, serve};
+use crate::values::{at_least_one, on_off};
+use crate::{interrupt, serve};
 
 /// Conversations that take steps together when nobody says.
 const DEFAULT_PARALLEL: usize = 128;
 
-/// Answer a file of requests, overnight
+/// Answer a file of requests
 ///
-/// IN has a line of JSON for each request, in the shape of OpenAI's batches: custom_id, and a body with messages; or,
-/// where the url is /v1/completions, with a prompt that is continued as it is. A body may ask for all that `serve` answers there
-/// (docs/server.md), but for a stream: response_format, tools and tool_choice, logprobs, n. OUT gets a line for each
-/// answer when it is ready, with the body that `serve` would give, but for what was measured. Many requests go through
-/// the model together, so that each expert is read once per step for all of them: that is much faster than one after
-/// another.
+/// IN has one request per line, in the JSON format of OpenAI's batch API: a custom_id and a body. The body has messages, or,
+/// with the url /v1/completions, a prompt to continue. It may use every field that `forebay serve` supports (docs/server.md)
+/// except stream. The answers go to the file after --out, one per line, as they finish. Many requests go through the model
+/// together, and each expert is read once per step for all of them, which is much faster than one request at a time.
 ///
+/// If a run is interrupted, run the same command again: it skips the requests that are already answered. IN is read line by
+/// line, so it may have millions of lines. The exit code is 1 if any request was refused, in this run or in an earlier one.
 ///
-/// If a run is interrupted, run the same command again: it continues, and answers that OUT already holds are not computed
-/// again. IN is read line by line, so it may have millions of lines. The exit code is 1 if any request of IN was refused, in this run
-/// or in an earlier one.
-///
-/// An answer does not depend on what else is answered: without a seed of its own, a request has one that follows from its
-/// custom_id.
+/// An answer does not depend on the other requests. A request without a seed gets one that is derived from its custom_id.
 #[derive(Args)]
 #[command(
     allow_missing_positional = true,
@@ -60,33 +56,33 @@ A line of questions.jsonl:
 (on one line)"
 )]
 pub struct BatchArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a name such as REPO:QUANT. Without one,
-    /// the demo model answers
-    // The places are said because a default from a file of settings would change their order.
-    #[arg(index = 1)]
-    model: Option<PathBuf>,
-    /// The file of requests
+    #[command(flatten)]
+    model: ModelArgs,
+    /// File of requests
     #[arg(index = 2, value_name = "IN")]
     input: PathBuf,
-    /// Where answers go
-    #[arg(long, value_name = "FILE")]
+    /// File for the answers; answers that it already holds are kept
+    #[arg(short, long, visible_alias = "output", value_name = "FILE", help_heading = "Output")]
     out: PathBuf,
-    /// The most tokens of an answer whose request does not say
-    #[arg(short = 'n', long = "max-tokens", value_name = "N", value_parser = at_least_one)]
-    max_tokens: Option<usize>,
-    /// Conversations that take steps together, if memory has room for them
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_PARALLEL, value_parser = at_least_one)]
+    /// Maximum number of answers at a time, if memory allows
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_PARALLEL, value_parser = at_least_one, help_heading = ANSWERS)]
     parallel: usize,
-    /// Let the model reason first or not, where a request does not say and its chat template can [default: the
-    /// template's]
-    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    /// Maximum number of tokens per answer, for requests that do not say [default: until the context is full]
+    #[arg(short = 'n', long = "max-tokens", visible_aliases = ["n-predict", "predict"], value_name = "N",
+        value_parser = at_least_one, help_heading = ANSWERS)]
+    max_tokens: Option<usize>,
+    /// Turn the model's reasoning on or off for requests that do not say, if its chat template supports that [default: the
+    /// template's choice]
+    #[arg(long, value_name = "on|off", value_parser = on_off(), hide_possible_values = true, help_heading = ANSWERS)]
     think: Option<bool>,
-    /// A chat template to use instead of the model's, in Jinja
-    #[arg(long, value_name = "FILE")]
+    /// Jinja chat template that replaces the model's
+    #[arg(long, value_name = "FILE", help_heading = ANSWERS)]
     chat_template_file: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArgs,
 }
+
+const ANSWERS: &str = "Answers";
 
 /// Runs the command.
 pub fn run(args: &BatchArgs) -> Result<ExitCode> {
@@ -98,17 +94,13 @@ pub fn run(args: &BatchArgs) -> Result<ExitCode> {
     if left == 0 {
         let refused = match before.refused {
             0 => String::new(),
-            refused => format!(", {refused} of them with a refusal (see their lines)"),
+            refused => format!(", {refused} of them refused (their lines in the file say why)"),
         };
-        print(&format!(
-            "{}: all {} requests have been answered{refused}\n",
-            args.out.display(),
-            names.len()
-        ))?;
+        print(&format!("{}: all {} requests are answered{refused}\n", args.out.display(), names.len()))?;
         return Ok(before.exit_code());
     }
     drop(names);
-    let model = demo::or_demo(args.model.as_deref())?;
+    let model = args.model.locate()?;
     let engine = args.load.load(&model)?;
     let cancel = Cancel::default();
     interrupt::install(&cancel)?;
@@ -123,14 +115,14 @@ pub fn run(args: &BatchArgs) -> Result<ExitCode> {
     let driver = Driver::start(&engine, options)?;
     // The batch's driver has it now.
     drop(engine);
-    let name = serve::model_name(args.model.as_deref(), &model);
+    let name = serve::model_name(args.model.get()?, &model);
     let (open, count) = (HashMap::new(), Count::default());
     let mut batch = Batch { driver, args, name, left, out: &mut out, told, tell, open, count };
     let answered = batch.answer(&requests, &earlier, &cancel);
     let count = batch.end();
     match answered {
         Err(error) if matches!(error.downcast_ref(), Some(forebay_engine::Error::Cancelled)) => {
-            eprintln!("stopped: the same call goes on where it was");
+            eprintln!("stopped; run the same command again to continue");
             return Ok(ExitCode::from(interrupt::EXIT_CODE));
         }
         other => other?,
@@ -139,13 +131,13 @@ pub fn run(args: &BatchArgs) -> Result<ExitCode> {
     let all = Count { refused: before.refused + count.refused, ..count };
     let mut text = format!("{} requests answered", count.answered);
     if before.answered > 0 {
-        text.push_str(&format!(", {} had been before", before.answered));
+        text.push_str(&format!(", {} by earlier runs", before.answered));
     }
     if all.refused > 0 {
-        text.push_str(&format!(", {} refused (see their lines)", all.refused));
+        text.push_str(&format!(", {} refused (their lines in the file say why)", all.refused));
     }
     let (tokens, rate) = (count.tokens, count.tokens as f64 / seconds);
-    print(&format!("{text} · {tokens} tokens written in {seconds:.1} s, {rate:.1} tok/s\n"))?;
+    print(&format!("{text} · {tokens} tokens generated in {seconds:.1} s, {rate:.1} tok/s\n"))?;
     Ok(all.exit_code())
 }
 
@@ -348,7 +340,7 @@ impl Batch<'_> {
                 return Ok(());
             }
             Told::Gone => bail!(
-                "the thread that computes ended by a bug (see above): the same call goes on where it was"
+                "the compute thread stopped because of a bug (see above); run the same command again to continue"
             ),
             Told::Ended { number, index, result } => (number, index, result),
         };

@@ -5,7 +5,7 @@ mod tokens;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
 use clap::Args;
@@ -13,67 +13,71 @@ use forebay_engine::internals::forecast::bound::TokenCost;
 use forebay_engine::{Cancel, Engine, Session, TokenId, Turn};
 
 use self::report::{Format, Row, Setting};
-use crate::args::{ComputeArgs, at_least_one};
+use crate::args::{ComputeArgs, ModelArgs};
+use crate::errors;
 use crate::memory_speed::memory_speed;
 use crate::output::print;
 use crate::progress::Progress;
-use crate::{demo, errors};
+use crate::values::at_least_one;
 
-/// Measure how fast a model runs here
+/// Measure how fast a model runs on this machine
 ///
-/// Two kinds of tests: `pp512` reads a prompt of 512 tokens at once, `tg128` computes 128 tokens one after the
-/// other, as an answer is written. With a depth the session holds that many tokens already, which are not timed:
-/// `tg128 @ d4096`. Every test runs once untimed, then -r times; the table gives tokens per second as mean ±
-/// standard deviation, csv and json also the median, which a busy machine disturbs less. Where experts are streamed
-/// the first run is a row of its own (cold), and the rows say how many experts were found in memory, what was read
-/// from the drive, and the bound: 1 / (time of all but experts + the larger of bytes read / the drive's measured speed
-/// and bytes of experts / the memory's). On a GPU that experts come to while it computes, the bound is the slowest of PCIe, drive and
-/// memory alone, for prompts too.
+/// Two kinds of tests, named as in llama-bench: `pp512` processes a prompt of 512 tokens, `tg128` generates 128 tokens one
+/// at a time. With --depth, the context already holds that many tokens, which are not timed: `tg128 @ d4096`. With
+/// --parallel, several answers are generated together: `tg128 x32` is the total speed of 32 conversations.
 ///
-/// With --parallel several answers are written together, as `serve` and `batch` do: `tg128 x32` computes the next token
-/// of 32 conversations in each step, 128 times, and the speed is that of all of them. Their tokens are different ones.
+/// Every test runs once untimed and then -r times. The table shows tokens per second as mean ± standard deviation; csv and
+/// json also contain the median, which a busy machine disturbs less, and json has llama-bench's field names, too. Tokens are
+/// pseudo-random, the same in every run, and generated tokens are not fed back.
 ///
-/// Writing is bound by memory, so it is also given in bytes: those that a token reads (the dense weights, of the
-/// embedding table only one row, the chosen experts, keys and values at that depth), times the speed, beside the memory's
-/// read bandwidth as measured at the start of this run; on a GPU, beside what a copy inside its memory reads and writes. A prompt shares its reads between tokens, so there is no such
-/// figure for it. What a model writes does not matter: tokens are pseudo-random over its vocabulary (SplitMix64 from
-/// the state 0), the same in every run.
+/// If experts are streamed, the first run is a row of its own (cold). The rows then also show the cache hit rate, the bytes
+/// read from the drive per token, and the limit: the speed at which the slowest of drive and memory can deliver the experts,
+/// added to the time of everything else. On a GPU, the limit is the slowest of PCIe, drive and GPU memory.
+///
+/// Generation is limited by memory bandwidth, so the table shows the bytes read per token, the resulting GB/s, and its share
+/// of the memory bandwidth that is measured at the start. Prompt processing shares these reads among its tokens, so it has no
+/// such value.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  forebay bench model.gguf                              the usual two tests
-  forebay bench model.gguf -p 0 -n 64 -d 0,4096         writing, early and late
-  forebay bench model.gguf -p 64,512 -n 0 --threads 4   reading
-  forebay bench model.gguf -p 0 --parallel 1,8,32       writing one, eight and 32 answers at a time
+  forebay bench model.gguf                          pp512 and tg128
+  forebay bench model.gguf -p 0 -n 64 -d 0,4096     generation, at two depths
+  forebay bench model.gguf -p 64,512 -n 0 -t 4      prompt processing, with 4 threads
+  forebay bench model.gguf -p 0 --parallel 1,8,32   1, 8 and 32 answers at a time
   forebay bench model.gguf -o jsonl >> results.jsonl")]
 pub struct BenchArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or a download, as
-    /// OWNER/NAME:QUANT [default: the demo model]
-    model: Option<PathBuf>,
-    /// Lengths of prompts to read; 0 for none
-    #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Prompt lengths in tokens; 0 for none
+    #[arg(short = 'p', long, visible_alias = "n-prompt", value_name = "N,…", value_delimiter = ',', default_value = "512",
+        help_heading = TESTS)]
     prompt: Vec<usize>,
-    /// Numbers of tokens to write; 0 for none
-    #[arg(short = 'n', long, value_name = "N,…", value_delimiter = ',', default_value = "128")]
+    /// Numbers of tokens to generate; 0 for none
+    #[arg(short = 'n', long, visible_alias = "n-gen", value_name = "N,…", value_delimiter = ',', default_value = "128",
+        help_heading = TESTS)]
     generate: Vec<usize>,
-    /// Tokens that the session holds before each test
-    #[arg(short, long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    /// Tokens in the context before each test
+    #[arg(short, long, visible_alias = "n-depth", value_name = "N,…", value_delimiter = ',', default_value = "0",
+        help_heading = TESTS)]
     depth: Vec<usize>,
-    /// Numbers of answers to write together
-    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = at_least_one, default_value = "1")]
+    /// Numbers of answers to generate together
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = at_least_one, default_value = "1",
+        help_heading = TESTS)]
     parallel: Vec<usize>,
     /// Timed runs of each test
-    #[arg(short, long, value_name = "N", value_parser = at_least_one, default_value = "5")]
+    #[arg(short, long, value_name = "N", value_parser = at_least_one, default_value = "5", help_heading = TESTS)]
     repetitions: usize,
-    /// Take the tokens from a file: numbers between spaces or commas, from the start again at its end
-    #[arg(long, value_name = "FILE")]
+    /// File of token numbers to use, separated by spaces or commas, repeated as needed [default: pseudo-random tokens]
+    #[arg(long, value_name = "FILE", help_heading = TESTS)]
     tokens: Option<PathBuf>,
-    /// How the results are written
-    #[arg(short, long, value_name = "FORMAT", value_enum, default_value = "md")]
+    /// Format of the results, on standard output
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value = "md", help_heading = "Output")]
     output: Format,
     #[command(flatten)]
     compute: ComputeArgs,
 }
+
+const TESTS: &str = "Tests";
 
 /// More do not fit one step of every model.
 const MOST_TOGETHER: usize = 256;
@@ -82,24 +86,26 @@ const MOST_TOGETHER: usize = 256;
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let tests = args.tests();
     let Some(longest) = tests.iter().map(Test::length).max() else {
-        return Err(errors::usage("there is nothing to measure: give a number above 0 with -p or -n"));
+        return Err(errors::usage("there is nothing to measure: -p and -n are both 0"));
     };
     let most = tests.iter().map(|test| test.answers).fold(1, usize::max);
     if most > MOST_TOGETHER {
-        return Err(errors::usage(format!("--parallel takes {MOST_TOGETHER} answers at most, not {most}")));
+        return Err(errors::usage(format!(
+            "--parallel {most}: at most {MOST_TOGETHER} answers can be generated together"
+        )));
     }
     // A step takes no more tokens than a context.
     let context = longest.max(most);
-    let (engine, gpu) = args.compute.load_on(&demo::or_demo(args.model.as_deref())?, Some(context))?;
+    let (engine, gpu) = args.compute.load_on(&args.model.locate()?, Some(context))?;
     let count = tests.iter().map(|test| test.length() * test.answers).max().unwrap_or(0);
     let tokens = match &args.tokens {
         Some(path) => tokens::from_file(path, engine.vocab_size(), count)?,
         None => tokens::random(engine.vocab_size(), count),
     };
     let bar = Progress::measuring();
-    bar.say("nothing yet: memory is being taken".into());
+    bar.say("preparing memory".into());
     engine.settle();
-    bar.say("the memory's and the drive's speed".into());
+    bar.say("memory and drive bandwidth".into());
     let speeds = engine.speeds()?;
     let bandwidth = match (&gpu, speeds.memory) {
         (Some(gpu), _) => gpu.memory_speed()?,
@@ -112,8 +118,9 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     print(&args.output.begin(&setting))?;
     let mut rows = Vec::new();
     for test in tests {
+        let start = SystemTime::now();
         let measured = test.measure(&engine, &tokens, args.repetitions)?;
-        for row in Row::of(&engine, test, measured) {
+        for row in Row::of(&engine, test, start, measured) {
             print(&args.output.row(&setting, &row))?;
             rows.push(row);
         }

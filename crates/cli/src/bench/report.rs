@@ -1,11 +1,14 @@
 //! What was measured, in the formats that people, spreadsheets and programs read.
 
+use std::time::SystemTime;
+
 use clap::ValueEnum;
 use forebay_engine::internals::forecast::bound::{Bound, Speeds, TokenCost};
 use forebay_engine::{Bytes, Engine, Precision};
 use serde_json::{Map, Value, json};
 
 use super::{Sample, Test};
+use crate::dates::rfc3339;
 use crate::inspect::{Summary, parameters_text};
 
 /// How the results are written.
@@ -23,6 +26,8 @@ pub enum Format {
 
 /// What is the same for all tests of a run.
 pub struct Setting {
+    /// The path of the model.
+    pub file: String,
     pub model: String,
     pub architecture: String,
     /// Bytes of all weights.
@@ -47,6 +52,7 @@ impl Setting {
         let architecture = summary.architecture.unwrap_or_default().to_owned();
         let named = || file.path().file_stem().map(|name| name.to_string_lossy().into_owned());
         Setting {
+            file: file.path().display().to_string(),
             model: summary.name.map(str::to_owned).or_else(named).unwrap_or_default(),
             architecture,
             size: file.tensors.iter().map(|t| t.len).sum(),
@@ -78,6 +84,8 @@ impl Setting {
 /// The result of one test.
 pub struct Row {
     pub test: Test,
+    /// When the test began.
+    pub start: SystemTime,
     /// Tokens a second of each run.
     pub samples: Vec<f64>,
     /// Bytes that a token reads, where each token is computed alone.
@@ -107,10 +115,11 @@ impl Cache {
 
 impl Row {
     /// The rows of a test: where experts are streamed, the first run is one of its own.
-    pub fn of(engine: &Engine, test: Test, samples: Vec<Sample>) -> Vec<Row> {
+    pub fn of(engine: &Engine, test: Test, start: SystemTime, samples: Vec<Sample>) -> Vec<Row> {
         let streams = engine.plan().moves_experts();
         let row = |cache, samples: &[Sample]| Row {
             test,
+            start,
             samples: samples.iter().map(|s| s.tokens_per_second).collect(),
             bytes_per_token: test.bytes_per_token(engine),
             streaming: streams.then(|| TokenCost::mean(&samples.iter().map(|s| s.cost).collect::<Vec<_>>())),
@@ -131,14 +140,17 @@ impl Row {
     }
 
     fn mean(&self) -> f64 {
-        self.samples.iter().sum::<f64>() / self.samples.len() as f64
+        mean(&self.samples)
     }
 
-    /// Of the population that the runs are a sample of; 0 for one run.
     fn deviation(&self) -> f64 {
-        let (n, mean) = (self.samples.len(), self.mean());
-        let squares: f64 = self.samples.iter().map(|s| (s - mean).powi(2)).sum();
-        if n > 1 { (squares / (n - 1) as f64).sqrt() } else { 0.0 }
+        deviation(&self.samples)
+    }
+
+    /// Nanoseconds of each run.
+    fn nanoseconds(&self) -> Vec<u64> {
+        let tokens = (self.test.tokens * self.test.answers) as f64;
+        self.samples.iter().map(|rate| (1e9 * tokens / rate).round() as u64).collect()
     }
 
     fn median(&self) -> f64 {
@@ -156,6 +168,17 @@ impl Row {
     fn traffic(&self) -> Option<f64> {
         self.bytes_per_token.map(|bytes| bytes as f64 * self.mean())
     }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Of the population that the values are a sample of; 0 for one value.
+fn deviation(values: &[f64]) -> f64 {
+    let (n, mean) = (values.len(), mean(values));
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    if n > 1 { (squares / (n - 1) as f64).sqrt() } else { 0.0 }
 }
 
 impl Format {
@@ -207,19 +230,19 @@ impl Format {
             Format::Md => {
                 let bandwidth = giga(setting.read_bandwidth);
                 let link = setting.link_speed.map_or(String::new(), |speed| {
-                    format!("copies to the GPU over PCIe: {:.1} GB/s\n", giga(speed))
+                    format!("upload bandwidth to the GPU (PCIe): {:.1} GB/s\n", giga(speed))
                 });
                 let drive = setting.drive_speed.map_or(String::new(), |speed| {
-                    format!("read bandwidth of the drive: {:.1} GB/s\n", giga(speed))
+                    format!("drive read bandwidth: {:.1} GB/s\n", giga(speed))
                 });
                 match setting.threads {
                     None => format!(
-                        "\na copy in the GPU's memory reads and writes {bandwidth:.0} GB/s\n{link}{drive}"
+                        "\nGPU memory bandwidth (copy, reads and writes): {bandwidth:.0} GB/s\n{link}{drive}"
                     ),
                     Some(threads) => {
                         let plural = if threads == 1 { "" } else { "s" };
                         format!(
-                            "\nread bandwidth of the memory: {bandwidth:.1} GB/s with {threads} thread{plural}\n{drive}"
+                            "\nRAM read bandwidth: {bandwidth:.1} GB/s with {threads} thread{plural}\n{drive}"
                         )
                     }
                 }
@@ -278,15 +301,14 @@ const COLUMNS: &[Column] = &[
     column("t/s", 18, true, |_, r| format!("{:.2} ± {:.2}", r.mean(), r.deviation())),
     column("bytes/token", 0, true, |_, r| r.bytes_per_token.map_or(String::new(), |b| Bytes(b).to_string())),
     column("GB/s", 6, true, |_, r| r.traffic().map_or(String::new(), |t| format!("{:.1}", giga(t)))),
-    column("of memory", 0, true, |s, r| {
-        r.traffic().map_or(String::new(), |t| format!("{:.0} %", 100.0 * t / s.read_bandwidth))
-    }),
+    column("% of RAM bandwidth", 0, true, bandwidth_share).where_it_is(Setting::is_processors),
+    column("% of GPU bandwidth", 0, true, bandwidth_share).where_it_is(|s| !s.is_processors()),
     column("cache", 0, false, |_, r| r.cache.name().into()).where_it_is(Setting::moves_experts),
-    column("hits", 5, true, |_, r| {
+    column("cache hits", 0, true, |_, r| {
         r.streaming.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s.hit_rate))
     })
     .where_it_is(Setting::moves_experts),
-    column("on GPU", 6, true, |_, r| {
+    column("GPU hits", 0, true, |_, r| {
         r.streaming.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s.device_hit_rate))
     })
     .where_it_is(Setting::lifts_experts),
@@ -298,13 +320,18 @@ const COLUMNS: &[Column] = &[
         r.streaming.map_or(String::new(), |s| Bytes(s.bytes_read as u64).to_string())
     })
     .where_it_is(Setting::moves_experts),
-    column("of bound", 12, true, |s, r| {
+    column("% of the limit", 0, true, |s, r| {
         r.bound(s).map_or(String::new(), |bound| {
             format!("{} {:.0} %", bound.by.name(), 100.0 * r.mean() / bound.tokens_per_second)
         })
     })
     .where_it_is(Setting::moves_experts),
 ];
+
+fn bandwidth_share(setting: &Setting, row: &Row) -> String {
+    row.traffic()
+        .map_or(String::new(), |traffic| format!("{:.0} %", 100.0 * traffic / setting.read_bandwidth))
+}
 
 /// Those that say something of this setting.
 fn columns(setting: &Setting) -> impl Iterator<Item = &'static Column> {
@@ -316,6 +343,7 @@ impl Row {
     fn example() -> Row {
         Row {
             test: Test { kind: super::TestKind::Prompt, tokens: 1, depth: 0, answers: 1 },
+            start: SystemTime::UNIX_EPOCH,
             samples: vec![0.0],
             bytes_per_token: None,
             streaming: None,
@@ -370,11 +398,33 @@ fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// A row as an object: the fields, and the runs one by one.
+/// A row as an object: the fields, the runs one by one, and what programs look for that read llama-bench's results.
 fn object(setting: &Setting, row: &Row) -> Value {
-    let fields = fields(setting, row).into_iter().map(|(name, value)| (name.to_owned(), value));
-    let samples = [("samples".to_owned(), json!(row.samples))];
-    Value::Object(fields.chain(samples).collect::<Map<_, _>>())
+    let fields = fields(setting, row).into_iter().chain([("samples", json!(row.samples))]);
+    let all = fields.chain(llama_bench(setting, row)).map(|(name, value)| (name.to_owned(), value));
+    Value::Object(all.collect::<Map<_, _>>())
+}
+
+/// The fields of llama-bench that mean the same here and are not called the same, by their names there.
+fn llama_bench(setting: &Setting, row: &Row) -> [(&'static str, Value); 13] {
+    let samples_ns = row.nanoseconds();
+    let times: Vec<f64> = samples_ns.iter().map(|&ns| ns as f64).collect();
+    let start = row.start.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    [
+        ("model_filename", json!(setting.file)),
+        ("model_type", json!(format!("{} {}", setting.architecture, parameters_text(setting.parameters)))),
+        ("model_size", json!(setting.size)),
+        ("model_n_params", json!(setting.parameters)),
+        ("n_threads", json!(setting.threads)),
+        ("n_depth", json!(row.test.depth)),
+        ("test_time", json!(rfc3339(start))),
+        ("avg_ns", json!(mean(&times).round() as u64)),
+        ("stddev_ns", json!(deviation(&times).round() as u64)),
+        ("avg_ts", json!(row.mean())),
+        ("stddev_ts", json!(row.deviation())),
+        ("samples_ns", json!(samples_ns)),
+        ("samples_ts", json!(row.samples)),
+    ]
 }
 
 /// Quoted where it holds what separates fields; what is not known is empty.
@@ -404,6 +454,7 @@ mod tests {
         let test = Test { kind: TestKind::Generation, tokens: 16, depth: 512, answers: 1 };
         Row {
             test,
+            start: SystemTime::UNIX_EPOCH,
             samples: samples.to_vec(),
             bytes_per_token: Some(2_000_000),
             streaming: None,
@@ -413,6 +464,7 @@ mod tests {
 
     fn setting() -> Setting {
         Setting {
+            file: "small.gguf".into(),
             model: "A \"small\", quick one".into(),
             architecture: "qwen3moe".into(),
             size: 3 << 20,
@@ -447,7 +499,7 @@ mod tests {
         let line = Format::Md.row(&setting(), &row(&[400.0, 600.0]));
         assert!(line.contains("tg16 @ d512") && line.contains("500.00 ± 141.42"), "{line}");
         assert!(line.contains("| 1.9 MiB |") || line.contains(" 1.9 MiB |"), "{line}");
-        assert!(line.contains("   1.0 |      25 % |"), "{line}");
+        assert!(line.contains("   1.0 |               25 % |"), "{line}");
     }
 
     #[test]
@@ -475,13 +527,13 @@ mod tests {
     #[test]
     fn a_gpu_has_neither_threads_nor_a_drive() {
         let header = Format::Md.begin(&on_gpu());
-        for title in ["threads", "cache", "hits", "drive", "bound"] {
+        for title in ["threads", "cache", "hits", "drive", "limit", "RAM"] {
             assert!(!header.contains(title) && Format::Md.begin(&setting()).contains(title), "{header}");
         }
         let line = Format::Md.row(&on_gpu(), &row(&[400.0, 600.0]));
-        assert!(line.ends_with("   1.0 |      25 % |\n"), "{line}");
+        assert!(line.ends_with("   1.0 |               25 % |\n"), "{line}");
         let end = Format::Md.end(&on_gpu(), &[]);
-        assert_eq!(end, "\na copy in the GPU's memory reads and writes 4 GB/s\n");
+        assert_eq!(end, "\nGPU memory bandwidth (copy, reads and writes): 4 GB/s\n");
         assert_eq!(object(&on_gpu(), &row(&[1.0]))["threads"], Value::Null);
     }
 }

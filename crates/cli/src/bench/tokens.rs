@@ -26,7 +26,7 @@ pub fn random(vocab: usize, count: usize) -> Vec<TokenId> {
 pub fn from_file(path: &Path, vocab: usize, count: usize) -> Result<Vec<TokenId>> {
     let tokens = parse(&read_text(path)?).with_context(|| path.display().to_string())?;
     if tokens.is_empty() {
-        return Err(errors::usage(format!("{} holds no token", path.display())));
+        return Err(errors::usage(format!("{} contains no tokens", path.display())));
     }
     if let Some(TokenId(id)) = tokens.iter().find(|t| t.0 as usize >= vocab) {
         bail!("{}: token {id} is not in the vocabulary of {vocab} tokens", path.display());
@@ -38,7 +38,7 @@ pub fn from_file(path: &Path, vocab: usize, count: usize) -> Result<Vec<TokenId>
 fn parse(text: &str) -> Result<Vec<TokenId>> {
     let words = text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']'));
     let number =
-        |word: &str| Ok(TokenId(word.parse().with_context(|| format!("{word:?} is not a token's number"))?));
+        |word: &str| Ok(TokenId(word.parse().with_context(|| format!("{word:?} is not a token number"))?));
     words.filter(|word| !word.is_empty()).map(number).collect()
 }
 
@@ -62,6 +62,6 @@ mod tests {
         assert_eq!(parse("[1, 2,3]\n4 5\n").unwrap(), [1, 2, 3, 4, 5].map(TokenId));
         assert_eq!(parse(" \n").unwrap(), []);
         let message = format!("{:#}", parse("1 two").unwrap_err());
-        assert!(message.starts_with("\"two\" is not a token's number"), "{message}");
+        assert!(message.starts_with("\"two\" is not a token number"), "{message}");
     }
 }

@@ -6,7 +6,7 @@ mod drive;
 mod findings;
 mod system;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use self::diagnosis::Diagnosis;
 use self::drive::{Drive, Effort};
 use self::findings::{Evidence, Finding, findings};
 use self::system::{Gpu, Memory, Processor};
-use crate::args::ComputeArgs;
+use crate::args::{ComputeArgs, ModelArgs};
 use crate::hub;
 use crate::interrupt;
 use crate::measured::{Load, rate, threads};
@@ -43,15 +43,15 @@ const WIDTH: usize = 100;
 /// eight at a time, and then for 15 seconds, because some drives slow down when they get hot. Without a model, a file of
 /// 512 MiB is written to the current folder, read and removed.
 #[derive(Args)]
-#[command(after_help = "\
+#[command(mut_arg("model", |model| model.help("GGUF file (for a split model, any part), safetensors folder, or download, as OWNER/NAME:QUANT")), after_help = "\
 Examples:
   forebay doctor                          this machine, and the drive of the current folder
   forebay doctor model.gguf               what limits this model here
   forebay doctor model.gguf --memory 8G   what would limit it in 8 GiB
   forebay doctor model.gguf --quick --json | jq .verdict")]
 pub struct DoctorArgs {
-    /// A GGUF file, any part of a split one, or a folder with safetensors files
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Measure for about a second; a drive that slows down when it gets hot is not noticed
     #[arg(long)]
     quick: bool,
@@ -72,7 +72,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let options = args.compute.options(None);
     // What a model needs is worth knowing also where there is less.
     let unlimited = options.clone().memory(u64::MAX);
-    let path = args.model.as_deref().map(hub::locate).transpose()?;
+    let path = args.model.get()?.map(hub::locate).transpose()?;
     let prospect = path.map(|path| Prospect::new(&path, &unlimited)).transpose()?;
     let report = Report::new(args, &options, prospect.as_ref(), &cancel)?;
     print(&if args.json { format!("{:#}\n", report.json()) } else { report.text() })?;
@@ -140,7 +140,7 @@ impl Report {
             load,
             options,
             model: on_cpu,
-            name: &args.model.as_ref().map_or(String::new(), |path| path.display().to_string()),
+            name: &args.model.get()?.map_or(String::new(), |path| path.display().to_string()),
         });
         let gpu_text = gpu_text(&gpu, &cards);
         Ok(Report {

@@ -4,6 +4,7 @@
 //! files are links to blobs; and `refs`, which say which version a branch is.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,21 @@ const PREFIX: &str = "models--";
 
 /// The ending of a blob that is not complete. Python's tools and ours have different ones.
 const UNFINISHED: [&str; 2] = ["part", "incomplete"];
+
+/// That a model of the hub is not here, or not all of it.
+#[derive(Debug)]
+pub struct NotDownloaded {
+    pub name: ModelName,
+    why: String,
+}
+
+impl std::error::Error for NotDownloaded {}
+
+impl fmt::Display for NotDownloaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; `forebay pull {}` downloads it", self.why, self.name)
+    }
+}
 
 /// Where downloads are.
 pub struct Downloads {
@@ -74,7 +90,7 @@ impl Downloads {
 
     /// The model of this name. What is not complete or not here is an error that says how to get it.
     pub fn find(&self, name: &ModelName) -> Result<Downloaded> {
-        let pull = format!("`forebay pull {name}` downloads it");
+        let missing = |why| NotDownloaded { name: name.clone(), why };
         let mut models = self.models(&name.repo)?;
         let variants: Vec<Variant> = models.iter().map(|m| m.variant.clone()).collect();
         // Half a model is meant only where there is nothing better.
@@ -83,16 +99,17 @@ impl Downloads {
             .or_else(|_| choice::choose(&variants, name.quant.as_deref()));
         let chosen = match chosen {
             Ok(variant) => variant,
-            Err(Undecided::Empty) => bail!(
-                "{name} is no file or folder here, and not among the downloads in {}; {pull}",
-                self.folder().display()
-            ),
-            Err(Undecided::Unknown) => {
-                bail!("{name} is not downloaded: of it there is {}; {pull}", choice::list(&variants))
+            Err(Undecided::Empty) => {
+                bail!(missing(format!("{name} is not a file here and is not downloaded")))
             }
+            Err(Undecided::Unknown) => bail!(missing(format!(
+                "{name} is not downloaded (of {}, {} is)",
+                name.repo,
+                choice::list(&variants)
+            ))),
             Err(Undecided::Several(all)) => {
                 bail!(
-                    "{name} could be several downloads: {}; say which, as in {}:QUANT",
+                    "{name} could be several downloads: {}; choose one, as in {}:QUANT",
                     all.join(", "),
                     name.repo
                 )
@@ -100,7 +117,10 @@ impl Downloads {
         };
         if chosen.missing > 0 {
             let (missing, all) = (chosen.missing, chosen.missing + chosen.files.len());
-            bail!("{missing} of the {all} files of {}:{} are missing; {pull}", name.repo, chosen.label);
+            bail!(NotDownloaded {
+                name: ModelName { repo: name.repo.clone(), quant: Some(chosen.label.clone()) },
+                why: format!("{missing} of the {all} files of {}:{} are missing", name.repo, chosen.label),
+            });
         }
         let at =
             models.iter().position(|m| m.variant.files == chosen.files && m.variant.label == chosen.label);

@@ -125,7 +125,7 @@ impl Client {
             let body = response.body_mut().with_config().limit(MAX_LISTING).read_to_vec();
             let body = body.map_err(|e| self.unreachable(e))?;
             Ok(Listing::parse(repo, &body)
-                .with_context(|| format!("{} gave no list of files", self.endpoint))?)
+                .with_context(|| format!("{} did not return a list of files", self.endpoint))?)
         })
     }
 
@@ -190,7 +190,7 @@ impl Client {
                 return Err(error);
             }
             let wait = wait.unwrap_or(pause);
-            waiting(format!("{error}; again in {:.0} s", wait.as_secs_f64().ceil()));
+            waiting(format!("{error}; trying again in {:.0} s", wait.as_secs_f64().ceil()));
             self.wait(wait)?;
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
@@ -232,7 +232,7 @@ impl Client {
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok());
         let said = header("x-error-message").map_or(String::new(), |text| format!(" ({text})"));
         let endpoint = &self.endpoint;
-        let log_in = "make a token on its settings page, then set HF_TOKEN or log in with `hf auth login`";
+        let log_in = "create a token on its settings page, then set HF_TOKEN or log in with `hf auth login`";
         match response.status().as_u16() {
             401 if self.token.is_some() => Failure::Final(anyhow!(
                 "{endpoint} does not accept your token for {repo}{said}: it is wrong or has expired, or there is no \
@@ -246,22 +246,23 @@ impl Client {
                 "{endpoint} does not let you have {repo}{said}: ask for access at {endpoint}/{repo}, with the account \
                  of your token"
             )),
-            404 => Failure::Final(anyhow!("{endpoint} has no {repo}{said}; check how it is spelt")),
+            404 => Failure::Final(anyhow!("{endpoint} has no {repo}{said}; check the spelling")),
             429 => {
                 let wait =
                     header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
                 let when = wait.map_or("later".into(), |wait| format!("in {} s", wait.as_secs()));
                 let advice =
-                    if self.token.is_none() { ", or log in: with a token more is allowed" } else { "" };
-                let message =
-                    format!("{endpoint} has had too many requests from here{said}; try again {when}{advice}");
+                    if self.token.is_none() { ", or log in: the limit is higher with a token" } else { "" };
+                let message = format!(
+                    "{endpoint} received too many requests from this address{said}; try again {when}{advice}"
+                );
                 Failure::Passing(anyhow!(message), wait)
             }
             status @ (408 | 500..) => Failure::Passing(
-                anyhow!("{endpoint} has trouble of its own (status {status}){said}; try again later"),
+                anyhow!("{endpoint} has an internal problem (status {status}){said}; try again later"),
                 None,
             ),
-            status => Failure::Final(anyhow!("{endpoint} answers with status {status} about {repo}{said}")),
+            status => Failure::Final(anyhow!("{endpoint} answered with status {status} for {repo}{said}")),
         }
     }
 }
@@ -289,7 +290,7 @@ impl Listing {
         }
         let Answer { sha, siblings } = serde_json::from_slice(body)?;
         if !is_hex(&sha, 40) {
-            bail!("its version {sha:?} is none");
+            bail!("its version {sha:?} is not a commit");
         }
         let mut files = Vec::new();
         for Sibling { rfilename: name, size, blob_id, lfs } in siblings {
@@ -298,9 +299,7 @@ impl Listing {
                 bail!("the name {name:?} leads out of the repository");
             }
             if let Some(part) = name.split('/').find(|part| !is_portable(part)) {
-                bail!(
-                    "the name {name:?} is refused: {part:?} stands for something else than a file on Windows"
-                );
+                bail!("the name {name:?} is refused: {part:?} is not a file name on Windows");
             }
             let (bytes, checksum) = match (lfs, size, blob_id) {
                 (Some(lfs), _, _) if is_hex(&lfs.sha256, 64) => (lfs.size, Checksum::Sha256(lfs.sha256)),

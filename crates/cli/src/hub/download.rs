@@ -42,7 +42,10 @@ pub fn fetch(
     part.complete(client, listing, watcher)?;
     if !part.is_sound() && resumed {
         // The error may be in what was there before.
-        watcher.note(format!("{} was damaged when it was resumed: it is downloaded anew", wanted.file.name));
+        watcher.note(format!(
+            "{} was damaged when the download continued; downloading it again",
+            wanted.file.name
+        ));
         part.restart()?;
         part.complete(client, listing, watcher)?;
     }
@@ -163,7 +166,7 @@ impl PartialFile<'_> {
                 // It begins at the beginning.
                 self.restart()?;
                 if response.status() == 206 {
-                    return Err(anyhow!("the hub sent another part of {url} than it was asked for").into());
+                    return Err(anyhow!("the hub sent the wrong part of {url}").into());
                 }
             }
         }
@@ -193,7 +196,7 @@ impl PartialFile<'_> {
 
     fn write_failed(&self, error: io::Error) -> anyhow::Error {
         let remedy = if error.kind() == io::ErrorKind::StorageFull {
-            "; make room, then pull again: it goes on where it stopped"
+            "; free some space and run the command again to continue"
         } else {
             ""
         };

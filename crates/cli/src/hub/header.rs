@@ -30,7 +30,7 @@ impl Shell {
         let top = folder.path().join(&listing.repo);
         let bar = Progress::measuring();
         for file in &variant.files {
-            bar.say(format!("what the hub has: {}", file.name));
+            bar.say(format!("reading the header of {}", file.name));
             let path = top.join(&file.name);
             let failed = || format!("cannot write {}", path.display());
             fs::create_dir_all(path.parent().unwrap_or(&top)).with_context(failed)?;

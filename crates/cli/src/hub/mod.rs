@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::Cancel;
 
-pub use cache::{Downloaded, Downloads, link};
+pub use cache::{Downloaded, Downloads, NotDownloaded, link};
 pub use choice::{Undecided, Variant, choose, list, variants};
 pub use client::{Client, Listing, RemoteFile};
 pub use download::{Watcher, fetch, is_sound, partial};
@@ -27,10 +27,62 @@ pub const RETRIES: usize = 10;
 
 /// What a command works on: a path if there is something at it, or else a download of this name.
 pub fn locate(model: &Path) -> Result<PathBuf> {
-    match as_name(model) {
-        Some(name) => Ok(downloads()?.find(&name)?.path()),
-        None => Ok(model.to_owned()),
+    match Meant::of(model)? {
+        Meant::Name(name) => Ok(downloads()?.find(&name)?.path()),
+        Meant::Path => Ok(model.to_owned()),
     }
+}
+
+/// What somebody means by a model.
+enum Meant {
+    /// A file or folder.
+    Path,
+    /// A model of the hub.
+    Name(ModelName),
+}
+
+impl Meant {
+    /// # Errors
+    /// If it can be neither: with what models are called, and what is downloaded under a similar name.
+    fn of(model: &Path) -> Result<Meant> {
+        let Some(text) = model.to_str().filter(|_| model.symlink_metadata().is_err()) else {
+            return Ok(Meant::Path);
+        };
+        // A misspelt path is more likely than a repository that is called like a file.
+        let like_a_file =
+            |s: &str| [".gguf", ".safetensors", ".json"].iter().any(|ending| s.ends_with(ending));
+        match text.parse::<ModelName>() {
+            Ok(name) if name::is_address(text) || !like_a_file(&name.repo) => return Ok(Meant::Name(name)),
+            Err(error) if text.contains("://") || name::is_address(text) => bail!("{text}: {error}"),
+            _ => {}
+        }
+        if text.is_empty() || text.contains(['/', '\\']) || like_a_file(text) {
+            return Ok(Meant::Path);
+        }
+        let advice = if text.contains(char::is_whitespace) {
+            ". A prompt goes after the model or after -p".to_owned()
+        } else {
+            match similar(text) {
+                names if names.is_empty() => String::new(),
+                names => format!(". Downloaded under a similar name: {}", names.join(", ")),
+            }
+        };
+        bail!(
+            "there is no file {text:?}, and models of the hub have names such as OWNER/NAME:Q4_K_M: `forebay pull` \
+             downloads one, `forebay list` shows the downloaded ones{advice}"
+        )
+    }
+}
+
+/// The downloaded models whose names have this one in them, whatever is between its letters and digits.
+fn similar(name: &str) -> Vec<String> {
+    let letters = |s: &str| -> String {
+        s.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+    };
+    let wanted = letters(name.split(':').next().unwrap_or(name));
+    let repos = downloads().and_then(|downloads| downloads.all()).unwrap_or_default();
+    let names = repos.iter().flat_map(|repo| &repo.models).map(|model| model.name.to_string());
+    names.filter(|name| !wanted.is_empty() && letters(name).contains(&wanted)).collect()
 }
 
 /// A model to be looked at, which may be on the hub alone.
@@ -56,14 +108,14 @@ impl Sight {
         let Some((_, name, variant)) = &self.remote else { return String::new() };
         let (size, count) = (forebay_engine::Bytes(variant.bytes()), variant.files.len());
         let files = if count == 1 { "1 file".into() } else { format!("{count} files") };
-        format!("{name} is not here: `forebay pull {name}` downloads {size} in {files}\n")
+        format!("{name} is not downloaded: `forebay pull {name}` downloads {size} in {files}\n")
     }
 }
 
 /// [`locate`], but what is not here is looked at on the hub.
 pub fn sight(model: &Path) -> Result<Sight> {
     let here = |path| Sight { path, remote: None };
-    let Some(name) = as_name(model) else { return Ok(here(model.to_owned())) };
+    let Meant::Name(name) = Meant::of(model)? else { return Ok(here(model.to_owned())) };
     let missing = match downloads()?.find(&name) {
         Ok(found) => return Ok(here(found.path())),
         Err(missing) => missing,
@@ -86,7 +138,7 @@ pub fn decide(name: &ModelName, listing: &Listing) -> Result<(ModelName, Variant
     match choose(&all, name.quant.as_deref()) {
         Ok(variant) if variant.missing > 0 => {
             bail!(
-                "{} lacks {} of its files on the hub; choose another",
+                "{} is incomplete on the hub ({} of its files are missing); choose another one",
                 example(&variant.label),
                 variant.missing
             )
@@ -94,14 +146,14 @@ pub fn decide(name: &ModelName, listing: &Listing) -> Result<(ModelName, Variant
         Ok(variant) => Ok((example(&variant.label), variant.clone())),
         Err(Undecided::Empty) => {
             bail!(
-                "{} has neither GGUF files nor safetensors files with a config.json: it is no model",
+                "{} has neither GGUF files nor safetensors files with a config.json, so it is not a model",
                 name.repo
             )
         }
-        Err(Undecided::Unknown) => bail!("there is no {name}; {} has {}", name.repo, list(&all)),
+        Err(Undecided::Unknown) => bail!("{name} does not exist; {} has {}", name.repo, list(&all)),
         Err(Undecided::Several(several)) => {
             let first = several[0].split(' ').next().unwrap_or_default();
-            bail!("{name} could be {}; say which, as in {}", several.join(", "), example(first))
+            bail!("{name} could be {}; choose one, as in {}", several.join(", "), example(first))
         }
     }
 }
@@ -121,7 +173,7 @@ pub fn downloads() -> Result<Downloads> {
 /// A client for the hub.
 pub fn client(retries: usize, cancel: &Cancel) -> Result<Client> {
     if is_offline() {
-        bail!("HF_HUB_OFFLINE is set, so nothing is downloaded; unset it to ask the hub");
+        bail!("HF_HUB_OFFLINE is set, so Forebay does not use the network; unset it to reach the hub");
     }
     let stored = || {
         let place =
@@ -132,7 +184,8 @@ pub fn client(retries: usize, cancel: &Cancel) -> Result<Client> {
     Client::new(variable("HF_ENDPOINT"), token.filter(|token| !token.is_empty()), retries, cancel)
 }
 
-fn is_offline() -> bool {
+/// Whether the user forbids to ask the hub.
+pub fn is_offline() -> bool {
     let value = variable("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_uppercase();
     matches!(value.as_str(), "1" | "ON" | "YES" | "TRUE")
 }
@@ -145,20 +198,9 @@ fn home() -> Result<PathBuf> {
     variable("HF_HOME")
         .map(PathBuf::from)
         .or_else(home)
-        .ok_or_else(|| anyhow!("there is no home folder to keep downloads in; set HF_HOME to a folder"))
+        .ok_or_else(|| anyhow!("there is no home folder for downloads; set HF_HOME to a folder"))
 }
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// The name of a repository, unless it is a path.
-fn as_name(model: &Path) -> Option<ModelName> {
-    if model.symlink_metadata().is_ok() {
-        return None;
-    }
-    let name: ModelName = model.to_str()?.parse().ok()?;
-    // A misspelt path is more likely than a repository that is called like a file.
-    let like_a_file = [".gguf", ".safetensors", ".json"].iter().any(|ending| name.repo.ends_with(ending));
-    (!like_a_file).then_some(name)
 }

@@ -1,4 +1,4 @@
-//! What a model on the hub is called: `OWNER/NAME`, or `OWNER/NAME:QUANT`.
+//! What a model on the hub is called: `OWNER/NAME`, or `OWNER/NAME:QUANT`; or its address there, as a browser shows it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,13 +18,18 @@ impl FromStr for ModelName {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<ModelName, Error> {
-        let (repo, quant) = match s.split_once(':') {
-            Some((repo, quant)) => (repo, Some(quant)),
-            None => (s, None),
+        let (repo, quant) = match address(s) {
+            Some(address) => address,
+            None => match s.split_once(':') {
+                Some((repo, quant)) => (repo, Some(quant)),
+                None => (s, None),
+            },
         };
         let sound = repo.split_once('/').is_some_and(|(owner, name)| is_word(owner) && is_word(name));
         if !sound || !quant.is_none_or(|quant| quant.split('/').all(is_word)) {
-            return Err(anyhow!("a model on the hub is called OWNER/NAME or OWNER/NAME:QUANT"));
+            return Err(anyhow!(
+                "expected OWNER/NAME, OWNER/NAME:QUANT or the address of a model on huggingface.co"
+            ));
         }
         Ok(ModelName { repo: repo.to_owned(), quant: quant.map(str::to_owned) })
     }
@@ -34,6 +39,38 @@ impl fmt::Display for ModelName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.repo)?;
         self.quant.iter().try_for_each(|quant| write!(f, ":{quant}"))
+    }
+}
+
+/// Whether a text starts with the hub's address, with or without `https://`.
+pub fn is_address(s: &str) -> bool {
+    below_hub(s).is_some()
+}
+
+/// What follows the hub's address.
+fn below_hub(s: &str) -> Option<&str> {
+    let s = ["https://", "http://"].iter().find_map(|scheme| s.strip_prefix(scheme)).unwrap_or(s);
+    ["huggingface.co/", "www.huggingface.co/", "hf.co/"].iter().find_map(|host| s.strip_prefix(host))
+}
+
+/// The repository of an address, and which of the models in it: `hf.co/OWNER/NAME:QUANT`, or the page of a repository, of a
+/// folder in it or of a file.
+fn address(s: &str) -> Option<(&str, Option<&str>)> {
+    let path = below_hub(s)?.split(['?', '#']).next()?.trim_end_matches('/');
+    let Some(at) = path.match_indices('/').nth(1).map(|(at, _)| at) else {
+        return Some(match path.split_once(':') {
+            Some((repo, quant)) => (repo, Some(quant)),
+            None => (path, None),
+        });
+    };
+    let (repo, rest) = (&path[..at], &path[at + 1..]);
+    let mut parts = rest.splitn(3, '/');
+    match (parts.next()?, parts.next(), parts.next()) {
+        // The second part is the version, a branch such as main.
+        ("tree" | "blob" | "resolve", Some(_), file) => {
+            Some((repo, file.map(|file| file.strip_suffix(".gguf").unwrap_or(file))))
+        }
+        _ => None,
     }
 }
 
@@ -68,6 +105,29 @@ mod tests {
         assert_eq!(name.quant.as_deref(), Some("UD-Q4_K_XL"));
         assert_eq!(name.to_string(), "someone/Some-Model.v2-GGUF:UD-Q4_K_XL");
         assert_eq!("a/b".parse::<ModelName>().unwrap().quant, None);
+    }
+
+    #[test]
+    fn addresses_are_understood_as_they_are_copied() {
+        let read = |s: &str| s.parse::<ModelName>().map(|name| name.to_string()).unwrap_or_default();
+        for (address, name) in [
+            ("hf.co/a/b:Q4_K_M", "a/b:Q4_K_M"),
+            ("https://huggingface.co/a/b", "a/b"),
+            ("https://huggingface.co/a/b/", "a/b"),
+            ("huggingface.co/a/b?library=gguf#files", "a/b"),
+            ("https://huggingface.co/a/b/tree/main", "a/b"),
+            ("https://huggingface.co/a/b/tree/main/UD-Q4_K_XL", "a/b:UD-Q4_K_XL"),
+            ("https://huggingface.co/a/b/resolve/main/M-Q8_0.gguf?download=true", "a/b:M-Q8_0"),
+            ("https://hf.co/a/b/blob/main/Q4/M-00001-of-00002.gguf", "a/b:Q4/M-00001-of-00002"),
+            // Neither models nor whole addresses.
+            ("https://huggingface.co/datasets/a/b", ""),
+            ("https://huggingface.co/a", ""),
+            ("https://huggingface.co/a/b/discussions/3", ""),
+            ("https://huggingface.co/a/b/resolve/main/../../x.gguf", ""),
+            ("https://example.org/a/b", ""),
+        ] {
+            assert_eq!(read(address), name, "{address}");
+        }
     }
 
     #[test]

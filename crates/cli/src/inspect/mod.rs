@@ -3,7 +3,6 @@
 mod portrait;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -14,6 +13,7 @@ use forebay_engine::internals::models::keys;
 use serde_json::{Map, json};
 
 use self::portrait::Portrait;
+use crate::args::RequiredModelArgs;
 use crate::hub::{self, Sight};
 use crate::output::print;
 
@@ -22,10 +22,11 @@ const SHORT_ARRAY: usize = 32;
 
 /// Show what is in a model file, without reading its weights
 ///
-/// Says what the model is, what its parts take on disk, what a token reads, and the smallest memory it runs in. Works on
-/// every GGUF file and every folder with safetensors files, also on vocabularies and on models that cannot be run. Tensors
-/// of an unknown type are listed with its number, as in `type 142`, and without a size. Of a model on the hub that was not
-/// pulled only the header is read, a few megabytes.
+/// Describes the model: the size of its parts, the bytes read per token, and the least memory that it runs in. Works on
+/// every GGUF file and every safetensors folder, including vocabularies and models that Forebay cannot run. A tensor of an
+/// unknown type is listed with the number of the type, as in `type 142`, and without a size.
+///
+/// For a model on the hub that is not downloaded, only the header is read, a few megabytes.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -34,19 +35,19 @@ Examples:
   forebay inspect folder --json | jq .metadata
   forebay inspect OWNER/NAME:Q4_K_M")]
 pub struct InspectArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME:QUANT on the hub
-    model: PathBuf,
-    /// Print one JSON object; arrays of more than 32 elements are given by type and length
-    #[arg(long)]
+    #[command(flatten)]
+    model: RequiredModelArgs,
+    /// Print one JSON object; arrays of more than 32 elements are shown by type and length
+    #[arg(long, help_heading = "Output")]
     json: bool,
     /// List every tensor (in JSON as `tensor_list`)
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     tensors: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Result<ExitCode> {
-    let sight = hub::sight(&args.model)?;
+    let sight = hub::sight(args.model.get()?)?;
     let file = ModelFile::survey(&sight.path)?;
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&as_json(&file, &sight, args.tensors))?;

@@ -121,8 +121,13 @@ impl Portrait {
         }
         if let Some(template) = self.template {
             row(
-                "template",
-                if template { "for chats" } else { "none: it continues texts, and chats badly" }.into(),
+                "chat template",
+                if template {
+                    "included"
+                } else {
+                    "none: the model continues texts; chats need --chat-template-file"
+                }
+                .into(),
             );
         }
         match &self.needs {
@@ -131,8 +136,11 @@ impl Portrait {
             Some(Ok(needs)) => {
                 let [all, dense, experts] =
                     [needs.bytes_per_token, needs.dense_per_token, needs.experts_per_token].map(Bytes);
-                row("per token", format!("{all} are read: dense weights {dense}, experts {experts}"));
-                row("least memory", format!("{}, with experts streamed", Bytes(needs.least_memory)));
+                row("per token", format!("reads {all}: dense weights {dense}, experts {experts}"));
+                row(
+                    "least memory",
+                    format!("{}, with experts read from the drive", Bytes(needs.least_memory)),
+                );
                 row("all in memory", Bytes(needs.memory_for_all).to_string());
             }
         }
@@ -193,7 +201,7 @@ fn has_weights(file: &ModelFile) -> bool {
 /// One sentence that says what the file is.
 fn sentence(file: &ModelFile) -> String {
     let summary = Summary::new(file);
-    let family = summary.architecture.unwrap_or("of an unnamed architecture");
+    let family = summary.architecture.unwrap_or("of an unknown architecture");
     if !has_weights(file) {
         return format!("A vocabulary for {family}: it has no weights.");
     }
@@ -206,10 +214,10 @@ fn sentence(file: &ModelFile) -> String {
         text += &format!(" in {layers} layers");
     }
     if let (Some(experts @ 1..), Some(used)) = (summary.experts, summary.experts_used) {
-        text += &format!(", with {experts} experts in a layer, of which a token uses {used}");
+        text += &format!(", with {experts} experts per layer, {used} used per token");
     }
     if let Some(context) = summary.context {
-        text += &format!("; made for up to {context} tokens");
+        text += &format!("; context up to {context} tokens");
     }
     text + "."
 }
@@ -243,7 +251,7 @@ fn tokenizer(file: &ModelFile) -> Option<String> {
     };
     let mut text = kind.to_owned();
     if let Some(pre) = file.metadata.str("tokenizer.ggml.pre") {
-        text += &format!(", texts cut as for {pre}");
+        text += &format!(", pre-tokenizer {pre}");
     }
     if let Some(tokens) = file.metadata.get("tokenizer.ggml.tokens").and_then(Value::as_strings) {
         text += &format!(", {} tokens", tokens.len());

@@ -6,7 +6,7 @@ pub mod verdict;
 
 pub use gpu::OnGpu;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -18,7 +18,7 @@ use forebay_engine::{Bytes, Error, Options, Prospect};
 use serde_json::{Value, json};
 
 use self::verdict::{Limit, Place, Speed, Verdict};
-use crate::args::LoadArgs;
+use crate::args::{LoadArgs, ModelArgs};
 use crate::demo;
 use crate::hub::{self, Sight};
 use crate::measured::{Load, Measured, hits_text, prediction_json, range_json, rate, speed_text};
@@ -43,9 +43,8 @@ Examples:
   forebay plan model.gguf --memory 8G --ctx 32768 --json
   forebay plan OWNER/NAME:Q4_K_M              before it is downloaded")]
 pub struct PlanArgs {
-    /// A GGUF file, any part of a split one, a folder with safetensors files, or OWNER/NAME:QUANT on the hub
-    /// [default: the demo model]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Do not measure the machine; no speed is predicted
     #[arg(long)]
     no_probe: bool,
@@ -59,7 +58,7 @@ pub struct PlanArgs {
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     show(&Request {
-        model: args.model.as_deref(),
+        model: args.model.get()?,
         load: &args.load,
         probe: !args.no_probe,
         json: args.json,

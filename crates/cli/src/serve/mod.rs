@@ -42,10 +42,11 @@ use self::app::{App, Limits, Loaded, share};
 use self::clients::{Client, Facts};
 use self::guard::{Keys, Origins};
 use self::listen::{Connections, Terms};
-use crate::args::{LoadArgs, SamplingArgs, at_least_one, cache_folder, on_off, size};
+use crate::args::{LoadArgs, ModelArgs, SamplingArgs, cache_folder};
 use crate::config::SHOW_SETTINGS;
 use crate::output::print;
 use crate::prompting::read_template;
+use crate::values::{at_least_one, memory, on_off, size};
 use crate::{demo, interrupt, plan};
 
 /// Serve a model over the OpenAI and Anthropic APIs, with a chat page for browsers
@@ -69,98 +70,98 @@ Examples:
 
 docs/server.md describes the addresses, fields and errors.")]
 pub struct ServeArgs {
-    /// GGUF file (or any part of a split one), folder with safetensors files, or download, as OWNER/NAME:QUANT [default:
-    /// the demo model]
-    model: Option<PathBuf>,
-    /// Port to listen at; 0 chooses a free one
-    #[arg(long, value_name = "N", default_value_t = 8080)]
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Port; 0 picks a free one
+    #[arg(long, value_name = "N", default_value_t = 8080, help_heading = SERVER)]
     port: u16,
-    /// IP address to listen at; 0.0.0.0 for all addresses of this machine
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host)]
+    /// Address to listen on; 0.0.0.0 for all addresses of this machine
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host, help_heading = SERVER)]
     host: IpAddr,
-    /// Name of the model for clients [default: the file name]
-    #[arg(long, value_name = "NAME")]
+    /// Name of the model for clients [default: the name of its file]
+    #[arg(short, long, value_name = "NAME", help_heading = SERVER)]
     alias: Option<String>,
-    /// Answers generated at once; further requests wait. One client (a key or, without keys, a connection) gets at most
-    /// three quarters of these places
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    /// Answers generated at once; further requests wait. One client (an API key or, without keys, a connection) gets at most
+    /// three quarters of them
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one, help_heading = SERVER)]
     parallel: usize,
-    /// Requests that may wait; further ones are refused
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    /// Maximum number of waiting requests; more are refused
+    #[arg(long, value_name = "N", default_value_t = 64, help_heading = SERVER)]
     queue: usize,
-    /// Maximum tokens of an answer; a request can only lower it [default: until the context is full]
-    #[arg(short = 'n', long = "max-tokens", value_name = "N", value_parser = at_least_one)]
-    max_tokens: Option<usize>,
-    /// Maximum size of a request body
-    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = size)]
+    /// Maximum size of a request
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = size, help_heading = SERVER)]
     max_body: u64,
-    /// Maximum time of an answer in seconds [default: no limit]
-    #[arg(long, value_name = "SECONDS", value_parser = at_least_one)]
+    /// Maximum time for an answer, in seconds [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = at_least_one, help_heading = SERVER)]
     timeout: Option<usize>,
-    /// Shutdown grace period in seconds, after which running answers are cancelled
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    /// Shutdown grace period in seconds; then the server ends running answers
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = SERVER)]
     drain: u64,
-    /// API key that requests must send; repeatable. Other users of this machine can see it in the process list
-    #[arg(long, value_name = "KEY")]
-    api_key: Vec<String>,
-    /// File with API keys, one on each line
-    #[arg(long, value_name = "FILE")]
-    api_key_file: Option<PathBuf>,
-    /// Origin of web pages that may send requests, such as `https://example.org`, or * for all; repeatable
-    #[arg(long, value_name = "ORIGIN")]
-    cors_origin: Vec<String>,
-    /// Reasoning before the answer, if the request does not choose and the chat template supports it [default: the
-    /// template's]
-    #[arg(long, value_name = "on|off", value_parser = on_off)]
-    think: Option<bool>,
-    /// Maximum tokens of reasoning, after which the model must answer; a request can only lower it [default: no limit]
-    #[arg(long, value_name = "N")]
-    think_budget: Option<usize>,
-    /// Jinja chat template to use instead of the model's
-    #[arg(long, value_name = "FILE")]
-    chat_template_file: Option<PathBuf>,
-    /// Prefix cache, which reuses the beginning of earlier prompts: on (in memory and on disk), memory, or off
-    #[arg(long, value_name = "on|memory|off", default_value = "on", value_parser = Keeping::parse)]
-    prefix_cache: Keeping,
-    /// Memory for the prefix cache [default: the larger of the KV cache of
-    /// --ctx tokens and a sixteenth of the planned memory]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    prefix_memory: Option<u64>,
-    /// Disk space for the prefix cache, for all models together
-    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = size)]
-    prefix_disk: u64,
-    /// Print the configuration of a client for this server, or the settings in effect, and exit
-    #[arg(long, value_name = "CLIENT", num_args = 0..=1, default_missing_value = SHOW_SETTINGS, value_parser = shown())]
-    print_config: Option<String>,
     /// Print the plan for a server with these flags, as `forebay plan` does, and exit
-    #[arg(long, conflicts_with = "print_config")]
+    #[arg(long, conflicts_with = "print_config", help_heading = SERVER)]
     plan: bool,
-    /// Log no requests
-    #[arg(short, long)]
+    /// Do not log requests
+    #[arg(short, long, help_heading = SERVER)]
     quiet: bool,
+    /// Print the configuration for a client of this server, or the settings in effect, and exit
+    #[arg(long, value_name = "CLIENT", num_args = 0..=1, default_missing_value = SHOW_SETTINGS, value_parser = shown(),
+        help_heading = SERVER)]
+    print_config: Option<String>,
+    /// API key that requests need (repeatable; other users can see it in the list of processes)
+    #[arg(long, value_name = "KEY", help_heading = ACCESS)]
+    api_key: Vec<String>,
+    /// File with API keys, one per line
+    #[arg(long, value_name = "FILE", help_heading = ACCESS)]
+    api_key_file: Option<PathBuf>,
+    /// Site whose pages may send requests, such as `https://example.org`, or * for all (repeatable)
+    #[arg(long, value_name = "ORIGIN", help_heading = ACCESS)]
+    cors_origin: Vec<String>,
+    /// Maximum number of tokens per answer, even if a request asks for more [default: until the context is full]
+    #[arg(short = 'n', long = "max-tokens", visible_aliases = ["n-predict", "predict"], value_name = "N",
+        value_parser = at_least_one, help_heading = ANSWERS)]
+    max_tokens: Option<usize>,
+    /// Turn the model's reasoning on or off for requests that do not say, if its chat template supports that [default: the
+    /// template's choice]
+    #[arg(long, value_name = "on|off", value_parser = on_off(), hide_possible_values = true, help_heading = ANSWERS)]
+    think: Option<bool>,
+    /// Maximum number of reasoning tokens, even if a request asks for more; the model then has to answer [default: no limit]
+    #[arg(long, value_name = "N", help_heading = ANSWERS)]
+    think_budget: Option<usize>,
+    /// Jinja chat template that replaces the model's
+    #[arg(long, value_name = "FILE", help_heading = ANSWERS)]
+    chat_template_file: Option<PathBuf>,
+    /// Where to keep conversations, so that a prompt that continues one is not computed again
+    #[arg(long, value_name = "WHERE", default_value = "on", value_enum, help_heading = PREFIXES)]
+    prefix_cache: Keeping,
+    /// Memory for kept conversations [default: one conversation of --ctx tokens, or a sixteenth of the budget]
+    #[arg(long, value_name = "SIZE", value_parser = memory, help_heading = PREFIXES)]
+    prefix_memory: Option<u64>,
+    /// Disk space for kept conversations of all models
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = memory, help_heading = PREFIXES)]
+    prefix_disk: u64,
     #[command(flatten)]
     load: LoadArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
 
-/// Where the prefix cache is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Keeping {
-    OnDisk,
-    InMemory,
-    Nowhere,
-}
+const SERVER: &str = "Server";
+const ACCESS: &str = "Access";
+const ANSWERS: &str = "Answers";
+const PREFIXES: &str = "Prefix cache";
 
-impl Keeping {
-    fn parse(text: &str) -> Result<Keeping> {
-        match text {
-            "on" => Ok(Keeping::OnDisk),
-            "memory" => Ok(Keeping::InMemory),
-            "off" => Ok(Keeping::Nowhere),
-            _ => Err(anyhow!("on, memory or off")),
-        }
-    }
+/// Where conversations are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Keeping {
+    /// In memory and on disk
+    #[value(name = "on")]
+    OnDisk,
+    /// In memory only
+    #[value(name = "memory")]
+    InMemory,
+    /// Nowhere
+    #[value(name = "off")]
+    Nowhere,
 }
 
 impl ServeArgs {
@@ -176,6 +177,11 @@ impl ServeArgs {
         Some(options)
     }
 
+    /// Why no model takes the sampling parameters.
+    pub fn refusal(&self) -> Option<forebay_engine::Error> {
+        self.sampling.refusal()
+    }
+
     /// Whether requests are logged.
     pub fn is_quiet(&self) -> bool {
         // A plan is no server's log.
@@ -188,7 +194,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     args.sampling.check()?;
     if args.plan {
         return plan::show(&plan::Request {
-            model: args.model.as_deref(),
+            model: args.model.get()?,
             load: &args.load.with_open_requests(args.parallel + args.queue),
             probe: true,
             json: false,
@@ -196,7 +202,8 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         });
     }
     let keys = Keys::new(&args.api_key, args.api_key_file.as_deref())?;
-    let path = demo::or_demo(args.model.as_deref())?;
+    let model = args.model.get()?;
+    let path = demo::or_demo(model)?;
     let limits = Limits {
         parallel: args.parallel,
         queue: args.queue,
@@ -205,7 +212,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         reasoning: args.think_budget,
         timeout: args.timeout.map(|seconds| Duration::from_secs(seconds as u64)),
     };
-    let name = args.alias.clone().unwrap_or_else(|| model_name(args.model.as_deref(), &path));
+    let name = args.alias.clone().unwrap_or_else(|| model_name(model, &path));
     if let Some(client) = args.print_config.as_deref().and_then(|name| Client::from_str(name, false).ok()) {
         return print_config(args, client, &path, name, !keys.is_empty());
     }

@@ -80,7 +80,7 @@ fn a_wrong_path() {
     fs::write(folder.path().join("qwen3-30b-Q4_K_M.gguf"), "").unwrap();
     fs::write(folder.path().join("another.gguf"), "").unwrap();
     let path = folder.path().join("qwen3-30b-Q4.gguf");
-    let remedy = "its folder has \"qwen3-30b-Q4_K_M.gguf\" and 1 more";
+    let remedy = "its folder contains \"qwen3-30b-Q4_K_M.gguf\" and 1 more";
     says(&run(&path, &[]), &Expected { what: "No such file", place: &text(&path), remedy });
     let path = folder.path().join("no/model.gguf");
     let remedy = format!("there is no folder {}/no either", folder.path().display());
@@ -287,7 +287,7 @@ fn a_place_that_cannot_be_written() {
     #[cfg(target_os = "linux")]
     says(
         &logits("/dev/full"),
-        &Expected { what: "No space left", place: "/dev/full", remedy: "make room on the drive" },
+        &Expected { what: "No space left", place: "/dev/full", remedy: "free some space on the drive" },
     );
 }
 
@@ -320,7 +320,11 @@ fn a_file_that_may_not_be_read() {
     let message = Outcome::from(command.output().unwrap()).failure(1);
     says(
         &message,
-        &Expected { what: "Permission denied", place: &text(&model), remedy: "ask for the right" },
+        &Expected {
+            what: "Permission denied",
+            place: &text(&model),
+            remedy: "check the owner and the permissions",
+        },
     );
 }
 
@@ -329,10 +333,10 @@ fn wrong_values_of_flags() {
     let cases = [
         ("--memory", "lots", "expected a size, such as 8G"),
         ("--expert-memory", "130%", "expected a percentage above 0 and up to 100"),
-        ("--policy", "best", "there is "),
+        ("--policy", "best", "possible values: lru, lfu, forecast"),
         ("--io", "fast", "uring"),
         ("--threads", "two", "not a whole number"),
-        ("--heat", "maybe", "on or off"),
+        ("--heat", "maybe", "possible values: on, off"),
         ("--logit-bias", "cat", "expected ID=BIAS, such as 15=-2.5"),
         ("--temp", "-1", "must be"),
     ];

@@ -123,12 +123,12 @@ fn a_call_that_was_killed_goes_on_and_every_answer_is_there_once() {
     // As if it had been in the middle of a line.
     std::fs::write(&out, format!("{before}{{\"custom_id\": \"a k")).unwrap();
     let said = batch(&input, &out, &["--exact"]).success();
-    assert!(said.contains("had been before"), "{said}");
+    assert!(said.contains("by earlier runs"), "{said}");
     let after = std::fs::read_to_string(&out).unwrap();
     assert!(after.starts_with(&before), "what was there has changed");
     assert_eq!(answers(&out).keys().collect::<Vec<_>>(), answers(&whole).keys().collect::<Vec<_>>());
     let said = batch(&input, &out, &[]).success();
-    assert!(said.contains("all 13 requests have been answered"), "{said}");
+    assert!(said.contains("all 13 requests are answered"), "{said}");
 }
 
 #[test]
@@ -155,11 +155,14 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     std::fs::write(&input, lines).unwrap();
     let outcome = batch(&input, &out, &[]);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
-    assert!(outcome.stdout.starts_with("2 requests answered, 8 refused (see their lines)"), "{outcome:?}");
+    assert!(
+        outcome.stdout.starts_with("2 requests answered, 8 refused (their lines in the file say why)"),
+        "{outcome:?}"
+    );
     // Made again, the call finds the same and says the same, with the same exit code.
     let again = batch(&input, &out, &[]);
     assert_eq!(again.code, Some(1), "{again:?}");
-    let said = "all 10 requests have been answered, 8 of them with a refusal (see their lines)";
+    let said = "all 10 requests are answered, 8 of them refused (their lines in the file say why)";
     assert!(again.stdout.contains(said), "{again:?}");
     // Also if only some of it was there: a refusal of an earlier call is still one.
     let whole = std::fs::read_to_string(&out).unwrap();
@@ -168,7 +171,7 @@ fn what_cannot_be_answered_is_said_in_its_line() {
     std::fs::write(&out, part).unwrap();
     let rest = batch(&input, &out, &[]);
     assert_eq!(rest.code, Some(1), "{rest:?}");
-    let said = "1 requests answered, 1 had been before, 8 refused (see their lines)";
+    let said = "1 requests answered, 1 by earlier runs, 8 refused (their lines in the file say why)";
     assert!(rest.stdout.starts_with(said), "{rest:?}");
     let answers = answers(&out);
     assert_eq!(answers["good"]["response"]["status_code"], 200);
@@ -320,7 +323,7 @@ fn files_that_make_no_sense_are_refused_before_anything_is_loaded() {
     for (content, said) in [
         (String::new(), "has no requests"),
         ("{}".to_owned(), "line 1: not a request with custom_id and body"),
-        (format!("{line}\n\n{line}\n"), "line 3: custom_id \"a\" is that of line 1, too"),
+        (format!("{line}\n\n{line}\n"), "line 3: custom_id \"a\" is also the custom_id of line 1"),
     ] {
         std::fs::write(&input, content).unwrap();
         let message = batch(&input, &out, &[]).failure(1);
@@ -330,7 +333,7 @@ fn files_that_make_no_sense_are_refused_before_anything_is_loaded() {
     std::fs::write(&input, &line).unwrap();
     std::fs::write(&out, "A diary.\nDo not overwrite.\n").unwrap();
     let message = batch(&input, &out, &[]).failure(1);
-    assert!(message.contains("line 1: not an answer; is it another file?"), "{message}");
+    assert!(message.contains("line 1: not an answer; --out names a file of another kind"), "{message}");
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "A diary.\nDo not overwrite.\n");
     let missing = folder.path().join("missing");
     assert!(batch(&missing, &out, &[]).failure(1).contains("cannot open"));

@@ -9,6 +9,23 @@ fn bench(more: &[&str]) -> String {
     call(&[&["bench", &model, "-n", "4", "--threads", "2"], more].concat()).success()
 }
 
+/// What llama-bench calls its fields, as far as they mean the same. It has `n_prompt` and `n_gen`, too.
+const LLAMA_BENCH: [&str; 13] = [
+    "model_filename",
+    "model_type",
+    "model_size",
+    "model_n_params",
+    "n_threads",
+    "n_depth",
+    "test_time",
+    "avg_ns",
+    "stddev_ns",
+    "avg_ts",
+    "stddev_ts",
+    "samples_ns",
+    "samples_ts",
+];
+
 const FIELDS: [&str; 32] = [
     "model",
     "architecture",
@@ -48,13 +65,13 @@ const FIELDS: [&str; 32] = [
 fn a_table_has_a_row_for_each_test() {
     let table = bench(&["-p", "8", "-r", "1", "-d", "0,16"]);
     let (table, note) = table.split_once("\n\n").unwrap();
-    assert!(note.starts_with("read bandwidth of the memory: ") && note.ends_with(" GB/s with 2 threads\n"));
+    assert!(note.starts_with("RAM read bandwidth: ") && note.ends_with(" GB/s with 2 threads\n"));
     let lines: Vec<_> = table.lines().collect();
     assert!(lines.iter().all(|l| l.chars().count() == lines[0].chars().count()), "{table}");
     let cells = |line: &str| -> Vec<String> {
         line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
     };
-    let titles = "model,size,params,backend,threads,test,t/s,bytes/token,GB/s,of memory,cache,hits,drive/token,of bound";
+    let titles = "model,size,params,backend,threads,test,t/s,bytes/token,GB/s,% of RAM bandwidth,cache,cache hits,drive/token,% of the limit";
     assert_eq!(cells(lines[0]).join(","), titles);
     let tests: Vec<_> = lines[2..].iter().map(|line| cells(line)[5].clone()).collect();
     assert_eq!(tests, ["pp8", "tg4", "pp8 @ d16", "tg4 @ d16"]);
@@ -84,7 +101,7 @@ fn json_has_every_number() {
     let rows: Vec<Value> =
         serde_json::from_str(&bench(&["-p", "8", "-r", "3", "-o", "json", "-d", "16"])).unwrap();
     let names: Vec<_> = rows[0].as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(names, [&FIELDS[..], &["samples"]].concat());
+    assert_eq!(names, [&FIELDS[..], &["samples"], &LLAMA_BENCH].concat());
     let [prompt, answer] = &rows[..] else { panic!("{rows:?}") };
     for (row, name, lengths) in [(prompt, "pp8 @ d16", [8, 0]), (answer, "tg4 @ d16", [0, 4])] {
         assert_eq!(row["test"], name);
@@ -99,6 +116,26 @@ fn json_has_every_number() {
         assert!((row["avg"].as_f64().unwrap() / mean - 1.0).abs() < 1e-9);
         assert!(samples.contains(&row["median"].as_f64().unwrap()));
         assert!(row["read_gb_per_s"].as_f64().unwrap() > 0.0);
+
+        let same = [
+            ("model_size", "size"),
+            ("model_n_params", "params"),
+            ("n_threads", "threads"),
+            ("n_depth", "depth"),
+            ("avg_ts", "avg"),
+            ("stddev_ts", "stddev"),
+            ("samples_ts", "samples"),
+        ];
+        assert!(same.iter().all(|(theirs, ours)| row[theirs] == row[ours]), "{row}");
+        assert_eq!(row["model_filename"], golden("qwen3moe.gguf"));
+        assert!(row["test_time"].as_str().unwrap().ends_with('Z'), "{row}");
+        let tokens = lengths[0] + lengths[1];
+        let seconds: Vec<f64> =
+            row["samples_ns"].as_array().unwrap().iter().map(|ns| ns.as_f64().unwrap() / 1e9).collect();
+        let rates = seconds.iter().map(|seconds| f64::from(tokens) / seconds);
+        assert!(rates.zip(&samples).all(|(rate, sample)| (rate / sample - 1.0).abs() < 1e-3), "{row}");
+        let mean = seconds.iter().sum::<f64>() / 3.0;
+        assert!((row["avg_ns"].as_f64().unwrap() / 1e9 / mean - 1.0).abs() < 1e-3, "{row}");
     }
     assert_eq!(prompt["bytes_per_token"], Value::Null);
     let [bytes, speed] = ["bytes_per_token", "avg"].map(|key| answer[key].as_f64().unwrap());
@@ -148,11 +185,9 @@ fn tokens_can_come_from_a_file() {
     let message = refused(&["--tokens", &file], 1);
     assert_eq!(message, format!("{file}: token 99999 is not in the vocabulary of 4096 tokens"));
     std::fs::write(&file, "1 one").unwrap();
-    assert!(
-        refused(&["--tokens", &file], 1).starts_with(&format!("{file}: \"one\" is not a token's number"))
-    );
+    assert!(refused(&["--tokens", &file], 1).starts_with(&format!("{file}: \"one\" is not a token number")));
     std::fs::write(&file, "\n").unwrap();
-    assert_eq!(refused(&["--tokens", &file], 2), format!("{file} holds no token"));
+    assert_eq!(refused(&["--tokens", &file], 2), format!("{file} contains no tokens"));
 }
 
 #[test]

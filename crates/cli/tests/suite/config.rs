@@ -39,7 +39,7 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
     assert_eq!(setting(&shown, "heat"), pair("heat = \"off\"", "the file, line 4"));
     assert_eq!(setting(&shown, "temp"), pair("temp = 0.5", "the file, line 5"));
     assert_eq!(setting(&shown, "prefetch"), pair("prefetch = \"on\"", "default"));
-    assert!(shown.contains("# ctx is not set: the model's limit"), "{shown}");
+    assert!(shown.contains("# ctx is not set: the model's maximum"), "{shown}");
     assert!(shown.starts_with(&format!("# file: {}\n", home.path().join("forebay/config.toml").display())));
 
     // What is shown is a file that has the same effect.
@@ -89,7 +89,7 @@ fn what_is_wrong_in_a_file_is_named_with_its_line() {
         (
             "threads = 2\nmemry = 1\n",
             2,
-            "there is no setting \"memry\"; there are model, memory, expert_memory",
+            "there is no setting \"memry\"; there are model, memory, expert-memory",
         ),
         ("\n\nmemory = \"lots\"", 3, "memory = \"lots\": expected a size, such as 8G or 512M"),
         ("top_p = 2", 1, "top_p = 2: top_p is 2, but must be"),
@@ -125,7 +125,7 @@ fn another_file_can_be_named() {
 #[test]
 fn all_settings_are_shown_without_a_command_and_only_its_own_with_one() {
     let shown = call(&["--print-config"]).success();
-    for key in ["model", "memory", "ctx", "io", "policy", "temp", "penalty_last_n"] {
+    for key in ["model", "memory", "ctx", "io", "policy", "temp", "penalty-last-n", "port", "prefix-disk"] {
         assert!(shown.lines().any(|line| line.trim_start_matches("# ").starts_with(key)), "{key}: {shown}");
     }
     assert!(shown.starts_with("# no file; it would be /nonexistent/forebay/config.toml\n"), "{shown}");

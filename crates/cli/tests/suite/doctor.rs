@@ -180,11 +180,11 @@ fn inspect_says_what_a_model_is_and_takes() {
     let first = text.lines().next().unwrap();
     assert_eq!(
         first,
-        "A mixture of experts (qwen3moe) of 27.8 M parameters in 8 layers, with 16 experts in a layer, of which a \
-         token uses 4; made for up to 1024 tokens."
+        "A mixture of experts (qwen3moe) of 27.8 M parameters in 8 layers, with 16 experts per layer, 4 used per token; \
+         context up to 1024 tokens."
     );
     for expected in
-        ["tokenizer     byte-level BPE", "template      for chats", "per token", "least memory", "sizes"]
+        ["tokenizer     byte-level BPE", "chat template included", "per token", "least memory", "sizes"]
     {
         assert!(text.lines().any(|l| l.starts_with(expected)), "no {expected:?} in:\n{text}");
     }

@@ -81,7 +81,7 @@ fn calls_that_make_no_sense_exit_with_2_and_name_the_flag() {
         (&["inspect"], "<MODEL>"),
         (&["tokenize", &model, "--text", "Hi", "--file", "x"], "cannot be used with"),
         (&["logits", &model, "--tokens", "1,2"], "--out"),
-        (&["logits", &model, "--tokens", "1,cat", "--out", "x"], "\"cat\" is not a token's number"),
+        (&["logits", &model, "--tokens", "1,cat", "--out", "x"], "\"cat\" is not a token number"),
         (&["logits", &model, "--tokens", "", "--out", "x"], "--tokens"),
         (&["perplexity", &model], "--file"),
         (&["bench", &model, "-p", "8,many"], "--prompt"),
@@ -92,6 +92,59 @@ fn calls_that_make_no_sense_exit_with_2_and_name_the_flag() {
         let outcome = call(args);
         assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{args:?}: {}", outcome.stderr);
         assert!(outcome.stderr.contains(mention), "{args:?}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn flags_of_other_programs_are_explained() {
+    for (args, instead) in [
+        (
+            &["run", "m.gguf", "-ngl", "99"][..],
+            "-ngl is not a flag of Forebay: Forebay does not split a model by layers",
+        ),
+        (&["serve", "--n-gpu-layers=99"], "--n-gpu-layers is not a flag of Forebay: "),
+        (&["bench", "-ot", "exps=CPU"], "-ot is not a flag of Forebay: Forebay places experts by itself"),
+        (&["run", "-fa", "on"], "-fa is not a flag of Forebay: "),
+        (&["run", "--mlock"], "--io chooses how"),
+        (&["serve", "-np", "4"], "use --parallel"),
+    ] {
+        let message = call(args).failure(2);
+        assert!(message.contains(instead), "{args:?}: {message}");
+    }
+    // In a text they are words like any others.
+    call(&["run", "-p", "-ngl", "-n", "1"]).success();
+    call(&["tokenize", &demo_model(), "--text", "--mlock"]).success();
+}
+
+#[test]
+fn familiar_names_of_flags_mean_the_same() {
+    let with = |args: &[&str]| call(&[&["run", "--print-config", "-p", "Hi"], args].concat()).success();
+    let ours = ["--ctx", "64", "--threads", "1", "--temp", "0.5", "--penalty-last-n", "9"];
+    let theirs = ["--ctx-size", "64", "-t", "1", "--temperature", "0.5", "--repeat-last-n", "9"];
+    assert_eq!(with(&ours), with(&theirs));
+    assert_eq!(with(&["--ctx", "64"]), with(&["-c", "64"]));
+    let model = demo_model();
+    let args = ["--temp", "0", "-p", "Hi", "--raw"];
+    let expected = call(&[&["run", &model, "-n", "5", "--seed", "1"], &args[..]].concat()).success();
+    for call_of in [
+        &["run", "-m", &model, "--predict", "5", "-s", "1"][..],
+        &["run", "--model", &model, "--n-predict", "5"],
+        &["run", &model, "-m", &model, "-n", "5"],
+    ] {
+        assert_eq!(call(&[call_of, &args].concat()).success(), expected);
+    }
+    let message = call(&["run", &model, "-m", "other.gguf", "-p", "Hi"]).failure(2);
+    assert!(message.starts_with("two models were given: "), "{message}");
+    let message = call(&["inspect"]).stderr;
+    assert!(message.contains("MODEL"), "{message}");
+}
+
+#[test]
+fn a_few_bytes_of_memory_are_refused_with_what_is_meant() {
+    for flag in ["--memory", "--expert-memory", "--vram"] {
+        let outcome = call(&["run", "-p", "Hi", flag, "6"]);
+        assert_eq!(outcome.code, Some(2));
+        assert!(outcome.stderr.contains("6 bytes is too small; did you mean 6G?"), "{}", outcome.stderr);
     }
 }
 

@@ -16,6 +16,7 @@ mod files;
 mod perplexity;
 mod pull;
 mod run;
+mod screens;
 mod serve;
 mod serve_apis;
 mod serve_errors;

@@ -143,7 +143,7 @@ fn what_cannot_be_predicted_is_refused() {
     };
     assert_eq!(
         refused(&[], 1),
-        format!("{file} is too short: it has 0 of the 2 tokens that a prediction needs")
+        format!("{file} is too short: it has 0 of the 2 tokens that a prediction needs; use a longer text")
     );
     std::fs::write(&file, b"\xff").unwrap();
     assert!(refused(&[], 1).starts_with(&format!("{file} is not UTF-8 text")));

@@ -110,7 +110,7 @@ fn a_connection_that_is_always_cut_is_given_up_and_continued_by_the_next_call() 
     assert!(error.contains("the connection was cut"), "{error}");
     assert_eq!(blobs(home.path()), [format!("{}.part", sha256(&bytes))]);
     let list = hub.call(home.path(), &["list"]).success();
-    assert!(list.contains("68.4 KiB") && list.contains("unfinished"), "{list}");
+    assert!(list.contains("68.4 KiB") && list.contains("incomplete"), "{list}");
     let path = hub.call(home.path(), &["pull", REPO]).success();
     assert_eq!(fs::read(path.trim_end()).unwrap(), bytes);
     assert_eq!(hub.requests("/large/").last().unwrap().range.as_deref(), Some("bytes=70000-"));
@@ -217,9 +217,9 @@ fn refusals_say_what_to_do() {
     assert!(error.contains(&format!("ask for access at {}/{REPO}", hub.address)), "{error}");
 
     let error = call(&["pull", "someone/else"]);
-    assert!(error.contains("has no someone/else (Repository not found); check how it is spelt"), "{error}");
+    assert!(error.contains("has no someone/else (Repository not found); check the spelling"), "{error}");
     hub.fail(&[Fault::RefuseFile(404, "")]);
-    assert!(call(&["pull", REPO]).contains("check how it is spelt"));
+    assert!(call(&["pull", REPO]).contains("check the spelling"));
 
     hub.fail(&[Fault::Refuse(429, "Retry-After: 4000\r\n")]);
     let error = call(&["pull", REPO]);
@@ -296,7 +296,9 @@ fn all_parts_of_a_split_model_are_downloaded_and_it_is_removed_with_its_blobs() 
 
     let error = call(&["pull", &named("Q3_K_S")]).failure(1);
     assert!(
-        error.contains("there is no") && error.contains("UD-Q4_K_XL (") && error.contains("Q8_0 (582.7 KiB)"),
+        error.contains("does not exist")
+            && error.contains("UD-Q4_K_XL (")
+            && error.contains("Q8_0 (582.7 KiB)"),
         "{error}"
     );
     let dry = call(&["pull", &named("ud-q4_k_xl"), "--dry-run"]).success();
@@ -305,9 +307,10 @@ fn all_parts_of_a_split_model_are_downloaded_and_it_is_removed_with_its_blobs() 
 
     // Without a wish it is said what else there is.
     let outcome = call(&["pull", REPO]);
-    let expected = format!("taking {} (", named("UD-Q4_K_XL"));
+    let expected = format!("downloading {} (", named("UD-Q4_K_XL"));
     assert!(
-        outcome.stderr.starts_with(&expected) && outcome.stderr.contains("there is also IQ2_M (5 B), Q8_0")
+        outcome.stderr.starts_with(&expected)
+            && outcome.stderr.contains("the repository also has IQ2_M (5 B), Q8_0")
     );
     assert!(outcome.stdout.trim_end().ends_with(a), "{}", outcome.stdout);
     let inspected: Value = serde_json::from_str(&call(&["inspect", REPO, "--json"]).success()).unwrap();
@@ -360,7 +363,7 @@ fn a_folder_of_safetensors_is_downloaded_without_duplicates() {
     // Before it is downloaded it can be looked at.
     let remote = hub.call(home.path(), &["inspect", REPO]).success();
     let plan = hub.call(home.path(), &["plan", REPO]).success();
-    assert!(plan.contains("is not here: `forebay pull"), "{plan}");
+    assert!(plan.contains("is not downloaded: `forebay pull"), "{plan}");
     assert!(!home.path().join("hub").exists(), "nothing is kept");
 
     let path = hub.call(home.path(), &["pull", REPO]).success();
@@ -393,7 +396,7 @@ fn a_model_is_planned_and_inspected_by_its_header_before_it_is_downloaded() {
 
     let plan = hub.call(home.path(), &["plan", &named("Q4_K_M"), "--memory", "2G"]).success();
     assert!(
-        plan.starts_with(&format!("{} is not here: `forebay pull {0}` downloads", named("Q4_K_M"))),
+        plan.starts_with(&format!("{} is not downloaded: `forebay pull {0}` downloads", named("Q4_K_M"))),
         "{plan}"
     );
     let here =
@@ -443,12 +446,100 @@ fn a_path_that_exists_is_a_path_and_others_are_told_apart() {
     assert!(hub.requests("/").is_empty());
     let error = hub.call(home.path(), &["run", "nobody/nothing", "-p", "x"]).failure(1);
     assert!(
-        error.contains("no file or folder here") && error.contains("`forebay pull nobody/nothing`"),
+        error
+            == "nobody/nothing is not a file here and is not downloaded; `forebay pull nobody/nothing` downloads it",
         "{error}"
     );
     let error = hub.call(home.path(), &["inspect", "folder/model.gguf"]).failure(1);
     assert!(error.contains("folder/model.gguf: cannot open"), "{error}");
     assert_eq!(hub.call(home.path(), &["pull", "model.gguf"]).code, Some(2));
+}
+
+#[test]
+fn addresses_are_models_wherever_names_are() {
+    let (hub, home, bytes) = one_model();
+    let call = |args: &[&str]| hub.call(home.path(), args);
+    let address = format!("https://huggingface.co/{REPO}/blob/main/{FILE}");
+    let path = call(&["pull", &address]).success();
+    assert_eq!(fs::read(path.trim_end()).unwrap(), bytes);
+    let page = format!("https://huggingface.co/{REPO}");
+    for name in [&address, &page, &format!("hf.co/{REPO}:Q4_K_M"), &format!("{address}?download=true")] {
+        call(&["inspect", name]).success();
+        assert!(call(&["tokenize", "-m", name, "--text", "Hi"]).success().lines().count() > 0);
+    }
+    let error = call(&["run", "https://huggingface.co/datasets/a/b", "-p", "x"]).failure(1);
+    assert!(error.contains("expected OWNER/NAME, OWNER/NAME:QUANT or the address of a model"), "{error}");
+}
+
+#[test]
+fn a_word_that_is_no_model_is_told_what_models_are_called() {
+    let (hub, home, _) = one_model();
+    let call = |args: &[&str]| hub.call(home.path(), args);
+    let error = call(&["run", "some-model:8b", "-p", "x"]).failure(1);
+    assert_eq!(
+        error,
+        "there is no file \"some-model:8b\", and models of the hub have names such as OWNER/NAME:Q4_K_M: `forebay pull` \
+         downloads one, `forebay list` shows the downloaded ones"
+    );
+    call(&["pull", REPO]).success();
+    let similar = format!("Downloaded under a similar name: {}", named("Q4_K_M"));
+    for word in ["some-model:8b", "SomeModel"] {
+        let error = call(&["run", word, "-p", "x"]).failure(1);
+        assert!(error.ends_with(&similar), "{error}");
+    }
+    let error = call(&["run", "other", "-p", "x"]).failure(1);
+    assert!(!error.contains("similar"), "{error}");
+    let error = call(&["inspect", "Tell me a story"]).failure(1);
+    assert!(error.ends_with("A prompt goes after the model or after -p"), "{error}");
+}
+
+/// The terminal is tmux's.
+#[cfg(unix)]
+#[test]
+fn on_a_terminal_a_model_that_is_not_here_is_offered() {
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use forebay_testing::{Need, skipped};
+
+    if Command::new("tmux").arg("-V").output().is_err() {
+        return skipped(Need::Tmux, "there is no tmux here");
+    }
+    let (hub, home, bytes) = one_model();
+    for (answer, end) in [("n", "ended with 1"), ("y", "ended with 0")] {
+        let socket = format!("forebay-offer-{answer}-{}", std::process::id());
+        let tmux = |args: &[&str]| {
+            let output = Command::new("tmux").args(["-L", &socket]).args(args).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let wait_for = |text: &str| {
+            let start = Instant::now();
+            loop {
+                let screen = tmux(&["capture-pane", "-p", "-J", "-S", "-"]);
+                if screen.contains(text) {
+                    return screen;
+                }
+                assert!(start.elapsed() < Duration::from_secs(60), "no {text:?} in:\n{screen}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        let call = format!(
+            "HF_ENDPOINT={} HF_HOME={} XDG_CONFIG_HOME=/nonexistent {} run {} --raw -p x -n 2; echo \"ended with $?\"; \
+             sleep 60",
+            hub.address,
+            home.path().display(),
+            env!("CARGO_BIN_EXE_forebay"),
+            named("Q4_K_M")
+        );
+        tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "160", "-y", "50", &call]);
+        wait_for(&format!("Download {} (582.7 KiB) now? [y/N]", named("Q4_K_M")));
+        assert_eq!(blobs(home.path()), [""; 0]);
+        tmux(&["send-keys", answer, "Enter"]);
+        let screen = wait_for(end);
+        assert_eq!(screen.contains("downloads it"), answer == "n", "{screen}");
+        tmux(&["kill-server"]);
+    }
+    assert_eq!(blobs(home.path()), [sha256(&bytes)]);
 }
 
 #[test]

@@ -42,6 +42,40 @@ fn a_prompt_on_standard_input_is_the_prompt_of_the_flag() {
 }
 
 #[test]
+fn a_prompt_may_follow_the_model() {
+    let expected = call(&["run", "-p", STORY, "--temp", "0", "-n", "30"]).success();
+    let model = demo_model();
+    assert_eq!(call(&["run", &model, STORY, "--temp", "0", "-n", "30"]).success(), expected);
+    let both = call(&["run", &model, STORY, "-p", STORY]);
+    assert_eq!(both.code, Some(2));
+    assert!(both.stderr.contains("cannot be used with"), "{}", both.stderr);
+}
+
+#[test]
+fn piped_text_follows_the_prompt_after_a_blank_line() {
+    let args = ["--temp", "0", "-n", "30"];
+    let expected =
+        call(&[&["run", "-p", "Tell a story:\n\nA cat and\na boat."], &args[..]].concat()).success();
+    let piped = |prompt: &[&str], input: &[u8]| {
+        let model = demo_model();
+        let call = [&["run", &model], prompt, &args].concat();
+        call_with_input(&call, input).success()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("prompt");
+    std::fs::write(&file, "Tell a story:\n").unwrap();
+    let file = text(&file);
+    for prompt in
+        [&["-p", "Tell a story:"][..], &["Tell a story:"], &["-f", &file], &["--prompt-file", &file]]
+    {
+        assert_eq!(piped(prompt, b"A cat and\na boat.\n"), expected);
+    }
+    // An empty pipe adds nothing.
+    let alone = call(&[&["run", "-p", STORY], &args[..]].concat()).success();
+    assert_eq!(piped(&["-p", STORY], b"\n"), alone);
+}
+
+#[test]
 fn an_empty_prompt_is_refused() {
     for outcome in [call(&["run"]), call(&["run", "-p", ""]), call_with_input(&["run"], b"\n")] {
         assert!(outcome.failure(2).starts_with("the prompt is empty: give one with -p"));

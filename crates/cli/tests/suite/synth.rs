@@ -121,7 +121,7 @@ fn a_type_that_does_not_fit_gives_way_and_that_is_said_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let outcome = synth(&path, "qwen3moe", &["--inter", "96"]);
-    let note = "note: where rows are no whole number of Q6_K's blocks, weights are Q8_0\n";
+    let note = "note: Q8_0 replaces Q6_K in matrices whose rows are not a whole number of Q6_K blocks\n";
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), note));
     runs(&path);
 }
@@ -232,7 +232,7 @@ fn shapes_that_make_no_sense_are_refused_by_name() {
         (&["--family", "deepseek2", "--head-dim", "64"], "head-dim does not apply to"),
         (&["--top-k", "200"], "expert_used_count is larger"),
         (&["--heads", "7"], "head_count_kv does not divide"),
-        (&["--type", "Q9_K"], "there is F32"),
+        (&["--type", "Q9_K"], "expected one of F32"),
         (&["--vocab", "100"], "--vocab"),
         (&["--skew", "-1"], "--skew"),
         (&["--set", "nothing"], "KEY=VALUE"),

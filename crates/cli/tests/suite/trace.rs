@@ -14,7 +14,7 @@ fn record(folder: &Path, seed: &str) -> String {
     let line =
         call(&["trace", &model, "-p", prompt, "-n", "40", "--ignore-eos", "--seed", seed, "--out", &out])
             .success();
-    assert_eq!(line, format!("{out}: routing of 22 tokens read and 39 written\n"));
+    assert_eq!(line, format!("{out}: expert use of 22 prompt tokens and 39 generated tokens\n"));
     out
 }
 
@@ -51,7 +51,9 @@ fn a_recorded_conversation_is_simulated() {
     // For people the same figures, rounded.
     let table = call(&["simulate", &trace, "--slots", "50"]).success();
     assert!(
-        table.starts_with("128 experts, 14.5 MiB; a token uses 32. Tokens read 22, written 39.\n"),
+        table.starts_with(
+            "128 experts (14.5 MiB), 32 used per token; 22 prompt tokens, 39 generated tokens.\n"
+        ),
         "{table}"
     );
     let cell = format!("| {:>7.1} % |", rate(&budgets[2], "belady") * 100.0);
@@ -71,7 +73,7 @@ fn conversations_follow_each_other_in_one_cache() {
     let tiny = golden("qwen3moe.gguf");
     call(&["trace", &tiny, "--raw", "-p", "Hello", "-n", "3", "--ignore-eos", "--out", &other]).success();
     let error = call(&["simulate", &one, &other]).failure(1);
-    assert!(error.ends_with("are traces of different models: simulate each for itself"), "{error}");
+    assert!(error.ends_with("are traces of different models; simulate them separately"), "{error}");
 }
 
 #[test]
@@ -115,5 +117,5 @@ fn an_answer_of_one_token_routes_nothing_that_could_hit() {
     let out = text(&folder.path().join("short"));
     call(&["trace", &demo_model(), "-p", "A cat.", "-n", "1", "--out", &out]).success();
     let error = call(&["simulate", &out]).failure(1);
-    assert!(error.contains("no token of an answer"), "{error}");
+    assert!(error.contains("no generated tokens"), "{error}");
 }
