@@ -35,6 +35,8 @@ async function begin(words, seed = '') {
   await page.click('main .bar [data-action=settings]');
   await page.fill('#settings [name=seed]', String(seed));
   await page.click('#settings .strong');
+  const chosen = seed === '' ? 'Default settings' : `seed ${seed}`;
+  await page.waitForFunction((chosen) => document.querySelector('#chosen').textContent === chosen, chosen);
   await page.fill('#words', words);
   await page.press('#words', 'Enter');
 }
@@ -54,7 +56,7 @@ await page.click(`#list button[title="${STORY[0]}"]`);
 await page.waitForFunction(() => document.querySelector('[data-part=requests]').textContent === '1 running');
 await page.focus('#words');
 await page.mouse.move(600, 600);
-await page.waitForTimeout(400);
+await page.waitForTimeout(60);
 await page.screenshot({ path: options.out });
 await browser.close();
 await server.stop();
