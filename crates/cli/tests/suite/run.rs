@@ -245,7 +245,7 @@ fn a_prompt_beyond_the_context_names_both_and_the_remedy() {
 #[test]
 fn a_context_beyond_the_model_names_its_limit() {
     let message = call(&["run", "-p", STORY, "--ctx", "4096"]).failure(1);
-    assert!(message.contains("4096") && message.contains("at most 1024"), "{message}");
+    assert!(message.contains("4096") && message.contains("maximum of 1024"), "{message}");
 }
 
 #[test]
