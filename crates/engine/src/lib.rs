@@ -149,12 +149,9 @@
 //!
 //! # Features
 //!
-//! Both are on by default.
-//!
-//! | feature | brings | without it |
+//! | feature, on by default | brings | without it |
 //! |---|---|---|
 //! | `grammar` | answers that must be JSON or text of a Lark grammar, with `llguidance` | making a [`Grammar`] is an error |
-//! | `tokenizers` | byte pair encoding, with `tokenizers` | only models with SentencePiece vocabularies load |
 //!
 //! # Modules
 //!

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use super::ALPHABET;
-use super::merger::{Merger, Vocab};
+use super::merger::Merger;
 use super::normalise::{Normalise, Prepend, metaspace};
 use super::split::Splitter;
 use super::vocabulary::Spelling;
@@ -78,10 +78,7 @@ impl Bpe {
     }
 
     fn merge(&self, word: &str, tokens: &mut Vec<TokenId>) -> Result<()> {
-        let end =
-            self.merger.merge(word, tokens).map_err(|e| Error::Invalid(format!("cannot tokenise: {e}")))?;
-        // The library skips characters without a token.
-        if end != word.len() && !self.may_shorten(word) {
+        if !self.merger.merge(word, tokens) && !self.may_shorten(word) {
             return Err(self.unspellable(word));
         }
         Ok(())
@@ -107,10 +104,7 @@ impl Bpe {
             let is_byte = self.spelling == Spelling::ByteAlphabet;
             (is_byte && ALPHABET.read(c.encode_utf8(&mut [0; 4]), &mut bytes)).then(|| bytes[0])
         };
-        let has_token = |c: &char| {
-            let mut tokens = Vec::new();
-            self.merger.merge(c.encode_utf8(&mut [0; 4]), &mut tokens).is_ok() && !tokens.is_empty()
-        };
+        let has_token = |c: &char| self.merger.merge(c.encode_utf8(&mut [0; 4]), &mut Vec::new());
         let mut lacking = word.chars().filter(|c| !has_token(c));
         let missing = lacking.find(|&c| !byte_of(c).is_some_and(is_rare)).unwrap_or_default();
         let what = match byte_of(missing) {
@@ -129,7 +123,6 @@ fn is_rare(byte: u8) -> bool {
 
 /// How merging works.
 #[derive(Clone, Debug, Default)]
-#[cfg_attr(not(feature = "tokenizers"), expect(dead_code))]
 pub(super) struct MergeRules {
     /// The token for unspellable characters.
     pub(super) unknown: Option<String>,
@@ -139,39 +132,4 @@ pub(super) struct MergeRules {
     pub(super) byte_fallback: bool,
     /// Whether a piece that is a token becomes that token without merging.
     pub(super) ignores_merges: bool,
-}
-
-/// The merges of a vocabulary: pairs of tokens, in the order of their rank.
-///
-/// # Errors
-/// The reason, if they are invalid.
-pub(super) fn merger<'a>(
-    words: Vocab,
-    merges: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
-    rules: MergeRules,
-) -> Result<Merger, String> {
-    let all = merges.len();
-    let mut kept = Vec::with_capacity(all);
-    let mut merged = String::new();
-    for (left, right) in merges {
-        merged.clear();
-        merged.extend([left, right]);
-        // Reduced vocabularies keep merges of tokens that they no longer have. Such merges never apply, and the
-        // library's constructor refuses them.
-        if [left, right, &merged].iter().all(|token| words.contains_key(*token)) {
-            kept.push((left.to_owned(), right.to_owned()));
-        }
-    }
-    if kept.len() < all {
-        tracing::info!(
-            "{} of {all} merges refer to tokens outside the vocabulary and are ignored",
-            all - kept.len()
-        );
-    }
-    if let Some(unknown) = &rules.unknown
-        && !words.contains_key(unknown)
-    {
-        return Err(format!("the unknown token {unknown:?} is not in the vocabulary"));
-    }
-    Merger::new(words, kept, rules)
 }

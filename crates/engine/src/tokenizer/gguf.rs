@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::bpe::{self, Bpe, MergeRules};
-use super::merger::Vocab;
+use super::bpe::{Bpe, MergeRules};
+use super::merger::{Merger, Vocab};
 use super::pre::{self, Pre};
 use super::sentencepiece::SentencePiece;
 use super::special::{Literal, Literals};
@@ -50,7 +50,7 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
     file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
     let rules = MergeRules { ignores_merges: pre.ignores_merges, ..MergeRules::default() };
     let merges = merges(file)?;
-    let merger = bpe::merger(words(texts), merges.into_iter(), rules)
+    let merger = Merger::new(words(texts), merges.into_iter(), &rules)
         .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?;
     let encoder = Bpe {
         normaliser: pre.normaliser(texts.len()),
@@ -189,7 +189,7 @@ fn vocabulary(file: &Keys, texts: &StringArray, spelling: Spelling) -> Result<Vo
 
 /// The tokens by text. In some files two tokens have the same text; the first one is used.
 fn words(texts: &StringArray) -> Vocab {
-    let mut words = Vocab::with_capacity(texts.len());
+    let mut words = Vocab::with_capacity_and_hasher(texts.len(), Default::default());
     for (id, text) in (0..).zip(texts.iter()) {
         words.entry(text.to_owned()).or_insert(id);
     }

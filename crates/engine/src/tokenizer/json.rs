@@ -12,8 +12,8 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::bpe::{self, Bpe, MergeRules};
-use super::merger::Vocab;
+use super::bpe::{Bpe, MergeRules};
+use super::merger::{Merger, Vocab};
 use super::normalise::{Form, Normalise, Prepend};
 use super::pre::{DIGIT, DIGITS, GPT_2, PUNCTUATION, PUNCTUATION_MARK};
 use super::special::{Literal, Literals};
@@ -93,7 +93,7 @@ pub(super) fn tokenizer(path: &Path, document: &[u8]) -> Result<Tokenizer> {
         spelled_splitter: compile(&cuts.spelled_expressions)?,
         metaspace: cuts.metaspace,
         spelling,
-        merger: bpe::merger(model.vocab, merges, rules)
+        merger: Merger::new(model.vocab, merges, &rules)
             .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?,
         normaliser,
     };

@@ -1,6 +1,7 @@
 //! Normalisation of texts before they are cut.
 
-use super::merger::normal_form;
+use unicode_normalization_alignments::UnicodeNormalization as _;
+
 use super::vocabulary::SPACE;
 
 /// One step of a normaliser.
@@ -43,7 +44,19 @@ impl Normalise {
             Normalise::Replace { from, to } => text.replace(from, to),
             // ASCII is in every normal form.
             Normalise::Form(_) if text.is_ascii() => text,
-            Normalise::Form(form) => normal_form(*form, text),
+            Normalise::Form(form) => form.of(&text),
+        }
+    }
+}
+
+impl Form {
+    /// A text in this form. The tables are those of the library that most models were trained with.
+    fn of(self, text: &str) -> String {
+        match self {
+            Form::Nfc => text.nfc().map(|(c, _)| c).collect(),
+            Form::Nfd => text.nfd().map(|(c, _)| c).collect(),
+            Form::Nfkc => text.nfkc().map(|(c, _)| c).collect(),
+            Form::Nfkd => text.nfkd().map(|(c, _)| c).collect(),
         }
     }
 }
