@@ -619,7 +619,7 @@ fn uploads_that_take_their_time_keep_no_others_waiting() {
 #[test]
 fn the_log_does_not_quote_what_users_write() {
     let server = Server::start(&[]);
-    let secret = "the combination is 4711";
+    let secret = "the combination of the safe";
     let image = json!([{ "role": secret, "content": [{ "type": secret }] }]);
     for body in [
         json!({ "messages": image }),
@@ -637,5 +637,5 @@ fn the_log_does_not_quote_what_users_write() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(server.log().contains("in logit_bias"), "{}", server.log());
-    assert!(!server.log().contains("4711"), "{}", server.log());
+    assert!(!server.log().contains("combination"), "{}", server.log());
 }
