@@ -1,4 +1,4 @@
-//! What a run took: a line for people, an object for machines.
+//! The figures of a run: a line for people, an object for programs.
 
 use std::io::IsTerminal;
 
@@ -7,12 +7,14 @@ use forebay_engine::internals::forecast::bound::{Bound, TokenCost};
 use forebay_engine::{Answer, Engine, FinishReason, Reply, Stats};
 use serde_json::{Value, json};
 
-/// Closes an answer with a line on stderr, where that is a terminal.
+use crate::wrap::tell;
+
+/// Writes the line after an answer to standard error, if that is a terminal.
 pub fn close(engine: &Engine, answer: &Answer) {
-    // An answer that was stopped while its prompt was read has nothing to measure.
+    // An answer that was stopped during its prompt has no figures.
     let begun = answer.finish_reason != FinishReason::Cancelled || !answer.tokens.is_empty();
     if begun && std::io::stderr().is_terminal() {
-        eprintln!("\n{}", line_of(engine, answer));
+        tell(&format!("\n{}", line_of(engine, answer)));
     }
 }
 
@@ -22,19 +24,19 @@ pub fn line_of(engine: &Engine, answer: &Answer) -> String {
     line(&answer.stats, streams, bound(engine, &answer.stats))
 }
 
-/// What bounded the writing of an answer, and the share of it that was reached.
+/// The limit of the generation speed, and the share of it that was reached.
 fn bound(engine: &Engine, stats: &Stats) -> Option<(Bound, f64)> {
     if stats.decode_steps == 0 {
         return None;
     }
-    // Where the drive fails now, the answer is there all the same.
+    // If the drive cannot be measured, the answer is still valid.
     let speeds = engine.speeds().ok()?;
     let cost = TokenCost::new(stats.decode_steps, stats.decode_seconds, &stats.experts);
     let bound = Bound::of(&cost, &speeds)?;
     Some((bound, bound.ratio(&cost)))
 }
 
-/// What the line says, for help.
+/// The legend of the line, for help.
 pub const LEGEND: [(&str, &str); 5] = [
     ("prompt", "tokens processed for this answer, those that were cached, and the time"),
     ("answer", "tokens generated, and tokens per second"),
@@ -56,7 +58,7 @@ fn line(stats: &Stats, streams: bool, bound: Option<(Bound, f64)>) -> String {
     if stats.generated_tokens > 0 {
         let speed = match stats.decode_steps {
             0 => String::new(),
-            _ => format!(", {:.1} tok/s", stats.steps_per_second()),
+            _ => format!(", {} tok/s", speed(stats.steps_per_second())),
         };
         parts.push(format!("answer {}{speed}", tokens(stats.generated_tokens)));
     }
@@ -87,12 +89,18 @@ fn tokens(count: usize) -> String {
     if count == 1 { "1 token".into() } else { format!("{count} tokens") }
 }
 
-/// `120 ms`, or `2.1 s` where it is a second or more.
+/// `6.2`, or `476` without the fraction.
+fn speed(tokens_per_second: f64) -> String {
+    let digits = usize::from(tokens_per_second < 99.95);
+    format!("{tokens_per_second:.digits$}")
+}
+
+/// `120 ms`, or `2.1 s` from a second on.
 fn time(seconds: f64) -> String {
     if seconds < 0.9995 { format!("{:.0} ms", 1e3 * seconds) } else { format!("{seconds:.1} s") }
 }
 
-/// `1.2 GB`, or `340 MB` where it is less: in powers of ten, as drives are sold and measured.
+/// `1.2 GB`, or `340 MB` below 1 GB: in powers of ten, like the sizes and speeds of drives.
 fn decimal(bytes: f64) -> String {
     if bytes >= 1e9 {
         format!("{:.1} GB", bytes / 1e9)
@@ -140,7 +148,7 @@ pub fn answer(engine: &Engine, reply: &Reply) -> Value {
     })
 }
 
-/// What the expert store did for so many tokens.
+/// The counters of the expert store for this many tokens.
 fn experts(meters: &Meters, tokens: usize) -> Value {
     json!({
         "hits": meters.hits,
@@ -178,7 +186,7 @@ fn status(name: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Tokens per second, where there were any.
+/// Tokens per second; `None` without tokens.
 fn rate(tokens: usize, seconds: f64) -> Option<f64> {
     (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
 }
@@ -222,12 +230,14 @@ mod tests {
             experts: Meters::default(),
             ..stats
         };
+        let fast = Stats { decode_seconds: 0.105, experts: Meters::default(), ..stats };
         let lines = [
             ("resident", line(&Stats { reused_tokens: 0, ..stats }, false, None)),
             ("streamed", line(&stats, true, Some((bound, 0.83)))),
             ("much is read", line(&Stats { experts: much, ..stats }, true, None)),
             ("on a GPU", line(&Stats { experts: gpu, ..stats }, true, None)),
             ("with --cpu-experts", line(&Stats { experts: cpu, ..stats }, true, None)),
+            ("fast", line(&fast, false, None)),
             ("one token", line(&one, true, None)),
             ("nothing generated", line(&nothing, true, None)),
         ];

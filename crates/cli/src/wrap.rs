@@ -1,6 +1,49 @@
-//! Text that comes in pieces, wrapped between words on a terminal.
+//! Text on a terminal, wrapped between words: an answer that comes in pieces, and the program's own messages.
 
-use unicode_width::UnicodeWidthChar;
+use std::io::stderr;
+
+use terminal_size::{Width, terminal_size_of};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Writes a message to standard error, wrapped if that is a terminal.
+pub fn tell(message: &str) {
+    match terminal_size_of(stderr()) {
+        Some((Width(columns), _)) => eprintln!("{}", fold(message, columns.into())),
+        None => eprintln!("{message}"),
+    }
+}
+
+/// A text whose lines end between words, for a terminal with so many columns. A line of a list continues below the start of
+/// its last column.
+fn fold(text: &str, columns: usize) -> String {
+    let width = columns.saturating_sub(1).max(1);
+    text.split('\n').map(|line| fold_line(line, width)).collect::<Vec<_>>().join("\n")
+}
+
+fn fold_line(line: &str, width: usize) -> String {
+    if line.width() <= width {
+        return line.to_owned();
+    }
+    // The last column follows two spaces; it is taken for one only where it leaves room for words.
+    let start = line.rfind("  ").map_or(0, |at| at + 2);
+    let indent = line[..start].width();
+    let (start, indent) = if 2 * indent <= width { (start, indent) } else { (0, 0) };
+    let mut folded = line[..start].to_owned();
+    let mut column = indent;
+    for (i, word) in line[start..].split(' ').enumerate() {
+        if i > 0 && column + 1 + word.width() > width {
+            folded.push('\n');
+            folded.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if i > 0 {
+            folded.push(' ');
+            column += 1;
+        }
+        folded.push_str(word);
+        column += word.width();
+    }
+    folded
+}
 
 /// Wraps text as it comes. Each piece is written at once; a word that turns out too long for its line is erased there and
 /// written again on the next one. Code between lines of three backticks is left as it is.
@@ -147,6 +190,29 @@ mod tests {
             assert_eq!(shown("Donaudampfschiff ahoi", 9, size), ["Donaudam", "pfschiff", "ahoi"], "{size}");
             assert_eq!(shown("猫は船に乗って海へ", 9, size), ["猫は船に", "乗って海", "へ"], "{size}");
             assert_eq!(shown("a cafe\u{301} is open", 7, size), ["a cafe\u{301}", "is ", "open"], "{size}");
+        }
+    }
+
+    #[test]
+    fn messages_are_folded_between_words_and_lists_below_their_last_column() {
+        assert_eq!(fold("A short line.\n\nAnother.", 20), "A short line.\n\nAnother.");
+        assert_eq!(
+            fold("The context is 84 % full: 153 are left.", 20),
+            "The context is 84 %\nfull: 153 are left."
+        );
+        let list = "Keys:\n  Tab     complete a command, or a path\n";
+        assert_eq!(fold(list, 30), "Keys:\n  Tab     complete a command,\n          or a path\n");
+        assert_eq!(
+            fold(list, 16),
+            "Keys:\n  Tab    \ncomplete a\ncommand, or a\npath\n",
+            "no room for a column"
+        );
+        assert_eq!(fold("Loaded /a/path/without/a/space.", 10), "Loaded\n/a/path/without/a/space.");
+        for columns in 0..40 {
+            assert_eq!(
+                fold(list, columns).split_whitespace().collect::<Vec<_>>(),
+                list.split_whitespace().collect::<Vec<_>>()
+            );
         }
     }
 

@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, bail};
 
 use crate::stats::LEGEND;
 
-/// What somebody can ask for besides an answer.
+/// A command.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     Help,
@@ -26,7 +26,7 @@ pub enum Command {
     Quit,
 }
 
-/// Name, what follows it, what it does.
+/// The name of each command, its arguments, and what it does.
 pub const COMMANDS: [(&str, &str, &str); 12] = [
     ("/help", "", "show this help"),
     ("/clear", "", "start a new conversation; the system prompt stays"),
@@ -49,7 +49,7 @@ impl Command {
     /// Reads a line that begins with a slash.
     ///
     /// # Errors
-    /// If there is no such command, or what follows it makes no sense; the message says what would.
+    /// If there is no such command, or its arguments are wrong. The message says what is expected.
     pub fn parse(line: &str) -> Result<Command> {
         let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
@@ -152,7 +152,7 @@ mod tests {
         assert!(parse("/undo 3").unwrap_err().contains("takes no argument"));
         assert!(parse("/leave").unwrap_err().contains("/quit"));
         assert_eq!([parse("/bye"), parse("/exit"), parse("/quit")], [(); 3].map(|()| Ok(Command::Quit)));
-        // Every command of the list can be given.
+        // Every command of the list is understood.
         for (name, arguments, _) in COMMANDS {
             let argument = if arguments == "on|off" { "on" } else { arguments };
             Command::parse(&format!("{name} {argument}")).unwrap();

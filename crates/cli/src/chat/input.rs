@@ -1,4 +1,4 @@
-//! What is typed: lines with editing and a history, messages of several lines, commands and paths that complete.
+//! Reads the user's input: lines with editing and a history, messages of several lines, completion of commands and paths.
 
 use std::borrow::Cow;
 use std::fs;
@@ -17,17 +17,18 @@ use rustyline::{
 };
 
 use super::command::{COMMANDS, QUOTES};
+use crate::wrap::tell;
 
 /// Lines that are remembered from chat to chat.
 const REMEMBERED: usize = 1000;
 
-/// Where lines come from.
+/// The terminal's input.
 pub struct Input {
     editor: Editor<Assistant, DefaultHistory>,
     history: Option<PathBuf>,
 }
 
-/// What came.
+/// One input of the user.
 pub enum Typed {
     Text(String),
     /// Ctrl-C on an empty line.
@@ -37,7 +38,7 @@ pub enum Typed {
 }
 
 impl Input {
-    /// Begins to read from the terminal. A history that cannot be read is as good as none.
+    /// Starts to read from the terminal. A history that cannot be read is ignored.
     pub fn new() -> Result<Input> {
         let config = Config::builder()
             .max_history_size(REMEMBERED)?
@@ -56,7 +57,7 @@ impl Input {
         Ok(Input { editor, history })
     }
 
-    /// The next text, which is not empty.
+    /// Reads the next input that is not empty.
     pub fn read(&mut self) -> Result<Typed> {
         loop {
             let text = match self.editor.readline("> ") {
@@ -80,17 +81,31 @@ impl Input {
         }
     }
 
-    /// Asks a question whose answer is yes unless no is typed. Ctrl-C and Ctrl-D say no.
+    /// Asks a question until it is answered. Enter says yes; Ctrl-C and Ctrl-D say no.
     pub fn confirm(&mut self, question: &str) -> Result<bool> {
-        match self.editor.readline(&format!("{question} [Y/n] ")) {
-            Ok(text) => Ok(!text.trim().to_lowercase().starts_with('n')),
-            Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(false),
-            Err(error) => Err(error.into()),
+        loop {
+            match self.editor.readline(&format!("{question} [Y/n] ")) {
+                Ok(text) => match yes_or_no(&text) {
+                    Some(answer) => return Ok(answer),
+                    None => tell("Please answer y or n."),
+                },
+                Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 }
 
-/// Where lines are remembered: with the user's other state.
+/// What an answer means; `None` if it is something else, such as the next message.
+fn yes_or_no(text: &str) -> Option<bool> {
+    match &*text.trim().to_lowercase() {
+        "" | "y" | "yes" => Some(true),
+        "n" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+/// The file of the history, in the folder for the user's state.
 fn history_path(environment: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let set = |name| environment(name).filter(|path| path != Path::new(""));
     let state = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")));
@@ -104,7 +119,7 @@ fn conditional(handler: impl ConditionalEventHandler + 'static) -> EventHandler 
 /// Enter after a backslash starts a new line. Text that is pasted keeps its backslashes.
 struct Backslash;
 
-/// Follows such a backslash: a character without width, which tells it from one that was pasted, and the new line.
+/// What Enter inserts after a backslash: a character without width, which marks a typed backslash, and a line break.
 const CONTINUED: &str = "\u{2060}\n";
 
 /// A text without the backslashes that continue its lines.
@@ -129,7 +144,7 @@ impl ConditionalEventHandler for Clear {
     }
 }
 
-/// Knows when a text goes on, and what commands there are.
+/// Completes commands and paths, and determines whether a message is complete.
 struct Assistant;
 
 impl Helper for Assistant {}
@@ -142,7 +157,7 @@ impl Highlighter for Assistant {
 impl Hinter for Assistant {
     type Hint = String;
 
-    /// What follows a command.
+    /// The arguments of a command, as a hint.
     fn hint(&self, line: &str, position: usize, _: &Context<'_>) -> Option<String> {
         let (_, arguments, _) = COMMANDS.iter().find(|(name, ..)| *name == line)?;
         (position == line.len() && !arguments.is_empty()).then(|| format!(" {arguments}"))
@@ -169,7 +184,7 @@ impl Completer for Assistant {
     }
 }
 
-/// Paths that begin with what was typed; those of folders end with a slash.
+/// Paths that begin with `typed`. Paths of folders end with a slash.
 fn paths(typed: &str) -> Vec<String> {
     let (folder, start) = typed.split_at(typed.rfind('/').map_or(0, |slash| slash + 1));
     let Ok(entries) = fs::read_dir(if folder.is_empty() { "." } else { folder }) else { return Vec::new() };
@@ -193,7 +208,7 @@ impl Validator for Assistant {
     }
 }
 
-/// Whether a text has begun with three quotes, after a command or without, and not ended.
+/// Whether a text starts with three quotes, perhaps after a command, and has no closing quotes yet.
 fn is_open(text: &str) -> bool {
     let text = text.trim();
     let text = match text.split_once(char::is_whitespace) {
@@ -206,6 +221,13 @@ fn is_open(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_is_neither_yes_nor_no() {
+        assert_eq!(["", " y ", "Yes"].map(yes_or_no), [Some(true); 3]);
+        assert_eq!(["n", "NO"].map(yes_or_no), [Some(false); 2]);
+        assert_eq!(["now tell me more", "yesterday", "/drop"].map(yes_or_no), [None; 3]);
+    }
 
     #[test]
     fn three_quotes_go_on_until_three_quotes() {

@@ -23,13 +23,14 @@ use crate::errors::{TooLong, explain, message};
 use crate::output::print;
 use crate::prompting::check_template;
 use crate::run::stream;
+use crate::wrap::tell;
 use crate::{interrupt, stats};
 
-/// Loads the model again after a device was lost, for another: what puts conversations to it, and what answers must be.
+/// Loads the model again for another device after one was lost. Returns its prompter and the format of answers.
 pub type Reload<'a> = dyn Fn(&str) -> Result<(Prompter, Format)> + 'a;
 
-/// Reads messages and answers them until the user leaves. `request` says how; its messages are replaced. `system` is what
-/// the model is told first.
+/// Reads messages and answers them until the user leaves. `request` has the options of answers; its messages are replaced.
+/// `system` is the system prompt.
 pub fn run(
     session: Session,
     prompter: Prompter,
@@ -39,9 +40,9 @@ pub fn run(
 ) -> Result<ExitCode> {
     check_template(&prompter)?;
     let mut chat = Chat { session, prompter, request, system, messages: Vec::new(), last: None };
-    eprintln!("{}\n", greeting(&chat.model_name(), chat.session.engine().context()));
+    tell(&format!("{}\n", greeting(&chat.model_name(), chat.session.engine().context())));
     let mut input = Input::new()?;
-    // Whether Ctrl-C came last.
+    // Whether the last input was Ctrl-C.
     let mut leaving = false;
     loop {
         let line = match input.read()? {
@@ -49,7 +50,7 @@ pub fn run(
             Typed::End => return Ok(ExitCode::SUCCESS),
             Typed::Interrupt if leaving => return Ok(ExitCode::from(interrupt::EXIT_CODE)),
             Typed::Interrupt => {
-                eprintln!("To leave, press Ctrl-C again, press Ctrl-D or type /quit.\n");
+                tell("To leave, press Ctrl-C again, press Ctrl-D or type /quit.\n");
                 leaving = true;
                 continue;
             }
@@ -71,7 +72,7 @@ pub fn run(
         };
         match done {
             Ok(()) => {}
-            Err(error) if error.is::<TooLong>() => eprintln!("error: {error}\n"),
+            Err(error) if error.is::<TooLong>() => tell(&format!("error: {error}\n")),
             Err(error) if matches!(error.downcast_ref(), Some(Error::DeviceLost(_))) => {
                 chat = chat.reloaded(&error.to_string(), reload)?;
             }
@@ -79,12 +80,12 @@ pub fn run(
             Err(error) if error.is::<std::io::Error>() || error.is::<forebay_engine::Error>() => {
                 return Err(error);
             }
-            Err(error) => eprintln!("{}\n", message(&error)),
+            Err(error) => tell(&format!("{}\n", message(&error))),
         }
     }
 }
 
-/// What is said at the start.
+/// The first lines of a chat.
 fn greeting(model: &str, context: usize) -> String {
     format!(
         "Chat with {model} (context: {context} tokens).\n\
@@ -96,9 +97,9 @@ fn greeting(model: &str, context: usize) -> String {
 struct Chat {
     session: Session,
     prompter: Prompter,
-    /// How messages are answered; it has none itself.
+    /// The options of answers, without messages.
     request: ChatRequest,
-    /// What the model is told first.
+    /// The system prompt.
     system: Option<String>,
     /// Without the system message.
     messages: Vec<Message>,
@@ -111,22 +112,22 @@ impl Chat {
         self.session.engine().file().metadata.str("general.name").unwrap_or("the model").to_owned()
     }
 
-    /// Goes on with the model loaded again. What was said is read again with the next question.
+    /// Continues with the model loaded again. The next message processes the whole conversation again.
     fn reloaded(self, lost: &str, reload: &Reload<'_>) -> Result<Chat> {
-        eprintln!("\n[the answer was cut off]");
+        tell("\n[the answer was cut off]");
         let Chat { session, prompter, mut request, system, messages, last } = self;
         let cancel = session.cancel().clone();
-        // Their memory is needed.
+        // The new model needs their memory.
         drop((session, prompter, std::mem::take(&mut request.options.format)));
         let (prompter, format) = reload(lost)?;
         let mut session = prompter.engine().session();
         session.obey(&cancel);
         request.options.format = format;
-        eprintln!("Your last message has no answer. Send it again: the up arrow key brings it back.\n");
+        tell("Your last message has no answer. Send it again: the up arrow key brings it back.\n");
         Ok(Chat { session, prompter, request, system, messages, last })
     }
 
-    /// A request for what follows the messages.
+    /// A request for the next message.
     fn request(&self) -> ChatRequest {
         let mut request = self.request.clone();
         request.messages = self.system.iter().map(|text| Message::new("system", text)).collect();
@@ -134,7 +135,7 @@ impl Chat {
         request
     }
 
-    /// Does something. Where the context has no room for it, the oldest turns are dropped, if the user agrees, until it has.
+    /// Does something. If the context is too full for it and the user agrees, drops the oldest turns until it fits.
     fn make_room_for(
         &mut self,
         input: &mut Input,
@@ -145,7 +146,7 @@ impl Chat {
             match act(self, input) {
                 Err(error) if error.is::<TooLong>() && !self.messages.is_empty() => {
                     if !agreed {
-                        eprintln!("The context is full: {error}.");
+                        tell(&format!("The context is full: {error}."));
                         agreed = self.offer_to_drop(input)?;
                     }
                     if !agreed {
@@ -158,18 +159,18 @@ impl Chat {
         }
     }
 
-    /// Asks whether turns may be dropped, and says what else there is to do if not.
+    /// Asks whether turns may be dropped. If not, names the alternatives.
     fn offer_to_drop(&self, input: &mut Input) -> Result<bool> {
         let agreed = input.confirm("Drop the oldest turns and go on? The system prompt stays.")?;
         if !agreed {
-            eprintln!(
-                "Nothing was dropped. /drop drops the oldest turns, /undo the last one, /clear all of them.\n"
+            tell(
+                "Nothing was dropped. /drop drops the oldest turns, /undo the last one, /clear all of them.\n",
             );
         }
         Ok(agreed)
     }
 
-    /// Drops the oldest turn, and more until half of the context is free. The last turn stays, unless it is the only one.
+    /// Drops oldest turns until half of the context is free, at least one. The last turn stays unless it is the only one.
     fn drop_oldest(&mut self) -> Result<()> {
         let context = self.session.engine().context();
         let mut dropped = 0;
@@ -183,23 +184,27 @@ impl Chat {
         };
         let turns =
             if dropped == 1 { "the oldest turn".into() } else { format!("the {dropped} oldest turns") };
-        eprintln!(
-            "Dropped {turns}. The rest has {left} of {context} tokens and is processed again with the next message.\n"
-        );
+        tell(&match left {
+            0 => format!("Dropped {turns}. No other turns are left.\n"),
+            _ => format!(
+                "Dropped {turns}. The remaining turns take {left} of {context} tokens. They are processed again with the \
+                 next message.\n"
+            ),
+        });
         Ok(())
     }
 
     /// Tokens of the conversation as the model sees it.
     fn prompt_tokens(&self) -> Result<usize> {
         if self.messages.is_empty() {
-            // Not every template knows what to make of that.
+            // Some templates refuse a conversation without messages.
             return Ok(0);
         }
         let prompt = self.prompter.prompt(&self.request());
         Ok(prompt.map_err(|error| explain(self.prompter.engine(), error))?.tokens.len())
     }
 
-    /// Says something to the model. What gets no answer is taken back.
+    /// Sends a message to the model. A message without an answer is removed again.
     fn say(&mut self, text: &str, input: &mut Input) -> Result<()> {
         self.messages.push(Message::new("user", text));
         let before = self.messages.len();
@@ -210,7 +215,7 @@ impl Chat {
         answered
     }
 
-    /// Has the last message answered.
+    /// Generates the answer to the last message.
     fn answer(&mut self, input: &mut Input) -> Result<()> {
         let question = self.prompter.chat(self.request());
         let question = question.map_err(|error| explain(self.prompter.engine(), error))?;
@@ -225,21 +230,21 @@ impl Chat {
         })?;
         stats::close(self.session.engine(), &reply.answer);
         if let Some(warning) = warning(used, context) {
-            eprintln!("{warning}");
+            tell(&warning);
         }
-        eprintln!();
+        tell("");
         if reply.answer.finish_reason != FinishReason::Cancelled || !reply.answer.text.is_empty() {
             self.messages.push(reply.message());
         }
         let Reply { answer, .. } = reply;
         self.last = Some(answer);
         if is_full {
-            eprintln!("The context of {context} tokens is full, so the answer ends early.");
+            tell(&format!("The context of {context} tokens is full, so the answer ends early."));
             if oldest_turn(&self.messages) == self.messages.len() {
-                eprintln!("/undo removes the message and its answer, /clear starts a new conversation.\n");
+                tell("/undo removes the message and its answer, /clear starts a new conversation.\n");
             } else if self.offer_to_drop(input)? {
                 self.drop_oldest()?;
-                eprintln!("Ask the model to go on, or send another message.\n");
+                tell("Ask the model to go on, or send another message.\n");
             }
         }
         Ok(())
@@ -247,11 +252,11 @@ impl Chat {
 
     fn obey(&mut self, command: Command, input: &mut Input) -> Result<()> {
         match command {
-            Command::Help => eprintln!("{}", help()),
+            Command::Help => tell(&help()),
             Command::Clear => {
                 self.messages.clear();
                 let system = if self.system.is_some() { " The system prompt stays." } else { "" };
-                eprintln!("This is a new conversation.{system}\n");
+                tell(&format!("This is a new conversation.{system}\n"));
             }
             Command::Drop => {
                 if oldest_turn(&self.messages) == self.messages.len() {
@@ -262,12 +267,12 @@ impl Chat {
             Command::Undo => {
                 let Some(question) = self.last_question() else { bail!("there is no message to remove") };
                 self.messages.truncate(question);
-                eprintln!("{}\n", self.position());
+                tell(&format!("{}\n", self.position()));
             }
             Command::Regen => {
                 let Some(question) = self.last_question() else { bail!("there is no message to answer") };
                 let answers = self.messages.split_off(question + 1);
-                // With the same seed it would be the same answer.
+                // The same seed would give the same answer.
                 let seed = &mut self.request.options.sampling.seed;
                 *seed = seed.map(|seed| seed.wrapping_add(1));
                 let answered = self.answer(input);
@@ -283,32 +288,48 @@ impl Chat {
                     return Err(explain(self.prompter.engine(), error));
                 }
                 let set = if self.system.is_some() { "set" } else { "removed" };
-                eprintln!("The system prompt is {set}. This applies from the next message on.\n");
+                tell(&format!("The system prompt is {set}. This applies from the next message on.\n"));
             }
-            Command::Set(None) => eprintln!("{}", settings(&self.request)),
+            Command::Set(None) => tell(&settings(&self.request)),
             Command::Set(Some((name, value))) => {
                 set(&mut self.request, &name, &value)?;
-                eprintln!("{name} is now {value}.\n");
+                tell(&format!("{name} is now {value}.\n"));
             }
             Command::Think(think) => {
                 self.request.think = Some(think);
-                let state = if think { "on" } else { "off" };
-                eprintln!("Reasoning is {state}, if the chat template supports it.\n");
+                tell(match (self.switches_reasoning(), think) {
+                    (false, _) => {
+                        "The chat template of this model has no switch for reasoning: this changes nothing.\n"
+                    }
+                    (true, true) => "Reasoning is on from the next message on.\n",
+                    (true, false) => "Reasoning is off from the next message on.\n",
+                });
             }
             Command::Save(path) => self.save(&path)?,
             Command::Load(path) => self.load(&path)?,
-            Command::Stats => eprintln!("{}\n", self.stats()),
+            Command::Stats => tell(&format!("{}\n", self.stats())),
             Command::Quit => unreachable!("leaving is the loop's matter"),
         }
         Ok(())
     }
 
-    /// Where the last question is among the messages.
+    /// Whether the chat template writes another prompt if reasoning is wanted than if it is not.
+    fn switches_reasoning(&self) -> bool {
+        let prompt = |think| {
+            let mut request = self.request.clone();
+            request.messages = vec![Message::new("user", "Hello")];
+            request.think = Some(think);
+            self.prompter.prompt(&request).ok().map(|prompt| prompt.text)
+        };
+        prompt(true) != prompt(false)
+    }
+
+    /// The index of the user's last message.
     fn last_question(&self) -> Option<usize> {
         self.messages.iter().rposition(|message| message.role == "user")
     }
 
-    /// Where the conversation stands, in words.
+    /// A sentence that names the last message.
     fn position(&self) -> String {
         let last = self.last_question().and_then(|at| self.messages[at].content.as_ref()?.as_str());
         match last {
@@ -322,13 +343,13 @@ impl Chat {
 
     fn save(&self, path: &Path) -> Result<()> {
         let saved = Saved::new(&self.model_name(), self.system.as_deref(), &self.messages);
-        // A full drive is no reason to end the conversation.
+        // A failed save, for example on a full drive, does not end the chat.
         saved.write(path, &self.session).map_err(|error| anyhow!("error: {}", message(&error)))?;
         let count = self.messages.len();
-        eprintln!(
+        tell(&format!(
             "Saved {count} messages to {0}, and the state of the model to {0}.state.\n",
             path.display()
-        );
+        ));
         Ok(())
     }
 
@@ -340,19 +361,17 @@ impl Chat {
                 session.obey(self.session.cancel());
                 self.session = session;
             }
-            Err(error) => {
-                eprintln!(
-                    "The conversation is processed again with the next message, because its state cannot be loaded: {}",
-                    message(&error.into())
-                )
-            }
+            Err(error) => tell(&format!(
+                "The conversation is processed again with the next message, because its state cannot be loaded: {}",
+                message(&error.into())
+            )),
         }
         if saved.model != self.model_name() {
-            eprintln!("It was saved with another model: {}.", saved.model);
+            tell(&format!("It was saved with another model: {}.", saved.model));
         }
         self.messages = saved.messages;
         self.system = saved.system;
-        eprintln!("Loaded {} messages. {}\n", self.messages.len(), self.position());
+        tell(&format!("Loaded {} messages. {}\n", self.messages.len(), self.position()));
         Ok(())
     }
 
@@ -375,7 +394,7 @@ impl Chat {
     }
 }
 
-/// The settings that `/set` knows, as they are.
+/// The settings that `/set` knows, with their values.
 fn settings(request: &ChatRequest) -> String {
     fn text<T: ToString>(value: Option<T>) -> String {
         value.map_or_else(|| "none".into(), |value| value.to_string())
@@ -396,7 +415,7 @@ fn settings(request: &ChatRequest) -> String {
     values.iter().map(|(name, value)| format!("  {name:<20}{value}\n")).collect()
 }
 
-/// Changes a setting; where the new value makes no sense, the old one stays.
+/// Changes a setting. If the new value is invalid, the old one stays.
 fn set(request: &mut ChatRequest, name: &str, value: &str) -> Result<()> {
     fn number<T: FromStr>(value: &str) -> Result<Option<T>> {
         value.parse().map(Some).map_err(|_| anyhow!("{value} is not a value that this setting takes"))
@@ -417,7 +436,7 @@ fn set(request: &mut ChatRequest, name: &str, value: &str) -> Result<()> {
         "penalty-last-n" => sampling.penalty_last_n = number(value)?,
         "seed" => sampling.seed = or_none(value)?,
         "max-tokens" => max_tokens = or_none(value)?,
-        _ => bail!("there is no setting {name}; /set alone shows all settings"),
+        _ => bail!("there is no setting {name}; /set without a name shows all settings"),
     }
     sampling.validate().map_err(|error| anyhow!("{error}")).context("not changed")?;
     (request.options.sampling, request.options.max_tokens) = (sampling, max_tokens);
@@ -455,7 +474,7 @@ mod tests {
             assert!(set(&mut request, name, value).is_err(), "{name} {value}");
         }
         assert_eq!(asked(&request).0, Some(0.25));
-        // Everything that is shown can be set.
+        // Every shown setting can be set.
         for line in settings(&request.clone()).lines() {
             let (name, value) = line.trim().split_once(' ').unwrap();
             set(&mut request, name, value.trim()).unwrap();

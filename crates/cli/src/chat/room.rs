@@ -1,8 +1,8 @@
-//! Room in the context: how much is left, and which turns are dropped when none is.
+//! The space that is left in the context, and the turns that are dropped when none is left.
 
 use forebay_engine::chat::Message;
 
-/// What is said after an answer that leaves less than a fifth of the context.
+/// The warning after an answer that leaves less than a fifth of the context.
 pub fn warning(used: usize, context: usize) -> Option<String> {
     let left = context.saturating_sub(used);
     (5 * left < context && left > 0).then(|| {
@@ -11,7 +11,7 @@ pub fn warning(used: usize, context: usize) -> Option<String> {
     })
 }
 
-/// How many messages the oldest turn has: a question, and what follows it up to the next.
+/// The number of messages in the oldest turn: a user's message and everything before the next one.
 pub fn oldest_turn(messages: &[Message]) -> usize {
     let next = messages.iter().skip(1).position(|message| message.role == "user");
     next.map_or(messages.len(), |next| next + 1)

@@ -1,5 +1,5 @@
-//! Conversations in files: what was said as JSON, for people and for other models, and beside it what the model
-//! remembers of it, so that it need not be read again.
+//! Saves conversations: the messages as JSON, for people and for other models, and beside them the state of the model,
+//! so that the messages need not be processed again.
 
 use std::path::{Path, PathBuf};
 
@@ -14,14 +14,14 @@ use crate::output::Output;
 /// A conversation.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
-    /// What the file is: the number of its version.
+    /// The version of the file format.
     forebay_chat: u32,
-    /// The model it was had with.
+    /// The model of the conversation.
     pub model: String,
-    /// What the model was told first.
+    /// The system prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// What was said.
+    /// The messages.
     pub messages: Vec<Message>,
 }
 
@@ -33,7 +33,7 @@ impl Saved {
         Saved { forebay_chat: VERSION, model: model.to_owned(), system, messages: messages.to_vec() }
     }
 
-    /// Writes it, and what the session remembers beside it.
+    /// Writes the conversation, and beside it the state of the session.
     pub fn write(&self, path: &Path, session: &Session) -> Result<()> {
         // Opened first: if it cannot be written, the error names the file that was asked for.
         let output = Output::private(path)?;
@@ -56,7 +56,7 @@ impl Saved {
     }
 }
 
-/// What the model remembers of a saved conversation; why it does not, if the conversation has to be read again.
+/// The saved state of the model, or why the messages must be processed again.
 pub fn remembered(engine: &Engine, path: &Path) -> Result<Session, Error> {
     Session::load(engine, &state_path(path))
 }

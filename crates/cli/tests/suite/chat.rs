@@ -155,7 +155,7 @@ fn an_answer_is_stopped_undone_saved_and_loaded() {
     terminal.line("/system Be brief.");
     terminal.wait_for("The system prompt is set.", 1);
     terminal.line("/think off");
-    terminal.wait_for("Reasoning is off, if the chat template supports it.", 1);
+    terminal.wait_for("The chat template of this model has no switch for reasoning", 1);
     terminal.line("/stats");
     terminal.wait_for("expert slots", 1);
 
@@ -236,20 +236,39 @@ fn a_conversation_goes_on_when_the_context_is_full() {
     terminal.wait_for("[the context is full]", 1);
     terminal.wait_for("The context of 140 tokens is full, so the answer ends early.", 1);
     terminal.wait_for("[Y/n]", 1);
+    // Neither yes nor no: perhaps it was meant as a message.
+    terminal.keys("and then?");
+    terminal.wait_for("Please answer y or n.", 1);
+    terminal.wait_for("[Y/n]", 2);
     terminal.keys("n");
     terminal.wait_for("Nothing was dropped.", 1);
 
     // The next message does not fit: the oldest turns make room for it.
     terminal.line("And then?");
     terminal.wait_for("do not fit the context of 140", 1);
-    terminal.wait_for("[Y/n]", 2);
+    terminal.wait_for("[Y/n]", 3);
     terminal.key("Enter");
-    terminal.wait_for("Dropped the 2 oldest turns. The rest has ", 1);
+    terminal.wait_for("Dropped the 2 oldest turns. The remaining turns take ", 1);
     terminal.wait_for(" tok/s", 4);
     terminal.line("/drop");
     terminal.wait_for("Dropped the oldest turn.", 1);
     terminal.line("/drop");
     terminal.wait_for("there are no older turns to drop", 1);
+}
+
+#[test]
+fn the_chats_own_lines_end_between_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = demo_model();
+    let Some(terminal) = Terminal::start_wide("folded", folder.path(), &["run", &model], 40) else { return };
+    terminal.line("/help");
+    let screen = terminal.wait_for("The line after an answer:", 1);
+    let lines: Vec<&str> = screen.lines().map(str::trim_end).collect();
+    assert!(lines.iter().all(|line| line.len() < 40), "{screen}");
+    assert!(lines.contains(&"and keys. Ctrl-C stops an answer,"), "{screen}");
+    terminal.line("/nonsense");
+    let screen = terminal.wait_for("/quit", 2);
+    assert!(screen.lines().any(|line| line.trim_end().ends_with("the")), "{screen}");
 }
 
 #[test]
