@@ -114,7 +114,9 @@ impl LoadArgs {
             return Err(error.into());
         }
         eprintln!("The GPU was lost; loading the model on the CPU: {}", in_flags(lost));
-        self.compute.open(path, self.ctx, None).context("the GPU was lost, and the processor cannot go on")
+        self.compute
+            .open(path, self.ctx, None)
+            .context("the GPU was lost, and the model cannot be loaded on the CPU")
     }
 
     /// The same, for a server with so many requests open at once.
@@ -267,25 +269,25 @@ impl ComputeArgs {
 #[command(next_help_heading = "Sampling (values that the model file recommends replace the defaults)")]
 pub struct SamplingArgs {
     /// Temperature; 0 always picks the most likely token [default: 0.8]
-    #[arg(long, visible_alias = "temperature", value_name = "T", allow_negative_numbers = true)]
+    #[arg(long, visible_alias = "temperature", value_name = "T")]
     temp: Option<f32>,
     /// Sample from the K most likely tokens; 0 means all [default: 40]
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
     /// Sample from the most likely tokens that together have probability P [default: 0.95]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     top_p: Option<f32>,
     /// Sample from tokens at least P times as likely as the most likely one [default: 0.05]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     min_p: Option<f32>,
     /// Divide the logits of recent tokens by X; 1 means off [default: 1]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     repeat_penalty: Option<f32>,
     /// Subtract X from the logits of tokens that the answer already contains [default: 0]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     presence_penalty: Option<f32>,
     /// Subtract X from a token's logit for each time the answer contains it [default: 0]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     frequency_penalty: Option<f32>,
     /// Number of recent tokens that the penalties consider [default: 64]
     #[arg(long, visible_alias = "repeat-last-n", value_name = "N")]

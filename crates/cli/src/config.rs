@@ -1,4 +1,4 @@
-//! Settings for a machine, in a file: defaults for flags, under the flags' names.
+//! The settings file: defaults for flags, under the flags' names.
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,8 @@ use crate::args::{ComputeArgs, LoadArgs, ModelArgs, SamplingArgs};
 use crate::serve::ServeArgs;
 use crate::{GENERAL, errors, foreign};
 
-/// What a file may set: what suits a machine and its user. Flags of a single question are not among them. These are the
-/// names in the code; a file has those of the flags, with hyphens, or these.
+/// The settings that a file may contain: those of a machine and its user, not those of a single request. These are the
+/// names in the code; a file may use them, or the names of the flags, which have hyphens.
 const SETTINGS: [&str; 31] = [
     "model",
     "memory",
@@ -52,46 +52,47 @@ const SETTINGS: [&str; 31] = [
 /// Settings that are paths, in which `~/` stands for the home folder.
 const PATHS: [&str; 2] = ["model", "api_key_file"];
 
-/// What `--print-config` shows unless a command knows other words.
+/// The value of `--print-config` without a value.
 pub const SHOW_SETTINGS: &str = "settings";
 
-/// Where settings come from.
+/// The flags for settings.
 #[derive(Args)]
 pub struct ConfigArgs {
     /// Settings file [default: ~/.config/forebay/config.toml, if it exists]
     #[arg(long, value_name = "FILE", global = true, display_order = 1001, help_heading = GENERAL)]
     config: Option<PathBuf>,
     /// Print the settings in effect and where each comes from, and exit
-    // A text and no switch, because a command may let it take a word: what is to be shown instead.
+    // A text and not a switch, because `serve` lets it take a value: the client to configure.
     #[arg(long, global = true, display_order = 1002, num_args = 0, default_missing_value = SHOW_SETTINGS,
         help_heading = GENERAL)]
     print_config: Option<String>,
 }
 
-/// A command line in which what was not given comes from a file.
+/// A command line whose defaults come from the settings file.
 pub struct Parsed<C> {
     /// The arguments in effect.
     pub cli: C,
-    /// What was asked for with `--print-config`.
+    /// The output of `--print-config`, if it was given.
     pub shown: Option<String>,
 }
 
-/// Reads the command line, then the file of settings if the command has any of them. A wrong command line ends the
-/// program here.
+/// Reads the command line, and the settings file if the command has any of its settings.
 pub fn parse<C: Parser>() -> Result<Parsed<C>> {
+    // A negative number is a value: clap would look for a flag of that name.
+    let program = C::command().mut_subcommands(|command| command.allow_negative_numbers(true));
     let line: Vec<_> = std::env::args_os().collect();
-    if let Some(instead) = foreign::explain(&C::command(), &line) {
+    if let Some(instead) = foreign::explain(&program, &line) {
         return Err(errors::usage(instead));
     }
-    let matches = C::command().get_matches();
+    let matches = program.clone().try_get_matches().map_err(errors::in_plain_words)?;
     let args = ConfigArgs::from_arg_matches(&matches)?;
     let mut command = match matches.subcommand_name() {
-        Some(name) => C::command().find_subcommand(name).expect("clap has found it").clone(),
+        Some(name) => program.find_subcommand(name).expect("clap has found it").clone(),
         None => Settings::command(),
     };
     let concerned = settings_of(&command).next().is_some();
     let file = if concerned || args.config.is_some() { File::find(args.config.as_deref())? } else { None };
-    // One that was named after --model counts like one in its place.
+    // A model after --model replaces that of the file, too.
     let named =
         matches.subcommand().is_some_and(|(_, own)| own.try_contains_id("model_flag").unwrap_or(false));
     for entry in file.iter().flat_map(|file| &file.entries) {
@@ -101,7 +102,8 @@ pub fn parse<C: Parser>() -> Result<Parsed<C>> {
     }
     let (cli, shown) = match matches.subcommand_name() {
         Some(name) => {
-            let matches = C::command().mut_subcommand(name, |_| command.clone()).get_matches();
+            let program = program.mut_subcommand(name, |_| command.clone());
+            let matches = program.try_get_matches().map_err(errors::in_plain_words)?;
             let own = matches.subcommand_matches(name).expect("it is the same command line");
             (C::from_arg_matches(&matches)?, show(&command, own, file.as_ref()))
         }
@@ -113,7 +115,7 @@ pub fn parse<C: Parser>() -> Result<Parsed<C>> {
     Ok(Parsed { cli, shown: args.print_config.filter(|what| what == SHOW_SETTINGS).map(|_| shown) })
 }
 
-/// Every setting as a flag, for checking values: those of a file mean what they mean in a call. The server has them all.
+/// Every setting as a flag, for checking the values of a file. The server has all of them.
 #[derive(Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
 struct Settings {
@@ -130,13 +132,13 @@ struct File {
 /// One setting of a file.
 struct Entry {
     key: &'static str,
-    /// As it would be written in a call.
+    /// The value as on a command line.
     value: String,
     line: usize,
 }
 
 impl File {
-    /// The file that was named, or the one in its usual place if it is there.
+    /// The given file, or the one in the usual place if it exists.
     fn find(named: Option<&Path>) -> Result<Option<File>> {
         let path = match (named, usual_path()) {
             (Some(path), _) => path.to_owned(),
@@ -155,7 +157,7 @@ impl File {
 }
 
 impl Entry {
-    /// The command with this setting as a default, if it has it.
+    /// The command with this setting as a default, if it has the setting.
     fn as_default(&self, command: Command) -> Command {
         if settings_of(&command).any(|arg| arg.get_id() == self.key) {
             command.mut_arg(self.key, |arg| arg.default_value(self.value.clone()))
@@ -174,7 +176,7 @@ impl Entry {
 /// Why clap refuses a value.
 fn reason(error: &clap::Error) -> String {
     if let Some(source) = std::error::Error::source(error) {
-        return source.to_string();
+        return errors::expected(source).unwrap_or_else(|| source.to_string());
     }
     match error.get(ContextKind::ValidValue) {
         Some(ContextValue::Strings(values)) if !values.is_empty() => {
@@ -189,7 +191,7 @@ fn flag_name(key: &str) -> String {
     key.replace('_', "-")
 }
 
-/// What is wrong in a file.
+/// An error in a file.
 #[derive(Debug, PartialEq)]
 struct Wrong {
     line: usize,
@@ -209,7 +211,7 @@ fn parse_entries(text: &str) -> Result<Vec<Entry>, Wrong> {
         let name: &str = name.get_ref();
         let Some(key) = SETTINGS.into_iter().find(|key| *key == name || flag_name(key) == name) else {
             let known = SETTINGS.map(flag_name).join(", ");
-            return Err(wrong(format!("there is no setting {name:?}; there are {known}")));
+            return Err(wrong(format!("there is no setting {name:?}; the settings are {known}")));
         };
         if entries.iter().any(|entry: &Entry| entry.key == key) {
             return Err(wrong(format!("{name} is set twice")));
@@ -226,7 +228,7 @@ fn parse_entries(text: &str) -> Result<Vec<Entry>, Wrong> {
     Ok(entries)
 }
 
-/// A value as a flag would have it; `None` for lists and the like.
+/// A value as on a command line; `None` for lists and tables.
 fn in_a_call(key: &str, value: &Spanned<DeValue>) -> Option<String> {
     match value.get_ref() {
         DeValue::String(text) if PATHS.contains(&key) => match (text.strip_prefix("~/"), home()) {
@@ -244,8 +246,8 @@ fn in_a_call(key: &str, value: &Spanned<DeValue>) -> Option<String> {
     }
 }
 
-/// The arguments of a command that a file may set: those that come from the flags all commands share, so that a flag
-/// that only has the name of a setting is left alone.
+/// The arguments of a command that a file may set. They must come from the flags that commands share: another flag
+/// may have the name of a setting by chance.
 fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
     SETTINGS.into_iter().filter_map(move |key| {
         let arg = command.get_arguments().find(|arg| arg.get_id() == key)?;
@@ -253,13 +255,13 @@ fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
     })
 }
 
-/// The struct that has a setting among its fields, by the name of clap's group for it.
+/// The name of clap's group for the struct that has this setting.
 fn owner(key: &str) -> Option<Id> {
     fn of<A: Args>(key: &str) -> Option<Id> {
         let command = A::augment_args(Command::new(""));
         command.get_arguments().any(|arg| arg.get_id() == key).then(A::group_id)?
     }
-    // The first is a part of the second, and the last has all others among its parts.
+    // The first is a part of the second, and the last contains all others.
     of::<ComputeArgs>(key)
         .or_else(|| of::<LoadArgs>(key))
         .or_else(|| of::<SamplingArgs>(key))
@@ -267,7 +269,7 @@ fn owner(key: &str) -> Option<Id> {
         .or_else(|| of::<ServeArgs>(key))
 }
 
-/// The settings in effect, as a file that would bring them about.
+/// The settings in effect, in the format of a settings file.
 fn show(command: &Command, matches: &ArgMatches, file: Option<&File>) -> String {
     let place = match file {
         Some(file) => format!("file: {}", file.path.display()),
@@ -297,7 +299,7 @@ fn show(command: &Command, matches: &ArgMatches, file: Option<&File>) -> String 
     text
 }
 
-/// What an argument's help says that happens without it.
+/// The default in the help of an argument.
 fn default_in_words(arg: &Arg) -> Option<String> {
     let help = arg.get_help()?.to_string();
     let (_, words) = help.split_once("[default: ")?;
@@ -309,7 +311,7 @@ fn as_toml(value: &str) -> String {
     if is_number { value.to_owned() } else { serde_json::Value::from(value).to_string() }
 }
 
-/// Where people have their settings.
+/// The usual place of the settings file.
 fn usual_path() -> Option<PathBuf> {
     let folder = variable("XDG_CONFIG_HOME").or_else(|| Some(home()?.join(".config")));
     Some(folder.or_else(|| variable("APPDATA"))?.join("forebay").join("config.toml"))
@@ -365,7 +367,11 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_its_line() {
         let cases = [
-            ("\nmemry = 1", 2, "there is no setting \"memry\"; there are model, memory, expert-memory"),
+            (
+                "\nmemry = 1",
+                2,
+                "there is no setting \"memry\"; the settings are model, memory, expert-memory",
+            ),
             ("memory = \"lots\"", 1, "memory = \"lots\": expected a size, such as 8G or 512M"),
             ("threads = 0", 1, "threads = 0: at least 1 is needed"),
             ("threads = -4", 1, "threads = -4: not a whole number"),
@@ -373,6 +379,7 @@ mod tests {
             ("policy = \"best\"", 1, "policy = \"best\": expected lru, lfu, forecast"),
             ("memory = 6", 1, "memory = 6: 6 bytes is too small; did you mean 6G?"),
             ("port = 70000", 1, "port = 70000: "),
+            ("top-k = \"some\"", 1, "top-k = \"some\": expected a whole number of 0 or more"),
             ("\n\ntop_p = 2", 3, "top_p = 2: top_p is 2, but must be"),
             ("temp = nan", 1, "temp = nan: temperature is NaN"),
             ("temp = [1]", 1, "temp = [1]: expected a text, a number"),

@@ -1,4 +1,4 @@
-//! `forebay docs`: the documentation of commands, made of the definitions that parse them.
+//! `forebay docs`: generates the documentation of commands from their definitions.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -77,7 +77,7 @@ fn section(command: &Command) -> String {
     text.push_str(&format!("\n```text\n{}\n```\n", usage.trim_start_matches("Usage: ")));
     let own = command.get_arguments().filter(|arg| !arg.is_global_set() && arg.get_id() != "help");
     let own: Vec<&Arg> = own.filter(|arg| !arg.is_hide_set()).collect();
-    // Places and arguments without a heading come first, as they do in help.
+    // Arguments without a heading come first, as in help.
     let heading = |arg: &Arg| match arg.is_positional() {
         true => String::new(),
         false => arg.get_help_heading().unwrap_or_default().to_owned(),
@@ -123,13 +123,13 @@ fn flags<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
                 names.push(format!("`--{long}{value}`"));
                 names.extend(aliases.into_iter().map(|alias| format!("`--{alias}`")));
             }
-            // Two that stand for one argument have brackets between them, for the line of usage.
+            // Two names for one argument have brackets between them in the line of usage.
             None => names.push(format!("`{}`", value.trim_start().replace("] [", " "))),
         }
         let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
         let mut line = format!("- {}: {}", names.join(", "), plain(&help.replace('\n', " ")));
         let defaults: Vec<_> = arg.get_default_values().iter().map(|v| v.to_string_lossy()).collect();
-        if !defaults.is_empty() && takes_value(arg) {
+        if !defaults.is_empty() && takes_value(arg) && !help.contains("[default: ") {
             line.push_str(&format!(" [default: {}]", defaults.join(",")));
         }
         line + "\n" + &values(arg)
@@ -137,7 +137,7 @@ fn flags<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
     .collect()
 }
 
-/// The values of an enumeration, with what they mean; nothing where the flag's line lists them.
+/// The values of an enumeration and their meanings; empty if the flag's line lists them.
 fn values(arg: &Arg) -> String {
     let mut values = arg.get_possible_values();
     values.retain(|value| !value.is_hide_set());
@@ -159,7 +159,7 @@ fn takes_value(arg: &Arg) -> bool {
     arg.get_action().takes_values() && arg.get_num_args().is_none_or(|values| values.takes_values())
 }
 
-/// Text in which Markdown sees no markup that is none.
+/// Escapes characters that Markdown would take for markup.
 fn plain(text: &str) -> String {
     text.replace('<', "\\<").replace('*', "\\*")
 }

@@ -1,17 +1,44 @@
-//! What goes wrong, told to a person: one line that says what, where and what to do; and the exit code.
+//! Reports errors: one line that says what happened, where, and what to do; and the exit code.
 
 use std::io::{self, ErrorKind};
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::path::Path;
 use std::process::ExitCode;
 
+use clap::error::ContextKind;
 use forebay_engine::{Engine, Error};
 
 use crate::inspect::Summary;
 use crate::interrupt;
 
-/// An error in how the program was called.
+/// An error in the command line or the settings.
 pub fn usage(message: impl std::fmt::Display) -> anyhow::Error {
     clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{message}\n")).into()
+}
+
+/// A mistake in the command line, with a message of our own where clap's does not help.
+pub fn in_plain_words(mut error: clap::Error) -> anyhow::Error {
+    if error.kind() == clap::error::ErrorKind::UnknownArgument {
+        // It advises to write an unknown flag after `--`, where it would be a prompt or a file name.
+        error.remove(ContextKind::Suggested);
+    }
+    let Some(expected) = std::error::Error::source(&error).and_then(expected) else { return error.into() };
+    let context = |kind| error.get(kind).map_or_else(String::new, |value| value.to_string());
+    let (flag, value) = (context(ContextKind::InvalidArg), context(ContextKind::InvalidValue));
+    // Other programs have -1 for "no limit" and for a random seed.
+    let default = if value == "-1" { "; for the default, leave the flag out" } else { "" };
+    usage(format!("invalid value '{value}' for '{flag}': {expected}{default}"))
+}
+
+/// What a flag expects instead of a value that is not a number.
+pub fn expected(source: &(dyn std::error::Error + 'static)) -> Option<String> {
+    if let Some(error) = source.downcast_ref::<ParseIntError>() {
+        return Some(match error.kind() {
+            IntErrorKind::PosOverflow => "the number is too large".into(),
+            _ => "expected a whole number of 0 or more".into(),
+        });
+    }
+    source.is::<ParseFloatError>().then(|| "expected a number, such as 0.7".into())
 }
 
 /// More tokens than the context holds.
@@ -39,7 +66,7 @@ impl std::fmt::Display for TooLong {
 
 /// An error of the engine, in terms of our flags.
 pub fn explain(engine: &Engine, error: Error) -> anyhow::Error {
-    // Whoever typed the request knows what it is about.
+    // The field of the request is not needed: the user has just typed the request.
     match error.reason() {
         Error::Context { tokens, limit } => {
             let most = Summary::new(engine.file()).context.unwrap_or(0);
@@ -72,7 +99,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     if matches!(error.downcast_ref(), Some(Error::Cancelled)) {
         return ExitCode::from(interrupt::EXIT_CODE);
     }
-    // Whoever read our output has had enough: that is no failure.
+    // The reader of our output has closed it, as `head` does. That is not a failure.
     if error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
@@ -80,7 +107,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The error and its causes, less those that it quotes already.
+/// The error and its causes, without those that it quotes already.
 pub fn message(error: &anyhow::Error) -> String {
     error.chain().map(|cause| in_flags(&cause.to_string())).fold(String::new(), |text, cause| {
         if text.is_empty() {
@@ -93,7 +120,7 @@ pub fn message(error: &anyhow::Error) -> String {
     })
 }
 
-/// What to do where the operating system refused something: its own words do not say that.
+/// What to do after an error of the operating system, whose message does not say that.
 fn advice(error: &anyhow::Error) -> String {
     let file = error.downcast_ref().and_then(|error| match error {
         Error::Io { path, source, .. } => Some((path.as_path(), source)),
@@ -115,7 +142,7 @@ fn advice(error: &anyhow::Error) -> String {
     format!("; {advice}")
 }
 
-/// What there is in place of a model that is not there.
+/// The models in the folder of a file that does not exist.
 fn what_is_there(path: &Path) -> String {
     let folder = match path.parent() {
         Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
@@ -131,7 +158,7 @@ fn what_is_there(path: &Path) -> String {
     let models = entries.flatten().map(|entry| entry.path()).filter(|path| is_model(path));
     let mut models: Vec<_> =
         models.filter_map(|path| path.file_name()?.to_str().map(str::to_owned)).collect();
-    // What was meant is likely to begin in the same way.
+    // The file that the user meant probably begins with the same letters.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let alike = |other: &str| name.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
     models.sort_by(|a, b| alike(b).cmp(&alike(a)).then(a.cmp(b)));

@@ -1,57 +1,104 @@
-//! Flags of other programs that mean nothing here: what Forebay does instead.
+//! Commands and flags of other programs that mean nothing here: what Forebay does instead.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::Command;
 
-/// Flags of llama.cpp and its relatives, and what to do without them.
+/// Commands of Ollama and its relatives, and what to use instead.
+const COMMANDS: &[(&[&str], &str)] = &[
+    (&["chat", "generate", "ask"], "`forebay run` answers a prompt; without one it opens a chat"),
+    (&["show", "info"], "`forebay inspect` describes a model"),
+    (&["server", "start", "up"], "`forebay serve` serves a model"),
+    (&["download", "get", "install"], "`forebay pull` downloads a model"),
+    (&["ls", "models"], "`forebay list` lists the downloaded models"),
+    (&["remove", "delete", "uninstall"], "`forebay rm` removes a downloaded model"),
+    (&["ps", "stop"], "a server has one model, from its start to its end; Ctrl-C ends it"),
+    (&["create", "cp", "push"], "Forebay reads model files as they are, and uploads none"),
+    (&["benchmark", "perf"], "`forebay bench` measures the speed of a model"),
+    (&["config", "settings"], "`forebay run --print-config` shows the settings"),
+];
+
+/// Flags of llama.cpp and its relatives, and what to use instead.
 const FLAGS: &[(&[&str], &str)] = &[
     (
         &["-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu"],
-        "Forebay does not split a model by layers: the dense weights go to the GPU, and experts move between drive, \
-         memory and GPU by use. --device cpu or cuda:0 chooses where to compute, --vram SIZE limits GPU memory",
+        "It counts layers, but Forebay places single experts: the dense weights go to the GPU, and the experts that are \
+         used most follow. --vram SIZE limits GPU memory, --device cpu goes without the GPU",
     ),
     (
         &["-ncmoe", "--n-cpu-moe", "-cmoe", "--cpu-moe", "-ot", "--override-tensor", "--fit"],
-        "Forebay places experts by itself, those used most on the GPU. --vram SIZE limits GPU memory, --memory SIZE the \
-         whole process",
+        "Forebay decides by itself which experts are on the GPU: those that are used most. --vram SIZE limits GPU memory, \
+         --memory SIZE limits the whole process",
     ),
     (
         &["-ts", "--tensor-split", "-sm", "--split-mode", "-mg", "--main-gpu"],
-        "Forebay computes on one GPU; --device cuda:1 chooses another one than the first",
+        "Forebay uses one GPU; --device cuda:1 chooses the second",
     ),
+    (&["-dev"], "Use --device, such as --device cuda:0"),
     (
         &["--mlock", "--no-mmap", "--mmap", "-dio", "--direct-io"],
-        "Forebay does not map the model's file: it reads what fits into the budget of --memory and the other experts when \
-         they are needed. --io chooses how",
+        "Forebay does not map the model file. It keeps in memory what fits into --memory, and reads the other experts when \
+         they are needed. --io chooses how it reads",
     ),
-    (&["-fa", "--flash-attn"], "Forebay has one implementation of attention; leave the flag out"),
+    (&["-fa", "--flash-attn"], "Forebay has one implementation of attention: leave the flag out"),
     (
         &["-b", "--batch-size", "-ub", "--ubatch-size"],
-        "Forebay chooses how many tokens of a prompt it computes at once",
+        "Forebay chooses by itself how many tokens of a prompt it computes at once: leave the flag out",
     ),
     (
         &["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"],
-        "the KV cache is f16 (f32 with --exact), and there is nothing to choose",
+        "The KV cache is always f16, or f32 with --exact: leave the flag out",
     ),
-    (&["-hf", "-hfr", "--hf-repo"], "name the model instead: `forebay pull OWNER/NAME:QUANT` downloads it"),
-    (&["-sys"], "use --system"),
-    (&["-np"], "use --parallel"),
-    (&["-cnv", "--conversation", "-i", "--interactive"], "without a prompt, `forebay run` is a chat"),
+    (
+        &["-hf", "-hfr", "--hf-repo"],
+        "Give the name as the model: `forebay run OWNER/NAME:QUANT` offers to download it",
+    ),
+    (&["-sys"], "Use --system"),
+    (&["-np"], "Use --parallel"),
+    (&["-cnv", "--conversation", "-i", "--interactive"], "Without a prompt, `forebay run` opens a chat"),
     (
         &["-no-cnv", "--no-conversation"],
-        "with a prompt, `forebay run` gives one answer; --raw leaves out the chat template",
+        "With a prompt, `forebay run` gives one answer; --raw leaves out the chat template",
     ),
-    (&["--jinja"], "chat templates are always Jinja here; leave the flag out"),
+    (&["--jinja"], "Chat templates are always Jinja here: leave the flag out"),
+    (
+        &["-e", "--escape", "--no-escape"],
+        "Forebay does not replace \\n in a prompt: use -f FILE for several lines",
+    ),
+    (&["-co", "--color", "--colors"], "On a terminal, reasoning is dim; NO_COLOR=1 turns that off"),
+    (&["--keep", "--context-shift", "--no-context-shift"], "In a chat, /drop drops the oldest turns"),
+    (
+        &["--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"],
+        "Forebay takes these settings from the model file: leave the flag out",
+    ),
+    (&["-md", "--model-draft"], "Forebay has no speculative decoding"),
     (&["--mmproj"], "Forebay runs text models only"),
     (
         &["--lora", "--lora-scaled"],
-        "Forebay does not apply LoRA adapters; merge the adapter into the model first",
+        "Forebay does not apply LoRA adapters: merge the adapter into the model first",
     ),
 ];
 
-/// Why a command line cannot be meant for this program: the first flag in it that belongs to another one.
+/// Why a command line cannot be meant for this program: its command or the first flag that belongs to another one.
 pub fn explain(program: &Command, args: &[OsString]) -> Option<String> {
+    explain_command(program, args).or_else(|| explain_flag(program, args))
+}
+
+/// What is meant by a command that does not exist.
+fn explain_command(program: &Command, args: &[OsString]) -> Option<String> {
+    let name = args.get(1)?.to_str().filter(|name| !name.starts_with('-'))?;
+    if name == "help" || program.find_subcommand(name).is_some() {
+        return None;
+    }
+    if name.contains('/') || name.ends_with(".gguf") || Path::new(name).exists() {
+        return Some(format!("{name} is not a command; `forebay run {name}` opens a chat with that model"));
+    }
+    let (_, instead) = COMMANDS.iter().find(|(names, _)| names.contains(&name))?;
+    Some(format!("{name} is not a command of Forebay; {instead}"))
+}
+
+fn explain_flag(program: &Command, args: &[OsString]) -> Option<String> {
     let command = args.iter().find_map(|arg| program.find_subcommand(arg.to_str()?)).unwrap_or(program);
     let mut before = "";
     for arg in args.iter().skip(1).map_while(|arg| arg.to_str()) {
@@ -64,7 +111,7 @@ pub fn explain(program: &Command, args: &[OsString]) -> Option<String> {
             && !takes_text(command, before)
             && !has(command, name)
         {
-            return Some(format!("{name} is not a flag of Forebay: {instead}"));
+            return Some(format!("{name} is not a flag of Forebay. {instead}"));
         }
         before = arg;
     }

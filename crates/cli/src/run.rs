@@ -80,7 +80,7 @@ pub struct RunArgs {
 
 const ANSWER: &str = "Answer";
 
-/// What the answer must be.
+/// The required form of an answer.
 enum Shape {
     Schema(Value),
     Lark(String),
@@ -95,7 +95,7 @@ impl Shape {
     }
 }
 
-/// What an answer must be, for this model.
+/// The required form of an answer, compiled for this model.
 fn format(shape: Option<&Shape>, engine: &Engine) -> Result<Format> {
     shape.map_or(Ok(Format::Text), |shape| Ok(Format::Grammar(shape.grammar(engine)?)))
 }
@@ -121,10 +121,12 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         None if args.json || args.raw || !terminal => Some(read_stdin()?),
         prompt => prompt,
     };
-    // What a pipe's last line ends with is no part of the question.
+    // The line break at the end of a pipe does not belong to the prompt.
     let prompt = if args.raw { prompt } else { prompt.map(|p| p.trim_end_matches(['\r', '\n']).to_owned()) };
     if prompt.as_ref().is_some_and(String::is_empty) {
-        return Err(errors::usage("the prompt is empty: give one with -p, in a file, or on standard input"));
+        return Err(errors::usage(
+            "the prompt is empty: give one after the model, with -p, with -f FILE, or on standard input",
+        ));
     }
     let shape = args.shape()?;
     let model = args.model.locate()?;
@@ -139,7 +141,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     options.stop = args.stop.clone();
     options.ignore_end = args.ignore_eos;
     options.format = format(shape.as_ref(), &engine)?;
-    // Only the session and the prompter have it now, and can let go of it.
+    // Now only the session and the prompter hold the engine, and the chat can release it.
     drop(engine);
     let Some(prompt) = prompt else {
         let mut request = ChatRequest::default();
@@ -153,7 +155,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     answer(args, session, &prompter, &prompt, options)
 }
 
-/// What a piece of text is.
+/// The kind of a piece of text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TextKind {
     Reasoning,
@@ -191,19 +193,19 @@ pub fn stream(session: &mut Session, question: &Question) -> Result<Reply> {
     })
 }
 
-/// Generates an answer that nobody reads while it is written.
+/// Generates an answer without writing it.
 pub fn generate_unseen(session: &mut Session, question: &Question) -> Result<Reply> {
     generate(session, question, WritingBar::Yes, |_, _| Ok(()))
 }
 
-/// Whether the writing of an answer has a progress bar: where it appears on the terminal it is one itself.
+/// Whether generation has a progress bar. An answer on the terminal shows its own progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WritingBar {
     Yes,
     No,
 }
 
-/// Answers a question and tells `write` what comes.
+/// Answers a question and passes each piece of text to `write`.
 fn generate(
     session: &mut Session,
     question: &Question,
@@ -230,7 +232,7 @@ fn generate(
             }
             ReplyEvent::Reasoning(text) => (TextKind::Reasoning, text),
             ReplyEvent::Content { text, .. } => (TextKind::Answer, text),
-            // There are no tools here, and so no calls.
+            // Without tools there are no calls.
             ReplyEvent::Call { .. } | ReplyEvent::Arguments(_) | ReplyEvent::End(_) => return,
         };
         reading = None;
@@ -240,7 +242,7 @@ fn generate(
         if failure.is_none()
             && let Err(error) = write(kind, &text)
         {
-            // Nobody reads any more, so nothing more is computed.
+            // The output cannot be written, so the computation stops.
             cancel.cancel();
             failure = Some(error);
         }

@@ -1,4 +1,4 @@
-//! `forebay simulate`: how well caches of experts would have served a recorded conversation.
+//! `forebay simulate`: replays recorded conversations against expert caches of several sizes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,10 +17,10 @@ use crate::values::at_least_one;
 
 /// Compute cache hit rates of experts for recorded conversations
 ///
-/// Replays traces against expert caches of several sizes and prints the cache hit rate of the generated tokens: for each
-/// eviction policy; for the best fixed set of experts ("fixed": the most used ones, known in advance and always cached);
-/// and for Belady's rule ("belady": evict the expert that is needed again last), which knows the future and is the upper
-/// limit.
+/// Replays traces against expert caches of several sizes and prints the cache hit rate of the generated tokens. There is a
+/// column for each eviction policy and two for comparison, which know the whole trace in advance: "fixed" has the most used
+/// experts in the cache from the start and never changes them; "belady" starts with an empty cache and evicts the expert
+/// that is needed again last. No policy that starts with an empty cache has a higher hit rate than "belady".
 ///
 /// Several traces of one model are replayed one after another into the same cache. Prompts fill free slots and are not
 /// counted. A cache always has the slots that one layer needs at once.
@@ -66,7 +66,7 @@ pub fn run(args: &SimulateArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is compared.
+/// The columns of the table.
 #[derive(Clone, Copy)]
 enum Column {
     Policy(PolicyKind),
@@ -103,19 +103,19 @@ impl Column {
     }
 }
 
-/// One budget and what each column hits with it.
+/// One cache size, and the hits of each column.
 struct Row {
     percent: usize,
     slots: usize,
     rates: [f64; COLUMNS.len()],
 }
 
-/// Budgets of two tiers, and what the default policy hits in them.
+/// The sizes of two tiers, and the hits of the default policy.
 struct TierRow {
     vram: usize,
     percent: usize,
     hits: TierHits,
-    /// What the best fixed set would have hit in the upper tier alone.
+    /// The hits of the best fixed set in the upper tier alone.
     fixed: f64,
 }
 
@@ -159,7 +159,7 @@ fn tier_table(rows: &[TierRow]) -> String {
     text
 }
 
-/// The traces, and what they ask for.
+/// The traces, and their requests.
 struct Played {
     layers: Vec<RoutedLayer>,
     prompt: usize,
@@ -214,13 +214,13 @@ impl Played {
         TierRow { vram, percent, hits, fixed: self.workload.best_fixed_set(slots(vram)).rate() }
     }
 
-    /// Bytes of so many experts of average size.
+    /// Bytes of this many experts of average size.
     fn bytes(&self, slots: usize) -> u64 {
         let all: u128 = self.layers.iter().map(|l| u128::from(l.expert_bytes) * l.experts as u128).sum();
         u64::try_from(all * slots as u128 / self.workload.experts() as u128).unwrap_or(u64::MAX)
     }
 
-    /// Experts that a token uses.
+    /// Experts used per token.
     fn used(&self) -> usize {
         self.layers.iter().map(|l| l.used).sum()
     }

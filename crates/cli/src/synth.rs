@@ -34,7 +34,7 @@ pub struct SynthArgs {
         value_parser = PossibleValuesParser::new(FAMILIES.iter().map(|family| family.name)))]
     family: String,
     /// How unevenly experts are used, from 0 (evenly) to 4
-    #[arg(long, value_name = "X", default_value_t = 0.4, allow_negative_numbers = true, value_parser = skew)]
+    #[arg(long, value_name = "X", default_value_t = 0.4, value_parser = skew)]
     skew: f32,
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -42,7 +42,7 @@ pub enum Error {
     #[error("{0}")]
     Unsupported(String),
     /// Memory does not suffice.
-    #[error("needs {} of memory ({what}), but {} is available; {remedy}", Bytes(*need), Bytes(*have))]
+    #[error("{} of memory is needed ({what}), but {} is available; {remedy}", Bytes(*need), Bytes(*have))]
     Budget {
         /// Bytes needed.
         need: u64,

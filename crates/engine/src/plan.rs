@@ -10,25 +10,25 @@ use crate::models::Blueprint;
 #[cfg(feature = "grammar")]
 use crate::tokenizer::lexicon::likely_bytes;
 
-/// Tokens in a chunk of a prompt, where memory suffices for everything.
+/// Tokens per chunk of a prompt, if memory suffices for all experts.
 const CHUNK: usize = 512;
 
-/// Tokens in a chunk where experts are streamed, if memory allows: each chunk reads the experts once, so larger chunks read less.
+/// Tokens per chunk if experts are streamed and memory allows: each chunk reads the experts once, so larger chunks read less.
 const STREAMED_CHUNK: usize = 2048;
 
-/// Smaller chunks would read experts for a few tokens each.
+/// The smallest chunk: smaller ones would read experts for a few tokens each.
 const LEAST_CHUNK: usize = 32;
 
 /// Bytes of slots through which experts are uploaded to a device that holds all of them: enough to keep the drive busy.
 const HANDING_OVER: u64 = 512 << 20;
 
-/// What a device's driver, its kernels and the lists of a batch take beside the buffers.
+/// Device memory for the driver, the kernels and the lists of a batch.
 const DEVICE_RESERVE: u64 = 256 << 20;
 
-/// The most scratch memory of a chunk on a device: larger models have shorter chunks.
+/// The most scratch memory of a chunk on a device. Larger models have shorter chunks.
 const DEVICE_SCRATCH: u64 = 1 << 30;
 
-/// Positions of attention memory come in pages of this many.
+/// Positions per page of the KV cache.
 const PAGE: u64 = forebay_kernels::KEY_BLOCK as u64;
 
 #[cfg(not(feature = "grammar"))]
@@ -36,71 +36,71 @@ fn likely_bytes(_: u64) -> u64 {
     0
 }
 
-/// What is asked for.
+/// The input of a plan.
 ///
-/// Callers say them with [`Options`](crate::Options), which has an example.
+/// Callers set it with [`Options`](crate::Options), which has an example.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wishes {
-    /// The most tokens of a conversation.
+    /// The context length in tokens.
     pub context: usize,
-    /// Tokens of a conversation that memory is set aside for.
+    /// Tokens for which memory is reserved.
     pub reserved: usize,
-    /// How products are computed, which says how large keys and values are.
+    /// The precision of products, which determines the size of keys and values.
     pub precision: Precision,
-    /// Tokens computed together when a prompt is read; by default what the memory allows.
+    /// Tokens per chunk of a prompt; by default as many as memory allows.
     pub chunk: Option<usize>,
-    /// What the process may use; by default what is available less a margin.
+    /// The memory budget of the process; by default the available memory, less a margin.
     pub memory: Option<u64>,
-    /// What the caller takes of it beside the engine.
+    /// The part of the budget that the caller uses itself.
     pub caller: u64,
-    /// What expert slots may use; by default what is left.
+    /// The limit for expert slots; by default the rest of the budget.
     pub expert_memory: Option<ExpertMemory>,
-    /// The device that computes instead of the processor, if one does.
+    /// The device that computes instead of the CPU, if there is one.
     pub device: Option<DeviceWishes>,
 }
 
-/// What a device has.
+/// The memory of a device, and the chunks that suit it.
 ///
-/// [`Options::device`](crate::Options::device) brings them.
+/// They come from [`Options::device`](crate::Options::device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceWishes {
-    /// Bytes that the model may use there.
+    /// The device's memory budget in bytes.
     pub memory: u64,
-    /// Tokens of a prompt that are best computed together.
+    /// The preferred number of tokens per chunk of a prompt.
     pub chunk: usize,
 }
 
-/// Bytes in a device's memory, by purpose.
+/// The plan for a device's memory: bytes by purpose.
 ///
-/// A part of a [`Plan`], which has an example.
+/// It is part of a [`Plan`], which has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePlan {
-    /// What may be used.
+    /// The budget.
     pub budget: u64,
     /// Dense weights.
     pub dense: u64,
     /// Expert slots.
     pub slot_bytes: u64,
-    /// Slots of each class.
+    /// The number of slots of each size.
     pub slots: Vec<usize>,
-    /// Buffers of the forward pass, and places through which experts come.
+    /// Buffers of the forward pass, and staging buffers for experts.
     pub scratch: u64,
-    /// Keys and values of one conversation.
+    /// The KV cache of one conversation.
     pub kv: u64,
 }
 
 impl DevicePlan {
-    /// All of it.
+    /// All planned memory.
     pub fn total(&self) -> u64 {
         self.fixed().saturating_add(self.slot_bytes)
     }
 
-    /// All but the expert slots.
+    /// All planned memory except expert slots.
     pub fn fixed(&self) -> u64 {
         [self.scratch, self.kv].into_iter().fold(self.dense, u64::saturating_add)
     }
 
-    /// All but slots, with prompts in such chunks.
+    /// The memory of everything except slots, for chunks of this length.
     fn new(
         blueprint: &Blueprint,
         classes: &SlotClasses,
@@ -122,7 +122,7 @@ impl DevicePlan {
         }
     }
 
-    /// Divides what is left into slots.
+    /// Divides the rest of the budget into slots.
     fn give_slots(&mut self, classes: &SlotClasses, reserved: usize) -> Result<()> {
         let room = self.budget.checked_sub(self.fixed());
         let Some(slots) = room.and_then(|room| classes.divide_device(room)) else {
@@ -148,7 +148,7 @@ impl DevicePlan {
         Ok(())
     }
 
-    /// What conversations may hold in all.
+    /// The most memory that all conversations together may use.
     pub fn room(&self) -> u64 {
         self.budget.saturating_sub(self.total() - self.kv)
     }
@@ -196,34 +196,34 @@ pub enum ExpertMemory {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// What the process may use. The largest number where nobody knows.
+    /// The budget of the process; `u64::MAX` if unknown.
     pub budget: u64,
     /// Dense weights: attention, norms, routers, embeddings.
     pub dense: u64,
-    /// Keys and values of one conversation, as long as memory is set aside for.
+    /// The KV cache of one conversation of [`reserved`](Self::reserved) tokens.
     pub kv: u64,
     /// Buffers of the forward pass.
     pub scratch: u64,
-    /// The vocabulary as grammars see it, grammars, and requests, where a device computes: it copies from expert slots, so these
-    /// cannot lend any memory. Otherwise they do, and nothing is set aside.
+    /// With a device: memory for grammars, their vocabulary and requests. The device copies from expert slots, so these
+    /// cannot lend memory. Without a device they can, and nothing is reserved.
     pub requests: u64,
-    /// The process besides: program, tokenizer, tables of the file, stacks, and room to move.
+    /// The rest of the process: program, tokenizer, tables of the file, stacks, and headroom.
     pub process: u64,
     /// Expert slots.
     pub slot_bytes: u64,
-    /// Slots of each class.
+    /// The number of slots of each size.
     pub slots: Vec<usize>,
-    /// What slots for all experts would take.
+    /// Bytes of slots for all experts.
     pub experts: u64,
     /// The number of all experts.
     pub expert_count: usize,
-    /// Tokens that are computed together when a prompt is read.
+    /// Tokens per chunk of a prompt.
     pub chunk: usize,
-    /// The most tokens of a conversation.
+    /// The context length in tokens.
     pub context: usize,
-    /// Tokens of a conversation that memory is set aside for; beyond that it takes expert slots.
+    /// Tokens for which memory is reserved. A longer conversation takes memory from expert slots.
     pub reserved: usize,
-    /// What is in the memory of the device that computes, if it is not the processor.
+    /// The plan for the device's memory, if a device computes.
     pub device: Option<DevicePlan>,
 }
 
@@ -231,7 +231,7 @@ impl Plan {
     /// Divides the memory.
     ///
     /// # Errors
-    /// [`Error::Budget`] if it does not hold the fixed part and the experts that a token uses in one layer.
+    /// [`Error::Budget`] if memory does not suffice for the fixed part and the experts that a token uses in one layer.
     pub fn new(
         blueprint: &Blueprint,
         classes: &SlotClasses,
@@ -293,8 +293,8 @@ impl Plan {
         }
     }
 
-    /// Divides the device's memory, then the computer's. That holds the dense weights once more, and experts: as many as fit where the
-    /// device does not hold all, else a few slots through which they are uploaded.
+    /// Divides the device's memory, then RAM. RAM also has the dense weights, and experts: as many as fit if the device does
+    /// not hold all of them, otherwise a few slots through which they are uploaded.
     fn for_device(
         blueprint: &Blueprint,
         classes: &SlotClasses,
@@ -351,7 +351,7 @@ impl Plan {
         }
     }
 
-    /// The most bytes that slots may take.
+    /// The most bytes that slots may use.
     fn expert_limit(&self, wishes: &Wishes) -> u64 {
         match wishes.expert_memory {
             None => u64::MAX,
@@ -360,7 +360,7 @@ impl Plan {
         }
     }
 
-    /// The ledger that starts with it. Holders may have what is set aside for them, and what is left unused.
+    /// The ledger that starts with this plan. Accounts may use what is reserved for them and what is unused.
     pub(crate) fn ledger(&self, slots: Arc<dyn Lender>) -> Ledger {
         let unused = self.budget.saturating_sub(self.total());
         let computer = TierPlan {
@@ -382,27 +382,27 @@ impl Plan {
         Ledger::new(computer, device, slots)
     }
 
-    /// All of it. A sum beyond any memory stays at the largest number.
+    /// All planned memory, or `u64::MAX` if the sum is larger.
     pub fn total(&self) -> u64 {
         self.fixed().saturating_add(self.slot_bytes)
     }
 
-    /// All but the expert slots.
+    /// All planned memory except expert slots.
     pub fn fixed(&self) -> u64 {
         [self.kv, self.scratch, self.requests, self.process].into_iter().fold(self.dense, u64::saturating_add)
     }
 
-    /// Whether there is a slot for every expert.
+    /// Whether RAM has a slot for every expert.
     pub fn holds_all_experts(&self) -> bool {
         self.slots.iter().sum::<usize>() == self.expert_count
     }
 
-    /// Whether the device that computes has a slot for every expert.
+    /// Whether the device has a slot for every expert.
     pub fn device_holds_all_experts(&self) -> bool {
         self.device.as_ref().is_some_and(|device| device.slot_count() == self.expert_count)
     }
 
-    /// Whether experts move while tokens are computed: from the drive, or to a device.
+    /// Whether experts are read from the drive or uploaded to a device while tokens are computed.
     pub fn moves_experts(&self) -> bool {
         self.streams() || self.device.is_some() && !self.device_holds_all_experts()
     }
@@ -442,23 +442,23 @@ impl Plan {
     }
 }
 
-/// What is left to other programs where the caller sets no budget.
+/// The margin for other programs if the caller sets no budget.
 fn margin(available: u64) -> u64 {
     (available / 16).clamp(64 << 20, 2 << 30)
 }
 
-/// What the process takes besides the model.
+/// The memory of the process besides the model.
 fn process_bytes(machine: &Machine, budget: u64, caller: u64) -> u64 {
     machine.resident + headroom(budget) + caller.min(budget / 16)
 }
 
-/// Headroom for what cannot be counted before loading: stacks, the allocator's gaps, texts, page tables.
+/// Headroom for memory that cannot be counted before loading: stacks, gaps of the allocator, texts, page tables.
 fn headroom(budget: u64) -> u64 {
     (budget / 64).clamp(16 << 20, 256 << 20)
 }
 
-/// What one token reads when it is computed alone, as in decoding: a bound on its speed is the memory's bandwidth
-/// divided by this. Activations are not counted, for they stay in the processor's caches.
+/// The memory that one token reads when it is computed alone, as in generation. The memory bandwidth divided by this is an
+/// upper bound of the speed. Activations are not counted, because they stay in the CPU's caches.
 ///
 /// # Examples
 /// ```
@@ -473,14 +473,14 @@ fn headroom(budget: u64) -> u64 {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {
-    /// Dense weights: all but the rows of the embedding table that are other tokens'. The output matrix is
-    /// read once, also where it is the embedding table.
+    /// Dense weights, with only one row of the embedding table. The output matrix is
+    /// read once, also if it is the embedding table.
     pub dense: u64,
     /// The experts that the router chooses, in all layers.
     pub experts: u64,
-    /// Keys and values of one position, in their stored type, in the layers that see all positions.
+    /// Keys and values of one position, in the layers without a window.
     pub position: u64,
-    /// Keys and values that layers with a window see when it is full.
+    /// Keys and values of full windows, in the layers with a window.
     pub windows: u64,
     /// Recurrent states, which are read and written.
     pub recurrent: u64,
@@ -516,7 +516,7 @@ impl Traffic {
         traffic
     }
 
-    /// Bytes that a token reads when it attends to `positions` positions, its own among them, more than any window.
+    /// Bytes that a token reads if it attends to `positions` positions, including its own. Assumes that windows are full.
     pub fn bytes(&self, positions: u64) -> u64 {
         self.dense + self.experts + self.windows + self.recurrent + self.position * positions
     }
@@ -531,7 +531,7 @@ fn position_bytes(kv: &KvShape, precision: Precision) -> u64 {
     (kv.position() as u64).saturating_mul(cell)
 }
 
-/// Bytes of what a conversation of so many positions keeps, with all its marks.
+/// Bytes of the states of a conversation with this many positions, with all marks.
 fn conversation_bytes(blueprint: &Blueprint, precision: Precision, positions: u64) -> u64 {
     let layer = |shape: StateShape| match shape {
         StateShape::Attention(kv) => {
@@ -600,7 +600,10 @@ mod tests {
     #[test]
     fn a_refusal_says_what_to_change() {
         let message = plan().refusal(1 << 30, u64::MAX).to_string();
-        assert!(message.starts_with("needs 7.0 GiB of memory (dense weights 4.0 GiB, context"), "{message}");
+        assert!(
+            message.starts_with("7.0 GiB of memory is needed (dense weights 4.0 GiB, context"),
+            "{message}"
+        );
         assert!(
             message.contains("but 6.0 GiB is available; ask for a shorter context with Options::context"),
             "{message}"

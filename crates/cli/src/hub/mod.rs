@@ -68,8 +68,8 @@ impl Meant {
             }
         };
         bail!(
-            "there is no file {text:?}, and models of the hub have names such as OWNER/NAME:Q4_K_M: `forebay pull` \
-             downloads one, `forebay list` shows the downloaded ones{advice}"
+            "there is no file {text:?}; models of the hub have names such as OWNER/NAME:Q4_K_M: `forebay pull` downloads \
+             a model, `forebay list` shows the downloaded models{advice}"
         )
     }
 }

@@ -1,4 +1,4 @@
-//! `forebay inspect`: what is in a model file.
+//! `forebay inspect`: shows what is in a model file.
 
 mod portrait;
 
@@ -60,18 +60,18 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the metadata says about the model's size, where it says.
+/// The model's sizes, as far as the metadata has them.
 pub struct Summary<'a> {
     /// The family.
     pub architecture: Option<&'a str>,
-    /// The model's own name.
+    /// The model's name.
     pub name: Option<&'a str>,
     /// The number of weights.
     pub parameters: u64,
     layers: Option<u64>,
     experts: Option<u64>,
     experts_used: Option<u64>,
-    /// The most tokens that the model was made for.
+    /// The model's maximum context.
     pub context: Option<u64>,
 }
 
@@ -140,7 +140,7 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     let mut text = format!("{}\n\n", portrait.sentence());
     let mut row = |label: &str, value: Option<String>| {
         if let Some(value) = value {
-            text += &format!("{label:<14}{value}\n");
+            text += &format!("{label:<15}{value}\n");
         }
     };
     let count = |n: Option<u64>| n.map(|n| n.to_string());
@@ -180,7 +180,7 @@ fn as_text(file: &ModelFile, list_tensors: bool) -> String {
     text
 }
 
-/// How many tensors have types that Forebay does not know, and the numbers of those types; `None` if none has.
+/// The number of tensors with unknown types, and the numbers of those types; `None` if there are none.
 fn unknown_types(file: &ModelFile) -> Option<String> {
     let types: BTreeSet<u32> = file.unknown.iter().map(|t| t.type_id).collect();
     let types: Vec<_> = types.iter().map(u32::to_string).collect();
@@ -188,7 +188,7 @@ fn unknown_types(file: &ModelFile) -> Option<String> {
     (count > 0).then(|| format!("{} (tensors: {count}; sizes unknown)", types.join(", ")))
 }
 
-/// A number of parameters as model names have it: `27.8 M`, `30.5 B`.
+/// A number of parameters in the style of model names: `27.8 M`, `30.5 B`.
 pub fn parameters_text(count: u64) -> String {
     match count {
         0..1_000 => count.to_string(),

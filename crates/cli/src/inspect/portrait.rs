@@ -1,4 +1,4 @@
-//! What a model is, in words and sizes.
+//! Describes a model: one sentence, and the sizes of its parts.
 
 use forebay_engine::internals::format::{ModelFile, Value};
 use forebay_engine::{Bytes, Options, Prospect};
@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use super::{Summary, parameters_text};
 
-/// What tensors are for.
+/// The role of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Embeddings,
@@ -44,7 +44,7 @@ impl Role {
         }
     }
 
-    /// From the names that GGUF files and folders have.
+    /// The role of a tensor by its name in GGUF files or folders.
     fn of(tensor: &str) -> Role {
         let has = |parts: &[&str]| parts.iter().any(|part| tensor.contains(part));
         if has(&["norm"]) {
@@ -69,7 +69,7 @@ impl Role {
     }
 }
 
-/// Bytes of tensors of some kind, by type, the largest first.
+/// The tensors of a role: their bytes by type, largest first.
 struct Size {
     role: Role,
     bytes: u64,
@@ -77,7 +77,7 @@ struct Size {
     types: Vec<(&'static str, u64)>,
 }
 
-/// What running the model takes.
+/// What the model needs to run.
 struct Needs {
     bytes_per_token: u64,
     dense_per_token: u64,
@@ -87,13 +87,13 @@ struct Needs {
     vocabulary: usize,
 }
 
-/// What is told of a model besides its metadata.
+/// The description of a model besides its metadata.
 pub struct Portrait {
     sentence: String,
     sizes: Vec<Size>,
     tokenizer: Option<String>,
     template: Option<bool>,
-    /// Why it cannot be run, or what that takes; `None` where there are no weights.
+    /// What it needs to run, or why it cannot run; `None` without weights.
     needs: Option<Result<Needs, String>>,
 }
 
@@ -102,20 +102,20 @@ impl Portrait {
         let needs = has_weights(file).then(|| Needs::of(file).map_err(|error| error.to_string()));
         let template = match file.folder() {
             None => Some(file.metadata.str("tokenizer.chat_template").is_some()),
-            // Folders keep it in one of several files, which only opening the model finds.
+            // In folders it is in one of several files, which are read only when the model is opened.
             Some(_) => None,
         };
         Portrait { sentence: sentence(file), sizes: sizes(file), tokenizer: tokenizer(file), template, needs }
     }
 
-    /// What goes before the rows of a summary.
+    /// The sentence before the rows of a summary.
     pub fn sentence(&self) -> &str {
         &self.sentence
     }
 
     pub fn text(&self) -> String {
         let mut text = String::new();
-        let mut row = |name: &str, value: String| text += &format!("{name:<14}{value}\n");
+        let mut row = |name: &str, value: String| text += &format!("{name:<15}{value}\n");
         if let Some(tokenizer) = &self.tokenizer {
             row("tokenizer", tokenizer.clone());
         }
@@ -157,7 +157,7 @@ impl Portrait {
         text
     }
 
-    /// Adds it to the object of a summary.
+    /// Adds the description to the object of a summary.
     pub fn add_to(&self, object: &mut Json) {
         let roles = self.sizes.iter().map(|size| {
             let types: serde_json::Map<_, _> =
@@ -179,7 +179,7 @@ impl Portrait {
 
 impl Needs {
     fn of(file: &ModelFile) -> forebay_engine::Result<Needs> {
-        // Whether this machine has the memory is not the question.
+        // The result does not depend on the memory of this machine.
         let options = Options::default().memory(u64::MAX);
         let prospect = Prospect::new(file.path(), &options)?;
         let traffic = prospect.traffic();
@@ -240,7 +240,7 @@ fn sizes(file: &ModelFile) -> Vec<Size> {
     Role::ALL.map(size).into_iter().filter(|size| size.tensors > 0).collect()
 }
 
-/// What cuts texts into tokens, where the file says so.
+/// A description of the tokenizer, if the file has one.
 fn tokenizer(file: &ModelFile) -> Option<String> {
     let kind = match file.metadata.str("tokenizer.ggml.model")? {
         "gpt2" => "byte-level BPE",

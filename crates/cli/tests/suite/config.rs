@@ -89,7 +89,7 @@ fn what_is_wrong_in_a_file_is_named_with_its_line() {
         (
             "threads = 2\nmemry = 1\n",
             2,
-            "there is no setting \"memry\"; there are model, memory, expert-memory",
+            "there is no setting \"memry\"; the settings are model, memory, expert-memory",
         ),
         ("\n\nmemory = \"lots\"", 3, "memory = \"lots\": expected a size, such as 8G or 512M"),
         ("top_p = 2", 1, "top_p = 2: top_p is 2, but must be"),

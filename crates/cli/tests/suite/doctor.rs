@@ -120,7 +120,8 @@ fn wrong_calls_of_the_doctor_are_refused() {
 fn a_plan_predicts_a_range_and_what_would_help() {
     let model = demo_model();
     // A little more than the least that works, which depends on the size of the program itself.
-    let refused: Value = serde_json::from_str(&call(&["plan", &model, "--memory", "20M", "--json"]).stdout).unwrap();
+    let refused: Value =
+        serde_json::from_str(&call(&["plan", &model, "--memory", "20M", "--json"]).stdout).unwrap();
     let memory = (refused["least_memory"].as_u64().unwrap() + (2 << 20)).to_string();
     let plan = json(&["plan", &model, "--memory", &memory, "--heat", "off", "--json"]);
     assert_eq!(plan["streams"], true, "{plan}");
@@ -187,7 +188,7 @@ fn inspect_says_what_a_model_is_and_takes() {
          context up to 1024 tokens."
     );
     for expected in
-        ["tokenizer     byte-level BPE", "chat template included", "per token", "least memory", "sizes"]
+        ["tokenizer      byte-level BPE", "chat template  included", "per token", "least memory", "sizes"]
     {
         assert!(text.lines().any(|l| l.starts_with(expected)), "no {expected:?} in:\n{text}");
     }

@@ -100,13 +100,17 @@ fn flags_of_other_programs_are_explained() {
     for (args, instead) in [
         (
             &["run", "m.gguf", "-ngl", "99"][..],
-            "-ngl is not a flag of Forebay: Forebay does not split a model by layers",
+            "-ngl is not a flag of Forebay. It counts layers, but Forebay places single experts",
         ),
-        (&["serve", "--n-gpu-layers=99"], "--n-gpu-layers is not a flag of Forebay: "),
-        (&["bench", "-ot", "exps=CPU"], "-ot is not a flag of Forebay: Forebay places experts by itself"),
-        (&["run", "-fa", "on"], "-fa is not a flag of Forebay: "),
+        (&["serve", "--n-gpu-layers=99"], "--n-gpu-layers is not a flag of Forebay. "),
+        (&["bench", "-ot", "exps=CPU"], "-ot is not a flag of Forebay. Forebay decides by itself"),
+        (&["run", "-fa", "on"], "-fa is not a flag of Forebay. "),
         (&["run", "--mlock"], "--io chooses how"),
-        (&["serve", "-np", "4"], "use --parallel"),
+        (&["serve", "-np", "4"], "Use --parallel"),
+        (&["chat"], "chat is not a command of Forebay; `forebay run` answers a prompt"),
+        (&["show", "m.gguf"], "`forebay inspect` describes a model"),
+        (&["m.gguf", "-c", "9"], "m.gguf is not a command; `forebay run m.gguf` opens a chat"),
+        (&["OWNER/NAME:Q4_K_M"], "`forebay run OWNER/NAME:Q4_K_M` opens a chat"),
     ] {
         let message = call(args).failure(2);
         assert!(message.contains(instead), "{args:?}: {message}");
@@ -114,6 +118,33 @@ fn flags_of_other_programs_are_explained() {
     // In a text they are words like any others.
     call(&["run", "-p", "-ngl", "-n", "1"]).success();
     call(&["tokenize", &demo_model(), "--text", "--mlock"]).success();
+}
+
+#[test]
+fn mistaken_values_are_explained_in_plain_words() {
+    for (args, message) in [
+        (
+            &["run", "-n", "-1"][..],
+            "expected a whole number of 0 or more; for the default, leave the flag out",
+        ),
+        (
+            &["run", "--seed", "-1"],
+            "invalid value '-1' for '--seed <N>': expected a whole number of 0 or more",
+        ),
+        (&["run", "--top-k", "many"], "invalid value 'many' for '--top-k <K>': expected a whole number"),
+        (&["run", "--seed", "99999999999999999999"], "the number is too large"),
+        (&["run", "--temp", "hot"], "invalid value 'hot' for '--temp <T>': expected a number, such as 0.7"),
+        (&["serve", "--port", "x"], "--port"),
+        (&["run", "--temp", "-1"], "temperature is -1, but must be"),
+    ] {
+        let refusal = call(args).failure(2);
+        assert!(refusal.contains(message), "{args:?}: {refusal}");
+        assert!(!refusal.contains("digit") && !refusal.contains("literal"), "{args:?}: {refusal}");
+    }
+    let unknown = call(&["run", "--warp", "9"]).stderr;
+    assert!(unknown.contains("unexpected argument '--warp'") && !unknown.contains("tip:"), "{unknown}");
+    let misspelt = call(&["run", "--memry", "9G"]).stderr;
+    assert!(misspelt.contains("a similar argument exists: '--memory'"), "{misspelt}");
 }
 
 #[test]

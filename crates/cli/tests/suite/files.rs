@@ -21,14 +21,14 @@ fn inspect_json(path: &str, more: &[&str]) -> Value {
 fn inspect_tells_what_is_in_the_demo() {
     let text = call(&["inspect", &demo_model()]).success();
     for line in [
-        "architecture  qwen3moe",
-        "name          Tales qwen3moe",
-        "parameters    27.8 M",
-        "size          16.5 MiB",
-        "layers        8",
-        "experts       16",
-        "experts used  4",
-        "context       1024",
+        "architecture   qwen3moe",
+        "name           Tales qwen3moe",
+        "parameters     27.8 M",
+        "size           16.5 MiB",
+        "layers         8",
+        "experts        16",
+        "experts used   4",
+        "context        1024",
         "  tokenizer.ggml.tokens = 4096 strings",
         "  qwen3moe.attention.layer_norm_rms_epsilon = 1e-6",
     ] {
@@ -82,7 +82,7 @@ fn inspect_works_on_vocabularies() {
         assert_eq!((&object["tensors"], &object["parameters"]), (&0.into(), &0.into()), "{}", path.display());
         assert_eq!(object["bytes"], std::fs::metadata(&path).unwrap().len());
         assert!(object["architecture"].is_string() && object["experts"].is_null());
-        assert!(call(&["inspect", &text(&path), "--tensors"]).success().contains("tensors       0\n"));
+        assert!(call(&["inspect", &text(&path), "--tensors"]).success().contains("tensors        0\n"));
     }
 }
 
@@ -109,9 +109,9 @@ fn inspect_works_on_types_that_it_does_not_know() {
     let path = text(&path);
     let lines = call(&["inspect", &path, "--tensors"]).success();
     for line in [
-        "parameters    160",
-        "tensors       2",
-        "unknown types 142 (tensors: 1; sizes unknown)",
+        "parameters     160",
+        "tensors        2",
+        "unknown types  142 (tensors: 1; sizes unknown)",
         "  blk.0.attn_q.weight                      type 142 [16, 8]              unknown size",
     ] {
         assert!(lines.lines().any(|l| l == line), "no line {line:?} in:\n{lines}");

@@ -478,8 +478,8 @@ fn a_word_that_is_no_model_is_told_what_models_are_called() {
     let error = call(&["run", "some-model:8b", "-p", "x"]).failure(1);
     assert_eq!(
         error,
-        "there is no file \"some-model:8b\", and models of the hub have names such as OWNER/NAME:Q4_K_M: `forebay pull` \
-         downloads one, `forebay list` shows the downloaded ones"
+        "there is no file \"some-model:8b\"; models of the hub have names such as OWNER/NAME:Q4_K_M: `forebay pull` \
+         downloads a model, `forebay list` shows the downloaded models"
     );
     call(&["pull", REPO]).success();
     let similar = format!("Downloaded under a similar name: {}", named("Q4_K_M"));

@@ -78,7 +78,7 @@ fn piped_text_follows_the_prompt_after_a_blank_line() {
 #[test]
 fn an_empty_prompt_is_refused() {
     for outcome in [call(&["run"]), call(&["run", "-p", ""]), call_with_input(&["run"], b"\n")] {
-        assert!(outcome.failure(2).starts_with("the prompt is empty: give one with -p"));
+        assert!(outcome.failure(2).starts_with("the prompt is empty: give one after the model, with -p"));
     }
 }
 

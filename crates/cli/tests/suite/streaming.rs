@@ -97,7 +97,7 @@ fn a_budget_that_cannot_work_says_which_flag_to_change() {
 fn more_memory_than_there_is_may_be_planned_with_but_not_used() {
     let message = call(&["run", &demo_model(), "-p", "x", "--memory", "999T"]).failure(1);
     assert!(
-        message.starts_with("needs 999.0 TiB of memory") && message.contains("set --memory lower"),
+        message.starts_with("999.0 TiB of memory is needed") && message.contains("set --memory lower"),
         "{message}"
     );
     let plan = json(&["plan", &demo_model(), "--memory", "999T", "--no-probe", "--json"]);

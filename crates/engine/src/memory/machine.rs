@@ -420,7 +420,8 @@ mod tests {
         }
         let refusal = machine.check_budget(999 << 30).unwrap_err().to_string();
         assert!(
-            refusal.starts_with("needs 999.0 GiB of memory (the budget, Options::memory), but 24.0 GiB is"),
+            refusal
+                .starts_with("999.0 GiB of memory is needed (the budget, Options::memory), but 24.0 GiB is"),
             "{refusal}"
         );
         // If the total is unknown, no budget is refused.

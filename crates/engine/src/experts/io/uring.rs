@@ -50,13 +50,14 @@ pub(super) fn start(
     };
     ring.submitter().register_files(&source.files().iter().flat_map(both).collect::<Vec<_>>())?;
     let (registered, how_buffers) = match register(&ring, buffers) {
-        Ok(registered) => (registered, "registered buffers".into()),
+        Ok(registered) if registered.is_empty() => (registered, String::new()),
+        Ok(registered) => (registered, ", registered buffers".into()),
         Err(e) if e.kind() == io::ErrorKind::OutOfMemory => {
-            (Vec::new(), "buffers not registered (the limit on locked memory is too low: ulimit -l)".into())
+            (Vec::new(), ", buffers not registered (the limit on locked memory is too low: ulimit -l)".into())
         }
-        Err(reason) => (Vec::new(), format!("buffers not registered ({reason})")),
+        Err(reason) => (Vec::new(), format!(", buffers not registered ({reason})")),
     };
-    let how = format!("io_uring, {}, {how_buffers}", source.describe());
+    let how = format!("io_uring, {}{how_buffers}", source.describe());
 
     let wake_event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let queue = Arc::new(Queue::new(drives, depth, on_done));
@@ -102,7 +103,7 @@ fn register(ring: &IoUring, buffers: &[(*mut u8, usize)]) -> io::Result<Vec<Rang
     let mut parts: Vec<_> = buffers.iter().flat_map(cut).collect();
     parts.sort_by_key(|part| part.iov_base.addr());
     if parts.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "none given"));
+        return Ok(Vec::new());
     }
     // SAFETY: the kernel takes the pages at these addresses, or refuses addresses that are not this process's memory.
     // It writes to them only in reads that are submitted later, under the contract of `Reader::submit`.
